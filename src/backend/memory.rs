@@ -1,0 +1,379 @@
+//! A ledger in this process's memory: for tests, and for those who only need what one process sees.
+//!
+//! It keeps the whole contract except durability: what it knows ends with the process.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+
+use crate::clock::{Clock, SystemClock, Time};
+use crate::error::{Error, Result};
+use crate::id::{Aggregate, EventId, Scope, Tenant};
+use crate::ledger::transition::{Head, Row};
+use crate::ledger::{
+    Audit, Capabilities, Claim, Cursor, CursorParts, Entry, Extend, Filter, Finding, Identity, Intervene,
+    Intervened, Key, Ledger, Level, Outcome, Page, Rows, Settings, Settle, Settled, Stat, State, SweepTerms,
+    Swept, Token, Week, claim_rows, extend_rows, intervene_rows, may_sweep, settle_rows,
+};
+
+/// A ledger in memory. Clones share it.
+#[derive(Debug, Clone)]
+pub struct MemoryLedger {
+    store: Arc<Mutex<Store>>,
+    settings: Settings,
+}
+
+#[derive(Debug, Clone)]
+struct Store {
+    clock: Arc<dyn Clock>,
+    scopes: Vec<(Option<Tenant>, Scope, Time)>,
+    scope_numbers: HashMap<(Option<Tenant>, Scope), i32>,
+    rows: BTreeMap<Key, Row>,
+    /// Open entries whose week was dropped.
+    kept: BTreeMap<Key, Row>,
+    heads: HashMap<(i32, Aggregate), Head>,
+    weeks: BTreeMap<Week, Time>,
+    dropped: BTreeMap<Week, Time>,
+    audit: Vec<Audit>,
+    token: i64,
+}
+
+impl Default for MemoryLedger {
+    fn default() -> Self {
+        MemoryLedger::new(Settings::default())
+    }
+}
+
+impl MemoryLedger {
+    /// An empty ledger on the machine's clock.
+    pub fn new(settings: Settings) -> Self {
+        MemoryLedger::with_clock(settings, Arc::new(SystemClock))
+    }
+
+    /// An empty ledger on a clock of your own.
+    pub fn with_clock(settings: Settings, clock: Arc<dyn Clock>) -> Self {
+        let store = Store {
+            clock,
+            scopes: Vec::new(),
+            scope_numbers: HashMap::new(),
+            rows: BTreeMap::new(),
+            kept: BTreeMap::new(),
+            heads: HashMap::new(),
+            weeks: BTreeMap::from([(Week::TIMELESS, Time::default())]),
+            dropped: BTreeMap::new(),
+            audit: Vec::new(),
+            token: 0,
+        };
+        MemoryLedger { store: Arc::new(Mutex::new(store)), settings }
+    }
+
+    /// The same ledger as another process would open it: its rows, with settings of its own.
+    #[must_use]
+    pub fn with_settings(&self, settings: Settings) -> Self {
+        MemoryLedger { store: Arc::clone(&self.store), settings }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Store> {
+        self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens a transaction: claims made in it appear all at once when it commits, and not at all if it is dropped.
+    ///
+    /// It holds the whole ledger until then, as there is no other writer to wait for in one process.
+    pub fn begin(&self) -> MemoryTransaction<'_> {
+        let store = self.lock();
+        let draft = store.clone();
+        MemoryTransaction { store, draft, settings: &self.settings }
+    }
+}
+
+/// A transaction on a [`MemoryLedger`].
+#[derive(Debug)]
+pub struct MemoryTransaction<'l> {
+    store: MutexGuard<'l, Store>,
+    draft: Store,
+    settings: &'l Settings,
+}
+
+impl MemoryTransaction<'_> {
+    /// Claims events in this transaction.
+    pub fn claim(&mut self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
+        claim_rows(&mut self.draft, claims, self.settings)
+    }
+
+    /// Makes it so.
+    pub fn commit(mut self) {
+        *self.store = self.draft;
+    }
+}
+
+impl Rows for Store {
+    fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    fn scope(&mut self, tenant: Option<&Tenant>, scope: &Scope) -> Result<(i32, Time)> {
+        let key = (tenant.cloned(), scope.clone());
+        if let Some(number) = self.scope_numbers.get(&key) {
+            return Ok((*number, self.scopes[*number as usize].2));
+        }
+        let number = self.scopes.len() as i32;
+        let now = self.now();
+        self.scopes.push((key.0.clone(), key.1.clone(), now));
+        self.scope_numbers.insert(key, number);
+        Ok((number, now))
+    }
+
+    fn token(&mut self) -> Result<Token> {
+        self.token += 1;
+        Ok(Token(self.token))
+    }
+
+    fn dropped(&mut self, week: Week) -> Result<Option<Time>> {
+        Ok(self.dropped.get(&week).copied())
+    }
+
+    fn make_week(&mut self, week: Week) -> Result<()> {
+        let now = self.now();
+        self.weeks.insert(week, now);
+        Ok(())
+    }
+
+    fn weeks(&mut self, week: Week) -> Result<(usize, bool)> {
+        Ok((self.weeks.len(), self.weeks.contains_key(&week)))
+    }
+
+    fn row(&mut self, key: &Key) -> Result<Option<Row>> {
+        Ok(self.rows.get(key).or_else(|| self.kept.get(key)).cloned())
+    }
+
+    fn put(&mut self, key: &Key, row: &Row) -> Result<()> {
+        let now = self.now();
+        if let Some(kept) = self.kept.get_mut(key) {
+            *kept = row.clone();
+            return Ok(());
+        }
+        self.weeks.insert(key.week, now);
+        self.rows.insert(key.clone(), row.clone());
+        Ok(())
+    }
+
+    fn delete(&mut self, key: &Key) -> Result<()> {
+        self.rows.remove(key);
+        self.kept.remove(key);
+        Ok(())
+    }
+
+    fn head(&mut self, scope: i32, aggregate: &Aggregate) -> Result<Option<Head>> {
+        Ok(self.heads.get(&(scope, aggregate.clone())).cloned())
+    }
+
+    fn put_head(&mut self, scope: i32, aggregate: &Aggregate, head: &Head) -> Result<()> {
+        self.heads.insert((scope, aggregate.clone()), head.clone());
+        Ok(())
+    }
+
+    fn audit(&mut self, intervene: &Intervene) -> Result<()> {
+        let at = self.now();
+        self.audit.push(Audit {
+            at,
+            by: intervene.by.clone(),
+            what: intervene.what.name().to_owned(),
+            identity: intervene.identity.to_string(),
+            why: intervene.why.clone(),
+        });
+        Ok(())
+    }
+}
+
+impl Store {
+    fn entry(&self, key: &Key, row: &Row) -> Result<Entry> {
+        let (tenant, scope, _) = &self.scopes[key.scope as usize];
+        let id = EventId::from_key(&key.id)?;
+        let identity = Identity { tenant: tenant.clone(), scope: scope.clone(), id };
+        Ok(row.clone().entry(identity, key.week))
+    }
+
+    fn sweep(&mut self, terms: SweepTerms) -> Swept {
+        let now = self.now();
+        let cutoff = now.minus(terms.retention);
+        let mut swept = Swept::default();
+        for row in self.rows.values_mut().chain(self.kept.values_mut()) {
+            if row.is_overdue(now) {
+                row.state = State::Lost;
+                row.note = Some("its end was never reported".into());
+                swept.lost += 1;
+            }
+        }
+        let timeless: Vec<Key> = self
+            .rows
+            .iter()
+            .filter(|(key, row)| key.week.is_timeless() && may_sweep(row, cutoff))
+            .map(|(key, _)| key.clone())
+            .collect();
+        swept.rows = timeless.len() as u64;
+        for key in &timeless {
+            self.rows.remove(key);
+        }
+        let old: Vec<Week> = self
+            .weeks
+            .iter()
+            .filter(|(week, touched)| !week.is_timeless() && **touched < cutoff && week.start() < cutoff)
+            .map(|(week, _)| *week)
+            .collect();
+        for week in old {
+            let rows: Vec<(Key, Row)> = self.rows.extract_if(.., |key, _| key.week == week).collect();
+            swept.weeks.push((week, rows.len() as u64));
+            let open: Vec<_> = rows.into_iter().filter(|(_, row)| row.state.is_open()).collect();
+            swept.held += open.len() as u64;
+            self.kept.extend(open);
+            self.weeks.remove(&week);
+            self.dropped.insert(week, now);
+        }
+        swept
+    }
+}
+
+#[async_trait]
+impl Ledger for MemoryLedger {
+    async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
+        claim_rows(&mut *self.lock(), claims, &self.settings)
+    }
+
+    async fn settle(&self, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
+        settle_rows(&mut *self.lock(), settles, &self.settings)
+    }
+
+    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Settled>> {
+        extend_rows(&mut *self.lock(), extends)
+    }
+
+    async fn get(&self, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>> {
+        let week = Week::route(self.settings.identity, &identity.id, time)?;
+        let mut store = self.lock();
+        let Some(scope) =
+            store.scope_numbers.get(&(identity.tenant.clone(), identity.scope.clone())).copied()
+        else {
+            return Ok(None);
+        };
+        let key = Key { week, scope, id: identity.id.key().into_owned() };
+        let row = store.row(&key)?;
+        row.map(|row| store.entry(&key, &row)).transpose()
+    }
+
+    async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
+        let after = after.map(|cursor| CursorParts::decode(&cursor.0)).transpose()?;
+        let after = match after {
+            Some(parts) => {
+                Some(Key { week: Week::from_number(parts.week)?, scope: parts.scope, id: parts.key })
+            }
+            None => None,
+        };
+        let store = self.lock();
+        let now = store.now();
+        let mut all: BTreeMap<&Key, &Row> = store.rows.iter().collect();
+        all.extend(&store.kept);
+        let mut entries = Vec::new();
+        let mut next = None;
+        let mut last = None;
+        for (key, row) in all {
+            if after.as_ref().is_some_and(|after| key <= after) {
+                continue;
+            }
+            let entry = store.entry(key, row)?;
+            if !filter.matches(&entry, row.is_overdue(now)) {
+                continue;
+            }
+            if entries.len() == limit {
+                next = last.map(|key: &Key| {
+                    CursorParts { week: key.week.number(), scope: key.scope, key: key.id.clone() }.encode()
+                });
+                break;
+            }
+            entries.push(entry);
+            last = Some(key);
+        }
+        Ok(Page { entries, next })
+    }
+
+    async fn stat(&self) -> Result<Stat> {
+        let store = self.lock();
+        let now = store.now();
+        let mut counts: BTreeMap<(i32, State), u64> = BTreeMap::new();
+        let mut held = 0;
+        for (key, row) in store.rows.iter().chain(&store.kept) {
+            let state = if row.is_overdue(now) { State::Lost } else { row.state };
+            *counts.entry((key.scope, state)).or_default() += 1;
+            held += u64::from(row.body.is_some());
+        }
+        let counts = counts.into_iter().map(|((number, state), count)| {
+            let (tenant, scope, _) = &store.scopes[number as usize];
+            (tenant.clone(), scope.clone(), state, count)
+        });
+        Ok(Stat {
+            now,
+            counts: counts.collect(),
+            weeks: store.weeks.keys().copied().collect(),
+            dropped: store.dropped.iter().map(|(week, at)| (*week, *at)).collect(),
+            held,
+        })
+    }
+
+    async fn intervene(&self, intervene: &Intervene) -> Result<Intervened> {
+        intervene_rows(&mut *self.lock(), intervene, &self.settings)
+    }
+
+    async fn audit(&self, limit: usize) -> Result<Vec<Audit>> {
+        Ok(self.lock().audit.iter().rev().take(limit).cloned().collect())
+    }
+
+    async fn sweep(&self, terms: SweepTerms) -> Result<Swept> {
+        let mut store = self.lock();
+        if terms.dry_run {
+            return Ok(store.clone().sweep(terms));
+        }
+        Ok(store.sweep(terms))
+    }
+
+    async fn check(&self) -> Result<Vec<Finding>> {
+        Ok(vec![Finding {
+            level: Level::Warning,
+            check: "durability",
+            message: "this ledger lives in memory: what it knows ends with the process".into(),
+        }])
+    }
+
+    async fn now(&self) -> Result<Time> {
+        Ok(self.lock().now())
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { backend: "memory", durable: false, shared: false, transactional: true }
+    }
+
+    fn settings(&self) -> &Settings {
+        &self.settings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dropped_transaction_leaves_nothing() {
+        let ledger = MemoryLedger::default();
+        let identity = Identity::new(Scope::new("s").unwrap(), EventId::new("e").unwrap());
+        let claim = Claim::new(identity, crate::ledger::Mode::Done);
+        let mut tx = ledger.begin();
+        assert!(tx.claim(std::slice::from_ref(&claim)).unwrap()[0].as_ref().unwrap().is_claimed());
+        drop(tx);
+        let mut tx = ledger.begin();
+        assert!(tx.claim(std::slice::from_ref(&claim)).unwrap()[0].as_ref().unwrap().is_claimed());
+        tx.commit();
+        let mut tx = ledger.begin();
+        let other = Claim { nonce: crate::ledger::Nonce::random(), ..claim };
+        assert!(!tx.claim(&[other]).unwrap()[0].as_ref().unwrap().is_claimed());
+    }
+}

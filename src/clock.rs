@@ -1,0 +1,109 @@
+//! Time. A ledger decides by its own clock only: the database's where there is a server, and a [`Clock`] where the
+//! ledger lives in this process or in a file of this machine.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::error::{Error, Result};
+
+/// A moment in UTC, in microseconds since 1970: what every backend can store exactly.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Time(i64);
+
+impl Time {
+    /// From microseconds since 1970-01-01T00:00:00Z.
+    pub const fn from_micros(micros: i64) -> Self {
+        Time(micros)
+    }
+
+    /// From milliseconds since 1970-01-01T00:00:00Z.
+    pub const fn from_millis(millis: i64) -> Self {
+        Time(millis.saturating_mul(1000))
+    }
+
+    /// Microseconds since 1970-01-01T00:00:00Z.
+    pub const fn as_micros(self) -> i64 {
+        self.0
+    }
+
+    /// This moment plus a duration, saturating.
+    #[must_use]
+    pub fn plus(self, duration: Duration) -> Self {
+        Time(self.0.saturating_add(i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)))
+    }
+
+    /// This moment minus a duration, saturating.
+    #[must_use]
+    pub fn minus(self, duration: Duration) -> Self {
+        Time(self.0.saturating_sub(i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)))
+    }
+
+    /// How long after `earlier` this is; zero if it is not.
+    pub fn since(self, earlier: Time) -> Duration {
+        Duration::from_micros(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
+    }
+
+    /// Reads an RFC 3339 time.
+    ///
+    /// ```
+    /// use hapax::Time;
+    /// assert_eq!(Time::parse("1970-01-01T00:00:01Z").unwrap(), Time::from_millis(1000));
+    /// assert!(Time::parse("yesterday").is_err());
+    /// ```
+    pub fn parse(text: &str) -> Result<Self> {
+        text.parse::<jiff::Timestamp>()
+            .map(|t| Time(t.as_microsecond()))
+            .map_err(|e| Error::invalid("time", format!("{text:?} is not an RFC 3339 time ({e})")))
+    }
+}
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match jiff::Timestamp::from_microsecond(self.0) {
+            Ok(t) => t.fmt(f),
+            Err(_) => write!(f, "{}us", self.0),
+        }
+    }
+}
+
+/// Where an in-process ledger takes its time from.
+pub trait Clock: fmt::Debug + Send + Sync + 'static {
+    /// The present.
+    fn now(&self) -> Time;
+}
+
+/// The machine's clock.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    #[expect(clippy::disallowed_methods, reason = "the one place that reads the machine's clock")]
+    fn now(&self) -> Time {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Time(i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
+    }
+}
+
+/// A clock that moves only when told to, for tests.
+#[derive(Debug, Clone)]
+pub struct ManualClock(Arc<AtomicI64>);
+
+impl ManualClock {
+    /// Starts at `now`.
+    pub fn new(now: Time) -> Self {
+        ManualClock(Arc::new(AtomicI64::new(now.0)))
+    }
+
+    /// Moves on.
+    pub fn advance(&self, by: Duration) {
+        self.0.fetch_add(i64::try_from(by.as_micros()).unwrap_or(i64::MAX), Ordering::SeqCst);
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Time {
+        Time(self.0.load(Ordering::SeqCst))
+    }
+}

@@ -1,0 +1,174 @@
+//! One error type, by meaning. Drivers' errors are boxed as sources; a duplicate is never an error
+//! (see [`Outcome`](crate::ledger::Outcome)).
+
+use std::error::Error as StdError;
+
+/// A boxed driver error.
+pub type Source = Box<dyn StdError + Send + Sync + 'static>;
+/// The result of every fallible call.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong, told by what a caller can do about it. Each variant has a page in `docs/errors/`,
+/// named after its [`code`](Error::code).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The input breaks a rule. Nothing was changed.
+    #[error("{what} is invalid: {problem}")]
+    Invalid {
+        /// Which input.
+        what: &'static str,
+        /// What is wrong with it and what the limit is.
+        problem: String,
+    },
+    /// A setting is missing, unknown or impossible.
+    #[error("configuration: {0}")]
+    Config(String),
+    /// The ledger cannot be reached or did not answer. The effect of the call is unknown only where its docs say so.
+    #[error("the ledger is unavailable: {what}")]
+    Unavailable {
+        /// What was being done.
+        what: String,
+        /// The driver's error.
+        #[source]
+        source: Option<Source>,
+    },
+    /// Someone else's transaction was in the way (serialization failure, deadlock, lock timeout, a busy database
+    /// file). Nothing was changed; do the whole transaction again.
+    #[error("contention on the ledger: {what}")]
+    Contended {
+        /// What was being done.
+        what: String,
+        /// The driver's error.
+        #[source]
+        source: Option<Source>,
+    },
+    /// The week an id belongs to is being made. Roll back and try again.
+    #[error("the ledger has no partition yet for the week of {monday}; it is being made, try again")]
+    WeekMissing {
+        /// The Monday the week starts on.
+        monday: String,
+    },
+    /// The token is not the one that holds the lease any more. Nothing was changed.
+    #[error("the lease was lost: {what}")]
+    Fenced {
+        /// Whose lease, and what the entry is now.
+        what: String,
+    },
+    /// An expectation did not hold.
+    #[error("conflict: expected {expected}, found {actual}")]
+    Conflict {
+        /// What the caller expected.
+        expected: String,
+        /// What is there.
+        actual: String,
+    },
+    /// The ledger refuses writes: read-only, missing privileges or a full disk. Nothing was changed.
+    #[error("the ledger refused the write: {what}")]
+    Refused {
+        /// Why.
+        what: String,
+        /// The driver's error.
+        #[source]
+        source: Option<Source>,
+    },
+    /// The schema is missing, older or newer than this build understands.
+    #[error("ledger schema: {0}")]
+    Schema(String),
+    /// This backend or build cannot do that.
+    #[error("unsupported: {0}")]
+    Unsupported(String),
+    /// Stored data makes no sense.
+    #[error("the ledger holds data that makes no sense: {0}")]
+    Corrupt(String),
+    /// There is no such entry.
+    #[error("not found: {0}")]
+    NotFound(String),
+}
+
+impl Error {
+    /// A stable word for this kind of error; `docs/errors/<code>.md` explains it.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Error::Invalid { .. } => "invalid",
+            Error::Config(_) => "config",
+            Error::Unavailable { .. } => "unavailable",
+            Error::Contended { .. } => "contended",
+            Error::WeekMissing { .. } => "week-missing",
+            Error::Fenced { .. } => "fenced",
+            Error::Conflict { .. } => "conflict",
+            Error::Refused { .. } => "refused",
+            Error::Schema(_) => "schema",
+            Error::Unsupported(_) => "unsupported",
+            Error::Corrupt(_) => "corrupt",
+            Error::NotFound(_) => "not-found",
+        }
+    }
+
+    /// Whether the same call may succeed later without anyone changing anything.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Error::Unavailable { .. } | Error::Contended { .. } | Error::WeekMissing { .. })
+    }
+
+    /// An [`Error::Invalid`].
+    pub fn invalid(what: &'static str, problem: impl Into<String>) -> Self {
+        Error::Invalid { what, problem: problem.into() }
+    }
+
+    /// An [`Error::Unavailable`] with its cause.
+    pub fn unavailable(what: impl Into<String>, source: impl Into<Source>) -> Self {
+        Error::Unavailable { what: what.into(), source: Some(source.into()) }
+    }
+
+    /// The whole chain in one line, for logs and people: each cause once.
+    pub fn chain(&self) -> String {
+        let mut text = self.to_string();
+        let mut next = self.source();
+        while let Some(cause) = next {
+            let cause_text = cause.to_string();
+            if !text.ends_with(&cause_text) {
+                text.push_str(": ");
+                text.push_str(&cause_text);
+            }
+            next = cause.source();
+        }
+        text
+    }
+}
+
+impl Error {
+    /// The same error for another waiter of the same batch; the cause becomes its text.
+    pub(crate) fn copy(&self) -> Error {
+        let cause = |source: &Option<Source>| {
+            source.as_ref().map(|s| -> Source {
+                let mut text = s.to_string();
+                let mut next = s.source();
+                while let Some(cause) = next {
+                    text = format!("{text}: {cause}");
+                    next = cause.source();
+                }
+                text.into()
+            })
+        };
+        match self {
+            Error::Invalid { what, problem } => Error::Invalid { what, problem: problem.clone() },
+            Error::Config(text) => Error::Config(text.clone()),
+            Error::Unavailable { what, source } => {
+                Error::Unavailable { what: what.clone(), source: cause(source) }
+            }
+            Error::Contended { what, source } => {
+                Error::Contended { what: what.clone(), source: cause(source) }
+            }
+            Error::WeekMissing { monday } => Error::WeekMissing { monday: monday.clone() },
+            Error::Fenced { what } => Error::Fenced { what: what.clone() },
+            Error::Conflict { expected, actual } => {
+                Error::Conflict { expected: expected.clone(), actual: actual.clone() }
+            }
+            Error::Refused { what, source } => Error::Refused { what: what.clone(), source: cause(source) },
+            Error::Schema(text) => Error::Schema(text.clone()),
+            Error::Unsupported(text) => Error::Unsupported(text.clone()),
+            Error::Corrupt(text) => Error::Corrupt(text.clone()),
+            Error::NotFound(text) => Error::NotFound(text.clone()),
+        }
+    }
+}

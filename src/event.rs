@@ -1,0 +1,314 @@
+//! The event: the fact itself, as it travels the whole path.
+
+use std::fmt;
+
+use bytes::Bytes;
+use serde_json::value::RawValue;
+use sha2::{Digest, Sha256};
+
+use crate::clock::Time;
+use crate::error::{Error, Result};
+use crate::id::{Aggregate, EventId, IdChain, Kind, Tenant, Topic};
+
+/// A fact with an id. Cloning shares payload, headers and names.
+///
+/// ```
+/// use hapax::{Event, EventId};
+/// let event = Event::new(EventId::new("order-17-paid").unwrap()).payload(r#"{"amount": 7}"#);
+/// assert_eq!(event.id.to_string(), "order-17-paid");
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Event {
+    /// What identifies it, within tenant and scope.
+    pub id: EventId,
+    /// When it happened, by its producer. Never decides anything unless a ledger is told to trust it.
+    pub time: Option<Time>,
+    /// What kind of fact it is.
+    pub kind: Option<Kind>,
+    /// The thing whose events are ordered.
+    pub aggregate: Option<Aggregate>,
+    /// Its number within the aggregate.
+    pub seq: Option<u64>,
+    /// Whose data it is.
+    pub tenant: Option<Tenant>,
+    /// Its content.
+    pub payload: Bytes,
+    /// Headers as they came.
+    pub headers: Headers,
+    /// W3C trace context, if the producer sent one.
+    pub trace: Option<TraceContext>,
+    /// The record it came from.
+    pub origin: Option<Origin>,
+}
+
+impl Event {
+    /// An event with an id and nothing else.
+    pub fn new(id: EventId) -> Self {
+        Event {
+            id,
+            time: None,
+            kind: None,
+            aggregate: None,
+            seq: None,
+            tenant: None,
+            payload: Bytes::new(),
+            headers: Headers::default(),
+            trace: None,
+            origin: None,
+        }
+    }
+
+    /// An event from a record, its id found by `chain`. A `traceparent` header is understood.
+    pub fn from_record(
+        chain: &IdChain,
+        headers: Headers,
+        payload: impl Into<Bytes>,
+        origin: Option<Origin>,
+    ) -> Result<Self> {
+        let payload = payload.into();
+        let id = chain.find(&headers, &payload, origin.as_ref())?;
+        let trace = headers.get("traceparent").and_then(|value| TraceContext::parse(value).ok());
+        Ok(Event { payload, headers, trace, origin, ..Event::new(id) })
+    }
+
+    /// Sets the logical time.
+    #[must_use]
+    pub fn time(mut self, time: Time) -> Self {
+        self.time = Some(time);
+        self
+    }
+
+    /// Sets the kind.
+    #[must_use]
+    pub fn kind(mut self, kind: Kind) -> Self {
+        self.kind = Some(kind);
+        self
+    }
+
+    /// Sets aggregate and number within it.
+    #[must_use]
+    pub fn seq(mut self, aggregate: Aggregate, seq: u64) -> Self {
+        self.aggregate = Some(aggregate);
+        self.seq = Some(seq);
+        self
+    }
+
+    /// Sets the tenant.
+    #[must_use]
+    pub fn tenant(mut self, tenant: Tenant) -> Self {
+        self.tenant = Some(tenant);
+        self
+    }
+
+    /// Sets the payload.
+    #[must_use]
+    pub fn payload(mut self, payload: impl Into<Bytes>) -> Self {
+        self.payload = payload.into();
+        self
+    }
+
+    /// Sets where it came from.
+    #[must_use]
+    pub fn origin(mut self, origin: Origin) -> Self {
+        self.origin = Some(origin);
+        self
+    }
+
+    /// The hash of the immutable part: kind, aggregate, seq and payload. See [`Fingerprint`].
+    pub fn fingerprint(&self) -> Fingerprint {
+        Fingerprint::of(self.kind.as_ref(), self.aggregate.as_ref(), self.seq, &self.payload)
+    }
+}
+
+/// The record an event came from.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Origin {
+    /// The topic.
+    pub topic: Topic,
+    /// The partition.
+    pub partition: i32,
+    /// The offset within it.
+    pub offset: i64,
+}
+
+impl Origin {
+    /// Topic, partition and offset.
+    pub fn new(topic: Topic, partition: i32, offset: i64) -> Self {
+        Origin { topic, partition, offset }
+    }
+}
+
+/// Headers in their order, names possibly repeated, values as bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Headers(std::sync::Arc<Vec<(String, Bytes)>>);
+
+impl Headers {
+    /// The first value under a name. Names are compared as they are.
+    pub fn get(&self, name: &str) -> Option<&[u8]> {
+        self.0.iter().find(|(n, _)| n == name).map(|(_, value)| &value[..])
+    }
+
+    /// All headers, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.0.iter().map(|(name, value)| (name.as_str(), &value[..]))
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl<N: Into<String>, V: Into<Bytes>> FromIterator<(N, V)> for Headers {
+    fn from_iter<I: IntoIterator<Item = (N, V)>>(iter: I) -> Self {
+        Headers(std::sync::Arc::new(iter.into_iter().map(|(n, v)| (n.into(), v.into())).collect()))
+    }
+}
+
+/// W3C trace context of the producer (`traceparent`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TraceContext {
+    /// The trace.
+    pub trace_id: u128,
+    /// The producer's span.
+    pub span_id: u64,
+    /// Flags; bit 0 is "sampled".
+    pub flags: u8,
+}
+
+impl TraceContext {
+    /// Reads a `traceparent` value.
+    pub fn parse(value: &[u8]) -> Result<Self> {
+        let bad = || Error::invalid("traceparent", "it is not version-trace-span-flags in hexadecimal");
+        let text = std::str::from_utf8(value).map_err(|_| bad())?;
+        let mut parts = text.split('-');
+        let mut part = |len: usize| {
+            parts
+                .next()
+                .filter(|p| p.len() == len && p.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')))
+                .ok_or_else(bad)
+        };
+        let version = part(2)?;
+        let trace_id = u128::from_str_radix(part(32)?, 16).map_err(|_| bad())?;
+        let span_id = u64::from_str_radix(part(16)?, 16).map_err(|_| bad())?;
+        let flags = u8::from_str_radix(part(2)?, 16).map_err(|_| bad())?;
+        if version == "ff" || trace_id == 0 || span_id == 0 {
+            return Err(bad());
+        }
+        Ok(TraceContext { trace_id, span_id, flags })
+    }
+}
+
+impl fmt::Display for TraceContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "00-{:032x}-{:016x}-{:02x}", self.trace_id, self.span_id, self.flags)
+    }
+}
+
+/// A hash of the part of an event that must not change under its id: kind, aggregate, seq and payload.
+///
+/// A JSON payload is taken in canonical form: the order of keys, white space and string escapes do not matter;
+/// numbers count as they are written. Half of a SHA-256: 128 bits.
+///
+/// ```
+/// use hapax::{Event, EventId};
+/// let id = EventId::new("e").unwrap();
+/// let a = Event::new(id.clone()).payload(r#"{"a": 1, "b": 2}"#);
+/// let b = Event::new(id.clone()).payload(r#"{"b":2,"a":1}"#);
+/// let c = Event::new(id).payload(r#"{"b":2,"a":3}"#);
+/// assert_eq!(a.fingerprint(), b.fingerprint());
+/// assert_ne!(a.fingerprint(), c.fingerprint());
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Fingerprint(pub [u8; 16]);
+
+impl Fingerprint {
+    /// Deeper JSON than this is hashed as the bytes it is.
+    const DEPTH_MAX: usize = 128;
+
+    /// Hashes the immutable part of an event.
+    pub fn of(kind: Option<&Kind>, aggregate: Option<&Aggregate>, seq: Option<u64>, payload: &[u8]) -> Self {
+        let mut hash = Sha256::new();
+        let mut part = |tag: u8, bytes: &[u8]| {
+            hash.update([tag]);
+            hash.update((bytes.len() as u64).to_be_bytes());
+            hash.update(bytes);
+        };
+        if let Some(kind) = kind {
+            part(1, kind.as_str().as_bytes());
+        }
+        if let Some(aggregate) = aggregate {
+            part(2, aggregate.as_str().as_bytes());
+        }
+        if let Some(seq) = seq {
+            part(3, &seq.to_be_bytes());
+        }
+        let mut canonical = Vec::with_capacity(payload.len());
+        let json = serde_json::from_slice::<&RawValue>(payload).ok();
+        if json.is_some_and(|json| canonical_json(json.get(), Self::DEPTH_MAX, &mut canonical)) {
+            part(4, &canonical);
+        } else {
+            part(5, payload);
+        }
+        let digest = hash.finalize();
+        let mut half = [0; 16];
+        half.copy_from_slice(&digest[..16]);
+        Fingerprint(half)
+    }
+}
+
+/// Writes `json` (valid JSON) with sorted keys and no white space. False if it is deeper than `depth`.
+fn canonical_json(json: &str, depth: usize, out: &mut Vec<u8>) -> bool {
+    use std::collections::BTreeMap;
+    if depth == 0 {
+        return false;
+    }
+    match json.trim_start().as_bytes().first() {
+        Some(b'{') => {
+            let Ok(map) = serde_json::from_str::<BTreeMap<String, &RawValue>>(json) else { return false };
+            out.push(b'{');
+            for (key, value) in map {
+                if !(canonical_string(&key, out) && canonical_json(value.get(), depth - 1, out)) {
+                    return false;
+                }
+                out.push(b',');
+            }
+            out.push(b'}');
+            true
+        }
+        Some(b'[') => {
+            let Ok(items) = serde_json::from_str::<Vec<&RawValue>>(json) else { return false };
+            out.push(b'[');
+            for item in items {
+                if !canonical_json(item.get(), depth - 1, out) {
+                    return false;
+                }
+                out.push(b',');
+            }
+            out.push(b']');
+            true
+        }
+        Some(b'"') => serde_json::from_str::<String>(json).is_ok_and(|text| canonical_string(&text, out)),
+        _ => {
+            out.extend_from_slice(json.trim().as_bytes());
+            true
+        }
+    }
+}
+
+fn canonical_string(text: &str, out: &mut Vec<u8>) -> bool {
+    serde_json::to_writer(out, text).is_ok()
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Fingerprint({self})")
+    }
+}

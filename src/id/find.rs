@@ -1,0 +1,147 @@
+//! How an id is found in a record.
+
+use bytes::Bytes;
+use sha2::{Digest, Sha256};
+
+use super::EventId;
+use crate::error::{Error, Result};
+use crate::event::{Headers, Origin};
+
+/// One way to find an event's id. Each says what it cannot protect from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum IdSource {
+    /// A header. As good as the producer: it must set it once and keep it over its own retries.
+    Header(String),
+    /// A JSON pointer (RFC 6901) into the payload: a string, or a number taken as its text. As good as the producer.
+    Pointer(String),
+    /// `topic-partition-offset`. Catches redelivery of a record; **cannot** catch a producer's retry, a relay's repeat
+    /// or a republished topic: those are new offsets.
+    Offset,
+    /// `sha256:…` of the payload. Catches every byte-equal repeat; **merges two honest twins** (two real events whose
+    /// payloads happen to be equal), so the payload must hold something that tells them apart.
+    ContentHash,
+}
+
+/// Ways to find an id, tried in order: the first that yields one wins; one that is there but invalid is an error.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IdChain(Vec<IdSource>);
+
+impl Default for IdChain {
+    /// Header `idempotency_key`, `ce_id`, header `eventId`, payload `/eventId`, `/event_id`. Never the offset, unless asked.
+    fn default() -> Self {
+        let header = |name: &str| IdSource::Header(name.to_owned());
+        let pointer = |path: &str| IdSource::Pointer(path.to_owned());
+        IdChain(vec![
+            header("idempotency_key"),
+            header("ce_id"),
+            header("eventId"),
+            pointer("/eventId"),
+            pointer("/event_id"),
+        ])
+    }
+}
+
+impl IdChain {
+    /// A chain of the given ways.
+    ///
+    /// ```
+    /// use hapax::id::{IdChain, IdSource};
+    /// use hapax::event::Headers;
+    /// let chain = IdChain::new([IdSource::Pointer("/order/id".into()), IdSource::ContentHash]).unwrap();
+    /// let id = chain.find(&Headers::default(), &br#"{"order":{"id":"o-17"}}"#[..].into(), None).unwrap();
+    /// assert_eq!(id.to_string(), "o-17");
+    /// ```
+    pub fn new(sources: impl IntoIterator<Item = IdSource>) -> Result<Self> {
+        let sources: Vec<_> = sources.into_iter().collect();
+        if sources.is_empty() {
+            return Err(Error::invalid("id chain", "it is empty; name at least one way to find an id"));
+        }
+        for source in &sources {
+            match source {
+                IdSource::Pointer(path) if !path.is_empty() && !path.starts_with('/') => {
+                    return Err(Error::invalid("id pointer", format!("{path:?} does not start with '/'")));
+                }
+                IdSource::Header(name) if name.is_empty() => {
+                    return Err(Error::invalid("id header", "its name is empty"));
+                }
+                _ => {}
+            }
+        }
+        Ok(IdChain(sources))
+    }
+
+    /// The ways, in order.
+    pub fn sources(&self) -> &[IdSource] {
+        &self.0
+    }
+
+    /// Finds the id of a record.
+    pub fn find(&self, headers: &Headers, payload: &Bytes, origin: Option<&Origin>) -> Result<EventId> {
+        let mut json = None; // parsed once, and only if a pointer is reached
+        for source in &self.0 {
+            let found = match source {
+                IdSource::Header(name) => match headers.get(name) {
+                    Some(value) => Some(header_id(name, value)?),
+                    None => None,
+                },
+                IdSource::Pointer(path) => {
+                    let json =
+                        json.get_or_insert_with(|| serde_json::from_slice::<serde_json::Value>(payload).ok());
+                    match json.as_ref().and_then(|json| json.pointer(path)) {
+                        Some(value) => pointer_id(path, value)?,
+                        None => None,
+                    }
+                }
+                IdSource::Offset => match origin {
+                    Some(o) => {
+                        Some(EventId::new(format!("{}-{}-{}", o.topic.as_str(), o.partition, o.offset))?)
+                    }
+                    None => None,
+                },
+                IdSource::ContentHash => Some(content_hash(payload)),
+            };
+            if let Some(id) = found {
+                return Ok(id);
+            }
+        }
+        Err(Error::invalid("record", format!("it has no event id; looked for {}", self.describe())))
+    }
+
+    fn describe(&self) -> String {
+        let names = self.0.iter().map(|source| match source {
+            IdSource::Header(name) => format!("header {name}"),
+            IdSource::Pointer(path) => format!("payload {path}"),
+            IdSource::Offset => "topic-partition-offset".to_owned(),
+            IdSource::ContentHash => "content hash".to_owned(),
+        });
+        names.collect::<Vec<_>>().join(", ")
+    }
+}
+
+fn header_id(name: &str, value: &[u8]) -> Result<EventId> {
+    let text = std::str::from_utf8(value)
+        .map_err(|e| Error::invalid("event id", format!("header {name} is not UTF-8 ({e})")))?;
+    EventId::new(text)
+}
+
+fn pointer_id(path: &str, value: &serde_json::Value) -> Result<Option<EventId>> {
+    match value {
+        serde_json::Value::String(text) => EventId::new(text).map(Some),
+        serde_json::Value::Number(number) => EventId::new(number.to_string()).map(Some),
+        serde_json::Value::Null => Ok(None),
+        _ => Err(Error::invalid("event id", format!("payload {path} is neither a string nor a number"))),
+    }
+}
+
+/// `sha256:` and the digest of the payload in hexadecimal.
+fn content_hash(payload: &[u8]) -> EventId {
+    use std::fmt::Write as _;
+    let mut text = String::with_capacity(7 + 64);
+    text.push_str("sha256:");
+    for byte in Sha256::digest(payload) {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{byte:02x}");
+    }
+    EventId(super::Repr::Text(text.into()))
+}

@@ -1,0 +1,518 @@
+//! What goes into a ledger and what comes out: claims and their outcomes, settlings and theirs.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::{State, Week};
+use crate::clock::Time;
+use crate::error::{Error, Result};
+use crate::event::{Event, Fingerprint, Headers, Origin};
+use crate::id::{Aggregate, EventId, Owner, Scope, Tenant};
+
+/// What a claim is about: (tenant, scope, event id). No tenant is one fixed tenant.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Identity {
+    /// Whose data.
+    pub tenant: Option<Tenant>,
+    /// Whose effect.
+    pub scope: Scope,
+    /// Which event.
+    pub id: EventId,
+}
+
+impl Identity {
+    /// An identity without a tenant.
+    pub fn new(scope: Scope, id: EventId) -> Self {
+        Identity { tenant: None, scope, id }
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(tenant) = &self.tenant {
+            write!(f, "{tenant}/")?;
+        }
+        write!(f, "{}/{}", self.scope, self.id)
+    }
+}
+
+/// A fencing token: drawn from one ledger-wide sequence that is never reset, so a later lease has a higher one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Token(pub i64);
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Makes a claim repeatable: the same claim issued again under its nonce has the same outcome.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Nonce(pub i64);
+
+impl Nonce {
+    /// A fresh one.
+    pub fn random() -> Self {
+        let (high, low) = uuid::Uuid::new_v4().as_u64_pair();
+        // The version and variant bits are fixed; folding the halves leaves 64 random bits.
+        Nonce((high ^ low.rotate_left(32)) as i64)
+    }
+}
+
+/// JSON kept with an entry: valid, without NUL, and not larger than the ledger allows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Metadata(Arc<str>);
+
+impl Metadata {
+    /// The default limit.
+    pub const BYTES_MAX: usize = 16 * 1024;
+
+    /// Checks and takes over a JSON text. The ledger checks its size.
+    pub fn new(json: impl AsRef<str>) -> Result<Self> {
+        let json = json.as_ref();
+        let value: serde_json::Value = serde_json::from_str(json)
+            .map_err(|e| Error::invalid("metadata", format!("it is not JSON ({e})")))?;
+        if has_nul(&value) {
+            return Err(Error::invalid("metadata", "a string in it has a NUL character; NUL is not allowed"));
+        }
+        Ok(Metadata(json.into()))
+    }
+
+    /// The JSON text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether a top-level key has this value: a string by its content, another scalar by its JSON text.
+    pub(crate) fn has(&self, key: &str, value: &str) -> bool {
+        let parsed: serde_json::Value = serde_json::from_str(&self.0).unwrap_or_default();
+        match parsed.get(key) {
+            Some(serde_json::Value::String(text)) => text == value,
+            Some(serde_json::Value::Null) | None => false,
+            Some(other) => other.to_string() == value,
+        }
+    }
+
+    pub(crate) fn check_size(&self, bytes_max: usize) -> Result<()> {
+        if self.0.len() > bytes_max {
+            return Err(Error::invalid(
+                "metadata",
+                format!("it has {} bytes; the limit is {bytes_max}", self.0.len()),
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl TryFrom<serde_json::Value> for Metadata {
+    type Error = Error;
+    fn try_from(value: serde_json::Value) -> Result<Self> {
+        Metadata::new(value.to_string())
+    }
+}
+
+fn has_nul(value: &serde_json::Value) -> bool {
+    match value {
+        serde_json::Value::String(text) => text.contains('\0'),
+        serde_json::Value::Array(items) => items.iter().any(has_nul),
+        serde_json::Value::Object(map) => map.iter().any(|(key, value)| key.contains('\0') || has_nul(value)),
+        _ => false,
+    }
+}
+
+/// What the claimer means to do, and so what the ledger promises.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Run under a lease, then settle. Gives up: a crash after the effect runs it again, unless the sink dedups.
+    Lease(LeaseTerms),
+    /// Run at most once. Gives up: what crashes or fails after the claim is lost (and listed). With `track`, the end
+    /// is expected within that time, and a claim that did not end by then is listed as lost.
+    Once {
+        /// How long the claimer expects to take, if it is going to report the end.
+        track: Option<Duration>,
+    },
+    /// Record it as done, now: the claim is the settling. For the effect's own transaction, and for marking.
+    Done,
+    /// A same-transaction attempt failed and was rolled back, claim and all: count it. Never grants anything.
+    Failed(FailureTerms),
+}
+
+/// Terms of a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeaseTerms {
+    /// How long it lasts unless extended.
+    pub lease: Duration,
+    /// How many runs an event gets before it is dead.
+    pub attempts_max: u32,
+    /// Whether the event runs alone, so that a death of its process is its own fault and counts as an attempt. A claim
+    /// that runs beside others says false: then a lapsed lease makes it suspect, and the next run goes alone.
+    pub alone: bool,
+}
+
+/// What a counted failure leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FailureTerms {
+    /// How many failures make an event dead.
+    pub attempts_max: u32,
+    /// The first pause.
+    pub backoff_base: Duration,
+    /// The longest pause.
+    pub backoff_max: Duration,
+    /// Which part of the pause to take, in thousandths (full jitter: random in 0..=1000).
+    pub jitter_permille: u16,
+}
+
+impl FailureTerms {
+    /// The pause after the `attempt`-th failure.
+    pub fn pause(&self, attempt: u32) -> Duration {
+        let doubled = self.backoff_base.saturating_mul(1u32 << attempt.saturating_sub(1).min(30));
+        let us = doubled.min(self.backoff_max).as_micros() * u128::from(self.jitter_permille) / 1000;
+        Duration::from_micros(us as u64)
+    }
+}
+
+/// What to do with an aggregate when one of its events is dead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnDead {
+    /// Its successors wait until it is redriven or dropped. Gives up: progress.
+    Park,
+    /// Its successors go on. Gives up: the dead event's place in the order.
+    Skip,
+}
+
+/// How events of one aggregate follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OrderPolicy {
+    /// Never backwards: a seq at or below the last one done is stale. Gaps are fine. Gives up: what arrives too late.
+    Latest,
+    /// n+1 follows n, nothing else. Gives up: progress while one is missing; past `gap_timeout` the aggregate is parked.
+    Strict {
+        /// What the first one is.
+        baseline: Baseline,
+        /// How long to wait for a missing one.
+        gap_timeout: Duration,
+    },
+}
+
+/// Where a strict order begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Baseline {
+    /// With whatever comes first.
+    FirstSeen,
+    /// With this seq.
+    From(u64),
+}
+
+/// An event's place among its aggregate's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Order {
+    /// The aggregate.
+    pub aggregate: Aggregate,
+    /// The number within it, at most `i64::MAX`.
+    pub seq: u64,
+    /// The policy.
+    pub policy: OrderPolicy,
+    /// What a dead one does to its successors.
+    pub on_dead: OnDead,
+}
+
+/// A request to be the one who runs an event.
+#[derive(Debug, Clone)]
+pub struct Claim {
+    /// What it is about.
+    pub identity: Identity,
+    /// The event's logical time; part of the identity only where the ledger's rule says so.
+    pub time: Option<Time>,
+    /// Hash of the event's immutable part, to notice a reused id.
+    pub fingerprint: Option<Fingerprint>,
+    /// Its place in an order, if it has one.
+    pub order: Option<Order>,
+    /// The record it came from, for forensics.
+    pub origin: Option<Origin>,
+    /// JSON to keep with the entry.
+    pub metadata: Option<Metadata>,
+    /// What the claimer means to do.
+    pub mode: Mode,
+    /// What went wrong, for [`Mode::Failed`].
+    pub note: Option<Arc<str>>,
+    /// Makes the claim repeatable.
+    pub nonce: Nonce,
+}
+
+impl Claim {
+    /// A claim on an identity.
+    pub fn new(identity: Identity, mode: Mode) -> Self {
+        Claim {
+            identity,
+            time: None,
+            fingerprint: None,
+            order: None,
+            origin: None,
+            metadata: None,
+            mode,
+            note: None,
+            nonce: Nonce::random(),
+        }
+    }
+
+    /// A claim on an event in a scope, with fingerprint, time and origin of the event.
+    pub fn of(scope: Scope, event: &Event, mode: Mode) -> Self {
+        let identity = Identity { tenant: event.tenant.clone(), scope, id: event.id.clone() };
+        let fingerprint = (!event.payload.is_empty() || event.kind.is_some() || event.seq.is_some())
+            .then(|| event.fingerprint());
+        Claim { time: event.time, fingerprint, origin: event.origin.clone(), ..Claim::new(identity, mode) }
+    }
+}
+
+/// What a claim came to. One enum for every mode: `G` is what the first one gets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use = "an outcome says whether to run the event; match it"]
+pub enum Outcome<G = Grant> {
+    /// Nobody ran it before: run it.
+    First(G),
+    /// It took effect before (or will never run again, for at-most-once claims).
+    Duplicate(Prior),
+    /// Someone else holds it.
+    Busy {
+        /// Until when their lease lasts, by ledger time; unknown while an open transaction holds it.
+        until: Option<Time>,
+        /// Who, if known.
+        owner: Option<Owner>,
+    },
+    /// It failed and its pause is not over.
+    RetryLater {
+        /// When it may run, by ledger time.
+        at: Time,
+        /// How many runs it has had.
+        attempts: u32,
+    },
+    /// Another event of its aggregate must come first.
+    Wait {
+        /// The seq that is in the way or missing, where known.
+        on: Option<u64>,
+    },
+    /// Its aggregate has moved past it.
+    Stale {
+        /// The last seq done.
+        last: u64,
+    },
+    /// Its aggregate waits behind something unresolved.
+    Parked {
+        /// The seq that is dead or missing.
+        behind: u64,
+    },
+    /// It failed for good; only a redrive brings it back.
+    Dead {
+        /// Since when.
+        at: Time,
+        /// How many runs it had.
+        attempts: u32,
+    },
+    /// The id was used before for something else.
+    Mismatch(Prior),
+    /// The ledger no longer knows what happened in its week.
+    TooOld {
+        /// The week that was dropped.
+        week: Week,
+    },
+}
+
+impl<G> Outcome<G> {
+    /// Whether the caller is the one to run it.
+    pub fn is_claimed(&self) -> bool {
+        matches!(self, Outcome::First(_))
+    }
+
+    /// Whether the delivery is settled and its offset may be committed without running anything: what was done before
+    /// and what is stale. Not what is busy, waits, or is dead or parked but not yet held with its bytes.
+    pub fn may_acknowledge(&self) -> bool {
+        matches!(self, Outcome::Duplicate(_) | Outcome::Stale { .. })
+    }
+
+    /// The word for spans and metrics; bounded.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Outcome::First(_) => "claimed",
+            Outcome::Duplicate(_) => "duplicate",
+            Outcome::Busy { .. } => "busy",
+            Outcome::RetryLater { .. } => "retry_later",
+            Outcome::Wait { .. } => "wait",
+            Outcome::Stale { .. } => "stale",
+            Outcome::Parked { .. } => "parked",
+            Outcome::Dead { .. } => "dead",
+            Outcome::Mismatch(_) => "mismatch",
+            Outcome::TooOld { .. } => "too_old",
+        }
+    }
+
+    /// Turns what the first one gets into something else.
+    pub fn map<H>(self, with: impl FnOnce(G) -> H) -> Outcome<H> {
+        match self {
+            Outcome::First(grant) => Outcome::First(with(grant)),
+            Outcome::Duplicate(prior) => Outcome::Duplicate(prior),
+            Outcome::Busy { until, owner } => Outcome::Busy { until, owner },
+            Outcome::RetryLater { at, attempts } => Outcome::RetryLater { at, attempts },
+            Outcome::Wait { on } => Outcome::Wait { on },
+            Outcome::Stale { last } => Outcome::Stale { last },
+            Outcome::Parked { behind } => Outcome::Parked { behind },
+            Outcome::Dead { at, attempts } => Outcome::Dead { at, attempts },
+            Outcome::Mismatch(prior) => Outcome::Mismatch(prior),
+            Outcome::TooOld { week } => Outcome::TooOld { week },
+        }
+    }
+}
+
+/// What the one who may run an event is given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grant {
+    /// The fencing token of this run.
+    pub token: Token,
+    /// Where the entry is kept.
+    pub week: Week,
+    /// When the lease ends, by ledger time; for claims without one, when the claim was made.
+    pub until: Time,
+    /// Which run this is, from 1.
+    pub attempt: u32,
+    /// Whether the last run ended with its process, so this one should go alone.
+    pub suspect: bool,
+}
+
+/// How an event ended before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Prior {
+    /// In which state it is.
+    pub state: State,
+    /// Since when.
+    pub at: Time,
+    /// Who ran it, for humans.
+    pub owner: Option<Owner>,
+}
+
+/// The right to settle: what a settling carries.
+#[derive(Debug, Clone)]
+pub struct Settle {
+    /// What it is about.
+    pub identity: Identity,
+    /// Where the entry is kept, from the grant.
+    pub week: Week,
+    /// The token, from the grant.
+    pub token: Token,
+    /// How it ended.
+    pub verdict: Verdict,
+    /// The event's place in its order, as claimed.
+    pub order: Option<Order>,
+    /// Events of the aggregate up to here were not wanted; the order moves past them too.
+    pub advance_to: Option<u64>,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone)]
+pub enum Verdict {
+    /// It took effect.
+    Done {
+        /// JSON to keep, replacing what the claim brought.
+        metadata: Option<Metadata>,
+    },
+    /// Run it again later.
+    Retry {
+        /// After this pause, from ledger time.
+        after: Duration,
+        /// Whether the run counts as an attempt. Giving a lease back does not.
+        counted: bool,
+        /// What went wrong.
+        note: Option<Arc<str>>,
+        /// The event's bytes, if it shall wait in `held`.
+        body: Option<Body>,
+    },
+    /// It failed for good.
+    Dead {
+        /// Why.
+        note: Arc<str>,
+        /// The event's bytes, for whoever looks at it.
+        body: Option<Body>,
+    },
+    /// An at-most-once run ended well.
+    Finished {
+        /// JSON to keep, replacing what the claim brought.
+        metadata: Option<Metadata>,
+    },
+    /// An at-most-once run failed; its effect may be lost.
+    Lost {
+        /// Why.
+        note: Arc<str>,
+    },
+}
+
+impl Verdict {
+    /// Gives the claim back at once, uncounted.
+    pub fn release() -> Self {
+        Verdict::Retry { after: Duration::ZERO, counted: false, note: None, body: None }
+    }
+
+    /// The state this verdict leads to.
+    pub fn state(&self) -> State {
+        match self {
+            Verdict::Done { .. } => State::Done,
+            Verdict::Retry { .. } => State::Retry,
+            Verdict::Dead { .. } => State::Dead,
+            Verdict::Finished { .. } => State::Finished,
+            Verdict::Lost { .. } => State::Lost,
+        }
+    }
+}
+
+/// An event's bytes, kept while it waits or lies dead.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Body {
+    /// The payload, untouched.
+    pub payload: Bytes,
+    /// The headers, untouched.
+    pub headers: Headers,
+}
+
+/// What a settling came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "a fenced settling changed nothing"]
+pub enum Settled {
+    /// It is recorded, now or by the same settling before.
+    Ok {
+        /// Since when, or when a retry is due.
+        at: Time,
+    },
+    /// The token is not the current one. Nothing was changed.
+    Fenced {
+        /// What the entry is now; none if there is none.
+        state: Option<State>,
+    },
+}
+
+impl Settled {
+    /// An error if the settling was fenced off.
+    pub fn ok_or_fenced(self, identity: &Identity, token: Token) -> Result<Time> {
+        match self {
+            Settled::Ok { at } => Ok(at),
+            Settled::Fenced { state } => Err(Error::Fenced {
+                what: match state {
+                    Some(state) => format!("{identity} is {state} now, under another token than {token}"),
+                    None => format!("{identity} has no entry any more (token {token})"),
+                },
+            }),
+        }
+    }
+}
+
+/// A request to keep a lease.
+#[derive(Debug, Clone)]
+pub struct Extend {
+    /// What it is about.
+    pub identity: Identity,
+    /// Where the entry is kept.
+    pub week: Week,
+    /// The token.
+    pub token: Token,
+    /// How long from now.
+    pub lease: Duration,
+}

@@ -1,0 +1,198 @@
+//! Runs the transition function over stored rows, for backends that hold their rows in reach: memory and SQLite.
+
+use super::transition::{self, Head, Row, Situation};
+use super::{
+    Claim, Extend, Identity, Intervene, Intervened, Outcome, Settings, Settle, Settled, Token, Week,
+};
+use crate::clock::Time;
+use crate::error::{Error, Result};
+use crate::id::{Aggregate, Scope, Tenant};
+
+/// Where an entry is kept: the number that stands for (tenant, scope), the week, and the id's key bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Key {
+    pub week: Week,
+    pub scope: i32,
+    pub id: Vec<u8>,
+}
+
+/// Storage that one caller has to itself for the length of a transaction.
+pub(crate) trait Rows {
+    /// The present.
+    fn now(&self) -> Time;
+    /// The number of (tenant, scope) and when it began; registers it.
+    fn scope(&mut self, tenant: Option<&Tenant>, scope: &Scope) -> Result<(i32, Time)>;
+    /// The next token.
+    fn token(&mut self) -> Result<Token>;
+    /// When the week was last dropped.
+    fn dropped(&mut self, week: Week) -> Result<Option<Time>>;
+    /// Makes a week that is not there.
+    fn make_week(&mut self, week: Week) -> Result<()>;
+    /// How many weeks there are, and whether this one is.
+    fn weeks(&mut self, week: Week) -> Result<(usize, bool)>;
+    /// The row of a key, in its week or among those kept when their week was dropped.
+    fn row(&mut self, key: &Key) -> Result<Option<Row>>;
+    /// Stores a row where it was found, or in its week.
+    fn put(&mut self, key: &Key, row: &Row) -> Result<()>;
+    /// Removes a row.
+    fn delete(&mut self, key: &Key) -> Result<()>;
+    /// The head of an aggregate.
+    fn head(&mut self, scope: i32, aggregate: &Aggregate) -> Result<Option<Head>>;
+    /// Stores the head of an aggregate.
+    fn put_head(&mut self, scope: i32, aggregate: &Aggregate, head: &Head) -> Result<()>;
+    /// Writes an audit line.
+    fn audit(&mut self, intervene: &Intervene) -> Result<()>;
+}
+
+/// An error of one event's own data harms only that event; any other fails the batch.
+fn own_fault<T>(result: Result<T>) -> Result<Result<T>> {
+    match result {
+        Err(error @ Error::Invalid { .. }) => Ok(Err(error)),
+        Err(error) => Err(error),
+        Ok(value) => Ok(Ok(value)),
+    }
+}
+
+/// Claims in order. One token serves the batch: with the identity it is unique.
+pub(crate) fn claim_rows(
+    rows: &mut impl Rows,
+    claims: &[Claim],
+    settings: &Settings,
+) -> Result<Vec<Result<Outcome>>> {
+    let token = rows.token()?;
+    claims.iter().map(|claim| own_fault(claim_row(rows, claim, token, settings))).collect()
+}
+
+fn claim_row(rows: &mut impl Rows, claim: &Claim, token: Token, settings: &Settings) -> Result<Outcome> {
+    let week = settings.check(claim)?;
+    let now = rows.now();
+    let (scope, began) = rows.scope(claim.identity.tenant.as_ref(), &claim.identity.scope)?;
+    let (count, made) = rows.weeks(week)?;
+    if !made {
+        week.may_be_made(now, settings.weeks_ahead)?;
+        if count >= settings.weeks_max {
+            return Err(Error::invalid(
+                "event id",
+                format!(
+                    "its week ({week}) would be one more than the {} weeks this ledger may hold",
+                    settings.weeks_max
+                ),
+            ));
+        }
+    }
+    let dropped = rows.dropped(week)?.filter(|dropped| *dropped > began).map(|_| week);
+    let key = Key { week, scope, id: claim.identity.id.key().into_owned() };
+    let row = rows.row(&key)?;
+    let head = match &claim.order {
+        Some(order) => rows.head(scope, &order.aggregate)?,
+        None => None,
+    };
+    let empty = Head::default();
+    let situation = Situation {
+        row: row.as_ref(),
+        head: head.as_ref().unwrap_or(&empty),
+        dropped,
+        week,
+        now,
+        token,
+        owner: settings.owner.as_ref(),
+        mismatch: settings.mismatch,
+    };
+    let step = transition::claim(claim, situation);
+    if let Some(row) = &step.row {
+        if !made && dropped.is_none() {
+            rows.make_week(week)?;
+        }
+        rows.put(&key, row)?;
+    }
+    if let (Some(head), Some(order)) = (&step.head, &claim.order) {
+        rows.put_head(scope, &order.aggregate, head)?;
+    }
+    Ok(step.answer)
+}
+
+/// The row of an identity and the head of its aggregate.
+fn load(rows: &mut impl Rows, identity: &Identity, week: Week) -> Result<(Key, Option<Row>, Head)> {
+    let (scope, _) = rows.scope(identity.tenant.as_ref(), &identity.scope)?;
+    let key = Key { week, scope, id: identity.id.key().into_owned() };
+    let row = rows.row(&key)?;
+    let head = match row.as_ref().and_then(|row| row.order.as_ref()) {
+        Some((aggregate, _)) => rows.head(scope, aggregate)?.unwrap_or_default(),
+        None => Head::default(),
+    };
+    Ok((key, row, head))
+}
+
+/// Stores what a step decided about an existing row.
+fn store(
+    rows: &mut impl Rows,
+    key: &Key,
+    before: Option<&Row>,
+    row: Option<&Row>,
+    head: Option<&Head>,
+) -> Result<()> {
+    if let Some(row) = row {
+        rows.put(key, row)?;
+    }
+    if let (Some(head), Some((aggregate, _))) = (head, before.and_then(|row| row.order.as_ref())) {
+        rows.put_head(key.scope, aggregate, head)?;
+    }
+    Ok(())
+}
+
+/// Settles in order.
+pub(crate) fn settle_rows(
+    rows: &mut impl Rows,
+    settles: &[Settle],
+    settings: &Settings,
+) -> Result<Vec<Result<Settled>>> {
+    settles.iter().map(|settle| own_fault(settle_row(rows, settle, settings))).collect()
+}
+
+fn settle_row(rows: &mut impl Rows, settle: &Settle, settings: &Settings) -> Result<Settled> {
+    settings.check_settle(settle)?;
+    let (key, row, head) = load(rows, &settle.identity, settle.week)?;
+    let step = transition::settle(settle, row.as_ref(), &head, rows.now());
+    store(rows, &key, row.as_ref(), step.row.as_ref(), step.head.as_ref())?;
+    Ok(step.answer)
+}
+
+/// Extends in order.
+pub(crate) fn extend_rows(rows: &mut impl Rows, extends: &[Extend]) -> Result<Vec<Settled>> {
+    let mut answers = Vec::with_capacity(extends.len());
+    for extend in extends {
+        let (key, row, head) = load(rows, &extend.identity, extend.week)?;
+        let step = transition::extend(extend.token, extend.lease, row.as_ref(), &head, rows.now());
+        store(rows, &key, row.as_ref(), step.row.as_ref(), step.head.as_ref())?;
+        answers.push(step.answer);
+    }
+    Ok(answers)
+}
+
+/// Intervenes, with an audit line.
+pub(crate) fn intervene_rows(
+    rows: &mut impl Rows,
+    intervene: &Intervene,
+    settings: &Settings,
+) -> Result<Intervened> {
+    let week = Week::route(settings.identity, &intervene.identity.id, intervene.time)?;
+    let (key, row, head) = load(rows, &intervene.identity, week)?;
+    let row = row.ok_or_else(|| Error::NotFound(format!("no entry for {}", intervene.identity)))?;
+    let token = if intervene.dry_run { row.token } else { rows.token()? };
+    let (next, next_head) =
+        transition::intervene(intervene.what, &intervene.why, &row, &head, rows.now(), token)?;
+    if !intervene.dry_run {
+        store(rows, &key, Some(&row), next.as_ref(), next_head.as_ref())?;
+        if next.is_none() {
+            rows.delete(&key)?;
+        }
+        rows.audit(intervene)?;
+    }
+    let entry = |row: Row| row.entry(intervene.identity.clone(), week);
+    Ok(Intervened { before: entry(row), after: next.map(entry) })
+}
+
+/// Whether a stored row may go at `cutoff`, when the timeless week is swept.
+pub(crate) fn may_sweep(row: &Row, cutoff: Time) -> bool {
+    !row.state.is_open() && row.at < cutoff
+}

@@ -1,0 +1,219 @@
+//! The ledger: the durable record of what took effect.
+//!
+//! An event's life in it: a delivery *claims* the event's identity; one claimer at a time holds the lease, runs the
+//! effect and *settles* it as done, to be retried, or dead. Every later delivery is told so. Claims made in the effect's
+//! own transaction need no lease: they are done when that transaction commits. `transition` is the state machine,
+//! one pure function per command; backends store what it decides.
+
+mod batcher;
+mod claim;
+mod engine;
+mod entry;
+pub mod transition;
+mod week;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+pub(crate) use batcher::Batcher;
+pub use claim::{
+    Baseline, Body, Claim, Extend, FailureTerms, Grant, Identity, LeaseTerms, Metadata, Mode, Nonce, OnDead,
+    Order, OrderPolicy, Outcome, Prior, Settle, Settled, Token, Verdict,
+};
+#[allow(unused_imports)] // each backend takes what it needs
+pub(crate) use engine::{Key, Rows, claim_rows, extend_rows, intervene_rows, may_sweep, settle_rows};
+#[allow(unused_imports)]
+pub(crate) use entry::CursorParts;
+pub use entry::{
+    Audit, Capabilities, Cursor, Entry, Filter, Finding, Intervene, Intervened, Intervention, Level, Page,
+    Stat, State, SweepTerms, Swept,
+};
+pub use week::{IdentityRule, Week};
+
+use crate::clock::Time;
+use crate::error::{Error, Result};
+use crate::id::Owner;
+
+/// What a reused id (same identity, other fingerprint) leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum MismatchRule {
+    /// [`Outcome::Mismatch`].
+    #[default]
+    Error,
+    /// The original stands, and the delivery is answered as one of it. Gives up: noticing, but for a counter.
+    Warn,
+}
+
+/// What a ledger is told when it is opened.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Settings {
+    /// Who holds the leases, for humans.
+    pub owner: Option<Owner>,
+    /// What makes an identity.
+    pub identity: IdentityRule,
+    /// What a reused id leads to.
+    pub mismatch: MismatchRule,
+    /// The largest metadata.
+    pub metadata_bytes_max: usize,
+    /// How far ahead of the ledger's present an id's own time may lie.
+    pub weeks_ahead: Duration,
+    /// How many weeks the ledger may hold at once.
+    pub weeks_max: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            owner: None,
+            identity: IdentityRule::default(),
+            mismatch: MismatchRule::default(),
+            metadata_bytes_max: Metadata::BYTES_MAX,
+            weeks_ahead: Duration::from_secs(28 * 86_400),
+            weeks_max: 260,
+        }
+    }
+}
+
+impl Settings {
+    /// Checks what no type checks.
+    pub fn check(&self, claim: &Claim) -> Result<Week> {
+        if let Some(metadata) = &claim.metadata {
+            metadata.check_size(self.metadata_bytes_max)?;
+        }
+        if let Some(order) = &claim.order
+            && i64::try_from(order.seq).is_err()
+        {
+            return Err(Error::invalid("seq", format!("{} is larger than {}", order.seq, i64::MAX)));
+        }
+        Week::route(self.identity, &claim.identity.id, claim.time)
+    }
+
+    /// Checks a settling.
+    pub fn check_settle(&self, settle: &Settle) -> Result<()> {
+        match &settle.verdict {
+            Verdict::Done { metadata: Some(metadata) } | Verdict::Finished { metadata: Some(metadata) } => {
+                metadata.check_size(self.metadata_bytes_max)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A durable record of what took effect.
+///
+/// # Contract
+///
+/// Conformance cases ([`testing`](crate::testing), feature `testing`) are named after these clauses.
+///
+/// 1. At most one live lease (or open claiming transaction) per identity, across tasks, processes and machines.
+/// 2. Tokens come from one ledger-wide, never reset sequence. Settling, extending and advancing order carry the token; a
+///    stale token affects nothing and is told so. Settling again with the token that settled is fine. Owner names are for
+///    humans.
+/// 3. Time is the ledger's own clock, read when it decides: never a client's, never a transaction's start.
+/// 4. `done` and the aggregate's last seq change in one atomic step.
+/// 5. An event that kills its process also reaches `dead`: runs are counted when they start.
+/// 6. Retry times are stored; nothing but an intervention shortens one. Giving a lease back is `retry(now)`, never a delete.
+/// 7. Every claim carries a nonce: the same claim issued again has the same outcome. Doubt is resolved that way and never
+///    by reading.
+/// 8. Batches have per-event outcomes; a duplicate or a bad row never fails its neighbours.
+/// 9. Same id, other fingerprint is a mismatch. Same fingerprint with another time is just a duplicate.
+/// 10. An identity whose week was dropped since its scope began is too old, never a first.
+///
+/// The calls take batches because that is what storage is good at; the plain per-event calls of
+/// [`Guard`](crate::Guard) gather into such batches by themselves.
+#[async_trait]
+pub trait Ledger: Send + Sync + 'static {
+    /// Claims events, each with its own outcome, in the order given. The outer error means that nothing is known of any of
+    /// them and that the same claims may be issued again.
+    async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>>;
+
+    /// Settles claims. May be issued again after an error.
+    async fn settle(&self, settles: &[Settle]) -> Result<Vec<Result<Settled>>>;
+
+    /// Extends leases.
+    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Settled>>;
+
+    /// Looks at one entry.
+    async fn get(&self, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>>;
+
+    /// Lists entries in key order, at most `limit` a page.
+    async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page>;
+
+    /// Counts what there is.
+    async fn stat(&self) -> Result<Stat>;
+
+    /// Does to an entry what a person asked for, with an audit row.
+    async fn intervene(&self, intervene: &Intervene) -> Result<Intervened>;
+
+    /// The latest audit rows, newest first.
+    async fn audit(&self, limit: usize) -> Result<Vec<Audit>>;
+
+    /// Forgets what is older than the retention.
+    async fn sweep(&self, terms: SweepTerms) -> Result<Swept>;
+
+    /// Checks what the promises rest on.
+    async fn check(&self) -> Result<Vec<Finding>>;
+
+    /// The ledger's present.
+    async fn now(&self) -> Result<Time>;
+
+    /// What this backend can promise.
+    fn capabilities(&self) -> Capabilities;
+
+    /// What it was opened with.
+    fn settings(&self) -> &Settings;
+
+    /// How many batches may be under way at once.
+    fn parallel_batches(&self) -> usize {
+        1
+    }
+}
+
+#[async_trait]
+impl<L: Ledger + ?Sized> Ledger for Arc<L> {
+    async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
+        (**self).claim(claims).await
+    }
+    async fn settle(&self, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
+        (**self).settle(settles).await
+    }
+    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Settled>> {
+        (**self).extend(extends).await
+    }
+    async fn get(&self, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>> {
+        (**self).get(identity, time).await
+    }
+    async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
+        (**self).list(filter, after, limit).await
+    }
+    async fn stat(&self) -> Result<Stat> {
+        (**self).stat().await
+    }
+    async fn intervene(&self, intervene: &Intervene) -> Result<Intervened> {
+        (**self).intervene(intervene).await
+    }
+    async fn audit(&self, limit: usize) -> Result<Vec<Audit>> {
+        (**self).audit(limit).await
+    }
+    async fn sweep(&self, terms: SweepTerms) -> Result<Swept> {
+        (**self).sweep(terms).await
+    }
+    async fn check(&self) -> Result<Vec<Finding>> {
+        (**self).check().await
+    }
+    async fn now(&self) -> Result<Time> {
+        (**self).now().await
+    }
+    fn capabilities(&self) -> Capabilities {
+        (**self).capabilities()
+    }
+    fn settings(&self) -> &Settings {
+        (**self).settings()
+    }
+    fn parallel_batches(&self) -> usize {
+        (**self).parallel_batches()
+    }
+}

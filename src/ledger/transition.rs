@@ -1,0 +1,591 @@
+//! The state machine, as pure functions: what a command does to an entry and to the head of its aggregate.
+//!
+//! Memory and SQLite run these functions; PostgreSQL's SQL functions say the same in SQL and are compared with these
+//! by the model test. Nothing here reads a clock, draws a number or touches storage.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{
+    Baseline, Body, Claim, Entry, FailureTerms, Grant, Identity, Intervention, Metadata, MismatchRule, Mode,
+    Nonce, OnDead, Order, OrderPolicy, Outcome, Prior, Settle, Settled, State, Token, Verdict, Week,
+};
+use crate::clock::Time;
+use crate::error::{Error, Result};
+use crate::event::{Fingerprint, Origin};
+use crate::id::{Aggregate, Owner};
+
+/// An entry as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    /// What became of it.
+    pub state: State,
+    /// Of its last run.
+    pub token: Token,
+    /// Of the claim that set it.
+    pub nonce: Nonce,
+    /// Runs that counted, the present one included.
+    pub attempts: u32,
+    /// When first seen.
+    pub first_at: Time,
+    /// Leased or claimed: until when; retry: due when; else: since when.
+    pub at: Time,
+    /// Who, for humans.
+    pub owner: Option<Owner>,
+    /// Hash of the immutable part.
+    pub fingerprint: Option<Fingerprint>,
+    /// Aggregate and number.
+    pub order: Option<(Aggregate, u64)>,
+    /// The record it came from.
+    pub origin: Option<Origin>,
+    /// JSON kept with it.
+    pub metadata: Option<Metadata>,
+    /// Last error or reason.
+    pub note: Option<Arc<str>>,
+    /// Whether the end of an at-most-once run will be reported.
+    pub tracked: bool,
+    /// Whether its run goes alone, so that a death of the process counts.
+    pub alone: bool,
+    /// The event's bytes while it is held.
+    pub body: Option<Body>,
+}
+
+impl Row {
+    /// The entry of an identity with this row.
+    pub fn entry(self, identity: Identity, week: Week) -> Entry {
+        Entry {
+            identity,
+            week,
+            state: self.state,
+            token: self.token,
+            attempts: self.attempts,
+            first_at: self.first_at,
+            at: self.at,
+            owner: self.owner,
+            fingerprint: self.fingerprint,
+            order: self.order,
+            origin: self.origin,
+            metadata: self.metadata,
+            note: self.note,
+            tracked: self.tracked,
+            body: self.body,
+        }
+    }
+
+    /// Whether an at-most-once run should have reported its end by `now` and did not.
+    pub fn is_overdue(&self, now: Time) -> bool {
+        self.state == State::Claimed && self.tracked && self.at <= now
+    }
+
+    fn prior(&self) -> Prior {
+        Prior { state: self.state, at: self.at, owner: self.owner.clone() }
+    }
+}
+
+/// The head of an aggregate within a scope: how far its events have come.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Head {
+    /// The highest seq done.
+    pub last: Option<u64>,
+    /// The one that is being run.
+    pub lease: Option<HeadLease>,
+    /// Those that failed and will run again.
+    pub retrying: BTreeSet<u64>,
+    /// Nothing above this seq runs until it is resolved.
+    pub parked: Option<u64>,
+    /// Since when a seq has been missing.
+    pub gap_at: Option<Time>,
+}
+
+/// Which event of an aggregate is being run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadLease {
+    /// Its number.
+    pub seq: u64,
+    /// Its token.
+    pub token: Token,
+    /// Until when.
+    pub until: Time,
+}
+
+impl Head {
+    fn advance(&mut self, seq: u64) {
+        self.last = Some(self.last.map_or(seq, |last| last.max(seq)));
+        self.lease = self.lease.filter(|lease| lease.seq != seq);
+        self.retrying.remove(&seq);
+        self.gap_at = None;
+        if self.parked.is_some_and(|parked| parked <= seq) {
+            self.parked = None;
+        }
+    }
+
+    fn die(&mut self, seq: u64, on_dead: OnDead) {
+        self.lease = self.lease.filter(|lease| lease.seq != seq);
+        self.retrying.remove(&seq);
+        match on_dead {
+            OnDead::Skip => self.advance(seq),
+            // A lower dead one is the one to wait for.
+            OnDead::Park => self.parked = Some(self.parked.map_or(seq, |parked| parked.min(seq))),
+        }
+    }
+}
+
+/// What a claim meets.
+#[derive(Debug, Clone, Copy)]
+pub struct Situation<'a> {
+    /// The entry, from its week or from `held`.
+    pub row: Option<&'a Row>,
+    /// The head of its aggregate; a fresh one if the aggregate is new or the event has none.
+    pub head: &'a Head,
+    /// The week, if it was dropped since the scope began.
+    pub dropped: Option<Week>,
+    /// Where the entry is or would be kept.
+    pub week: Week,
+    /// The ledger's present.
+    pub now: Time,
+    /// A fresh token.
+    pub token: Token,
+    /// Who asks.
+    pub owner: Option<&'a Owner>,
+    /// What a reused id leads to.
+    pub mismatch: MismatchRule,
+}
+
+/// What a command leads to: the answer, and what is to be stored (nothing where it is unchanged).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step<T> {
+    /// The answer.
+    pub answer: T,
+    /// The entry from now on.
+    pub row: Option<Row>,
+    /// The aggregate's head from now on.
+    pub head: Option<Head>,
+}
+
+impl<T> Step<T> {
+    fn only(answer: T) -> Self {
+        Step { answer, row: None, head: None }
+    }
+}
+
+/// Decides a claim. In this order: the entry's state (in its week or in `held`); its place in the order; a dropped week;
+/// else it is new.
+pub fn claim(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
+    if let Some(row) = at.row {
+        if let Some(again) = repeat(claim, row, at) {
+            return again;
+        }
+        let differs =
+            matches!((row.fingerprint, claim.fingerprint), (Some(stored), Some(given)) if stored != given);
+        if differs && at.mismatch == MismatchRule::Error {
+            return Step::only(Outcome::Mismatch(row.prior()));
+        }
+        if let Some(answer) = closed(row, claim.mode, at) {
+            return Step::only(answer);
+        }
+    }
+    if let Some(order) = &claim.order {
+        let mut head = at.head.clone();
+        match place(&mut head, order, at.now) {
+            Place::Go => {}
+            Place::Stale(last) => {
+                let row = blank(claim, at, State::Stale);
+                return Step { answer: Outcome::Stale { last }, row: Some(row), head: None };
+            }
+            Place::Parked(behind) if !matches!(claim.mode, Mode::Failed(_)) => {
+                let row = blank(claim, at, State::Parked);
+                let head = (head != *at.head).then_some(head);
+                return Step { answer: Outcome::Parked { behind }, row: Some(row), head };
+            }
+            Place::Wait(on) if !matches!(claim.mode, Mode::Failed(_)) => {
+                let head = (head != *at.head).then_some(head);
+                return Step { answer: Outcome::Wait { on }, row: None, head };
+            }
+            Place::Parked(_) | Place::Wait(_) => {}
+        }
+    }
+    if let (None, Some(week)) = (at.row, at.dropped) {
+        return Step::only(Outcome::TooOld { week });
+    }
+    match claim.mode {
+        Mode::Failed(terms) => fail(claim, at, terms),
+        _ => grant(claim, at),
+    }
+}
+
+/// The same claim again, under its nonce: the same answer, and a lease begins anew.
+fn repeat(claim: &Claim, row: &Row, at: Situation<'_>) -> Option<Step<Outcome>> {
+    if row.nonce != claim.nonce {
+        return None;
+    }
+    let mut row = row.clone();
+    match (claim.mode, row.state) {
+        (Mode::Lease(terms), State::Leased) => {
+            row.at = at.now.plus(terms.lease);
+            let head = claim.order.as_ref().map(|_| {
+                let mut head = at.head.clone();
+                if let Some(lease) = head.lease.as_mut().filter(|lease| lease.token == row.token) {
+                    lease.until = row.at;
+                }
+                head
+            });
+            let answer = Outcome::First(granted(&row, at.week, false));
+            Some(Step { answer, row: Some(row), head })
+        }
+        (Mode::Once { .. }, State::Claimed) | (Mode::Done, State::Done) => {
+            Some(Step::only(Outcome::First(granted(&row, at.week, false))))
+        }
+        (Mode::Failed(_), State::Retry) => {
+            Some(Step::only(Outcome::RetryLater { at: row.at, attempts: row.attempts }))
+        }
+        _ => None,
+    }
+}
+
+/// The answer of an entry that cannot be claimed now, whoever asks.
+fn closed(row: &Row, mode: Mode, at: Situation<'_>) -> Option<Outcome> {
+    match row.state {
+        State::Leased if row.at > at.now => {
+            Some(Outcome::Busy { until: Some(row.at), owner: row.owner.clone() })
+        }
+        State::Retry if row.at > at.now && !matches!(mode, Mode::Failed(_)) => {
+            Some(Outcome::RetryLater { at: row.at, attempts: row.attempts })
+        }
+        State::Leased | State::Retry | State::Parked => None,
+        State::Done | State::Claimed | State::Finished | State::Lost => Some(Outcome::Duplicate(row.prior())),
+        State::Stale => {
+            let seq = row.order.as_ref().map_or(0, |(_, seq)| *seq);
+            Some(Outcome::Stale { last: at.head.last.unwrap_or(seq) })
+        }
+        State::Dead => Some(Outcome::Dead { at: row.at, attempts: row.attempts }),
+    }
+}
+
+enum Place {
+    Go,
+    Stale(u64),
+    Wait(Option<u64>),
+    Parked(u64),
+}
+
+/// Where an event stands in its aggregate's order. May note a gap, or park the aggregate behind one, in `head`.
+fn place(head: &mut Head, order: &Order, now: Time) -> Place {
+    if let (None, OrderPolicy::Strict { baseline, .. }) = (head.last, order.policy) {
+        let first = match baseline {
+            Baseline::FirstSeen => order.seq,
+            Baseline::From(first) => first,
+        };
+        if order.seq < first {
+            return Place::Stale(first - 1);
+        }
+        if first > 0 {
+            head.last = Some(first - 1);
+        }
+    }
+    if let Some(last) = head.last.filter(|last| order.seq <= *last) {
+        return Place::Stale(last);
+    }
+    if let Some(behind) = head.parked.filter(|parked| order.seq > *parked) {
+        return Place::Parked(behind);
+    }
+    if let Some(lease) = head.lease
+        && lease.seq != order.seq
+        && (lease.until > now || lease.seq < order.seq)
+    {
+        return Place::Wait(Some(lease.seq));
+    }
+    if let Some(lease) = head.lease.filter(|lease| lease.seq == order.seq && lease.until > now) {
+        return Place::Wait(Some(lease.seq)); // another id under the same number
+    }
+    if let Some(lower) = head.retrying.range(..order.seq).next() {
+        return Place::Wait(Some(*lower));
+    }
+    if let OrderPolicy::Strict { gap_timeout, .. } = order.policy {
+        return gap(head, order.seq, gap_timeout, now);
+    }
+    Place::Go
+}
+
+fn gap(head: &mut Head, seq: u64, gap_timeout: Duration, now: Time) -> Place {
+    let next = head.last.map_or(0, |last| last + 1);
+    if seq == next {
+        return Place::Go;
+    }
+    let since = *head.gap_at.get_or_insert(now);
+    if now.since(since) >= gap_timeout {
+        head.parked = Some(next);
+        return Place::Parked(next);
+    }
+    Place::Wait(Some(next))
+}
+
+/// A row in a state that no run led to.
+fn blank(claim: &Claim, at: Situation<'_>, state: State) -> Row {
+    Row {
+        state,
+        token: at.token,
+        nonce: claim.nonce,
+        attempts: at.row.map_or(0, |row| row.attempts),
+        first_at: at.row.map_or(at.now, |row| row.first_at),
+        at: at.now,
+        owner: at.owner.cloned(),
+        fingerprint: at.row.and_then(|row| row.fingerprint).or(claim.fingerprint),
+        order: claim.order.as_ref().map(|order| (order.aggregate.clone(), order.seq)),
+        origin: claim.origin.clone().or_else(|| at.row.and_then(|row| row.origin.clone())),
+        metadata: claim.metadata.clone().or_else(|| at.row.and_then(|row| row.metadata.clone())),
+        note: None,
+        tracked: false,
+        alone: false,
+        body: at.row.and_then(|row| row.body.clone()),
+    }
+}
+
+fn granted(row: &Row, week: Week, suspect: bool) -> Grant {
+    Grant { token: row.token, week, until: row.at, attempt: row.attempts, suspect }
+}
+
+/// Runs that counted so far: one that ended with its process counts only if it was alone.
+fn counted(row: Option<&Row>) -> u32 {
+    row.map_or(0, |row| match row.state {
+        State::Leased if !row.alone => row.attempts.saturating_sub(1),
+        _ => row.attempts,
+    })
+}
+
+fn grant(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
+    let lapsed = at.row.is_some_and(|row| row.state == State::Leased);
+    let runs = counted(at.row);
+    if let Mode::Lease(terms) = claim.mode
+        && lapsed
+        && runs >= terms.attempts_max
+    {
+        let note = format!("its process died or stopped answering in each of {runs} runs");
+        return dead(claim, at, runs, note);
+    }
+    let mut row = blank(claim, at, State::Leased);
+    row.attempts = runs + 1;
+    match claim.mode {
+        Mode::Lease(terms) => {
+            row.at = at.now.plus(terms.lease);
+            row.alone = terms.alone;
+        }
+        Mode::Once { track } => {
+            row.state = State::Claimed;
+            row.tracked = track.is_some();
+            row.at = at.now.plus(track.unwrap_or_default());
+        }
+        Mode::Done | Mode::Failed(_) => {
+            row.state = State::Done;
+            row.body = None;
+        }
+    }
+    let head = claim.order.as_ref().map(|order| {
+        let mut head = at.head.clone();
+        // Settles what `place` found out about the baseline.
+        let _ = place(&mut head, order, at.now);
+        if let Some(lapsed) = head.lease.filter(|lease| lease.seq != order.seq) {
+            head.retrying.insert(lapsed.seq);
+        }
+        if row.state == State::Leased {
+            head.retrying.remove(&order.seq);
+            head.lease = Some(HeadLease { seq: order.seq, token: row.token, until: row.at });
+        } else {
+            head.lease = None;
+            head.advance(order.seq);
+        }
+        head
+    });
+    Step { answer: Outcome::First(granted(&row, at.week, lapsed)), row: Some(row), head }
+}
+
+fn dead(claim: &Claim, at: Situation<'_>, runs: u32, note: impl Into<Arc<str>>) -> Step<Outcome> {
+    let mut row = blank(claim, at, State::Dead);
+    row.attempts = runs;
+    row.note = Some(note.into());
+    let head = claim.order.as_ref().map(|order| {
+        let mut head = at.head.clone();
+        head.die(order.seq, order.on_dead);
+        head
+    });
+    Step { answer: Outcome::Dead { at: at.now, attempts: runs }, row: Some(row), head }
+}
+
+fn fail(claim: &Claim, at: Situation<'_>, terms: FailureTerms) -> Step<Outcome> {
+    let runs = counted(at.row) + 1;
+    if runs >= terms.attempts_max {
+        let note = claim.note.clone().unwrap_or_else(|| "failed".into());
+        return dead(claim, at, runs, note);
+    }
+    let mut row = blank(claim, at, State::Retry);
+    row.attempts = runs;
+    row.at = at.now.plus(terms.pause(runs));
+    row.note.clone_from(&claim.note);
+    let head = claim.order.as_ref().map(|order| {
+        let mut head = at.head.clone();
+        head.lease = head.lease.filter(|lease| lease.seq != order.seq);
+        head.retrying.insert(order.seq);
+        head
+    });
+    Step { answer: Outcome::RetryLater { at: row.at, attempts: runs }, row: Some(row), head }
+}
+
+/// Decides a settling: only the current token settles, and settling again as it was settled is fine.
+pub fn settle(settle: &Settle, row: Option<&Row>, head: &Head, now: Time) -> Step<Settled> {
+    let Some(row) = row else { return Step::only(Settled::Fenced { state: None }) };
+    let fenced = Step::only(Settled::Fenced { state: Some(row.state) });
+    if row.token != settle.token {
+        return fenced;
+    }
+    match (row.state, &settle.verdict) {
+        (State::Leased, Verdict::Done { .. } | Verdict::Retry { .. } | Verdict::Dead { .. })
+        | (State::Claimed, Verdict::Finished { .. } | Verdict::Lost { .. } | Verdict::Retry { .. }) => {}
+        (state, verdict) if state == verdict.state() => return Step::only(Settled::Ok { at: row.at }),
+        _ => return fenced,
+    }
+    let seq = row.order.as_ref().map(|(_, seq)| *seq);
+    if row.state == State::Leased && seq.is_some() && head.lease.is_none_or(|lease| lease.token != row.token)
+    {
+        return fenced; // another event of the aggregate took over when the lease had lapsed
+    }
+    let mut row = row.clone();
+    let mut head = head.clone();
+    if row.state == State::Claimed && seq.is_some() && settle.verdict.state() == State::Retry {
+        // The order moved on with the claim, so giving it back cannot make it runnable: list it instead.
+        row.state = State::Lost;
+        row.at = now;
+        row.note = Some("given back after its aggregate had moved on".into());
+        return Step { answer: Settled::Ok { at: now }, row: Some(row), head: None };
+    }
+    row.state = settle.verdict.state();
+    row.at = now;
+    match &settle.verdict {
+        Verdict::Done { metadata } | Verdict::Finished { metadata } => {
+            row.metadata = metadata.clone().or(row.metadata);
+            row.body = None;
+            row.note = None;
+            if let Some(seq) = seq {
+                head.advance(seq.max(settle.advance_to.unwrap_or(0)));
+                head.lease = None;
+            }
+        }
+        Verdict::Retry { after, counted, note, body } => {
+            row.at = now.plus(*after);
+            if !counted {
+                row.attempts = row.attempts.saturating_sub(1);
+            }
+            row.note = note.clone().or(row.note);
+            row.body = body.clone().or(row.body);
+            if let Some(seq) = seq {
+                head.lease = None;
+                head.retrying.insert(seq);
+            }
+        }
+        Verdict::Dead { note, body } => {
+            row.note = Some(note.clone());
+            row.body = body.clone().or(row.body);
+            if let Some(seq) = seq {
+                head.die(seq, settle.order.as_ref().map_or(OnDead::Park, |order| order.on_dead));
+            }
+        }
+        Verdict::Lost { note } => row.note = Some(note.clone()),
+    }
+    Step { answer: Settled::Ok { at: row.at }, row: Some(row), head: seq.map(|_| head) }
+}
+
+/// Decides an extension: like a settling, only the current token extends.
+pub fn extend(token: Token, lease: Duration, row: Option<&Row>, head: &Head, now: Time) -> Step<Settled> {
+    let Some(row) = row else { return Step::only(Settled::Fenced { state: None }) };
+    let fenced = Step::only(Settled::Fenced { state: Some(row.state) });
+    if row.token != token || row.state != State::Leased {
+        return fenced;
+    }
+    let mut row = row.clone();
+    row.at = now.plus(lease);
+    let mut next = None;
+    if row.order.is_some() {
+        let mut head = head.clone();
+        let Some(held) = head.lease.as_mut().filter(|held| held.token == token) else { return fenced };
+        held.until = row.at;
+        next = Some(head);
+    }
+    Step { answer: Settled::Ok { at: row.at }, row: Some(row), head: next }
+}
+
+/// Decides an intervention. None means the entry goes.
+pub fn intervene(
+    what: Intervention,
+    why: &str,
+    row: &Row,
+    head: &Head,
+    now: Time,
+    token: Token,
+) -> Result<(Option<Row>, Option<Head>)> {
+    let allowed = match what {
+        Intervention::Redrive => row.state == State::Dead,
+        Intervention::Retry => {
+            matches!(row.state, State::Retry | State::Lost | State::Parked) || row.is_overdue(now)
+        }
+        Intervention::Release => row.state == State::Leased,
+        Intervention::Kill => matches!(row.state, State::Leased | State::Retry | State::Parked),
+        Intervention::Forget => true,
+    };
+    if !allowed {
+        return Err(Error::Conflict {
+            expected: format!("an entry that can be {}", past(what)),
+            actual: format!("one that is {}", row.state),
+        });
+    }
+    let mut next = row.clone();
+    let mut head = head.clone();
+    let seq = row.order.as_ref().map(|(_, seq)| *seq);
+    next.token = token;
+    next.at = now;
+    if let (Some(seq), Some(last)) = (seq, head.last)
+        && seq <= last
+        && matches!(what, Intervention::Redrive | Intervention::Retry)
+    {
+        return Err(Error::Conflict {
+            expected: format!("an aggregate that waits for seq {seq}"),
+            actual: format!("one that has moved on to {last}"),
+        });
+    }
+    match what {
+        Intervention::Redrive | Intervention::Retry | Intervention::Release => {
+            next.state = State::Retry;
+            if what != Intervention::Release {
+                next.attempts = 0;
+            }
+            if let Some(seq) = seq {
+                head.lease = head.lease.filter(|lease| lease.seq != seq);
+                head.retrying.insert(seq);
+            }
+        }
+        Intervention::Kill => {
+            next.state = State::Dead;
+            next.note = Some(why.into());
+            if let Some(seq) = seq {
+                head.die(seq, OnDead::Park);
+            }
+        }
+        Intervention::Forget => {
+            if let Some(seq) = seq {
+                head.lease = head.lease.filter(|lease| lease.seq != seq);
+                head.retrying.remove(&seq);
+                head.parked = head.parked.filter(|parked| *parked != seq);
+            }
+            return Ok((None, seq.map(|_| head)));
+        }
+    }
+    Ok((Some(next), seq.map(|_| head)))
+}
+
+fn past(what: Intervention) -> &'static str {
+    match what {
+        Intervention::Redrive => "redriven (a dead one)",
+        Intervention::Retry => "retried (one in retry, lost or parked)",
+        Intervention::Release => "released (a leased one)",
+        Intervention::Kill => "killed (a leased, retrying or parked one)",
+        Intervention::Forget => "forgotten",
+    }
+}

@@ -1,0 +1,26 @@
+//! Every event takes effect once.
+//!
+//! At-least-once delivery is a fact of life. hapax makes each event **take effect once** all the same: a durable
+//! [ledger](ledger::Ledger) records what took effect, and a [`Guard`] in front of your handler asks it first.
+//!
+//! ```text
+//! delivery ──▶ Guard ── claim ──▶ ledger        first time? run it. Done before? skip it.
+//!                │                  │           Held by someone? wait. Failed? later, or dead.
+//!                ▼                  │
+//!             your effect           │
+//!                └── settle ────────┘           done · retry · dead, fenced by a token
+//! ```
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+pub mod backend;
+pub mod clock;
+pub mod error;
+pub mod event;
+pub mod id;
+pub mod ledger;
+
+pub use clock::Time;
+pub use error::{Error, Result};
+pub use event::{Event, Fingerprint, Headers, Origin, TraceContext};
+pub use id::{Aggregate, EventId, Kind, Owner, Scope, Tenant, Topic};
+pub use ledger::{Ledger, Outcome};
