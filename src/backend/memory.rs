@@ -226,6 +226,8 @@ impl Store {
         for key in &timeless {
             self.rows.remove(key);
         }
+        // Those kept from a dropped week go one by one once they are settled; their week answers for them.
+        swept.rows += self.kept.extract_if(.., |_, row| may_sweep(row, cutoff)).count() as u64;
         let old: Vec<Week> = self
             .weeks
             .iter()
