@@ -18,6 +18,8 @@ pub mod error;
 pub mod event;
 pub mod id;
 pub mod ledger;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use clock::Time;
 pub use error::{Error, Result};
