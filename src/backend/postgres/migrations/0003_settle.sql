@@ -128,8 +128,8 @@ begin
   for r in
     select distinct on (x.aggregate, x.scope) x.aggregate, x.scope
       from unnest(p_scope, p_week, p_id) as u(scope, week, id)
-      cross join lateral (select e.aggregate, e.scope from {schema}.entry e
-                           where e.week = u.week and e.scope = u.scope and e.id = u.id and e.aggregate is not null) x
+      cross join lateral (select y.aggregate, y.scope from {schema}.entry y
+                           where y.week = u.week and y.scope = u.scope and y.id = u.id and y.aggregate is not null) x
      order by x.aggregate, x.scope
   loop
     perform {schema}.lock_head(r.scope, r.aggregate);
