@@ -1,3 +1,5 @@
 //! The only place that names a database.
 
 pub mod memory;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
