@@ -130,7 +130,16 @@ impl SqliteLedger {
         let (read, reading) = reader::start(read).map_err(failed)?;
         let threads = Threads(vec![writing, reading]);
         let path = path.to_owned();
-        Ok(SqliteLedger(Arc::new(Inner { write, read, _threads: threads, clock, settings, path, access, id })))
+        Ok(SqliteLedger(Arc::new(Inner {
+            write,
+            read,
+            _threads: threads,
+            clock,
+            settings,
+            path,
+            access,
+            id,
+        })))
     }
 
     /// The file.
