@@ -142,10 +142,10 @@ impl GuardSettings {
     }
 }
 
-/// A random number in 0..=1000.
+/// A random number in 1..=1000: never 0, so that what failed always pauses.
 pub(crate) fn jitter_permille() -> u16 {
     let (high, low) = uuid::Uuid::new_v4().as_u64_pair();
-    ((high ^ low) % 1001) as u16
+    ((high ^ low) % 1000) as u16 + 1
 }
 
 /// Makes a [`Guard`]. See [`Guard::builder`].
