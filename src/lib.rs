@@ -17,13 +17,18 @@ pub mod clock;
 pub mod error;
 pub mod event;
 pub mod id;
+pub mod telemetry;
+
+pub mod guard;
 pub mod ledger;
+pub mod sweep;
 #[cfg(feature = "testing")]
 pub mod testing;
 
 pub use clock::Time;
 pub use error::{Error, Result};
 pub use event::{Event, Fingerprint, Headers, Origin, TraceContext};
+pub use guard::Guard;
 pub use id::{Aggregate, EventId, Kind, Owner, Scope, Tenant, Topic};
 pub use ledger::{Ledger, Outcome};
 

@@ -1,20 +1,31 @@
-//! Coalescing: single claims and settlings of concurrent tasks gather into batches by themselves.
+//! Coalescing: single claims, settlings and extensions of concurrent tasks gather into batches by themselves.
 //!
 //! While one statement is under way the next batch collects; there is no timer, so a lone claim goes at once. Statements
 //! run in tasks of their own, so a caller that is cancelled cancels nothing of its neighbours; an outcome that nobody
 //! takes delivery of gives its claim back when it is dropped.
+//!
+//! A statement whose fate is unknown is issued again as it was: claims carry nonces, settlings tokens, so that is safe. If
+//! it stays unknown the callers are told, and the nonces of their claims are remembered: the next claim on such an event
+//! *is* the old one, so nobody finds himself busy with himself.
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::{Claim, Ledger, Mode, Outcome, Settle, Settled, Verdict};
+use super::{Claim, Extend, Identity, Ledger, Mode, Nonce, Outcome, Settle, Settled, Verdict};
 use crate::error::{Error, Result};
 
 /// The most events in one statement.
 const BATCH_MAX: usize = 1000;
+/// Pauses before a statement that failed for a passing reason is issued again. Short: whoever waits decides about more.
+const REISSUE_PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(200)];
+/// How many claims in doubt are remembered; those beyond wait for their lease to lapse.
+const DOUBTS_MAX: usize = 10_000;
 
 /// Gathers single calls into batches of a ledger. Cheap to clone.
 #[derive(Clone)]
@@ -24,6 +35,8 @@ struct Inner {
     ledger: Arc<dyn Ledger>,
     claims: Queue<Claim, Delivered>,
     settles: Queue<Settle, Settled>,
+    extends: Queue<Extend, Settled>,
+    doubts: Doubts,
 }
 
 struct Queue<I, O>(Mutex<Waiting<I, O>>);
@@ -43,9 +56,13 @@ impl<I, O> Default for Queue<I, O> {
 type Batch<I, O> = (Vec<I>, Vec<oneshot::Sender<Result<O>>>);
 
 impl<I, O> Queue<I, O> {
+    fn lock(&self) -> MutexGuard<'_, Waiting<I, O>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Adds an item; true if a runner must be started for it.
     fn push(&self, item: I, answer: oneshot::Sender<Result<O>>, runners_max: usize) -> bool {
-        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.lock();
         waiting.items.push(item);
         waiting.answers.push(answer);
         let start = waiting.running < runners_max;
@@ -53,11 +70,25 @@ impl<I, O> Queue<I, O> {
         start
     }
 
+    fn runner(&self) -> Runner<'_, I, O> {
+        Runner { queue: self, ended: false }
+    }
+}
+
+/// One who works a queue off. If its task ends early (a panic, a runtime that is shut down), the queue must not wait for
+/// it for ever.
+struct Runner<'q, I, O> {
+    queue: &'q Queue<I, O>,
+    ended: bool,
+}
+
+impl<I, O> Runner<'_, I, O> {
     /// The next batch; none ends the runner.
-    fn take(&self) -> Option<Batch<I, O>> {
-        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    fn take(&mut self) -> Option<Batch<I, O>> {
+        let mut waiting = self.queue.lock();
         if waiting.items.is_empty() {
             waiting.running -= 1;
+            self.ended = true;
             return None;
         }
         let rest = waiting.items.len().min(BATCH_MAX);
@@ -69,48 +100,95 @@ impl<I, O> Queue<I, O> {
     }
 }
 
-/// An outcome on its way to its caller. Dropped on the way, it gives the claim back.
-struct Delivered {
-    outcome: Option<Outcome>,
-    back: Option<(Batcher, Settle)>,
+impl<I, O> Drop for Runner<'_, I, O> {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        let mut waiting = self.queue.lock();
+        waiting.running -= 1;
+        if waiting.running == 0 {
+            // Nobody is left to take these; their callers learn it from the dropped senders.
+            waiting.items.clear();
+            waiting.answers.clear();
+        }
+    }
 }
 
-impl Delivered {
-    fn new(batcher: &Batcher, claim: &Claim, outcome: Outcome) -> Self {
-        let back = match (&outcome, claim.mode) {
-            (Outcome::First(grant), Mode::Lease(_) | Mode::Once { .. }) => Some((
-                batcher.clone(),
-                Settle {
-                    identity: claim.identity.clone(),
-                    week: grant.week,
-                    token: grant.token,
-                    verdict: Verdict::release(),
-                    order: claim.order.clone(),
-                    advance_to: None,
-                },
-            )),
-            _ => None,
-        };
-        Delivered { outcome: Some(outcome), back }
+/// Claims whose fate is unknown, by identity.
+#[derive(Default)]
+struct Doubts {
+    count: AtomicUsize,
+    nonces: Mutex<HashMap<Identity, (Nonce, Mode)>>,
+}
+
+impl Doubts {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Identity, (Nonce, Mode)>> {
+        self.nonces.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(mut self) -> Option<Outcome> {
-        self.back = None;
-        self.outcome.take()
+    /// Makes a claim the one that is in doubt, if there is one for the same purpose.
+    fn settle(&self, claim: &mut Claim) {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut nonces = self.lock();
+        if let Some((nonce, mode)) = nonces.remove(&claim.identity) {
+            self.count.store(nonces.len(), Ordering::Relaxed);
+            if mode == claim.mode {
+                claim.nonce = nonce;
+            }
+        }
+    }
+
+    fn note(&self, claim: &Claim) {
+        let mut nonces = self.lock();
+        if matches!(claim.mode, Mode::Lease(_) | Mode::Once { .. }) && nonces.len() < DOUBTS_MAX {
+            nonces.insert(claim.identity.clone(), (claim.nonce, claim.mode));
+            self.count.store(nonces.len(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// An outcome on its way to its caller. Dropped on the way, it gives the claim back.
+struct Delivered(Option<(Batcher, Claim, Outcome)>);
+
+impl Delivered {
+    fn new(batcher: &Batcher, claim: Claim, outcome: Outcome) -> Self {
+        Delivered(Some((batcher.clone(), claim, outcome)))
+    }
+
+    fn take(mut self) -> Result<(Claim, Outcome)> {
+        self.0.take().map(|(_, claim, outcome)| (claim, outcome)).ok_or_else(gone)
     }
 }
 
 impl Drop for Delivered {
     fn drop(&mut self) {
-        if let Some((batcher, settle)) = self.back.take() {
-            batcher.settle_later(settle);
+        if let Some((batcher, claim, Outcome::First(grant))) = self.0.take()
+            && matches!(claim.mode, Mode::Lease(_) | Mode::Once { .. })
+        {
+            batcher.settle_later(Settle {
+                identity: claim.identity,
+                week: grant.week,
+                token: grant.token,
+                verdict: Verdict::release(),
+                order: claim.order,
+                advance_to: None,
+            });
         }
     }
 }
 
 impl Batcher {
     pub(crate) fn new(ledger: Arc<dyn Ledger>) -> Self {
-        Batcher(Arc::new(Inner { ledger, claims: Queue::default(), settles: Queue::default() }))
+        Batcher(Arc::new(Inner {
+            ledger,
+            claims: Queue::default(),
+            settles: Queue::default(),
+            extends: Queue::default(),
+            doubts: Doubts::default(),
+        }))
     }
 
     pub(crate) fn ledger(&self) -> &Arc<dyn Ledger> {
@@ -118,16 +196,35 @@ impl Batcher {
     }
 
     /// Claims one event. Safe to cancel.
-    pub(crate) async fn claim(&self, claim: Claim) -> Result<Outcome> {
+    pub(crate) async fn claim(&self, mut claim: Claim) -> Result<(Claim, Outcome)> {
         self.0.ledger.settings().check(&claim)?; // before it can spoil a batch
+        self.0.doubts.settle(&mut claim);
         let (send, receive) = oneshot::channel();
         if self.0.claims.push(claim, send, self.0.ledger.parallel_batches()) {
             tokio::spawn(self.clone().run_claims());
         }
-        match receive.await {
-            Ok(Ok(delivered)) => delivered.take().ok_or_else(gone),
-            Ok(Err(error)) => Err(error),
-            Err(_) => Err(gone()),
+        receive.await.map_err(|_| gone())??.take()
+    }
+
+    /// Claims events that are a batch already. Safe to cancel.
+    pub(crate) async fn claim_many(&self, claims: Vec<Claim>) -> Vec<Result<(Claim, Outcome)>> {
+        let count = claims.len();
+        let batcher = self.clone();
+        let run = tokio::spawn(async move {
+            let mut all = Vec::with_capacity(count);
+            let mut claims = claims.into_iter();
+            loop {
+                let mut batch: Vec<Claim> = claims.by_ref().take(BATCH_MAX).collect();
+                if batch.is_empty() {
+                    return all;
+                }
+                batch.iter_mut().for_each(|claim| batcher.0.doubts.settle(claim));
+                all.extend(batcher.claim_batch(batch).await);
+            }
+        });
+        match run.await {
+            Ok(all) => all.into_iter().map(|one| one.and_then(Delivered::take)).collect(),
+            Err(_) => (0..count).map(|_| Err(gone())).collect(),
         }
     }
 
@@ -150,18 +247,56 @@ impl Batcher {
         }
     }
 
+    /// Extends one lease.
+    pub(crate) async fn extend(&self, extend: Extend) -> Result<Settled> {
+        let (send, receive) = oneshot::channel();
+        if self.0.extends.push(extend, send, 1) {
+            tokio::spawn(self.clone().run_extends());
+        }
+        receive.await.map_err(|_| gone())?
+    }
+
     async fn run_claims(self) {
-        while let Some((claims, answers)) = self.0.claims.take() {
-            let outcomes = in_batch(&claims, |batch| self.0.ledger.claim(batch)).await;
-            for ((claim, answer), outcome) in claims.iter().zip(answers).zip(outcomes) {
-                let _ = answer.send(outcome.map(|outcome| Delivered::new(&self, claim, outcome)));
+        let mut runner = self.0.claims.runner();
+        while let Some((claims, answers)) = runner.take() {
+            for (answer, delivered) in answers.into_iter().zip(self.claim_batch(claims).await) {
+                let _ = answer.send(delivered);
             }
         }
     }
 
+    async fn claim_batch(&self, claims: Vec<Claim>) -> Vec<Result<Delivered>> {
+        let outcomes = in_batch(&claims, |batch| self.0.ledger.claim(batch)).await;
+        let deliver = |(claim, outcome): (Claim, Result<Outcome>)| match outcome {
+            Ok(outcome) => Ok(Delivered::new(self, claim, outcome)),
+            Err(error) => {
+                if error.is_retryable() {
+                    self.0.doubts.note(&claim);
+                }
+                Err(error)
+            }
+        };
+        claims.into_iter().zip(outcomes).map(deliver).collect()
+    }
+
     async fn run_settles(self) {
-        while let Some((settles, answers)) = self.0.settles.take() {
+        let mut runner = self.0.settles.runner();
+        while let Some((settles, answers)) = runner.take() {
             let outcomes = in_batch(&settles, |batch| self.0.ledger.settle(batch)).await;
+            for (answer, outcome) in answers.into_iter().zip(outcomes) {
+                let _ = answer.send(outcome);
+            }
+        }
+    }
+
+    async fn run_extends(self) {
+        let mut runner = self.0.extends.runner();
+        while let Some((extends, answers)) = runner.take() {
+            let ledger = &self.0.ledger;
+            let outcomes = in_batch(&extends, |batch| {
+                Box::pin(async move { Ok(ledger.extend(batch).await?.into_iter().map(Ok).collect()) })
+            })
+            .await;
             for (answer, outcome) in answers.into_iter().zip(outcomes) {
                 let _ = answer.send(outcome);
             }
@@ -180,10 +315,20 @@ type Running<'a, O> = Pin<Box<dyn Future<Output = Result<Vec<Result<O>>>> + Send
 
 /// Runs a batch; if its statement fails on somebody's data, everybody goes alone, so a bad row harms only itself.
 async fn in_batch<'a, I, O>(items: &'a [I], run: impl Fn(&'a [I]) -> Running<'a, O>) -> Vec<Result<O>> {
-    let error = match run(items).await {
+    let mut error = match run(items).await {
         Ok(answers) => return answers,
         Err(error) => error,
     };
+    for pause in REISSUE_PAUSES {
+        if !error.is_retryable() {
+            break;
+        }
+        tokio::time::sleep(pause).await;
+        error = match run(items).await {
+            Ok(answers) => return answers,
+            Err(error) => error,
+        };
+    }
     if error.is_retryable() || items.len() == 1 {
         return items.iter().map(|_| Err(error.copy())).collect();
     }

@@ -1,0 +1,153 @@
+//! What can be claimed: an event, or just its id.
+
+use crate::clock::Time;
+use crate::error::Result;
+use crate::event::{Event, Fingerprint, Origin};
+use crate::id::{Aggregate, EventId, Tenant};
+use crate::ledger::{Body, Metadata};
+
+/// One arrival of an event: what a claim is made of. Made from an [`Event`], or from an id alone when that is all there is.
+///
+/// ```
+/// use hapax::guard::Delivery;
+/// use hapax::{EventId, ledger::Metadata};
+///
+/// let delivery = Delivery::of(EventId::new("order-17-paid")?).metadata(Metadata::new(r#"{"region":"eu"}"#)?);
+/// assert_eq!(delivery.id.to_string(), "order-17-paid");
+/// # Ok::<(), hapax::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Delivery {
+    /// Which event.
+    pub id: EventId,
+    /// Whose data; the guard's tenant if it is none.
+    pub tenant: Option<Tenant>,
+    /// The event's logical time.
+    pub time: Option<Time>,
+    /// Hash of the immutable part, to notice a reused id.
+    pub fingerprint: Option<Fingerprint>,
+    /// The record it came from.
+    pub origin: Option<Origin>,
+    /// Aggregate and number, used where the guard was given an order.
+    pub order: Option<(Aggregate, u64)>,
+    /// JSON to keep with the entry.
+    pub metadata: Option<Metadata>,
+    /// The event's bytes, kept with the entry if it dies.
+    pub body: Option<Body>,
+}
+
+impl Delivery {
+    /// A delivery of which only the id is known.
+    pub fn of(id: EventId) -> Self {
+        Delivery {
+            id,
+            tenant: None,
+            time: None,
+            fingerprint: None,
+            origin: None,
+            order: None,
+            metadata: None,
+            body: None,
+        }
+    }
+
+    /// Sets JSON to keep with the entry.
+    #[must_use]
+    pub fn metadata(mut self, metadata: Metadata) -> Self {
+        self.metadata = Some(metadata);
+        self
+    }
+
+    /// Sets the event's logical time.
+    #[must_use]
+    pub fn time(mut self, time: Time) -> Self {
+        self.time = Some(time);
+        self
+    }
+
+    /// Sets the record it came from.
+    #[must_use]
+    pub fn origin(mut self, origin: Origin) -> Self {
+        self.origin = Some(origin);
+        self
+    }
+}
+
+/// What a [`Guard`](crate::Guard) takes: an event, an id, or a text that is checked to be one.
+///
+/// ```
+/// use hapax::guard::Deliverable;
+/// assert!("order-17-paid".delivery().is_ok());
+/// assert!("   ".delivery().is_err());
+/// ```
+pub trait Deliverable {
+    /// What to claim, or what is wrong with it.
+    fn delivery(self) -> Result<Delivery>;
+}
+
+impl Deliverable for Delivery {
+    fn delivery(self) -> Result<Delivery> {
+        Ok(self)
+    }
+}
+
+impl Deliverable for &Delivery {
+    fn delivery(self) -> Result<Delivery> {
+        Ok(self.clone())
+    }
+}
+
+impl Deliverable for &Event {
+    fn delivery(self) -> Result<Delivery> {
+        // An event that is nothing but an id has no immutable part that could be compared.
+        let told = !self.payload.is_empty() || self.kind.is_some() || self.seq.is_some();
+        let body = Body { payload: self.payload.clone(), headers: self.headers.clone() };
+        Ok(Delivery {
+            id: self.id.clone(),
+            tenant: self.tenant.clone(),
+            time: self.time,
+            fingerprint: told.then(|| self.fingerprint()),
+            origin: self.origin.clone(),
+            order: self.aggregate.clone().zip(self.seq),
+            metadata: None,
+            body: Some(body),
+        })
+    }
+}
+
+impl Deliverable for EventId {
+    fn delivery(self) -> Result<Delivery> {
+        Ok(Delivery::of(self))
+    }
+}
+
+impl Deliverable for &EventId {
+    fn delivery(self) -> Result<Delivery> {
+        Ok(Delivery::of(self.clone()))
+    }
+}
+
+impl Deliverable for &str {
+    fn delivery(self) -> Result<Delivery> {
+        EventId::new(self).map(Delivery::of)
+    }
+}
+
+impl Deliverable for &&str {
+    fn delivery(self) -> Result<Delivery> {
+        EventId::new(self).map(Delivery::of)
+    }
+}
+
+impl Deliverable for String {
+    fn delivery(self) -> Result<Delivery> {
+        EventId::new(self).map(Delivery::of)
+    }
+}
+
+impl Deliverable for &String {
+    fn delivery(self) -> Result<Delivery> {
+        EventId::new(self).map(Delivery::of)
+    }
+}

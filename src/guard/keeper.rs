@@ -1,0 +1,113 @@
+//! Keeping a lease alive, and saying when it is lost.
+
+use std::future::Future;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+
+use super::Core;
+use crate::error::Error;
+use crate::ledger::{Extend, Identity, Settled};
+
+/// The lease was lost while its handler ran: someone else may be running the event now.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the lease on {key} was lost while it was being run ({cause})")]
+pub struct LeaseLost {
+    /// What was being run.
+    pub key: Identity,
+    /// `fenced`: the ledger gave it to someone else. `deadline`: it could not be extended in time.
+    pub cause: &'static str,
+}
+
+impl From<LeaseLost> for Error {
+    fn from(lost: LeaseLost) -> Self {
+        Error::Fenced { what: lost.to_string() }
+    }
+}
+
+/// What is known of a lease that is being kept.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pulse {
+    pub(super) deadline: Instant,
+    pub(super) lost: Option<&'static str>,
+}
+
+/// Extends a lease in a task of its own, so that a handler that blocks its thread keeps its lease; ends when dropped.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    pulse: watch::Receiver<Pulse>,
+    task: AbortHandle,
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Keeper {
+    pub(super) fn spawn(core: Core, extend: Extend, deadline: Instant) -> Self {
+        let (send, pulse) = watch::channel(Pulse { deadline, lost: None });
+        let task = tokio::spawn(keep(core, extend, send)).abort_handle();
+        Keeper { pulse, task }
+    }
+
+    pub(super) fn pulse(&self) -> Pulse {
+        *self.pulse.borrow()
+    }
+
+    /// Ends when the lease is lost; never, if it is settled before.
+    pub(super) fn lost(&self) -> impl Future<Output = &'static str> + Send + 'static + use<> {
+        let mut pulse = self.pulse.clone();
+        async move {
+            let cause = pulse.wait_for(|pulse| pulse.lost.is_some()).await.ok().and_then(|pulse| pulse.lost);
+            match cause {
+                Some(cause) => cause,
+                None => std::future::pending().await,
+            }
+        }
+    }
+}
+
+async fn keep(core: Core, extend: Extend, pulse: watch::Sender<Pulse>) {
+    let mut deadline = pulse.borrow().deadline;
+    let cause = loop {
+        let beat = Instant::now() + core.settings().heartbeat;
+        sleep_until(beat.min(deadline)).await;
+        match prolong(&core, &extend, deadline).await {
+            Ok(next) => {
+                deadline = next;
+                pulse.send_modify(|pulse| pulse.deadline = next);
+            }
+            Err(cause) => break cause,
+        }
+    };
+    tracing::warn!(target: "hapax", key = %extend.identity, token = %extend.token, cause, "lease lost");
+    if let Some(meter) = core.meter() {
+        meter.lease_lost(cause);
+    }
+    pulse.send_modify(|pulse| pulse.lost = Some(cause));
+}
+
+/// Extends once, trying again until the deadline: an extension that fails is no loss yet, and none that comes in time is
+/// a false rescue.
+async fn prolong(core: &Core, extend: &Extend, deadline: Instant) -> Result<Instant, &'static str> {
+    let pause = (core.settings().heartbeat / 4).min(Duration::from_secs(1));
+    loop {
+        let sent = Instant::now();
+        if sent >= deadline {
+            return Err("deadline");
+        }
+        match timeout_at(deadline, core.batcher().extend(extend.clone())).await {
+            Ok(Ok(Settled::Ok { .. })) => return Ok(sent + core.settings().lease - core.settings().margin()),
+            Ok(Ok(Settled::Fenced { .. })) => return Err("fenced"),
+            Ok(Err(error)) => {
+                tracing::debug!(target: "hapax", key = %extend.identity, error = %error.chain(), "not extended yet");
+                sleep(pause).await;
+            }
+            Err(_) => return Err("deadline"),
+        }
+    }
+}

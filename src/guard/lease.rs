@@ -1,0 +1,431 @@
+//! The lease: the right to run an event, as a value that is settled once, or gives itself back.
+
+use std::fmt;
+use std::future::Future;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::keeper::Keeper;
+use super::{Core, Deliverable, Delivery, Granted, Guard, LeaseLost, note};
+use crate::clock::Time;
+use crate::error::Result;
+use crate::id::EventId;
+use crate::ledger::{
+    Body, Extend, Identity, Ledger, Metadata, Mode, Order, Outcome, Settle, Settled, Token, Verdict, Week,
+};
+use crate::telemetry::Meter;
+
+/// What a handler needs to know of its run: hand key and token to the sink.
+///
+/// A sink that dedups on the key makes the effect exactly once; one that refuses lower tokens keeps a stale run from
+/// writing last. Neither replaces the other.
+#[derive(Debug, Clone)]
+pub struct Run {
+    key: Identity,
+    token: Token,
+    attempt: u32,
+    suspect: bool,
+}
+
+impl Run {
+    /// What is being run: the key to dedup on.
+    pub fn key(&self) -> &Identity {
+        &self.key
+    }
+
+    /// The fencing token.
+    pub fn token(&self) -> Token {
+        self.token
+    }
+
+    /// Which run this is, from 1.
+    pub fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    /// Whether the last run ended with its process.
+    pub fn suspect(&self) -> bool {
+        self.suspect
+    }
+
+    /// The id of the `n`-th event this run emits. It follows from the key, so a run that is repeated emits the same ids
+    /// and whoever consumes them is not fooled.
+    pub fn child_id(&self, n: u64) -> EventId {
+        let tenant = self.key.tenant.as_ref().map_or("", |tenant| tenant.as_str());
+        let parts = [tenant.as_bytes(), self.key.scope.as_str().as_bytes(), &n.to_be_bytes()];
+        EventId::derived(&self.key.id, parts)
+    }
+}
+
+/// What a failed run leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure {
+    /// It may run again.
+    RetryAt {
+        /// When, by ledger time; stored.
+        at: Time,
+    },
+    /// Its attempts are used up, or it was said to be fatal. Only a redrive brings it back.
+    Dead {
+        /// Since when, by ledger time.
+        at: Time,
+    },
+}
+
+/// The right to run an event. Settle it with [`done`](Lease::done), [`fail`](Lease::fail) or
+/// [`release`](Lease::release).
+///
+/// Dropped without that (a panic, a cancelled task), it goes back as a failed run that counts, so that an event that always
+/// panics does not run for ever. A settling that cannot reach the ledger is repeated with the same token for as long as
+/// the lease lives; it is never taken for a failure of the handler.
+///
+/// ```
+/// use hapax::{Guard, Outcome, backend::memory::MemoryLedger};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> hapax::Result<()> {
+/// let guard = Guard::builder(MemoryLedger::default()).scope("billing").build()?;
+/// if let Outcome::First(mut lease) = guard.lease("order-17-paid").await? {
+///     match lease.run(charge(lease.key().id.to_string())).await {
+///         Ok(Ok(())) => lease.done().await?,
+///         Ok(Err(error)) => println!("{:?}", lease.fail(error).await?),
+///         Err(lost) => println!("{lost}"), // the handler was cancelled
+///     }
+/// }
+/// assert!(guard.is_processed("order-17-paid").await?);
+/// # Ok(()) }
+/// # async fn charge(_: String) -> Result<(), String> { Ok(()) }
+/// ```
+#[must_use = "the event is yours to run; dropping the lease counts as a failed run"]
+pub struct Lease {
+    core: Core,
+    run: Run,
+    week: Week,
+    order: Option<Order>,
+    body: Option<Body>,
+    deadline: Instant,
+    keeper: Option<Keeper>,
+    guarded: bool,
+    /// Whether it is still to be settled.
+    open: bool,
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease").field("run", &self.run).field("week", &self.week).finish_non_exhaustive()
+    }
+}
+
+impl Lease {
+    /// `sent` is the moment before the claim was sent: the ledger's lease began later, so it ends later than ours.
+    fn new(core: &Core, granted: Granted, sent: Instant) -> Self {
+        let Granted { claim, grant, body, guarded } = granted;
+        Lease {
+            core: core.clone(),
+            run: Run {
+                key: claim.identity,
+                token: grant.token,
+                attempt: grant.attempt,
+                suspect: grant.suspect,
+            },
+            week: grant.week,
+            order: claim.order,
+            body,
+            deadline: sent + core.settings().lease - core.settings().margin(),
+            keeper: None,
+            guarded,
+            open: guarded,
+        }
+    }
+
+    /// What is being run: the key to dedup on.
+    pub fn key(&self) -> &Identity {
+        &self.run.key
+    }
+
+    /// The fencing token.
+    pub fn token(&self) -> Token {
+        self.run.token
+    }
+
+    /// Which run this is, from 1.
+    pub fn attempt(&self) -> u32 {
+        self.run.attempt
+    }
+
+    /// Whether the last run ended with its process.
+    pub fn suspect(&self) -> bool {
+        self.run.suspect
+    }
+
+    /// The id of the `n`-th event this run emits; see [`Run::child_id`].
+    pub fn child_id(&self, n: u64) -> EventId {
+        self.run.child_id(n)
+    }
+
+    /// Key, token and the rest, to hand to a handler.
+    pub fn info(&self) -> Run {
+        self.run.clone()
+    }
+
+    /// Until when the lease may be relied upon, by this machine's monotonic clock: from before the claim was sent, less a
+    /// margin. Moves on with each heartbeat.
+    pub fn deadline(&self) -> std::time::Instant {
+        self.local_deadline().into_std()
+    }
+
+    fn local_deadline(&self) -> Instant {
+        self.keeper.as_ref().map_or(self.deadline, |keeper| keeper.pulse().deadline)
+    }
+
+    /// Whether the lease is known to be lost.
+    pub fn is_lost(&self) -> bool {
+        let lost = self.keeper.as_ref().is_some_and(|keeper| keeper.pulse().lost.is_some());
+        self.guarded && (lost || self.local_deadline() <= Instant::now())
+    }
+
+    /// Starts the heartbeat, unless it is running: a task that extends the lease until it is settled, dropped or lost.
+    pub fn heartbeat(&mut self) {
+        if self.guarded && self.keeper.is_none() {
+            self.keeper = Some(Keeper::spawn(self.core.clone(), self.extending(), self.deadline));
+        }
+    }
+
+    /// Ends when the lease is lost; never, if it is settled before. Starts the heartbeat. For code that must stop by
+    /// itself; [`run`](Lease::run) cancels for you.
+    pub fn lost(&mut self) -> impl Future<Output = ()> + Send + 'static + use<> {
+        self.heartbeat();
+        let lost = self.keeper.as_ref().map(Keeper::lost);
+        async move {
+            match lost {
+                Some(lost) => _ = lost.await,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Runs `work` while extending the lease with every heartbeat. When the lease is lost, or cannot be extended before its
+    /// [`deadline`](Lease::deadline), `work` is dropped where it stands. That is best effort: what it sent is sent, which
+    /// is what the token is for.
+    pub async fn run<T>(&mut self, work: impl Future<Output = T>) -> Result<T, LeaseLost> {
+        self.heartbeat();
+        let Some(keeper) = &self.keeper else { return Ok(work.await) };
+        let lost = keeper.lost();
+        tokio::select! {
+            biased;
+            value = work => Ok(value),
+            cause = lost => {
+                self.open = false; // nothing of it is ours to give back
+                Err(LeaseLost { key: self.run.key.clone(), cause })
+            }
+        }
+    }
+
+    /// Extends the lease once, now.
+    pub async fn extend(&mut self) -> Result<()> {
+        if !self.guarded {
+            return Ok(());
+        }
+        let sent = Instant::now();
+        let settled = self.core.batcher().extend(self.extending()).await?;
+        if matches!(settled, Settled::Fenced { .. }) {
+            self.open = false;
+        }
+        settled.ok_or_fenced(&self.run.key, self.run.token)?;
+        self.deadline = sent + self.core.settings().lease - self.core.settings().margin();
+        if self.keeper.take().is_some() {
+            self.heartbeat(); // begins anew, from the new deadline
+        }
+        Ok(())
+    }
+
+    /// Settles: it took effect.
+    #[doc(alias = "mark_done")]
+    pub async fn done(self) -> Result<()> {
+        self.settle(Verdict::Done { metadata: None }).await.map(drop)
+    }
+
+    /// Settles: it took effect, with JSON to keep.
+    pub async fn done_with(self, metadata: Metadata) -> Result<()> {
+        self.settle(Verdict::Done { metadata: Some(metadata) }).await.map(drop)
+    }
+
+    /// Settles: the run failed. It runs again after a pause that is stored, or is dead when its attempts are used up.
+    #[doc(alias = "mark_failed")]
+    pub async fn fail(self, error: impl fmt::Display) -> Result<Failure> {
+        let verdict = self.failure(error);
+        self.settle_failure(verdict).await
+    }
+
+    /// Settles: the run failed and no other would succeed. The event is dead.
+    pub async fn fail_fatal(self, error: impl fmt::Display) -> Result<Failure> {
+        let verdict = Verdict::Dead { note: note(error), body: self.body.clone() };
+        self.settle_failure(verdict).await
+    }
+
+    /// Gives the lease back at once, uncounted: the event was not run.
+    pub async fn release(self) -> Result<()> {
+        self.settle(Verdict::release()).await.map(drop)
+    }
+
+    async fn settle_failure(self, verdict: Verdict) -> Result<Failure> {
+        let dead = matches!(verdict, Verdict::Dead { .. });
+        let at = self.settle(verdict).await?;
+        Ok(if dead { Failure::Dead { at } } else { Failure::RetryAt { at } })
+    }
+
+    /// What a failure of this run leads to.
+    fn failure(&self, error: impl fmt::Display) -> Verdict {
+        let terms = self.core.settings().failure_terms();
+        if self.run.attempt >= terms.attempts_max {
+            return Verdict::Dead { note: note(error), body: self.body.clone() };
+        }
+        let after = terms.pause(self.run.attempt);
+        Verdict::Retry { after, counted: true, note: Some(note(error)), body: None }
+    }
+
+    async fn settle(mut self, verdict: Verdict) -> Result<Time> {
+        if !self.guarded {
+            return Ok(Time::default());
+        }
+        // From here on the drop must not say anything else, whatever becomes of this call.
+        self.open = false;
+        let until = self.local_deadline();
+        self.keeper = None;
+        let patience = until.saturating_duration_since(Instant::now());
+        let settled = self.core.settle(self.settling(verdict), patience).await?;
+        settled.ok_or_fenced(&self.run.key, self.run.token)
+    }
+
+    fn settling(&self, verdict: Verdict) -> Settle {
+        Settle {
+            identity: self.run.key.clone(),
+            week: self.week,
+            token: self.run.token,
+            verdict,
+            order: self.order.clone(),
+            advance_to: None,
+        }
+    }
+
+    fn extending(&self) -> Extend {
+        Extend {
+            identity: self.run.key.clone(),
+            week: self.week,
+            token: self.run.token,
+            lease: self.core.settings().lease,
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if self.open && !self.is_lost() {
+            let verdict = self.failure("dropped before it was settled (a panic, or a cancelled task)");
+            self.core.batcher().settle_later(self.settling(verdict));
+        }
+    }
+}
+
+impl Core {
+    pub(super) async fn lease(&self, delivery: Delivery) -> Result<Outcome<Lease>> {
+        let sent = Instant::now();
+        let outcome = self.claim(delivery, Mode::Lease(self.settings().lease_terms()), None).await?;
+        Ok(outcome.map(|granted| Lease::new(self, granted, sent)))
+    }
+
+    /// Settles, and goes on trying while the ledger is away, for as long as `patience` lasts. In a task of its own, so
+    /// that a caller who gives up does not unsettle what took effect.
+    pub(super) async fn settle(&self, settle: Settle, patience: Duration) -> Result<Settled> {
+        let verdict = Meter::verdict(&settle.verdict);
+        let until = Instant::now() + patience;
+        let mut answer = self.batcher().settle(settle.clone()).await;
+        if answer.as_ref().is_err_and(crate::Error::is_retryable) {
+            let batcher = self.batcher().clone();
+            let again = tokio::spawn(async move {
+                let mut pause = Duration::from_millis(50);
+                while Instant::now() + pause < until {
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(Duration::from_secs(5));
+                    answer = batcher.settle(settle.clone()).await;
+                    if !answer.as_ref().is_err_and(crate::Error::is_retryable) {
+                        break;
+                    }
+                }
+                answer
+            });
+            answer = again.await.unwrap_or_else(|error| Err(crate::Error::unavailable("settling", error)));
+        }
+        if let Some(meter) = self.meter() {
+            meter.settled(verdict, &answer);
+        }
+        answer
+    }
+
+    /// Asks until the event is not busy any more or the limit is reached. Between two questions it sleeps: longer and
+    /// longer up to a second, but not past the end of the lease in the way.
+    async fn lease_or_wait(&self, delivery: Delivery, limit: Duration) -> Result<Outcome<Lease>> {
+        let end = Instant::now() + limit;
+        let mut pause = Duration::from_millis(20);
+        let mut clock: Option<(Time, Instant)> = None;
+        loop {
+            let outcome = self.lease(delivery.clone()).await?;
+            let Outcome::Busy { until, .. } = &outcome else { return Ok(outcome) };
+            let now = Instant::now();
+            if now >= end {
+                return Ok(outcome);
+            }
+            let mut wake = (now + pause).min(end);
+            if let Some(until) = until {
+                let (ledger, local) = match clock {
+                    Some(known) => known,
+                    None => *clock.insert((self.batcher().ledger().now().await?, now)),
+                };
+                // A millisecond more, as the lease must be over and not about to be.
+                wake = wake.min(local + until.since(ledger) + Duration::from_millis(1)).max(now + PAUSE_MIN);
+            }
+            tokio::time::sleep_until(wake.min(end)).await;
+            pause = (pause * 3 / 2).min(Duration::from_secs(1));
+        }
+    }
+}
+
+/// Between two questions there is always a pause, whatever the clocks say.
+const PAUSE_MIN: Duration = Duration::from_millis(5);
+
+impl<L: Ledger> Guard<L> {
+    /// Claims an event under a lease. Whoever gets [`Outcome::First`] runs it and settles the [`Lease`]; everyone else is
+    /// told what it is up to.
+    pub async fn lease(&self, event: impl Deliverable) -> Result<Outcome<Lease>> {
+        self.core.lease(event.delivery()?).await
+    }
+
+    /// Like [`lease`](Guard::lease), but while someone else holds the event it waits, up to `limit`; then it answers
+    /// [`Outcome::Busy`].
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use hapax::{Guard, Outcome, backend::memory::MemoryLedger};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> hapax::Result<()> {
+    /// # let guard = Guard::builder(MemoryLedger::default()).scope("billing").build()?;
+    /// let Outcome::First(lease) = guard.lease("order-17-paid").await? else { return Ok(()) };
+    /// tokio::spawn(lease.done());
+    /// let outcome = guard.lease_or_wait("order-17-paid", Duration::from_secs(5)).await?;
+    /// assert!(matches!(outcome, Outcome::Duplicate(_)));
+    /// # Ok(()) }
+    /// ```
+    pub async fn lease_or_wait(&self, event: impl Deliverable, limit: Duration) -> Result<Outcome<Lease>> {
+        self.core.lease_or_wait(event.delivery()?, limit).await
+    }
+
+    /// Leases many events at once, with an outcome each, in the order given. A bad id fails alone. Safe to cancel.
+    pub async fn lease_many<D: Deliverable>(
+        &self,
+        events: impl IntoIterator<Item = D>,
+    ) -> Result<Vec<Result<Outcome<Lease>>>> {
+        let sent = Instant::now();
+        let mode = Mode::Lease(self.settings().lease_terms());
+        let outcomes = self.core.claim_many(events, mode).await?;
+        let lease = |outcome: Outcome<Granted>| outcome.map(|granted| Lease::new(&self.core, granted, sent));
+        Ok(outcomes.into_iter().map(|outcome| outcome.map(lease)).collect())
+    }
+}

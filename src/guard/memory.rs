@@ -1,0 +1,49 @@
+//! Same-transaction claims on the memory ledger.
+
+use super::{Deliverable, Guard};
+use crate::backend::memory::{MemoryLedger, MemoryTransaction};
+use crate::error::{Error, Result};
+use crate::ledger::{Mode, Outcome, Token};
+
+impl Guard<MemoryLedger> {
+    /// Claims an event in the caller's transaction: the claim commits or rolls back with the effect.
+    ///
+    /// **A poison event loops for ever with this call alone**: the rollback of a failed effect takes the claim with it, so
+    /// nothing counts the attempt and the next delivery runs it again. Tell [`failed`](Guard::failed) about each failure
+    /// after the rollback; it counts, and answers when to retry or that the event is dead.
+    ///
+    /// ```
+    /// use hapax::{Guard, backend::memory::MemoryLedger};
+    ///
+    /// let ledger = MemoryLedger::default();
+    /// let guard = Guard::builder(ledger.clone()).scope("billing").build()?;
+    /// let mut tx = ledger.begin();
+    /// assert!(guard.try_claim_in(&mut tx, "order-17-paid")?.is_claimed());
+    /// tx.commit(); // claim and effect
+    /// assert!(!guard.try_claim_in(&mut ledger.begin(), "order-17-paid")?.is_claimed());
+    /// # Ok::<(), hapax::Error>(())
+    /// ```
+    #[doc(alias = "tryClaimSameTx")]
+    pub fn try_claim_in(
+        &self,
+        tx: &mut MemoryTransaction<'_>,
+        event: impl Deliverable,
+    ) -> Result<Outcome<Token>> {
+        let mut outcomes = self.try_claim_many_in(tx, [event])?;
+        outcomes.pop().unwrap_or_else(|| Err(Error::Corrupt("a claim without an answer".into())))
+    }
+
+    /// Claims many events in the caller's transaction, with an outcome each, in the order given. A bad id fails alone. The
+    /// warning of [`try_claim_in`](Guard::try_claim_in) holds.
+    pub fn try_claim_many_in<D: Deliverable>(
+        &self,
+        tx: &mut MemoryTransaction<'_>,
+        events: impl IntoIterator<Item = D>,
+    ) -> Result<Vec<Result<Outcome<Token>>>> {
+        let core = self.core();
+        core.check_transactional()?;
+        let batch = core.prepare_many(events, Mode::Done)?;
+        let answers = tx.claim(&batch.claims)?;
+        Ok(core.answer_many(batch, answers))
+    }
+}

@@ -1,0 +1,241 @@
+//! The front door: asks the ledger before your handler runs, and tells it how the run ended.
+//!
+//! Three ways to be guarded, one word each:
+//!
+//! | call | promise | for |
+//! |---|---|---|
+//! | `try_claim_in(&mut tx, …)` | exactly once: the claim commits or rolls back with your effect | effects in the ledger's database |
+//! | [`lease`](Guard::lease), [`process_if_new`](Guard::process_if_new) | at least once, one live lease at a time; exactly once if the sink dedups on our key | effects elsewhere |
+//! | [`try_claim`](Guard::try_claim) | at most once: what fails after the claim is lost, and can be listed | effects that may be lost |
+//!
+//! ```
+//! use hapax::backend::memory::MemoryLedger;
+//! use hapax::{Guard, guard::ProcessingResult};
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> hapax::Result<()> {
+//! let guard = Guard::builder(MemoryLedger::default()).scope("mailer").build()?;
+//! for _ in 0..2 {
+//!     match guard.process_if_new("order-17-paid", || async { Ok::<_, String>(println!("mail sent")) }).await? {
+//!         ProcessingResult::Success => println!("took effect"),
+//!         ProcessingResult::AlreadyProcessed => println!("had taken effect before"),
+//!         other => println!("not now: {other}"),
+//!     }
+//! }
+//! # Ok(()) }
+//! ```
+//!
+//! A guard is cheap to clone, and single calls of concurrent tasks are gathered into batches by themselves.
+
+mod claimed;
+mod delivery;
+mod keeper;
+mod lease;
+mod memory;
+mod process;
+mod settings;
+mod shared;
+
+use std::fmt;
+use std::sync::Arc;
+
+pub use claimed::Claimed;
+pub use delivery::{Deliverable, Delivery};
+pub use keeper::LeaseLost;
+pub use lease::{Failure, Lease, Run};
+pub use process::{DeadLetter, DeadLetters, ProcessingResult};
+pub(crate) use settings::jitter_permille;
+pub use settings::{GuardBuilder, GuardSettings};
+
+pub(crate) use shared::Core;
+use shared::{Granted, note};
+
+use crate::error::Result;
+use crate::id::{Scope, Tenant};
+use crate::ledger::{Batcher, Ledger, Metadata, Mode, Outcome, State, Swept, Token};
+use crate::sweep::Sweeper;
+use crate::telemetry::Telemetry;
+
+/// Guards handlers with a ledger. Clones share everything.
+///
+/// ```
+/// use std::sync::Arc;
+/// use hapax::backend::memory::MemoryLedger;
+/// use hapax::{Guard, Ledger, Scope, Tenant};
+///
+/// // Any ledger, or one that is picked when the program runs:
+/// let ledger: Arc<dyn Ledger> = Arc::new(MemoryLedger::default());
+/// let guard = Guard::new(ledger);
+/// let mailer = guard.in_scope(Scope::new("mailer")?).in_tenant(Tenant::new("acme")?);
+/// # let _ = mailer;
+/// # Ok::<(), hapax::Error>(())
+/// ```
+pub struct Guard<L: Ledger = Arc<dyn Ledger>> {
+    ledger: Arc<L>,
+    core: Core,
+}
+
+impl<L: Ledger> Clone for Guard<L> {
+    fn clone(&self) -> Self {
+        Guard { ledger: Arc::clone(&self.ledger), core: self.core.clone() }
+    }
+}
+
+impl<L: Ledger> fmt::Debug for Guard<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard")
+            .field("backend", &self.ledger.capabilities().backend)
+            .field("core", &self.core)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<L: Ledger> Guard<L> {
+    /// A guard with default settings and no default scope: name one with [`in_scope`](Guard::in_scope).
+    pub fn new(ledger: L) -> Self {
+        Guard::assemble(ledger, GuardSettings::default(), Telemetry::default())
+    }
+
+    /// A guard with settings of your own, step by step.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use hapax::{Guard, backend::memory::MemoryLedger};
+    ///
+    /// let guard = Guard::builder(MemoryLedger::default())
+    ///     .scope("mailer")
+    ///     .lease(Duration::from_secs(60), Duration::from_secs(10))
+    ///     .build()?;
+    /// assert!(Guard::builder(MemoryLedger::default()).scope(" ").build().is_err());
+    /// # let _ = guard;
+    /// # Ok::<(), hapax::Error>(())
+    /// ```
+    pub fn builder(ledger: L) -> GuardBuilder<L> {
+        GuardBuilder::new(ledger)
+    }
+
+    /// A guard with settings that were made elsewhere.
+    pub fn with_settings(ledger: L, settings: GuardSettings) -> Result<Self> {
+        settings.check()?;
+        let telemetry = Telemetry::new(settings.telemetry_prefix.as_deref())?;
+        Ok(Guard::assemble(ledger, settings, telemetry))
+    }
+
+    fn assemble(ledger: L, settings: GuardSettings, telemetry: Telemetry) -> Self {
+        let ledger = Arc::new(ledger);
+        let batcher = Batcher::new(Arc::clone(&ledger) as Arc<dyn Ledger>);
+        Guard { ledger, core: Core::new(batcher, settings, telemetry) }
+    }
+
+    /// The same guard for another scope.
+    #[must_use]
+    pub fn in_scope(&self, scope: Scope) -> Self {
+        Guard { ledger: Arc::clone(&self.ledger), core: self.core.in_scope(scope) }
+    }
+
+    /// The same guard for one tenant.
+    #[must_use]
+    pub fn in_tenant(&self, tenant: Tenant) -> Self {
+        Guard { ledger: Arc::clone(&self.ledger), core: self.core.in_tenant(tenant) }
+    }
+
+    /// The ledger behind it.
+    pub fn ledger(&self) -> &L {
+        &self.ledger
+    }
+
+    /// What it was told.
+    pub fn settings(&self) -> &GuardSettings {
+        self.core.settings()
+    }
+
+    pub(crate) fn core(&self) -> &Core {
+        &self.core
+    }
+
+    /// Whether an event took effect: done, or finished under an at-most-once claim. An event that is being run, waits for
+    /// a retry or is dead has not.
+    ///
+    /// This only looks. To decide whether to run something, claim it: between looking and running, someone else can.
+    ///
+    /// ```
+    /// # use hapax::{Guard, backend::memory::MemoryLedger};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> hapax::Result<()> {
+    /// let guard = Guard::builder(MemoryLedger::default()).scope("mailer").build()?;
+    /// assert!(!guard.is_processed("order-17-paid").await?);
+    /// guard.mark_processed("order-17-paid", None).await?.is_claimed();
+    /// assert!(guard.is_processed("order-17-paid").await?);
+    /// # Ok(()) }
+    /// ```
+    pub async fn is_processed(&self, event: impl Deliverable) -> Result<bool> {
+        let delivery = event.delivery()?;
+        let time = delivery.time;
+        let identity = self.core.identity(delivery)?;
+        if !self.core.guarded() {
+            return Ok(false);
+        }
+        let entry = self.ledger.get(&identity, time).await?;
+        Ok(entry.is_some_and(|entry| matches!(entry.state, State::Done | State::Finished)))
+    }
+
+    /// Records that an event took effect, without running anything. [`Outcome::First`]: recorded now; a duplicate: it had
+    /// been before; [`Outcome::Busy`]: someone is running it, and nothing was written.
+    ///
+    /// ```
+    /// # use hapax::{Guard, Outcome, backend::memory::MemoryLedger};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> hapax::Result<()> {
+    /// let guard = Guard::builder(MemoryLedger::default()).scope("mailer").build()?;
+    /// assert!(matches!(guard.mark_processed("order-17-paid", None).await?, Outcome::First(_)));
+    /// assert!(matches!(guard.mark_processed("order-17-paid", None).await?, Outcome::Duplicate(_)));
+    /// # Ok(()) }
+    /// ```
+    #[doc(alias = "mark_done")]
+    pub async fn mark_processed(
+        &self,
+        event: impl Deliverable,
+        metadata: impl Into<Option<Metadata>>,
+    ) -> Result<Outcome<Token>> {
+        let mut delivery = event.delivery()?;
+        delivery.metadata = metadata.into().or(delivery.metadata);
+        Ok(self.core.claim(delivery, Mode::Done, None).await?.map(|granted| granted.grant.token))
+    }
+
+    /// Counts a failed same-transaction attempt, in a transaction of its own. Call it after the effect's transaction was
+    /// rolled back, claim and all: that rollback also took away every trace of the attempt, so without this call an event
+    /// that always fails is redelivered for ever.
+    ///
+    /// Answers [`Outcome::RetryLater`] with the stored time, or [`Outcome::Dead`] once the attempts are used up. Claims made
+    /// before that time are answered the same way.
+    ///
+    /// ```
+    /// # use hapax::{Guard, Outcome, backend::memory::MemoryLedger};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> hapax::Result<()> {
+    /// let guard = Guard::builder(MemoryLedger::default()).scope("billing").attempts_max(2).build()?;
+    /// assert!(matches!(guard.failed("order-17-paid", "no such account").await?, Outcome::RetryLater { .. }));
+    /// assert!(matches!(guard.failed("order-17-paid", "no such account").await?, Outcome::Dead { .. }));
+    /// # Ok(()) }
+    /// ```
+    #[doc(alias = "mark_failed")]
+    pub async fn failed(&self, event: impl Deliverable, error: impl fmt::Display) -> Result<Outcome<Token>> {
+        self.core.check_transactional()?;
+        let mode = Mode::Failed(self.settings().failure_terms());
+        let granted = self.core.claim(event.delivery()?, mode, Some(note(error))).await?;
+        Ok(granted.map(|granted| granted.grant.token))
+    }
+
+    /// Forgets what was settled longer ago than the retention, and says how many entries went. Whole weeks are dropped;
+    /// entries without a week go at most 10,000 per transaction, until none is left.
+    pub async fn cleanup_old_events(&self) -> Result<u64> {
+        Ok(self.sweep().await?.entries())
+    }
+
+    /// Like [`cleanup_old_events`](Guard::cleanup_old_events), with the details.
+    pub async fn sweep(&self) -> Result<Swept> {
+        self.core.sweep().await
+    }
+
+    /// Sweeps in the background: soon after the start, then every [`sweep_interval`](GuardSettings::sweep_interval). It
+    /// stops when the handle is dropped.
+    pub fn spawn_sweeper(&self) -> Sweeper {
+        Sweeper::spawn(self.core.clone())
+    }
+}

@@ -1,0 +1,248 @@
+//! What a guard is told, and what of it is impossible.
+
+use std::time::Duration;
+
+use super::Guard;
+use crate::error::{Error, Result};
+use crate::id::{Scope, Tenant};
+use crate::ledger::{FailureTerms, LeaseTerms, Ledger, OnDead, OrderPolicy};
+
+/// What a [`Guard`] is told.
+///
+/// ```
+/// use std::time::Duration;
+/// use hapax::guard::GuardSettings;
+///
+/// let mut settings = GuardSettings::default();
+/// assert_eq!(settings.lease, Duration::from_secs(900));
+/// settings.heartbeat = settings.lease;
+/// assert!(settings.check().unwrap_err().to_string().contains("heartbeat"));
+/// ```
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct GuardSettings {
+    /// The scope of calls that name none. Without it such calls are errors.
+    pub scope: Option<Scope>,
+    /// The tenant of deliveries that name none.
+    pub tenant: Option<Tenant>,
+    /// False lets every event pass unguarded (leased and at-most-once calls; same-transaction claims refuse): seed 003's
+    /// `ENABLE_PROCESSED_EVENT_REGISTRY`. Gives up: everything but availability.
+    pub enabled: bool,
+    /// How long a lease lasts unless it is extended.
+    pub lease: Duration,
+    /// How often a running lease is extended.
+    pub heartbeat: Duration,
+    /// How long before its end a lease counts as over for its holder; a tenth of the lease, at most 5 s, if unset.
+    pub lease_margin: Option<Duration>,
+    /// How many runs an event gets before it is dead.
+    pub attempts_max: u32,
+    /// The pause after a first failure; doubles with each.
+    pub backoff_base: Duration,
+    /// The longest pause.
+    pub backoff_max: Duration,
+    /// How long entries stay after they were settled.
+    pub retention: Duration,
+    /// How often the background sweeper runs.
+    pub sweep_interval: Duration,
+    /// How events with aggregate and seq follow each other, and what a dead one does to its successors. None: they don't;
+    /// each event stands for itself. There is no default, because what is right for a dead one is yours to say.
+    pub order: Option<(OrderPolicy, OnDead)>,
+    /// What metrics and spans are prefixed with.
+    pub telemetry_prefix: Option<String>,
+}
+
+impl Default for GuardSettings {
+    fn default() -> Self {
+        GuardSettings {
+            scope: None,
+            tenant: None,
+            enabled: true,
+            lease: Duration::from_secs(900),
+            heartbeat: Duration::from_secs(30),
+            lease_margin: None,
+            attempts_max: 5,
+            backoff_base: Duration::from_secs(1),
+            backoff_max: Duration::from_secs(300),
+            retention: Duration::from_secs(7 * 86_400),
+            sweep_interval: Duration::from_secs(3600),
+            order: None,
+            telemetry_prefix: None,
+        }
+    }
+}
+
+/// The longest lease, retention or interval: a century, so that adding it to a time cannot overflow.
+const DURATION_MAX: Duration = Duration::from_secs(100 * 365 * 86_400);
+
+impl GuardSettings {
+    /// Says what is impossible, naming the setting and its range.
+    pub fn check(&self) -> Result<()> {
+        let positive = [
+            ("guard.lease", self.lease),
+            ("guard.heartbeat", self.heartbeat),
+            ("guard.retention", self.retention),
+            ("guard.sweep_interval", self.sweep_interval),
+        ];
+        for (key, value) in positive {
+            if value.is_zero() || value > DURATION_MAX {
+                return Err(Error::Config(format!(
+                    "{key} is {value:?}; it must be more than 0 and at most 100 years"
+                )));
+            }
+        }
+        if self.heartbeat >= self.lease {
+            return Err(Error::Config(format!(
+                "guard.heartbeat is {:?}; it must be shorter than guard.lease, which is {:?}",
+                self.heartbeat, self.lease
+            )));
+        }
+        if self.margin() + self.heartbeat >= self.lease {
+            return Err(Error::Config(format!(
+                "lease.margin is {:?}; with guard.heartbeat ({:?}) it must be shorter than guard.lease, which is {:?}",
+                self.margin(),
+                self.heartbeat,
+                self.lease
+            )));
+        }
+        if self.attempts_max == 0 || i32::try_from(self.attempts_max).is_err() {
+            return Err(Error::Config(format!(
+                "guard.attempts_max is {}; it must be 1 to {}",
+                self.attempts_max,
+                i32::MAX
+            )));
+        }
+        if self.backoff_base > self.backoff_max || self.backoff_max > DURATION_MAX {
+            return Err(Error::Config(format!(
+                "guard.backoff_base is {:?}; it must be 0 to guard.backoff_max, which is {:?} (at most 100 years)",
+                self.backoff_base, self.backoff_max
+            )));
+        }
+        Ok(())
+    }
+
+    /// How long before its end a lease counts as over for its holder.
+    pub fn margin(&self) -> Duration {
+        self.lease_margin.unwrap_or_else(|| (self.lease / 10).min(Duration::from_secs(5)))
+    }
+
+    /// A run counts from its start (`alone`): an event that kills its process must reach `dead`, and a guard cannot know
+    /// who else was running.
+    pub(crate) fn lease_terms(&self) -> LeaseTerms {
+        LeaseTerms { lease: self.lease, attempts_max: self.attempts_max, alone: true }
+    }
+
+    /// Backoff with full jitter.
+    pub(crate) fn failure_terms(&self) -> FailureTerms {
+        FailureTerms {
+            attempts_max: self.attempts_max,
+            backoff_base: self.backoff_base,
+            backoff_max: self.backoff_max,
+            jitter_permille: jitter_permille(),
+        }
+    }
+}
+
+/// A random number in 1..=1000: never 0, so that what failed always pauses.
+pub(crate) fn jitter_permille() -> u16 {
+    let (high, low) = uuid::Uuid::new_v4().as_u64_pair();
+    ((high ^ low) % 1000) as u16 + 1
+}
+
+/// Makes a [`Guard`]. See [`Guard::builder`].
+#[derive(Debug)]
+#[must_use = "a builder does nothing until it is built"]
+pub struct GuardBuilder<L> {
+    ledger: L,
+    settings: GuardSettings,
+    error: Option<Error>,
+}
+
+impl<L: Ledger> GuardBuilder<L> {
+    pub(super) fn new(ledger: L) -> Self {
+        GuardBuilder { ledger, settings: GuardSettings::default(), error: None }
+    }
+
+    /// All settings at once.
+    pub fn settings(mut self, settings: GuardSettings) -> Self {
+        self.settings = settings;
+        self
+    }
+
+    /// Changes settings in place.
+    pub fn with(mut self, change: impl FnOnce(&mut GuardSettings)) -> Self {
+        change(&mut self.settings);
+        self
+    }
+
+    /// The scope of calls that name none. A blank one is refused when the guard is built.
+    #[doc(alias = "consumer_scope_id")]
+    pub fn scope(mut self, scope: impl AsRef<str>) -> Self {
+        match Scope::new(scope) {
+            Ok(scope) => self.settings.scope = Some(scope),
+            Err(error) => self.error = self.error.or(Some(error)),
+        }
+        self
+    }
+
+    /// The tenant of deliveries that name none. A blank one is refused when the guard is built.
+    pub fn tenant(mut self, tenant: impl AsRef<str>) -> Self {
+        match Tenant::new(tenant) {
+            Ok(tenant) => self.settings.tenant = Some(tenant),
+            Err(error) => self.error = self.error.or(Some(error)),
+        }
+        self
+    }
+
+    /// How long a lease lasts, and how often it is extended while its handler runs.
+    pub fn lease(mut self, lease: Duration, heartbeat: Duration) -> Self {
+        self.settings.lease = lease;
+        self.settings.heartbeat = heartbeat;
+        self
+    }
+
+    /// How many runs an event gets before it is dead.
+    pub fn attempts_max(mut self, attempts_max: u32) -> Self {
+        self.settings.attempts_max = attempts_max;
+        self
+    }
+
+    /// The pause after a first failure, which doubles with each, and the longest one.
+    pub fn backoff(mut self, base: Duration, max: Duration) -> Self {
+        self.settings.backoff_base = base;
+        self.settings.backoff_max = max;
+        self
+    }
+
+    /// How long entries stay after they were settled.
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.settings.retention = retention;
+        self
+    }
+
+    /// How events with aggregate and seq follow each other.
+    #[doc(alias = "last_sequence")]
+    pub fn order(mut self, policy: OrderPolicy, on_dead: OnDead) -> Self {
+        self.settings.order = Some((policy, on_dead));
+        self
+    }
+
+    /// False lets every event pass unguarded.
+    pub fn enabled(mut self, enabled: bool) -> Self {
+        self.settings.enabled = enabled;
+        self
+    }
+
+    /// What metrics and spans are prefixed with.
+    pub fn telemetry_prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.settings.telemetry_prefix = Some(prefix.into());
+        self
+    }
+
+    /// The guard, or what is wrong with its settings.
+    pub fn build(self) -> Result<Guard<L>> {
+        match self.error {
+            Some(error) => Err(error),
+            None => Guard::with_settings(self.ledger, self.settings),
+        }
+    }
+}

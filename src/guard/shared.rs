@@ -1,0 +1,325 @@
+//! What every guard is made of, whatever its ledger: claims on their way out, answers on their way back, seen by spans and
+//! counters.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::{Deliverable, Delivery, GuardSettings};
+use crate::error::{Error, Result};
+use crate::id::{Scope, Tenant};
+use crate::ledger::{
+    Batcher, Body, Claim, Grant, Identity, Mode, Order, Outcome, SweepTerms, Swept, Token, Week,
+};
+use crate::telemetry::{Meter, Telemetry, outcome_name};
+
+/// Everything that does not depend on the ledger's type, so that it is compiled once.
+#[derive(Clone)]
+pub(crate) struct Core {
+    shared: Arc<Shared>,
+    scope: Option<(Scope, Arc<Meter>)>,
+    tenant: Option<Tenant>,
+}
+
+struct Shared {
+    batcher: Batcher,
+    settings: GuardSettings,
+    telemetry: Telemetry,
+    warned: AtomicBool,
+}
+
+/// A claim that was granted, with what the caller needs to settle it.
+pub(crate) struct Granted {
+    pub(super) claim: Claim,
+    pub(super) grant: Grant,
+    pub(super) body: Option<Body>,
+    pub(super) guarded: bool,
+}
+
+/// A batch on its way to the ledger.
+#[derive(Default)]
+pub(crate) struct Prepared {
+    /// One per event: what was wrong with it, or none if there is a claim for it.
+    refused: Vec<Option<Error>>,
+    pub(crate) claims: Vec<Claim>,
+    bodies: Vec<Option<Body>>,
+    spans: Vec<tracing::Span>,
+}
+
+/// Puts the answers of those who were asked among those who were refused, in the order of the events.
+fn merge<T>(refused: Vec<Option<Error>>, answers: impl IntoIterator<Item = Result<T>>) -> Vec<Result<T>> {
+    let mut answers = answers.into_iter();
+    let missing = || Err(Error::Corrupt("a batch had fewer answers than claims".into()));
+    let answer = |refused: Option<Error>| match refused {
+        Some(error) => Err(error),
+        None => answers.next().unwrap_or_else(missing),
+    };
+    refused.into_iter().map(answer).collect()
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core")
+            .field("scope", &self.scope.as_ref().map(|(scope, _)| scope))
+            .field("tenant", &self.tenant)
+            .field("settings", &self.shared.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Core {
+    pub(super) fn new(batcher: Batcher, settings: GuardSettings, telemetry: Telemetry) -> Self {
+        let scope = settings.scope.clone().map(|scope| {
+            let meter = telemetry.meter(&scope);
+            (scope, meter)
+        });
+        let tenant = settings.tenant.clone();
+        let shared = Shared { batcher, settings, telemetry, warned: AtomicBool::new(false) };
+        Core { shared: Arc::new(shared), scope, tenant }
+    }
+
+    pub(super) fn in_scope(&self, scope: Scope) -> Self {
+        let meter = self.shared.telemetry.meter(&scope);
+        Core { scope: Some((scope, meter)), ..self.clone() }
+    }
+
+    pub(super) fn in_tenant(&self, tenant: Tenant) -> Self {
+        Core { tenant: Some(tenant), ..self.clone() }
+    }
+
+    pub(crate) fn settings(&self) -> &GuardSettings {
+        &self.shared.settings
+    }
+
+    pub(crate) fn telemetry(&self) -> &Telemetry {
+        &self.shared.telemetry
+    }
+
+    pub(super) fn batcher(&self) -> &Batcher {
+        &self.shared.batcher
+    }
+
+    pub(super) fn scope(&self) -> Result<&(Scope, Arc<Meter>)> {
+        self.scope.as_ref().ok_or_else(|| {
+            Error::Config(
+                "no scope: set the guard's default scope (dedup.default_scope_id) or name one with in_scope"
+                    .into(),
+            )
+        })
+    }
+
+    pub(super) fn meter(&self) -> Option<&Meter> {
+        self.scope.as_ref().map(|(_, meter)| &**meter)
+    }
+
+    /// Whether the guard is on; warns once if it is not.
+    pub(super) fn guarded(&self) -> bool {
+        if self.shared.settings.enabled {
+            return true;
+        }
+        self.shared.telemetry.unguarded();
+        if !self.shared.warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!("the guard is switched off: events run unguarded, duplicates take effect again");
+        }
+        false
+    }
+
+    /// Same-transaction claims promise exactly once, so they cannot be switched off.
+    pub(crate) fn check_transactional(&self) -> Result<()> {
+        if self.guarded() {
+            return Ok(());
+        }
+        Err(Error::Config(
+            "the guard is switched off (ENABLE_PROCESSED_EVENT_REGISTRY=false); a same-transaction claim cannot do \
+             without it"
+                .into(),
+        ))
+    }
+
+    fn tenant(&self, given: Option<Tenant>) -> Result<Option<Tenant>> {
+        match (&self.tenant, given) {
+            (Some(own), Some(given)) if *own != given => {
+                Err(Error::invalid("tenant", format!("the event is of {given}, but this guard is for {own}")))
+            }
+            (own, given) => Ok(given.or_else(|| own.clone())),
+        }
+    }
+
+    pub(super) fn identity(&self, delivery: Delivery) -> Result<Identity> {
+        let scope = self.scope()?.0.clone();
+        Ok(Identity { tenant: self.tenant(delivery.tenant)?, scope, id: delivery.id })
+    }
+
+    /// The claim for a delivery, and the bytes to keep if the event dies.
+    pub(crate) fn prepare(&self, mut delivery: Delivery, mode: Mode) -> Result<(Claim, Option<Body>)> {
+        let body = delivery.body.take();
+        let (time, fingerprint) = (delivery.time, delivery.fingerprint);
+        let origin = delivery.origin.take();
+        let metadata = delivery.metadata.take();
+        let order = delivery
+            .order
+            .take()
+            .zip(self.settings().order)
+            .map(|((aggregate, seq), (policy, on_dead))| Order { aggregate, seq, policy, on_dead });
+        let claim = Claim::new(self.identity(delivery)?, mode);
+        Ok((Claim { time, fingerprint, origin, metadata, order, ..claim }, body))
+    }
+
+    /// Claims through the batcher, seen by span and counter.
+    pub(super) async fn claim(
+        &self,
+        delivery: Delivery,
+        mode: Mode,
+        note: Option<Arc<str>>,
+    ) -> Result<Outcome<Granted>> {
+        let (mut claim, body) = self.prepare(delivery, mode)?;
+        claim.note = note;
+        if !self.guarded() {
+            return Ok(Outcome::First(Granted::unguarded(claim)));
+        }
+        let span = self.claim_span(&claim);
+        let answer = self.batcher().claim(claim).await;
+        self.saw(&span, answer.as_ref().ok().map(|(_, outcome)| outcome));
+        let (claim, outcome) = answer?;
+        Ok(outcome.map(|grant| Granted { claim, grant, body, guarded: true }))
+    }
+
+    /// Claims a batch, each with its own outcome.
+    pub(super) async fn claim_many<D: Deliverable>(
+        &self,
+        events: impl IntoIterator<Item = D>,
+        mode: Mode,
+    ) -> Result<Vec<Result<Outcome<Granted>>>> {
+        let Prepared { refused, claims, bodies, spans } = self.prepare_many(events, mode)?;
+        if !self.guarded() {
+            let granted = claims.into_iter().map(|claim| Ok(Outcome::First(Granted::unguarded(claim))));
+            return Ok(merge(refused, granted));
+        }
+        let answers = self.batcher().claim_many(claims).await;
+        let answers = answers.into_iter().zip(bodies).zip(spans).map(|((answer, body), span)| {
+            self.saw(&span, answer.as_ref().ok().map(|(_, outcome)| outcome));
+            answer.map(|(claim, outcome)| outcome.map(|grant| Granted { claim, grant, body, guarded: true }))
+        });
+        Ok(merge(refused, answers))
+    }
+
+    /// The claims for a batch. What cannot be claimed at all is refused here, and harms nobody else.
+    pub(crate) fn prepare_many<D: Deliverable>(
+        &self,
+        events: impl IntoIterator<Item = D>,
+        mode: Mode,
+    ) -> Result<Prepared> {
+        self.scope()?;
+        let mut prepared = Prepared::default();
+        for event in events {
+            match event.delivery().and_then(|delivery| self.prepare(delivery, mode)) {
+                Ok((claim, body)) => {
+                    prepared.spans.push(self.claim_span(&claim));
+                    prepared.claims.push(claim);
+                    prepared.bodies.push(body);
+                    prepared.refused.push(None);
+                }
+                Err(error) => prepared.refused.push(Some(error)),
+            }
+        }
+        Ok(prepared)
+    }
+
+    /// The answers of a same-transaction batch, seen by spans and counters.
+    pub(crate) fn answer_many(
+        &self,
+        prepared: Prepared,
+        answers: Vec<Result<Outcome>>,
+    ) -> Vec<Result<Outcome<Token>>> {
+        let answers = answers.into_iter().zip(prepared.spans).map(|(answer, span)| {
+            self.saw(&span, answer.as_ref().ok());
+            answer.map(|outcome| outcome.map(|grant| grant.token))
+        });
+        merge(prepared.refused, answers)
+    }
+
+    /// Made only if someone listens: the fields are not even looked at otherwise.
+    pub(crate) fn claim_span(&self, claim: &Claim) -> tracing::Span {
+        let origin = claim.origin.as_ref();
+        tracing::info_span!(
+            target: "hapax",
+            "dedup.try_claim",
+            otel.name = self.telemetry().span_name(0),
+            consumer.scope_id = claim.identity.scope.as_str(),
+            event.id = %claim.identity.id,
+            event.week_start = %self.week(claim),
+            kafka.topic = origin.map(|origin| origin.topic.as_str()),
+            kafka.partition = origin.map(|origin| origin.partition),
+            kafka.offset = origin.map(|origin| origin.offset),
+            dedup.outcome = tracing::field::Empty,
+        )
+    }
+
+    fn week(&self, claim: &Claim) -> Week {
+        let rule = self.batcher().ledger().settings().identity;
+        Week::route(rule, &claim.identity.id, claim.time).unwrap_or(Week::TIMELESS)
+    }
+
+    /// Notes what a claim came to; none is an error.
+    pub(crate) fn saw<G>(&self, span: &tracing::Span, outcome: Option<&Outcome<G>>) {
+        span.record("dedup.outcome", outcome_name(outcome));
+        if let Some(meter) = self.meter() {
+            meter.claimed(outcome);
+        }
+    }
+
+    pub(crate) async fn sweep(&self) -> Result<Swept> {
+        use tracing::Instrument as _;
+        let span =
+            tracing::info_span!(target: "hapax", "dedup.sweep", otel.name = self.telemetry().span_name(2));
+        let terms =
+            SweepTerms { retention: self.settings().retention, batch_max: SWEEP_BATCH_MAX, dry_run: false };
+        let swept = self.batcher().ledger().sweep(terms).instrument(span).await;
+        match &swept {
+            Ok(swept) => self.telemetry().swept(swept),
+            Err(_) => self.telemetry().sweep_failed(),
+        }
+        swept
+    }
+}
+
+/// The most rows one transaction of a sweep deletes.
+const SWEEP_BATCH_MAX: u32 = 10_000;
+
+impl Granted {
+    /// What a guard that is switched off grants: a token that settles nothing.
+    fn unguarded(claim: Claim) -> Self {
+        let grant = Grant {
+            token: Token(0),
+            week: Week::TIMELESS,
+            until: crate::clock::Time::default(),
+            attempt: 1,
+            suspect: false,
+        };
+        Granted { claim, grant, body: None, guarded: false }
+    }
+}
+
+/// The longest reason that is stored.
+const NOTE_BYTES_MAX: usize = 4096;
+
+/// An error as it is stored: bounded, and without NUL, which PostgreSQL's text cannot hold.
+pub(crate) fn note(error: impl fmt::Display) -> Arc<str> {
+    let mut text = error.to_string();
+    if text.contains('\0') {
+        text = text.replace('\0', "\\0");
+    }
+    text.truncate(text.floor_char_boundary(NOTE_BYTES_MAX));
+    text.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::note;
+
+    #[test]
+    fn reasons_are_bounded_and_have_no_nul() {
+        assert_eq!(&*note("a\0b"), "a\\0b");
+        assert_eq!(note("ü".repeat(5000)).len(), 4096);
+    }
+}

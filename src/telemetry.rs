@@ -1,0 +1,396 @@
+//! What is seen of all this: spans and metrics, through the `tracing` and `metrics` facades.
+//!
+//! The library exports nothing itself: install a subscriber and a recorder of your choice, before or after the guards
+//! are made. Metric handles are looked up per call, so one that is installed late is honoured. Names and labels are
+//! listed in [`METRICS`] and [`SPANS`] and in `docs/telemetry.md`, which a test compares with what is emitted.
+//!
+//! With a prefix such as `im2be` every metric is called `im2be_…` and every span `im2be.…`. The names of `tracing` spans are
+//! static, so there the prefixed name is in the field `otel.name`, which the OpenTelemetry layer takes for the span's name.
+//!
+//! Labels are bounded: outcomes and the like are fixed words, and after the first [`SCOPES_MAX`] scopes of a process the
+//! rest are counted as `other`. No id is ever a label.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use metrics::{Key, KeyName, Label, Metadata, SharedString, Unit};
+
+use crate::error::{Error, Result};
+use crate::id::Scope;
+use crate::ledger::{Outcome, Settled, Swept, Verdict};
+
+/// How many scopes of a process are told apart in labels.
+pub const SCOPES_MAX: usize = 100;
+
+/// How a metric is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// It only grows.
+    Counter,
+    /// It goes up and down.
+    Gauge,
+    /// It is a distribution.
+    Histogram,
+}
+
+/// One metric: its name without prefix, its labels, what it says.
+#[derive(Debug, Clone, Copy)]
+pub struct Metric {
+    /// The name, without prefix.
+    pub name: &'static str,
+    /// How it is measured.
+    pub kind: Kind,
+    /// Its labels.
+    pub labels: &'static [&'static str],
+    /// What it says.
+    pub help: &'static str,
+}
+
+const fn metric(
+    name: &'static str,
+    kind: Kind,
+    labels: &'static [&'static str],
+    help: &'static str,
+) -> Metric {
+    Metric { name, kind, labels, help }
+}
+
+const CLAIMS: &str = "dedup_claims_total";
+const CHECKS: &str = "idempotent_consumer_checks_total";
+const DURATION: &str = "idempotent_consumer_processing_duration_seconds";
+const SETTLES: &str = "dedup_settles_total";
+const LEASES_LOST: &str = "dedup_leases_lost_total";
+const DEAD_LETTERS: &str = "dedup_dead_letters_total";
+const SWEPT_ENTRIES: &str = "dedup_swept_entries_total";
+const SWEPT_WEEKS: &str = "dedup_swept_weeks_total";
+const SWEEP_FAILURES: &str = "dedup_sweep_failures_total";
+const UNGUARDED: &str = "dedup_unguarded";
+const SCOPE: &str = "consumer_scope_id";
+
+/// Every metric there is.
+pub const METRICS: [Metric; 10] = [
+    metric(CLAIMS, Kind::Counter, &[SCOPE, "outcome"], "Claims by what they came to"),
+    metric(CHECKS, Kind::Counter, &["result"], "Checks before processing, by what they came to"),
+    metric(DURATION, Kind::Histogram, &[SCOPE, "result"], "How long handlers ran, in seconds"),
+    metric(
+        SETTLES,
+        Kind::Counter,
+        &[SCOPE, "verdict", "result"],
+        "Settlings by verdict and what came of them",
+    ),
+    metric(LEASES_LOST, Kind::Counter, &[SCOPE, "cause"], "Leases lost while the handler ran"),
+    metric(DEAD_LETTERS, Kind::Counter, &[SCOPE, "result"], "Dead events handed to the dead letters"),
+    metric(SWEPT_ENTRIES, Kind::Counter, &[], "Entries forgotten after the retention"),
+    metric(SWEPT_WEEKS, Kind::Counter, &[], "Weeks dropped after the retention"),
+    metric(SWEEP_FAILURES, Kind::Counter, &[], "Sweeps that failed"),
+    metric(UNGUARDED, Kind::Gauge, &[], "1 while the guard is switched off and lets everything pass"),
+];
+
+/// Every span there is, with its fields.
+pub const SPANS: [(&str, &[&str]); 3] = [
+    (
+        "dedup.try_claim",
+        &[
+            "otel.name",
+            "consumer.scope_id",
+            "event.id",
+            "event.week_start",
+            "kafka.topic",
+            "kafka.partition",
+            "kafka.offset",
+            "dedup.outcome",
+        ],
+    ),
+    ("dedup.process", &["otel.name", "consumer.scope_id", "event.id", "dedup.attempt", "trace.parent"]),
+    ("dedup.sweep", &["otel.name"]),
+];
+
+/// Tells the recorder in place what each metric means. Call it again after installing another one.
+pub fn describe(prefix: Option<&str>) {
+    metrics::with_recorder(|recorder| {
+        for metric in &METRICS {
+            let name = KeyName::from(prefixed(prefix, metric.name));
+            let help = SharedString::const_str(metric.help);
+            let unit = (metric.kind == Kind::Histogram).then_some(Unit::Seconds);
+            match metric.kind {
+                Kind::Counter => recorder.describe_counter(name, unit, help),
+                Kind::Gauge => recorder.describe_gauge(name, unit, help),
+                Kind::Histogram => recorder.describe_histogram(name, unit, help),
+            }
+        }
+    });
+}
+
+fn prefixed(prefix: Option<&str>, name: &'static str) -> SharedString {
+    match prefix {
+        Some(prefix) => SharedString::from_owned(format!("{prefix}_{name}")),
+        None => SharedString::const_str(name),
+    }
+}
+
+static METADATA: Metadata<'static> = Metadata::new("hapax", metrics::Level::INFO, Some("hapax::guard"));
+
+fn count(key: &Key, by: u64) {
+    metrics::with_recorder(|recorder| recorder.register_counter(key, &METADATA).increment(by));
+}
+
+/// The words of outcomes, in the order of [`outcome_index`]; the last is for calls that failed.
+const OUTCOMES: [&str; 11] = [
+    "claimed",
+    "duplicate",
+    "busy",
+    "retry_later",
+    "wait",
+    "stale",
+    "parked",
+    "dead",
+    "mismatch",
+    "too_old",
+    "error",
+];
+/// What the same outcomes are called in checks: the seeds say `new`.
+const RESULTS: [&str; 11] = [
+    "new",
+    "duplicate",
+    "busy",
+    "retry_later",
+    "wait",
+    "stale",
+    "parked",
+    "dead",
+    "mismatch",
+    "too_old",
+    "error",
+];
+
+fn outcome_index<G>(outcome: Option<&Outcome<G>>) -> usize {
+    match outcome {
+        Some(Outcome::First(_)) => 0,
+        Some(Outcome::Duplicate(_)) => 1,
+        Some(Outcome::Busy { .. }) => 2,
+        Some(Outcome::RetryLater { .. }) => 3,
+        Some(Outcome::Wait { .. }) => 4,
+        Some(Outcome::Stale { .. }) => 5,
+        Some(Outcome::Parked { .. }) => 6,
+        Some(Outcome::Dead { .. }) => 7,
+        Some(Outcome::Mismatch(_)) => 8,
+        Some(Outcome::TooOld { .. }) => 9,
+        None => 10,
+    }
+}
+
+/// The word of an outcome, or of a call that failed.
+pub(crate) fn outcome_name<G>(outcome: Option<&Outcome<G>>) -> &'static str {
+    OUTCOMES[outcome_index(outcome)]
+}
+
+const VERDICTS: [&str; 5] = ["done", "retry", "dead", "finished", "lost"];
+const SETTLE_RESULTS: [&str; 3] = ["ok", "fenced", "error"];
+
+fn verdict_index(verdict: &Verdict) -> usize {
+    match verdict {
+        Verdict::Done { .. } => 0,
+        Verdict::Retry { .. } => 1,
+        Verdict::Dead { .. } => 2,
+        Verdict::Finished { .. } => 3,
+        Verdict::Lost { .. } => 4,
+    }
+}
+
+/// What one guard emits, under its prefix.
+#[derive(Debug)]
+pub(crate) struct Telemetry {
+    prefix: Option<Arc<str>>,
+    spans: [Option<String>; SPANS.len()],
+    checks: [OnceLock<Key>; OUTCOMES.len()],
+    meters: Mutex<HashMap<Scope, Arc<Meter>>>,
+    others: Arc<Meter>,
+}
+
+impl Telemetry {
+    pub(crate) fn new(prefix: Option<&str>) -> Result<Self> {
+        if let Some(prefix) = prefix {
+            check_prefix(prefix)?;
+        }
+        Ok(Telemetry::under(prefix.map(Arc::from)))
+    }
+
+    fn under(prefix: Option<Arc<str>>) -> Self {
+        describe(prefix.as_deref());
+        Telemetry {
+            spans: SPANS.map(|(name, _)| prefix.as_ref().map(|prefix| format!("{prefix}.{name}"))),
+            checks: Default::default(),
+            meters: Mutex::default(),
+            others: Arc::new(Meter::new(prefix.clone(), "other".into())),
+            prefix,
+        }
+    }
+
+    /// The prefixed names of spans, in the order of [`SPANS`]; none without a prefix.
+    pub(crate) fn span_name(&self, span: usize) -> Option<&str> {
+        self.spans[span].as_deref()
+    }
+
+    /// The counters of a scope.
+    pub(crate) fn meter(&self, scope: &Scope) -> Arc<Meter> {
+        let mut meters = self.meters.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(meter) = meters.get(scope) {
+            return Arc::clone(meter);
+        }
+        if !is_told_apart(scope) {
+            return Arc::clone(&self.others);
+        }
+        let meter = Arc::new(Meter::new(self.prefix.clone(), scope.as_str().into()));
+        meters.insert(scope.clone(), Arc::clone(&meter));
+        meter
+    }
+
+    pub(crate) fn checked<G>(&self, outcome: Option<&Outcome<G>>) {
+        let at = outcome_index(outcome);
+        let key = self.checks[at].get_or_init(|| self.key(CHECKS, vec![label("result", RESULTS[at])]));
+        count(key, 1);
+    }
+
+    pub(crate) fn swept(&self, swept: &Swept) {
+        count(&self.key(SWEPT_ENTRIES, Vec::new()), swept.entries());
+        count(&self.key(SWEPT_WEEKS, Vec::new()), swept.weeks.len() as u64);
+    }
+
+    pub(crate) fn sweep_failed(&self) {
+        count(&self.key(SWEEP_FAILURES, Vec::new()), 1);
+    }
+
+    pub(crate) fn unguarded(&self) {
+        let key = self.key(UNGUARDED, Vec::new());
+        metrics::with_recorder(|recorder| recorder.register_gauge(&key, &METADATA).set(1.0));
+    }
+
+    fn key(&self, name: &'static str, labels: Vec<Label>) -> Key {
+        Key::from_parts(prefixed(self.prefix.as_deref(), name), labels)
+    }
+}
+
+impl Default for Telemetry {
+    fn default() -> Self {
+        Telemetry::under(None)
+    }
+}
+
+/// Prometheus is the strictest of those who take names.
+fn check_prefix(prefix: &str) -> Result<()> {
+    let fine = prefix.len() <= 64
+        && prefix.starts_with(|c: char| c.is_ascii_alphabetic())
+        && prefix.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    if fine {
+        return Ok(());
+    }
+    Err(Error::Config(format!(
+        "telemetry.prefix is {prefix:?}; it takes 1 to 64 of the characters A-Z a-z 0-9 _ and begins with a letter"
+    )))
+}
+
+/// Whether a scope is among the first of this process.
+fn is_told_apart(scope: &Scope) -> bool {
+    static SEEN: Mutex<Option<HashSet<Scope>>> = Mutex::new(None);
+    let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let seen = seen.get_or_insert_default();
+    seen.contains(scope) || (seen.len() < SCOPES_MAX && seen.insert(scope.clone()))
+}
+
+fn label(name: &'static str, value: &'static str) -> Label {
+    Label::from_static_parts(name, value)
+}
+
+/// The counters of one scope. Their keys are made once, so that counting allocates nothing.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    prefix: Option<Arc<str>>,
+    scope: Arc<str>,
+    claims: [OnceLock<Key>; OUTCOMES.len()],
+    settles: [[OnceLock<Key>; SETTLE_RESULTS.len()]; VERDICTS.len()],
+}
+
+impl Meter {
+    fn new(prefix: Option<Arc<str>>, scope: Arc<str>) -> Self {
+        Meter { prefix, scope, claims: Default::default(), settles: Default::default() }
+    }
+
+    fn key(&self, name: &'static str, labels: impl IntoIterator<Item = Label>) -> Key {
+        let scope = Label::new(SCOPE, SharedString::from_shared(Arc::clone(&self.scope)));
+        let labels: Vec<Label> = std::iter::once(scope).chain(labels).collect();
+        Key::from_parts(prefixed(self.prefix.as_deref(), name), labels)
+    }
+
+    pub(crate) fn claimed<G>(&self, outcome: Option<&Outcome<G>>) {
+        let at = outcome_index(outcome);
+        count(self.claims[at].get_or_init(|| self.key(CLAIMS, [label("outcome", OUTCOMES[at])])), 1);
+    }
+
+    pub(crate) fn settled(&self, verdict: usize, result: &Result<Settled>) {
+        let came = match result {
+            Ok(Settled::Ok { .. }) => 0,
+            Ok(Settled::Fenced { .. }) => 1,
+            Err(_) => 2,
+        };
+        let key = self.settles[verdict][came].get_or_init(|| {
+            self.key(SETTLES, [label("verdict", VERDICTS[verdict]), label("result", SETTLE_RESULTS[came])])
+        });
+        count(key, 1);
+    }
+
+    /// The number of a verdict, for [`settled`](Meter::settled) when the verdict itself is gone.
+    pub(crate) fn verdict(verdict: &Verdict) -> usize {
+        verdict_index(verdict)
+    }
+
+    pub(crate) fn lease_lost(&self, cause: &'static str) {
+        count(&self.key(LEASES_LOST, [label("cause", cause)]), 1);
+    }
+
+    pub(crate) fn dead_letter(&self, result: &'static str) {
+        count(&self.key(DEAD_LETTERS, [label("result", result)]), 1);
+    }
+
+    pub(crate) fn processed(&self, took: Duration, result: &'static str) {
+        let key = self.key(DURATION, [label("result", result)]);
+        metrics::with_recorder(|recorder| {
+            recorder.register_histogram(&key, &METADATA).record(took.as_secs_f64())
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Time;
+    use crate::ledger::{Prior, State, Week};
+
+    #[test]
+    fn words_of_outcomes_are_those_of_the_outcomes() {
+        let prior = Prior { state: State::Done, at: Time::default(), owner: None };
+        let all: [Outcome<()>; 10] = [
+            Outcome::First(()),
+            Outcome::Duplicate(prior.clone()),
+            Outcome::Busy { until: None, owner: None },
+            Outcome::RetryLater { at: Time::default(), attempts: 1 },
+            Outcome::Wait { on: None },
+            Outcome::Stale { last: 1 },
+            Outcome::Parked { behind: 1 },
+            Outcome::Dead { at: Time::default(), attempts: 1 },
+            Outcome::Mismatch(prior),
+            Outcome::TooOld { week: Week::TIMELESS },
+        ];
+        for outcome in &all {
+            assert_eq!(outcome_name(Some(outcome)), outcome.name());
+        }
+    }
+
+    #[test]
+    fn prefixes_are_checked() {
+        assert!(check_prefix("im2be").is_ok());
+        for bad in ["", "7up", "a-b", "ü"] {
+            assert!(check_prefix(bad).is_err(), "{bad}");
+        }
+    }
+}
