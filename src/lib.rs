@@ -35,4 +35,6 @@ pub use ledger::{Ledger, Outcome};
 /// A place where a test may kill the process; nothing without the feature `testing`.
 #[macro_export]
 #[doc(hidden)]
-macro_rules! crash_point { ($name:literal) => {}; }
+macro_rules! crash_point {
+    ($name:literal) => {};
+}

@@ -31,9 +31,13 @@ mod delivery;
 mod keeper;
 mod lease;
 mod memory;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod process;
 mod settings;
 mod shared;
+#[cfg(feature = "sqlite")]
+mod sqlite;
 
 use std::fmt;
 use std::sync::Arc;

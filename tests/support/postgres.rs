@@ -89,7 +89,11 @@ impl Harness for PgHarness {
 
     async fn advance(&self, by: Duration) {
         let us = by.as_micros();
-        run(&self.pool, format!("update {}.test_clock set at = at + {us} * interval '1 microsecond'", self.schema)).await;
+        run(
+            &self.pool,
+            format!("update {}.test_clock set at = at + {us} * interval '1 microsecond'", self.schema),
+        )
+        .await;
     }
 
     async fn in_transaction(

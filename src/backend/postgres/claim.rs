@@ -13,9 +13,7 @@ use super::{Inner, read};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::Owner;
-use crate::ledger::{
-    Baseline, Claim, Grant, Mode, OnDead, OrderPolicy, Outcome, Prior, State, Token, Week,
-};
+use crate::ledger::{Baseline, Claim, Grant, Mode, OnDead, OrderPolicy, Outcome, Prior, State, Token, Week};
 
 /// How often a statement is sent again: after a conflict with others, and after a broken connection.
 const TRIES_MAX: u32 = 12;
@@ -102,7 +100,9 @@ pub(super) async fn run(
     mut ready: Vec<Ready<'_>>,
     outcomes: &mut [Option<Result<Outcome>>],
 ) -> Result<()> {
-    let mut each = ready.extract_if(.., |one| one.claim.order.is_some() || matches!(one.claim.mode, Mode::Failed(_))).collect::<Vec<_>>();
+    let mut each = ready
+        .extract_if(.., |one| one.claim.order.is_some() || matches!(one.claim.mode, Mode::Failed(_)))
+        .collect::<Vec<_>>();
     // One global order of locks: by key. The stable sort keeps repeats in the caller's order.
     ready.sort_by(|a, b| (a.scope, &a.key, a.week).cmp(&(b.scope, &b.key, b.week)));
     let mut repeats = Vec::new();
@@ -154,7 +154,9 @@ fn repeat(first: &Option<Result<Outcome>>, claim: &Claim, owner: Option<&Owner>)
     match first {
         Some(Ok(Outcome::First(grant))) => {
             let state = match claim.mode {
-                Mode::Lease(_) => return Ok(Outcome::Busy { until: Some(grant.until), owner: owner.cloned() }),
+                Mode::Lease(_) => {
+                    return Ok(Outcome::Busy { until: Some(grant.until), owner: owner.cloned() });
+                }
                 Mode::Once { .. } => State::Claimed,
                 Mode::Done | Mode::Failed(_) => State::Done,
             };
@@ -276,11 +278,11 @@ struct Columns<'a> {
     distinct_weeks: Vec<i16>,
 }
 
-fn column<'a, T>(
-    slice: &'a [Ready<'_>],
-    value: impl Fn(&'a Claim) -> Option<T>,
-) -> Option<Vec<Option<T>>> {
-    slice.iter().any(|one| value(one.claim).is_some()).then(|| slice.iter().map(|one| value(one.claim)).collect())
+fn column<'a, T>(slice: &'a [Ready<'_>], value: impl Fn(&'a Claim) -> Option<T>) -> Option<Vec<Option<T>>> {
+    slice
+        .iter()
+        .any(|one| value(one.claim).is_some())
+        .then(|| slice.iter().map(|one| value(one.claim)).collect())
 }
 
 impl<'a> Columns<'a> {
@@ -417,11 +419,7 @@ impl Terms {
 }
 
 /// Puts the answers where they belong: row 0 is everybody's, further rows are the exceptions.
-fn decode(
-    slice: &[Ready<'_>],
-    answers: Vec<Answer>,
-    outcomes: &mut [Option<Result<Outcome>>],
-) -> Result<()> {
+fn decode(slice: &[Ready<'_>], answers: Vec<Answer>, outcomes: &mut [Option<Result<Outcome>>]) -> Result<()> {
     for answer in answers {
         if answer.0 == 0 {
             for one in slice {

@@ -34,7 +34,9 @@ pub(super) fn meaning(error: &sqlx::Error) -> Meaning {
             "55P03" => Meaning::Locked,
             "23514" => Meaning::NoWeek,
             "25006" | "42501" | "53100" => Meaning::Refused,
-            code if code.starts_with("08") || code.starts_with("57P") || code.starts_with("53") => Meaning::Doubt,
+            code if code.starts_with("08") || code.starts_with("57P") || code.starts_with("53") => {
+                Meaning::Doubt
+            }
             code if code.starts_with("22") => Meaning::Data,
             _ => Meaning::Other,
         },
@@ -66,9 +68,10 @@ pub(super) fn translate(what: &str, error: sqlx::Error) -> Error {
         Meaning::Other if matches!(code.as_str(), "3F000" | "42P01" | "42883" | "42703") => {
             Error::Schema(format!("{}; run `hapax ledger init`", text(&error)))
         }
-        Meaning::Other if code.starts_with("28") || code == "3D000" => {
-            Error::Unavailable { what: format!("{what}: the server refused the connection"), source: source(error) }
-        }
+        Meaning::Other if code.starts_with("28") || code == "3D000" => Error::Unavailable {
+            what: format!("{what}: the server refused the connection"),
+            source: source(error),
+        },
         Meaning::Other => Error::Unavailable { what: what.into(), source: source(error) },
     }
 }

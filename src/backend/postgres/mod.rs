@@ -27,8 +27,8 @@ use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::{Scope, Tenant};
 use crate::ledger::{
-    Audit, Capabilities, Claim, Cursor, Entry, Extend, Filter, Finding, Identity, Intervene, Intervened, Ledger, Outcome,
-    Page, Settings, Settle, Settled, Stat, SweepTerms, Swept, Week,
+    Audit, Capabilities, Claim, Cursor, Entry, Extend, Filter, Finding, Identity, Intervene, Intervened,
+    Ledger, Outcome, Page, Settings, Settle, Settled, Stat, SweepTerms, Swept, Week,
 };
 use error::{Meaning, meaning, translate};
 
@@ -113,17 +113,25 @@ impl Sql {
     fn new(schema: &str) -> Self {
         let sql = |text: &str| -> Arc<str> { text.replace("{s}", schema).into() };
         Sql {
-            claim_batch: sql("select * from {s}.claim_batch($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::jsonb[], $10, \
-                 $11::text::\"char\", $12, $13, $14, $15, $16)"),
-            claim_each: sql("select * from {s}.claim_each($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::jsonb[], $10, $11, $12, \
-                 $13, $14::text::\"char\", $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26)"),
-            settle_done: sql("select * from {s}.settle_done($1, $2, $3, $4, $5::text[]::jsonb[], $6, $7::text::\"char\", \
-                 $8::text::\"char\")"),
+            claim_batch: sql(
+                "select * from {s}.claim_batch($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::jsonb[], $10, \
+                 $11::text::\"char\", $12, $13, $14, $15, $16)",
+            ),
+            claim_each: sql(
+                "select * from {s}.claim_each($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::jsonb[], $10, $11, $12, \
+                 $13, $14::text::\"char\", $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26)",
+            ),
+            settle_done: sql(
+                "select * from {s}.settle_done($1, $2, $3, $4, $5::text[]::jsonb[], $6, $7::text::\"char\", \
+                 $8::text::\"char\")",
+            ),
             settle_each: sql(
                 "select * from {s}.settle_each($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::jsonb[], $10, $11, $12, $13)",
             ),
-            settle_one: sql("select 1, * from {s}.settle_one($1, $2, $3, $4, $5::text::\"char\", $6, $7, $8, null, $9, $10, null, \
-                 true, $11, $12, $13)"),
+            settle_one: sql(
+                "select 1, * from {s}.settle_one($1, $2, $3, $4, $5::text::\"char\", $6, $7, $8, null, $9, $10, null, \
+                 true, $11, $12, $13)",
+            ),
             extend: sql("select * from {s}.extend_batch($1, $2, $3, $4, $5)"),
             scope: sql("select o_number, o_fresh from {s}.scope_number($1, $2)"),
         }
@@ -140,7 +148,8 @@ impl PgLedger {
             .parse()
             .map_err(|e: sqlx::Error| Error::Config(format!("ledger.url is not a PostgreSQL URL: {e}")))?;
         if !url.contains("sslmode=") && !url.contains("ssl-mode=") {
-            let local = matches!(options.get_host(), "localhost" | "127.0.0.1" | "::1") || options.get_host().starts_with('/');
+            let local = matches!(options.get_host(), "localhost" | "127.0.0.1" | "::1")
+                || options.get_host().starts_with('/');
             options = options.ssl_mode(if local { PgSslMode::Prefer } else { PgSslMode::VerifyFull });
         }
         if std::env::var_os("PGAPPNAME").is_none() && options.get_application_name().is_none() {
@@ -300,10 +309,13 @@ impl Inner {
                 }
                 Ok(None) => return Ok(()),
                 Err(error) if meaning(&error) == Meaning::Data => {
-                    let text = error.as_database_error().map_or_else(String::new, |db| db.message().to_owned());
+                    let text =
+                        error.as_database_error().map_or_else(String::new, |db| db.message().to_owned());
                     return Err(Error::invalid("event id", text));
                 }
-                Err(error) if tries < 5 && matches!(meaning(&error), Meaning::Serialization | Meaning::Doubt) => {
+                Err(error)
+                    if tries < 5 && matches!(meaning(&error), Meaning::Serialization | Meaning::Doubt) =>
+                {
                     tries += 1;
                 }
                 Err(error) => return Err(translate("making a week", error)),

@@ -11,7 +11,8 @@ use crate::event::{Fingerprint, Headers, Origin};
 use crate::id::{Aggregate, EventId, Owner, Scope, Tenant, Topic};
 use crate::ledger::transition::{Head, HeadLease, Row};
 use crate::ledger::{
-    Audit, Body, Cursor, CursorParts, Entry, Filter, Identity, Metadata, Nonce, Page, Stat, State, Token, Week,
+    Audit, Body, Cursor, CursorParts, Entry, Filter, Identity, Metadata, Nonce, Page, Stat, State, Token,
+    Week,
 };
 
 /// How a state is stored.
@@ -144,7 +145,12 @@ pub(super) async fn find(
 }
 
 /// The head of a row's aggregate, locked.
-pub(super) async fn head(inner: &Inner, connection: &mut PgConnection, scope: i32, row: &Row) -> Result<Head> {
+pub(super) async fn head(
+    inner: &Inner,
+    connection: &mut PgConnection,
+    scope: i32,
+    row: &Row,
+) -> Result<Head> {
     let Some((aggregate, _)) = &row.order else { return Ok(Head::default()) };
     let s = &inner.settings.schema;
     let sql = format!(
@@ -259,7 +265,9 @@ pub(super) async fn list(
         gone = if held_only {
             "true".to_owned()
         } else {
-            format!("not exists (select from {s}.entry x where x.week = e.week and x.scope = e.scope and x.id = e.id)")
+            format!(
+                "not exists (select from {s}.entry x where x.week = e.week and x.scope = e.scope and x.id = e.id)"
+            )
         }
     );
     let sql = if held_only {
@@ -328,20 +336,21 @@ pub(super) async fn stat(inner: &Inner) -> Result<Stat> {
             .fetch_all(&mut *connection)
             .await
             .map_err(|e| translate(what, e))?;
-    let held: i64 = sqlx::query_scalar(AssertSqlSafe(format!(
-        "select count(*) from {s}.held where payload is not null"
-    )))
-    .persistent(false)
-    .fetch_one(&mut *connection)
-    .await
-    .map_err(|e| translate(what, e))?;
+    let held: i64 =
+        sqlx::query_scalar(AssertSqlSafe(format!("select count(*) from {s}.held where payload is not null")))
+            .persistent(false)
+            .fetch_one(&mut *connection)
+            .await
+            .map_err(|e| translate(what, e))?;
     let mut rows = Vec::with_capacity(counts.len());
     for (tenant, scope, letter, count) in counts {
         let tenant = if tenant.is_empty() { None } else { Some(Tenant::new(tenant)?) };
         rows.push((tenant, Scope::new(scope)?, state(Some(&letter))?, count as u64));
     }
-    let dropped =
-        dropped.into_iter().map(|(week, at)| Ok((Week::from_number(week)?, Time::from_micros(at)))).collect::<Result<_>>()?;
+    let dropped = dropped
+        .into_iter()
+        .map(|(week, at)| Ok((Week::from_number(week)?, Time::from_micros(at))))
+        .collect::<Result<_>>()?;
     Ok(Stat {
         now,
         counts: rows,

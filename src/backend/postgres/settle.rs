@@ -175,7 +175,9 @@ struct Columns<'a> {
 impl<'a> Columns<'a> {
     fn of(slice: &'a [Ready<'_>], fast: Option<(&'static str, &'static str)>) -> Self {
         let metadata = |settle: &'a Settle| match &settle.verdict {
-            Verdict::Done { metadata } | Verdict::Finished { metadata } => metadata.as_ref().map(|m| m.as_str()),
+            Verdict::Done { metadata } | Verdict::Finished { metadata } => {
+                metadata.as_ref().map(|m| m.as_str())
+            }
             _ => None,
         };
         let weeks: Vec<i16> = slice.iter().map(|one| one.week.number()).collect();
@@ -307,7 +309,10 @@ pub(super) async fn extend(inner: &Inner, extends: &[Extend]) -> Result<Vec<Sett
             Err(error)
                 if tries < TRIES_MAX
                     && !is_out_of_time(&error)
-                    && matches!(meaning(&error), Meaning::Serialization | Meaning::Locked | Meaning::Doubt) =>
+                    && matches!(
+                        meaning(&error),
+                        Meaning::Serialization | Meaning::Locked | Meaning::Doubt
+                    ) =>
             {
                 tries += 1;
                 tokio::time::sleep(Duration::from_millis(u64::from(tries - 1) * 10)).await;
@@ -379,8 +384,9 @@ async fn audit(
     identity: &Identity,
 ) -> Result<()> {
     let schema = &inner.settings.schema;
-    let sql =
-        format!("insert into {schema}.audit (at, by, what, identity, why) values ({schema}.ledger_now(), $1, $2, $3, $4)");
+    let sql = format!(
+        "insert into {schema}.audit (at, by, what, identity, why) values ({schema}.ledger_now(), $1, $2, $3, $4)"
+    );
     sqlx::query(AssertSqlSafe(sql))
         .persistent(false)
         .bind(&intervene.by)

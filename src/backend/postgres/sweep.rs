@@ -6,8 +6,8 @@
 
 use sqlx::{AssertSqlSafe, PgConnection};
 
-use super::error::translate;
 use super::Inner;
+use super::error::translate;
 use crate::error::Result;
 use crate::ledger::{SweepTerms, Swept, Week};
 
@@ -105,8 +105,13 @@ async fn sweep_rows(inner: &Inner, terms: SweepTerms, swept: &mut Swept) -> Resu
     let mut tx = inner.begin().await?;
     // What ended after its week was gone was kept in held, and is forgotten like everything else.
     execute(&mut tx, format!("delete from {s}.held e where {old} and e.week > 0")).await?;
-    execute(&mut tx, format!("delete from {s}.touch t where t.at < (select max(x.at) from {s}.touch x where x.week = t.week)"))
-        .await?;
+    execute(
+        &mut tx,
+        format!(
+            "delete from {s}.touch t where t.at < (select max(x.at) from {s}.touch x where x.week = t.week)"
+        ),
+    )
+    .await?;
     tx.commit().await.map_err(|e| translate(WHAT, e))
 }
 
@@ -160,8 +165,14 @@ async fn drop_week(inner: &Inner, week: i16, swept: &mut Swept) -> Result<Option
     .await
     .map_err(|e| translate(WHAT, e))?;
     if late {
-        execute(&mut tx, format!("alter table {s}.entry attach partition {s}.entry_{week} for values from ({week}) to ({})", week + 1))
-            .await?;
+        execute(
+            &mut tx,
+            format!(
+                "alter table {s}.entry attach partition {s}.entry_{week} for values from ({week}) to ({})",
+                week + 1
+            ),
+        )
+        .await?;
         execute(&mut tx, format!("delete from {s}.dropped where week = {week}")).await?;
     } else {
         execute(&mut tx, format!("drop table {s}.entry_{week}")).await?;
@@ -203,12 +214,11 @@ async fn copy_open(inner: &Inner, week: i16) -> Result<(u64, u64)> {
         ),
     )
     .await?;
-    let rows: i64 =
-        sqlx::query_scalar(AssertSqlSafe(format!("select count(*) from {s}.entry_{week}")))
-            .persistent(false)
-            .fetch_one(&mut *tx)
-            .await
-            .map_err(|e| translate(WHAT, e))?;
+    let rows: i64 = sqlx::query_scalar(AssertSqlSafe(format!("select count(*) from {s}.entry_{week}")))
+        .persistent(false)
+        .fetch_one(&mut *tx)
+        .await
+        .map_err(|e| translate(WHAT, e))?;
     tx.commit().await.map_err(|e| translate(WHAT, e))?;
     Ok((rows as u64, held))
 }
@@ -233,5 +243,7 @@ async fn detach(inner: &Inner, week: i16) -> Result<()> {
     };
     // Not possible inside a transaction; waits for those who are writing to the week now.
     let mut connection = inner.pool.acquire().await.map_err(|e| translate(WHAT, e))?;
-    execute(&mut connection, format!("alter table {s}.entry detach partition {s}.entry_{week} {how}")).await.map(|_| ())
+    execute(&mut connection, format!("alter table {s}.entry detach partition {s}.entry_{week} {how}"))
+        .await
+        .map(|_| ())
 }

@@ -50,7 +50,11 @@ pub(super) async fn check(inner: &Inner) -> Result<Vec<Finding>> {
         let value: String = row.get(at);
         match value.as_str() {
             "on" => find(Level::Fine, check, format!("{check} is on")),
-            _ => find(Level::Refusal, check, format!("{check} is {value}: a crash of the machine would lose what was acknowledged")),
+            _ => find(
+                Level::Refusal,
+                check,
+                format!("{check} is {value}: a crash of the machine would lose what was acknowledged"),
+            ),
         }
     }
     let commit: String = row.get(2);
@@ -58,18 +62,27 @@ pub(super) async fn check(inner: &Inner) -> Result<Vec<Finding>> {
         "off" => find(
             Level::Refusal,
             "synchronous_commit",
-            "synchronous_commit is off: an acknowledged claim could be lost after its offset was committed".into(),
+            "synchronous_commit is off: an acknowledged claim could be lost after its offset was committed"
+                .into(),
         ),
         _ => find(Level::Fine, "synchronous_commit", format!("synchronous_commit is {commit}")),
     }
     let (number, version): (i32, String) = (row.get(3), row.get(4));
     if number < OLDEST {
-        find(Level::Refusal, "version", format!("the server is PostgreSQL {version}; hapax needs 15 or newer"));
+        find(
+            Level::Refusal,
+            "version",
+            format!("the server is PostgreSQL {version}; hapax needs 15 or newer"),
+        );
     } else {
         find(Level::Fine, "version", format!("PostgreSQL {version}"));
     }
     if row.get::<bool, _>(6) || row.get::<String, _>(5) == "on" {
-        find(Level::Refusal, "writable", "the database is read-only (a standby, or default_transaction_read_only)".into());
+        find(
+            Level::Refusal,
+            "writable",
+            "the database is read-only (a standby, or default_transaction_read_only)".into(),
+        );
     } else {
         find(Level::Fine, "writable", "the database takes writes".into());
     }
@@ -81,7 +94,11 @@ pub(super) async fn check(inner: &Inner) -> Result<Vec<Finding>> {
             format!("{standbys} asynchronous standby(s): a failover to one may forget the latest claims"),
         );
     } else {
-        find(Level::Fine, "standbys", "no asynchronous standby is attached (or this role may not see them)".into());
+        find(
+            Level::Fine,
+            "standbys",
+            "no asynchronous standby is attached (or this role may not see them)".into(),
+        );
     }
     if inner.pooled {
         find(
@@ -101,7 +118,11 @@ pub(super) async fn check(inner: &Inner) -> Result<Vec<Finding>> {
     .await
     .map_err(|e| translate(WHAT, e))?;
     if skipped > 0 {
-        find(Level::Warning, "sweep", format!("{skipped} week(s) were left half-dropped; the next sweep finishes them"));
+        find(
+            Level::Warning,
+            "sweep",
+            format!("{skipped} week(s) were left half-dropped; the next sweep finishes them"),
+        );
     }
     Ok(findings)
 }
