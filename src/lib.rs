@@ -33,8 +33,19 @@ pub use id::{Aggregate, EventId, Kind, Owner, Scope, Tenant, Topic};
 pub use ledger::{Ledger, Outcome};
 
 /// A place where a test may kill the process; nothing without the feature `testing`.
+#[cfg(not(feature = "testing"))]
 #[macro_export]
 #[doc(hidden)]
 macro_rules! crash_point {
     ($name:literal) => {};
+}
+
+/// A place where a test may kill the process: see [`testing::crash`].
+#[cfg(feature = "testing")]
+#[macro_export]
+#[doc(hidden)]
+macro_rules! crash_point {
+    ($name:literal) => {
+        $crate::testing::crash::reached($name)
+    };
 }

@@ -22,6 +22,7 @@ use crate::error::Result;
 use crate::ledger::{Claim, Ledger, Outcome, Settings};
 
 mod cases;
+pub mod crash;
 pub mod kit;
 mod memory;
 

@@ -35,6 +35,13 @@ impl PgLedger {
                 Ok(mut outcomes) => match outcomes.pop() {
                     // Still held by the transaction in question: it will end.
                     Some(Ok(Outcome::Busy { until: None, .. })) if tries < 100 => tries += 1,
+                    // Unknown is not "no".
+                    Some(Ok(Outcome::Busy { until: None, .. })) => {
+                        return Err(Error::Contended {
+                            what: "resolving a doubt: the transaction in question is still open".into(),
+                            source: None,
+                        });
+                    }
                     Some(Ok(Outcome::First(grant))) => {
                         undone.map_err(|e| translate("resolving a doubt", e))?;
                         // Tokens grow: only a row that was there before has a token below the one drawn just now.

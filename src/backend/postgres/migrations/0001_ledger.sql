@@ -83,11 +83,13 @@ create table {schema}.head (
 create table {schema}.touch (week smallint not null, at timestamptz not null);
 create index touch_week on {schema}.touch (week, at);
 
--- Weeks that were dropped. A week made again admits only scopes younger than that.
+-- Weeks that were dropped. A week made again admits only scopes younger than that. A drop that is announced and not
+-- finished has another `barred`: what the last finished one left there.
 create table {schema}.dropped (
   week      smallint primary key,
   at        timestamptz not null,
-  scope_max int not null
+  scope_max int not null,
+  barred    int
 );
 
 create table {schema}.audit (
