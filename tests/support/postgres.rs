@@ -111,6 +111,7 @@ pub fn child(test: &str, role: &str, schema: &str) -> tokio::process::Command {
     let mut command = tokio::process::Command::new(std::env::current_exe().expect("this binary"));
     command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
     command.env(ROLE, role).env("HAPAX_TEST_SCHEMA", schema).kill_on_drop(true);
+    command.stdout(std::process::Stdio::null());
     command
 }
 

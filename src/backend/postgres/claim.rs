@@ -88,7 +88,11 @@ async fn look_up<'a>(
         last.claim.identity.scope == identity.scope && last.claim.identity.tenant == identity.tenant
     }) {
         Some(last) => last.scope,
-        None => inner.scope(identity).await?,
+        // Trouble with a scope is everybody's: waiting for it once is enough.
+        None => inner.scope(identity).await.map_err(|error| match error {
+            Error::Contended { what, source } => Error::Unavailable { what, source },
+            other => other,
+        })?,
     };
     inner.ensure_week(week, scope).await?;
     Ok(Ready { claim, index, scope, week, key: identity.id.key() })

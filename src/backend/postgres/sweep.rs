@@ -189,13 +189,14 @@ async fn drop_week(inner: &Inner, week: i16, swept: &mut Swept) -> Result<Option
     }
 }
 
-/// Whether an error says that another sweeper was faster: the table is gone, or is being detached by someone.
+/// Whether an error says that someone else is at it: the table is gone, is being detached, or two met in a deadlock that
+/// the other one survived. Whatever is left to do, the next sweep does.
 fn is_anothers(error: &Error) -> bool {
     let code = std::error::Error::source(error)
         .and_then(|source| source.downcast_ref::<sqlx::Error>())
         .and_then(|error| error.as_database_error())
         .and_then(|error| error.code().map(std::borrow::Cow::into_owned));
-    matches!(error, Error::Schema(_)) || matches!(code.as_deref(), Some("55000" | "42P01"))
+    matches!(error, Error::Schema(_) | Error::Contended { .. }) || matches!(code.as_deref(), Some("55000" | "42P01"))
 }
 
 async fn drop_steps(inner: &Inner, week: i16, swept: &mut Swept) -> Result<Option<u64>> {

@@ -88,7 +88,11 @@ async fn claim_in(
             return Err(Error::WeekMissing { monday: week.to_string() });
         }
         outcomes.push(None);
-        let scope = match inner.known_scope(&claim.identity) {
+        let known = match inner.known_scope(&claim.identity) {
+            Some(scope) => Some(scope),
+            None => inner.scope_beside(&claim.identity).await,
+        };
+        let scope = match known {
             Some(scope) => scope,
             None => {
                 let (scope, fresh) = inner
