@@ -25,7 +25,14 @@ mod cases;
 pub mod kit;
 mod memory;
 
+pub mod counting;
+pub mod doubt;
+pub mod identity;
 pub mod lease;
+pub mod once;
+pub mod operate;
+pub mod order;
+pub mod retention;
 
 pub use cases::NAMES;
 pub use memory::{MemoryHarness, noon};
