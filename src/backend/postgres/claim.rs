@@ -110,7 +110,7 @@ pub(super) async fn run(
     for one in ready {
         match batch.last() {
             Some(last) if last.scope == one.scope && last.key == one.key && last.week == one.week => {
-                repeats.push((last.index, one));
+                repeats.push((last.index, last.claim, one));
             }
             _ => batch.push(one),
         }
@@ -118,8 +118,8 @@ pub(super) async fn run(
     for group in groups(batch, |one| one.claim.mode) {
         split_run(inner, target, &group, &inner.sql.claim_batch, outcomes).await?;
     }
-    for (first, one) in repeats {
-        let outcome = repeat(&outcomes[first], one.claim, inner.settings.ledger.owner.as_ref());
+    for (first, leader, one) in repeats {
+        let outcome = repeat(inner, outcomes[first].as_ref(), leader, one.claim);
         outcomes[one.index] = Some(outcome);
     }
     if !each.is_empty() {
@@ -150,22 +150,28 @@ fn groups<'a, K: PartialEq>(ready: Vec<Ready<'a>>, key: impl Fn(&Ready<'a>) -> K
 }
 
 /// What a repeat of the same identity in one batch gets: what it would get right after the first.
-fn repeat(first: &Option<Result<Outcome>>, claim: &Claim, owner: Option<&Owner>) -> Result<Outcome> {
-    match first {
-        Some(Ok(Outcome::First(grant))) => {
-            let state = match claim.mode {
-                Mode::Lease(_) => {
-                    return Ok(Outcome::Busy { until: Some(grant.until), owner: owner.cloned() });
-                }
-                Mode::Once { .. } => State::Claimed,
-                Mode::Done | Mode::Failed(_) => State::Done,
-            };
-            Ok(Outcome::Duplicate(Prior { state, at: grant.until, owner: owner.cloned() }))
-        }
-        Some(Ok(outcome)) => Ok(outcome.clone()),
-        Some(Err(error)) => Err(error.copy()),
-        None => Err(Error::Corrupt("a claim without an answer".into())),
-    }
+fn repeat(inner: &Inner, first: Option<&Result<Outcome>>, leader: &Claim, claim: &Claim) -> Result<Outcome> {
+    let ledger = &inner.settings.ledger;
+    let grant = match first {
+        Some(Ok(Outcome::First(grant))) if claim.nonce != leader.nonce => grant,
+        Some(Ok(outcome)) => return Ok(outcome.clone()),
+        Some(Err(error)) => return Err(error.copy()),
+        None => return Err(Error::Corrupt("a claim without an answer".into())),
+    };
+    let state = match leader.mode {
+        Mode::Lease(_) => State::Leased,
+        Mode::Once { .. } => State::Claimed,
+        Mode::Done | Mode::Failed(_) => State::Done,
+    };
+    let prior = Prior { state, at: grant.until, owner: ledger.owner.clone() };
+    let differs = matches!((leader.fingerprint, claim.fingerprint), (Some(one), Some(other)) if one != other);
+    Ok(if differs && ledger.mismatch == crate::ledger::MismatchRule::Error {
+        Outcome::Mismatch(prior)
+    } else if state == State::Leased {
+        Outcome::Busy { until: Some(grant.until), owner: prior.owner }
+    } else {
+        Outcome::Duplicate(prior)
+    })
 }
 
 /// Runs a group; a part that meets a lock or a bad row is split until only the one concerned is left.
@@ -341,7 +347,6 @@ impl<'a> Columns<'a> {
             .bind(&self.notes)
             .bind(&self.aggregates)
             .bind(&self.seqs)
-            .bind(&self.distinct_weeks)
             .bind(terms.mode)
             .bind(terms.lasting_us)
             .bind(terms.flags)

@@ -119,14 +119,14 @@ impl Sql {
             ),
             claim_each: sql(
                 "select * from {s}.claim_each($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::jsonb[], $10, $11, $12, \
-                 $13, $14::text::\"char\", $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26)",
+                 $13::text::\"char\", $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25)",
             ),
             settle_done: sql(
                 "select * from {s}.settle_done($1, $2, $3, $4, $5::text[]::jsonb[], $6, $7::text::\"char\", \
                  $8::text::\"char\")",
             ),
             settle_each: sql(
-                "select * from {s}.settle_each($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::jsonb[], $10, $11, $12, $13)",
+                "select * from {s}.settle_each($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::jsonb[], $10, $11, $12)",
             ),
             settle_one: sql(
                 "select 1, * from {s}.settle_one($1, $2, $3, $4, $5::text::\"char\", $6, $7, $8, null, $9, $10, null, \

@@ -104,7 +104,7 @@ async fn sweep_rows(inner: &Inner, terms: SweepTerms, swept: &mut Swept) -> Resu
     }
     let mut tx = inner.begin().await?;
     // What ended after its week was gone was kept in held, and is forgotten like everything else.
-    execute(&mut tx, format!("delete from {s}.held e where {old} and e.week > 0")).await?;
+    swept.rows += execute(&mut tx, format!("delete from {s}.held e where {old} and e.week > 0")).await?;
     execute(
         &mut tx,
         format!(

@@ -207,6 +207,9 @@ begin
     insert into {schema}.entry select (e).* on conflict do nothing;
     if not found then return false; end if;
   end if;
+  if not p_in_held and e.week > 0 then
+    perform {schema}.touch_weeks(array[e.week], {schema}.ledger_now());
+  end if;
   if (e.flags & 4) <> 0 or p_in_held then
     insert into {schema}.held select (e).*, p_payload, p_header_names, p_header_values
     on conflict (scope, id, week) do update set

@@ -179,7 +179,7 @@ begin
         as u(scope, week, id, nonce, fingerprint, topic, partition, "offset", metadata)
     on conflict do nothing;
     get diagnostics v_count = row_count;
-    perform {schema}.touch_weeks(p_weeks, v_now);
+    if v_count > 0 then perform {schema}.touch_weeks(p_weeks, v_now); end if; -- a repeat keeps no week alive
     o_i := 0; o_kind := 1; o_token := v_token; o_at := {schema}.us(v_at); o_attempts := 1; o_state := v_new; o_suspect := false;
     return next;
     if v_count = cardinality(p_id) then return; end if;
@@ -216,7 +216,7 @@ end $$;
 create function {schema}.claim_each(
   p_scope int[], p_week smallint[], p_id bytea[], p_nonce bigint[], p_fingerprint bytea[], p_topic text[],
   p_partition int[], p_offset bigint[], p_metadata jsonb[], p_note text[], p_aggregate text[], p_seq bigint[],
-  p_weeks smallint[], p_mode "char", p_for bigint, p_flags smallint, p_attempts_max int, p_base bigint, p_cap bigint,
+  p_mode "char", p_for bigint, p_flags smallint, p_attempts_max int, p_base bigint, p_cap bigint,
   p_permille int, p_owner int, p_check_fingerprint boolean, p_strict boolean, p_baseline bigint, p_gap bigint, p_skip boolean
 ) returns table (o_i int, o_kind int, o_token bigint, o_at bigint, o_attempts int, o_state text, o_owner text,
                  o_seq bigint, o_suspect boolean)
@@ -238,5 +238,4 @@ begin
     select name into o_owner from {schema}.owner where number = o.o_owner;
     return next;
   end loop;
-  perform {schema}.touch_weeks(p_weeks, {schema}.ledger_now());
 end $$;
