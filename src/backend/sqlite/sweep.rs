@@ -33,6 +33,7 @@ pub(super) async fn sweep(ledger: &SqliteLedger, terms: SweepTerms) -> Result<Sw
     }
     let mut swept = Swept { lost: mark_lost(ledger, now, terms.batch_max).await?, ..Swept::default() };
     swept.rows = sweep_timeless(ledger, cutoff, terms.batch_max).await?;
+    swept.rows += sweep_kept(ledger, cutoff, terms.batch_max).await?;
     for week in answer(ledger.0.read.send(move |conn| old_weeks(conn, cutoff))).await? {
         let seen = answer(ledger.0.read.send(move |conn| look_at(conn, week))).await?;
         let Some(old) = seen.filter(|old| old.touched < cutoff.as_micros()) else { continue };
@@ -53,6 +54,7 @@ fn rehearse(conn: &Connection, now: Time, cutoff: Time) -> Result<Swept> {
     }
     let sql = format!("SELECT count(*) FROM main.hapax_entry_0 WHERE state NOT IN {OPEN} AND at < ?1");
     swept.rows = count(conn, &sql, cutoff)?;
+    swept.rows += count(conn, &sql.replace("hapax_entry_0", "hapax_kept"), cutoff)?;
     for week in old_weeks(conn, cutoff)? {
         if let Some(old) = look_at(conn, week)? {
             swept.weeks.push((week, old.rows));
@@ -127,6 +129,26 @@ async fn sweep_timeless(ledger: &SqliteLedger, cutoff: Time, batch_max: u32) -> 
         let done = keys.len() < most;
         gone += answer(ledger.0.write.send(move |desk| delete_timeless(desk, &keys, cutoff))).await?;
         if done {
+            return Ok(gone);
+        }
+    }
+}
+
+/// What was kept from a dropped week goes once it is settled and old; its week answers for it.
+async fn sweep_kept(ledger: &SqliteLedger, cutoff: Time, batch_max: u32) -> Result<u64> {
+    let most = batch_max.max(1);
+    let mut gone = 0;
+    loop {
+        let deleted = answer(ledger.0.write.send(move |desk| {
+            let sql = format!(
+                "DELETE FROM main.hapax_kept WHERE (week, scope, id) IN (SELECT week, scope, id FROM main.hapax_kept \
+                 WHERE state NOT IN {OPEN} AND at < ?1 LIMIT ?2)"
+            );
+            desk.conn.execute(&sql, params![cutoff.as_micros(), most]).doing("sweeping what was kept")
+        }))
+        .await?;
+        gone += deleted as u64;
+        if deleted < most as usize {
             return Ok(gone);
         }
     }
