@@ -1,3 +1,6 @@
 //! The only place that names a database.
 
 pub mod memory;
+mod open;
+
+pub use open::{OpenSettings, init, open, schema_sql};
