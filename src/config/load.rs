@@ -93,8 +93,8 @@ pub fn hide_password(url: &str) -> String {
     let mut out = format!("{scheme}://");
     if let Some(user_info) = user_info {
         match user_info.split_once(':') {
-            Some((user, _)) => out.push_str(&format!("{user}:***@")),
-            None => out.push_str(&format!("{user_info}@")),
+            Some((user, _)) => out.extend([user, ":***@"]),
+            None => out.extend([user_info, "@"]),
         }
     }
     let (path, query) = place.split_once('?').unwrap_or((place, ""));
@@ -103,7 +103,7 @@ pub fn hide_password(url: &str) -> String {
         out.push(if at == 0 { '?' } else { '&' });
         match pair.split_once('=') {
             Some((name, _)) if name.to_ascii_lowercase().contains("pass") => {
-                out.push_str(&format!("{name}=***"));
+                out.extend([name, "=***"]);
             }
             _ => out.push_str(pair),
         }
@@ -184,11 +184,7 @@ impl Sources {
         SETTINGS.iter().map(|setting| self.resolve_one(setting, &file)).collect()
     }
 
-    fn resolve_one(
-        &self,
-        setting: &'static Setting,
-        file: &BTreeMap<&'static str, Value>,
-    ) -> Result<Value> {
+    fn resolve_one(&self, setting: &'static Setting, file: &BTreeMap<&'static str, Value>) -> Result<Value> {
         let flags = self.flags.iter().filter(|(s, ..)| s.key == setting.key);
         let flags = flags.map(|(_, flag, text)| value(setting, Place::Flag(flag.clone()), text));
         if let Some(value) = agreed(flags)? {
@@ -255,7 +251,7 @@ impl Sources {
             let text = match raw {
                 toml::Value::String(text) => text.clone(),
                 toml::Value::Integer(number) => number.to_string(),
-                toml::Value::Boolean(flag) => flag.to_string(),
+                toml::Value::Boolean(truth) => truth.to_string(),
                 _ => {
                     let range = found.kind.range();
                     return Err(Error::Config(format!(

@@ -177,7 +177,11 @@ impl Config {
             return self.impossible("lease.heartbeat_s", "must be shorter than", "lease.timeout_s");
         }
         if self.retry.backoff_base > self.retry.backoff_max {
-            return self.impossible("retry.backoff_base_ms", "must not be longer than", "retry.backoff_max_ms");
+            return self.impossible(
+                "retry.backoff_base_ms",
+                "must not be longer than",
+                "retry.backoff_max_ms",
+            );
         }
         if self.data_dir.as_os_str().is_empty() {
             return Err(Error::Config(format!("{} is empty", Typed(&self.values).at("data.dir")?.place)));

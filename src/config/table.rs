@@ -160,7 +160,12 @@ pub const SETTINGS: &[Setting] = &[
     Setting {
         aliases: &["im2be.dedup.default-scope-id"],
         ..seeded(
-            row("dedup.default_scope_id", Kind::Name, "", "the scope of claims that name none (blank: unset)"),
+            row(
+                "dedup.default_scope_id",
+                Kind::Name,
+                "",
+                "the scope of claims that name none (blank: unset)",
+            ),
             &["IM2BE_DEDUP_DEFAULT_SCOPE_ID"],
         )
     },
