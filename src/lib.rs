@@ -14,6 +14,7 @@
 
 pub mod backend;
 pub mod clock;
+pub mod config;
 pub mod error;
 pub mod event;
 pub mod id;

@@ -34,7 +34,8 @@ impl Harness for SqliteHarness {
     type Ledger = SqliteLedger;
 
     async fn open(&self, settings: Settings) -> SqliteLedger {
-        SqliteLedger::open_with_clock(self.file(), settings, Arc::new(self.clock.clone())).expect("the file opens")
+        SqliteLedger::open_with_clock(self.file(), settings, Arc::new(self.clock.clone()))
+            .expect("the file opens")
     }
 
     async fn advance(&self, by: Duration) {

@@ -274,6 +274,19 @@ impl Ledger for MemoryLedger {
         row.map(|row| store.entry(&key, &row)).transpose()
     }
 
+    async fn known(&self, identities: &[Identity]) -> Result<Vec<bool>> {
+        let store = self.lock();
+        let known = |identity: &Identity| {
+            let week = Week::route(self.settings.identity, &identity.id, None)?;
+            let names = (identity.tenant.clone(), identity.scope.clone());
+            let Some(scope) = store.scope_numbers.get(&names).copied() else { return Ok(false) };
+            let key = Key { week, scope, id: identity.id.key().into_owned() };
+            let row = store.rows.get(&key).or_else(|| store.kept.get(&key));
+            Ok(row.is_some_and(|row| matches!(row.state, State::Done | State::Finished)))
+        };
+        identities.iter().map(known).collect()
+    }
+
     async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
         let after = after.map(|cursor| CursorParts::decode(&cursor.0)).transpose()?;
         let after = match after {

@@ -21,7 +21,8 @@ use async_trait::async_trait;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
 use sqlx::{AssertSqlSafe, PgPool};
 
-pub use schema::{ACCEPTS, Migrate, VERSION, grants_sql, schema_sql};
+pub use crate::config::Migrate;
+pub use schema::{ACCEPTS, VERSION, grants_sql, schema_sql};
 
 use crate::clock::Time;
 use crate::error::{Error, Result};

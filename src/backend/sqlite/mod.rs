@@ -19,6 +19,8 @@ mod sweep;
 mod transaction;
 mod writer;
 
+pub use schema::schema_sql;
+
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

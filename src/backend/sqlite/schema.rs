@@ -40,6 +40,11 @@ const META: &str = "
 CREATE TABLE main.hapax_meta (one INTEGER PRIMARY KEY CHECK (one = 1), ledger TEXT NOT NULL,
     version INTEGER NOT NULL, accepts INTEGER NOT NULL, token INTEGER NOT NULL) STRICT";
 
+/// The tables as SQL, for whoever wants to read them. Weeks' tables are made as they are needed.
+pub fn schema_sql() -> String {
+    format!("{};\n{}", META.trim(), MIGRATIONS.concat().trim()).replace("main.", "")
+}
+
 /// Makes the table of a week, in the caller's transaction. The index holds only the at-most-once claims whose end is
 /// awaited, so nobody else pays for it.
 pub(super) fn create_week(conn: &Connection, week: Week) -> Result<()> {
