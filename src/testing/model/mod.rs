@@ -76,12 +76,56 @@ impl<H: Harness> Pair<'_, H> {
         for _ in 0..COMMANDS {
             self.command(&world).await;
         }
+        if case % 4 == 0 {
+            self.drain(&world).await;
+        }
         let (left, right) = (self.ledgers.0.stat().await.unwrap(), self.ledgers.1.stat().await.unwrap());
         let sorted = |mut counts: Vec<_>| {
             counts.sort();
             format!("{counts:?}")
         };
         self.same("stat", &sorted(left.counts), &sorted(right.counts));
+    }
+
+    /// Liveness: with every dead event redriven and every pause over, everything comes to an end. Nothing waits for ever.
+    async fn drain(&mut self, world: &World) {
+        let mut open = Vec::new();
+        for _ in 0..world.len() * 2 {
+            self.harnesses.0.advance(secs(4000)).await;
+            self.harnesses.1.advance(secs(4000)).await;
+            open.clear();
+            for event in 0..world.len() {
+                let mut claim = world.claim(event, world::leased(secs(1050)), &mut self.rng);
+                claim.fingerprint = None;
+                let redrive = super::kit::intervening(&claim, Intervention::Redrive);
+                if self.ledgers.0.intervene(&redrive).await.is_ok() {
+                    self.ledgers.1.intervene(&redrive).await.unwrap();
+                    self.spec.forget(&claim.identity);
+                }
+                self.claim(vec![claim.clone()], world).await;
+                match self.grants.last().filter(|(granted, ..)| granted.nonce == claim.nonce) {
+                    Some((_, left, right)) => {
+                        let settle = |grant| super::kit::settling(&claim, grant, super::kit::done());
+                        let (left, right) = (settle(left), settle(right));
+                        assert!(!super::kit::is_fenced(settle_one(&self.ledgers.0, &left).await.unwrap()));
+                        let answer = settle_one(&self.ledgers.1, &right).await.unwrap();
+                        self.same("drain", "false", &super::kit::is_fenced(answer).to_string());
+                        self.spec.settled(&claim, &right, answer);
+                    }
+                    None => open.extend(self.is_open(&claim).await),
+                }
+            }
+            if open.is_empty() {
+                return;
+            }
+        }
+        self.same("drained", "everything", &open.join("; "));
+    }
+
+    async fn is_open(&self, claim: &Claim) -> Option<String> {
+        let outcome = self.ledgers.1.claim(std::slice::from_ref(claim)).await.unwrap().remove(0).ok()?;
+        let stuck = matches!(outcome.name(), "busy" | "wait" | "parked" | "retry_later");
+        stuck.then(|| format!("{} {}", claim.identity, outcome.name()))
     }
 
     async fn command(&mut self, world: &World) {
