@@ -130,6 +130,9 @@ macro_rules! __conformance_cases {
                 once_given_back_is_claimable_or_listed
                 t12_busy_is_not_done_and_lost_claims_are_listed
             }
+            model {
+                model_random_commands_agree
+            }
             operate {
                 interventions_fence_and_are_audited
                 redrive_and_retry_bring_back

@@ -29,6 +29,7 @@ pub mod counting;
 pub mod doubt;
 pub mod identity;
 pub mod lease;
+pub mod model;
 pub mod once;
 pub mod operate;
 pub mod order;
