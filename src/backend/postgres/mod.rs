@@ -108,6 +108,7 @@ struct Sql {
     settle_one: Arc<str>,
     extend: Arc<str>,
     scope: Arc<str>,
+    known: Arc<str>,
 }
 
 impl Sql {
@@ -135,6 +136,7 @@ impl Sql {
             ),
             extend: sql("select * from {s}.extend_batch($1, $2, $3, $4, $5)"),
             scope: sql("select o_number, o_fresh from {s}.scope_number($1, $2)"),
+            known: sql("select * from {s}.known($1, $2, $3)"),
         }
     }
 }
@@ -341,6 +343,10 @@ impl Ledger for PgLedger {
 
     async fn get(&self, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>> {
         read::get(&self.0, identity, time).await
+    }
+
+    async fn known(&self, identities: &[Identity]) -> Result<Vec<bool>> {
+        read::known(&self.0, identities).await
     }
 
     async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {

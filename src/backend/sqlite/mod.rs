@@ -173,6 +173,11 @@ impl Ledger for SqliteLedger {
         answer(self.0.read.send(move |conn| read::get(conn, &identity, week))).await
     }
 
+    async fn known(&self, identities: &[Identity]) -> Result<Vec<bool>> {
+        let identities = identities.to_vec();
+        answer(self.0.read.send(move |conn| read::known(conn, &identities))).await
+    }
+
     async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
         let after = after.map(|cursor| CursorParts::decode(&cursor.0)).transpose()?;
         let listing = Listing { filter: filter.clone(), after, limit, now: self.0.clock.now() };

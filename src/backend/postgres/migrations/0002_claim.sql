@@ -239,3 +239,21 @@ begin
     return next;
   end loop;
 end $$;
+
+-- Which of these took effect before: the places, from 1. A look, never a claim.
+create function {schema}.known(p_scope int[], p_week smallint[], p_id bytea[]) returns setof bigint
+language plpgsql stable
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+begin
+  return query
+    select u.i from unnest(p_scope, p_week, p_id) with ordinality as u(scope, week, id, i)
+    cross join lateral (
+      select from {schema}.entry e
+       where e.week = u.week and e.scope = u.scope and e.id = u.id and e.state in ('D', 'F')) x
+    union all
+    select u.i from unnest(p_scope, p_week, p_id) with ordinality as u(scope, week, id, i)
+    cross join lateral (
+      select from {schema}.held h
+       where h.week = u.week and h.scope = u.scope and h.id = u.id and h.state in ('D', 'F')) y
+     where u.week > 0;
+end $$;
