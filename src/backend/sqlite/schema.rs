@@ -17,7 +17,7 @@ CREATE TABLE main.hapax_scope (number INTEGER PRIMARY KEY, tenant TEXT NOT NULL,
     began INTEGER NOT NULL, UNIQUE (tenant, scope)) STRICT;
 CREATE TABLE main.hapax_name (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;
 CREATE TABLE main.hapax_week (week INTEGER PRIMARY KEY, touched INTEGER NOT NULL) STRICT;
-CREATE TABLE main.hapax_dropped (week INTEGER PRIMARY KEY, at INTEGER NOT NULL) STRICT;
+CREATE TABLE main.hapax_dropped (week INTEGER PRIMARY KEY, at INTEGER NOT NULL, barred INTEGER NOT NULL) STRICT;
 CREATE TABLE main.hapax_head (scope INTEGER NOT NULL, aggregate TEXT NOT NULL, last INTEGER, lease_seq INTEGER,
     lease_token INTEGER, lease_until INTEGER, retrying BLOB, parked INTEGER, gap_at INTEGER,
     PRIMARY KEY (scope, aggregate)) STRICT, WITHOUT ROWID;

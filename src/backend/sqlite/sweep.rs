@@ -193,7 +193,7 @@ fn old_weeks(conn: &Connection, cutoff: Time) -> Result<Vec<Week>> {
         .and_then(|mut statement| statement.query_map([cutoff.as_micros()], |row| row.get(0))?.collect())
         .doing("looking for old weeks")?;
     let weeks = numbers.into_iter().map(Week::from_number);
-    weeks.filter(|week| week.as_ref().map_or(true, |week| week.start() < cutoff)).collect()
+    weeks.filter(|week| week.as_ref().map_or(true, |week| week.end() < cutoff)).collect()
 }
 
 fn look_at(conn: &Connection, week: Week) -> Result<Option<Old>> {
@@ -236,7 +236,7 @@ fn drop_week(desk: &mut Desk<'_>, old: Old, now: Time) -> Result<bool> {
     desk.conn.execute("DELETE FROM main.hapax_week WHERE week = ?1", [number]).doing("dropping a week")?;
     desk.conn
         .execute(
-            "INSERT OR REPLACE INTO main.hapax_dropped (week, at) VALUES (?1, ?2)",
+            "INSERT OR REPLACE INTO main.hapax_dropped (week, at, barred) SELECT ?1, ?2, coalesce(max(number), 0) FROM main.hapax_scope",
             params![number, now.as_micros()],
         )
         .doing("recording a dropped week")?;

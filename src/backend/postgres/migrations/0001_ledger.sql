@@ -78,6 +78,17 @@ create table {schema}.head (
   primary key (scope, aggregate)
 ) with (fillfactor = 80);
 
+-- At-most-once claims whose end is awaited, so that a sweep finds those that never came without looking at every entry.
+-- Only added to; the sweep takes out what is due, whatever became of it.
+create table {schema}.awaited (
+  at    timestamptz not null,
+  token bigint not null,
+  scope int not null,
+  week  smallint not null,
+  id    bytea not null
+);
+create index awaited_at on {schema}.awaited (at);
+
 -- When a week was last written to, to the hour: rows are only added (by whoever finds none this hour), so that nobody
 -- waits for anybody's transaction here.
 create table {schema}.touch (week smallint not null, at timestamptz not null);

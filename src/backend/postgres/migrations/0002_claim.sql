@@ -133,6 +133,9 @@ begin
     n.flags := n.flags | p_flags;
     n.at := v_now + p_for * interval '1 microsecond';
     if not {schema}.put(n, v_have, v_in_held, false, null, null, null) then continue again; end if;
+    if (n.flags & 2) <> 0 and n.state = 'C' then
+      insert into {schema}.awaited (at, token, scope, week, id) values (n.at, p_token, p_scope, p_week, p_id);
+    end if;
     if p_aggregate is not null then
       if h.lease_seq <> p_seq then h := {schema}.head_owe(h, h.lease_seq); end if;
       if p_mode = 'L' then
@@ -179,7 +182,19 @@ begin
         as u(scope, week, id, nonce, fingerprint, topic, partition, "offset", metadata)
     on conflict do nothing;
     get diagnostics v_count = row_count;
-    if v_count > 0 then perform {schema}.touch_weeks(p_weeks, v_now); end if; -- a repeat keeps no week alive
+    -- A repeat keeps no week alive: only weeks that got a row are touched.
+    if v_count > 0 and (cardinality(p_weeks) = 1 or v_count = cardinality(p_id)) then
+      perform {schema}.touch_weeks(p_weeks, v_now);
+    elsif v_count > 0 then
+      perform {schema}.touch_weeks(array(
+        select distinct u.week from unnest(p_scope, p_week, p_id) as u(scope, week, id)
+        cross join lateral (select from {schema}.entry e
+          where e.week = u.week and e.scope = u.scope and e.id = u.id and e.token = v_token) x), v_now);
+    end if;
+    if (p_flags & 2) <> 0 then
+      insert into {schema}.awaited (at, token, scope, week, id)
+      select v_at, v_token, u.scope, u.week, u.id from unnest(p_scope, p_week, p_id) as u(scope, week, id);
+    end if;
     o_i := 0; o_kind := 1; o_token := v_token; o_at := {schema}.us(v_at); o_attempts := 1; o_state := v_new; o_suspect := false;
     return next;
     if v_count = cardinality(p_id) then return; end if;

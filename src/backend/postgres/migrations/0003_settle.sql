@@ -77,7 +77,14 @@ begin
    where x.week = u.week and x.scope = u.scope and x.id = u.id and x.token = u.token and x.state = p_from
      and x.seq is null and (x.flags & 4) = 0;
   get diagnostics v_count = row_count;
-  if v_count > 0 then perform {schema}.touch_weeks(p_weeks, v_now); end if;
+  if v_count > 0 and (cardinality(p_weeks) = 1 or v_count = cardinality(p_id)) then
+    perform {schema}.touch_weeks(p_weeks, v_now);
+  elsif v_count > 0 then
+    perform {schema}.touch_weeks(array(
+      select distinct u.week from unnest(p_scope, p_week, p_id, p_token) as u(scope, week, id, token)
+      cross join lateral (select from {schema}.entry e where e.week = u.week and e.scope = u.scope and e.id = u.id
+        and e.token = u.token and e.state = p_to and e.at = v_now) x), v_now);
+  end if;
   o_i := 0; o_kind := 1; o_at := {schema}.us(v_now); o_state := p_to;
   return next;
   if v_count = cardinality(p_id) then return; end if;
