@@ -117,3 +117,6 @@ impl fmt::Debug for Week {
         write!(f, "Week({self})")
     }
 }
+
+#[cfg(test)]
+mod tests;
