@@ -1,6 +1,8 @@
 //! `docs/state-machine.md` is what the transition function does, asked state by state and command by command.
 //! `HAPAX_BLESS=1 cargo test --test state_machine` writes it anew.
 
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -15,7 +17,7 @@ use hapax::{Aggregate, EventId, Scope, Time};
 const NOW: Time = Time::from_millis(1_772_625_600_000);
 const TOKEN: Token = Token(7);
 const FRESH: Token = Token(8);
-const MINUTE: Duration = Duration::from_secs(60);
+const MINUTE: Duration = Duration::from_mins(1);
 
 fn row(state: State, at: Time) -> Row {
     Row {

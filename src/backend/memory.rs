@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 
 use crate::clock::{Clock, SystemClock, Time};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::id::{Aggregate, EventId, Scope, Tenant};
 use crate::ledger::transition::{Head, Row};
 use crate::ledger::{

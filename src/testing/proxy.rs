@@ -186,17 +186,17 @@ mod tests {
     async fn server() -> (SocketAddr, watch::Receiver<Vec<u8>>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (heard, hears) = watch::channel(Vec::new());
+        let (sender, heard) = watch::channel(Vec::new());
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
                 let mut buffer = [0; 100];
                 while let Ok(read @ 1..) = stream.read(&mut buffer).await {
-                    heard.send_modify(|all| all.extend_from_slice(&buffer[..read]));
+                    sender.send_modify(|all| all.extend_from_slice(&buffer[..read]));
                     let _ = stream.write_all(&buffer[..read].to_ascii_uppercase()).await;
                 }
             }
         });
-        (address, hears)
+        (address, heard)
     }
 
     async fn ask(stream: &mut TcpStream, text: &str) -> Option<String> {
