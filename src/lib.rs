@@ -12,6 +12,8 @@
 //! ```
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod crash_point;
+
 pub mod backend;
 pub mod clock;
 pub mod config;

@@ -122,3 +122,6 @@ impl fmt::Debug for Week {
         write!(f, "Week({self})")
     }
 }
+
+#[cfg(test)]
+mod tests;

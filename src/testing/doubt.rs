@@ -183,7 +183,7 @@ pub async fn c8_same_id_twice_in_a_batch(harness: &impl Harness) {
     let mut outcomes = ledger.claim(&[mine.clone(), mine]).await.unwrap().into_iter();
     match (outcomes.next().unwrap().unwrap(), outcomes.next().unwrap().unwrap()) {
         (Outcome::First(one), Outcome::First(two)) => {
-            assert_eq!(one.token, two.token, "the same claim twice")
+            assert_eq!(one.token, two.token, "the same claim twice");
         }
         other => panic!("{other:?}"),
     }

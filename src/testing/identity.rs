@@ -38,8 +38,7 @@ pub async fn c9_other_fingerprint_is_a_mismatch(harness: &impl Harness) {
 
 /// With the rule `warn` the original stands and the delivery is answered as one of it.
 pub async fn c9_warned_mismatch_is_answered_as_the_original(harness: &impl Harness) {
-    let mut settings = Settings::default();
-    settings.mismatch = MismatchRule::Warn;
+    let settings = Settings { mismatch: MismatchRule::Warn, ..Settings::default() };
     let ledger = harness.open(settings).await;
     let mut original = claim("e", lease());
     original.fingerprint = Some(fingerprint(1));
@@ -70,7 +69,7 @@ pub async fn c9_other_time_is_a_duplicate(harness: &impl Harness) {
 pub async fn t10_one_id_with_two_times_is_claimed_once(harness: &impl Harness) {
     let ledger = open(harness).await;
     let monday = Week::of(ledger.now().await.unwrap()).start();
-    let (sunday, after) = (monday.minus(Duration::from_secs(1800)), monday.plus(Duration::from_secs(1800)));
+    let (sunday, after) = (monday.minus(Duration::from_mins(30)), monday.plus(Duration::from_mins(30)));
     for id in [EventId::new("text").unwrap(), super::kit::v4(), v7_at(sunday, 1), v7_at(after, 2)] {
         let mut mine = claim("x", lease());
         mine.identity.id = id;
@@ -86,15 +85,14 @@ pub async fn t10_one_id_with_two_times_is_claimed_once(harness: &impl Harness) {
 
 /// Whoever asks for `id_and_time` gets seed 001's rule: the week of the time is part of the identity.
 pub async fn id_and_time_makes_two_weeks_two_identities(harness: &impl Harness) {
-    let mut settings = Settings::default();
-    settings.identity = IdentityRule::IdAndTime;
+    let settings = Settings { identity: IdentityRule::IdAndTime, ..Settings::default() };
     let ledger = harness.open(settings).await;
     let monday = Week::of(ledger.now().await.unwrap()).start();
     let mut mine = claim("e", lease());
-    mine.time = Some(monday.minus(Duration::from_secs(1800))); // Sunday 23:30Z
+    mine.time = Some(monday.minus(Duration::from_mins(30))); // Sunday 23:30Z
     let sunday = run(&ledger, &mine).await;
     assert_eq!(sunday.week, Week::of(monday.minus(DAY)));
-    mine.time = Some(monday.plus(Duration::from_secs(1800))); // Monday 00:30Z
+    mine.time = Some(monday.plus(Duration::from_mins(30))); // Monday 00:30Z
     let monday_ = run(&ledger, &another(&mine)).await;
     assert_eq!(monday_.week, Week::of(monday));
     mine.time = Some(monday.plus(DAY));
@@ -109,7 +107,7 @@ pub async fn id_and_time_makes_two_weeks_two_identities(harness: &impl Harness) 
 pub async fn weeks_begin_on_monday_in_utc(harness: &impl Harness) {
     let ledger = open(harness).await;
     let monday = Week::of(ledger.now().await.unwrap()).start();
-    let half_hour = Duration::from_secs(1800);
+    let half_hour = Duration::from_mins(30);
     let mut weeks = Vec::new();
     for (n, time) in [(1, monday.minus(half_hour)), (2, monday.plus(half_hour))] {
         let mut mine = claim("x", lease());
@@ -208,8 +206,7 @@ pub async fn ids_are_compared_as_bytes(harness: &impl Harness) {
 
 /// What a claim brings is what the entry shows.
 pub async fn entries_keep_what_they_were_given(harness: &impl Harness) {
-    let mut settings = Settings::default();
-    settings.owner = Some(Owner::new("wörker \"1\"").unwrap());
+    let settings = Settings { owner: Some(Owner::new("wörker \"1\"").unwrap()), ..Settings::default() };
     let ledger = harness.open(settings.clone()).await;
     let now = ledger.now().await.unwrap();
     let mut mine = super::kit::latest(9);
@@ -236,8 +233,7 @@ pub async fn entries_keep_what_they_were_given(harness: &impl Harness) {
 
 /// Metadata is kept within its limit, replaced by the settling, refused beyond it; nothing is changed then.
 pub async fn metadata_has_a_limit(harness: &impl Harness) {
-    let mut settings = Settings::default();
-    settings.metadata_bytes_max = 64;
+    let settings = Settings { metadata_bytes_max: 64, ..Settings::default() };
     let ledger = harness.open(settings).await;
     let mut mine = claim("e", lease());
     let fits = format!("{{\"a\":\"{}\"}}", "x".repeat(64 - 8));
@@ -294,8 +290,7 @@ pub async fn t11_late_and_future_weeks_are_made_on_demand(harness: &impl Harness
 
 /// A flood of ids of all ages makes a limited number of weeks; beyond it they are invalid, and the rest goes on.
 pub async fn weeks_are_capped(harness: &impl Harness) {
-    let mut settings = Settings::default();
-    settings.weeks_max = 12;
+    let settings = Settings { weeks_max: 12, ..Settings::default() };
     let ledger = harness.open(settings).await;
     let now = ledger.now().await.unwrap();
     let mut claims: Vec<Claim> = (0..20u8)

@@ -22,8 +22,11 @@ use crate::error::Result;
 use crate::ledger::{Claim, Ledger, Outcome, Settings};
 
 mod cases;
+pub mod crash;
 pub mod kit;
 mod memory;
+pub mod mutants;
+pub mod proxy;
 
 pub mod counting;
 pub mod doubt;

@@ -119,7 +119,7 @@ pub async fn listing_pages_through_everything_once(harness: &impl Harness) {
         let id = match n % 4 {
             0 => v4(),
             1 => super::kit::v7_at(now, n),
-            2 => super::kit::v7_at(now.minus(Duration::from_secs(86_400 * 14)), n),
+            2 => super::kit::v7_at(now.minus(Duration::from_hours(336)), n),
             _ => EventId::new(format!("text {n} \u{1f980}")).unwrap(),
         };
         let tenant = (n % 5 == 0).then(|| Tenant::new("acme").unwrap());

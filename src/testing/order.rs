@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::id::Aggregate;
 use crate::ledger::{Baseline, Claim, Intervention, Ledger, Mode, OnDead, OrderPolicy, Outcome, State};
 
-const GAP: Duration = Duration::from_secs(60);
+const GAP: Duration = Duration::from_mins(1);
 
 /// Never backwards: at or below the last is stale, gaps are fine, other aggregates are apart.
 pub async fn order_latest_never_goes_back(harness: &impl Harness) {

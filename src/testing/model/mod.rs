@@ -76,7 +76,7 @@ impl<H: Harness> Pair<'_, H> {
         for _ in 0..COMMANDS {
             self.command(&world).await;
         }
-        if case % 4 == 0 {
+        if case.is_multiple_of(4) {
             self.drain(&world).await;
         }
         let (left, right) = (self.ledgers.0.stat().await.unwrap(), self.ledgers.1.stat().await.unwrap());
