@@ -387,6 +387,16 @@ mod tests {
     }
 
     #[test]
+    fn scopes_in_labels_are_bounded() {
+        let telemetry = Telemetry::default();
+        let meter = |n: usize| telemetry.meter(&Scope::new(format!("scope-{n}")).unwrap());
+        let first = meter(0);
+        let labels: HashSet<Arc<str>> = (0..10 * SCOPES_MAX).map(|n| meter(n).scope.clone()).collect();
+        assert!(labels.len() <= SCOPES_MAX + 1 && labels.contains("other"));
+        assert_eq!(meter(0).scope, first.scope, "the first ones stay");
+    }
+
+    #[test]
     fn prefixes_are_checked() {
         assert!(check_prefix("im2be").is_ok());
         for bad in ["", "7up", "a-b", "ü"] {

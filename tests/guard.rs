@@ -338,9 +338,8 @@ async fn every_operation_validates_the_id() {
 #[tokio::test]
 async fn order_holds_where_it_was_asked_for() {
     let guard = builder().order(OrderPolicy::Latest, OnDead::Skip).build().unwrap();
-    let event = |id: &str, seq| {
-        Event::new(EventId::new(id).unwrap()).seq(Aggregate::new("account-7").unwrap(), seq)
-    };
+    let event =
+        |id: &str, seq| Event::new(EventId::new(id).unwrap()).seq(Aggregate::new("account-7").unwrap(), seq);
     let lease = first(guard.lease(&event("two", 2)).await.unwrap());
     assert!(matches!(guard.lease(&event("three", 3)).await.unwrap(), Outcome::Wait { .. }));
     lease.done().await.unwrap();
@@ -417,8 +416,7 @@ async fn impossible_settings_are_named() {
 #[tokio::test]
 async fn the_sweeper_forgets_what_is_older_than_the_retention() {
     let (builder, clock) = timed();
-    let guard =
-        builder.with(|settings| settings.sweep_interval = Duration::from_millis(40)).build().unwrap();
+    let guard = builder.with(|settings| settings.sweep_interval = Duration::from_millis(40)).build().unwrap();
     assert!(guard.mark_processed("old", None).await.unwrap().is_claimed());
     clock.advance(Duration::from_secs(8 * 86_400));
     assert!(guard.mark_processed("new", None).await.unwrap().is_claimed());
