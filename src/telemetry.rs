@@ -355,7 +355,7 @@ impl Meter {
     pub(crate) fn processed(&self, took: Duration, result: &'static str) {
         let key = self.key(DURATION, [label("result", result)]);
         metrics::with_recorder(|recorder| {
-            recorder.register_histogram(&key, &METADATA).record(took.as_secs_f64())
+            recorder.register_histogram(&key, &METADATA).record(took.as_secs_f64());
         });
     }
 }

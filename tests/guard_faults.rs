@@ -1,4 +1,5 @@
 //! The guard on a ledger that fails: lost acknowledgements, outages, panics, callers that leave.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};

@@ -1,5 +1,6 @@
 //! What is emitted is what `docs/telemetry.md` and the constants of `hapax::telemetry` say, under every prefix, also for
 //! a recorder that is installed after the guard was made.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -79,11 +80,14 @@ impl metrics::Recorder for Recorder {
     }
 }
 
-/// Spans by name, with the values their fields had.
-#[derive(Clone, Default)]
-struct Spans(Arc<Mutex<BTreeMap<String, BTreeMap<String, BTreeSet<String>>>>>);
+/// Fields with the values they had.
+type Values = BTreeMap<String, BTreeSet<String>>;
 
-struct Fields<'a>(&'a mut BTreeMap<String, BTreeSet<String>>);
+/// Spans by name.
+#[derive(Clone, Default)]
+struct Spans(Arc<Mutex<BTreeMap<String, Values>>>);
+
+struct Fields<'a>(&'a mut Values);
 
 impl Visit for Fields<'_> {
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
