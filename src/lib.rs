@@ -14,6 +14,7 @@
 
 pub mod backend;
 pub mod clock;
+pub mod config;
 pub mod error;
 pub mod event;
 pub mod id;
@@ -22,6 +23,8 @@ pub mod telemetry;
 pub mod guard;
 pub mod ledger;
 pub mod sweep;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use clock::Time;
 pub use error::{Error, Result};
@@ -29,3 +32,10 @@ pub use event::{Event, Fingerprint, Headers, Origin, TraceContext};
 pub use guard::Guard;
 pub use id::{Aggregate, EventId, Kind, Owner, Scope, Tenant, Topic};
 pub use ledger::{Ledger, Outcome};
+
+/// A place where a test may kill the process; nothing without the feature `testing`.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! crash_point {
+    ($name:literal) => {};
+}

@@ -78,6 +78,16 @@ impl MemoryLedger {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether a claim made in a transaction was committed: for those who lost the acknowledgement.
+    pub fn was_committed(&self, claim: &Claim) -> Result<bool> {
+        let week = self.settings.check(claim)?;
+        let mut store = self.lock();
+        let scope = (claim.identity.tenant.clone(), claim.identity.scope.clone());
+        let Some(scope) = store.scope_numbers.get(&scope).copied() else { return Ok(false) };
+        let row = store.row(&Key { week, scope, id: claim.identity.id.key().into_owned() })?;
+        Ok(row.is_some_and(|row| row.nonce == claim.nonce))
+    }
+
     /// Opens a transaction: claims made in it appear all at once when it commits, and not at all if it is dropped.
     ///
     /// It holds the whole ledger until then, as there is no other writer to wait for in one process.
@@ -216,6 +226,8 @@ impl Store {
         for key in &timeless {
             self.rows.remove(key);
         }
+        // Those kept from a dropped week go one by one once they are settled; their week answers for them.
+        swept.rows += self.kept.extract_if(.., |_, row| may_sweep(row, cutoff)).count() as u64;
         let old: Vec<Week> = self
             .weeks
             .iter()
@@ -260,6 +272,19 @@ impl Ledger for MemoryLedger {
         let key = Key { week, scope, id: identity.id.key().into_owned() };
         let row = store.row(&key)?;
         row.map(|row| store.entry(&key, &row)).transpose()
+    }
+
+    async fn known(&self, identities: &[Identity]) -> Result<Vec<bool>> {
+        let store = self.lock();
+        let known = |identity: &Identity| {
+            let week = Week::route(self.settings.identity, &identity.id, None)?;
+            let names = (identity.tenant.clone(), identity.scope.clone());
+            let Some(scope) = store.scope_numbers.get(&names).copied() else { return Ok(false) };
+            let key = Key { week, scope, id: identity.id.key().into_owned() };
+            let row = store.rows.get(&key).or_else(|| store.kept.get(&key));
+            Ok(row.is_some_and(|row| matches!(row.state, State::Done | State::Finished)))
+        };
+        identities.iter().map(known).collect()
     }
 
     async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {

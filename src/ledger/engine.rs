@@ -66,23 +66,18 @@ pub(crate) fn claim_rows(
 fn claim_row(rows: &mut impl Rows, claim: &Claim, token: Token, settings: &Settings) -> Result<Outcome> {
     let week = settings.check(claim)?;
     let now = rows.now();
-    let (scope, began) = rows.scope(claim.identity.tenant.as_ref(), &claim.identity.scope)?;
     let (count, made) = rows.weeks(week)?;
-    if !made {
-        week.may_be_made(now, settings.weeks_ahead)?;
-        if count >= settings.weeks_max {
-            return Err(Error::invalid(
-                "event id",
-                format!(
-                    "its week ({week}) would be one more than the {} weeks this ledger may hold",
-                    settings.weeks_max
-                ),
-            ));
-        }
+    let dropped_at = rows.dropped(week)?;
+    if !made && dropped_at.is_none() {
+        may_make(week, count, now, settings)?; // before anything is written, the scope included
     }
-    let dropped = rows.dropped(week)?.filter(|dropped| *dropped > began).map(|_| week);
+    let (scope, began) = rows.scope(claim.identity.tenant.as_ref(), &claim.identity.scope)?;
+    let dropped = dropped_at.filter(|dropped| *dropped > began).map(|_| week);
     let key = Key { week, scope, id: claim.identity.id.key().into_owned() };
     let row = rows.row(&key)?;
+    if !made && row.is_none() && dropped.is_none() {
+        may_make(week, count, now, settings)?; // once more, for a scope younger than the drop
+    }
     let head = match &claim.order {
         Some(order) => rows.head(scope, &order.aggregate)?,
         None => None,
@@ -109,6 +104,19 @@ fn claim_row(rows: &mut impl Rows, claim: &Claim, token: Token, settings: &Setti
         rows.put_head(scope, &order.aggregate, head)?;
     }
     Ok(step.answer)
+}
+
+/// Whether the ledger may make a week that is not there.
+fn may_make(week: Week, count: usize, now: Time, settings: &Settings) -> Result<()> {
+    week.may_be_made(now, settings.weeks_ahead)?;
+    if count >= settings.weeks_max {
+        let problem = format!(
+            "its week ({week}) would be one more than the {} weeks this ledger may hold",
+            settings.weeks_max
+        );
+        return Err(Error::invalid("event id", problem));
+    }
+    Ok(())
 }
 
 /// The row of an identity and the head of its aggregate.

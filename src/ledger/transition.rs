@@ -3,18 +3,21 @@
 //! Memory and SQLite run these functions; PostgreSQL's SQL functions say the same in SQL and are compared with these
 //! by the model test. Nothing here reads a clock, draws a number or touches storage.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::{
-    Baseline, Body, Claim, Entry, FailureTerms, Grant, Identity, Intervention, Metadata, MismatchRule, Mode,
-    Nonce, OnDead, Order, OrderPolicy, Outcome, Prior, Settle, Settled, State, Token, Verdict, Week,
+    Body, Claim, Entry, FailureTerms, Grant, Identity, Intervention, Metadata, MismatchRule, Mode, Nonce,
+    OnDead, Outcome, Prior, Settle, Settled, State, Token, Verdict, Week,
 };
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::event::{Fingerprint, Origin};
 use crate::id::{Aggregate, Owner};
+
+mod order;
+pub use order::{Head, HeadLease};
+use order::{Place, place};
 
 /// An entry as it is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,54 +86,6 @@ impl Row {
     }
 }
 
-/// The head of an aggregate within a scope: how far its events have come.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Head {
-    /// The highest seq done.
-    pub last: Option<u64>,
-    /// The one that is being run.
-    pub lease: Option<HeadLease>,
-    /// Those that failed and will run again.
-    pub retrying: BTreeSet<u64>,
-    /// Nothing above this seq runs until it is resolved.
-    pub parked: Option<u64>,
-    /// Since when a seq has been missing.
-    pub gap_at: Option<Time>,
-}
-
-/// Which event of an aggregate is being run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HeadLease {
-    /// Its number.
-    pub seq: u64,
-    /// Its token.
-    pub token: Token,
-    /// Until when.
-    pub until: Time,
-}
-
-impl Head {
-    fn advance(&mut self, seq: u64) {
-        self.last = Some(self.last.map_or(seq, |last| last.max(seq)));
-        self.lease = self.lease.filter(|lease| lease.seq != seq);
-        self.retrying.remove(&seq);
-        self.gap_at = None;
-        if self.parked.is_some_and(|parked| parked <= seq) {
-            self.parked = None;
-        }
-    }
-
-    fn die(&mut self, seq: u64, on_dead: OnDead) {
-        self.lease = self.lease.filter(|lease| lease.seq != seq);
-        self.retrying.remove(&seq);
-        match on_dead {
-            OnDead::Skip => self.advance(seq),
-            // A lower dead one is the one to wait for.
-            OnDead::Park => self.parked = Some(self.parked.map_or(seq, |parked| parked.min(seq))),
-        }
-    }
-}
-
 /// What a claim meets.
 #[derive(Debug, Clone, Copy)]
 pub struct Situation<'a> {
@@ -187,31 +142,40 @@ pub fn claim(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
     }
     if let Some(order) = &claim.order {
         let mut head = at.head.clone();
-        match place(&mut head, order, at.now) {
-            Place::Go => {}
+        let place = place(&mut head, order, at.now);
+        if let (Place::Go | Place::Wait(_) | Place::Parked(_), Some(too_old)) = (&place, too_old(at)) {
+            return Step::only(too_old);
+        }
+        let counts = matches!(claim.mode, Mode::Failed(_)); // a failure is counted wherever it stands
+        match place {
             Place::Stale(last) => {
-                let row = blank(claim, at, State::Stale);
-                return Step { answer: Outcome::Stale { last }, row: Some(row), head: None };
+                // A week that was dropped takes no new rows.
+                let row = too_old(at).is_none().then(|| blank(claim, at, State::Stale));
+                return Step { answer: Outcome::Stale { last }, row, head: None };
             }
-            Place::Parked(behind) if !matches!(claim.mode, Mode::Failed(_)) => {
+            Place::Parked(behind) if !counts => {
+                head.owe(order.seq); // so that what comes after it stays behind it when the way is free
                 let row = blank(claim, at, State::Parked);
-                let head = (head != *at.head).then_some(head);
-                return Step { answer: Outcome::Parked { behind }, row: Some(row), head };
+                return Step { answer: Outcome::Parked { behind }, row: Some(row), head: Some(head) };
             }
-            Place::Wait(on) if !matches!(claim.mode, Mode::Failed(_)) => {
+            Place::Wait(on) if !counts => {
                 let head = (head != *at.head).then_some(head);
                 return Step { answer: Outcome::Wait { on }, row: None, head };
             }
-            Place::Parked(_) | Place::Wait(_) => {}
+            Place::Go | Place::Parked(_) | Place::Wait(_) => {}
         }
-    }
-    if let (None, Some(week)) = (at.row, at.dropped) {
-        return Step::only(Outcome::TooOld { week });
+    } else if let Some(too_old) = too_old(at) {
+        return Step::only(too_old);
     }
     match claim.mode {
         Mode::Failed(terms) => fail(claim, at, terms),
         _ => grant(claim, at),
     }
+}
+
+/// The answer if the ledger cannot know any more whether the event ran.
+fn too_old(at: Situation<'_>) -> Option<Outcome> {
+    at.dropped.filter(|_| at.row.is_none()).map(|week| Outcome::TooOld { week })
 }
 
 /// The same claim again, under its nonce: the same answer, and a lease begins anew.
@@ -223,13 +187,14 @@ fn repeat(claim: &Claim, row: &Row, at: Situation<'_>) -> Option<Step<Outcome>> 
     match (claim.mode, row.state) {
         (Mode::Lease(terms), State::Leased) => {
             row.at = at.now.plus(terms.lease);
-            let head = claim.order.as_ref().map(|_| {
-                let mut head = at.head.clone();
-                if let Some(lease) = head.lease.as_mut().filter(|lease| lease.token == row.token) {
-                    lease.until = row.at;
+            let mut head = None;
+            if let Some(order) = &claim.order {
+                if !at.head.holds(order.seq, row.token) {
+                    return None; // the lease had lapsed and another event of the aggregate took over
                 }
-                head
-            });
+                let lease = HeadLease { seq: order.seq, token: row.token, until: row.at };
+                head = Some(Head { lease: Some(lease), ..at.head.clone() });
+            }
             let answer = Outcome::First(granted(&row, at.week, false));
             Some(Step { answer, row: Some(row), head })
         }
@@ -260,64 +225,6 @@ fn closed(row: &Row, mode: Mode, at: Situation<'_>) -> Option<Outcome> {
         }
         State::Dead => Some(Outcome::Dead { at: row.at, attempts: row.attempts }),
     }
-}
-
-enum Place {
-    Go,
-    Stale(u64),
-    Wait(Option<u64>),
-    Parked(u64),
-}
-
-/// Where an event stands in its aggregate's order. May note a gap, or park the aggregate behind one, in `head`.
-fn place(head: &mut Head, order: &Order, now: Time) -> Place {
-    if let (None, OrderPolicy::Strict { baseline, .. }) = (head.last, order.policy) {
-        let first = match baseline {
-            Baseline::FirstSeen => order.seq,
-            Baseline::From(first) => first,
-        };
-        if order.seq < first {
-            return Place::Stale(first - 1);
-        }
-        if first > 0 {
-            head.last = Some(first - 1);
-        }
-    }
-    if let Some(last) = head.last.filter(|last| order.seq <= *last) {
-        return Place::Stale(last);
-    }
-    if let Some(behind) = head.parked.filter(|parked| order.seq > *parked) {
-        return Place::Parked(behind);
-    }
-    if let Some(lease) = head.lease
-        && lease.seq != order.seq
-        && (lease.until > now || lease.seq < order.seq)
-    {
-        return Place::Wait(Some(lease.seq));
-    }
-    if let Some(lease) = head.lease.filter(|lease| lease.seq == order.seq && lease.until > now) {
-        return Place::Wait(Some(lease.seq)); // another id under the same number
-    }
-    if let Some(lower) = head.retrying.range(..order.seq).next() {
-        return Place::Wait(Some(*lower));
-    }
-    if let OrderPolicy::Strict { gap_timeout, .. } = order.policy {
-        return gap(head, order.seq, gap_timeout, now);
-    }
-    Place::Go
-}
-
-fn gap(head: &mut Head, seq: u64, gap_timeout: Duration, now: Time) -> Place {
-    let next = head.last.map_or(0, |last| last + 1);
-    if seq == next {
-        return Place::Go;
-    }
-    let since = *head.gap_at.get_or_insert(now);
-    if now.since(since) >= gap_timeout {
-        head.parked = Some(next);
-        return Place::Parked(next);
-    }
-    Place::Wait(Some(next))
 }
 
 /// A row in a state that no run led to.
@@ -382,10 +289,9 @@ fn grant(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
     }
     let head = claim.order.as_ref().map(|order| {
         let mut head = at.head.clone();
-        // Settles what `place` found out about the baseline.
-        let _ = place(&mut head, order, at.now);
+        head.begin(order);
         if let Some(lapsed) = head.lease.filter(|lease| lease.seq != order.seq) {
-            head.retrying.insert(lapsed.seq);
+            head.owe(lapsed.seq);
         }
         if row.state == State::Leased {
             head.retrying.remove(&order.seq);
@@ -405,7 +311,8 @@ fn dead(claim: &Claim, at: Situation<'_>, runs: u32, note: impl Into<Arc<str>>) 
     row.note = Some(note.into());
     let head = claim.order.as_ref().map(|order| {
         let mut head = at.head.clone();
-        head.die(order.seq, order.on_dead);
+        head.begin(order);
+        head.die(order.seq, at.row.map(|row| row.token), order.on_dead);
         head
     });
     Step { answer: Outcome::Dead { at: at.now, attempts: runs }, row: Some(row), head }
@@ -423,8 +330,9 @@ fn fail(claim: &Claim, at: Situation<'_>, terms: FailureTerms) -> Step<Outcome> 
     row.note.clone_from(&claim.note);
     let head = claim.order.as_ref().map(|order| {
         let mut head = at.head.clone();
-        head.lease = head.lease.filter(|lease| lease.seq != order.seq);
-        head.retrying.insert(order.seq);
+        head.begin(order);
+        head.let_go(order.seq, at.row.map(|row| row.token));
+        head.owe(order.seq);
         head
     });
     Step { answer: Outcome::RetryLater { at: row.at, attempts: runs }, row: Some(row), head }
@@ -440,12 +348,14 @@ pub fn settle(settle: &Settle, row: Option<&Row>, head: &Head, now: Time) -> Ste
     match (row.state, &settle.verdict) {
         (State::Leased, Verdict::Done { .. } | Verdict::Retry { .. } | Verdict::Dead { .. })
         | (State::Claimed, Verdict::Finished { .. } | Verdict::Lost { .. } | Verdict::Retry { .. }) => {}
+        (State::Lost, Verdict::Retry { .. }) if row.order.is_some() => {
+            return Step::only(Settled::Ok { at: row.at }); // given back before, see below
+        }
         (state, verdict) if state == verdict.state() => return Step::only(Settled::Ok { at: row.at }),
         _ => return fenced,
     }
     let seq = row.order.as_ref().map(|(_, seq)| *seq);
-    if row.state == State::Leased && seq.is_some() && head.lease.is_none_or(|lease| lease.token != row.token)
-    {
+    if row.state == State::Leased && seq.is_some_and(|seq| !head.holds(seq, row.token)) {
         return fenced; // another event of the aggregate took over when the lease had lapsed
     }
     let mut row = row.clone();
@@ -478,14 +388,15 @@ pub fn settle(settle: &Settle, row: Option<&Row>, head: &Head, now: Time) -> Ste
             row.body = body.clone().or(row.body);
             if let Some(seq) = seq {
                 head.lease = None;
-                head.retrying.insert(seq);
+                head.owe(seq);
             }
         }
         Verdict::Dead { note, body } => {
             row.note = Some(note.clone());
             row.body = body.clone().or(row.body);
             if let Some(seq) = seq {
-                head.die(seq, settle.order.as_ref().map_or(OnDead::Park, |order| order.on_dead));
+                let on_dead = settle.order.as_ref().map_or(OnDead::Park, |order| order.on_dead);
+                head.die(seq, Some(row.token), on_dead);
             }
         }
         Verdict::Lost { note } => row.note = Some(note.clone()),
@@ -503,11 +414,12 @@ pub fn extend(token: Token, lease: Duration, row: Option<&Row>, head: &Head, now
     let mut row = row.clone();
     row.at = now.plus(lease);
     let mut next = None;
-    if row.order.is_some() {
-        let mut head = head.clone();
-        let Some(held) = head.lease.as_mut().filter(|held| held.token == token) else { return fenced };
-        held.until = row.at;
-        next = Some(head);
+    if let Some((_, seq)) = &row.order {
+        if !head.holds(*seq, token) {
+            return fenced;
+        }
+        let lease = HeadLease { seq: *seq, token, until: row.at };
+        next = Some(Head { lease: Some(lease), ..head.clone() });
     }
     Step { answer: Settled::Ok { at: row.at }, row: Some(row), head: next }
 }
@@ -557,20 +469,20 @@ pub fn intervene(
                 next.attempts = 0;
             }
             if let Some(seq) = seq {
-                head.lease = head.lease.filter(|lease| lease.seq != seq);
-                head.retrying.insert(seq);
+                head.let_go(seq, Some(row.token));
+                head.owe(seq);
             }
         }
         Intervention::Kill => {
             next.state = State::Dead;
             next.note = Some(why.into());
             if let Some(seq) = seq {
-                head.die(seq, OnDead::Park);
+                head.die(seq, Some(row.token), OnDead::Park);
             }
         }
         Intervention::Forget => {
             if let Some(seq) = seq {
-                head.lease = head.lease.filter(|lease| lease.seq != seq);
+                head.let_go(seq, Some(row.token));
                 head.retrying.remove(&seq);
                 head.parked = head.parked.filter(|parked| *parked != seq);
             }

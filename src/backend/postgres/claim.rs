@@ -1,0 +1,473 @@
+//! Sends claims: sorts them, merges repeats, calls the SQL function, splits a batch that met a lock or a bad row, and
+//! resolves doubt by issuing the same claims again.
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::{AssertSqlSafe, PgConnection, Postgres};
+
+use super::error::{Meaning, meaning, translate};
+use super::{Inner, read};
+use crate::clock::Time;
+use crate::error::{Error, Result};
+use crate::id::Owner;
+use crate::ledger::{Baseline, Claim, Grant, Mode, OnDead, OrderPolicy, Outcome, Prior, State, Token, Week};
+
+/// How often a statement is sent again: after a conflict with others, and after a broken connection.
+const TRIES_MAX: u32 = 12;
+/// How many parts a batch is split into when something in it is locked or bad.
+const SPLIT: usize = 8;
+
+/// Where a statement runs.
+pub(super) enum Target<'c> {
+    /// In a transaction of its own.
+    Own,
+    /// In the caller's transaction, inside a savepoint.
+    Caller(&'c mut PgConnection),
+}
+
+/// A claim with everything looked up.
+pub(super) struct Ready<'a> {
+    pub claim: &'a Claim,
+    /// Its place in the caller's list.
+    pub index: usize,
+    pub scope: i32,
+    pub week: Week,
+    pub key: Cow<'a, [u8]>,
+}
+
+/// One row of an answer.
+type Answer = (
+    i32,
+    i32,
+    Option<i64>,
+    Option<i64>,
+    Option<i32>,
+    Option<String>,
+    Option<String>,
+    Option<i64>,
+    Option<bool>,
+);
+
+/// Claims in transactions of their own.
+pub(super) async fn claim(inner: &Inner, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
+    let mut outcomes: Vec<Option<Result<Outcome>>> = Vec::with_capacity(claims.len());
+    let mut ready: Vec<Ready<'_>> = Vec::with_capacity(claims.len());
+    for (index, claim) in claims.iter().enumerate() {
+        match look_up(inner, claim, index, ready.last()).await {
+            Ok(one) => {
+                ready.push(one);
+                outcomes.push(None);
+            }
+            Err(error @ Error::Invalid { .. }) => outcomes.push(Some(Err(error))),
+            Err(error) => return Err(error),
+        }
+    }
+    run(inner, &mut Target::Own, ready, &mut outcomes).await?;
+    Ok(finish(outcomes))
+}
+
+fn finish(outcomes: Vec<Option<Result<Outcome>>>) -> Vec<Result<Outcome>> {
+    let missing = || Err(Error::Corrupt("a claim without an answer".into()));
+    outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(missing)).collect()
+}
+
+async fn look_up<'a>(
+    inner: &Inner,
+    claim: &'a Claim,
+    index: usize,
+    last: Option<&Ready<'_>>,
+) -> Result<Ready<'a>> {
+    let week = inner.settings.ledger.check(claim)?;
+    let identity = &claim.identity;
+    // Batches are mostly of one scope: the neighbour's number will do.
+    let scope = match last.filter(|last| {
+        last.claim.identity.scope == identity.scope && last.claim.identity.tenant == identity.tenant
+    }) {
+        Some(last) => last.scope,
+        None => inner.scope(identity).await?,
+    };
+    inner.ensure_week(week, scope).await?;
+    Ok(Ready { claim, index, scope, week, key: identity.id.key() })
+}
+
+/// Runs claims that are looked up, in as few statements as their modes allow.
+pub(super) async fn run(
+    inner: &Inner,
+    target: &mut Target<'_>,
+    mut ready: Vec<Ready<'_>>,
+    outcomes: &mut [Option<Result<Outcome>>],
+) -> Result<()> {
+    let mut each = ready
+        .extract_if(.., |one| one.claim.order.is_some() || matches!(one.claim.mode, Mode::Failed(_)))
+        .collect::<Vec<_>>();
+    // One global order of locks: by key. The stable sort keeps repeats in the caller's order.
+    ready.sort_by(|a, b| (a.scope, &a.key, a.week).cmp(&(b.scope, &b.key, b.week)));
+    let mut repeats = Vec::new();
+    let mut batch: Vec<Ready<'_>> = Vec::with_capacity(ready.len());
+    for one in ready {
+        match batch.last() {
+            Some(last) if last.scope == one.scope && last.key == one.key && last.week == one.week => {
+                repeats.push((last.index, last.claim, one));
+            }
+            _ => batch.push(one),
+        }
+    }
+    for group in groups(batch, |one| one.claim.mode) {
+        split_run(inner, target, &group, &inner.sql.claim_batch, outcomes).await?;
+    }
+    for (first, leader, one) in repeats {
+        let outcome = repeat(inner, outcomes[first].as_ref(), leader, one.claim);
+        outcomes[one.index] = Some(outcome);
+    }
+    if !each.is_empty() {
+        // Events with an order run as they came; the others by key.
+        each.sort_by(|a, b| match (&a.claim.order, &b.claim.order) {
+            (None, None) => (a.scope, &a.key).cmp(&(b.scope, &b.key)),
+            _ => a.index.cmp(&b.index),
+        });
+        let order = |one: &Ready<'_>| one.claim.order.as_ref().map(|order| (order.policy, order.on_dead));
+        for group in groups(each, |one| (one.claim.mode, order(one))) {
+            split_run(inner, target, &group, &inner.sql.claim_each, outcomes).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Neighbours that a single statement can serve, in their order.
+fn groups<'a, K: PartialEq>(ready: Vec<Ready<'a>>, key: impl Fn(&Ready<'a>) -> K) -> Vec<Vec<Ready<'a>>> {
+    let mut groups: Vec<(K, Vec<Ready<'a>>)> = Vec::new();
+    for one in ready {
+        let k = key(&one);
+        match groups.iter_mut().find(|(known, _)| *known == k) {
+            Some((_, group)) => group.push(one),
+            None => groups.push((k, vec![one])),
+        }
+    }
+    groups.into_iter().map(|(_, group)| group).collect()
+}
+
+/// What a repeat of the same identity in one batch gets: what it would get right after the first.
+fn repeat(inner: &Inner, first: Option<&Result<Outcome>>, leader: &Claim, claim: &Claim) -> Result<Outcome> {
+    let ledger = &inner.settings.ledger;
+    let grant = match first {
+        Some(Ok(Outcome::First(grant))) if claim.nonce != leader.nonce => grant,
+        Some(Ok(outcome)) => return Ok(outcome.clone()),
+        Some(Err(error)) => return Err(error.copy()),
+        None => return Err(Error::Corrupt("a claim without an answer".into())),
+    };
+    let state = match leader.mode {
+        Mode::Lease(_) => State::Leased,
+        Mode::Once { .. } => State::Claimed,
+        Mode::Done | Mode::Failed(_) => State::Done,
+    };
+    let prior = Prior { state, at: grant.until, owner: ledger.owner.clone() };
+    let differs = matches!((leader.fingerprint, claim.fingerprint), (Some(one), Some(other)) if one != other);
+    Ok(if differs && ledger.mismatch == crate::ledger::MismatchRule::Error {
+        Outcome::Mismatch(prior)
+    } else if state == State::Leased {
+        Outcome::Busy { until: Some(grant.until), owner: prior.owner }
+    } else {
+        Outcome::Duplicate(prior)
+    })
+}
+
+/// Runs a group; a part that meets a lock or a bad row is split until only the one concerned is left.
+async fn split_run(
+    inner: &Inner,
+    target: &mut Target<'_>,
+    group: &[Ready<'_>],
+    sql: &Arc<str>,
+    outcomes: &mut [Option<Result<Outcome>>],
+) -> Result<()> {
+    let mut tries = 0;
+    let mut parts = vec![0..group.len()];
+    while let Some(part) = parts.pop() {
+        let slice = &group[part.clone()];
+        let error = match send(inner, target, slice, sql).await {
+            Ok(answers) => {
+                decode(slice, answers, outcomes)?;
+                continue;
+            }
+            Err(error) => error,
+        };
+        let kind = meaning(&error);
+        match kind {
+            Meaning::Locked if slice.len() == 1 => {
+                outcomes[slice[0].index] = Some(Ok(Outcome::Busy { until: None, owner: None }));
+            }
+            Meaning::Data if slice.len() == 1 => {
+                outcomes[slice[0].index] = Some(Err(translate("claiming", error)));
+            }
+            Meaning::Locked | Meaning::Data => split(&part, &mut parts),
+            Meaning::NoWeek if matches!(target, Target::Caller(_)) => {
+                inner.forget_weeks();
+                return Err(Error::WeekMissing { monday: slice[0].week.to_string() });
+            }
+            Meaning::Serialization | Meaning::NoWeek | Meaning::Doubt
+                if matches!(target, Target::Own) && tries < TRIES_MAX && !is_out_of_time(&error) =>
+            {
+                tries += 1;
+                if kind == Meaning::NoWeek {
+                    inner.forget_weeks();
+                    for one in slice {
+                        inner.ensure_week(one.week, one.scope).await?;
+                    }
+                }
+                // Others need a moment to end, or the server to come back; the first try goes at once.
+                tokio::time::sleep(Duration::from_millis(u64::from(tries - 1) * 10)).await;
+                parts.push(part);
+            }
+            _ => return Err(translate("claiming", error)),
+        }
+    }
+    Ok(())
+}
+
+/// A pool that could not give a connection in its whole timeout has waited enough.
+pub(super) fn is_out_of_time(error: &sqlx::Error) -> bool {
+    matches!(error, sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed)
+}
+
+pub(super) fn split(part: &Range<usize>, parts: &mut Vec<Range<usize>>) {
+    let step = part.len().div_ceil(SPLIT).max(1);
+    let starts: Vec<usize> = part.clone().step_by(step).collect();
+    // Pushed backwards, because the last one pushed runs first.
+    parts.extend(starts.into_iter().rev().map(|start| start..(start + step).min(part.end)));
+}
+
+async fn send(
+    inner: &Inner,
+    target: &mut Target<'_>,
+    slice: &[Ready<'_>],
+    sql: &Arc<str>,
+) -> sqlx::Result<Vec<Answer>> {
+    let columns = Columns::of(slice);
+    let query = columns.query(inner, slice, sql);
+    match target {
+        Target::Own if inner.pooled => {
+            let mut tx = inner.pool.begin().await?;
+            let answers = query.fetch_all(&mut *tx).await?;
+            tx.commit().await?;
+            Ok(answers)
+        }
+        Target::Own => query.fetch_all(&inner.pool).await,
+        Target::Caller(connection) => {
+            sqlx::raw_sql("savepoint hapax_claim").execute(&mut **connection).await?;
+            let result = query.fetch_all(&mut **connection).await;
+            let end = match result {
+                Ok(_) => "release savepoint hapax_claim",
+                Err(_) => "rollback to savepoint hapax_claim; release savepoint hapax_claim",
+            };
+            sqlx::raw_sql(end).execute(&mut **connection).await?;
+            result
+        }
+    }
+}
+
+/// Claims, column by column. A column that nobody uses is sent as NULL.
+struct Columns<'a> {
+    scopes: Vec<i32>,
+    weeks: Vec<i16>,
+    keys: Vec<&'a [u8]>,
+    nonces: Vec<i64>,
+    fingerprints: Option<Vec<Option<&'a [u8]>>>,
+    topics: Option<Vec<Option<&'a str>>>,
+    partitions: Option<Vec<Option<i32>>>,
+    offsets: Option<Vec<Option<i64>>>,
+    metadata: Option<Vec<Option<&'a str>>>,
+    notes: Option<Vec<Option<&'a str>>>,
+    aggregates: Option<Vec<Option<&'a str>>>,
+    seqs: Option<Vec<Option<i64>>>,
+    distinct_weeks: Vec<i16>,
+}
+
+fn column<'a, T>(slice: &'a [Ready<'_>], value: impl Fn(&'a Claim) -> Option<T>) -> Option<Vec<Option<T>>> {
+    slice
+        .iter()
+        .any(|one| value(one.claim).is_some())
+        .then(|| slice.iter().map(|one| value(one.claim)).collect())
+}
+
+impl<'a> Columns<'a> {
+    fn of(slice: &'a [Ready<'_>]) -> Self {
+        let weeks: Vec<i16> = slice.iter().map(|one| one.week.number()).collect();
+        let mut distinct_weeks = weeks.clone();
+        distinct_weeks.sort_unstable();
+        distinct_weeks.dedup();
+        Columns {
+            scopes: slice.iter().map(|one| one.scope).collect(),
+            weeks,
+            keys: slice.iter().map(|one| &*one.key).collect(),
+            nonces: slice.iter().map(|one| one.claim.nonce.0).collect(),
+            fingerprints: column(slice, |claim| claim.fingerprint.as_ref().map(|f| &f.0[..])),
+            topics: column(slice, |claim| claim.origin.as_ref().map(|o| o.topic.as_str())),
+            partitions: column(slice, |claim| claim.origin.as_ref().map(|o| o.partition)),
+            offsets: column(slice, |claim| claim.origin.as_ref().map(|o| o.offset)),
+            metadata: column(slice, |claim| claim.metadata.as_ref().map(|m| m.as_str())),
+            notes: column(slice, |claim| claim.note.as_deref()),
+            aggregates: column(slice, |claim| claim.order.as_ref().map(|o| o.aggregate.as_str())),
+            seqs: column(slice, |claim| claim.order.as_ref().map(|o| o.seq as i64)),
+            distinct_weeks,
+        }
+    }
+
+    fn query<'q>(
+        &'q self,
+        inner: &Inner,
+        slice: &[Ready<'_>],
+        sql: &Arc<str>,
+    ) -> sqlx::query::QueryAs<'q, Postgres, Answer, sqlx::postgres::PgArguments> {
+        let terms = Terms::of(slice[0].claim);
+        let check = inner.settings.ledger.mismatch == crate::ledger::MismatchRule::Error;
+        let query = sqlx::query_as(AssertSqlSafe(Arc::clone(sql)))
+            .persistent(!inner.pooled)
+            .bind(&self.scopes)
+            .bind(&self.weeks)
+            .bind(&self.keys)
+            .bind(&self.nonces)
+            .bind(&self.fingerprints)
+            .bind(&self.topics)
+            .bind(&self.partitions)
+            .bind(&self.offsets)
+            .bind(&self.metadata);
+        if Arc::ptr_eq(sql, &inner.sql.claim_batch) {
+            return query
+                .bind(&self.distinct_weeks)
+                .bind(terms.mode)
+                .bind(terms.lasting_us)
+                .bind(terms.flags)
+                .bind(terms.attempts_max)
+                .bind(inner.owner)
+                .bind(check);
+        }
+        query
+            .bind(&self.notes)
+            .bind(&self.aggregates)
+            .bind(&self.seqs)
+            .bind(terms.mode)
+            .bind(terms.lasting_us)
+            .bind(terms.flags)
+            .bind(terms.attempts_max)
+            .bind(terms.base_us)
+            .bind(terms.cap_us)
+            .bind(terms.permille)
+            .bind(inner.owner)
+            .bind(check)
+            .bind(terms.strict)
+            .bind(terms.baseline)
+            .bind(terms.gap_us)
+            .bind(terms.skip)
+    }
+}
+
+/// What a whole statement shares.
+#[derive(Default)]
+struct Terms {
+    mode: &'static str,
+    lasting_us: i64,
+    flags: i16,
+    attempts_max: i32,
+    base_us: i64,
+    cap_us: i64,
+    permille: i32,
+    strict: bool,
+    baseline: Option<i64>,
+    gap_us: i64,
+    skip: bool,
+}
+
+fn us(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+}
+
+impl Terms {
+    fn of(claim: &Claim) -> Self {
+        let mut terms = Terms::default();
+        let attempts = |max: u32| i32::try_from(max).unwrap_or(i32::MAX);
+        match claim.mode {
+            Mode::Lease(lease) => {
+                terms.mode = "L";
+                terms.lasting_us = us(lease.lease);
+                terms.flags = i16::from(lease.alone);
+                terms.attempts_max = attempts(lease.attempts_max);
+            }
+            Mode::Once { track } => {
+                terms.mode = "O";
+                terms.lasting_us = us(track.unwrap_or_default());
+                terms.flags = if track.is_some() { 2 } else { 0 };
+            }
+            Mode::Done => terms.mode = "D",
+            Mode::Failed(failure) => {
+                terms.mode = "F";
+                terms.attempts_max = attempts(failure.attempts_max);
+                terms.base_us = us(failure.backoff_base);
+                terms.cap_us = us(failure.backoff_max);
+                terms.permille = i32::from(failure.jitter_permille);
+            }
+        }
+        if let Some(order) = &claim.order {
+            terms.skip = order.on_dead == OnDead::Skip;
+            if let OrderPolicy::Strict { baseline, gap_timeout } = order.policy {
+                terms.strict = true;
+                terms.gap_us = us(gap_timeout);
+                terms.baseline = match baseline {
+                    Baseline::FirstSeen => None,
+                    Baseline::From(seq) => Some(seq as i64),
+                };
+            }
+        }
+        terms
+    }
+}
+
+/// Puts the answers where they belong: row 0 is everybody's, further rows are the exceptions.
+fn decode(slice: &[Ready<'_>], answers: Vec<Answer>, outcomes: &mut [Option<Result<Outcome>>]) -> Result<()> {
+    for answer in answers {
+        if answer.0 == 0 {
+            for one in slice {
+                outcomes[one.index] = Some(outcome(one.week, &answer));
+            }
+            continue;
+        }
+        let one = usize::try_from(answer.0 - 1)
+            .ok()
+            .and_then(|at| slice.get(at))
+            .ok_or_else(|| Error::Corrupt(format!("an answer for claim {} of {}", answer.0, slice.len())))?;
+        outcomes[one.index] = Some(outcome(one.week, &answer));
+    }
+    Ok(())
+}
+
+fn outcome(week: Week, answer: &Answer) -> Result<Outcome> {
+    let (_, kind, token, at, attempts, state, owner, seq, suspect) = answer;
+    let corrupt = |what: &str| Error::Corrupt(format!("an answer of kind {kind} without {what}"));
+    let at = || at.map(Time::from_micros).ok_or_else(|| corrupt("a time"));
+    let attempts = || attempts.map(|n| n as u32).ok_or_else(|| corrupt("attempts"));
+    let seq = || seq.map(|n| n as u64).ok_or_else(|| corrupt("a seq"));
+    let owner = || owner.as_deref().map(Owner::new).transpose();
+    let prior = || -> Result<Prior> {
+        Ok(Prior { state: read::state(state.as_deref())?, at: at()?, owner: owner()? })
+    };
+    Ok(match kind {
+        1 => Outcome::First(Grant {
+            token: Token(token.ok_or_else(|| corrupt("a token"))?),
+            week,
+            until: at()?,
+            attempt: attempts()?,
+            suspect: suspect.unwrap_or(false),
+        }),
+        2 => Outcome::Duplicate(prior()?),
+        3 => Outcome::Busy { until: Some(at()?), owner: owner()? },
+        4 => Outcome::RetryLater { at: at()?, attempts: attempts()? },
+        5 => Outcome::Wait { on: seq().ok() },
+        6 => Outcome::Stale { last: seq()? },
+        7 => Outcome::Parked { behind: seq()? },
+        8 => Outcome::Dead { at: at()?, attempts: attempts()? },
+        9 => Outcome::Mismatch(prior()?),
+        10 => Outcome::TooOld { week },
+        _ => return Err(Error::Corrupt(format!("an answer of unknown kind {kind}"))),
+    })
+}

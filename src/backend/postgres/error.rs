@@ -1,0 +1,84 @@
+//! PostgreSQL's errors by meaning, told apart by SQLSTATE and never by text.
+
+use crate::error::{Error, Source};
+
+/// What a failed statement means for the claims in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Meaning {
+    /// Another transaction was in the way; the same statement may succeed in a fresh transaction.
+    Serialization,
+    /// A row was locked for longer than `lock_timeout`.
+    Locked,
+    /// A partition is missing.
+    NoWeek,
+    /// The connection broke or the server went away: whether the statement took effect is unknown.
+    Doubt,
+    /// A row's data was refused.
+    Data,
+    /// The server refuses writes (read-only, privileges, disk).
+    Refused,
+    /// Everything else.
+    Other,
+}
+
+pub(super) fn meaning(error: &sqlx::Error) -> Meaning {
+    match error {
+        sqlx::Error::Io(_)
+        | sqlx::Error::Tls(_)
+        | sqlx::Error::Protocol(_)
+        | sqlx::Error::PoolTimedOut
+        | sqlx::Error::PoolClosed
+        | sqlx::Error::WorkerCrashed => Meaning::Doubt,
+        sqlx::Error::Database(error) => match error.code().as_deref().unwrap_or_default() {
+            "40001" | "40P01" => Meaning::Serialization,
+            "55P03" => Meaning::Locked,
+            "23514" => Meaning::NoWeek,
+            "25006" | "42501" | "53100" => Meaning::Refused,
+            code if code.starts_with("08") || code.starts_with("57P") || code.starts_with("53") => {
+                Meaning::Doubt
+            }
+            code if code.starts_with("22") => Meaning::Data,
+            _ => Meaning::Other,
+        },
+        _ => Meaning::Other,
+    }
+}
+
+/// The error for the caller. `what` says what was being done.
+pub(super) fn translate(what: &str, error: sqlx::Error) -> Error {
+    let source = |error: sqlx::Error| -> Option<Source> { Some(Box::new(error)) };
+    let code = match &error {
+        sqlx::Error::Database(db) => db.code().map(|code| code.into_owned()).unwrap_or_default(),
+        _ => String::new(),
+    };
+    match meaning(&error) {
+        Meaning::Serialization | Meaning::Locked | Meaning::NoWeek => {
+            Error::Contended { what: what.into(), source: source(error) }
+        }
+        Meaning::Doubt => Error::Unavailable { what: what.into(), source: source(error) },
+        Meaning::Refused => {
+            let why = match code.as_str() {
+                "25006" => "the database is read-only",
+                "42501" => "this role lacks the privilege",
+                _ => "the disk is full",
+            };
+            Error::Refused { what: format!("{why} ({what})"), source: source(error) }
+        }
+        Meaning::Data => Error::invalid("event", text(&error)),
+        Meaning::Other if matches!(code.as_str(), "3F000" | "42P01" | "42883" | "42703") => {
+            Error::Schema(format!("{}; run `hapax ledger init`", text(&error)))
+        }
+        Meaning::Other if code.starts_with("28") || code == "3D000" => Error::Unavailable {
+            what: format!("{what}: the server refused the connection"),
+            source: source(error),
+        },
+        Meaning::Other => Error::Unavailable { what: what.into(), source: source(error) },
+    }
+}
+
+fn text(error: &sqlx::Error) -> String {
+    match error {
+        sqlx::Error::Database(db) => db.message().to_owned(),
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,303 @@
+-- The ledger in PostgreSQL. {schema} is replaced by the quoted schema name. Printed by `hapax ledger schema`.
+create schema if not exists {schema};
+
+-- One row: which schema this is, and the oldest binary (by schema version) that may still use it.
+create table {schema}.meta (
+  only_row  boolean primary key default true check (only_row),
+  version   int not null,
+  accepts   int not null,
+  ledger_id uuid not null default gen_random_uuid()
+);
+
+-- Fencing tokens: one sequence for the whole ledger, never reset.
+create sequence {schema}.token as bigint;
+
+-- A number stands for (tenant, scope) in every key. No tenant is the empty text, which no tenant's name can be.
+create table {schema}.scope (
+  number int generated always as identity primary key,
+  tenant text collate "C" not null,
+  scope  text collate "C" not null,
+  began  timestamptz not null,
+  unique (tenant, scope)
+);
+
+-- Owners' names, for humans.
+create table {schema}.owner (
+  number int generated always as identity primary key,
+  name   text collate "C" not null unique
+);
+
+-- Entries, a partition per week (0 is timeless). Columns by width, so that nothing is lost to padding. Each partition has
+-- its own unique index on (scope, id): the week need not be in it. No index on state or time, so that settles stay HOT.
+create table {schema}.entry (
+  first_at    timestamptz not null,
+  at          timestamptz not null,
+  token       bigint not null,
+  nonce       bigint not null,
+  scope       int not null,
+  owner       int,
+  week        smallint not null,
+  attempts    smallint not null,
+  flags       smallint not null, -- 1 runs alone, 2 end is tracked, 4 has a row in held
+  state       "char" not null,   -- L leased, D done, R retry, X dead, C claimed, F finished, O lost, P parked, S stale
+  id          bytea not null,    -- 16 bytes of a UUID, else the text (a 16-byte text has a zero behind it)
+  fingerprint bytea,
+  seq         bigint,
+  aggregate   text collate "C",
+  partition   int,
+  "offset"    bigint,
+  topic       text collate "C",
+  note        text,
+  metadata    jsonb
+) partition by range (week);
+
+create table {schema}.entry_0 (like {schema}.entry including defaults) with (fillfactor = 90);
+create unique index entry_0_key on {schema}.entry_0 (scope, id);
+alter table {schema}.entry attach partition {schema}.entry_0 for values from (0) to (1);
+
+-- What must wait or lies dead, with its bytes; and what was still open when its week was dropped.
+create table {schema}.held (
+  like {schema}.entry including defaults,
+  payload       bytea,
+  header_names  text[],
+  header_values bytea[],
+  primary key (scope, id, week)
+);
+
+-- How far each aggregate has come, per scope.
+create table {schema}.head (
+  scope       int not null,
+  aggregate   text collate "C" not null,
+  last        bigint,
+  lease_seq   bigint,
+  lease_token bigint,
+  lease_until timestamptz,
+  retrying    bigint[] not null default '{}',
+  parked      bigint,
+  gap_at      timestamptz,
+  primary key (scope, aggregate)
+) with (fillfactor = 80);
+
+-- When a week was last written to, to the hour: rows are only added (by whoever finds none this hour), so that nobody
+-- waits for anybody's transaction here.
+create table {schema}.touch (week smallint not null, at timestamptz not null);
+create index touch_week on {schema}.touch (week, at);
+
+-- Weeks that were dropped. A week made again admits only scopes younger than that.
+create table {schema}.dropped (
+  week      smallint primary key,
+  at        timestamptz not null,
+  scope_max int not null
+);
+
+create table {schema}.audit (
+  number   bigint generated always as identity primary key,
+  at       timestamptz not null,
+  by       text not null,
+  what     text not null,
+  identity text not null,
+  why      text not null
+);
+
+-- The ledger's present: the clock, not the start of anybody's transaction.
+create function {schema}.ledger_now() returns timestamptz language sql volatile as 'select clock_timestamp()';
+
+create function {schema}.us(t timestamptz) returns bigint language sql immutable as
+  'select (extract(epoch from t) * 1000000)::bigint';
+
+create function {schema}.scope_number(p_tenant text, p_scope text) returns table (o_number int, o_fresh boolean)
+language plpgsql volatile set lock_timeout = '2s' as $$
+begin
+  if btrim(p_scope, E' \t\r\n') = '' or length(p_scope) > 255 or length(p_tenant) > 255 then
+    raise exception 'scope and tenant need 1 to 255 characters and must not be blank' using errcode = '22023';
+  end if;
+  o_fresh := false;
+  select s.number into o_number from {schema}.scope s where s.tenant = p_tenant and s.scope = p_scope;
+  if o_number is null then
+    insert into {schema}.scope (tenant, scope, began) values (p_tenant, p_scope, {schema}.ledger_now())
+      on conflict do nothing returning number into o_number;
+    o_fresh := o_number is not null;
+    if o_number is null then -- someone else's, committed while we waited
+      select s.number into o_number from {schema}.scope s where s.tenant = p_tenant and s.scope = p_scope;
+    end if;
+  end if;
+  return next;
+end $$;
+
+create function {schema}.owner_number(p_name text) returns int language plpgsql volatile set lock_timeout = '2s' as $$
+declare v int;
+begin
+  if p_name is null then return null; end if;
+  select number into v from {schema}.owner where name = p_name;
+  if v is null then
+    insert into {schema}.owner (name) values (p_name) on conflict do nothing returning number into v;
+    if v is null then select number into v from {schema}.owner where name = p_name; end if;
+  end if;
+  return v;
+end $$;
+
+create function {schema}.touch_weeks(p_weeks smallint[], p_now timestamptz) returns void language sql volatile as $$
+  insert into {schema}.touch (week, at)
+  select w, p_now from unnest(p_weeks) w
+  where w > 0 and not exists (select from {schema}.touch t where t.week = w and t.at > p_now - interval '1 hour')
+$$;
+
+-- Makes a week: bounded, so that the runtime role can be given it without owning the tables.
+create function {schema}.make_week(p_week smallint, p_days_ahead int, p_weeks_max int) returns boolean
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s' as $$
+declare
+  v_name   text := format('entry_%s', p_week);
+  v_monday timestamptz := timestamptz '1999-12-27 00:00:00+00' + (p_week - 1) * interval '168 hours';
+  v_barred int;
+begin
+  if p_week < 1 or p_week > 5218 then
+    raise exception 'week % is out of range', p_week using errcode = '22023';
+  end if;
+  perform pg_advisory_xact_lock(hashtext('hapax.make_week.' || {schema_literal}));
+  if exists (select from pg_inherits i join pg_class c on c.oid = i.inhrelid
+             where i.inhparent = '{schema}.entry'::regclass and c.relname = v_name) then
+    return false;
+  end if;
+  if to_regclass(format('%I.%I', {schema_literal}, v_name)) is not null then
+    raise exception 'week % is being dropped', p_week using errcode = '55006';
+  end if;
+  if v_monday > {schema}.ledger_now() + least(p_days_ahead, 3660) * interval '24 hours' then
+    raise exception 'its time lies in the week of %, more than % days after the ledger''s present',
+      to_char(v_monday at time zone 'UTC', 'YYYY-MM-DD'), p_days_ahead using errcode = '22023', detail = 'ahead';
+  end if;
+  if (select count(*) from pg_inherits where inhparent = '{schema}.entry'::regclass) >= least(p_weeks_max, 1000) then
+    raise exception 'its week would be one more than the % weeks this ledger may hold', p_weeks_max
+      using errcode = '22023', detail = 'weeks_max';
+  end if;
+  execute format('create table %I.%I (like {schema}.entry including defaults) with (fillfactor = 90)', {schema_literal}, v_name);
+  execute format('create unique index %I on %I.%I (scope, id)', v_name || '_key', {schema_literal}, v_name);
+  select scope_max into v_barred from {schema}.dropped where week = p_week;
+  if v_barred is not null then
+    execute format('alter table %I.%I add check (scope > %s)', {schema_literal}, v_name, v_barred);
+  end if;
+  execute format('alter table {schema}.entry attach partition %I.%I for values from (%s) to (%s)',
+    {schema_literal}, v_name, p_week, p_week + 1);
+  -- The partition belongs to whoever owns the ledger; whoever may write the ledger may write the week.
+  insert into {schema}.touch (week, at) values (p_week, {schema}.ledger_now());
+  return true;
+end $$;
+
+-- Stores a row where it was found (its week, or held once the week is gone), or as a new one; false if someone else's new
+-- row was faster. Keeps held in step: what is parked or dead is in it, what has ended is not.
+create function {schema}.put(
+  e {schema}.entry, p_have boolean, p_in_held boolean, p_hold boolean,
+  p_payload bytea, p_header_names text[], p_header_values bytea[]
+) returns boolean language plpgsql volatile
+set enable_seqscan = off as $$
+declare v_held boolean := (e.flags & 4) <> 0 or p_in_held;
+begin
+  if p_hold or e.state in ('P', 'X') then
+    e.flags := e.flags | 4;
+  elsif e.state in ('D', 'F', 'O', 'S') and not p_in_held then
+    e.flags := e.flags & ~4;
+  end if;
+  if p_in_held then
+    null;
+  elsif p_have then
+    update {schema}.entry x set at = e.at, token = e.token, nonce = e.nonce, owner = e.owner, attempts = e.attempts,
+      flags = e.flags, state = e.state, fingerprint = e.fingerprint, seq = e.seq, aggregate = e.aggregate,
+      partition = e.partition, "offset" = e."offset", topic = e.topic, note = e.note, metadata = e.metadata
+    where x.week = e.week and x.scope = e.scope and x.id = e.id;
+  else
+    insert into {schema}.entry select (e).* on conflict do nothing;
+    if not found then return false; end if;
+  end if;
+  if not p_in_held and e.week > 0 then
+    perform {schema}.touch_weeks(array[e.week], {schema}.ledger_now());
+  end if;
+  if (e.flags & 4) <> 0 or p_in_held then
+    insert into {schema}.held select (e).*, p_payload, p_header_names, p_header_values
+    on conflict (scope, id, week) do update set
+      at = excluded.at, token = excluded.token, nonce = excluded.nonce, owner = excluded.owner,
+      attempts = excluded.attempts, flags = excluded.flags, state = excluded.state, fingerprint = excluded.fingerprint,
+      seq = excluded.seq, aggregate = excluded.aggregate, partition = excluded.partition, "offset" = excluded."offset",
+      topic = excluded.topic, note = excluded.note, metadata = excluded.metadata,
+      payload = coalesce(excluded.payload, held.payload),
+      header_names = coalesce(excluded.header_names, held.header_names),
+      header_values = coalesce(excluded.header_values, held.header_values);
+  elsif v_held then
+    delete from {schema}.held h where h.scope = e.scope and h.id = e.id and h.week = e.week;
+  end if;
+  return true;
+end $$;
+
+-- The head of an aggregate, locked. Heads are locked before entries, everywhere: one global order.
+create function {schema}.lock_head(p_scope int, p_aggregate text) returns {schema}.head language plpgsql volatile
+set enable_seqscan = off as $$
+declare h {schema}.head;
+begin
+  select * into h from {schema}.head x where x.scope = p_scope and x.aggregate = p_aggregate for update;
+  if not found then
+    insert into {schema}.head (scope, aggregate) values (p_scope, p_aggregate) on conflict do nothing;
+    select * into h from {schema}.head x where x.scope = p_scope and x.aggregate = p_aggregate for update;
+  end if;
+  return h;
+end $$;
+
+create function {schema}.put_head(h {schema}.head) returns void language sql volatile as $$
+  update {schema}.head set last = h.last, lease_seq = h.lease_seq, lease_token = h.lease_token,
+    lease_until = h.lease_until, retrying = h.retrying, parked = h.parked, gap_at = h.gap_at
+  where scope = h.scope and aggregate = h.aggregate
+$$;
+
+-- What happens to a head, as in src/ledger/transition.rs.
+create function {schema}.head_advance(h {schema}.head, p_seq bigint) returns {schema}.head language plpgsql immutable as $$
+begin
+  h.last := greatest(h.last, p_seq);
+  if h.lease_seq = p_seq then h.lease_seq := null; h.lease_token := null; h.lease_until := null; end if;
+  -- What the order has moved past can never run, so nothing may wait for it.
+  h.retrying := array(select s from unnest(h.retrying) s where s > h.last order by s);
+  if h.parked <= h.last then h.parked := null; end if;
+  h.gap_at := null;
+  return h;
+end $$;
+
+create function {schema}.head_owe(h {schema}.head, p_seq bigint) returns {schema}.head language plpgsql immutable as $$
+begin
+  if (p_seq <= h.last) is not true and not p_seq = any (h.retrying) then h.retrying := h.retrying || p_seq; end if;
+  return h;
+end $$;
+
+create function {schema}.head_let_go(h {schema}.head, p_seq bigint, p_token bigint) returns {schema}.head
+language plpgsql immutable as $$
+begin
+  if h.lease_seq = p_seq and h.lease_token = p_token then
+    h.lease_seq := null; h.lease_token := null; h.lease_until := null;
+  end if;
+  return h;
+end $$;
+
+create function {schema}.head_park(h {schema}.head, p_seq bigint) returns {schema}.head language plpgsql immutable as $$
+begin
+  if p_seq <= h.last then return h; end if;
+  h.retrying := array_remove(h.retrying, p_seq);
+  if h.parked <> p_seq then h := {schema}.head_owe(h, greatest(h.parked, p_seq)); end if;
+  h.parked := least(h.parked, p_seq);
+  return h;
+end $$;
+
+create function {schema}.head_die(h {schema}.head, p_seq bigint, p_token bigint, p_skip boolean) returns {schema}.head
+language plpgsql immutable as $$
+begin
+  h := {schema}.head_let_go(h, p_seq, p_token);
+  if p_skip then return {schema}.head_advance(h, p_seq); end if;
+  return {schema}.head_park(h, p_seq);
+end $$;
+
+create function {schema}.head_begin(h {schema}.head, p_seq bigint, p_strict boolean, p_baseline bigint)
+returns {schema}.head language plpgsql immutable as $$
+declare v_first bigint; v_gap timestamptz := h.gap_at;
+begin
+  if h.last is not null or not p_strict then return h; end if;
+  v_first := coalesce(p_baseline, least(p_seq, h.lease_seq, (select min(s) from unnest(h.retrying) s), h.parked));
+  if v_first > 0 then
+    h := {schema}.head_advance(h, v_first - 1);
+    h.gap_at := v_gap;
+  end if;
+  return h;
+end $$;

@@ -1,0 +1,259 @@
+-- Claims. The state machine of src/ledger/transition.rs in SQL; the model test compares the two.
+-- Kinds of outcome: 1 first, 2 duplicate, 3 busy, 4 retry later, 5 wait, 6 stale, 7 parked, 8 dead, 9 mismatch, 10 too old.
+
+-- One claim, by the whole rule book. Modes: L lease, O at most once, D done, F failed.
+create function {schema}.claim_one(
+  p_scope int, p_week smallint, p_id bytea, p_nonce bigint, p_fingerprint bytea, p_topic text, p_partition int,
+  p_offset bigint, p_metadata jsonb, p_mode "char", p_for bigint, p_flags smallint, p_attempts_max int, p_base bigint,
+  p_cap bigint, p_permille int, p_note text, p_owner int, p_check_fingerprint boolean, p_aggregate text, p_seq bigint,
+  p_strict boolean, p_baseline bigint, p_gap bigint, p_skip boolean, p_token bigint,
+  out o_kind int, out o_token bigint, out o_at bigint, out o_attempts int, out o_state text, out o_owner int,
+  out o_seq bigint, out o_suspect boolean
+) language plpgsql volatile set enable_seqscan = off as $$
+declare
+  e {schema}.entry; n {schema}.entry; h {schema}.head; g {schema}.head;
+  v_have boolean; v_in_held boolean; v_dropped boolean; v_now timestamptz; v_on bigint; v_runs int;
+  v_lapsed boolean; v_place int;
+begin
+  o_suspect := false;
+  <<again>> loop
+    if p_aggregate is not null then h := {schema}.lock_head(p_scope, p_aggregate); end if;
+    select * into e from {schema}.entry x where x.week = p_week and x.scope = p_scope and x.id = p_id for update;
+    v_have := found; v_in_held := false; v_dropped := false;
+    if not v_have and p_week > 0 then
+      select d.scope_max >= p_scope into v_dropped from {schema}.dropped d where d.week = p_week;
+      v_dropped := coalesce(v_dropped, false);
+      if v_dropped then
+        select x.first_at, x.at, x.token, x.nonce, x.scope, x.owner, x.week, x.attempts, x.flags, x.state, x.id,
+               x.fingerprint, x.seq, x.aggregate, x.partition, x."offset", x.topic, x.note, x.metadata
+          into e from {schema}.held x where x.week = p_week and x.scope = p_scope and x.id = p_id for update;
+        v_have := found; v_in_held := found;
+      end if;
+    end if;
+    v_now := {schema}.ledger_now(); -- after the locks: a wait must not shorten what follows
+    o_state := e.state; o_owner := e.owner; o_at := {schema}.us(e.at); o_attempts := e.attempts; o_token := e.token;
+    if v_have then
+      if e.nonce = p_nonce then
+        if p_mode = 'L' and e.state = 'L' and (p_aggregate is null or (h.lease_seq = p_seq and h.lease_token = e.token)) then
+          e.at := v_now + p_for * interval '1 microsecond';
+          perform {schema}.put(e, true, v_in_held, false, null, null, null);
+          if p_aggregate is not null then
+            h.lease_until := e.at; perform {schema}.put_head(h);
+          end if;
+          o_kind := 1; o_at := {schema}.us(e.at); return;
+        elsif (p_mode = 'O' and e.state = 'C') or (p_mode = 'D' and e.state = 'D') then
+          o_kind := 1; return;
+        elsif p_mode = 'F' and e.state = 'R' then
+          o_kind := 4; return;
+        end if;
+      end if;
+      if p_check_fingerprint and e.fingerprint <> p_fingerprint then o_kind := 9; return; end if;
+      case e.state
+        when 'L' then if e.at > v_now then o_kind := 3; return; end if;
+        when 'R' then if e.at > v_now and p_mode <> 'F' then o_kind := 4; return; end if;
+        when 'P' then null;
+        when 'S' then o_kind := 6; o_seq := coalesce(h.last, e.seq, 0); return;
+        when 'X' then o_kind := 8; return;
+        else o_kind := 2; return;
+      end case;
+    end if;
+
+    -- The row as it will be, whatever the state.
+    n := e;
+    n.token := p_token; n.nonce := p_nonce; n.scope := p_scope; n.week := p_week; n.id := p_id; n.at := v_now;
+    n.attempts := coalesce(e.attempts, 0); n.first_at := coalesce(e.first_at, v_now); n.owner := p_owner;
+    n.flags := coalesce(e.flags & 4, 0)::smallint; n.fingerprint := coalesce(e.fingerprint, p_fingerprint);
+    n.seq := p_seq; n.aggregate := p_aggregate; n.note := null;
+    if p_topic is not null then n.topic := p_topic; n.partition := p_partition; n."offset" := p_offset; end if;
+    n.metadata := coalesce(p_metadata, e.metadata);
+
+    if p_aggregate is not null then
+      g := h; v_place := 1; v_on := null;
+      h := {schema}.head_begin(h, p_seq, p_strict, p_baseline);
+      if p_seq <= h.last then v_place := 6; v_on := h.last;
+      elsif p_seq > h.parked then v_place := 7; v_on := h.parked;
+      elsif h.lease_seq <> p_seq and (h.lease_until > v_now or h.lease_seq < p_seq) then v_place := 5; v_on := h.lease_seq;
+      elsif h.lease_seq = p_seq and h.lease_until > v_now then v_place := 5; v_on := h.lease_seq;
+      else
+        select min(s) into v_on from unnest(h.retrying) s where s < p_seq;
+        if v_on is not null then v_place := 5;
+        elsif p_strict and p_seq <> coalesce(h.last + 1, 0) then
+          v_on := coalesce(h.last + 1, 0); h.gap_at := coalesce(h.gap_at, v_now); v_place := 5;
+          if v_now - h.gap_at >= p_gap * interval '1 microsecond' then
+            h := {schema}.head_park(h, v_on); v_place := 7;
+          end if;
+        end if;
+      end if;
+      o_seq := v_on;
+      if v_place = 6 then
+        n.state := 'S';
+        -- A week that was dropped takes no new rows.
+        if not (v_dropped and not v_have) and not {schema}.put(n, v_have, v_in_held, false, null, null, null) then
+          continue again;
+        end if;
+        o_kind := 6; return;
+      end if;
+      if v_dropped and not v_have then o_kind := 10; return; end if;
+      if v_place = 7 and p_mode <> 'F' then
+        n.state := 'P';
+        if not {schema}.put(n, v_have, v_in_held, false, null, null, null) then continue again; end if;
+        perform {schema}.put_head({schema}.head_owe(h, p_seq));
+        o_kind := 7; return;
+      elsif v_place = 5 and p_mode <> 'F' then
+        if h is distinct from g then perform {schema}.put_head(h); end if;
+        o_kind := 5; return;
+      end if;
+      h := {schema}.head_begin(g, p_seq, p_strict, p_baseline);
+    end if;
+
+    if v_dropped and not v_have then o_kind := 10; return; end if;
+
+    v_lapsed := v_have and e.state = 'L';
+    v_runs := case when not v_have then 0 when e.state = 'L' and (e.flags & 1) = 0 then greatest(e.attempts - 1, 0)
+              else e.attempts end;
+    if (p_mode = 'F' and v_runs + 1 >= p_attempts_max) or (p_mode = 'L' and v_lapsed and v_runs >= p_attempts_max) then
+      n.state := 'X'; n.attempts := v_runs + (p_mode = 'F')::int;
+      n.note := case when p_mode = 'F' then coalesce(p_note, 'failed')
+                else format('its process died or stopped answering in each of %s runs', v_runs) end;
+      if not {schema}.put(n, v_have, v_in_held, false, null, null, null) then continue again; end if;
+      if p_aggregate is not null then perform {schema}.put_head({schema}.head_die(h, p_seq, e.token, p_skip)); end if;
+      o_kind := 8; o_at := {schema}.us(v_now); o_attempts := n.attempts; return;
+    end if;
+    n.attempts := least(v_runs + 1, 32767);
+    if p_mode = 'F' then
+      n.state := 'R'; n.note := p_note;
+      n.at := v_now + trunc(least(p_base::numeric * 2 ^ least(v_runs, 30), p_cap) * p_permille / 1000)::bigint * interval '1 microsecond';
+      if not {schema}.put(n, v_have, v_in_held, false, null, null, null) then continue again; end if;
+      if p_aggregate is not null then
+        perform {schema}.put_head({schema}.head_owe({schema}.head_let_go(h, p_seq, e.token), p_seq));
+      end if;
+      o_kind := 4; o_at := {schema}.us(n.at); o_attempts := n.attempts; return;
+    end if;
+    n.state := case p_mode when 'L' then 'L' when 'O' then 'C' else 'D' end;
+    n.flags := n.flags | p_flags;
+    n.at := v_now + p_for * interval '1 microsecond';
+    if not {schema}.put(n, v_have, v_in_held, false, null, null, null) then continue again; end if;
+    if p_aggregate is not null then
+      if h.lease_seq <> p_seq then h := {schema}.head_owe(h, h.lease_seq); end if;
+      if p_mode = 'L' then
+        h.retrying := array_remove(h.retrying, p_seq);
+        h.lease_seq := p_seq; h.lease_token := p_token; h.lease_until := n.at;
+      else
+        h.lease_seq := null; h.lease_token := null; h.lease_until := null;
+        h := {schema}.head_advance(h, p_seq);
+      end if;
+      perform {schema}.put_head(h);
+    end if;
+    o_kind := 1; o_token := p_token; o_at := {schema}.us(n.at); o_attempts := n.attempts; o_suspect := v_lapsed;
+    o_state := n.state; o_owner := p_owner;
+    return;
+  end loop;
+end $$;
+
+-- A batch of claims without order, in key order: one multi-row INSERT, and the rule book only for those that were there
+-- before. Row 0 of the answer is what every first one gets; further rows are the others, by their place in the arrays.
+create function {schema}.claim_batch(
+  p_scope int[], p_week smallint[], p_id bytea[], p_nonce bigint[], p_fingerprint bytea[], p_topic text[],
+  p_partition int[], p_offset bigint[], p_metadata jsonb[], p_weeks smallint[], p_mode "char", p_for bigint,
+  p_flags smallint, p_attempts_max int, p_owner int, p_check_fingerprint boolean
+) returns table (o_i int, o_kind int, o_token bigint, o_at bigint, o_attempts int, o_state text, o_owner text,
+                 o_seq bigint, o_suspect boolean)
+language plpgsql volatile
+set lock_timeout = '{lock_timeout}' set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+declare
+  v_token bigint := nextval('{schema}.token');
+  v_now   timestamptz;
+  v_at    timestamptz;
+  v_new   "char" := case p_mode when 'L' then 'L' when 'O' then 'C' else 'D' end;
+  v_count bigint := 0;
+  r record; o record;
+begin
+  if not exists (select from {schema}.dropped d where d.week = any (p_weeks)) then
+    v_now := {schema}.ledger_now();
+    v_at := v_now + p_for * interval '1 microsecond';
+    insert into {schema}.entry (first_at, at, token, nonce, scope, owner, week, attempts, flags, state, id, fingerprint,
+                                topic, partition, "offset", metadata)
+    select v_now, v_at, v_token, u.nonce, u.scope, p_owner, u.week, 1, p_flags, v_new, u.id, u.fingerprint,
+           u.topic, u.partition, u."offset", u.metadata
+      from unnest(p_scope, p_week, p_id, p_nonce, p_fingerprint, p_topic, p_partition, p_offset, p_metadata)
+        as u(scope, week, id, nonce, fingerprint, topic, partition, "offset", metadata)
+    on conflict do nothing;
+    get diagnostics v_count = row_count;
+    if v_count > 0 then perform {schema}.touch_weeks(p_weeks, v_now); end if; -- a repeat keeps no week alive
+    o_i := 0; o_kind := 1; o_token := v_token; o_at := {schema}.us(v_at); o_attempts := 1; o_state := v_new; o_suspect := false;
+    return next;
+    if v_count = cardinality(p_id) then return; end if;
+  end if;
+  for r in
+    select u.i, u.scope, u.week, u.id, u.nonce, u.fingerprint, u.topic, u.partition, u."offset", u.metadata,
+           x.state, x.at, x.nonce as x_nonce, x.attempts, x.token as x_token, x.fingerprint as x_fingerprint, x.name
+      from unnest(p_scope, p_week, p_id, p_nonce, p_fingerprint, p_topic, p_partition, p_offset, p_metadata)
+        with ordinality as u(scope, week, id, nonce, fingerprint, topic, partition, "offset", metadata, i)
+      left join lateral (
+        select e.state, e.at, e.nonce, e.attempts, e.token, e.fingerprint, w.name
+          from {schema}.entry e left join {schema}.owner w on w.number = e.owner
+         where e.week = u.week and e.scope = u.scope and e.id = u.id) x on true
+     where x.token is distinct from v_token
+     order by u.i
+  loop
+    o_i := r.i; o_attempts := r.attempts; o_owner := r.name; o_seq := null; o_suspect := false; o_state := r.state; o_token := r.x_token;
+    if r.state in ('D', 'C', 'F', 'O') and r.x_nonce <> r.nonce
+       and (not p_check_fingerprint or (r.x_fingerprint = r.fingerprint) is not false) then
+      o_kind := 2; o_at := {schema}.us(r.at);
+    else
+      select * into o from {schema}.claim_one(r.scope, r.week, r.id, r.nonce, r.fingerprint, r.topic, r.partition,
+        r."offset", r.metadata, p_mode, p_for, p_flags, p_attempts_max, 0, 0, 0, null, p_owner, p_check_fingerprint,
+        null, null, false, null, 0, false, v_token);
+      o_kind := o.o_kind; o_token := o.o_token; o_at := o.o_at; o_attempts := o.o_attempts; o_state := o.o_state;
+      o_seq := o.o_seq; o_suspect := o.o_suspect;
+      select name into o_owner from {schema}.owner where number = o.o_owner;
+    end if;
+    return next;
+  end loop;
+end $$;
+
+-- Claims one after the other, by the whole rule book: ordered ones and counted failures.
+create function {schema}.claim_each(
+  p_scope int[], p_week smallint[], p_id bytea[], p_nonce bigint[], p_fingerprint bytea[], p_topic text[],
+  p_partition int[], p_offset bigint[], p_metadata jsonb[], p_note text[], p_aggregate text[], p_seq bigint[],
+  p_mode "char", p_for bigint, p_flags smallint, p_attempts_max int, p_base bigint, p_cap bigint,
+  p_permille int, p_owner int, p_check_fingerprint boolean, p_strict boolean, p_baseline bigint, p_gap bigint, p_skip boolean
+) returns table (o_i int, o_kind int, o_token bigint, o_at bigint, o_attempts int, o_state text, o_owner text,
+                 o_seq bigint, o_suspect boolean)
+language plpgsql volatile
+set lock_timeout = '{lock_timeout}' set enable_seqscan = off as $$
+declare v_token bigint := nextval('{schema}.token'); o record; i int; a text;
+begin
+  -- All heads first, in one order, so that two batches never wait for each other crosswise.
+  for a, i in select distinct on (x.a, x.s) x.a, x.s from unnest(p_aggregate, p_scope) x(a, s)
+               where x.a is not null order by x.a, x.s loop
+    perform {schema}.lock_head(i, a);
+  end loop;
+  for i in 1 .. cardinality(p_id) loop
+    select * into o from {schema}.claim_one(p_scope[i], p_week[i], p_id[i], p_nonce[i], p_fingerprint[i], p_topic[i],
+      p_partition[i], p_offset[i], p_metadata[i], p_mode, p_for, p_flags, p_attempts_max, p_base, p_cap, p_permille,
+      p_note[i], p_owner, p_check_fingerprint, p_aggregate[i], p_seq[i], p_strict, p_baseline, p_gap, p_skip, v_token);
+    o_i := i; o_kind := o.o_kind; o_token := o.o_token; o_at := o.o_at; o_attempts := o.o_attempts; o_state := o.o_state;
+    o_seq := o.o_seq; o_suspect := o.o_suspect;
+    select name into o_owner from {schema}.owner where number = o.o_owner;
+    return next;
+  end loop;
+end $$;
+
+-- Which of these took effect before: the places, from 1. A look, never a claim.
+create function {schema}.known(p_scope int[], p_week smallint[], p_id bytea[]) returns setof bigint
+language plpgsql stable
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+begin
+  return query
+    select u.i from unnest(p_scope, p_week, p_id) with ordinality as u(scope, week, id, i)
+    cross join lateral (
+      select from {schema}.entry e
+       where e.week = u.week and e.scope = u.scope and e.id = u.id and e.state in ('D', 'F')) x
+    union all
+    select u.i from unnest(p_scope, p_week, p_id) with ordinality as u(scope, week, id, i)
+    cross join lateral (
+      select from {schema}.held h
+       where h.week = u.week and h.scope = u.scope and h.id = u.id and h.state in ('D', 'F')) y
+     where u.week > 0;
+end $$;

@@ -1,0 +1,126 @@
+-- For any language: claims and settlings by name, in the caller's own transaction or on their own.
+
+-- The key bytes of an id: 16 for a canonical UUID, else the text; a text of 16 bytes has a zero behind it.
+create function {schema}.id_key(p_id text) returns bytea language plpgsql immutable as $$
+begin
+  if p_id is null or p_id = '' then
+    raise exception 'event id is invalid: it is empty; it needs 1 to 255 characters' using errcode = '22023';
+  elsif length(p_id) > 255 then
+    raise exception 'event id is invalid: it has % characters; the limit is 255', length(p_id) using errcode = '22023';
+  elsif p_id ~ '^\s*$' then
+    raise exception 'event id is invalid: it is blank (white space only)' using errcode = '22023';
+  end if;
+  if p_id ~ '^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$' then
+    return decode(replace(p_id, '-', ''), 'hex');
+  end if;
+  if octet_length(p_id) = 16 then return convert_to(p_id, 'UTF8') || '\x00'::bytea; end if;
+  return convert_to(p_id, 'UTF8');
+end $$;
+
+create function {schema}.id_text(p_key bytea) returns text language sql immutable as $$
+  select case when octet_length(p_key) = 16 then encode(p_key, 'hex')::uuid::text
+              when octet_length(p_key) = 17 and get_byte(p_key, 16) = 0 then convert_from(substr(p_key, 1, 16), 'UTF8')
+              else convert_from(p_key, 'UTF8') end
+$$;
+
+-- The number of the week a moment lies in, Monday 00:00 UTC to Monday 00:00 UTC; 0 (timeless) outside 2000 to 2099.
+create function {schema}.week_of(p_us bigint) returns smallint language sql immutable as $$
+  select case when p_us >= 946684800000000 and p_us < 4102444800000000
+              then ((p_us - 946252800000000) / 604800000000 + 1)::smallint else 0::smallint end
+$$;
+
+-- The week an id is kept in: that of the time inside a UUIDv7; 0 for every other id.
+create function {schema}.week_of_id(p_key bytea) returns smallint language sql immutable as $$
+  select case when octet_length(p_key) = 16 and get_byte(p_key, 6) >> 4 = 7 and get_byte(p_key, 8) >> 6 = 2
+              then {schema}.week_of(('x' || encode(substr(p_key, 1, 6), 'hex'))::bit(48)::bigint * 1000)
+              else 0::smallint end
+$$;
+
+-- Claims an event in the caller's transaction: 'claimed' means run the effect in this very transaction and commit; it
+-- rolls back with it. 'duplicate' means it took effect before. Any other word means: not now (see docs/sql.md).
+create function {schema}.claim_in(
+  p_scope text, p_id text, p_tenant text default null, p_metadata jsonb default null, p_fingerprint bytea default null,
+  p_topic text default null, p_partition int default null, p_offset bigint default null, p_owner text default null,
+  p_event_time timestamptz default null, p_nonce bigint default null,
+  out outcome text, out token bigint, out since timestamptz
+) language plpgsql volatile set lock_timeout = '{lock_timeout}' set enable_seqscan = off as $$
+declare
+  v_scope int; v_key bytea := {schema}.id_key(p_id); v_week smallint; o record;
+begin
+  if p_metadata is not null and octet_length(p_metadata::text) > 16384 then
+    raise exception 'metadata is invalid: it has % bytes; the limit is 16384', octet_length(p_metadata::text)
+      using errcode = '22023';
+  end if;
+  if btrim(p_tenant, E' \t\r\n') = '' then
+    raise exception 'tenant is invalid: it is blank' using errcode = '22023';
+  end if;
+  select n.o_number into v_scope from {schema}.scope_number(coalesce(p_tenant, ''), p_scope) n;
+  if p_event_time is not null then v_week := {schema}.week_of({schema}.us(p_event_time));
+  else v_week := {schema}.week_of_id(v_key); end if;
+  if v_week > 0 and to_regclass(format('%I.entry_%s', {schema_literal}, v_week)) is null
+     and not exists (select from {schema}.dropped where week = v_week and scope_max >= v_scope) then
+    raise exception 'no partition yet for week %: call {schema}.make_week(%, 28, 260) in a transaction of its own, then try again',
+      v_week, v_week using errcode = '55000', detail = 'week-missing';
+  end if;
+  select * into o from {schema}.claim_one(v_scope, v_week, v_key,
+    coalesce(p_nonce, ('x' || substr(md5(gen_random_uuid()::text), 1, 16))::bit(64)::bigint), p_fingerprint, p_topic,
+    p_partition, p_offset, p_metadata, 'D', 0, 0::smallint, 0, 0, 0, 0, null, {schema}.owner_number(p_owner), true, null, null,
+    false, null, 0, false, nextval('{schema}.token'));
+  outcome := (array['claimed', 'duplicate', 'busy', 'retry_later', 'wait', 'stale', 'parked', 'dead', 'mismatch', 'too_old'])[o.o_kind];
+  token := o.o_token;
+  since := timestamptz 'epoch' + o.o_at * interval '1 microsecond';
+end $$;
+
+-- Leases an event in a transaction of its own: 'claimed' comes with the token to settle with.
+create function {schema}.lease(
+  p_scope text, p_id text, p_seconds int default 900, p_tenant text default null, p_owner text default null,
+  p_attempts_max int default 5, p_nonce bigint default null,
+  out outcome text, out token bigint, out until timestamptz, out attempt int
+) language plpgsql volatile set lock_timeout = '{lock_timeout}' set enable_seqscan = off as $$
+declare v_scope int; v_key bytea := {schema}.id_key(p_id); v_week smallint; o record;
+begin
+  if p_seconds < 1 or p_seconds > 86400 then
+    raise exception 'lease is invalid: % seconds; allowed are 1 to 86400', p_seconds using errcode = '22023';
+  end if;
+  select n.o_number into v_scope from {schema}.scope_number(coalesce(p_tenant, ''), p_scope) n;
+  v_week := {schema}.week_of_id(v_key);
+  if v_week > 0 and not exists (select from {schema}.dropped where week = v_week and scope_max >= v_scope) then
+    perform {schema}.make_week(v_week, 28, 260)
+      where to_regclass(format('%I.entry_%s', {schema_literal}, v_week)) is null;
+  end if;
+  select * into o from {schema}.claim_one(v_scope, v_week, v_key,
+    coalesce(p_nonce, ('x' || substr(md5(gen_random_uuid()::text), 1, 16))::bit(64)::bigint), null, null, null, null, null,
+    'L', p_seconds * 1000000::bigint, 1::smallint, p_attempts_max, 0, 0, 0, null, {schema}.owner_number(p_owner), true,
+    null, null, false, null, 0, false, nextval('{schema}.token'));
+  outcome := (array['claimed', 'duplicate', 'busy', 'retry_later', 'wait', 'stale', 'parked', 'dead', 'mismatch', 'too_old'])[o.o_kind];
+  token := o.o_token; attempt := o.o_attempts;
+  until := timestamptz 'epoch' + o.o_at * interval '1 microsecond';
+end $$;
+
+-- Settles a lease: 'done', or 'retry' after some seconds, or 'dead'. True if it is recorded; false if the token is stale
+-- and nothing was changed.
+create function {schema}.settle(
+  p_scope text, p_id text, p_token bigint, p_how text, p_after_seconds int default 0, p_note text default null,
+  p_tenant text default null, p_metadata jsonb default null
+) returns boolean language plpgsql volatile set lock_timeout = '{lock_timeout}' set enable_seqscan = off as $$
+declare v_scope int; v_key bytea := {schema}.id_key(p_id); v_state "char"; o record;
+begin
+  v_state := case p_how when 'done' then 'D' when 'retry' then 'R' when 'dead' then 'X' end;
+  if v_state is null then
+    raise exception 'settling is invalid: % is none of done, retry, dead', p_how using errcode = '22023';
+  end if;
+  select n.o_number into v_scope from {schema}.scope_number(coalesce(p_tenant, ''), p_scope) n;
+  select * into o from {schema}.settle_one(v_scope, {schema}.week_of_id(v_key), v_key, p_token, v_state,
+    p_after_seconds * 1000000::bigint, true, p_note, p_metadata, null, false, null, false, null, null, null);
+  return o.o_kind = 1;
+end $$;
+
+-- Entries as people read them.
+create view {schema}.entries as
+  select nullif(s.tenant, '') as tenant, s.scope, {schema}.id_text(e.id) as id,
+         case e.state when 'L' then 'leased' when 'D' then 'done' when 'R' then 'retry' when 'X' then 'dead'
+                      when 'C' then 'claimed' when 'F' then 'finished' when 'O' then 'lost' when 'P' then 'parked'
+                      when 'S' then 'stale' end as state,
+         e.attempts, e.token, e.first_at, e.at, w.name as owner, e.aggregate, e.seq, e.topic, e.partition, e."offset",
+         e.metadata, e.note, e.week
+    from {schema}.entry e join {schema}.scope s on s.number = e.scope left join {schema}.owner w on w.number = e.owner;

@@ -1,0 +1,392 @@
+//! A ledger in PostgreSQL, 15 or newer.
+//!
+//! Claims and settlings are SQL functions in the ledger's own schema (`migrations/`), so that a batch is one statement,
+//! and so that any language can claim in a transaction of its own. This module sends batches there and reads the answers;
+//! it holds no state but what can be read again: numbers of scopes, and which weeks there are.
+
+mod claim;
+mod error;
+mod read;
+mod schema;
+mod settle;
+mod sweep;
+mod transaction;
+mod verify;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
+use sqlx::{AssertSqlSafe, PgPool};
+
+pub use crate::config::Migrate;
+pub use schema::{ACCEPTS, VERSION, grants_sql, schema_sql};
+
+use crate::clock::Time;
+use crate::error::{Error, Result};
+use crate::id::{Scope, Tenant};
+use crate::ledger::{
+    Audit, Capabilities, Claim, Cursor, Entry, Extend, Filter, Finding, Identity, Intervene, Intervened,
+    Ledger, Outcome, Page, Settings, Settle, Settled, Stat, SweepTerms, Swept, Week,
+};
+use error::{Meaning, meaning, translate};
+
+/// Whether a pooler that changes servers between transactions stands in front of the database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Pooling {
+    /// Find out when the ledger is opened.
+    #[default]
+    Detect,
+    /// Connections are sessions: prepared statements are kept.
+    Session,
+    /// Nothing outlives a transaction: statements are prepared anew inside one. Gives up: some speed.
+    Transaction,
+}
+
+/// What a PostgreSQL ledger is told when it is opened.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct PgSettings {
+    /// What every ledger is told.
+    pub ledger: Settings,
+    /// The schema it lives in.
+    pub schema: String,
+    /// Whether to create or update the schema.
+    pub migrate: Migrate,
+    /// Connections at most.
+    pub pool_max: u32,
+    /// How long to wait for a connection.
+    pub acquire_timeout: Duration,
+    /// Whether a transaction pooler is in front.
+    pub pooling: Pooling,
+}
+
+impl Default for PgSettings {
+    fn default() -> Self {
+        PgSettings {
+            ledger: Settings::default(),
+            schema: "hapax".into(),
+            migrate: Migrate::Auto,
+            pool_max: 50,
+            acquire_timeout: Duration::from_secs(10),
+            pooling: Pooling::Detect,
+        }
+    }
+}
+
+impl From<Settings> for PgSettings {
+    fn from(ledger: Settings) -> Self {
+        PgSettings { ledger, ..PgSettings::default() }
+    }
+}
+
+/// A ledger in PostgreSQL. Clones share it.
+#[derive(Debug, Clone)]
+pub struct PgLedger(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    pool: PgPool,
+    settings: PgSettings,
+    /// Whether statements must be sent inside a transaction and not be kept.
+    pooled: bool,
+    sql: Sql,
+    owner: Option<i32>,
+    scopes: RwLock<HashMap<(Option<Tenant>, Scope), i32>>,
+    weeks: RwLock<HashSet<Week>>,
+}
+
+/// Statements with the schema's name in them.
+#[derive(Debug)]
+struct Sql {
+    claim_batch: Arc<str>,
+    claim_each: Arc<str>,
+    settle_done: Arc<str>,
+    settle_each: Arc<str>,
+    settle_one: Arc<str>,
+    extend: Arc<str>,
+    scope: Arc<str>,
+    known: Arc<str>,
+}
+
+impl Sql {
+    fn new(schema: &str) -> Self {
+        let sql = |text: &str| -> Arc<str> { text.replace("{s}", schema).into() };
+        Sql {
+            claim_batch: sql(
+                "select * from {s}.claim_batch($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::jsonb[], $10, \
+                 $11::text::\"char\", $12, $13, $14, $15, $16)",
+            ),
+            claim_each: sql(
+                "select * from {s}.claim_each($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::jsonb[], $10, $11, $12, \
+                 $13::text::\"char\", $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25)",
+            ),
+            settle_done: sql(
+                "select * from {s}.settle_done($1, $2, $3, $4, $5::text[]::jsonb[], $6, $7::text::\"char\", \
+                 $8::text::\"char\")",
+            ),
+            settle_each: sql(
+                "select * from {s}.settle_each($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::jsonb[], $10, $11, $12)",
+            ),
+            settle_one: sql(
+                "select 1, * from {s}.settle_one($1, $2, $3, $4, $5::text::\"char\", $6, $7, $8, null, $9, $10, null, \
+                 true, $11, $12, $13)",
+            ),
+            extend: sql("select * from {s}.extend_batch($1, $2, $3, $4, $5)"),
+            scope: sql("select o_number, o_fresh from {s}.scope_number($1, $2)"),
+            known: sql("select * from {s}.known($1, $2, $3)"),
+        }
+    }
+}
+
+impl PgLedger {
+    /// Connects by URL (`postgres://user:password@host:port/database?sslmode=verify-full&sslrootcert=ca.pem`).
+    ///
+    /// A host that is not this machine is spoken to over verified TLS, unless the URL names another `sslmode`.
+    pub async fn connect(url: &str, settings: impl Into<PgSettings>) -> Result<Self> {
+        let settings = settings.into();
+        let mut options: PgConnectOptions = url
+            .parse()
+            .map_err(|e: sqlx::Error| Error::Config(format!("ledger.url is not a PostgreSQL URL: {e}")))?;
+        if !url.contains("sslmode=") && !url.contains("ssl-mode=") {
+            let local = matches!(options.get_host(), "localhost" | "127.0.0.1" | "::1")
+                || options.get_host().starts_with('/');
+            options = options.ssl_mode(if local { PgSslMode::Prefer } else { PgSslMode::VerifyFull });
+        }
+        if std::env::var_os("PGAPPNAME").is_none() && options.get_application_name().is_none() {
+            options = options.application_name("hapax");
+        }
+        let pool = PgPoolOptions::new()
+            .max_connections(settings.pool_max)
+            .acquire_timeout(settings.acquire_timeout)
+            .test_before_acquire(false) // a broken connection is a doubt like any other, and resolved as one
+            .connect_with(options)
+            .await
+            .map_err(|e| translate("connecting to PostgreSQL", e))?;
+        PgLedger::with_pool(pool, settings).await
+    }
+
+    /// Uses a pool of your own, so that claims and effects share connections and transactions.
+    pub async fn with_pool(pool: PgPool, settings: impl Into<PgSettings>) -> Result<Self> {
+        let settings = settings.into();
+        schema::check_name(&settings.schema)?;
+        schema::prepare(&pool, &settings.schema, settings.migrate).await?;
+        let pooled = match settings.pooling {
+            Pooling::Session => false,
+            Pooling::Transaction => true,
+            Pooling::Detect => verify::is_pooled(&pool).await?,
+        };
+        let sql = Sql::new(&settings.schema);
+        let mut inner = Inner {
+            pool,
+            pooled,
+            sql,
+            owner: None,
+            scopes: RwLock::default(),
+            weeks: RwLock::default(),
+            settings,
+        };
+        if let Some(owner) = &inner.settings.ledger.owner {
+            let sql = format!("select {}.owner_number($1)", inner.settings.schema);
+            let mut tx = inner.begin().await?;
+            let number = sqlx::query_scalar(AssertSqlSafe(sql))
+                .persistent(false)
+                .bind(owner.as_str())
+                .fetch_one(&mut *tx)
+                .await
+                .map_err(|e| translate("registering the owner's name", e))?;
+            tx.commit().await.map_err(|e| translate("registering the owner's name", e))?;
+            inner.owner = number;
+        }
+        Ok(PgLedger(Arc::new(inner)))
+    }
+
+    /// The pool it uses.
+    pub fn pool(&self) -> &PgPool {
+        &self.0.pool
+    }
+
+    /// The schema it lives in.
+    pub fn schema(&self) -> &str {
+        &self.0.settings.schema
+    }
+}
+
+impl Inner {
+    async fn begin(&self) -> Result<sqlx::PgTransaction<'static>> {
+        self.pool.begin().await.map_err(|e| translate("opening a transaction", e))
+    }
+
+    /// The number of (tenant, scope), if it is known to be committed.
+    fn known_scope(&self, identity: &Identity) -> Option<i32> {
+        let scopes = self.scopes.read().unwrap_or_else(PoisonError::into_inner);
+        // A tuple key borrows nothing; cloning two Arcs is cheaper than hashing twice.
+        scopes.get(&(identity.tenant.clone(), identity.scope.clone())).copied()
+    }
+
+    fn remember_scope(&self, identity: &Identity, number: i32) {
+        let mut scopes = self.scopes.write().unwrap_or_else(PoisonError::into_inner);
+        if scopes.len() >= 100_000 {
+            scopes.clear(); // scopes are few; a hostile flood of them must not fill memory
+        }
+        scopes.insert((identity.tenant.clone(), identity.scope.clone()), number);
+    }
+
+    /// The number of (tenant, scope), registered in a transaction of its own.
+    async fn scope(&self, identity: &Identity) -> Result<i32> {
+        if let Some(number) = self.known_scope(identity) {
+            return Ok(number);
+        }
+        let mut tries = 0;
+        let number = loop {
+            let mut tx = self.begin().await?;
+            let got = match self.scope_in(&mut tx, identity).await {
+                Ok((number, _)) => tx.commit().await.map(|()| number),
+                Err(error) => Err(error),
+            };
+            match got {
+                Ok(number) => break number,
+                Err(error) if tries < 5 && meaning(&error) != Meaning::Other => tries += 1,
+                Err(error) => return Err(translate("registering a scope", error)),
+            }
+        };
+        self.remember_scope(identity, number);
+        Ok(number)
+    }
+
+    async fn scope_in(&self, tx: &mut sqlx::PgConnection, identity: &Identity) -> sqlx::Result<(i32, bool)> {
+        let tenant = identity.tenant.as_ref().map_or("", Tenant::as_str);
+        sqlx::query_as(AssertSqlSafe(Arc::clone(&self.sql.scope)))
+            .persistent(!self.pooled)
+            .bind(tenant)
+            .bind(identity.scope.as_str())
+            .fetch_one(tx)
+            .await
+    }
+
+    fn knows_week(&self, week: Week) -> bool {
+        week.is_timeless() || self.weeks.read().unwrap_or_else(PoisonError::into_inner).contains(&week)
+    }
+
+    fn remember_week(&self, week: Week) {
+        self.weeks.write().unwrap_or_else(PoisonError::into_inner).insert(week);
+    }
+
+    fn forget_weeks(&self) {
+        self.weeks.write().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// Makes the week of an entry, in a transaction of its own, unless it was dropped and the scope is older than that:
+    /// then there is nothing to make, and the claim will be told.
+    async fn ensure_week(&self, week: Week, scope: i32) -> Result<()> {
+        if self.knows_week(week) {
+            return Ok(());
+        }
+        let ledger = &self.settings.ledger;
+        let sql = format!(
+            "select case when exists (select from {s}.dropped where week = $1 and scope_max >= $2) then null \
+             else {s}.make_week($1, $3, $4) end",
+            s = self.settings.schema
+        );
+        let mut tries = 0;
+        loop {
+            let mut tx = self.begin().await?;
+            let made: sqlx::Result<Option<bool>> = sqlx::query_scalar(AssertSqlSafe(sql.clone()))
+                .persistent(false)
+                .bind(week.number())
+                .bind(scope)
+                .bind((ledger.weeks_ahead.as_secs() / 86_400) as i32)
+                .bind(i32::try_from(ledger.weeks_max).unwrap_or(i32::MAX))
+                .fetch_one(&mut *tx)
+                .await;
+            let made = match made {
+                Ok(made) => tx.commit().await.map(|()| made),
+                Err(error) => Err(error),
+            };
+            match made {
+                Ok(Some(_)) => {
+                    self.remember_week(week);
+                    return Ok(());
+                }
+                Ok(None) => return Ok(()),
+                Err(error) if meaning(&error) == Meaning::Data => {
+                    let text =
+                        error.as_database_error().map_or_else(String::new, |db| db.message().to_owned());
+                    return Err(Error::invalid("event id", text));
+                }
+                Err(error)
+                    if tries < 5 && matches!(meaning(&error), Meaning::Serialization | Meaning::Doubt) =>
+                {
+                    tries += 1;
+                }
+                Err(error) => return Err(translate("making a week", error)),
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Ledger for PgLedger {
+    async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
+        claim::claim(&self.0, claims).await
+    }
+
+    async fn settle(&self, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
+        settle::settle(&self.0, settles).await
+    }
+
+    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Settled>> {
+        settle::extend(&self.0, extends).await
+    }
+
+    async fn get(&self, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>> {
+        read::get(&self.0, identity, time).await
+    }
+
+    async fn known(&self, identities: &[Identity]) -> Result<Vec<bool>> {
+        read::known(&self.0, identities).await
+    }
+
+    async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
+        read::list(&self.0, filter, after, limit).await
+    }
+
+    async fn stat(&self) -> Result<Stat> {
+        read::stat(&self.0).await
+    }
+
+    async fn intervene(&self, intervene: &Intervene) -> Result<Intervened> {
+        settle::intervene(&self.0, intervene).await
+    }
+
+    async fn audit(&self, limit: usize) -> Result<Vec<Audit>> {
+        read::audit(&self.0, limit).await
+    }
+
+    async fn sweep(&self, terms: SweepTerms) -> Result<Swept> {
+        sweep::sweep(&self.0, terms).await
+    }
+
+    async fn check(&self) -> Result<Vec<Finding>> {
+        verify::check(&self.0).await
+    }
+
+    async fn now(&self) -> Result<Time> {
+        read::now(&self.0).await
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { backend: "postgres", durable: true, shared: true, transactional: true }
+    }
+
+    fn settings(&self) -> &Settings {
+        &self.0.settings.ledger
+    }
+
+    fn parallel_batches(&self) -> usize {
+        // Two statements under way keep the server busy while an answer travels; more would only make batches smaller.
+        2.min(self.0.pool.options().get_max_connections() as usize).max(1)
+    }
+}

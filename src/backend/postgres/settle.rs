@@ -1,0 +1,399 @@
+//! Sends settlings and extensions. Both carry the token, so both may be sent again after any doubt.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::postgres::PgArguments;
+use sqlx::query::QueryAs;
+use sqlx::{AssertSqlSafe, Postgres};
+
+use super::claim::{is_out_of_time, split};
+use super::error::{Meaning, meaning, translate};
+use super::{Inner, read};
+use crate::clock::Time;
+use crate::error::{Error, Result};
+use crate::id::EventId;
+use crate::ledger::transition;
+use crate::ledger::{
+    Body, Extend, Identity, Intervene, Intervened, OnDead, Settle, Settled, Token, Verdict, Week,
+};
+
+const TRIES_MAX: u32 = 12;
+
+type Answer = (i32, i32, Option<i64>, Option<String>);
+type Query<'q> = QueryAs<'q, Postgres, Answer, PgArguments>;
+
+struct Ready<'a> {
+    index: usize,
+    scope: i32,
+    week: Week,
+    key: std::borrow::Cow<'a, [u8]>,
+    settle: &'a Settle,
+}
+
+pub(super) async fn settle(inner: &Inner, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
+    let mut answers: Vec<Option<Result<Settled>>> = Vec::with_capacity(settles.len());
+    let mut done = Vec::new();
+    let mut finished = Vec::new();
+    let mut each = Vec::new();
+    for (index, settle) in settles.iter().enumerate() {
+        if let Err(error) = inner.settings.ledger.check_settle(settle) {
+            answers.push(Some(Err(error)));
+            continue;
+        }
+        answers.push(None);
+        let scope = inner.scope(&settle.identity).await?;
+        let one = Ready { index, scope, week: settle.week, key: settle.identity.id.key(), settle };
+        match &settle.verdict {
+            Verdict::Done { .. } if settle.order.is_none() => done.push(one),
+            Verdict::Finished { .. } if settle.order.is_none() => finished.push(one),
+            _ => each.push(one),
+        }
+    }
+    for (mut group, from, to) in [(done, "L", "D"), (finished, "C", "F")] {
+        group.sort_by(|a, b| (a.scope, &a.key, a.week).cmp(&(b.scope, &b.key, b.week)));
+        // The same settling twice in one batch: an UPDATE reaches a row once, so the repeat goes by itself.
+        let repeats: Vec<Ready<'_>> = {
+            let mut last: Option<(i32, Vec<u8>)> = None;
+            group
+                .extract_if(.., |one| {
+                    let key = (one.scope, one.key.to_vec());
+                    let again = last.as_ref() == Some(&key);
+                    last = Some(key);
+                    again
+                })
+                .collect()
+        };
+        send_parts(inner, &group, &mut answers, |slice| Columns::of(slice, Some((from, to)))).await?;
+        each.extend(repeats);
+    }
+    let (with_body, plain): (Vec<_>, Vec<_>) = each.into_iter().partition(|one| body(one.settle).is_some());
+    send_parts(inner, &plain, &mut answers, |slice| Columns::of(slice, None)).await?;
+    for one in with_body {
+        send_parts(inner, &[one], &mut answers, |slice| Columns::of(slice, None)).await?;
+    }
+    let missing = || Err(Error::Corrupt("a settling without an answer".into()));
+    Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(missing)).collect())
+}
+
+fn body(settle: &Settle) -> Option<&Body> {
+    match &settle.verdict {
+        Verdict::Retry { body, .. } | Verdict::Dead { body, .. } => body.as_ref(),
+        _ => None,
+    }
+}
+
+async fn send_parts<'a, 'r>(
+    inner: &Inner,
+    group: &'r [Ready<'a>],
+    answers: &mut [Option<Result<Settled>>],
+    columns: impl Fn(&'r [Ready<'a>]) -> Columns<'r>,
+) -> Result<()> {
+    if group.is_empty() {
+        return Ok(());
+    }
+    let mut tries = 0;
+    let mut parts = vec![0..group.len()];
+    while let Some(part) = parts.pop() {
+        let slice = &group[part.clone()];
+        let columns = columns(slice);
+        match run(inner, columns.query(inner)).await {
+            Ok(rows) => {
+                for row in rows {
+                    if row.0 == 0 {
+                        for one in slice {
+                            answers[one.index] = Some(settled(&row));
+                        }
+                    } else if let Some(one) = slice.get(row.0 as usize - 1) {
+                        answers[one.index] = Some(settled(&row));
+                    }
+                }
+            }
+            Err(error) => {
+                let kind = meaning(&error);
+                match kind {
+                    Meaning::Locked | Meaning::Data if slice.len() > 1 => split(&part, &mut parts),
+                    Meaning::Data => {
+                        answers[slice[0].index] = Some(Err(translate("settling", error)));
+                    }
+                    Meaning::Serialization | Meaning::Locked | Meaning::Doubt
+                        if tries < TRIES_MAX && !is_out_of_time(&error) =>
+                    {
+                        tries += 1;
+                        tokio::time::sleep(Duration::from_millis(u64::from(tries - 1) * 10)).await;
+                        parts.push(part);
+                    }
+                    _ => return Err(translate("settling", error)),
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Runs a statement in a transaction of its own.
+async fn run(inner: &Inner, query: Query<'_>) -> sqlx::Result<Vec<Answer>> {
+    if inner.pooled {
+        let mut tx = inner.pool.begin().await?;
+        let rows = query.fetch_all(&mut *tx).await?;
+        tx.commit().await?;
+        return Ok(rows);
+    }
+    query.fetch_all(&inner.pool).await
+}
+
+fn settled((_, kind, at, state): &Answer) -> Result<Settled> {
+    if *kind == 1 {
+        let at = at.ok_or_else(|| Error::Corrupt("a settling without a time".into()))?;
+        return Ok(Settled::Ok { at: Time::from_micros(at) });
+    }
+    Ok(Settled::Fenced { state: state.as_deref().map(|state| read::state(Some(state))).transpose()? })
+}
+
+/// Settlings, column by column.
+struct Columns<'a> {
+    /// `Some` for the fast UPDATE from one state to another.
+    fast: Option<(&'static str, &'static str)>,
+    body: Option<&'a Body>,
+    scopes: Vec<i32>,
+    weeks: Vec<i16>,
+    keys: Vec<&'a [u8]>,
+    tokens: Vec<i64>,
+    states: Vec<&'static str>,
+    after: Vec<i64>,
+    counted: Vec<bool>,
+    notes: Vec<Option<&'a str>>,
+    metadata: Option<Vec<Option<&'a str>>>,
+    aggregates: Vec<Option<&'a str>>,
+    skip: Vec<bool>,
+    advance: Vec<Option<i64>>,
+    distinct_weeks: Vec<i16>,
+    header_names: Option<Vec<&'a str>>,
+    header_values: Option<Vec<&'a [u8]>>,
+}
+
+impl<'a> Columns<'a> {
+    fn of(slice: &'a [Ready<'_>], fast: Option<(&'static str, &'static str)>) -> Self {
+        let metadata = |settle: &'a Settle| match &settle.verdict {
+            Verdict::Done { metadata } | Verdict::Finished { metadata } => {
+                metadata.as_ref().map(|m| m.as_str())
+            }
+            _ => None,
+        };
+        let weeks: Vec<i16> = slice.iter().map(|one| one.week.number()).collect();
+        let mut distinct_weeks = weeks.clone();
+        distinct_weeks.sort_unstable();
+        distinct_weeks.dedup();
+        let body = slice.first().and_then(|one| body(one.settle));
+        Columns {
+            fast,
+            body,
+            scopes: slice.iter().map(|one| one.scope).collect(),
+            weeks,
+            keys: slice.iter().map(|one| &*one.key).collect(),
+            tokens: slice.iter().map(|one| one.settle.token.0).collect(),
+            states: slice.iter().map(|one| read::letter(one.settle.verdict.state())).collect(),
+            after: slice.iter().map(|one| after(one.settle)).collect(),
+            counted: slice.iter().map(|one| counted(one.settle)).collect(),
+            notes: slice.iter().map(|one| note(one.settle)).collect(),
+            metadata: slice
+                .iter()
+                .any(|one| metadata(one.settle).is_some())
+                .then(|| slice.iter().map(|one| metadata(one.settle)).collect()),
+            aggregates: slice
+                .iter()
+                .map(|one| one.settle.order.as_ref().map(|order| order.aggregate.as_str()))
+                .collect(),
+            skip: slice
+                .iter()
+                .map(|one| one.settle.order.as_ref().is_some_and(|order| order.on_dead == OnDead::Skip))
+                .collect(),
+            advance: slice.iter().map(|one| one.settle.advance_to.map(|seq| seq as i64)).collect(),
+            distinct_weeks,
+            header_names: body.map(|body| body.headers.iter().map(|(name, _)| name).collect()),
+            header_values: body.map(|body| body.headers.iter().map(|(_, value)| value).collect()),
+        }
+    }
+
+    fn query(&self, inner: &Inner) -> Query<'_> {
+        let start = |sql: &Arc<str>| sqlx::query_as(AssertSqlSafe(Arc::clone(sql))).persistent(!inner.pooled);
+        if let Some((from, to)) = self.fast {
+            return start(&inner.sql.settle_done)
+                .bind(&self.scopes)
+                .bind(&self.weeks)
+                .bind(&self.keys)
+                .bind(&self.tokens)
+                .bind(&self.metadata)
+                .bind(&self.distinct_weeks)
+                .bind(from)
+                .bind(to);
+        }
+        if let Some(body) = self.body {
+            return start(&inner.sql.settle_one)
+                .bind(self.scopes[0])
+                .bind(self.weeks[0])
+                .bind(self.keys[0])
+                .bind(self.tokens[0])
+                .bind(self.states[0])
+                .bind(self.after[0])
+                .bind(self.counted[0])
+                .bind(self.notes[0])
+                .bind(self.aggregates[0])
+                .bind(self.skip[0])
+                .bind(&body.payload[..])
+                .bind(&self.header_names)
+                .bind(&self.header_values);
+        }
+        start(&inner.sql.settle_each)
+            .bind(&self.scopes)
+            .bind(&self.weeks)
+            .bind(&self.keys)
+            .bind(&self.tokens)
+            .bind(&self.states)
+            .bind(&self.after)
+            .bind(&self.counted)
+            .bind(&self.notes)
+            .bind(&self.metadata)
+            .bind(&self.aggregates)
+            .bind(&self.skip)
+            .bind(&self.advance)
+    }
+}
+
+fn after(settle: &Settle) -> i64 {
+    match &settle.verdict {
+        Verdict::Retry { after, .. } => i64::try_from(after.as_micros()).unwrap_or(i64::MAX),
+        _ => 0,
+    }
+}
+
+fn counted(settle: &Settle) -> bool {
+    !matches!(settle.verdict, Verdict::Retry { counted: false, .. })
+}
+
+fn note(settle: &Settle) -> Option<&str> {
+    match &settle.verdict {
+        Verdict::Retry { note, .. } => note.as_deref(),
+        Verdict::Dead { note, .. } | Verdict::Lost { note } => Some(note),
+        _ => None,
+    }
+}
+
+pub(super) async fn extend(inner: &Inner, extends: &[Extend]) -> Result<Vec<Settled>> {
+    let mut scopes = Vec::with_capacity(extends.len());
+    for extend in extends {
+        scopes.push(inner.scope(&extend.identity).await?);
+    }
+    // By key, like everybody.
+    let mut order: Vec<usize> = (0..extends.len()).collect();
+    order.sort_by_key(|at| (scopes[*at], extends[*at].identity.id.key()));
+    let keys: Vec<_> = order.iter().map(|at| extends[*at].identity.id.key()).collect();
+    let scopes: Vec<i32> = order.iter().map(|at| scopes[*at]).collect();
+    let weeks: Vec<i16> = order.iter().map(|at| extends[*at].week.number()).collect();
+    let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
+    let tokens: Vec<i64> = order.iter().map(|at| extends[*at].token.0).collect();
+    let lasting: Vec<i64> =
+        order.iter().map(|at| i64::try_from(extends[*at].lease.as_micros()).unwrap_or(i64::MAX)).collect();
+    let mut tries = 0;
+    let rows = loop {
+        let query = sqlx::query_as(AssertSqlSafe(Arc::clone(&inner.sql.extend)))
+            .persistent(!inner.pooled)
+            .bind(&scopes)
+            .bind(&weeks)
+            .bind(&keys)
+            .bind(&tokens)
+            .bind(&lasting);
+        match run(inner, query).await {
+            Ok(rows) => break rows,
+            Err(error)
+                if tries < TRIES_MAX
+                    && !is_out_of_time(&error)
+                    && matches!(
+                        meaning(&error),
+                        Meaning::Serialization | Meaning::Locked | Meaning::Doubt
+                    ) =>
+            {
+                tries += 1;
+                tokio::time::sleep(Duration::from_millis(u64::from(tries - 1) * 10)).await;
+            }
+            Err(error) => return Err(translate("extending leases", error)),
+        }
+    };
+    let mut answers = vec![Settled::Fenced { state: None }; extends.len()];
+    for row in &rows {
+        if let Some(at) = order.get(row.0 as usize - 1) {
+            answers[*at] = settled(row)?;
+        }
+    }
+    Ok(answers)
+}
+
+/// Intervenes: the row is locked, the transition function decides, the row is stored, all in one transaction.
+pub(super) async fn intervene(inner: &Inner, intervene: &Intervene) -> Result<Intervened> {
+    let what = "intervening";
+    let schema = &inner.settings.schema;
+    let week = Week::route(inner.settings.ledger.identity, &intervene.identity.id, intervene.time)?;
+    let mut tx = inner.begin().await?;
+    // One function of the schema does the storing, so that held is kept in step here too.
+    let before = read::find(inner, &mut tx, &intervene.identity, week, true)
+        .await?
+        .ok_or_else(|| Error::NotFound(format!("no entry for {}", intervene.identity)))?;
+    let head = read::head(inner, &mut tx, before.scope, &before.row).await?;
+    let now = read::now_in(inner, &mut tx).await?;
+    let token: i64 = sqlx::query_scalar(AssertSqlSafe(format!("select nextval('{schema}.token')")))
+        .persistent(false)
+        .fetch_one(&mut *tx)
+        .await
+        .map_err(|e| translate(what, e))?;
+    let (next, next_head) =
+        transition::intervene(intervene.what, &intervene.why, &before.row, &head, now, Token(token))?;
+    let identity = intervene.identity.clone();
+    let answer = |row: &transition::Row| row.clone().entry(identity.clone(), week);
+    let result = Intervened { before: answer(&before.row), after: next.as_ref().map(answer) };
+    if intervene.dry_run {
+        return Ok(result);
+    }
+    let letter = next.as_ref().map(|row| read::letter(row.state));
+    let sql = format!("select {schema}.store($1, $2, $3, $4::text::\"char\", $5, $6, $7, $8)");
+    sqlx::query(AssertSqlSafe(sql))
+        .persistent(false)
+        .bind(before.scope)
+        .bind(week.number())
+        .bind(&*EventId::key(&identity.id))
+        .bind(letter)
+        .bind(next.as_ref().map_or(0, |row| row.token.0))
+        .bind(next.as_ref().map_or(0, |row| row.attempts as i32))
+        .bind(next.as_ref().map_or(0, |row| row.at.as_micros()))
+        .bind(next.as_ref().and_then(|row| row.note.as_deref()))
+        .execute(&mut *tx)
+        .await
+        .map_err(|e| translate(what, e))?;
+    if let (Some(head), Some((aggregate, _))) = (next_head, &before.row.order) {
+        read::put_head(inner, &mut tx, before.scope, aggregate, &head).await?;
+    }
+    audit(inner, &mut tx, intervene, &identity).await?;
+    tx.commit().await.map_err(|e| translate(what, e))?;
+    Ok(result)
+}
+
+async fn audit(
+    inner: &Inner,
+    tx: &mut sqlx::PgTransaction<'_>,
+    intervene: &Intervene,
+    identity: &Identity,
+) -> Result<()> {
+    let schema = &inner.settings.schema;
+    let sql = format!(
+        "insert into {schema}.audit (at, by, what, identity, why) values ({schema}.ledger_now(), $1, $2, $3, $4)"
+    );
+    sqlx::query(AssertSqlSafe(sql))
+        .persistent(false)
+        .bind(&intervene.by)
+        .bind(intervene.what.name())
+        .bind(identity.to_string())
+        .bind(&intervene.why)
+        .execute(&mut **tx)
+        .await
+        .map(|_| ())
+        .map_err(|e| translate("writing the audit row", e))
+}

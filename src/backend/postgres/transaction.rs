@@ -1,0 +1,114 @@
+//! Claims in the caller's own transaction: exactly once, because claim and effect commit together.
+
+use sqlx::{PgConnection, PgTransaction};
+
+use super::claim::{Ready, Target, run};
+use super::error::translate;
+use super::{Inner, PgLedger};
+use crate::error::{Error, Result};
+use crate::ledger::{Claim, Outcome};
+
+/// How long a doubt is asked about: the server needs a while to notice that a client is gone.
+const TRIES_MAX: u32 = 100;
+const PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
+
+impl PgLedger {
+    /// Claims events in a transaction of yours. A claim is done when that transaction commits, and never was if it rolls
+    /// back. The type is the rule: without an open transaction there is nothing to pass.
+    ///
+    /// An id held by someone else's open transaction is `Busy` after a short wait. [`Error::WeekMissing`] and
+    /// [`Error::Contended`] ask for the whole transaction to be rolled back and tried again.
+    pub async fn claim_in(
+        &self,
+        tx: &mut PgTransaction<'_>,
+        claims: &[Claim],
+    ) -> Result<Vec<Result<Outcome>>> {
+        claim_in(&self.0, &mut *tx, claims, self).await
+    }
+
+    /// Whether a same-transaction claim whose COMMIT was never answered took effect. It asks by making the same claim
+    /// again (and undoing it), so it waits for a transaction that is still open instead of looking past it.
+    pub async fn was_committed(&self, claim: &Claim) -> Result<bool> {
+        let mut tries = 0;
+        loop {
+            let mut tx = self.0.begin().await?;
+            let outcome = self.claim_in(&mut tx, std::slice::from_ref(claim)).await;
+            // Undone whatever it said; a fresh claim must not stay.
+            let undone = tx.rollback().await;
+            match outcome.map(|mut outcomes| outcomes.pop()) {
+                // Still held by the transaction in question: it will end.
+                Ok(Some(Ok(Outcome::Busy { until: None, .. }))) if tries < TRIES_MAX => {}
+                Ok(Some(Err(error))) => return Err(error),
+                Ok(_) => {
+                    undone.map_err(|e| translate("resolving a doubt", e))?;
+                    break;
+                }
+                Err(error) if error.is_retryable() && tries < TRIES_MAX => {}
+                Err(error) => return Err(error),
+            }
+            tries += 1;
+            tokio::time::sleep(PAUSE).await;
+        }
+        // Whatever was open has ended, so this look comes after the commit it asks about.
+        let week = self.0.settings.ledger.check(claim)?;
+        let mut tx = self.0.begin().await?;
+        let found = super::read::find(&self.0, &mut tx, &claim.identity, week, false).await?;
+        Ok(found.is_some_and(|found| found.row.nonce == claim.nonce))
+    }
+}
+
+async fn claim_in(
+    inner: &Inner,
+    connection: &mut PgConnection,
+    claims: &[Claim],
+    ledger: &PgLedger,
+) -> Result<Vec<Result<Outcome>>> {
+    let mut outcomes: Vec<Option<Result<Outcome>>> = Vec::with_capacity(claims.len());
+    let mut ready = Vec::with_capacity(claims.len());
+    for (index, claim) in claims.iter().enumerate() {
+        let week = match inner.settings.ledger.check(claim) {
+            Ok(week) => week,
+            Err(error) => {
+                outcomes.push(Some(Err(error)));
+                continue;
+            }
+        };
+        if !inner.knows_week(week) {
+            // Before any SQL of ours: making it here would tie it to the caller's transaction. It is made beside it,
+            // when a connection is free; the caller rolls back and comes again.
+            make_beside(ledger.clone(), claim.clone());
+            return Err(Error::WeekMissing { monday: week.to_string() });
+        }
+        outcomes.push(None);
+        let scope = match inner.known_scope(&claim.identity) {
+            Some(scope) => scope,
+            None => {
+                let (scope, fresh) = inner
+                    .scope_in(connection, &claim.identity)
+                    .await
+                    .map_err(|e| translate("registering a scope", e))?;
+                if !fresh {
+                    inner.remember_scope(&claim.identity, scope);
+                }
+                scope
+            }
+        };
+        ready.push(Ready { claim, index, scope, week, key: claim.identity.id.key() });
+    }
+    run(inner, &mut Target::Caller(connection), ready, &mut outcomes).await?;
+    let missing = || Err(Error::Corrupt("a claim without an answer".into()));
+    Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(missing)).collect())
+}
+
+fn make_beside(ledger: PgLedger, claim: Claim) {
+    tokio::spawn(async move {
+        let made = async {
+            let week = ledger.0.settings.ledger.check(&claim)?;
+            let scope = ledger.0.scope(&claim.identity).await?;
+            ledger.0.ensure_week(week, scope).await
+        };
+        if let Err(error) = made.await {
+            tracing::warn!(error = %error.chain(), "a week that a transaction needed could not be made");
+        }
+    });
+}

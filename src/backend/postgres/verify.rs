@@ -1,0 +1,128 @@
+//! Start-up checks: what the promises rest on, asked of the server itself.
+
+use sqlx::{AssertSqlSafe, Connection as _, PgPool, Row as _};
+
+use super::Inner;
+use super::error::translate;
+use crate::error::Result;
+use crate::ledger::{Finding, Level};
+
+const WHAT: &str = "checking the server";
+
+/// The oldest server whose behaviour the tests cover.
+const OLDEST: i32 = 150_000;
+
+/// Whether a transaction pooler stands in front: two open connections that are served by one and the same backend cannot
+/// be sessions.
+pub(super) async fn is_pooled(pool: &PgPool) -> Result<bool> {
+    let options = pool.connect_options();
+    let open = async || sqlx::PgConnection::connect_with(&options).await.map_err(|e| translate(WHAT, e));
+    let (mut one, mut two) = (open().await?, open().await?);
+    let mut pids = Vec::new();
+    for connection in [&mut one, &mut two] {
+        // The simple protocol: a pooler may not know prepared statements.
+        let row = sqlx::raw_sql("select pg_backend_pid()::text")
+            .fetch_one(&mut *connection)
+            .await
+            .map_err(|e| translate(WHAT, e))?;
+        pids.push(row.get::<String, _>(0));
+    }
+    let _ = one.close().await; // only asked; closing politely is all that is left
+    let _ = two.close().await;
+    Ok(pids[0] == pids[1])
+}
+
+pub(super) async fn check(inner: &Inner) -> Result<Vec<Finding>> {
+    let mut tx = inner.begin().await?;
+    let row = sqlx::query(
+        "select current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'), \
+         current_setting('server_version_num')::int, current_setting('server_version'), \
+         current_setting('transaction_read_only'), pg_is_in_recovery(), \
+         (select count(*) from pg_stat_replication where sync_state = 'async')",
+    )
+    .persistent(false)
+    .fetch_one(&mut *tx)
+    .await
+    .map_err(|e| translate(WHAT, e))?;
+    let mut findings = Vec::new();
+    let mut find = |level, check, message: String| findings.push(Finding { level, check, message });
+    for (at, check) in [(0, "fsync"), (1, "full_page_writes")] {
+        let value: String = row.get(at);
+        match value.as_str() {
+            "on" => find(Level::Fine, check, format!("{check} is on")),
+            _ => find(
+                Level::Refusal,
+                check,
+                format!("{check} is {value}: a crash of the machine would lose what was acknowledged"),
+            ),
+        }
+    }
+    let commit: String = row.get(2);
+    match commit.as_str() {
+        "off" => find(
+            Level::Refusal,
+            "synchronous_commit",
+            "synchronous_commit is off: an acknowledged claim could be lost after its offset was committed"
+                .into(),
+        ),
+        _ => find(Level::Fine, "synchronous_commit", format!("synchronous_commit is {commit}")),
+    }
+    let (number, version): (i32, String) = (row.get(3), row.get(4));
+    if number < OLDEST {
+        find(
+            Level::Refusal,
+            "version",
+            format!("the server is PostgreSQL {version}; hapax needs 15 or newer"),
+        );
+    } else {
+        find(Level::Fine, "version", format!("PostgreSQL {version}"));
+    }
+    if row.get::<bool, _>(6) || row.get::<String, _>(5) == "on" {
+        find(
+            Level::Refusal,
+            "writable",
+            "the database is read-only (a standby, or default_transaction_read_only)".into(),
+        );
+    } else {
+        find(Level::Fine, "writable", "the database takes writes".into());
+    }
+    let standbys: i64 = row.get(7);
+    if standbys > 0 {
+        find(
+            Level::Warning,
+            "standbys",
+            format!("{standbys} asynchronous standby(s): a failover to one may forget the latest claims"),
+        );
+    } else {
+        find(
+            Level::Fine,
+            "standbys",
+            "no asynchronous standby is attached (or this role may not see them)".into(),
+        );
+    }
+    if inner.pooled {
+        find(
+            Level::Warning,
+            "pooling",
+            "a transaction pooler is in front: statements are prepared anew each time; sweep over a direct connection".into(),
+        );
+    } else {
+        find(Level::Fine, "pooling", "connections are sessions".into());
+    }
+    let s = &inner.settings.schema;
+    let skipped: i64 = sqlx::query_scalar(AssertSqlSafe(format!(
+        "select count(*) from pg_inherits where inhparent = '{s}.entry'::regclass and inhdetachpending"
+    )))
+    .persistent(false)
+    .fetch_one(&mut *tx)
+    .await
+    .map_err(|e| translate(WHAT, e))?;
+    if skipped > 0 {
+        find(
+            Level::Warning,
+            "sweep",
+            format!("{skipped} week(s) were left half-dropped; the next sweep finishes them"),
+        );
+    }
+    Ok(findings)
+}

@@ -1,0 +1,278 @@
+//! Rows and heads as columns. What is not used is NULL, which costs a byte.
+
+use std::collections::BTreeSet;
+
+use bytes::Bytes;
+use rusqlite::types::{ToSql, ToSqlOutput, Value, ValueRef};
+use rusqlite::{Row as Columns, Statement};
+
+use crate::clock::Time;
+use crate::error::{Error, Result};
+use crate::event::{Fingerprint, Headers, Origin};
+use crate::id::{Aggregate, Owner, Topic};
+use crate::ledger::transition::{Head, HeadLease, Row};
+use crate::ledger::{Body, Metadata, Nonce, State, Token};
+
+/// The columns of an entry besides its key, in the order in which they are bound, from parameter 3.
+pub(super) const COLUMNS: &str = "state, token, nonce, attempts, first_at, at, flags, owner, fingerprint, topic, part, \
+     pos, aggregate, seq, metadata, note, payload, headers";
+
+/// The same columns for [`Stored`], owners and topics by name.
+pub(super) const READ: &str = "state, token, nonce, attempts, first_at, at, flags, \
+     (SELECT name FROM main.hapax_name WHERE number = owner), fingerprint, \
+     (SELECT name FROM main.hapax_name WHERE number = topic), part, pos, aggregate, seq, metadata, note, payload, headers";
+
+/// How many columns [`READ`] has.
+pub(super) const READ_COUNT: usize = 18;
+
+/// The states in which an entry is open ([`State::is_open`]), as SQL.
+pub(super) const OPEN: &str = "(0, 2, 3, 7)";
+
+/// An at-most-once claim whose end is awaited, as SQL; the same words as in the index of a week.
+pub(super) const AWAITED: &str = "state = 4 AND flags = 1";
+
+const TRACKED: i64 = 1;
+const ALONE: i64 = 2;
+
+/// The number a state is stored under: its place in [`State::ALL`].
+pub(super) fn state_code(state: State) -> i64 {
+    match state {
+        State::Leased => 0,
+        State::Done => 1,
+        State::Retry => 2,
+        State::Dead => 3,
+        State::Claimed => 4,
+        State::Finished => 5,
+        State::Lost => 6,
+        State::Parked => 7,
+        State::Stale => 8,
+    }
+}
+
+/// The state of a number.
+pub(super) fn state(code: i64) -> Result<State> {
+    usize::try_from(code)
+        .ok()
+        .and_then(|at| State::ALL.get(at).copied())
+        .ok_or_else(|| Error::Corrupt(format!("state number {code}")))
+}
+
+/// Names that are stored as numbers.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Names {
+    pub owner: Option<i64>,
+    pub topic: Option<i64>,
+}
+
+/// Bytes that may be absent.
+pub(super) struct Blob<'a>(pub Option<&'a [u8]>);
+
+impl ToSql for Blob<'_> {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        Ok(match self.0 {
+            Some(bytes) => ToSqlOutput::Borrowed(ValueRef::Blob(bytes)),
+            None => ToSqlOutput::Owned(Value::Null),
+        })
+    }
+}
+
+fn flags(row: &Row) -> i64 {
+    i64::from(row.tracked) * TRACKED + i64::from(row.alone) * ALONE
+}
+
+/// Binds the columns every row has, parameters 3 to 10.
+pub(super) fn bind_common(statement: &mut Statement<'_>, row: &Row, names: Names) -> rusqlite::Result<()> {
+    statement.raw_bind_parameter(3, state_code(row.state))?;
+    statement.raw_bind_parameter(4, row.token.0)?;
+    statement.raw_bind_parameter(5, row.nonce.0)?;
+    statement.raw_bind_parameter(6, row.attempts)?;
+    statement.raw_bind_parameter(7, row.first_at.as_micros())?;
+    statement.raw_bind_parameter(8, row.at.as_micros())?;
+    statement.raw_bind_parameter(9, flags(row))?;
+    statement.raw_bind_parameter(10, names.owner)
+}
+
+/// Whether a row has anything for [`bind_rest`].
+pub(super) fn has_rest(row: &Row) -> bool {
+    row.fingerprint.is_some()
+        || row.origin.is_some()
+        || row.metadata.is_some()
+        || row.order.is_some()
+        || row.note.is_some()
+        || row.body.is_some()
+}
+
+/// Binds the columns that few rows have, parameters 11 to 20.
+pub(super) fn bind_rest(statement: &mut Statement<'_>, row: &Row, names: Names) -> rusqlite::Result<()> {
+    let (aggregate, seq) =
+        row.order.as_ref().map(|(aggregate, seq)| (aggregate.as_str(), *seq as i64)).unzip();
+    let origin = row.origin.as_ref();
+    let headers = row.body.as_ref().filter(|body| !body.headers.is_empty()).map(|body| pack(&body.headers));
+    statement.raw_bind_parameter(11, Blob(row.fingerprint.as_ref().map(|f| f.0.as_slice())))?;
+    statement.raw_bind_parameter(12, names.topic)?;
+    statement.raw_bind_parameter(13, origin.map(|origin| origin.partition))?;
+    statement.raw_bind_parameter(14, origin.map(|origin| origin.offset))?;
+    statement.raw_bind_parameter(15, aggregate)?;
+    statement.raw_bind_parameter(16, seq)?;
+    statement.raw_bind_parameter(17, row.metadata.as_ref().map(Metadata::as_str))?;
+    statement.raw_bind_parameter(18, row.note.as_deref())?;
+    statement.raw_bind_parameter(19, Blob(row.body.as_ref().map(|body| &body.payload[..])))?;
+    statement.raw_bind_parameter(20, Blob(headers.as_deref()))
+}
+
+/// A row as it was read, before its texts are checked.
+pub(super) struct Stored {
+    state: i64,
+    row: Row,
+    owner: Option<String>,
+    topic: Option<(String, i32, i64)>,
+    order: Option<(String, i64)>,
+    metadata: Option<String>,
+    headers: Option<Vec<u8>>,
+}
+
+impl Stored {
+    /// Reads the columns of [`READ`].
+    pub(super) fn read(columns: &Columns<'_>) -> rusqlite::Result<Stored> {
+        let topic: Option<String> = columns.get(9)?;
+        let aggregate: Option<String> = columns.get(12)?;
+        let payload: Option<Vec<u8>> = columns.get(16)?;
+        let flags: i64 = columns.get(6)?;
+        let row = Row {
+            state: State::Done,
+            token: Token(columns.get(1)?),
+            nonce: Nonce(columns.get(2)?),
+            attempts: columns.get(3)?,
+            first_at: Time::from_micros(columns.get(4)?),
+            at: Time::from_micros(columns.get(5)?),
+            owner: None,
+            fingerprint: columns.get::<_, Option<[u8; 16]>>(8)?.map(Fingerprint),
+            order: None,
+            origin: None,
+            metadata: None,
+            note: columns.get::<_, Option<String>>(15)?.map(Into::into),
+            tracked: flags & TRACKED != 0,
+            alone: flags & ALONE != 0,
+            body: payload.map(|payload| Body { payload: payload.into(), headers: Headers::default() }),
+        };
+        Ok(Stored {
+            state: columns.get(0)?,
+            row,
+            owner: columns.get(7)?,
+            topic: match topic {
+                Some(topic) => Some((topic, columns.get(10)?, columns.get(11)?)),
+                None => None,
+            },
+            order: match aggregate {
+                Some(aggregate) => Some((aggregate, columns.get(13)?)),
+                None => None,
+            },
+            metadata: columns.get(14)?,
+            headers: columns.get(17)?,
+        })
+    }
+
+    /// Checks what was read.
+    pub(super) fn row(self) -> Result<Row> {
+        let mut row = self.row;
+        row.state = state(self.state)?;
+        row.owner = self.owner.map(|owner| sound(Owner::new(owner))).transpose()?;
+        row.metadata = self.metadata.map(|metadata| sound(Metadata::new(metadata))).transpose()?;
+        if let Some((topic, partition, offset)) = self.topic {
+            row.origin = Some(Origin::new(sound(Topic::new(topic))?, partition, offset));
+        }
+        if let Some((aggregate, seq)) = self.order {
+            row.order = Some((sound(Aggregate::new(aggregate))?, seq as u64));
+        }
+        if let (Some(body), Some(headers)) = (row.body.as_mut(), self.headers) {
+            body.headers = unpack(&headers)?;
+        }
+        Ok(row)
+    }
+}
+
+/// A stored text that breaks the rules of its kind is nobody's input: the file is wrong.
+pub(super) fn sound<T>(result: Result<T>) -> Result<T> {
+    result.map_err(|error| Error::Corrupt(error.to_string()))
+}
+
+/// Headers as bytes: for each, the lengths of name and value, then both.
+fn pack(headers: &Headers) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (name, value) in headers.iter() {
+        for part in [name.as_bytes(), value] {
+            bytes.extend_from_slice(&(part.len() as u32).to_le_bytes());
+            bytes.extend_from_slice(part);
+        }
+    }
+    bytes
+}
+
+fn unpack(mut bytes: &[u8]) -> Result<Headers> {
+    fn part(bytes: &mut &[u8]) -> Option<Vec<u8>> {
+        let (length, rest) = bytes.split_first_chunk::<4>()?;
+        let (part, rest) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+        *bytes = rest;
+        Some(part.to_vec())
+    }
+    let mut headers = Vec::new();
+    while !bytes.is_empty() {
+        let pair = part(&mut bytes).and_then(|name| String::from_utf8(name).ok()).zip(part(&mut bytes));
+        let (name, value) = pair.ok_or_else(|| Error::Corrupt("headers of a held event".into()))?;
+        headers.push((name, Bytes::from(value)));
+    }
+    Ok(headers.into_iter().collect())
+}
+
+/// The columns of a head.
+pub(super) const HEAD: &str = "last, lease_seq, lease_token, lease_until, retrying, parked, gap_at";
+
+/// Reads the columns of [`HEAD`].
+pub(super) fn head(columns: &Columns<'_>) -> rusqlite::Result<Head> {
+    let number = |at: usize| Ok::<_, rusqlite::Error>(columns.get::<_, Option<i64>>(at)?);
+    let lease = match (number(1)?, number(2)?, number(3)?) {
+        (Some(seq), Some(token), Some(until)) => {
+            Some(HeadLease { seq: seq as u64, token: Token(token), until: Time::from_micros(until) })
+        }
+        _ => None,
+    };
+    let retrying: Option<Vec<u8>> = columns.get(4)?;
+    let (seqs, _) = retrying.as_deref().unwrap_or_default().as_chunks::<8>();
+    Ok(Head {
+        last: number(0)?.map(|last| last as u64),
+        lease,
+        retrying: seqs.iter().map(|seq| u64::from_le_bytes(*seq)).collect(),
+        parked: number(5)?.map(|parked| parked as u64),
+        gap_at: number(6)?.map(Time::from_micros),
+    })
+}
+
+/// The seqs of a head that will run again, as bytes; none for none.
+pub(super) fn pack_seqs(seqs: &BTreeSet<u64>) -> Option<Vec<u8>> {
+    (!seqs.is_empty()).then(|| seqs.iter().flat_map(|seq| seq.to_le_bytes()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_keep_their_numbers() {
+        for (place, state_at) in State::ALL.into_iter().enumerate() {
+            assert_eq!(state_code(state_at), place as i64);
+            assert_eq!(state(place as i64).unwrap(), state_at);
+            assert_eq!(OPEN.contains(char::from(b'0' + place as u8)), state_at.is_open());
+        }
+        assert!(state(9).is_err() && state(-1).is_err());
+    }
+
+    #[test]
+    fn headers_survive() {
+        let headers: Headers = [("a", &b"\0\xff"[..]), ("", b""), ("a", b"again")]
+            .into_iter()
+            .map(|(name, value)| (name, Bytes::copy_from_slice(value)))
+            .collect();
+        assert_eq!(unpack(&pack(&headers)).unwrap(), headers);
+        assert!(unpack(&[1, 0, 0, 0]).is_err());
+    }
+}

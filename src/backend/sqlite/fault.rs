@@ -1,0 +1,56 @@
+//! What SQLite's result codes mean here. Told apart by code, never by text.
+
+use rusqlite::ErrorCode;
+
+use crate::error::{Error, Result};
+
+/// Gives a driver's error its meaning.
+pub(super) trait Doing<T> {
+    /// `what` was being done.
+    fn doing(self, what: &str) -> Result<T>;
+}
+
+impl<T> Doing<T> for rusqlite::Result<T> {
+    fn doing(self, what: &str) -> Result<T> {
+        self.map_err(|error| meaning(what, error))
+    }
+}
+
+/// The meaning of a driver's error.
+pub(super) fn meaning(what: &str, error: rusqlite::Error) -> Error {
+    let says = |why: &str| format!("{what}: {why}");
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Error::Contended {
+            what: says("another connection is writing to the file"),
+            source: Some(Box::new(error)),
+        },
+        Some(
+            ErrorCode::ReadOnly
+            | ErrorCode::PermissionDenied
+            | ErrorCode::AuthorizationForStatementDenied
+            | ErrorCode::FileLockingProtocolFailed,
+        ) => refused(
+            says("the file, its directory or this connection is read-only; nothing was changed"),
+            error,
+        ),
+        Some(ErrorCode::DiskFull) => {
+            refused(says("the disk is full, or the file may not grow further; nothing was changed"), error)
+        }
+        Some(ErrorCode::SystemIoFailure) => {
+            refused(says("the disk failed to read or write (is it full?); the transaction was undone"), error)
+        }
+        Some(ErrorCode::CannotOpen) => Error::unavailable(
+            says("the file cannot be opened (its directory must exist and be accessible)"),
+            error,
+        ),
+        Some(ErrorCode::NotADatabase) => Error::Corrupt(says("the file is not an SQLite database")),
+        Some(ErrorCode::DatabaseCorrupt) => Error::Corrupt(says(&format!("the file is damaged ({error})"))),
+        Some(_) => Error::unavailable(what, error),
+        // Without a code it never reached SQLite: a stored value was not of the kind it should be.
+        None => Error::Corrupt(says(&error.to_string())),
+    }
+}
+
+fn refused(what: String, error: rusqlite::Error) -> Error {
+    Error::Refused { what, source: Some(Box::new(error)) }
+}

@@ -1,0 +1,229 @@
+//! A ledger in an SQLite file: durable, and shared by the processes of one machine.
+//!
+//! A claim's way: the caller's batch goes to the one thread that writes; what waits there goes into one transaction
+//! (`BEGIN IMMEDIATE … COMMIT`, one flush to disk); a new id is one INSERT, anything else is decided by the ledger's
+//! shared engine. Reads have a thread and a connection of their own. Each week has a table, which a sweep drops whole.
+//!
+//! The file may be the user's own (all tables are named `hapax_…`): then [`SqliteLedger::claim_in`] makes claim and
+//! effect one transaction. It must not lie on a network file system: SQLite's locks do not hold there.
+
+mod codec;
+mod connect;
+mod desk;
+mod fault;
+mod quick;
+mod read;
+mod reader;
+mod schema;
+mod sweep;
+mod transaction;
+mod writer;
+
+pub use schema::schema_sql;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use async_trait::async_trait;
+use tokio::sync::oneshot;
+
+use self::connect::Access;
+use self::read::Listing;
+use crate::clock::{Clock, SystemClock, Time};
+use crate::error::{Error, Result};
+use crate::ledger::{
+    Audit, Capabilities, Claim, Cursor, CursorParts, Entry, Extend, Filter, Finding, Identity, Intervene,
+    Intervened, Ledger, Outcome, Page, Settings, Settle, Settled, Stat, SweepTerms, Swept, Week, extend_rows,
+    intervene_rows, settle_rows,
+};
+
+/// A ledger in an SQLite file. Clones share its connections; dropping the last closes them.
+#[derive(Clone)]
+pub struct SqliteLedger(Arc<Inner>);
+
+struct Inner {
+    // The senders go first, so that the threads that are then waited for end.
+    write: writer::Requests,
+    read: reader::Questions,
+    _threads: Threads,
+    clock: Arc<dyn Clock>,
+    settings: Settings,
+    path: PathBuf,
+    access: Access,
+    /// Which ledger the file holds.
+    id: String,
+}
+
+/// Waits for the threads, so that the file is closed when the ledger is gone.
+struct Threads(Vec<JoinHandle<()>>);
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        for thread in self.0.drain(..) {
+            let _ = thread.join(); // a panic was told by its own hook
+        }
+    }
+}
+
+impl fmt::Debug for SqliteLedger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteLedger").field("path", &self.0.path).finish_non_exhaustive()
+    }
+}
+
+fn thread_gone() -> Error {
+    Error::Unavailable { what: "the ledger's thread has ended".into(), source: None }
+}
+
+async fn answer<T>(receiver: oneshot::Receiver<Result<T>>) -> Result<T> {
+    receiver.await.map_err(|_| thread_gone())?
+}
+
+impl SqliteLedger {
+    /// Opens a file, making it if it is missing; its directory must be there. Brings its schema up to date; several
+    /// processes may do so at once. The file's journal becomes a write-ahead log, for good.
+    ///
+    /// Blocks while another process changes the schema.
+    pub fn open(path: impl AsRef<Path>, settings: Settings) -> Result<Self> {
+        Self::open_with_clock(path, settings, Arc::new(SystemClock))
+    }
+
+    /// Opens a file, with a clock of your own.
+    pub fn open_with_clock(
+        path: impl AsRef<Path>,
+        settings: Settings,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self> {
+        let path = path.as_ref();
+        let write = connect::open(path, Access::Write)?;
+        // A file without write permission opens all the same, to be read.
+        if write.is_readonly("main").unwrap_or(false) {
+            return Self::open_read_only(path, settings);
+        }
+        // Refuses a schema it does not understand before anything is changed.
+        let meta = connect::patiently(|| schema::Meta::read(&write))?;
+        meta.map_or(Ok(()), |meta| meta.must_accept_us())?;
+        connect::make_durable(&write)?;
+        let meta = schema::migrate(&write)?;
+        Self::start(path, write, Access::Write, meta.ledger, settings, clock)
+    }
+
+    /// Opens a file only to look at it: whatever would write is [`Error::Refused`].
+    pub fn open_read_only(path: impl AsRef<Path>, settings: Settings) -> Result<Self> {
+        let path = path.as_ref();
+        let write = connect::open(path, Access::Read)?;
+        let meta = schema::must_be_current(&write)?;
+        Self::start(path, write, Access::Read, meta.ledger, settings, Arc::new(SystemClock))
+    }
+
+    fn start(
+        path: &Path,
+        write: rusqlite::Connection,
+        access: Access,
+        id: String,
+        settings: Settings,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self> {
+        let read = connect::open(path, access)?;
+        let failed = |error| Error::unavailable("starting the ledger's threads", error);
+        let (write, writing) = writer::start(write, Arc::clone(&clock)).map_err(failed)?;
+        let (read, reading) = reader::start(read).map_err(failed)?;
+        let threads = Threads(vec![writing, reading]);
+        let path = path.to_owned();
+        Ok(SqliteLedger(Arc::new(Inner {
+            write,
+            read,
+            _threads: threads,
+            clock,
+            settings,
+            path,
+            access,
+            id,
+        })))
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+}
+
+#[async_trait]
+impl Ledger for SqliteLedger {
+    async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
+        let (claims, settings) = (claims.to_vec(), self.0.settings.clone());
+        answer(self.0.write.send(move |desk| quick::claim(desk, &claims, &settings))).await
+    }
+
+    async fn settle(&self, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
+        let (settles, settings) = (settles.to_vec(), self.0.settings.clone());
+        answer(self.0.write.send(move |desk| settle_rows(desk, &settles, &settings))).await
+    }
+
+    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Settled>> {
+        let extends = extends.to_vec();
+        answer(self.0.write.send(move |desk| extend_rows(desk, &extends))).await
+    }
+
+    async fn get(&self, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>> {
+        let week = Week::route(self.0.settings.identity, &identity.id, time)?;
+        let identity = identity.clone();
+        answer(self.0.read.send(move |conn| read::get(conn, &identity, week))).await
+    }
+
+    async fn known(&self, identities: &[Identity]) -> Result<Vec<bool>> {
+        let identities = identities.to_vec();
+        answer(self.0.read.send(move |conn| read::known(conn, &identities))).await
+    }
+
+    async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
+        let after = after.map(|cursor| CursorParts::decode(&cursor.0)).transpose()?;
+        let listing = Listing { filter: filter.clone(), after, limit, now: self.0.clock.now() };
+        answer(self.0.read.send(move |conn| listing.page(conn))).await
+    }
+
+    async fn stat(&self) -> Result<Stat> {
+        let now = self.0.clock.now();
+        answer(self.0.read.send(move |conn| read::stat(conn, now))).await
+    }
+
+    async fn intervene(&self, intervene: &Intervene) -> Result<Intervened> {
+        let (intervene, settings) = (intervene.clone(), self.0.settings.clone());
+        let dry_run = intervene.dry_run;
+        let run = move |desk: &mut desk::Desk<'_>| intervene_rows(desk, &intervene, &settings);
+        if dry_run {
+            answer(self.0.write.send(move |desk| desk.undone(|desk| run(desk)))).await
+        } else {
+            answer(self.0.write.send(run)).await
+        }
+    }
+
+    async fn audit(&self, limit: usize) -> Result<Vec<Audit>> {
+        answer(self.0.read.send(move |conn| read::audit(conn, limit))).await
+    }
+
+    async fn sweep(&self, terms: SweepTerms) -> Result<Swept> {
+        sweep::sweep(self, terms).await
+    }
+
+    async fn check(&self) -> Result<Vec<Finding>> {
+        match self.0.access {
+            Access::Write => answer(self.0.write.send(|desk| read::check(desk.conn))).await,
+            Access::Read => answer(self.0.read.send(read::check)).await,
+        }
+    }
+
+    async fn now(&self) -> Result<Time> {
+        Ok(self.0.clock.now())
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { backend: "sqlite", durable: true, shared: true, transactional: true }
+    }
+
+    fn settings(&self) -> &Settings {
+        &self.0.settings
+    }
+}

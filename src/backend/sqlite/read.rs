@@ -1,0 +1,356 @@
+//! What people and tools look at: entries, pages, counts, findings.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use rusqlite::types::Value;
+use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
+
+use super::codec::{self, AWAITED, READ, READ_COUNT, Stored, sound};
+use super::desk::find_scope;
+use super::fault::Doing;
+use super::schema::Meta;
+use crate::clock::Time;
+use crate::error::{Error, Result};
+use crate::id::{EventId, Scope, Tenant};
+use crate::ledger::transition::Row;
+use crate::ledger::{Audit, CursorParts, Entry, Filter, Finding, Identity, Level, Page, Stat, State, Week};
+
+/// The weeks that have a table, in order.
+pub(super) fn weeks(conn: &Connection) -> Result<Vec<Week>> {
+    numbers(conn, "SELECT week FROM main.hapax_week ORDER BY week")
+}
+
+fn numbers(conn: &Connection, sql: &str) -> Result<Vec<Week>> {
+    conn.prepare_cached(sql)
+        .and_then(|mut statement| statement.query_map([], |row| row.get::<_, i16>(0))?.collect())
+        .doing("listing weeks")
+        .and_then(|all: Vec<i16>| all.into_iter().map(Week::from_number).collect())
+}
+
+/// Where the entries of a week are: its own table, and those kept when it was dropped.
+fn sources(conn: &Connection, week: Week) -> Result<Vec<String>> {
+    let mut sources = vec![format!("main.hapax_kept WHERE week = {}", week.number())];
+    let made = conn
+        .prepare_cached("SELECT 1 FROM main.hapax_week WHERE week = ?1")
+        .and_then(|mut statement| statement.exists([week.number()]))
+        .doing("looking for a week")?;
+    if made {
+        sources.push(format!("main.hapax_entry_{} WHERE 1", week.number()));
+    }
+    Ok(sources)
+}
+
+/// Which identities took effect before, on one state of the file.
+pub(super) fn known(conn: &Connection, identities: &[Identity]) -> Result<Vec<bool>> {
+    let made: BTreeSet<Week> = weeks(conn)?.into_iter().collect();
+    let mut scopes: HashMap<(Option<&Tenant>, &Scope), Option<i32>> = HashMap::new();
+    let mut known = Vec::with_capacity(identities.len());
+    for identity in identities {
+        let (tenant, scope) = (identity.tenant.as_ref(), &identity.scope);
+        let number = match scopes.get(&(tenant, scope)) {
+            Some(number) => *number,
+            None => {
+                let number = find_scope(conn, tenant, scope)?.map(|(number, _)| number);
+                scopes.insert((tenant, scope), number);
+                number
+            }
+        };
+        let Some(number) = number else {
+            known.push(false);
+            continue;
+        };
+        let week = Week::route(crate::ledger::IdentityRule::Id, &identity.id, None)?;
+        let (done, finished) = (codec::state_code(State::Done), codec::state_code(State::Finished));
+        let mut there = false;
+        if made.contains(&week) {
+            let sql = format!(
+                "SELECT state IN ({done}, {finished}) FROM main.hapax_entry_{} WHERE scope = ?1 AND id = ?2",
+                week.number()
+            );
+            there = conn
+                .prepare_cached(&sql)
+                .and_then(|mut s| {
+                    s.query_row(params![number, &identity.id.key()[..]], |row| row.get(0)).optional()
+                })
+                .doing("looking for entries")?
+                .unwrap_or(false);
+        }
+        if !there && !week.is_timeless() {
+            let sql = format!(
+                "SELECT state IN ({done}, {finished}) FROM main.hapax_kept WHERE week = ?1 AND scope = ?2 AND id = ?3"
+            );
+            there = conn
+                .prepare_cached(&sql)
+                .and_then(|mut s| {
+                    s.query_row(params![week.number(), number, &identity.id.key()[..]], |row| row.get(0))
+                        .optional()
+                })
+                .doing("looking for entries")?
+                .unwrap_or(false);
+        }
+        known.push(there);
+    }
+    Ok(known)
+}
+
+/// One entry.
+pub(super) fn get(conn: &Connection, identity: &Identity, week: Week) -> Result<Option<Entry>> {
+    let Some((scope, _)) = find_scope(conn, identity.tenant.as_ref(), &identity.scope)? else {
+        return Ok(None);
+    };
+    for source in sources(conn, week)? {
+        let found = conn
+            .prepare_cached(&format!("SELECT {READ} FROM {source} AND scope = ?1 AND id = ?2"))
+            .and_then(|mut statement| {
+                statement.query_row(params![scope, &identity.id.key()[..]], Stored::read).optional()
+            })
+            .doing("reading an entry")?;
+        if let Some(stored) = found {
+            return Ok(Some(stored.row()?.entry(identity.clone(), week)));
+        }
+    }
+    Ok(None)
+}
+
+/// Who stands behind the numbers of scopes.
+struct Scopes(HashMap<i32, (Option<Tenant>, Scope)>);
+
+impl Scopes {
+    fn read(conn: &Connection) -> Result<Self> {
+        let rows: Vec<(i32, String, String)> = conn
+            .prepare_cached("SELECT number, tenant, scope FROM main.hapax_scope")
+            .and_then(|mut statement| {
+                statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?.collect()
+            })
+            .doing("listing scopes")?;
+        let known = rows.into_iter().map(|(number, tenant, scope)| {
+            let tenant = (!tenant.is_empty()).then(|| sound(Tenant::new(tenant))).transpose()?;
+            Ok((number, (tenant, sound(Scope::new(scope))?)))
+        });
+        Ok(Scopes(known.collect::<Result<_>>()?))
+    }
+
+    fn get(&self, number: i32) -> Result<&(Option<Tenant>, Scope)> {
+        self.0.get(&number).ok_or_else(|| Error::Corrupt(format!("scope number {number}")))
+    }
+
+    /// The numbers a filter leaves; none if it leaves all.
+    fn wanted(&self, filter: &Filter) -> Option<Vec<i32>> {
+        if filter.tenant.is_none() && filter.scope.is_none() {
+            return None;
+        }
+        let fits = |(tenant, scope): &(Option<Tenant>, Scope)| {
+            filter.tenant.as_ref().is_none_or(|wanted| tenant.as_ref() == Some(wanted))
+                && filter.scope.as_ref().is_none_or(|wanted| scope == wanted)
+        };
+        Some(self.0.iter().filter(|(_, names)| fits(names)).map(|(number, _)| *number).collect())
+    }
+}
+
+/// An entry with the key it is listed by.
+type Listed = ((i32, Vec<u8>), Entry);
+
+/// A listing: what to look for, and how far it may go.
+pub(super) struct Listing {
+    pub filter: Filter,
+    pub after: Option<CursorParts>,
+    pub limit: usize,
+    pub now: Time,
+}
+
+impl Listing {
+    /// A page in key order. Never holds more than two pages of entries.
+    pub(super) fn page(&self, conn: &Connection) -> Result<Page> {
+        let scopes = Scopes::read(conn)?;
+        let mut all: BTreeSet<Week> = weeks(conn)?.into_iter().collect();
+        all.extend(numbers(conn, "SELECT DISTINCT week FROM main.hapax_kept")?);
+        let mut entries = Vec::new();
+        let mut last: Option<CursorParts> = None;
+        for week in all {
+            if self.after.as_ref().is_some_and(|after| week.number() < after.week) {
+                continue;
+            }
+            let mut found: Vec<Listed> = Vec::new();
+            for source in sources(conn, week)? {
+                let more = (self.limit - entries.len()).saturating_add(1);
+                found.append(&mut self.some(conn, &scopes, week, &source, more)?);
+            }
+            found.sort_by(|(a, _), (b, _)| a.cmp(b));
+            for ((scope, key), entry) in found {
+                if entries.len() == self.limit {
+                    return Ok(Page { entries, next: last.map(|parts| parts.encode()) });
+                }
+                entries.push(entry);
+                last = Some(CursorParts { week: week.number(), scope, key });
+            }
+        }
+        Ok(Page { entries, next: None })
+    }
+
+    /// At most `most` entries of one table.
+    fn some(
+        &self,
+        conn: &Connection,
+        scopes: &Scopes,
+        week: Week,
+        source: &str,
+        most: usize,
+    ) -> Result<Vec<Listed>> {
+        let (sql, values) = self.query(scopes, week, source);
+        let mut statement = conn.prepare_cached(&sql).doing("listing")?;
+        let mut rows = statement.query(params_from_iter(values)).doing("listing")?;
+        let mut found = Vec::new();
+        while let Some(columns) = rows.next().doing("listing")? {
+            let read =
+                || Ok((columns.get(READ_COUNT)?, columns.get(READ_COUNT + 1)?, Stored::read(columns)?));
+            let (number, key, stored): (i32, Vec<u8>, Stored) = read().doing("listing")?;
+            let row: Row = stored.row()?;
+            let overdue = row.is_overdue(self.now);
+            let (tenant, scope) = scopes.get(number)?.clone();
+            let identity = Identity { tenant, scope, id: EventId::from_key(&key)? };
+            let entry = row.entry(identity, week);
+            if self.filter.matches(&entry, overdue) {
+                found.push(((number, key), entry));
+                if found.len() == most {
+                    break;
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// What SQL can filter it does; [`Filter::matches`] has the last word.
+    fn query(&self, scopes: &Scopes, week: Week, source: &str) -> (String, Vec<Value>) {
+        use std::fmt::Write as _;
+        let mut sql = format!("SELECT {READ}, scope, id FROM {source}");
+        let mut values = Vec::new();
+        let mut and = |text: &str, more: Vec<Value>| {
+            let _ = write!(sql, " AND {text}"); // a String takes everything
+            values.extend(more);
+        };
+        if let Some(after) = self.after.as_ref().filter(|after| after.week == week.number()) {
+            and("(scope, id) > (?, ?)", vec![Value::from(after.scope), Value::from(after.key.clone())]);
+        }
+        if let Some(numbers) = scopes.wanted(&self.filter) {
+            let numbers: Vec<String> = numbers.iter().map(i32::to_string).collect();
+            and(&format!("scope IN ({})", numbers.join(", ")), vec![]);
+        }
+        if let Some(id) = &self.filter.id {
+            and("id = ?", vec![Value::from(id.key().into_owned())]);
+        }
+        if let Some(since) = self.filter.since {
+            and("first_at >= ?", vec![Value::from(since.as_micros())]);
+        }
+        if let Some(until) = self.filter.until {
+            and("first_at < ?", vec![Value::from(until.as_micros())]);
+        }
+        if !self.filter.states.is_empty() {
+            let mut codes: BTreeSet<i64> =
+                self.filter.states.iter().copied().map(codec::state_code).collect();
+            if self.filter.states.contains(&State::Lost) {
+                codes.insert(codec::state_code(State::Claimed)); // it may be overdue
+            }
+            let codes: Vec<String> = codes.iter().map(i64::to_string).collect();
+            and(&format!("state IN ({})", codes.join(", ")), vec![]);
+        }
+        sql.push_str(" ORDER BY scope, id");
+        (sql, values)
+    }
+}
+
+/// Counts everything: it reads every entry.
+pub(super) fn stat(conn: &Connection, now: Time) -> Result<Stat> {
+    let scopes = Scopes::read(conn)?;
+    let weeks = weeks(conn)?;
+    let mut counts: BTreeMap<(i32, State), u64> = BTreeMap::new();
+    let mut held = 0;
+    let tables = weeks.iter().map(|week| format!("main.hapax_entry_{}", week.number()));
+    for table in tables.chain(["main.hapax_kept".to_owned()]) {
+        let sql = format!(
+            "SELECT scope, CASE WHEN {AWAITED} AND at <= ?1 THEN 6 ELSE state END AS told, count(*), count(payload) \
+             FROM {table} GROUP BY scope, told"
+        );
+        let rows: Vec<(i32, i64, i64, i64)> = conn
+            .prepare_cached(&sql)
+            .and_then(|mut statement| {
+                let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?));
+                statement.query_map([now.as_micros()], read)?.collect()
+            })
+            .doing("counting")?;
+        for (scope, code, count, bodies) in rows {
+            *counts.entry((scope, codec::state(code)?)).or_default() += count as u64;
+            held += bodies as u64;
+        }
+    }
+    let counts = counts.into_iter().map(|((number, state), count)| {
+        let (tenant, scope) = scopes.get(number)?.clone();
+        Ok((tenant, scope, state, count))
+    });
+    Ok(Stat { now, counts: counts.collect::<Result<_>>()?, weeks, dropped: dropped(conn)?, held })
+}
+
+fn dropped(conn: &Connection) -> Result<Vec<(Week, Time)>> {
+    let rows: Vec<(i16, i64)> = conn
+        .prepare_cached("SELECT week, at FROM main.hapax_dropped ORDER BY week")
+        .and_then(|mut statement| statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect())
+        .doing("listing dropped weeks")?;
+    rows.into_iter().map(|(week, at)| Ok((Week::from_number(week)?, Time::from_micros(at)))).collect()
+}
+
+/// The latest audit rows.
+pub(super) fn audit(conn: &Connection, limit: usize) -> Result<Vec<Audit>> {
+    conn.prepare_cached(
+        "SELECT at, by, what, identity, why FROM main.hapax_audit ORDER BY number DESC LIMIT ?1",
+    )
+    .and_then(|mut statement| {
+        statement
+            .query_map([i64::try_from(limit).unwrap_or(i64::MAX)], |row| {
+                Ok(Audit {
+                    at: Time::from_micros(row.get(0)?),
+                    by: row.get(1)?,
+                    what: row.get(2)?,
+                    identity: row.get(3)?,
+                    why: row.get(4)?,
+                })
+            })?
+            .collect()
+    })
+    .doing("reading the audit")
+}
+
+/// What the promises rest on, as the writing connection sees it.
+pub(super) fn check(conn: &Connection) -> Result<Vec<Finding>> {
+    let fact = |sql: &str| conn.query_row(sql, [], |row| row.get::<_, Value>(0)).doing("checking");
+    let mut findings = Vec::new();
+    let mut tell = |fine: bool, check, message: String| {
+        findings.push(Finding { level: if fine { Level::Fine } else { Level::Refusal }, check, message });
+    };
+    let mode = text(fact("PRAGMA main.journal_mode")?);
+    tell(mode == "wal", "journal", format!("the journal mode is {mode}; it must be wal"));
+    let synchronous = number(&fact("PRAGMA main.synchronous")?);
+    tell(
+        synchronous >= 2,
+        "synchronous",
+        format!(
+            "synchronous is {synchronous}; it must be 2 (full) or more, so that what is acknowledged is on disk"
+        ),
+    );
+    let version = Meta::read(conn)?.map_or(0, |meta| meta.version);
+    tell(version > 0, "schema", format!("the schema has version {version}"));
+    let bytes = number(&fact("PRAGMA main.page_count")?) * number(&fact("PRAGMA main.page_size")?);
+    let free = number(&fact("PRAGMA main.freelist_count")?) * number(&fact("PRAGMA main.page_size")?);
+    tell(true, "size", format!("the file has {bytes} bytes, {free} of them free for reuse"));
+    tell(true, "version", format!("SQLite {}", rusqlite::version()));
+    Ok(findings)
+}
+
+fn text(value: Value) -> String {
+    match value {
+        Value::Text(text) => text,
+        other => format!("{other:?}"),
+    }
+}
+
+fn number(value: &Value) -> i64 {
+    if let Value::Integer(number) = value { *number } else { 0 }
+}

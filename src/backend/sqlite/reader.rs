@@ -1,0 +1,47 @@
+//! The one thread that reads, on a connection of its own: a reader never waits for the writer, nor the writer for it.
+
+use std::sync::mpsc::{Sender, channel};
+
+use rusqlite::Connection;
+use tokio::sync::oneshot;
+
+use super::connect::simple;
+use crate::error::Result;
+
+type Question = Box<dyn FnOnce(&Connection) + Send>;
+
+/// Sends questions to the thread that reads.
+pub(super) struct Questions(Sender<Question>);
+
+impl Questions {
+    /// Asks something of one state of the file.
+    pub(super) fn send<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&Connection) -> Result<T> + Send + 'static,
+    ) -> oneshot::Receiver<Result<T>> {
+        let (answer, receiver) = oneshot::channel();
+        let question: Question = Box::new(move |conn| {
+            let _ = answer.send(in_snapshot(conn, ask)); // nobody may be waiting any more
+        });
+        let _ = self.0.send(question); // if the thread is gone the receiver sees that
+        receiver
+    }
+}
+
+fn in_snapshot<T>(conn: &Connection, ask: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
+    simple(conn, "BEGIN", "reading")?;
+    let result = ask(conn);
+    super::connect::roll_back(conn);
+    result
+}
+
+/// Starts the thread. It ends when its questions are dropped.
+pub(super) fn start(conn: Connection) -> std::io::Result<(Questions, std::thread::JoinHandle<()>)> {
+    let (send, receive) = channel::<Question>();
+    let thread = std::thread::Builder::new().name("hapax-sqlite-read".into()).spawn(move || {
+        while let Ok(question) = receive.recv() {
+            question(&conn);
+        }
+    })?;
+    Ok((Questions(send), thread))
+}

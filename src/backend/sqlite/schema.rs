@@ -1,0 +1,149 @@
+//! The tables, and how a file comes to have them.
+//!
+//! Every table is named `hapax_…`, since the file may be the user's own (see
+//! [`claim_in`](super::SqliteLedger::claim_in)), and every statement says `main.`, so that an attached file or a
+//! temporary table never stands in for the ledger.
+
+use rusqlite::{Connection, OptionalExtension, params};
+
+use super::connect::immediate;
+use super::fault::Doing;
+use crate::error::{Error, Result};
+use crate::ledger::Week;
+
+/// Each step brings the schema to the version of its place, from 1. A released step is never changed.
+const MIGRATIONS: &[&str] = &["
+CREATE TABLE main.hapax_scope (number INTEGER PRIMARY KEY, tenant TEXT NOT NULL, scope TEXT NOT NULL,
+    began INTEGER NOT NULL, UNIQUE (tenant, scope)) STRICT;
+CREATE TABLE main.hapax_name (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;
+CREATE TABLE main.hapax_week (week INTEGER PRIMARY KEY, touched INTEGER NOT NULL) STRICT;
+CREATE TABLE main.hapax_dropped (week INTEGER PRIMARY KEY, at INTEGER NOT NULL) STRICT;
+CREATE TABLE main.hapax_head (scope INTEGER NOT NULL, aggregate TEXT NOT NULL, last INTEGER, lease_seq INTEGER,
+    lease_token INTEGER, lease_until INTEGER, retrying BLOB, parked INTEGER, gap_at INTEGER,
+    PRIMARY KEY (scope, aggregate)) STRICT, WITHOUT ROWID;
+CREATE TABLE main.hapax_kept (week INTEGER NOT NULL, scope INTEGER NOT NULL, id BLOB NOT NULL,
+    state INTEGER NOT NULL, token INTEGER NOT NULL, nonce INTEGER NOT NULL, attempts INTEGER NOT NULL,
+    first_at INTEGER NOT NULL, at INTEGER NOT NULL, flags INTEGER NOT NULL, owner INTEGER, fingerprint BLOB,
+    topic INTEGER, part INTEGER, pos INTEGER, aggregate TEXT, seq INTEGER, metadata TEXT, note TEXT,
+    payload BLOB, headers BLOB, PRIMARY KEY (week, scope, id)) STRICT, WITHOUT ROWID;
+CREATE TABLE main.hapax_audit (number INTEGER PRIMARY KEY, at INTEGER NOT NULL, by TEXT NOT NULL,
+    what TEXT NOT NULL, identity TEXT NOT NULL, why TEXT NOT NULL) STRICT;
+"];
+
+/// The version this build writes.
+const VERSION: i64 = MIGRATIONS.len() as i64;
+/// The oldest build, by its schema version, that may work on what this build writes.
+const ACCEPTS: i64 = 1;
+
+/// The one row of facts about the ledger itself. Its table is the first thing made, by every version.
+const META: &str = "
+CREATE TABLE main.hapax_meta (one INTEGER PRIMARY KEY CHECK (one = 1), ledger TEXT NOT NULL,
+    version INTEGER NOT NULL, accepts INTEGER NOT NULL, token INTEGER NOT NULL) STRICT";
+
+/// The tables as SQL, for whoever wants to read them. Weeks' tables are made as they are needed.
+pub fn schema_sql() -> String {
+    format!("{};\n{}", META.trim(), MIGRATIONS.concat().trim()).replace("main.", "")
+}
+
+/// Makes the table of a week, in the caller's transaction. The index holds only the at-most-once claims whose end is
+/// awaited, so nobody else pays for it.
+pub(super) fn create_week(conn: &Connection, week: Week) -> Result<()> {
+    let n = week.number();
+    conn.execute_batch(&format!(
+        "CREATE TABLE main.hapax_entry_{n} (scope INTEGER NOT NULL, id BLOB NOT NULL,
+            state INTEGER NOT NULL, token INTEGER NOT NULL, nonce INTEGER NOT NULL, attempts INTEGER NOT NULL,
+            first_at INTEGER NOT NULL, at INTEGER NOT NULL, flags INTEGER NOT NULL, owner INTEGER,
+            fingerprint BLOB, topic INTEGER, part INTEGER, pos INTEGER, aggregate TEXT, seq INTEGER,
+            metadata TEXT, note TEXT, payload BLOB, headers BLOB,
+            PRIMARY KEY (scope, id)) STRICT, WITHOUT ROWID;
+        CREATE INDEX main.hapax_due_{n} ON hapax_entry_{n} (at) WHERE state = 4 AND flags = 1;"
+    ))
+    .doing("making the table of a week")
+}
+
+/// Whether the connection's main database holds a ledger at all.
+pub(super) fn is_there(conn: &Connection) -> Result<bool> {
+    conn.prepare_cached("SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = 'hapax_meta'")
+        .and_then(|mut statement| statement.exists([]))
+        .doing("looking for the ledger's tables")
+}
+
+/// Which ledger this is, and its schema's version.
+pub(super) struct Meta {
+    pub ledger: String,
+    pub version: i64,
+    accepts: i64,
+}
+
+impl Meta {
+    /// Reads it; none if there is no ledger.
+    pub(super) fn read(conn: &Connection) -> Result<Option<Meta>> {
+        if !is_there(conn)? {
+            return Ok(None);
+        }
+        conn.query_row("SELECT ledger, version, accepts FROM main.hapax_meta", [], |row| {
+            Ok(Meta { ledger: row.get(0)?, version: row.get(1)?, accepts: row.get(2)? })
+        })
+        .optional()
+        .doing("reading the schema's version")
+    }
+
+    pub(super) fn must_accept_us(&self) -> Result<()> {
+        if self.version <= VERSION || self.accepts <= VERSION {
+            return Ok(());
+        }
+        Err(Error::Schema(format!(
+            "the file's schema has version {}, which accepts builds of version {} and later; this build has version \
+             {VERSION}. Use a newer hapax; nothing was changed",
+            self.version, self.accepts
+        )))
+    }
+}
+
+/// Brings the file to this build's schema. Ten processes may do so at once: each looks again when it has the lock.
+pub(super) fn migrate(conn: &Connection) -> Result<Meta> {
+    if let Some(meta) = current(conn)? {
+        return Ok(meta);
+    }
+    immediate(conn, "bringing the schema up to date", || {
+        if let Some(meta) = current(conn)? {
+            return Ok(meta);
+        }
+        let before = Meta::read(conn)?;
+        let done = before.as_ref().map_or(0, |meta| meta.version);
+        let apply = || -> rusqlite::Result<()> {
+            if before.is_none() {
+                conn.execute_batch(META)?;
+            }
+            MIGRATIONS.iter().skip(done as usize).try_for_each(|step| conn.execute_batch(step))
+        };
+        apply().doing("bringing the schema up to date")?;
+        let ledger = before.map_or_else(|| uuid::Uuid::new_v4().to_string(), |meta| meta.ledger);
+        if done == 0 {
+            create_week(conn, Week::TIMELESS)?;
+            conn.execute("INSERT INTO main.hapax_week VALUES (0, 0)", [])
+                .doing("making the timeless week")?;
+        }
+        conn.execute(
+            "INSERT INTO main.hapax_meta (one, ledger, version, accepts, token) VALUES (1, ?1, ?2, ?3, 0)
+             ON CONFLICT (one) DO UPDATE SET version = excluded.version, accepts = excluded.accepts",
+            params![ledger, VERSION, ACCEPTS],
+        )
+        .doing("recording the schema's version")?;
+        Ok(Meta { ledger, version: VERSION, accepts: ACCEPTS })
+    })
+}
+
+/// The ledger's facts, if the file needs no migration.
+fn current(conn: &Connection) -> Result<Option<Meta>> {
+    let Some(meta) = Meta::read(conn)? else { return Ok(None) };
+    meta.must_accept_us()?;
+    Ok((meta.version >= VERSION).then_some(meta))
+}
+
+/// The ledger's facts, where nothing may be written.
+pub(super) fn must_be_current(conn: &Connection) -> Result<Meta> {
+    current(conn)?.ok_or_else(|| {
+        Error::Schema("the file has no ledger, or an older one, and it cannot be written to".into())
+    })
+}

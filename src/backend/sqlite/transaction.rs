@@ -1,0 +1,118 @@
+//! Claims in the caller's own transaction.
+
+use rusqlite::{Connection, OptionalExtension, Transaction};
+
+use super::desk::{Desk, Memo};
+use super::fault::Doing;
+use super::{SqliteLedger, quick, schema, thread_gone};
+use crate::error::{Error, Result};
+use crate::ledger::{Claim, Key, Outcome, Rows, Token};
+
+impl SqliteLedger {
+    /// Claims events in the caller's own transaction, on the caller's own connection to the ledger's file: claims and
+    /// effects are committed, or rolled back, as one.
+    ///
+    /// The effects must be in that file too. A connection whose main database is another file is refused
+    /// ([`Error::Unsupported`]), because SQLite does not commit to two files at once in WAL mode; so do not put the
+    /// effects into an attached file.
+    ///
+    /// Begin the transaction with [`Immediate`](rusqlite::TransactionBehavior::Immediate) behaviour. One that has read
+    /// before it writes may find that another connection has written meanwhile: that is [`Error::Contended`], and the
+    /// whole transaction is to be done again. After any error roll back.
+    ///
+    /// Use [`Mode::Done`](crate::ledger::Mode::Done). A claim that is rolled back counts nothing, so an event that
+    /// always fails comes back for ever unless its failures are counted.
+    ///
+    /// ```
+    /// use hapax::backend::sqlite::SqliteLedger;
+    /// use hapax::ledger::{Claim, Identity, Mode, Settings};
+    /// use hapax::{EventId, Scope};
+    /// use rusqlite::{Connection, TransactionBehavior};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let dir = tempfile::tempdir()?;
+    /// # let file = dir.path().join("orders.db");
+    /// let ledger = SqliteLedger::open(&file, Settings::default())?;
+    /// let mut conn = Connection::open(&file)?;
+    /// conn.execute("CREATE TABLE paid (id TEXT)", [])?;
+    ///
+    /// let identity = Identity::new(Scope::new("billing")?, EventId::new("order-17")?);
+    /// let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    /// let outcomes = ledger.claim_in(&tx, &[Claim::new(identity, Mode::Done)])?;
+    /// if outcomes[0].as_ref().is_ok_and(|outcome| outcome.is_claimed()) {
+    ///     tx.execute("INSERT INTO paid VALUES ('order-17')", [])?;
+    /// }
+    /// tx.commit()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias = "try_claim_in")]
+    #[doc(alias = "tryClaimSameTx")]
+    pub fn claim_in(&self, tx: &Transaction<'_>, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
+        let token = self.enter(tx)?;
+        let mut memo = Memo::default();
+        let mut desk = Desk::new(tx, &mut memo, &*self.0.clock);
+        desk.one_token(token);
+        let outcomes = quick::claim(&mut desk, claims, &self.0.settings)?;
+        desk.finish()?;
+        Ok(outcomes)
+    }
+
+    /// Draws a token. As the first statement it takes the right to write, and it finds only this ledger's row.
+    fn enter(&self, conn: &Connection) -> Result<Token> {
+        let drawn = conn
+            .prepare_cached("UPDATE main.hapax_meta SET token = token + 1 WHERE ledger = ?1 RETURNING token")
+            .and_then(|mut statement| statement.query_row([&self.0.id], |row| row.get(0)).optional());
+        match drawn {
+            Ok(Some(token)) => Ok(Token(token)),
+            Ok(None) => Err(self.elsewhere()),
+            Err(error) => Err(if schema::is_there(conn)? {
+                super::fault::meaning("claiming in the caller's transaction", error)
+            } else {
+                self.elsewhere()
+            }),
+        }
+    }
+
+    fn elsewhere(&self) -> Error {
+        Error::Unsupported(format!(
+            "this transaction's main database is not the ledger's file ({}), so claim and effect would not be committed \
+             as one; open that file, and keep the effects in it",
+            self.0.path.display()
+        ))
+    }
+
+    /// Whether a claim made by [`claim_in`](SqliteLedger::claim_in) was committed, for a caller whose commit ended in
+    /// doubt. Blocks until whoever is writing has finished.
+    ///
+    /// It looks while it has the right to write, so the commit in question either came before or never will. A look without
+    /// that right could come too early.
+    pub fn was_committed(&self, claim: &Claim) -> Result<bool> {
+        let (answer, receiver) = std::sync::mpsc::channel();
+        let (claim, settings) = (claim.clone(), self.0.settings.clone());
+        drop(self.0.write.send(move |desk| {
+            let committed = desk.undone(|desk| {
+                let week = settings.check(&claim)?;
+                let (scope, _) = desk.scope(claim.identity.tenant.as_ref(), &claim.identity.scope)?;
+                let row = desk.row(&Key { week, scope, id: claim.identity.id.key().into_owned() })?;
+                Ok(row.is_some_and(|row| row.nonce == claim.nonce))
+            });
+            let _ = answer.send(committed); // nothing to commit, so no commit to wait for
+            Ok(())
+        }));
+        receiver.recv().map_err(|_| thread_gone())?
+    }
+
+    /// Limits the file's size in pages, to see what a full disk does.
+    #[cfg(feature = "testing")]
+    pub fn limit_pages(&self, pages: u32) -> Result<()> {
+        let (answer, receiver) = std::sync::mpsc::channel();
+        drop(self.0.write.send(move |desk| {
+            let set =
+                desk.conn.query_row(&format!("PRAGMA main.max_page_count = {pages}"), [], |row| row.get(0));
+            let _ = answer.send(set.map(|_: i64| ()).doing("limiting the file"));
+            Ok(())
+        }));
+        receiver.recv().map_err(|_| thread_gone())?
+    }
+}

@@ -1,0 +1,54 @@
+//! Same-transaction claims on PostgreSQL.
+
+use sqlx::PgTransaction;
+
+use super::{Deliverable, Guard};
+use crate::backend::postgres::PgLedger;
+use crate::error::{Error, Result};
+use crate::ledger::{Mode, Outcome, Token};
+
+impl Guard<PgLedger> {
+    /// Claims an event in the caller's transaction: the claim commits or rolls back with the effect. The transaction type
+    /// is the rule: there is no way to call this without one.
+    ///
+    /// **A poison event loops for ever with this call alone**: the rollback of a failed effect takes the claim with it, so
+    /// nothing counts the attempt and the next delivery runs it again. Tell [`failed`](Guard::failed) about each failure
+    /// after the rollback; it counts, and answers when to retry or that the event is dead.
+    ///
+    /// ```no_run
+    /// use hapax::{Guard, backend::postgres::{PgLedger, PgSettings}};
+    ///
+    /// # async fn pay(url: &str) -> Result<(), Box<dyn std::error::Error>> {
+    /// let ledger = PgLedger::connect(url, PgSettings::default()).await?;
+    /// let guard = Guard::builder(ledger.clone()).scope("billing").build()?;
+    /// let mut tx = ledger.pool().begin().await?;
+    /// if guard.try_claim_in(&mut tx, "order-17-paid").await?.is_claimed() {
+    ///     sqlx::query("update account set balance = balance + 7").execute(&mut *tx).await?;
+    /// }
+    /// tx.commit().await?; // claim and effect
+    /// # Ok(()) }
+    /// ```
+    #[doc(alias = "tryClaimSameTx")]
+    pub async fn try_claim_in(
+        &self,
+        tx: &mut PgTransaction<'_>,
+        event: impl Deliverable,
+    ) -> Result<Outcome<Token>> {
+        let mut outcomes = self.try_claim_many_in(tx, [event]).await?;
+        outcomes.pop().unwrap_or_else(|| Err(Error::Corrupt("a claim without an answer".into())))
+    }
+
+    /// Claims many events in the caller's transaction, with an outcome each, in the order given. A bad id fails alone. The
+    /// warning of [`try_claim_in`](Guard::try_claim_in) holds.
+    pub async fn try_claim_many_in<D: Deliverable>(
+        &self,
+        tx: &mut PgTransaction<'_>,
+        events: impl IntoIterator<Item = D>,
+    ) -> Result<Vec<Result<Outcome<Token>>>> {
+        let core = self.core();
+        core.check_transactional()?;
+        let batch = core.prepare_many(events, Mode::Done)?;
+        let answers = self.ledger().claim_in(tx, &batch.claims).await?;
+        Ok(core.answer_many(batch, answers))
+    }
+}

@@ -1,0 +1,151 @@
+//! Order within an aggregate: how far it has come, and where an event stands in it.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crate::clock::Time;
+use crate::ledger::{Baseline, OnDead, Order, OrderPolicy, Token};
+
+/// The head of an aggregate within a scope: how far its events have come.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Head {
+    /// The highest seq done.
+    pub last: Option<u64>,
+    /// The one that is being run.
+    pub lease: Option<HeadLease>,
+    /// Those that are owed a run before anything above them: they failed and will run again, they are parked behind
+    /// `parked`, or they are dead and parked behind a lower dead one.
+    pub retrying: BTreeSet<u64>,
+    /// Nothing above this seq runs until it is resolved.
+    pub parked: Option<u64>,
+    /// Since when a seq has been missing.
+    pub gap_at: Option<Time>,
+}
+
+/// Which event of an aggregate is being run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadLease {
+    /// Its number.
+    pub seq: u64,
+    /// Its token.
+    pub token: Token,
+    /// Until when.
+    pub until: Time,
+}
+
+impl Head {
+    pub(super) fn is_past(&self, seq: u64) -> bool {
+        self.last.is_some_and(|last| seq <= last)
+    }
+
+    pub(super) fn holds(&self, seq: u64, token: Token) -> bool {
+        self.lease.is_some_and(|lease| lease.seq == seq && lease.token == token)
+    }
+
+    pub(super) fn advance(&mut self, seq: u64) {
+        let last = self.last.map_or(seq, |last| last.max(seq));
+        self.last = Some(last);
+        self.lease = self.lease.filter(|lease| lease.seq != seq);
+        // What the order has moved past can never run, so nothing may wait for it.
+        self.retrying.retain(|owed| *owed > last);
+        self.parked = self.parked.filter(|parked| *parked > last);
+        self.gap_at = None;
+    }
+
+    /// A run is owed to `seq`, and what is above it waits.
+    pub(super) fn owe(&mut self, seq: u64) {
+        if !self.is_past(seq) {
+            self.retrying.insert(seq);
+        }
+    }
+
+    /// Ends the lease of a run, unless another run has taken over.
+    pub(super) fn let_go(&mut self, seq: u64, token: Option<Token>) {
+        self.lease = self.lease.filter(|lease| lease.seq != seq || Some(lease.token) != token);
+    }
+
+    /// Parks what is above `seq`. Of two that park, the lower comes first and the higher is owed.
+    pub(super) fn park(&mut self, seq: u64) {
+        if self.is_past(seq) {
+            return;
+        }
+        self.retrying.remove(&seq);
+        if let Some(other) = self.parked.filter(|parked| *parked != seq) {
+            self.owe(other.max(seq));
+        }
+        self.parked = Some(self.parked.map_or(seq, |parked| parked.min(seq)));
+    }
+
+    pub(super) fn die(&mut self, seq: u64, token: Option<Token>, on_dead: OnDead) {
+        self.let_go(seq, token);
+        match on_dead {
+            OnDead::Skip => self.advance(seq),
+            OnDead::Park => self.park(seq),
+        }
+    }
+
+    /// Fixes where a strict order begins, if nothing has been done in it yet. The first one seen is the lowest one
+    /// that is known of, be it only leased, owed or dead.
+    pub(super) fn begin(&mut self, order: &Order) {
+        let (None, OrderPolicy::Strict { baseline, .. }) = (self.last, order.policy) else { return };
+        let first = match baseline {
+            Baseline::From(first) => first,
+            Baseline::FirstSeen => {
+                let known = [self.lease.map(|lease| lease.seq), self.retrying.first().copied(), self.parked];
+                known.into_iter().flatten().fold(order.seq, u64::min)
+            }
+        };
+        if let Some(before) = first.checked_sub(1) {
+            let gap_at = self.gap_at;
+            self.advance(before);
+            self.gap_at = gap_at;
+        }
+    }
+}
+
+pub(super) enum Place {
+    Go,
+    Stale(u64),
+    Wait(Option<u64>),
+    Parked(u64),
+}
+
+/// Where an event stands in its aggregate's order. May note a gap, or park the aggregate behind one, in `head`.
+pub(super) fn place(head: &mut Head, order: &Order, now: Time) -> Place {
+    head.begin(order);
+    if let Some(last) = head.last.filter(|last| order.seq <= *last) {
+        return Place::Stale(last);
+    }
+    if let Some(behind) = head.parked.filter(|parked| order.seq > *parked) {
+        return Place::Parked(behind);
+    }
+    if let Some(lease) = head.lease
+        && lease.seq != order.seq
+        && (lease.until > now || lease.seq < order.seq)
+    {
+        return Place::Wait(Some(lease.seq));
+    }
+    if let Some(lease) = head.lease.filter(|lease| lease.seq == order.seq && lease.until > now) {
+        return Place::Wait(Some(lease.seq)); // another id under the same number
+    }
+    if let Some(lower) = head.retrying.range(..order.seq).next() {
+        return Place::Wait(Some(*lower));
+    }
+    if let OrderPolicy::Strict { gap_timeout, .. } = order.policy {
+        return gap(head, order.seq, gap_timeout, now);
+    }
+    Place::Go
+}
+
+fn gap(head: &mut Head, seq: u64, gap_timeout: Duration, now: Time) -> Place {
+    let next = head.last.map_or(0, |last| last + 1);
+    if seq == next {
+        return Place::Go;
+    }
+    let since = *head.gap_at.get_or_insert(now);
+    if now.since(since) >= gap_timeout {
+        head.park(next);
+        return Place::Parked(next);
+    }
+    Place::Wait(Some(next))
+}

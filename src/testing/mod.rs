@@ -1,0 +1,69 @@
+//! What every ledger must pass, and the tools to break one: conformance cases, a model, mutants, a proxy that loses
+//! acknowledgements, crash points.
+//!
+//! A backend implements [`Harness`] and is enrolled by one line; every case of the one list becomes a test of its
+//! own, so a new case enrols every backend:
+//!
+//! ```text
+//! hapax::conformance!(memory, MemoryHarness::new());
+//! ```
+//!
+//! Cases are named after the clauses of the [`Ledger`] contract (`c1_` … `c10_`), after `docs/traps.md` (`t10_` …)
+//! and after `docs/acceptance.md`.
+
+// A panic is how a case fails.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::missing_panics_doc)]
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::error::Result;
+use crate::ledger::{Claim, Ledger, Outcome, Settings};
+
+mod cases;
+pub mod kit;
+mod memory;
+
+pub mod counting;
+pub mod doubt;
+pub mod identity;
+pub mod lease;
+pub mod model;
+pub mod once;
+pub mod operate;
+pub mod order;
+pub mod retention;
+
+pub use cases::NAMES;
+pub use memory::{MemoryHarness, noon};
+
+/// A fresh storage of one backend, and what a test must be able to do to it.
+#[async_trait]
+pub trait Harness: Send + Sync {
+    /// The ledger under test.
+    type Ledger: Ledger + Clone;
+
+    /// Opens the storage once more, as another process would.
+    async fn open(&self, settings: Settings) -> Self::Ledger;
+
+    /// Moves the ledger's own clock on.
+    async fn advance(&self, by: Duration);
+
+    /// Claims in a transaction of the ledger's database, which is then committed or rolled back.
+    async fn in_transaction(
+        &self,
+        ledger: &Self::Ledger,
+        claims: &[Claim],
+        commit: bool,
+    ) -> Result<Vec<Result<Outcome>>>;
+
+    /// Whether a claim made in a transaction was committed.
+    async fn was_committed(&self, ledger: &Self::Ledger, claim: &Claim) -> Result<bool>;
+
+    /// Whether the ledger's clock stands still between two [`advance`](Harness::advance)s, so that times can be
+    /// compared exactly.
+    fn exact_time(&self) -> bool {
+        true
+    }
+}
