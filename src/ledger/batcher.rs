@@ -220,7 +220,9 @@ impl Batcher {
                 if batch.is_empty() {
                     return all;
                 }
-                batch.iter_mut().for_each(|claim| batcher.0.doubts.settle(claim));
+                for claim in &mut batch {
+                    batcher.0.doubts.settle(claim);
+                }
                 all.extend(batcher.claim_batch(batch).await);
             }
         });
