@@ -1,6 +1,6 @@
 //! `hapax id`, `hapax config show`, configuration errors, help and exit codes.
 
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::format_collect, clippy::duration_suboptimal_units)]
 
 mod common;
 

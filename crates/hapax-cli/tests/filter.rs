@@ -1,6 +1,6 @@
 //! `hapax filter` without a state: what comes out, what is refused, and how it ends.
 
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::format_collect, clippy::duration_suboptimal_units)]
 
 mod common;
 
@@ -194,7 +194,7 @@ fn signals_have_their_codes() {
     for (signal, code) in [("-INT", 130), ("-TERM", 143)] {
         let mut child = hapax(dir.path(), &["filter"]).stdin(Stdio::piped()).spawn().unwrap();
         // A line through it shows that it is up.
-        let stdin = child.stdin.as_mut().unwrap();
+        let mut stdin = child.stdin.take().unwrap(); // `wait` would close it, and the end of input is no signal
         stdin.write_all(b"{\"event_id\":1}\n").unwrap();
         child.stdout.as_mut().unwrap().read_exact(&mut [0; 15]).unwrap();
         let id = child.id().to_string();

@@ -1,6 +1,6 @@
 //! `hapax ledger` on a SQLite file.
 
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::format_collect, clippy::duration_suboptimal_units)]
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! `hapax filter --state`: what one run saw, the next one remembers, and nothing is ever lost.
 
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::format_collect, clippy::duration_suboptimal_units)]
 
 mod common;
 

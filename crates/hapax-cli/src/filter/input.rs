@@ -14,7 +14,7 @@ use crate::failure::Failure;
 
 const READ_BYTES: usize = 256 * 1024;
 /// How many blocks may wait; with the size of a block this bounds memory.
-const BLOCKS_MAX: usize = 16;
+const BLOCKS_MAX: usize = 48;
 
 /// Some whole lines of one file.
 #[derive(Debug)]

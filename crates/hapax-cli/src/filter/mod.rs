@@ -28,9 +28,10 @@ use output::Output;
 use scan::Scan;
 use seen::{All, InLedger, LastCount, LastTime, Seen};
 
-/// Lines recorded in one transaction, at most (a block more or less).
-const BATCH_LINES: usize = 10_000;
-const BATCH_BYTES: usize = 8 * 1024 * 1024;
+/// Lines recorded in one transaction, at most (a block more or less). Random ids touch a page of the state each, so a
+/// batch costs nearly the same whatever its size, until it is most of the pages.
+const BATCH_LINES: usize = 65_536;
+const BATCH_BYTES: usize = 16 * 1024 * 1024;
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 
 /// Reads JSON Lines and writes those whose id was not seen before, unchanged and in order.

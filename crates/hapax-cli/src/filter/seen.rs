@@ -221,6 +221,7 @@ impl Seen for InLedger<'_> {
         if self.pending.is_empty() {
             return Ok(Recorded::default());
         }
+        self.pending.sort_unstable(); // in key order neighbours share pages
         // One draw for the batch: the identity beside it tells the claims apart.
         let nonce = Nonce::random();
         let claim = |identity| Claim { nonce, ..done(identity) };

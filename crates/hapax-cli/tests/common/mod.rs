@@ -1,6 +1,6 @@
 //! Runs the binary with an environment that holds nothing of ours.
 
-#![allow(dead_code, missing_docs)]
+#![allow(dead_code, missing_docs, clippy::unwrap_used, clippy::format_push_string)]
 
 use std::io::Write as _;
 use std::path::Path;
