@@ -25,8 +25,18 @@ mod cases;
 pub mod crash;
 pub mod kit;
 mod memory;
+pub mod mutants;
+pub mod proxy;
 
+pub mod counting;
+pub mod doubt;
+pub mod identity;
 pub mod lease;
+pub mod model;
+pub mod once;
+pub mod operate;
+pub mod order;
+pub mod retention;
 
 pub use cases::NAMES;
 pub use memory::{MemoryHarness, noon};

@@ -259,7 +259,6 @@ impl<'a> Columns<'a> {
             .bind(&self.aggregates)
             .bind(&self.skip)
             .bind(&self.advance)
-            .bind(&self.distinct_weeks)
     }
 }
 

@@ -30,7 +30,7 @@ pub(super) struct Memo {
 #[derive(Debug, Clone, Copy)]
 struct WeekMemo {
     made: bool,
-    dropped: Option<Time>,
+    dropped: Option<i32>,
     /// When this transaction last changed something in it.
     touched: Option<Time>,
 }
@@ -81,12 +81,11 @@ impl<'c> Desk<'c> {
                 .conn
                 .prepare_cached(
                     "SELECT EXISTS (SELECT 1 FROM main.hapax_week WHERE week = ?1), \
-                     (SELECT at FROM main.hapax_dropped WHERE week = ?1)",
+                     (SELECT barred FROM main.hapax_dropped WHERE week = ?1)",
                 )
                 .and_then(|mut statement| {
                     statement.query_row([week.number()], |row| {
-                        let dropped = row.get::<_, Option<i64>>(1)?.map(Time::from_micros);
-                        Ok(WeekMemo { made: row.get(0)?, dropped, touched: None })
+                        Ok(WeekMemo { made: row.get(0)?, dropped: row.get(1)?, touched: None })
                     })
                 })
                 .doing("looking for a week")?;
@@ -249,7 +248,7 @@ impl Rows for Desk<'_> {
             .doing("drawing a token")
     }
 
-    fn dropped(&mut self, week: Week) -> Result<Option<Time>> {
+    fn dropped(&mut self, week: Week) -> Result<Option<i32>> {
         Ok(self.week(week)?.dropped)
     }
 

@@ -19,6 +19,8 @@ mod sweep;
 mod transaction;
 mod writer;
 
+pub use schema::schema_sql;
+
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -169,6 +171,11 @@ impl Ledger for SqliteLedger {
         let week = Week::route(self.0.settings.identity, &identity.id, time)?;
         let identity = identity.clone();
         answer(self.0.read.send(move |conn| read::get(conn, &identity, week))).await
+    }
+
+    async fn known(&self, identities: &[Identity]) -> Result<Vec<bool>> {
+        let identities = identities.to_vec();
+        answer(self.0.read.send(move |conn| read::known(conn, &identities))).await
     }
 
     async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
