@@ -34,10 +34,3 @@ pub use event::{Event, Fingerprint, Headers, Origin, TraceContext};
 pub use guard::Guard;
 pub use id::{Aggregate, EventId, Kind, Owner, Scope, Tenant, Topic};
 pub use ledger::{Ledger, Outcome};
-
-/// A place where a test may kill the process; nothing without the feature `testing`.
-#[macro_export]
-#[doc(hidden)]
-macro_rules! crash_point {
-    ($name:literal) => {};
-}
