@@ -179,7 +179,8 @@ fn blank(claim: &Claim, at: Situation<'_>, state: State) -> Row {
         note: None,
         tracked: false,
         alone: false,
-        body: at.row.and_then(|row| row.body.clone()),
+        // What will never run needs no bytes.
+        body: at.row.filter(|_| state != State::Stale).and_then(|row| row.body.clone()),
     }
 }
 

@@ -378,7 +378,8 @@ pub(super) async fn stat(inner: &Inner) -> Result<Stat> {
            select e.scope, case when e.state = 'C' and (e.flags & 2) <> 0 and e.at <= {s}.ledger_now() then 'O' \
                                 else e.state::text end as state, count(*) n from {s}.entry e group by 1, 2 \
            union all \
-           select h.scope, h.state::text, count(*) n from {s}.held h where not exists \
+           select h.scope, case when h.state = 'C' and (h.flags & 2) <> 0 and h.at <= {s}.ledger_now() then 'O' \
+                                else h.state::text end, count(*) n from {s}.held h where not exists \
              (select from {s}.entry x where x.week = h.week and x.scope = h.scope and x.id = h.id) group by 1, 2 \
          ) x join {s}.scope c on c.number = x.scope group by 1, 2, 3 order by 1, 2, 3"
     )))

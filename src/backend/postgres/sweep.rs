@@ -93,12 +93,14 @@ async fn sweep_rows(inner: &Inner, terms: SweepTerms, swept: &mut Swept) -> Resu
     );
     if terms.dry_run {
         let mut connection = inner.begin().await?;
-        let rows: i64 =
-            sqlx::query_scalar(AssertSqlSafe(format!("select count(*) from {s}.entry_0 e where {old}")))
-                .persistent(false)
-                .fetch_one(&mut *connection)
-                .await
-                .map_err(|e| translate(WHAT, e))?;
+        let rows: i64 = sqlx::query_scalar(AssertSqlSafe(format!(
+            "select (select count(*) from {s}.entry_0 e where {old}) \
+                 + (select count(*) from {s}.held e where {old} and e.week > 0)"
+        )))
+        .persistent(false)
+        .fetch_one(&mut *connection)
+        .await
+        .map_err(|e| translate(WHAT, e))?;
         swept.rows += rows as u64;
         return Ok(());
     }
@@ -170,8 +172,8 @@ async fn mark_lost(inner: &Inner, terms: SweepTerms) -> Result<u64> {
     if terms.dry_run {
         let mut connection = inner.begin().await?;
         let rows: i64 = sqlx::query_scalar(AssertSqlSafe(format!(
-            "select count(*) from {s}.awaited a where a.at <= {s}.ledger_now() \
-             and exists (select from {s}.entry x where {overdue})"
+            "select count(distinct (a.week, a.scope, a.id)) from {s}.awaited a where a.at <= {s}.ledger_now() \
+             and (exists (select from {s}.entry x where {overdue}) or exists (select from {s}.held x where {overdue}))"
         )))
         .persistent(false)
         .fetch_one(&mut *connection)
@@ -185,8 +187,9 @@ async fn mark_lost(inner: &Inner, terms: SweepTerms) -> Result<u64> {
         let (due, marked): (i64, i64) = sqlx::query_as(AssertSqlSafe(format!(
             "with a as (delete from {s}.awaited where ctid = any (array(select ctid from {s}.awaited \
                where at <= {s}.ledger_now() order by at limit $1 for update skip locked)) returning *), \
-             m as (update {s}.entry x set state = 'O', note = 'its end was never reported' from a where {overdue} returning 1) \
-             select (select count(*) from a), (select count(*) from m)"
+             m as (update {s}.entry x set state = 'O', note = 'its end was never reported' from a where {overdue} returning 1), \
+             k as (update {s}.held x set state = 'O', note = 'its end was never reported' from a where {overdue} returning 1) \
+             select (select count(*) from a), (select count(*) from m) + (select count(*) from k)"
         )))
         .persistent(false)
         .bind(i64::from(terms.batch_max.max(1)))

@@ -20,6 +20,8 @@ use crate::ledger::{Intervene, Key, Rows, Token, Week};
 #[derive(Debug, Default)]
 pub(super) struct Memo {
     scopes: HashMap<(Option<Tenant>, Scope), (i32, Time)>,
+    /// The scope of the claim before is mostly that of the next.
+    last_scope: Option<(Option<Tenant>, Scope, (i32, Time))>,
     names: HashMap<Arc<str>, i64>,
     weeks: HashMap<Week, WeekMemo>,
     weeks_count: Option<usize>,
@@ -120,6 +122,19 @@ impl<'c> Desk<'c> {
         Ok(())
     }
 
+    fn new_scope(&self, tenant: Option<&Tenant>, scope: &Scope) -> Result<(i32, Time)> {
+        let now = self.clock.now();
+        let number = self
+            .conn
+            .execute(
+                "INSERT INTO main.hapax_scope (tenant, scope, began) VALUES (?1, ?2, ?3)",
+                params![tenant.map_or("", Tenant::as_str), scope.as_str(), now.as_micros()],
+            )
+            .map(|_| self.conn.last_insert_rowid())
+            .doing("registering a scope")?;
+        Ok((number as i32, now))
+    }
+
     /// The number of a name; registers it.
     pub(super) fn name(&mut self, name: &str) -> Result<i64> {
         if let Some(number) = self.memo.names.get(name) {
@@ -167,6 +182,7 @@ impl<'c> Desk<'c> {
             statement.raw_bind_parameter(1, key.scope)?;
             statement.raw_bind_parameter(2, key.id.as_slice())?;
             codec::bind_common(&mut statement, row, names)?;
+            codec::bind_own(&mut statement, row)?;
             codec::bind_rest(&mut statement, row, names)?;
             if statement.parameter_count() > 20 {
                 statement.raw_bind_parameter(21, key.week.number())?;
@@ -211,27 +227,20 @@ impl Rows for Desk<'_> {
     }
 
     fn scope(&mut self, tenant: Option<&Tenant>, scope: &Scope) -> Result<(i32, Time)> {
-        let key = (tenant.cloned(), scope.clone());
-        if let Some(known) = self.memo.scopes.get(&key) {
+        if let Some((last_tenant, last_scope, known)) = &self.memo.last_scope
+            && last_scope == scope
+            && last_tenant.as_ref() == tenant
+        {
             return Ok(*known);
+        }
+        let key = (tenant.cloned(), scope.clone());
+        if let Some(known) = self.memo.scopes.get(&key).copied() {
+            self.memo.last_scope = Some((key.0, key.1, known));
+            return Ok(known);
         }
         let known = match find_scope(self.conn, tenant, scope)? {
             Some(known) => known,
-            None => {
-                let now = self.now();
-                let number = self
-                    .conn
-                    .prepare_cached("INSERT INTO main.hapax_scope (tenant, scope, began) VALUES (?1, ?2, ?3)")
-                    .and_then(|mut statement| {
-                        statement.insert(params![
-                            tenant.map_or("", Tenant::as_str),
-                            scope.as_str(),
-                            now.as_micros()
-                        ])
-                    })
-                    .doing("registering a scope")?;
-                (number as i32, now)
-            }
+            None => self.new_scope(tenant, scope)?,
         };
         self.memo.scopes.insert(key, known);
         Ok(known)
