@@ -13,7 +13,7 @@ use super::{Inner, read};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::Owner;
-use crate::ledger::{Baseline, Claim, Grant, Mode, OnDead, OrderPolicy, Outcome, Prior, State, Token, Week};
+use crate::ledger::{Baseline, Claim, Grant, Mode, OnDead, OrderPolicy, Outcome, Prior, Token, Week};
 
 /// How often a statement is sent again: after a conflict with others, and after a broken connection.
 const TRIES_MAX: u32 = 12;

@@ -69,7 +69,8 @@ async fn sweep_rows(inner: &Inner, terms: SweepTerms, swept: &mut Swept) -> Resu
         let mut connection = inner.begin().await?;
         let rows: i64 = sqlx::query_scalar(AssertSqlSafe(format!(
             "select (select count(*) from {s}.entry_0 e where {old}) \
-                 + (select count(*) from {s}.held e where {old} and e.week > 0)"
+                 + (select count(*) from {s}.held e where e.week > 0 and {old} and not exists \
+                   (select from {s}.entry x where x.week = e.week and x.scope = e.scope and x.id = e.id))"
         )))
         .persistent(false)
         .fetch_one(&mut *connection)
@@ -99,7 +100,12 @@ async fn sweep_rows(inner: &Inner, terms: SweepTerms, swept: &mut Swept) -> Resu
     }
     let mut tx = inner.begin().await?;
     // What ended after its week was gone was kept in held, and is forgotten like everything else.
-    swept.rows += execute(&mut tx, format!("delete from {s}.held e where {old} and e.week > 0")).await?;
+    let alone = format!(
+        "{old} and not exists (select from {s}.entry x where x.week = e.week and x.scope = e.scope and x.id = e.id)"
+    );
+    swept.rows += execute(&mut tx, format!("delete from {s}.held e where e.week > 0 and {alone}")).await?;
+    // The bytes of timeless ones that went above; they were counted there.
+    execute(&mut tx, format!("delete from {s}.held e where e.week = 0 and {alone}")).await?;
     execute(
         &mut tx,
         format!(
@@ -151,9 +157,9 @@ async fn mark_lost(inner: &Inner, terms: SweepTerms) -> Result<u64> {
         let (due, marked): (i64, i64) = sqlx::query_as(AssertSqlSafe(format!(
             "with a as (delete from {s}.awaited where ctid = any (array(select ctid from {s}.awaited \
                where at <= {s}.ledger_now() order by at limit $1 for update skip locked)) returning *), \
-             m as (update {s}.entry x set state = 'O', note = 'its end was never reported' from a where {overdue} returning 1), \
-             k as (update {s}.held x set state = 'O', note = 'its end was never reported' from a where {overdue} returning 1) \
-             select (select count(*) from a), (select count(*) from m) + (select count(*) from k)"
+             m as (update {s}.entry x set state = 'O', note = 'its end was never reported' from a where {overdue} returning x.week, x.scope, x.id), \
+             k as (update {s}.held x set state = 'O', note = 'its end was never reported' from a where {overdue} returning x.week, x.scope, x.id) \
+             select (select count(*) from a), (select count(*) from (select * from m union select * from k) u)"
         )))
         .persistent(false)
         .bind(i64::from(terms.batch_max.max(1)))
@@ -214,6 +220,11 @@ async fn drop_week(inner: &Inner, week: i16, swept: &mut Swept) -> Result<Option
     } else {
         execute(&mut tx, format!("drop table {s}.entry_{week}")).await?;
         execute(&mut tx, format!("delete from {s}.touch where week = {week}")).await?;
+        execute(
+            &mut tx,
+            format!("delete from {s}.held where week = {week} and state not in ('L', 'R', 'X', 'P')"),
+        )
+        .await?;
     }
     tx.commit().await.map_err(|e| translate(WHAT, e))?;
     crate::crash_point!("sweep.dropped");
