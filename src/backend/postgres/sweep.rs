@@ -95,7 +95,8 @@ async fn sweep_rows(inner: &Inner, terms: SweepTerms, swept: &mut Swept) -> Resu
         let mut connection = inner.begin().await?;
         let rows: i64 = sqlx::query_scalar(AssertSqlSafe(format!(
             "select (select count(*) from {s}.entry_0 e where {old}) \
-                 + (select count(*) from {s}.held e where {old} and e.week > 0)"
+                 + (select count(*) from {s}.held e where e.week > 0 and {old} and not exists \
+                   (select from {s}.entry x where x.week = e.week and x.scope = e.scope and x.id = e.id))"
         )))
         .persistent(false)
         .fetch_one(&mut *connection)
@@ -125,15 +126,14 @@ async fn sweep_rows(inner: &Inner, terms: SweepTerms, swept: &mut Swept) -> Resu
     }
     let mut tx = inner.begin().await?;
     // What ended after its week was gone was kept in held, and is forgotten like everything else.
-    // Not while its week is half dropped: the week would be taken for the newer one.
-    swept.rows += execute(
-        &mut tx,
-        format!(
-            "delete from {s}.held e where {old} and e.week > 0 and not exists \
-             (select from {s}.dropped d where d.week = e.week and d.barred is distinct from d.scope_max)"
-        ),
-    )
-    .await?;
+    // Not while its week is half dropped: what is in there would be taken for the newer one.
+    let alone = format!(
+        "{old} and not exists (select from {s}.entry x where x.week = e.week and x.scope = e.scope and x.id = e.id) \
+         and not exists (select from {s}.dropped d where d.week = e.week and d.barred is distinct from d.scope_max)"
+    );
+    swept.rows += execute(&mut tx, format!("delete from {s}.held e where e.week > 0 and {alone}")).await?;
+    // The bytes of timeless ones that went above; they were counted there.
+    execute(&mut tx, format!("delete from {s}.held e where e.week = 0 and {alone}")).await?;
     execute(
         &mut tx,
         format!(
@@ -187,9 +187,9 @@ async fn mark_lost(inner: &Inner, terms: SweepTerms) -> Result<u64> {
         let (due, marked): (i64, i64) = sqlx::query_as(AssertSqlSafe(format!(
             "with a as (delete from {s}.awaited where ctid = any (array(select ctid from {s}.awaited \
                where at <= {s}.ledger_now() order by at limit $1 for update skip locked)) returning *), \
-             m as (update {s}.entry x set state = 'O', note = 'its end was never reported' from a where {overdue} returning 1), \
-             k as (update {s}.held x set state = 'O', note = 'its end was never reported' from a where {overdue} returning 1) \
-             select (select count(*) from a), (select count(*) from m) + (select count(*) from k)"
+             m as (update {s}.entry x set state = 'O', note = 'its end was never reported' from a where {overdue} returning x.week, x.scope, x.id), \
+             k as (update {s}.held x set state = 'O', note = 'its end was never reported' from a where {overdue} returning x.week, x.scope, x.id) \
+             select (select count(*) from a), (select count(*) from (select * from m union select * from k) u)"
         )))
         .persistent(false)
         .bind(i64::from(terms.batch_max.max(1)))
@@ -271,6 +271,7 @@ async fn drop_steps(inner: &Inner, week: i16, swept: &mut Swept) -> Result<Optio
     } else {
         execute(&mut tx, format!("drop table {s}.entry_{week}")).await?;
         execute(&mut tx, format!("delete from {s}.touch where week = {week}")).await?;
+        execute(&mut tx, format!("delete from {s}.held where week = {week} and state not in {OPEN}")).await?;
         execute(&mut tx, format!("update {s}.dropped set barred = scope_max where week = {week}")).await?;
     }
     tx.commit().await.map_err(|e| translate(WHAT, e))?;
@@ -282,11 +283,11 @@ async fn drop_steps(inner: &Inner, week: i16, swept: &mut Swept) -> Result<Optio
     Ok(Some(rows as u64))
 }
 
-/// Which of two versions of a row was written later: tokens only grow, and under one token only a lease changes.
+/// Which of two versions of a row was written later: tokens only grow, and under one token only what runs changes.
 fn is_newer(one: &str, other: &str) -> String {
     format!(
-        "({one}.token > {other}.token or ({one}.token = {other}.token and {other}.state = 'L' \
-         and ({one}.state <> 'L' or {one}.at > {other}.at)))"
+        "({one}.token > {other}.token or ({one}.token = {other}.token and {other}.state in ('L', 'C') \
+         and ({one}.state <> {other}.state or {one}.at > {other}.at)))"
     )
 }
 

@@ -206,7 +206,7 @@ declare v_held boolean := (e.flags & 4) <> 0 or p_in_held;
 begin
   if p_hold or e.state in ('P', 'X') then
     e.flags := e.flags | 4;
-  elsif e.state in ('D', 'F', 'O', 'S') and not p_in_held then
+  elsif e.state in ('D', 'F', 'S') and not p_in_held then
     e.flags := e.flags & ~4;
   end if;
   if p_in_held then
