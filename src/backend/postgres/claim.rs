@@ -13,7 +13,9 @@ use super::{Inner, read};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::Owner;
-use crate::ledger::{Baseline, Claim, Grant, Mode, OnDead, OrderPolicy, Outcome, Prior, Token, Week};
+use crate::ledger::{
+    Baseline, Claim, Grant, Metadata, Mode, OnDead, OrderPolicy, Outcome, Prior, Token, Week,
+};
 
 /// How often a statement is sent again: after a conflict with others, and after a broken connection.
 const TRIES_MAX: u32 = 12;
@@ -274,7 +276,7 @@ impl<'a> Columns<'a> {
             topics: column(slice, |claim| claim.origin.as_ref().map(|o| o.topic.as_str())),
             partitions: column(slice, |claim| claim.origin.as_ref().map(|o| o.partition)),
             offsets: column(slice, |claim| claim.origin.as_ref().map(|o| o.offset)),
-            metadata: column(slice, |claim| claim.metadata.as_ref().map(|m| m.as_str())),
+            metadata: column(slice, |claim| claim.metadata.as_ref().map(Metadata::as_str)),
             notes: column(slice, |claim| claim.note.as_deref()),
             aggregates: column(slice, |claim| claim.order.as_ref().map(|o| o.aggregate.as_str())),
             seqs: column(slice, |claim| claim.order.as_ref().map(|o| o.seq as i64)),

@@ -153,6 +153,9 @@ pub(super) async fn find(
     Ok(None)
 }
 
+/// A head as it is stored: last, lease (seq, token, until), retrying, parked, gap.
+type Stored = (Option<i64>, Option<i64>, Option<i64>, Option<i64>, Vec<i64>, Option<i64>, Option<i64>);
+
 /// The head of a row's aggregate, locked.
 pub(super) async fn head(
     inner: &Inner,
@@ -166,7 +169,6 @@ pub(super) async fn head(
         "select last, lease_seq, lease_token, {s}.us(lease_until), retrying, parked, {s}.us(gap_at) \
          from {s}.head where scope = $1 and aggregate = $2 for update"
     );
-    type Stored = (Option<i64>, Option<i64>, Option<i64>, Option<i64>, Vec<i64>, Option<i64>, Option<i64>);
     let found: Option<Stored> = sqlx::query_as(AssertSqlSafe(sql))
         .persistent(!inner.pooled)
         .bind(scope)

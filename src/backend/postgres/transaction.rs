@@ -80,18 +80,18 @@ async fn claim_in(
             return Err(Error::WeekMissing { monday: week.to_string() });
         }
         outcomes.push(None);
-        let scope = match inner.known_scope(&claim.identity) {
-            Some(scope) => scope,
-            None => {
-                let (scope, fresh) = inner
-                    .scope_in(connection, &claim.identity)
-                    .await
-                    .map_err(|e| translate("registering a scope", e))?;
-                if !fresh {
-                    inner.remember_scope(&claim.identity, scope);
-                }
-                scope
+        let scope = if let Some(scope) = inner.known_scope(&claim.identity) {
+            scope
+        } else {
+            let (scope, fresh) = inner
+                .scope_in(connection, &claim.identity)
+                .await
+                .map_err(|e| translate("registering a scope", e))?;
+            // One that this transaction made is gone again if it rolls back.
+            if !fresh {
+                inner.remember_scope(&claim.identity, scope);
             }
+            scope
         };
         ready.push(Ready { claim, index, scope, week, key: claim.identity.id.key() });
     }
