@@ -135,6 +135,7 @@ async fn open_postgres(_url: &str, _settings: &OpenSettings) -> Result<Arc<dyn L
     Err(not_built_in("PostgreSQL", "postgres"))
 }
 
+#[cfg_attr(feature = "sqlite", allow(clippy::unnecessary_wraps))] // the other build can fail
 fn sqlite_schema() -> Result<String> {
     #[cfg(feature = "sqlite")]
     return Ok(super::sqlite::schema_sql());

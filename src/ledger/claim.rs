@@ -104,7 +104,10 @@ impl Metadata {
         match parsed.get(key) {
             Some(serde_json::Value::String(text)) => text == value,
             Some(serde_json::Value::Null) | None => false,
-            Some(other) => other.to_string() == value,
+            Some(other) => {
+                let text = other.to_string();
+                text == value
+            }
         }
     }
 

@@ -106,7 +106,7 @@ impl Settings {
 ///
 /// # Contract
 ///
-/// Conformance cases ([`testing`](crate::testing), feature `testing`) are named after these clauses.
+/// Conformance cases (module `testing`, feature `testing`) are named after these clauses.
 ///
 /// 1. At most one live lease (or open claiming transaction) per identity, across tasks, processes and machines.
 /// 2. Tokens come from one ledger-wide, never reset sequence. Settling, extending and advancing order carry the token; a

@@ -13,7 +13,9 @@ use super::{Inner, read};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::Owner;
-use crate::ledger::{Baseline, Claim, Grant, Mode, OnDead, OrderPolicy, Outcome, Prior, Token, Week};
+use crate::ledger::{
+    Baseline, Claim, Grant, Metadata, Mode, OnDead, OrderPolicy, Outcome, Prior, Token, Week,
+};
 
 /// How often a statement is sent again: after a conflict with others, and after a broken connection.
 const TRIES_MAX: u32 = 12;
@@ -98,14 +100,12 @@ async fn look_up<'a>(
     let scope = match last.filter(|last| {
         last.claim.identity.scope == identity.scope && last.claim.identity.tenant == identity.tenant
     }) {
-        Some(last) => last.scope,
-        // Trouble with a scope is everybody's: waiting for it once is enough.
-        None => inner.scope(identity).await.map_err(|error| match error {
-            Error::Contended { what, source } => Error::Unavailable { what, source },
-            other => other,
-        })?,
+        Some(last) => {
+            inner.ensure_week(week, last.scope).await?;
+            last.scope
+        }
+        None => inner.place(identity, week).await?,
     };
-    inner.ensure_week(week, scope).await?;
     Ok(Ready { claim, index, scope, week, key: identity.id.key() })
 }
 
@@ -285,7 +285,7 @@ impl<'a> Columns<'a> {
             topics: column(slice, |claim| claim.origin.as_ref().map(|o| o.topic.as_str())),
             partitions: column(slice, |claim| claim.origin.as_ref().map(|o| o.partition)),
             offsets: column(slice, |claim| claim.origin.as_ref().map(|o| o.offset)),
-            metadata: column(slice, |claim| claim.metadata.as_ref().map(|m| m.as_str())),
+            metadata: column(slice, |claim| claim.metadata.as_ref().map(Metadata::as_str)),
             notes: column(slice, |claim| claim.note.as_deref()),
             aggregates: column(slice, |claim| claim.order.as_ref().map(|o| o.aggregate.as_str())),
             seqs: column(slice, |claim| claim.order.as_ref().map(|o| o.seq as i64)),

@@ -49,14 +49,13 @@ pub(super) fn meaning(error: &sqlx::Error) -> Meaning {
 pub(super) fn translate(what: &str, error: sqlx::Error) -> Error {
     let source = |error: sqlx::Error| -> Option<Source> { Some(Box::new(error)) };
     let code = match &error {
-        sqlx::Error::Database(db) => db.code().map(|code| code.into_owned()).unwrap_or_default(),
+        sqlx::Error::Database(db) => db.code().map(std::borrow::Cow::into_owned).unwrap_or_default(),
         _ => String::new(),
     };
     match meaning(&error) {
         Meaning::Serialization | Meaning::Locked | Meaning::NoWeek => {
             Error::Contended { what: what.into(), source: source(error) }
         }
-        Meaning::Doubt => Error::Unavailable { what: what.into(), source: source(error) },
         Meaning::Refused => {
             let why = match code.as_str() {
                 "25006" => "the database is read-only",
@@ -73,7 +72,7 @@ pub(super) fn translate(what: &str, error: sqlx::Error) -> Error {
             what: format!("{what}: the server refused the connection"),
             source: source(error),
         },
-        Meaning::Other => Error::Unavailable { what: what.into(), source: source(error) },
+        Meaning::Doubt | Meaning::Other => Error::Unavailable { what: what.into(), source: source(error) },
     }
 }
 

@@ -90,7 +90,7 @@ fn row(found: &PgRow) -> Result<Row> {
     })
 }
 
-async fn find_scope(
+pub(super) async fn find_scope(
     inner: &Inner,
     connection: &mut PgConnection,
     identity: &Identity,
@@ -153,6 +153,9 @@ pub(super) async fn find(
     Ok(None)
 }
 
+/// A head as it is stored: last, lease (seq, token, until), retrying, parked, gap.
+type Stored = (Option<i64>, Option<i64>, Option<i64>, Option<i64>, Vec<i64>, Option<i64>, Option<i64>);
+
 /// The head of a row's aggregate, locked.
 pub(super) async fn head(
     inner: &Inner,
@@ -166,7 +169,6 @@ pub(super) async fn head(
         "select last, lease_seq, lease_token, {s}.us(lease_until), retrying, parked, {s}.us(gap_at) \
          from {s}.head where scope = $1 and aggregate = $2 for update"
     );
-    type Stored = (Option<i64>, Option<i64>, Option<i64>, Option<i64>, Vec<i64>, Option<i64>, Option<i64>);
     let found: Option<Stored> = sqlx::query_as(AssertSqlSafe(sql))
         .persistent(!inner.pooled)
         .bind(scope)
@@ -238,7 +240,7 @@ pub(super) async fn get(inner: &Inner, identity: &Identity, time: Option<Time>) 
 }
 
 /// The number of (tenant, scope), if there is one. Looking registers nothing.
-async fn scope(inner: &Inner, identity: &Identity) -> Result<Option<i32>> {
+pub(super) async fn scope(inner: &Inner, identity: &Identity) -> Result<Option<i32>> {
     if let Some(number) = inner.known_scope(identity) {
         return Ok(Some(number));
     }

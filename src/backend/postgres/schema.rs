@@ -36,11 +36,8 @@ pub(super) fn check_name(schema: &str) -> Result<()> {
 /// The whole schema as SQL, for a DBA to read and run.
 pub fn schema_sql(schema: &str) -> Result<String> {
     check_name(schema)?;
-    let mut sql = MIGRATIONS.concat();
-    sql.push_str(&format!(
-        "\ninsert into {{schema}}.meta (version, accepts) values ({VERSION}, {ACCEPTS});\n"
-    ));
-    Ok(sql
+    let last = format!("\ninsert into {{schema}}.meta (version, accepts) values ({VERSION}, {ACCEPTS});\n");
+    Ok((MIGRATIONS.concat() + &last)
         .replace("{schema_literal}", &format!("'{schema}'"))
         .replace("{schema}", schema)
         .replace("{lock_timeout}", LOCK_TIMEOUT))

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::id::EventId;
 use crate::ledger::transition;
 use crate::ledger::{
-    Body, Extend, Identity, Intervene, Intervened, OnDead, Settle, Settled, Token, Verdict, Week,
+    Body, Extend, Identity, Intervene, Intervened, Metadata, OnDead, Settle, Settled, Token, Verdict, Week,
 };
 
 const TRIES_MAX: u32 = 12;
@@ -178,7 +178,7 @@ impl<'a> Columns<'a> {
     fn of(slice: &'a [Ready<'_>], fast: Option<(&'static str, &'static str)>) -> Self {
         let metadata = |settle: &'a Settle| match &settle.verdict {
             Verdict::Done { metadata } | Verdict::Finished { metadata } => {
-                metadata.as_ref().map(|m| m.as_str())
+                metadata.as_ref().map(Metadata::as_str)
             }
             _ => None,
         };

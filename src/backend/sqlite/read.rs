@@ -47,13 +47,12 @@ pub(super) fn known(conn: &Connection, identities: &[Identity]) -> Result<Vec<bo
     let mut known = Vec::with_capacity(identities.len());
     for identity in identities {
         let (tenant, scope) = (identity.tenant.as_ref(), &identity.scope);
-        let number = match scopes.get(&(tenant, scope)) {
-            Some(number) => *number,
-            None => {
-                let number = find_scope(conn, tenant, scope)?.map(|(number, _)| number);
-                scopes.insert((tenant, scope), number);
-                number
-            }
+        let number = if let Some(number) = scopes.get(&(tenant, scope)) {
+            *number
+        } else {
+            let number = find_scope(conn, tenant, scope)?.map(|(number, _)| number);
+            scopes.insert((tenant, scope), number);
+            number
         };
         let Some(number) = number else {
             known.push(false);
