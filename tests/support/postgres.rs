@@ -1,4 +1,5 @@
 //! A PostgreSQL ledger under test: a schema of its own on the server that `scripts/services` runs.
+#![allow(dead_code)] // each test binary uses its part
 
 use std::time::Duration;
 
@@ -23,11 +24,138 @@ pub fn fresh_schema() -> String {
 
 /// A pool of its own.
 pub async fn pool(connections: u32) -> PgPool {
+    pool_to(&url(), connections).await
+}
+
+/// A pool to some URL.
+pub async fn pool_to(url: &str, connections: u32) -> PgPool {
     sqlx::postgres::PgPoolOptions::new()
         .max_connections(connections)
-        .connect(&url())
+        .connect(url)
         .await
         .expect("the test server answers")
+}
+
+/// The URL of another database of the test server.
+pub fn url_of(database: &str) -> String {
+    let url = url();
+    format!("{}/{database}", url.rsplit_once('/').expect("the URL names a database").0)
+}
+
+/// A database of its own, for tests that change what a whole database is told. Dropped by [`Scratch::drop_it`].
+pub struct Scratch {
+    pub name: String,
+    admin: PgPool,
+}
+
+impl Scratch {
+    pub async fn new() -> Self {
+        let name = fresh_schema();
+        let admin = pool(1).await;
+        run(&admin, format!("create database {name}")).await;
+        Scratch { name, admin }
+    }
+
+    pub fn url(&self) -> String {
+        url_of(&self.name)
+    }
+
+    /// Runs a statement about the database, from outside of it.
+    pub async fn admin(&self, sql: &str) {
+        run(&self.admin, sql.replace("{db}", &self.name)).await;
+    }
+
+    pub async fn drop_it(self) {
+        self.admin("drop database {db} with (force)").await;
+    }
+}
+
+/// One value.
+pub async fn ask<T>(pool: &PgPool, sql: impl Into<String>) -> T
+where
+    T: for<'r> sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres> + Send + Unpin,
+{
+    sqlx::query_scalar(AssertSqlSafe(sql.into())).fetch_one(pool).await.expect("an answer for the test")
+}
+
+/// Waits for a state, not for a time; a minute without it is a failure.
+pub async fn until(what: &str, mut there: impl AsyncFnMut() -> bool) {
+    let end = std::time::Instant::now() + Duration::from_secs(60);
+    while !there().await {
+        assert!(std::time::Instant::now() < end, "waited a minute until {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// Waits until a statement with this text in it waits for a lock.
+pub async fn until_waiting(pool: &PgPool, text: &str) {
+    until("a statement waits for a lock", async || {
+        ask::<i64>(
+            pool,
+            format!(
+                "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and pid <> pg_backend_pid() \
+                 and query like '%{text}%'"
+            ),
+        )
+        .await
+            > 0
+    })
+    .await;
+}
+
+/// The variable that tells a test binary which part it plays as a child of a test.
+pub const ROLE: &str = "HAPAX_TEST_ROLE";
+
+/// This test binary once more, as another process, to play a role in one test.
+pub fn child(test: &str, role: &str, schema: &str) -> tokio::process::Command {
+    let mut command = tokio::process::Command::new(std::env::current_exe().expect("this binary"));
+    command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
+    command.env(ROLE, role).env("HAPAX_TEST_SCHEMA", schema).kill_on_drop(true);
+    command.stdout(std::process::Stdio::null());
+    command
+}
+
+/// The role of this process, if it is a child of a test, and the schema it works in.
+pub fn role() -> Option<(String, String)> {
+    let role = std::env::var(ROLE).ok()?;
+    Some((role, std::env::var("HAPAX_TEST_SCHEMA").expect("a child is told its schema")))
+}
+
+/// Small, seeded randomness: a failure can be repeated with the printed seed.
+pub struct Random(u64);
+
+impl Random {
+    /// From `HAPAX_TEST_SEED`, or fresh; printed.
+    pub fn new() -> Self {
+        let seed = match std::env::var("HAPAX_TEST_SEED") {
+            Ok(seed) => seed.parse().expect("HAPAX_TEST_SEED is a number"),
+            Err(_) => uuid::Uuid::new_v4().as_u64_pair().0,
+        };
+        println!("seed {seed} (HAPAX_TEST_SEED repeats it)");
+        Random(seed)
+    }
+
+    /// Another stream of the same seed.
+    pub fn fork(&mut self) -> Self {
+        Random(self.number())
+    }
+
+    pub fn number(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub fn below(&mut self, limit: usize) -> usize {
+        (self.number() % limit as u64) as usize
+    }
+
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for at in (1..items.len()).rev() {
+            items.swap(at, self.below(at + 1));
+        }
+    }
 }
 
 pub async fn run(pool: &PgPool, sql: String) {
@@ -43,20 +171,19 @@ pub fn settings(schema: &str) -> PgSettings {
 }
 
 /// A ledger in a fresh schema, on the server's own clock.
-#[allow(dead_code)]
+
 pub async fn ledger(connections: u32) -> PgLedger {
     PgLedger::with_pool(pool(connections).await, settings(&fresh_schema())).await.expect("a fresh ledger")
 }
 
 /// A fresh schema whose clock stands still until it is moved.
 #[derive(Debug)]
-#[allow(dead_code)]
+
 pub struct PgHarness {
-    pool: PgPool,
-    schema: String,
+    pub pool: PgPool,
+    pub schema: String,
 }
 
-#[allow(dead_code)]
 impl PgHarness {
     pub async fn new() -> Self {
         let pool = pool(12).await;

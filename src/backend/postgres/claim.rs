@@ -74,7 +74,8 @@ pub(super) async fn claim(inner: &Inner, claims: &[Claim]) -> Result<Vec<Result<
                 ready.push(one);
                 outcomes.push(None);
             }
-            Err(error @ Error::Invalid { .. }) => outcomes.push(Some(Err(error))),
+            // Its own trouble (a week that cannot be made, or not now), not its neighbours'.
+            Err(error @ (Error::Invalid { .. } | Error::Contended { .. })) => outcomes.push(Some(Err(error))),
             Err(error) => return Err(error),
         }
     }
@@ -100,7 +101,11 @@ async fn look_up<'a>(
         last.claim.identity.scope == identity.scope && last.claim.identity.tenant == identity.tenant
     }) {
         Some(last) => last.scope,
-        None => inner.scope(identity).await?,
+        // Trouble with a scope is everybody's: waiting for it once is enough.
+        None => inner.scope(identity).await.map_err(|error| match error {
+            Error::Contended { what, source } => Error::Unavailable { what, source },
+            other => other,
+        })?,
     };
     inner.ensure_week(week, scope).await?;
     Ok(Ready { claim, index, scope, week, key: identity.id.key() })
@@ -217,13 +222,19 @@ async fn send(
     let columns = Columns::of(slice);
     let query = columns.query(inner, slice, sql);
     match target {
-        Target::Own if inner.pooled => {
-            let mut tx = inner.pool.begin().await?;
-            let answers = query.fetch_all(&mut *tx).await?;
-            tx.commit().await?;
+        Target::Own => {
+            crate::crash_point!("claim.sending");
+            let answers = if inner.pooled {
+                let mut tx = inner.pool.begin().await?;
+                let answers = query.fetch_all(&mut *tx).await?;
+                tx.commit().await?;
+                answers
+            } else {
+                query.fetch_all(&inner.pool).await?
+            };
+            crate::crash_point!("claim.answered");
             Ok(answers)
         }
-        Target::Own => query.fetch_all(&inner.pool).await,
         Target::Caller(connection) => {
             sqlx::raw_sql("savepoint hapax_claim").execute(&mut **connection).await?;
             let result = query.fetch_all(&mut **connection).await;

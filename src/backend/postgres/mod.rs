@@ -248,12 +248,34 @@ impl Inner {
             };
             match got {
                 Ok(number) => break number,
-                Err(error) if tries < 5 && meaning(&error) != Meaning::Other => tries += 1,
+                Err(error)
+                    if tries < 5 && matches!(meaning(&error), Meaning::Serialization | Meaning::Doubt) =>
+                {
+                    tries += 1;
+                }
                 Err(error) => return Err(translate("registering a scope", error)),
             }
         };
         self.remember_scope(identity, number);
         Ok(number)
+    }
+
+    /// Registers a scope beside somebody's transaction, if a connection can be had without waiting for one: a scope that
+    /// is registered in an open transaction makes everybody else of that scope wait for its end.
+    async fn scope_beside(&self, identity: &Identity) -> Option<i32> {
+        let mut connection = match self.pool.try_acquire() {
+            Some(connection) => connection,
+            None if self.pool.size() < self.pool.options().get_max_connections() => {
+                let soon = Duration::from_millis(200);
+                tokio::time::timeout(soon, self.pool.acquire()).await.ok()?.ok()?
+            }
+            None => return None,
+        };
+        let mut tx = sqlx::Connection::begin(&mut *connection).await.ok()?;
+        let (number, _) = self.scope_in(&mut tx, identity).await.ok()?;
+        tx.commit().await.ok()?;
+        self.remember_scope(identity, number);
+        Some(number)
     }
 
     async fn scope_in(&self, tx: &mut sqlx::PgConnection, identity: &Identity) -> sqlx::Result<(i32, bool)> {
@@ -306,11 +328,12 @@ impl Inner {
                 Err(error) => Err(error),
             };
             match made {
-                Ok(Some(_)) => {
+                // Made or barred: either way claims on it are answered. Should it be missing for a younger scope, the claim
+                // finds out, and everything known about weeks is forgotten.
+                Ok(_) => {
                     self.remember_week(week);
                     return Ok(());
                 }
-                Ok(None) => return Ok(()),
                 Err(error) if meaning(&error) == Meaning::Data => {
                     let text =
                         error.as_database_error().map_or_else(String::new, |db| db.message().to_owned());

@@ -97,8 +97,10 @@ async fn send_parts<'a, 'r>(
     while let Some(part) = parts.pop() {
         let slice = &group[part.clone()];
         let columns = columns(slice);
+        crate::crash_point!("settle.sending");
         match run(inner, columns.query(inner)).await {
             Ok(rows) => {
+                crate::crash_point!("settle.answered");
                 for row in rows {
                     if row.0 == 0 {
                         for one in slice {

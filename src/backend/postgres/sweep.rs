@@ -3,15 +3,41 @@
 //! A week goes in steps, each committed, so that a sweep killed between any two of them is finished by the next one:
 //! the drop is announced → what is still open is copied to held → the partition is detached (concurrently: nobody waits)
 //! → it is looked at once more, and attached again if someone wrote to it meanwhile → it is dropped.
+//!
+//! While a partition is attached its rows are the truth, and copies in held follow them; once it is detached held is the
+//! truth, and a late copy would undo what was settled there since. So copying happens under a lock that keeps the
+//! partition attached, and two sweepers at once are one sweeper and an onlooker.
 
 use sqlx::{AssertSqlSafe, PgConnection};
 
 use super::Inner;
 use super::error::translate;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ledger::{SweepTerms, Swept, Week};
 
 const WHAT: &str = "sweeping";
+
+/// States that must outlive their week.
+const OPEN: &str = "('L', 'R', 'X', 'P')";
+/// What a row of a week and its copy in held have in common, but for the key.
+const COLUMNS: [&str; 16] = [
+    "first_at",
+    "at",
+    "token",
+    "nonce",
+    "owner",
+    "attempts",
+    "flags",
+    "state",
+    "fingerprint",
+    "seq",
+    "aggregate",
+    "partition",
+    "\"offset\"",
+    "topic",
+    "note",
+    "metadata",
+];
 
 /// Pages of the timeless partition looked at in one transaction.
 const PAGES: i64 = 4096;
@@ -100,8 +126,10 @@ async fn sweep_rows(inner: &Inner, terms: SweepTerms, swept: &mut Swept) -> Resu
     }
     let mut tx = inner.begin().await?;
     // What ended after its week was gone was kept in held, and is forgotten like everything else.
+    // Not while its week is half dropped: what is in there would be taken for the newer one.
     let alone = format!(
-        "{old} and not exists (select from {s}.entry x where x.week = e.week and x.scope = e.scope and x.id = e.id)"
+        "{old} and not exists (select from {s}.entry x where x.week = e.week and x.scope = e.scope and x.id = e.id) \
+         and not exists (select from {s}.dropped d where d.week = e.week and d.barred is distinct from d.scope_max)"
     );
     swept.rows += execute(&mut tx, format!("delete from {s}.held e where e.week > 0 and {alone}")).await?;
     // The bytes of timeless ones that went above; they were counted there.
@@ -124,7 +152,9 @@ async fn due(inner: &Inner, terms: SweepTerms) -> Result<Vec<i16>> {
         "select w.week from ( \
            select substr(c.relname, 7)::smallint as week from pg_class c join pg_namespace n on n.oid = c.relnamespace \
             where n.nspname = '{s}' and c.relkind = 'r' and c.relname ~ '^entry_[1-9][0-9]*$') w \
-         where timestamptz '1999-12-27 00:00:00+00' + w.week * interval '168 hours' < {s}.ledger_now() - $1 * interval '1 microsecond' \
+         where not exists (select from pg_inherits i where i.inhrelid = to_regclass('{s}.entry_' || w.week) \
+                and not i.inhdetachpending) \
+            or timestamptz '1999-12-27 00:00:00+00' + w.week * interval '168 hours' < {s}.ledger_now() - $1 * interval '1 microsecond' \
            and coalesce((select max(t.at) from {s}.touch t where t.week = w.week), '-infinity') \
                < {s}.ledger_now() - interval '1 hour' - $1 * interval '1 microsecond' order by 1"
     )))
@@ -188,43 +218,62 @@ async fn count(inner: &Inner, week: i16) -> Result<(u64, u64)> {
     Ok((rows as u64, open as u64))
 }
 
-/// Drops a week; none if someone wrote to it meanwhile and it stays.
+/// Drops a week; none if it stays, because someone wrote to it meanwhile or another sweeper is at it.
 async fn drop_week(inner: &Inner, week: i16, swept: &mut Swept) -> Result<Option<u64>> {
+    match drop_steps(inner, week, swept).await {
+        Err(error) if is_anothers(&error) => Ok(None),
+        other => other,
+    }
+}
+
+/// Whether an error says that someone else is at it: the table is gone, is being detached, or two met in a deadlock that
+/// the other one survived. Whatever is left to do, the next sweep does.
+fn is_anothers(error: &Error) -> bool {
+    let code = std::error::Error::source(error)
+        .and_then(|source| source.downcast_ref::<sqlx::Error>())
+        .and_then(|error| error.as_database_error())
+        .and_then(|error| error.code().map(std::borrow::Cow::into_owned));
+    matches!(error, Error::Schema(_) | Error::Contended { .. })
+        || matches!(code.as_deref(), Some("55000" | "42P01"))
+}
+
+async fn drop_steps(inner: &Inner, week: i16, swept: &mut Swept) -> Result<Option<u64>> {
     let s = &inner.settings.schema;
-    announce(inner, week).await?;
-    crate::crash_point!("sweep.announced");
-    let (rows, held) = copy_open(inner, week).await?;
-    crate::crash_point!("sweep.copied");
-    detach(inner, week).await?;
+    let held = if announce(inner, week).await? {
+        crate::crash_point!("sweep.announced");
+        let held = copy_open(inner, week).await?;
+        crate::crash_point!("sweep.copied");
+        detach(inner, week).await?;
+        held
+    } else {
+        detach(inner, week).await?; // what a killed sweep had begun
+        0
+    };
     crate::crash_point!("sweep.detached");
     let mut tx = inner.begin().await?;
+    let rows: i64 = sqlx::query_scalar(AssertSqlSafe(format!("select count(*) from {s}.entry_{week}")))
+        .persistent(false)
+        .fetch_one(&mut *tx)
+        .await
+        .map_err(|e| translate(WHAT, e))?;
     let late: bool = sqlx::query_scalar(AssertSqlSafe(format!(
         "select exists (select from {s}.touch t join {s}.dropped d using (week) where t.week = {week} and t.at >= d.at) \
-         or exists (select from {s}.entry_{week} e where e.state in ('L', 'R', 'X', 'P') and not exists \
-              (select from {s}.held h where h.week = e.week and h.scope = e.scope and h.id = e.id and h.token = e.token))"
+         or exists (select from {s}.entry_{week} e left join {s}.held h \
+              on h.week = e.week and h.scope = e.scope and h.id = e.id \
+            where case when h.id is null then e.state in {OPEN} else {} end)",
+        is_newer("e", "h")
     )))
     .persistent(false)
     .fetch_one(&mut *tx)
     .await
     .map_err(|e| translate(WHAT, e))?;
     if late {
-        execute(
-            &mut tx,
-            format!(
-                "alter table {s}.entry attach partition {s}.entry_{week} for values from ({week}) to ({})",
-                week + 1
-            ),
-        )
-        .await?;
-        execute(&mut tx, format!("delete from {s}.dropped where week = {week}")).await?;
+        attach_again(s, &mut tx, week).await?;
     } else {
         execute(&mut tx, format!("drop table {s}.entry_{week}")).await?;
         execute(&mut tx, format!("delete from {s}.touch where week = {week}")).await?;
-        execute(
-            &mut tx,
-            format!("delete from {s}.held where week = {week} and state not in ('L', 'R', 'X', 'P')"),
-        )
-        .await?;
+        execute(&mut tx, format!("delete from {s}.held where week = {week} and state not in {OPEN}")).await?;
+        execute(&mut tx, format!("update {s}.dropped set barred = scope_max where week = {week}")).await?;
     }
     tx.commit().await.map_err(|e| translate(WHAT, e))?;
     crate::crash_point!("sweep.dropped");
@@ -232,43 +281,104 @@ async fn drop_week(inner: &Inner, week: i16, swept: &mut Swept) -> Result<Option
         return Ok(None);
     }
     swept.held += held;
-    Ok(Some(rows))
+    Ok(Some(rows as u64))
 }
 
-/// From here on, an id of this week is too old for every scope there is.
-async fn announce(inner: &Inner, week: i16) -> Result<()> {
+/// Which of two versions of a row was written later: tokens only grow, and under one token only what runs changes.
+fn is_newer(one: &str, other: &str) -> String {
+    format!(
+        "({one}.token > {other}.token or ({one}.token = {other}.token and {other}.state in ('L', 'C') \
+         and ({one}.state <> {other}.state or {one}.at > {other}.at)))"
+    )
+}
+
+/// The week stays. What was settled in held while it was out goes back into it.
+async fn attach_again(s: &str, tx: &mut PgConnection, week: i16) -> Result<()> {
+    let columns = COLUMNS.map(|column| match column {
+        "flags" => format!("flags = case when h.state in {OPEN} then h.flags else h.flags & ~4 end"),
+        column => format!("{column} = h.{column}"),
+    });
+    let newer = is_newer("h", "e");
+    for sql in [
+        format!(
+            "update {s}.entry_{week} e set {} from {s}.held h \
+             where h.week = {week} and h.scope = e.scope and h.id = e.id and {newer}",
+            columns.join(", ")
+        ),
+        format!(
+            "delete from {s}.held h where h.week = {week} and ((h.flags & 4) = 0 or h.state not in {OPEN}) \
+             and exists (select from {s}.entry_{week} e where e.scope = h.scope and e.id = h.id)"
+        ),
+        format!(
+            "alter table {s}.entry attach partition {s}.entry_{week} for values from ({week}) to ({})",
+            week + 1
+        ),
+        format!("delete from {s}.dropped where week = {week} and barred is null"),
+        format!("update {s}.dropped set scope_max = barred where week = {week}"),
+    ] {
+        execute(tx, sql).await?;
+    }
+    Ok(())
+}
+
+/// Opens a transaction in which the partition stays attached; none if it is not.
+async fn begin_attached(inner: &Inner, week: i16) -> Result<Option<sqlx::PgTransaction<'static>>> {
     let s = &inner.settings.schema;
     let mut tx = inner.begin().await?;
+    execute(&mut tx, format!("lock table {s}.entry_{week} in share update exclusive mode")).await?;
+    let attached: bool = sqlx::query_scalar(AssertSqlSafe(format!(
+        "select exists (select from pg_inherits i where i.inhrelid = '{s}.entry_{week}'::regclass and not i.inhdetachpending)"
+    )))
+    .persistent(false)
+    .fetch_one(&mut *tx)
+    .await
+    .map_err(|e| translate(WHAT, e))?;
+    Ok(attached.then_some(tx))
+}
+
+/// From here on, an id of this week is too old for every scope there is. False if the week is out already.
+async fn announce(inner: &Inner, week: i16) -> Result<bool> {
+    let s = &inner.settings.schema;
+    let Some(mut tx) = begin_attached(inner, week).await? else { return Ok(false) };
+    // An announcement that was never followed up keeps its time: what was written since is late.
     execute(
         &mut tx,
         format!(
-            "insert into {s}.dropped (week, at, scope_max) select {week}, {s}.ledger_now(), coalesce(max(number), 0) from {s}.scope \
-             on conflict (week) do update set at = excluded.at, scope_max = excluded.scope_max"
+            "insert into {s}.dropped as d (week, at, scope_max) \
+             select {week}, {s}.ledger_now(), coalesce(max(number), 0) from {s}.scope \
+             on conflict (week) do update set scope_max = excluded.scope_max, \
+               at = case when d.barred = d.scope_max then excluded.at else d.at end"
         ),
     )
     .await?;
-    tx.commit().await.map_err(|e| translate(WHAT, e))
+    tx.commit().await.map_err(|e| translate(WHAT, e))?;
+    Ok(true)
 }
 
-async fn copy_open(inner: &Inner, week: i16) -> Result<(u64, u64)> {
+/// Copies what is still open, and takes back copies of what has ended since an earlier attempt.
+async fn copy_open(inner: &Inner, week: i16) -> Result<u64> {
     let s = &inner.settings.schema;
-    let mut tx = inner.begin().await?;
+    let Some(mut tx) = begin_attached(inner, week).await? else { return Ok(0) };
+    execute(
+        &mut tx,
+        format!(
+            "delete from {s}.held h where h.week = {week} and exists (select from {s}.entry_{week} e \
+             where e.scope = h.scope and e.id = h.id and e.state not in {OPEN})"
+        ),
+    )
+    .await?;
+    let columns = COLUMNS.map(|column| format!("{column} = excluded.{column}"));
     let held = execute(
         &mut tx,
         format!(
-            "insert into {s}.held select e.* from {s}.entry_{week} e where e.state in ('L', 'R', 'X', 'P') \
-             on conflict (scope, id, week) do update set at = excluded.at, token = excluded.token, nonce = excluded.nonce, \
-               owner = excluded.owner, attempts = excluded.attempts, flags = excluded.flags, state = excluded.state"
+            "insert into {s}.held select e.* from {s}.entry_{week} e where e.state in {OPEN} \
+             on conflict (scope, id, week) do update set {}",
+            columns.join(", ")
         ),
     )
     .await?;
-    let rows: i64 = sqlx::query_scalar(AssertSqlSafe(format!("select count(*) from {s}.entry_{week}")))
-        .persistent(false)
-        .fetch_one(&mut *tx)
-        .await
-        .map_err(|e| translate(WHAT, e))?;
     tx.commit().await.map_err(|e| translate(WHAT, e))?;
-    Ok((rows as u64, held))
+    Ok(held)
 }
 
 /// Takes the partition out without making anybody wait; finishes what a killed sweep had begun.

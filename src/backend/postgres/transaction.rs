@@ -38,6 +38,13 @@ impl PgLedger {
             match outcome.map(|mut outcomes| outcomes.pop()) {
                 // Still held by the transaction in question: it will end.
                 Ok(Some(Ok(Outcome::Busy { until: None, .. }))) if tries < TRIES_MAX => {}
+                // Unknown is not "no".
+                Ok(Some(Ok(Outcome::Busy { until: None, .. }))) => {
+                    return Err(Error::Contended {
+                        what: "resolving a doubt: the transaction in question is still open".into(),
+                        source: None,
+                    });
+                }
                 Ok(Some(Err(error))) => return Err(error),
                 Ok(_) => {
                     undone.map_err(|e| translate("resolving a doubt", e))?;
@@ -80,7 +87,11 @@ async fn claim_in(
             return Err(Error::WeekMissing { monday: week.to_string() });
         }
         outcomes.push(None);
-        let scope = if let Some(scope) = inner.known_scope(&claim.identity) {
+        let known = match inner.known_scope(&claim.identity) {
+            Some(scope) => Some(scope),
+            None => inner.scope_beside(&claim.identity).await,
+        };
+        let scope = if let Some(scope) = known {
             scope
         } else {
             let (scope, fresh) = inner

@@ -1,4 +1,4 @@
--- The ledger in PostgreSQL. {schema} is replaced by the quoted schema name. Printed by `hapax ledger schema`.
+-- The hapax ledger in PostgreSQL, as `hapax ledger schema` prints it.
 create schema if not exists {schema};
 
 -- One row: which schema this is, and the oldest binary (by schema version) that may still use it.
@@ -94,11 +94,13 @@ create index awaited_at on {schema}.awaited (at);
 create table {schema}.touch (week smallint not null, at timestamptz not null);
 create index touch_week on {schema}.touch (week, at);
 
--- Weeks that were dropped. A week made again admits only scopes younger than that.
+-- Weeks that were dropped. A week made again admits only scopes younger than that. A drop that is announced and not
+-- finished has another `barred`: what the last finished one left there.
 create table {schema}.dropped (
   week      smallint primary key,
   at        timestamptz not null,
-  scope_max int not null
+  scope_max int not null,
+  barred    int
 );
 
 create table {schema}.audit (

@@ -1,0 +1,180 @@
+//! Lost acknowledgements: the server commits, its answer never arrives. Nothing is lost, nothing is doubled, and nobody
+//! finds himself busy with himself.
+#![cfg(all(feature = "testing", feature = "postgres"))]
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic is how a test fails
+
+#[path = "support/proxy.rs"]
+mod proxy;
+#[path = "support/postgres.rs"]
+mod support;
+
+use hapax::backend::postgres::PgLedger;
+use hapax::ledger::{Claim, Ledger, Mode, Outcome, State};
+use hapax::testing::kit;
+use hapax::{Error, Guard};
+use proxy::Proxy;
+use sqlx::{AssertSqlSafe, PgPool};
+use support::{ask, fresh_schema, pool, pool_to, run, settings, until, url};
+
+const CUTS: usize = 100;
+
+/// The independent record: one row per effect, unique in nothing, so that a double would show.
+async fn effect<'e>(database: impl sqlx::PgExecutor<'e>, schema: &str, id: &str) -> sqlx::Result<()> {
+    sqlx::query(AssertSqlSafe(format!("insert into {schema}.effect values ($1)")))
+        .bind(id)
+        .execute(database)
+        .await
+        .map(drop)
+}
+
+/// (ids with an effect, effects)
+async fn effects(pool: &PgPool, schema: &str, like: &str) -> (i64, i64) {
+    let count = |what: &str| format!("select count({what}) from {schema}.effect where id like '{like}%'");
+    (ask(pool, count("distinct id")).await, ask(pool, count("*")).await)
+}
+
+struct Scene {
+    proxy: Proxy,
+    /// Through the proxy.
+    ledger: PgLedger,
+    /// Past it.
+    direct: PgPool,
+    schema: String,
+}
+
+async fn scene() -> Scene {
+    let (direct, schema) = (pool(4).await, fresh_schema());
+    PgLedger::with_pool(direct.clone(), settings(&schema)).await.expect("a fresh ledger");
+    run(&direct, format!("create table {schema}.effect (id text not null)")).await;
+    let proxy = Proxy::new(&url()).await;
+    let through = pool_to(&proxy.url(&url()), 3).await;
+    let ledger = PgLedger::with_pool(through, settings(&schema)).await.expect("the ledger opens again");
+    // The scope is registered and statements are known before anything is cut.
+    kit::run(&ledger, &kit::claim("warm-up", kit::lease())).await;
+    Scene { proxy, ledger, direct, schema }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn t31_cut_commit_acknowledgements_lose_and_double_nothing() {
+    let scene = scene().await;
+    let (claims, settles) = claims_and_settles(&scene).await;
+    let commits = commits(&scene).await;
+    let unsent = unsent_commits(&scene).await;
+    println!(
+        "cut: {claims} answers to claims, {settles} answers to settles, {commits} answers to COMMIT, {unsent} COMMITs; \
+         0 lost, 0 doubled, 0 busy"
+    );
+    assert_eq!((claims, settles, commits, unsent), (CUTS, CUTS, CUTS, CUTS));
+}
+
+/// Leases through the guard's per-event calls: each claim's and each settle's answer is cut.
+async fn claims_and_settles(scene: &Scene) -> (usize, usize) {
+    let guard = Guard::builder(scene.ledger.clone()).scope("orders").build().unwrap();
+    let (mut claims, mut settles) = (0, 0);
+    for n in 0..CUTS {
+        let id = format!("leased-{n}");
+        let before = scene.proxy.lost();
+        scene.proxy.lose_answer();
+        let outcome = guard.lease(&id).await.expect("doubt is resolved, not handed on");
+        let Outcome::First(lease) = outcome else { panic!("{id} found itself {}", outcome.name()) };
+        claims += scene.proxy.lost() - before;
+        effect(&scene.direct, &scene.schema, &id).await.unwrap();
+        let before = scene.proxy.lost();
+        scene.proxy.lose_answer();
+        lease.done().await.expect("a settle is repeated with its token");
+        settles += scene.proxy.lost() - before;
+    }
+    for n in 0..CUTS {
+        let claim = kit::claim(&format!("leased-{n}"), kit::lease());
+        let entry = kit::there(&scene.ledger, &claim).await;
+        assert_eq!((entry.state, entry.attempts), (State::Done, 1), "{}", claim.identity);
+        kit::expect(&scene.ledger, &claim, "duplicate").await;
+    }
+    assert_eq!(effects(&scene.direct, &scene.schema, "leased-").await, (CUTS as i64, CUTS as i64));
+    (claims, settles)
+}
+
+/// One try of claim and effect in one transaction; the error is that of COMMIT.
+async fn in_one_transaction(scene: &Scene, claim: &Claim, lose: impl Fn(&Proxy)) -> sqlx::Result<()> {
+    let mut tx = scene.ledger.pool().begin().await.unwrap();
+    let outcome =
+        scene.ledger.claim_in(&mut tx, std::slice::from_ref(claim)).await.unwrap().remove(0).unwrap();
+    assert!(outcome.is_claimed(), "{} found itself {}", claim.identity, outcome.name());
+    effect(&mut *tx, &scene.schema, &claim.identity.id.to_string()).await.unwrap();
+    lose(&scene.proxy);
+    tx.commit().await
+}
+
+/// COMMIT was answered by a cut: `was_committed` decides whether to do it again.
+async fn decide(scene: &Scene, kind: &str, lose: impl Fn(&Proxy) + Copy) -> (usize, usize) {
+    let (mut cut, mut again) = (0, 0);
+    for n in 0..CUTS {
+        let claim = kit::claim(&format!("{kind}-{n}"), Mode::Done);
+        let before = scene.proxy.lost();
+        in_one_transaction(scene, &claim, lose).await.expect_err("the answer was cut");
+        cut += scene.proxy.lost() - before;
+        if !scene.ledger.was_committed(&claim).await.expect("an answer to the doubt") {
+            again += 1;
+            in_one_transaction(scene, &claim, |_| ()).await.expect("nothing is cut this time");
+            assert!(scene.ledger.was_committed(&claim).await.unwrap());
+        }
+        kit::expect(&scene.ledger, &kit::another(&claim), "duplicate").await;
+    }
+    assert_eq!(effects(&scene.direct, &scene.schema, kind).await, (CUTS as i64, CUTS as i64));
+    (cut, again)
+}
+
+async fn commits(scene: &Scene) -> usize {
+    let (cut, again) = decide(scene, "committed", Proxy::lose_answer).await;
+    assert_eq!(again, 0, "what was committed is not done again");
+    cut
+}
+
+async fn unsent_commits(scene: &Scene) -> usize {
+    let (cut, again) = decide(scene, "unsent", Proxy::lose_commit).await;
+    assert_eq!(again, CUTS, "what never arrived is done again");
+    cut
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn was_committed_waits_for_a_transaction_that_is_still_open() {
+    let scene = scene().await;
+    let claim = kit::claim("still-open", Mode::Done);
+    let mut tx = scene.direct.begin().await.unwrap();
+    let slice = std::slice::from_ref(&claim);
+    assert!(scene.ledger.claim_in(&mut tx, slice).await.unwrap().remove(0).unwrap().is_claimed());
+    let asking = tokio::spawn({
+        let (ledger, claim) = (scene.ledger.clone(), claim.clone());
+        async move { ledger.was_committed(&claim).await }
+    });
+    support::until_waiting(&scene.direct, &format!("{}.claim_batch", scene.schema)).await;
+    tx.commit().await.unwrap();
+    assert!(asking.await.unwrap().unwrap(), "the commit landed after the question");
+}
+
+/// The database goes away under the guard's calls: explicit, retryable, free of charge; then work goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn acceptance_8_outage_is_explicit_and_costs_no_attempt() {
+    let scene = scene().await;
+    let guard = Guard::builder(scene.ledger.clone()).scope("orders").build().unwrap();
+    let Outcome::First(held) = guard.lease("held-through").await.unwrap() else { panic!("a first") };
+    scene.proxy.refuse();
+    let began = std::time::Instant::now();
+    let error = guard.lease("during").await.expect_err("the ledger is away");
+    println!("told after {:?}: {}", began.elapsed(), error.chain());
+    assert!(matches!(error, Error::Unavailable { .. }) && error.is_retryable(), "{error:?}");
+    let before = scene.proxy.lost();
+    let settling = tokio::spawn(held.done());
+    until("the settle was refused", async || scene.proxy.lost() > before).await;
+    scene.proxy.heal();
+    settling.await.unwrap().expect("the settle outlives the outage");
+    let Outcome::First(lease) = guard.lease("during").await.expect("the ledger is back") else {
+        panic!("a first")
+    };
+    assert_eq!(lease.attempt(), 1, "an outage is no attempt");
+    lease.done().await.unwrap();
+    for id in ["held-through", "during"] {
+        let entry = scene.ledger.get(&kit::identity(id), None).await.unwrap().expect("an entry");
+        assert_eq!((entry.state, entry.attempts), (State::Done, 1), "{id}");
+    }
+}

@@ -1,0 +1,145 @@
+//! A TCP proxy in front of PostgreSQL that loses what a test wants lost: the server's answer to a statement that it has
+//! executed and committed, or a COMMIT on its way there.
+#![allow(dead_code)] // each test binary uses its part
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, tcp};
+
+const PASS: u8 = 0;
+const ANSWER: u8 = 1;
+const COMMIT: u8 = 2;
+const REFUSE: u8 = 3;
+
+#[derive(Default)]
+struct Plan {
+    /// What to lose next; taken by the first connection it applies to.
+    lose: AtomicU8,
+    lost: AtomicUsize,
+}
+
+impl Plan {
+    fn take(&self, what: u8) -> bool {
+        let mine = self.lose.compare_exchange(what, PASS, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        self.lost.fetch_add(usize::from(mine), Ordering::SeqCst);
+        mine
+    }
+
+    fn refuses(&self) -> bool {
+        let refuses = self.lose.load(Ordering::SeqCst) == REFUSE;
+        self.lost.fetch_add(usize::from(refuses), Ordering::SeqCst);
+        refuses
+    }
+}
+
+/// The proxy. It runs as long as its runtime.
+pub struct Proxy {
+    address: SocketAddr,
+    plan: Arc<Plan>,
+}
+
+impl Proxy {
+    /// In front of the server of a URL.
+    pub async fn new(url: &str) -> Self {
+        let server =
+            url.split('@').nth(1).and_then(|rest| rest.split('/').next()).expect("user@host:port/db");
+        let server = server.to_owned();
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let proxy = Proxy { address: listener.local_addr().expect("an address"), plan: Arc::default() };
+        let plan = Arc::clone(&proxy.plan);
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                if plan.refuses() {
+                    continue; // accepted and closed: nobody is there
+                }
+                let Ok(server) = TcpStream::connect(&server).await else { continue };
+                let _ = (client.set_nodelay(true), server.set_nodelay(true));
+                tokio::spawn(carry(client, server, Arc::clone(&plan)));
+            }
+        });
+        proxy
+    }
+
+    /// The same database through the proxy, in clear text so that messages can be told apart.
+    pub fn url(&self, url: &str) -> String {
+        let (before, rest) = url.split_once('@').expect("user@host");
+        let database = rest.split_once('/').expect("a database").1;
+        format!("{before}@{}/{database}?sslmode=disable", self.address)
+    }
+
+    /// Lose the answer to the next statement: the server has committed it, its client never learns.
+    pub fn lose_answer(&self) {
+        self.plan.lose.store(ANSWER, Ordering::SeqCst);
+    }
+
+    /// Lose the next COMMIT: its client cannot tell this from a lost answer, but the server never saw it.
+    pub fn lose_commit(&self) {
+        self.plan.lose.store(COMMIT, Ordering::SeqCst);
+    }
+
+    /// Close every connection that speaks, and refuse new ones, until [`heal`](Proxy::heal).
+    pub fn refuse(&self) {
+        self.plan.lose.store(REFUSE, Ordering::SeqCst);
+    }
+
+    pub fn heal(&self) {
+        self.plan.lose.store(PASS, Ordering::SeqCst);
+    }
+
+    /// How much was lost.
+    pub fn lost(&self) -> usize {
+        self.plan.lost.load(Ordering::SeqCst)
+    }
+}
+
+async fn carry(client: TcpStream, server: TcpStream, plan: Arc<Plan>) {
+    let (from_client, to_client) = client.into_split();
+    let (from_server, to_server) = server.into_split();
+    // Whichever ends first takes the other with it: both halves close.
+    tokio::select! {
+        () = requests(from_client, to_server, &plan) => {}
+        () = answers(from_server, to_client, &plan) => {}
+    }
+}
+
+async fn requests(mut client: tcp::OwnedReadHalf, mut server: tcp::OwnedWriteHalf, plan: &Plan) {
+    let mut buffer = vec![0; 65536];
+    while let Ok(count @ 1..) = client.read(&mut buffer).await {
+        if plan.refuses() {
+            return;
+        }
+        let commits = buffer[..count].windows(7).any(|bytes| bytes == b"COMMIT\0");
+        if (commits && plan.take(COMMIT)) || server.write_all(&buffer[..count]).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn answers(mut server: tcp::OwnedReadHalf, mut client: tcp::OwnedWriteHalf, plan: &Plan) {
+    let mut kept: Vec<u8> = Vec::new(); // of a statement whose answer will be lost
+    let mut losing = false;
+    loop {
+        let mut head = [0; 5];
+        if server.read_exact(&mut head).await.is_err() {
+            return;
+        }
+        let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
+        let mut body = vec![0; length - 4];
+        if server.read_exact(&mut body).await.is_err() {
+            return;
+        }
+        // CommandComplete comes before the commit of a statement on its own; ReadyForQuery comes after it.
+        losing |= head[0] == b'C' && plan.take(ANSWER);
+        if losing && head[0] == b'Z' {
+            return;
+        }
+        kept.extend_from_slice(&head);
+        kept.extend_from_slice(&body);
+        if !losing && client.write_all(&std::mem::take(&mut kept)).await.is_err() {
+            return;
+        }
+    }
+}
