@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
-use sqlx::{AssertSqlSafe, PgPool};
+use sqlx::{AssertSqlSafe, Connection as _, PgPool};
 
 pub use crate::config::Migrate;
 pub use schema::{ACCEPTS, VERSION, grants_sql, schema_sql};
@@ -61,6 +61,9 @@ pub struct PgSettings {
     pub acquire_timeout: Duration,
     /// Whether a transaction pooler is in front.
     pub pooling: Pooling,
+    /// Whether a server that cannot keep the promises (no fsync, asynchronous commit, read-only, too old) is refused. Say false
+    /// only to look around.
+    pub refuse: bool,
 }
 
 impl Default for PgSettings {
@@ -72,6 +75,7 @@ impl Default for PgSettings {
             pool_max: 50,
             acquire_timeout: Duration::from_secs(10),
             pooling: Pooling::Detect,
+            refuse: true,
         }
     }
 }
@@ -158,6 +162,9 @@ impl PgLedger {
         if std::env::var_os("PGAPPNAME").is_none() && options.get_application_name().is_none() {
             options = options.application_name("hapax");
         }
+        // Asked once without the pool, which would try in silence until its timeout.
+        let first = sqlx::PgConnection::connect_with(&options).await;
+        first.map_err(|e| translate("connecting to PostgreSQL", e))?.close().await.ok();
         let pool = PgPoolOptions::new()
             .max_connections(settings.pool_max)
             .acquire_timeout(settings.acquire_timeout)
@@ -199,6 +206,9 @@ impl PgLedger {
                 .map_err(|e| translate("registering the owner's name", e))?;
             tx.commit().await.map_err(|e| translate("registering the owner's name", e))?;
             inner.owner = number;
+        }
+        if inner.settings.refuse {
+            verify::enforce(&inner).await?;
         }
         Ok(PgLedger(Arc::new(inner)))
     }
