@@ -264,6 +264,7 @@ async fn t19_a_lease_granted_after_a_lock_wait_has_its_full_length() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_that_meets_a_held_id_answers_all_others() {
     let ledger = ledger(4).await;
+    kit::run(&ledger, &kit::claim("warm-up", kit::lease())).await; // the scope is known
     let held = kit::claim("event-77", Mode::Done);
     let mut tx = ledger.pool().begin().await.unwrap();
     assert!(

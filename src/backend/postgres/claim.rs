@@ -100,14 +100,12 @@ async fn look_up<'a>(
     let scope = match last.filter(|last| {
         last.claim.identity.scope == identity.scope && last.claim.identity.tenant == identity.tenant
     }) {
-        Some(last) => last.scope,
-        // Trouble with a scope is everybody's: waiting for it once is enough.
-        None => inner.scope(identity).await.map_err(|error| match error {
-            Error::Contended { what, source } => Error::Unavailable { what, source },
-            other => other,
-        })?,
+        Some(last) => {
+            inner.ensure_week(week, last.scope).await?;
+            last.scope
+        }
+        None => inner.place(identity, week).await?,
     };
-    inner.ensure_week(week, scope).await?;
     Ok(Ready { claim, index, scope, week, key: identity.id.key() })
 }
 

@@ -270,22 +270,20 @@ impl Inner {
         Ok(number)
     }
 
-    /// Registers a scope beside somebody's transaction, if a connection can be had without waiting for one: a scope that
-    /// is registered in an open transaction makes everybody else of that scope wait for its end.
-    async fn scope_beside(&self, identity: &Identity) -> Option<i32> {
-        let mut connection = match self.pool.try_acquire() {
-            Some(connection) => connection,
-            None if self.pool.size() < self.pool.options().get_max_connections() => {
-                let soon = Duration::from_millis(200);
-                tokio::time::timeout(soon, self.pool.acquire()).await.ok()?.ok()?
-            }
-            None => return None,
-        };
-        let mut tx = sqlx::Connection::begin(&mut *connection).await.ok()?;
-        let (number, _) = self.scope_in(&mut tx, identity).await.ok()?;
-        tx.commit().await.ok()?;
-        self.remember_scope(identity, number);
-        Some(number)
+    /// The number of (tenant, scope), and the week made if it must be. The week comes first: a claim that is invalid
+    /// registers no scope.
+    async fn place(&self, identity: &Identity, week: Week) -> Result<i32> {
+        let known = read::scope(self, identity).await?;
+        // A scope that is not there yet is younger than every drop.
+        self.ensure_week(week, known.unwrap_or(i32::MAX)).await?;
+        match known {
+            Some(scope) => Ok(scope),
+            // Trouble with a scope is everybody's: a batch waits for it once.
+            None => self.scope(identity).await.map_err(|error| match error {
+                Error::Contended { what, source } => Error::Unavailable { what, source },
+                other => other,
+            }),
+        }
     }
 
     async fn scope_in(&self, tx: &mut sqlx::PgConnection, identity: &Identity) -> sqlx::Result<(i32, bool)> {

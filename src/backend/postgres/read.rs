@@ -90,7 +90,7 @@ fn row(found: &PgRow) -> Result<Row> {
     })
 }
 
-async fn find_scope(
+pub(super) async fn find_scope(
     inner: &Inner,
     connection: &mut PgConnection,
     identity: &Identity,
@@ -240,7 +240,7 @@ pub(super) async fn get(inner: &Inner, identity: &Identity, time: Option<Time>) 
 }
 
 /// The number of (tenant, scope), if there is one. Looking registers nothing.
-async fn scope(inner: &Inner, identity: &Identity) -> Result<Option<i32>> {
+pub(super) async fn scope(inner: &Inner, identity: &Identity) -> Result<Option<i32>> {
     if let Some(number) = inner.known_scope(identity) {
         return Ok(Some(number));
     }

@@ -1,12 +1,12 @@
 //! Claims in the caller's own transaction: exactly once, because claim and effect commit together.
 
-use sqlx::{PgConnection, PgTransaction};
+use sqlx::{AssertSqlSafe, PgConnection, PgTransaction};
 
 use super::claim::{Ready, Target, run};
 use super::error::translate;
-use super::{Inner, PgLedger};
+use super::{Inner, PgLedger, read};
 use crate::error::{Error, Result};
-use crate::ledger::{Claim, Outcome};
+use crate::ledger::{Claim, Outcome, Week};
 
 /// How long a doubt is asked about: the server needs a while to notice that a client is gone.
 const TRIES_MAX: u32 = 100;
@@ -16,7 +16,8 @@ impl PgLedger {
     /// Claims events in a transaction of yours. A claim is done when that transaction commits, and never was if it rolls
     /// back. The type is the rule: without an open transaction there is nothing to pass.
     ///
-    /// An id held by someone else's open transaction is `Busy` after a short wait. [`Error::WeekMissing`] and
+    /// The first claim of a new scope registers it, so until that transaction ends others of the same scope wait, or are
+    /// told to come again. An id held by someone else's open transaction is `Busy` after a short wait. [`Error::WeekMissing`] and
     /// [`Error::Contended`] ask for the whole transaction to be rolled back and tried again.
     pub async fn claim_in(
         &self,
@@ -59,7 +60,7 @@ impl PgLedger {
         // Whatever was open has ended, so this look comes after the commit it asks about.
         let week = self.0.settings.ledger.check(claim)?;
         let mut tx = self.0.begin().await?;
-        let found = super::read::find(&self.0, &mut tx, &claim.identity, week, false).await?;
+        let found = read::find(&self.0, &mut tx, &claim.identity, week, false).await?;
         Ok(found.is_some_and(|found| found.row.nonce == claim.nonce))
     }
 }
@@ -81,17 +82,23 @@ async fn claim_in(
             }
         };
         if !inner.knows_week(week) {
-            // Before any SQL of ours: making it here would tie it to the caller's transaction. It is made beside it,
-            // when a connection is free; the caller rolls back and comes again.
-            make_beside(ledger.clone(), claim.clone());
-            return Err(Error::WeekMissing { monday: week.to_string() });
+            match has_week(inner, connection, claim, week).await {
+                Ok(true) => {}
+                // Making it here would tie it to the caller's transaction. It is made beside it, when a connection is
+                // free; the caller rolls back and comes again.
+                Ok(false) => {
+                    make_beside(ledger.clone(), claim.clone());
+                    return Err(Error::WeekMissing { monday: week.to_string() });
+                }
+                Err(error @ Error::Invalid { .. }) => {
+                    outcomes.push(Some(Err(error)));
+                    continue;
+                }
+                Err(error) => return Err(error),
+            }
         }
         outcomes.push(None);
-        let known = match inner.known_scope(&claim.identity) {
-            Some(scope) => Some(scope),
-            None => inner.scope_beside(&claim.identity).await,
-        };
-        let scope = if let Some(scope) = known {
+        let scope = if let Some(scope) = inner.known_scope(&claim.identity) {
             scope
         } else {
             let (scope, fresh) = inner
@@ -111,12 +118,48 @@ async fn claim_in(
     Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(missing)).collect())
 }
 
+/// Whether a claim can do without its week being made: it is there, or was dropped and the claim will be told so. False: it
+/// must be made; an error: it never will be.
+async fn has_week(inner: &Inner, connection: &mut PgConnection, claim: &Claim, week: Week) -> Result<bool> {
+    let ledger = &inner.settings.ledger;
+    let (s, number) = (&inner.settings.schema, week.number());
+    let (there, barred, weeks): (bool, Option<i32>, i64) = sqlx::query_as(AssertSqlSafe(format!(
+        "select exists (select from pg_inherits where inhrelid = to_regclass('{s}.entry_{number}') and not inhdetachpending), \
+         (select scope_max from {s}.dropped where week = {number}), \
+         (select count(*) from pg_inherits where inhparent = '{s}.entry'::regclass)"
+    )))
+    .persistent(false)
+    .fetch_one(&mut *connection)
+    .await
+    .map_err(|e| translate("looking for a week", e))?;
+    if there {
+        inner.remember_week(week);
+        return Ok(true);
+    }
+    if let Some(barred) = barred {
+        let scope = match inner.known_scope(&claim.identity) {
+            Some(scope) => Some(scope),
+            None => read::find_scope(inner, &mut *connection, &claim.identity).await?,
+        };
+        if scope.is_some_and(|scope| scope <= barred) {
+            return Ok(true);
+        }
+    }
+    week.may_be_made(read::now_in(inner, connection).await?, ledger.weeks_ahead)?;
+    if weeks >= i64::try_from(ledger.weeks_max).unwrap_or(i64::MAX) {
+        return Err(Error::invalid(
+            "event id",
+            format!("its week would be one more than the {} weeks this ledger may hold", ledger.weeks_max),
+        ));
+    }
+    Ok(false)
+}
+
 fn make_beside(ledger: PgLedger, claim: Claim) {
     tokio::spawn(async move {
         let made = async {
             let week = ledger.0.settings.ledger.check(&claim)?;
-            let scope = ledger.0.scope(&claim.identity).await?;
-            ledger.0.ensure_week(week, scope).await
+            ledger.0.place(&claim.identity, week).await
         };
         if let Err(error) = made.await {
             tracing::warn!(error = %error.chain(), "a week that a transaction needed could not be made");
