@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
-use crate::guard::{Core, jitter_permille};
+use crate::guard::{Core, WeakCore, jitter_permille};
 
-/// A sweeper at work; see [`Guard::spawn_sweeper`](crate::Guard::spawn_sweeper). It stops when this is dropped, and with the
+/// A sweeper at work. A guard starts one by itself ([`sweep`](crate::guard::GuardSettings::sweep)); this is for those who want to
+/// hold it in their hands: see [`Guard::spawn_sweeper`](crate::Guard::spawn_sweeper). It stops when this is dropped, and with the
 /// runtime. Killed in the middle of a sweep, the next one goes on where it was.
 ///
 /// ```
@@ -23,8 +24,8 @@ use crate::guard::{Core, jitter_permille};
 pub struct Sweeper(JoinHandle<()>);
 
 impl Sweeper {
-    pub(crate) fn spawn(core: Core) -> Self {
-        Sweeper(tokio::spawn(sweep_on(core)))
+    pub(crate) fn spawn(core: &Core) -> Self {
+        Sweeper(tokio::spawn(sweep_on(core.downgrade())))
     }
 
     /// Stops it, and returns when it has stopped.
@@ -43,11 +44,13 @@ impl Drop for Sweeper {
 /// The first sweep waits a moment, so that a fleet that starts together does not sweep together.
 const FIRST_PAUSE_MAX: Duration = Duration::from_secs(10);
 
-async fn sweep_on(core: Core) {
-    let interval = core.settings().sweep_interval;
+/// Sweeps for as long as the guard is there. It holds the guard only while it sweeps.
+pub(crate) async fn sweep_on(guard: WeakCore) {
+    let Some(interval) = guard.upgrade().map(|core| core.settings().sweep_interval) else { return };
     let mut pause = part(FIRST_PAUSE_MAX.min(interval / 2), jitter_permille());
     loop {
         tokio::time::sleep(pause).await;
+        let Some(core) = guard.upgrade() else { return };
         match core.sweep().await {
             Ok(swept) => tracing::info!(
                 target: "hapax",

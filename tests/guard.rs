@@ -50,7 +50,7 @@ fn first<G: std::fmt::Debug>(outcome: Outcome<G>) -> G {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hole_15_ten_concurrent_callers_run_it_once() {
+async fn t15_ten_concurrent_callers_run_the_handler_once() {
     let guard = builder().build().unwrap();
     for round in 0..20 {
         let runs = Arc::new(AtomicU32::new(0));
@@ -80,7 +80,7 @@ async fn hole_15_ten_concurrent_callers_run_it_once() {
 }
 
 #[tokio::test]
-async fn hole_12_busy_is_not_done() {
+async fn t12_guard_busy_is_not_done() {
     let guard = builder().build().unwrap();
     let lease = first(guard.lease("e").await.unwrap());
     let second = guard.lease("e").await.unwrap();
@@ -115,7 +115,7 @@ async fn a_failing_event_is_retried_later_and_dead_after_five_runs() {
 }
 
 #[tokio::test]
-async fn hole_22_an_event_that_kills_its_process_reaches_dead() {
+async fn t22_guard_an_event_that_kills_its_process_reaches_dead() {
     let (builder, clock) = timed();
     let guard = builder.build().unwrap();
     for run in 1..=5 {
@@ -147,7 +147,7 @@ async fn a_panic_in_the_handler_counts() {
 }
 
 #[tokio::test]
-async fn hole_20_a_zombie_settles_nothing() {
+async fn t20_guard_a_zombie_settles_nothing() {
     let (builder, clock) = timed();
     let guard = builder.build().unwrap();
     let zombie = first(guard.lease("e").await.unwrap());
@@ -160,7 +160,7 @@ async fn hole_20_a_zombie_settles_nothing() {
 }
 
 #[tokio::test]
-async fn hole_21_losing_the_lease_cancels_the_handler() {
+async fn t21_losing_the_lease_cancels_the_handler() {
     struct Cancelled(Arc<AtomicU32>);
     impl Drop for Cancelled {
         fn drop(&mut self) {

@@ -32,7 +32,7 @@ async fn succeed(guard: &Guard<Faulty>, id: &str) -> Result<ProcessingResult> {
 }
 
 #[tokio::test]
-async fn hole_27_a_settling_that_fails_is_not_a_handler_that_fails() {
+async fn t27_a_failed_settle_is_not_a_failed_handler() {
     let (guard, faults) = faulty();
     faults.settles_lost.store(7, Ordering::SeqCst);
     assert_eq!(succeed(&guard, "e").await.unwrap(), ProcessingResult::Success);
@@ -41,7 +41,7 @@ async fn hole_27_a_settling_that_fails_is_not_a_handler_that_fails() {
 }
 
 #[tokio::test]
-async fn hole_27_success_that_cannot_be_recorded_is_told_and_never_dead() {
+async fn t27_success_that_cannot_be_recorded_is_told_and_never_dead() {
     let ledger = Faulty::default();
     ledger.faults.settles_lost.store(u32::MAX, Ordering::SeqCst);
     let guard = Guard::builder(ledger)
@@ -100,17 +100,17 @@ async fn a_lost_acknowledgement_does_not_lose_an_at_most_once_event() {
 }
 
 #[tokio::test]
-async fn hole_39_a_heartbeat_that_fails_is_no_loss_until_the_deadline() {
+async fn t39_a_failing_heartbeat_cancels_before_the_lease_ends() {
     let ledger = Faulty::default();
     let faults = Arc::clone(&ledger.faults);
     let guard = Guard::builder(ledger)
         .scope("billing")
-        .lease(Duration::from_millis(1500), Duration::from_millis(100))
+        .lease(Duration::from_secs(6), Duration::from_millis(300))
         .build()
         .unwrap();
     faults.extends_lost.store(4, Ordering::SeqCst);
     let work = || async {
-        tokio::time::sleep(Duration::from_millis(800)).await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
         Ok::<_, String>(())
     };
     assert_eq!(guard.process_if_new("short outage", work).await.unwrap(), ProcessingResult::Success);
@@ -121,7 +121,7 @@ async fn hole_39_a_heartbeat_that_fails_is_no_loss_until_the_deadline() {
         guard.process_if_new("long outage", std::future::pending::<Result<(), String>>).await.unwrap();
     assert_eq!(result, ProcessingResult::LeaseLost);
     assert!(!result.may_acknowledge());
-    assert!(started.elapsed() < Duration::from_millis(1500), "cancelled before the lease ended");
+    assert!(started.elapsed() < Duration::from_secs(6), "cancelled before the lease ended");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -27,7 +27,8 @@ async fn claimer(name: &str, schema: &str) {
     let mut ids: Vec<usize> = (0..IDS).collect();
     random.shuffle(&mut ids);
     for batch in ids.chunks(250) {
-        let claims: Vec<Claim> = batch.iter().map(|n| kit::claim(&format!("event-{n}"), kit::lease())).collect();
+        let claims: Vec<Claim> =
+            batch.iter().map(|n| kit::claim(&format!("event-{n}"), kit::lease())).collect();
         let outcomes = ledger.claim(&claims).await.expect("ten at once are no reason to fail");
         let won: Vec<i32> = batch
             .iter()
@@ -63,9 +64,15 @@ async fn ten_processes_claim_the_same_ids_and_each_has_one_winner() {
     for mut child in children {
         assert!(child.wait().await.unwrap().success(), "a claimer failed");
     }
-    let count = async |what: &str| ask::<i64>(ledger.pool(), format!("select count({what}) from {schema}.winner")).await;
+    let count = async |what: &str| {
+        ask::<i64>(ledger.pool(), format!("select count({what}) from {schema}.winner")).await
+    };
     let (wins, ids, winners) = (count("*").await, count("distinct id").await, count("distinct who").await);
-    println!("{PROCESSES} processes, {IDS} ids: {ids} won, {} twice, by {winners} processes, in {:?}", wins - ids, began.elapsed());
+    println!(
+        "{PROCESSES} processes, {IDS} ids: {ids} won, {} twice, by {winners} processes, in {:?}",
+        wins - ids,
+        began.elapsed()
+    );
     assert_eq!((wins, ids), (IDS as i64, IDS as i64), "each id has exactly one winner");
 }
 
@@ -78,7 +85,8 @@ async fn t37_claims_go_on_while_a_week_is_dropped() {
     let (claimed, worst) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let workers: Vec<_> = (0..4)
         .map(|_| {
-            let (ledger, stop, claimed, worst) = (ledger.clone(), stop.clone(), claimed.clone(), worst.clone());
+            let (ledger, stop, claimed, worst) =
+                (ledger.clone(), stop.clone(), claimed.clone(), worst.clone());
             tokio::spawn(async move {
                 while !stop.load(Ordering::SeqCst) {
                     // Of the ledger's present, so that each claim is routed through the table that is being altered.
@@ -152,8 +160,11 @@ async fn t13_a_pool_of_one_never_deadlocks() {
             guard.sweep().await.unwrap();
         }
         sweeper.stop().await;
-        let done: i64 =
-            ask(ledger.pool(), format!("select count(*) from {}.entries where state = 'done'", ledger.schema())).await;
+        let done: i64 = ask(
+            ledger.pool(),
+            format!("select count(*) from {}.entries where state = 'done'", ledger.schema()),
+        )
+        .await;
         println!("a pool of one: {done} events done");
         assert_eq!(done, 40 * 2);
     };
@@ -256,7 +267,9 @@ async fn a_batch_that_meets_a_held_id_answers_all_others() {
     kit::run(&ledger, &kit::claim("warm-up", kit::lease())).await; // the scope is known
     let held = kit::claim("event-77", Mode::Done);
     let mut tx = ledger.pool().begin().await.unwrap();
-    assert!(ledger.claim_in(&mut tx, std::slice::from_ref(&held)).await.unwrap().remove(0).unwrap().is_claimed());
+    assert!(
+        ledger.claim_in(&mut tx, std::slice::from_ref(&held)).await.unwrap().remove(0).unwrap().is_claimed()
+    );
     let claims: Vec<Claim> = (0..200).map(|n| kit::claim(&format!("event-{n}"), kit::lease())).collect();
     let began = Instant::now();
     let outcomes = ledger.claim(&claims).await.unwrap();
@@ -279,9 +292,8 @@ async fn shuffled_overlapping_batches_finish_without_error() {
     let ledger = ledger(10).await;
     let mut random = Random::new();
     let began = Instant::now();
-    let tasks: Vec<_> = (0..8)
-        .map(|n| tokio::spawn(busy_batches(ledger.clone(), random.fork(), n % 2 == 0)))
-        .collect();
+    let tasks: Vec<_> =
+        (0..8).map(|n| tokio::spawn(busy_batches(ledger.clone(), random.fork(), n % 2 == 0))).collect();
     let (mut claimed, mut settled) = (0, 0);
     for task in tasks {
         let (c, s) = task.await.expect("no batch failed");
@@ -302,8 +314,7 @@ async fn busy_batches(ledger: PgLedger, mut random: Random, ordered: bool) -> (u
     for round in 0..25 {
         let mut numbers: Vec<usize> = (0..120).collect();
         random.shuffle(&mut numbers);
-        let claims: Vec<Claim> =
-            numbers[..80].iter().map(|n| one_claim(*n, round / 2, ordered)).collect();
+        let claims: Vec<Claim> = numbers[..80].iter().map(|n| one_claim(*n, round / 2, ordered)).collect();
         let outcomes = ledger.claim(&claims).await.expect("overlapping claims are no error");
         let mut settles: Vec<Settle> = Vec::new();
         for (claim, outcome) in claims.iter().zip(outcomes) {
@@ -324,8 +335,13 @@ async fn busy_batches(ledger: PgLedger, mut random: Random, ordered: bool) -> (u
 fn one_claim(n: usize, round: usize, ordered: bool) -> Claim {
     if ordered {
         let (aggregate, seq) = (n % 12, round * 10 + n / 12 + 1);
-        let mut claim =
-            kit::ordered(&format!("o-{aggregate}-{seq}"), kit::lease(), seq as u64, OrderPolicy::Latest, OnDead::Park);
+        let mut claim = kit::ordered(
+            &format!("o-{aggregate}-{seq}"),
+            kit::lease(),
+            seq as u64,
+            OrderPolicy::Latest,
+            OnDead::Park,
+        );
         if let Some(order) = &mut claim.order {
             order.aggregate = hapax::Aggregate::new(format!("order-{aggregate}")).unwrap();
         }
@@ -362,4 +378,3 @@ async fn two_sweepers_at_once_do_the_work_of_one() {
     println!("4 sweepers dropped {dropped:?}");
     assert_eq!(dropped, weeks);
 }
-

@@ -104,7 +104,8 @@ async fn killed_worker(test: &str, point: &str) {
         ask(&harness.pool, format!("select count(*) from {s}.called")).await,
         ask(&harness.pool, format!("select count(*) from {s}.sink")).await,
     );
-    let done: i64 = ask(&harness.pool, format!("select count(*) from {s}.entries where state = 'done'")).await;
+    let done: i64 =
+        ask(&harness.pool, format!("select count(*) from {s}.entries where state = 'done'")).await;
     println!("{point}: {kills} kills, {called} calls to the sink, {effects} effects, {done} done");
     assert_eq!((effects, done), (EVENTS as i64, EVENTS as i64));
     assert!(called <= effects + kills, "a kill repeats at most one call");
@@ -157,7 +158,8 @@ async fn a_worker_killed_outside_of_its_lease_costs_nothing() {
     let s = &harness.schema;
     play(NAME, "worker", s, Some("claim.sending")).await;
     for hit in 1..=EVENTS {
-        play(NAME, "worker", s, Some(if hit % 2 == 0 { "settle.answered" } else { "worker.after_done" })).await;
+        play(NAME, "worker", s, Some(if hit % 2 == 0 { "settle.answered" } else { "worker.after_done" }))
+            .await;
     }
     let (called, attempts): (i64, i64) = (
         ask(&harness.pool, format!("select count(*) from {s}.called")).await,
@@ -184,7 +186,8 @@ async fn t22_an_event_that_kills_its_process_is_dead_lettered() {
     let killer = kit::there(&ledger, &kit::claim("event-0", kit::lease())).await;
     println!("{}: {} after {} runs: {:?}", killer.identity, killer.state, killer.attempts, killer.note);
     assert_eq!((killer.state, killer.attempts), (State::Dead, ATTEMPTS_MAX));
-    let done: i64 = ask(&harness.pool, format!("select count(*) from {s}.entries where state = 'done'")).await;
+    let done: i64 =
+        ask(&harness.pool, format!("select count(*) from {s}.entries where state = 'done'")).await;
     assert_eq!(done, EVENTS as i64 - 1, "bystanders do not die with a killer");
 }
 
@@ -324,7 +327,9 @@ async fn between(harness: &PgHarness, week: &OldWeek, point: &str, settle: bool)
 async fn finished_later(harness: &PgHarness, week: &OldWeek, point: &str, settled: bool) {
     let ledger = kit::open(harness).await;
     let s = &harness.schema;
-    let tables = format!("select count(*) from pg_class where relname like 'entry\\__%' and relkind = 'r' and relnamespace = '{s}'::regnamespace");
+    let tables = format!(
+        "select count(*) from pg_class where relname like 'entry\\__%' and relkind = 'r' and relnamespace = '{s}'::regnamespace"
+    );
     let mut sweeps = 0;
     // A settle is news of its week, which then stays for another retention.
     while ask::<i64>(&harness.pool, tables.clone()).await > 1 {
@@ -342,7 +347,9 @@ async fn finished_later(harness: &PgHarness, week: &OldWeek, point: &str, settle
     let leased = kit::one(&ledger, &kit::another(&week.leased)).await.name();
     let retrying = kit::one(&ledger, &kit::another(&week.retrying)).await.name();
     let dead = kit::one(&ledger, &kit::another(&week.dead)).await.name();
-    println!("{point}, settled between: {settled}: gone after {sweeps} more sweeps; done: {done}, leased: {leased}, retrying: {retrying}, dead: {dead}");
+    println!(
+        "{point}, settled between: {settled}: gone after {sweeps} more sweeps; done: {done}, leased: {leased}, retrying: {retrying}, dead: {dead}"
+    );
     assert_eq!(done, "too_old", "{point}");
     assert_eq!((retrying, dead), ("claimed", "dead"), "{point}: what is open outlives its week");
     if settled {

@@ -3,10 +3,10 @@
 #![cfg(all(feature = "testing", feature = "postgres"))]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a panic is how a test fails
 
-#[path = "support/postgres.rs"]
-mod support;
 #[path = "support/proxy.rs"]
 mod proxy;
+#[path = "support/postgres.rs"]
+mod support;
 
 use hapax::backend::postgres::PgLedger;
 use hapax::ledger::{Claim, Ledger, Mode, Outcome, State};
@@ -97,7 +97,8 @@ async fn claims_and_settles(scene: &Scene) -> (usize, usize) {
 /// One try of claim and effect in one transaction; the error is that of COMMIT.
 async fn in_one_transaction(scene: &Scene, claim: &Claim, lose: impl Fn(&Proxy)) -> sqlx::Result<()> {
     let mut tx = scene.ledger.pool().begin().await.unwrap();
-    let outcome = scene.ledger.claim_in(&mut tx, std::slice::from_ref(claim)).await.unwrap().remove(0).unwrap();
+    let outcome =
+        scene.ledger.claim_in(&mut tx, std::slice::from_ref(claim)).await.unwrap().remove(0).unwrap();
     assert!(outcome.is_claimed(), "{} found itself {}", claim.identity, outcome.name());
     effect(&mut *tx, &scene.schema, &claim.identity.id.to_string()).await.unwrap();
     lose(&scene.proxy);

@@ -150,8 +150,10 @@ async fn the_callers_transaction_survives_a_busy_id() {
     let ledger = stage().await;
     for level in LEVELS {
         let suffix = level.replace(' ', "-");
-        let (mine, held) =
-            (kit::claim(&format!("mine-{suffix}"), Mode::Done), kit::claim(&format!("held-{suffix}"), Mode::Done));
+        let (mine, held) = (
+            kit::claim(&format!("mine-{suffix}"), Mode::Done),
+            kit::claim(&format!("held-{suffix}"), Mode::Done),
+        );
         let mut other = begin(&ledger, level).await;
         assert!(claim_in(&ledger, &mut other, &held).await.unwrap().is_claimed());
         let mut tx = begin(&ledger, level).await;
@@ -214,9 +216,10 @@ async fn weeks_are_utc(schema: &str, url: &str) {
     let pool = pool_to(url, 2).await;
     let ledger = PgLedger::with_pool(pool.clone(), settings(schema)).await.unwrap();
     let zone: String = ask(&pool, "select current_setting('TimeZone')").await;
-    for (n, (time, monday)) in [("2026-03-01T23:30:00Z", "2026-02-23"), ("2026-03-02T00:30:00Z", "2026-03-02")]
-        .into_iter()
-        .enumerate()
+    for (n, (time, monday)) in
+        [("2026-03-01T23:30:00Z", "2026-02-23"), ("2026-03-02T00:30:00Z", "2026-03-02")]
+            .into_iter()
+            .enumerate()
     {
         let time = Time::parse(time).unwrap();
         let week = Week::of(time);

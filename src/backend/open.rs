@@ -22,6 +22,8 @@ pub struct OpenSettings {
     pub pool_max: u32,
     /// How long to wait for one.
     pub acquire_timeout: Duration,
+    /// Whether a server that cannot keep the promises is refused. False for those who only look.
+    pub refuse: bool,
 }
 
 impl Default for OpenSettings {
@@ -32,6 +34,7 @@ impl Default for OpenSettings {
             migrate: Migrate::default(),
             pool_max: 50,
             acquire_timeout: Duration::from_secs(10),
+            refuse: true,
         }
     }
 }
@@ -124,6 +127,7 @@ async fn open_postgres(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Led
         migrate: settings.migrate,
         pool_max: settings.pool_max,
         acquire_timeout: settings.acquire_timeout,
+        refuse: settings.refuse,
         ..PgSettings::default()
     };
     Ok(Arc::new(PgLedger::connect(url, settings).await?))

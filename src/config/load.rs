@@ -111,7 +111,7 @@ pub fn hide_password(url: &str) -> String {
     out
 }
 
-/// The places settings come from, strongest first: flags, `HAPAX_*`, the seeds' variables, `hapax.toml`, defaults.
+/// The places settings come from, strongest first: flags, `HAPAX_*`, the older variables, `hapax.toml`, defaults.
 ///
 /// Nothing here reads the process's own environment but [`Sources::of_process`], so tests are not disturbed by it.
 #[derive(Debug, Clone, Default)]
@@ -127,7 +127,7 @@ impl Sources {
         Sources::default()
     }
 
-    /// A flag, by the key (or a seed's name) of its setting. `flag` is what the user typed, for messages.
+    /// A flag, by the key (or an older name) of its setting. `flag` is what the user typed, for messages.
     pub fn flag(mut self, key: &str, flag: &str, value: impl Into<String>) -> Result<Self> {
         self.flags.push((setting(key)?, flag.to_owned(), value.into()));
         Ok(self)

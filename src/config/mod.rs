@@ -1,7 +1,7 @@
 //! One typed configuration.
 //!
 //! Every setting is a row of one [table](SETTINGS) and comes from, strongest first: a flag, its `HAPAX_*` variable, the
-//! seeds' variable, `hapax.toml`, its default. Variables that disagree, unknown keys and variables, and impossible
+//! older variable, `hapax.toml`, its default. Variables that disagree, unknown keys and variables, and impossible
 //! values are errors that name the place, the value and what is allowed. Every value remembers where it came from
 //! ([`Config::values`]); secrets can come from a file (`HAPAX_LEDGER_URL_FILE`) and are never printed.
 //!
@@ -28,8 +28,9 @@ pub use table::{Kind, SETTINGS, Setting, setting};
 
 use crate::backend::OpenSettings;
 use crate::error::{Error, Result};
+use crate::guard::{Guard, GuardSettings};
 use crate::id::{Owner, Scope};
-use crate::ledger::{FailureTerms, IdentityRule, LeaseTerms, MismatchRule, Settings, SweepTerms};
+use crate::ledger::{IdentityRule, MismatchRule, Settings, SweepTerms};
 
 /// What to do about the schema when a ledger is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -82,6 +83,8 @@ pub struct LedgerConfig {
     pub mismatch: MismatchRule,
     /// The largest metadata.
     pub metadata_bytes_max: usize,
+    /// Whether a guard sweeps in the background.
+    pub sweep: bool,
     /// How often the sweeper runs.
     pub sweep_interval: Duration,
 }
@@ -147,6 +150,7 @@ impl Config {
                     _ => MismatchRule::Error,
                 },
                 metadata_bytes_max: of.int("ledger.metadata_bytes_max")? as usize,
+                sweep: of.text("ledger.sweep")? == "true",
                 sweep_interval: Duration::from_secs(of.int("ledger.sweep_interval_s")?),
             },
             dedup: DedupConfig {
@@ -231,22 +235,40 @@ impl Config {
             migrate: self.ledger.migrate,
             pool_max: self.ledger.pool_max,
             acquire_timeout: self.ledger.acquire_timeout,
+            ..OpenSettings::default()
         }
     }
 
-    /// Terms of a lease for work that runs alone.
-    pub fn lease_terms(&self) -> LeaseTerms {
-        LeaseTerms { lease: self.lease.timeout, attempts_max: self.retry.attempts_max, alone: true }
+    /// What a guard is told.
+    pub fn guard_settings(&self) -> GuardSettings {
+        let mut guard = GuardSettings::default();
+        guard.scope.clone_from(&self.dedup.default_scope);
+        guard.enabled = self.dedup.enabled;
+        guard.lease = self.lease.timeout;
+        guard.heartbeat = self.lease.heartbeat;
+        guard.attempts_max = self.retry.attempts_max;
+        guard.backoff_base = self.retry.backoff_base;
+        guard.backoff_max = self.retry.backoff_max;
+        guard.retention = self.ledger.retention;
+        guard.sweep = self.ledger.sweep;
+        guard.sweep_interval = self.ledger.sweep_interval;
+        guard.telemetry_prefix = Some(self.telemetry_prefix.clone()).filter(|prefix| !prefix.is_empty());
+        guard
     }
 
-    /// Terms of a failure, with the whole pause; a caller draws the jitter.
-    pub fn failure_terms(&self) -> FailureTerms {
-        FailureTerms {
-            attempts_max: self.retry.attempts_max,
-            backoff_base: self.retry.backoff_base,
-            backoff_max: self.retry.backoff_max,
-            jitter_permille: 1000,
-        }
+    /// Opens the ledger and puts a guard in front of it.
+    ///
+    /// ```
+    /// use hapax::config::{Config, Sources};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> hapax::Result<()> {
+    /// let sources = Sources::new().env([("HAPAX_LEDGER_URL", "memory:"), ("HAPAX_DEDUP_DEFAULT_SCOPE_ID", "mailer")]);
+    /// let guard = Config::load(&sources)?.guard().await?;
+    /// assert!(guard.try_claim("order-17-paid").await?.is_claimed());
+    /// # Ok(()) }
+    /// ```
+    pub async fn guard(&self) -> Result<Guard> {
+        let ledger = crate::backend::open(&self.ledger.url, &self.open_settings()).await?;
+        Guard::with_settings(ledger, self.guard_settings())
     }
 
     /// Terms of a sweep, in transactions of 10,000 rows.

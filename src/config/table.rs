@@ -74,9 +74,9 @@ impl Kind {
 pub struct Setting {
     /// Its name: `table.key` in `hapax.toml`.
     pub key: &'static str,
-    /// The seeds' names for it, accepted in `hapax.toml` and with `--set`.
+    /// Older names for it, accepted in `hapax.toml` and with `--set`.
     pub aliases: &'static [&'static str],
-    /// The seeds' environment variables for it.
+    /// Older environment variables for it.
     pub seed_env: &'static [&'static str],
     /// The command-line flag for it besides `--set KEY=VALUE`.
     pub flag: Option<&'static str>,
@@ -156,6 +156,7 @@ pub const SETTINGS: &[Setting] = &[
         "what a reused id with another content leads to",
     ),
     row("ledger.metadata_bytes_max", int(2, 64 * 1024 * 1024), "16384", "the largest metadata of an entry"),
+    row("ledger.sweep", Kind::Bool, "true", "whether a guard sweeps in the background"),
     row("ledger.sweep_interval_s", int(1, 7 * 86_400), "3600", "how often the sweeper runs"),
     Setting {
         aliases: &["im2be.dedup.default-scope-id"],

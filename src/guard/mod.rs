@@ -50,7 +50,7 @@ pub use process::{DeadLetter, DeadLetters, ProcessingResult};
 pub(crate) use settings::jitter_permille;
 pub use settings::{GuardBuilder, GuardSettings};
 
-pub(crate) use shared::Core;
+pub(crate) use shared::{Core, WeakCore};
 use shared::{Granted, note};
 
 use crate::error::Result;
@@ -240,9 +240,10 @@ impl<L: Ledger> Guard<L> {
         self.core.sweep().await
     }
 
-    /// Sweeps in the background: soon after the start, then every [`sweep_interval`](GuardSettings::sweep_interval). It
+    /// Sweeps in the background, in place of the sweeper that the guard would start by itself: soon after the start, then every [`sweep_interval`](GuardSettings::sweep_interval). It
     /// stops when the handle is dropped.
     pub fn spawn_sweeper(&self) -> Sweeper {
-        Sweeper::spawn(self.core.clone())
+        let _ = self.core.begin_sweeping(); // this one is it
+        Sweeper::spawn(&self.core)
     }
 }

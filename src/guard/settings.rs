@@ -25,7 +25,7 @@ pub struct GuardSettings {
     pub scope: Option<Scope>,
     /// The tenant of deliveries that name none.
     pub tenant: Option<Tenant>,
-    /// False lets every event pass unguarded (leased and at-most-once calls; same-transaction claims refuse): seed 003's
+    /// False lets every event pass unguarded (leased and at-most-once calls; same-transaction claims refuse): the variable
     /// `ENABLE_PROCESSED_EVENT_REGISTRY`. Gives up: everything but availability.
     pub enabled: bool,
     /// How long a lease lasts unless it is extended.
@@ -42,6 +42,9 @@ pub struct GuardSettings {
     pub backoff_max: Duration,
     /// How long entries stay after they were settled.
     pub retention: Duration,
+    /// Whether the guard sweeps in the background, from its first use on. Say false where another process, or a role that may,
+    /// does it (`hapax ledger sweep`).
+    pub sweep: bool,
     /// How often the background sweeper runs.
     pub sweep_interval: Duration,
     /// How events with aggregate and seq follow each other, and what a dead one does to its successors. None: they don't;
@@ -64,6 +67,7 @@ impl Default for GuardSettings {
             backoff_base: Duration::from_secs(1),
             backoff_max: Duration::from_mins(5),
             retention: Duration::from_hours(7 * 24),
+            sweep: true,
             sweep_interval: Duration::from_hours(1),
             order: None,
             telemetry_prefix: None,

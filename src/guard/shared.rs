@@ -2,8 +2,8 @@
 //! counters.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use super::{Deliverable, Delivery, GuardSettings};
 use crate::error::{Error, Result};
@@ -26,6 +26,16 @@ struct Shared {
     settings: GuardSettings,
     telemetry: Telemetry,
     warned: AtomicBool,
+    sweeping: AtomicBool,
+}
+
+/// A guard that may be gone, for what runs in the background.
+pub(crate) struct WeakCore(Weak<Shared>);
+
+impl WeakCore {
+    pub(crate) fn upgrade(&self) -> Option<Core> {
+        self.0.upgrade().map(|shared| Core { shared, scope: None, tenant: None })
+    }
 }
 
 /// A claim that was granted, with what the caller needs to settle it.
@@ -74,7 +84,13 @@ impl Core {
             (scope, meter)
         });
         let tenant = settings.tenant.clone();
-        let shared = Shared { batcher, settings, telemetry, warned: AtomicBool::new(false) };
+        let shared = Shared {
+            batcher,
+            settings,
+            telemetry,
+            warned: AtomicBool::new(false),
+            sweeping: AtomicBool::new(false),
+        };
         Core { shared: Arc::new(shared), scope, tenant }
     }
 
@@ -115,6 +131,7 @@ impl Core {
     /// Whether the guard is on; warns once if it is not.
     pub(super) fn guarded(&self) -> bool {
         if self.shared.settings.enabled {
+            self.sweep_in_background();
             return true;
         }
         self.shared.telemetry.unguarded();
@@ -122,6 +139,26 @@ impl Core {
             tracing::warn!("the guard is switched off: events run unguarded, duplicates take effect again");
         }
         false
+    }
+
+    /// Starts the sweeper with the first use, so that no ledger grows for ever because nobody thought of it.
+    fn sweep_in_background(&self) {
+        if !self.shared.settings.sweep || self.shared.sweeping.load(Ordering::Relaxed) {
+            return;
+        }
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        if self.begin_sweeping() {
+            runtime.spawn(crate::sweep::sweep_on(self.downgrade()));
+        }
+    }
+
+    /// True for the first who asks.
+    pub(super) fn begin_sweeping(&self) -> bool {
+        !self.shared.sweeping.swap(true, Ordering::Relaxed)
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakCore {
+        WeakCore(Arc::downgrade(&self.shared))
     }
 
     /// Same-transaction claims promise exactly once, so they cannot be switched off.

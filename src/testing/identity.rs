@@ -83,7 +83,7 @@ pub async fn t10_one_id_with_two_times_is_claimed_once(harness: &impl Harness) {
     }
 }
 
-/// Whoever asks for `id_and_time` gets seed 001's rule: the week of the time is part of the identity.
+/// Whoever asks for `id_and_time` gets just that: the week of the time is part of the identity.
 pub async fn id_and_time_makes_two_weeks_two_identities(harness: &impl Harness) {
     let settings = Settings { identity: IdentityRule::IdAndTime, ..Settings::default() };
     let ledger = harness.open(settings).await;

@@ -184,7 +184,6 @@ pub struct PgHarness {
     pub schema: String,
 }
 
-
 impl PgHarness {
     pub async fn new() -> Self {
         let pool = pool(12).await;

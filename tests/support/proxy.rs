@@ -44,7 +44,8 @@ pub struct Proxy {
 impl Proxy {
     /// In front of the server of a URL.
     pub async fn new(url: &str) -> Self {
-        let server = url.split('@').nth(1).and_then(|rest| rest.split('/').next()).expect("user@host:port/db");
+        let server =
+            url.split('@').nth(1).and_then(|rest| rest.split('/').next()).expect("user@host:port/db");
         let server = server.to_owned();
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let proxy = Proxy { address: listener.local_addr().expect("an address"), plan: Arc::default() };

@@ -61,6 +61,9 @@ pub struct PgSettings {
     pub acquire_timeout: Duration,
     /// Whether a transaction pooler is in front.
     pub pooling: Pooling,
+    /// Whether a server that cannot keep the promises (no fsync, asynchronous commit, read-only, too old) is refused. Say false
+    /// only to look around.
+    pub refuse: bool,
 }
 
 impl Default for PgSettings {
@@ -72,6 +75,7 @@ impl Default for PgSettings {
             pool_max: 50,
             acquire_timeout: Duration::from_secs(10),
             pooling: Pooling::Detect,
+            refuse: true,
         }
     }
 }
@@ -204,6 +208,9 @@ impl PgLedger {
             tx.commit().await.map_err(|e| translate("registering the owner's name", e))?;
             inner.owner = number;
         }
+        if inner.settings.refuse {
+            verify::enforce(&inner).await?;
+        }
         Ok(PgLedger(Arc::new(inner)))
     }
 
@@ -265,7 +272,9 @@ impl Inner {
             };
             match got {
                 Ok(number) => break number,
-                Err(error) if tries < 5 && matches!(meaning(&error), Meaning::Serialization | Meaning::Doubt) => {
+                Err(error)
+                    if tries < 5 && matches!(meaning(&error), Meaning::Serialization | Meaning::Doubt) =>
+                {
                     tries += 1;
                 }
                 Err(error) => return Err(translate("registering a scope", error)),
@@ -341,11 +350,12 @@ impl Inner {
                 Err(error) => Err(error),
             };
             match made {
-                Ok(Some(_)) => {
+                // Made or barred: either way claims on it are answered. Should it be missing for a younger scope, the claim
+                // finds out, and everything known about weeks is forgotten.
+                Ok(_) => {
                     self.remember_week(week);
                     return Ok(());
                 }
-                Ok(None) => return Ok(()),
                 Err(error) if meaning(&error) == Meaning::Data => {
                     let text =
                         error.as_database_error().map_or_else(String::new, |db| db.message().to_owned());

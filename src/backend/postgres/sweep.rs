@@ -233,7 +233,8 @@ fn is_anothers(error: &Error) -> bool {
         .and_then(|source| source.downcast_ref::<sqlx::Error>())
         .and_then(|error| error.as_database_error())
         .and_then(|error| error.code().map(std::borrow::Cow::into_owned));
-    matches!(error, Error::Schema(_) | Error::Contended { .. }) || matches!(code.as_deref(), Some("55000" | "42P01"))
+    matches!(error, Error::Schema(_) | Error::Contended { .. })
+        || matches!(code.as_deref(), Some("55000" | "42P01"))
 }
 
 async fn drop_steps(inner: &Inner, week: i16, swept: &mut Swept) -> Result<Option<u64>> {

@@ -4,7 +4,7 @@ use sqlx::{AssertSqlSafe, Connection as _, PgPool, Row as _};
 
 use super::Inner;
 use super::error::translate;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ledger::{Finding, Level};
 
 const WHAT: &str = "checking the server";
@@ -30,6 +30,25 @@ pub(super) async fn is_pooled(pool: &PgPool) -> Result<bool> {
     let _ = one.close().await; // only asked; closing politely is all that is left
     let _ = two.close().await;
     Ok(pids[0] == pids[1])
+}
+
+/// Refuses a server that cannot keep the promises, and logs what is worth knowing.
+pub(super) async fn enforce(inner: &Inner) -> Result<()> {
+    let mut refusals = Vec::new();
+    for finding in check(inner).await? {
+        match finding.level {
+            Level::Fine => {}
+            Level::Warning => tracing::warn!(target: "hapax", check = finding.check, "{}", finding.message),
+            Level::Refusal => refusals.push(finding.message),
+        }
+    }
+    if refusals.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Refused {
+        what: format!("this server cannot keep the promise: {}", refusals.join("; ")),
+        source: None,
+    })
 }
 
 pub(super) async fn check(inner: &Inner) -> Result<Vec<Finding>> {

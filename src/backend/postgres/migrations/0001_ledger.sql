@@ -1,4 +1,4 @@
--- The ledger in PostgreSQL. {schema} is replaced by the quoted schema name. Printed by `hapax ledger schema`.
+-- The hapax ledger in PostgreSQL, as `hapax ledger schema` prints it.
 create schema if not exists {schema};
 
 -- One row: which schema this is, and the oldest binary (by schema version) that may still use it.
