@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+use super::outage::Outage;
 use super::{Claim, Extend, Identity, Ledger, Mode, Nonce, Outcome, Settle, Settled, Verdict};
 use crate::error::{Error, Result};
 
@@ -38,6 +39,7 @@ struct Inner {
     extends: Queue<Extend, Settled>,
     looks: Queue<Identity, bool>,
     doubts: Doubts,
+    outage: Outage,
 }
 
 struct Queue<I, O>(Mutex<Waiting<I, O>>);
@@ -190,6 +192,7 @@ impl Batcher {
             extends: Queue::default(),
             looks: Queue::default(),
             doubts: Doubts::default(),
+            outage: Outage::default(),
         }))
     }
 
@@ -273,7 +276,7 @@ impl Batcher {
         let mut runner = self.0.looks.runner();
         while let Some((identities, answers)) = runner.take() {
             let ledger = &self.0.ledger;
-            let known = in_batch(&identities, |batch| {
+            let known = in_batch(&self.0.outage, &identities, |batch| {
                 Box::pin(async move { Ok(ledger.known(batch).await?.into_iter().map(Ok).collect()) })
             })
             .await;
@@ -293,7 +296,7 @@ impl Batcher {
     }
 
     async fn claim_batch(&self, claims: Vec<Claim>) -> Vec<Result<Delivered>> {
-        let outcomes = in_batch(&claims, |batch| self.0.ledger.claim(batch)).await;
+        let outcomes = in_batch(&self.0.outage, &claims, |batch| self.0.ledger.claim(batch)).await;
         let deliver = |(claim, outcome): (Claim, Result<Outcome>)| match outcome {
             Ok(outcome) => Ok(Delivered::new(self, claim, outcome)),
             Err(error) => {
@@ -309,7 +312,7 @@ impl Batcher {
     async fn run_settles(self) {
         let mut runner = self.0.settles.runner();
         while let Some((settles, answers)) = runner.take() {
-            let outcomes = in_batch(&settles, |batch| self.0.ledger.settle(batch)).await;
+            let outcomes = in_batch(&self.0.outage, &settles, |batch| self.0.ledger.settle(batch)).await;
             for (answer, outcome) in answers.into_iter().zip(outcomes) {
                 let _ = answer.send(outcome);
             }
@@ -320,7 +323,7 @@ impl Batcher {
         let mut runner = self.0.extends.runner();
         while let Some((extends, answers)) = runner.take() {
             let ledger = &self.0.ledger;
-            let outcomes = in_batch(&extends, |batch| {
+            let outcomes = in_batch(&self.0.outage, &extends, |batch| {
                 Box::pin(async move { Ok(ledger.extend(batch).await?.into_iter().map(Ok).collect()) })
             })
             .await;
@@ -341,7 +344,16 @@ fn gone() -> Error {
 type Running<'a, O> = Pin<Box<dyn Future<Output = Result<Vec<Result<O>>>> + Send + 'a>>;
 
 /// Runs a batch; if its statement fails on somebody's data, everybody goes alone, so a bad row harms only itself.
-async fn in_batch<'a, I, O>(items: &'a [I], run: impl Fn(&'a [I]) -> Running<'a, O>) -> Vec<Result<O>> {
+async fn in_batch<'a, I, O>(
+    outage: &Outage,
+    items: &'a [I],
+    run: impl Fn(&'a [I]) -> Running<'a, O>,
+) -> Vec<Result<O>> {
+    let run = async |items| {
+        let answer = run(items).await;
+        outage.note(&answer);
+        answer
+    };
     let mut error = match run(items).await {
         Ok(answers) => return answers,
         Err(error) => error,

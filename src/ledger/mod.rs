@@ -9,6 +9,7 @@ mod batcher;
 mod claim;
 mod engine;
 mod entry;
+mod outage;
 pub mod transition;
 mod week;
 

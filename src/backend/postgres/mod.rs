@@ -151,6 +151,9 @@ impl PgLedger {
     /// A host that is not this machine is spoken to over verified TLS, unless the URL names another `sslmode`.
     pub async fn connect(url: &str, settings: impl Into<PgSettings>) -> Result<Self> {
         let settings = settings.into();
+        if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
+            return Err(Error::Config("ledger.url is not a PostgreSQL URL: it begins with no postgres://".into()));
+        }
         let mut options: PgConnectOptions = url
             .parse()
             .map_err(|e: sqlx::Error| Error::Config(format!("ledger.url is not a PostgreSQL URL: {e}")))?;
@@ -162,9 +165,7 @@ impl PgLedger {
         if std::env::var_os("PGAPPNAME").is_none() && options.get_application_name().is_none() {
             options = options.application_name("hapax");
         }
-        // Asked once without the pool, which would try in silence until its timeout.
-        let first = sqlx::PgConnection::connect_with(&options).await;
-        first.map_err(|e| translate("connecting to PostgreSQL", e))?.close().await.ok();
+        knock(&options, settings.acquire_timeout).await?;
         let pool = PgPoolOptions::new()
             .max_connections(settings.pool_max)
             .acquire_timeout(settings.acquire_timeout)
@@ -221,6 +222,19 @@ impl PgLedger {
     /// The schema it lives in.
     pub fn schema(&self) -> &str {
         &self.0.settings.schema
+    }
+}
+
+/// One connection by hand: a pool that meets a closed door tries until its time is over, and then cannot say why.
+async fn knock(options: &PgConnectOptions, within: Duration) -> Result<()> {
+    let what = "connecting to PostgreSQL";
+    match tokio::time::timeout(within, sqlx::PgConnection::connect_with(options)).await {
+        Ok(Ok(connection)) => {
+            let _ = connection.close().await; // it has answered; that is all
+            Ok(())
+        }
+        Ok(Err(error)) => Err(translate(what, error)),
+        Err(late) => Err(Error::unavailable(format!("{what}: no answer within {within:?}"), late)),
     }
 }
 

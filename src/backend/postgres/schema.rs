@@ -87,9 +87,12 @@ async fn found(pool: &PgPool, schema: &str) -> Result<Option<(i32, i32)>> {
 
 async fn found_in(tx: &mut sqlx::PgTransaction<'_>, schema: &str) -> Result<Option<(i32, i32)>> {
     let what = "reading the ledger's schema version";
-    let there: bool = sqlx::query_scalar("select to_regclass($1) is not null")
+    // Not `to_regclass`: it may answer from a cache that is older than the lock we waited for.
+    let there = "select exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace \
+                 where n.nspname = $1 and c.relname = 'meta')";
+    let there: bool = sqlx::query_scalar(there)
         .persistent(false)
-        .bind(format!("{schema}.meta"))
+        .bind(schema)
         .fetch_one(&mut **tx)
         .await
         .map_err(|e| translate(what, e))?;

@@ -273,7 +273,11 @@ async fn drop_steps(inner: &Inner, week: i16, swept: &mut Swept) -> Result<Optio
         execute(&mut tx, format!("drop table {s}.entry_{week}")).await?;
         execute(&mut tx, format!("delete from {s}.touch where week = {week}")).await?;
         execute(&mut tx, format!("delete from {s}.held where week = {week} and state not in {OPEN}")).await?;
-        execute(&mut tx, format!("update {s}.dropped set barred = scope_max where week = {week}")).await?;
+        if rows == 0 {
+            call_off(s, &mut tx, week).await?; // nothing was forgotten with it
+        } else {
+            execute(&mut tx, format!("update {s}.dropped set barred = scope_max where week = {week}")).await?;
+        }
     }
     tx.commit().await.map_err(|e| translate(WHAT, e))?;
     crate::crash_point!("sweep.dropped");
@@ -313,12 +317,16 @@ async fn attach_again(s: &str, tx: &mut PgConnection, week: i16) -> Result<()> {
             "alter table {s}.entry attach partition {s}.entry_{week} for values from ({week}) to ({})",
             week + 1
         ),
-        format!("delete from {s}.dropped where week = {week} and barred is null"),
-        format!("update {s}.dropped set scope_max = barred where week = {week}"),
     ] {
         execute(tx, sql).await?;
     }
-    Ok(())
+    call_off(s, tx, week).await
+}
+
+/// Takes an announcement back: as dropped as before counts, if it ever was.
+async fn call_off(s: &str, tx: &mut PgConnection, week: i16) -> Result<()> {
+    execute(tx, format!("delete from {s}.dropped where week = {week} and barred is null")).await?;
+    execute(tx, format!("update {s}.dropped set scope_max = barred where week = {week}")).await.map(drop)
 }
 
 /// Opens a transaction in which the partition stays attached; none if it is not.

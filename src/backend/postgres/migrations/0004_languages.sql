@@ -1,5 +1,11 @@
 -- For any language: claims and settlings by name, in the caller's own transaction or on their own.
 
+-- White space only, by Unicode and whatever the server's locale says.
+create function {schema}.is_blank(p_text text) returns boolean language sql immutable as $$
+  select btrim(p_text, E' \t\n\x0b\f\r\u0085\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a'
+    || E'\u2028\u2029\u202f\u205f\u3000') = ''
+$$;
+
 -- The key bytes of an id: 16 for a canonical UUID, else the text; a text of 16 bytes has a zero behind it.
 create function {schema}.id_key(p_id text) returns bytea language plpgsql immutable as $$
 begin
@@ -7,7 +13,7 @@ begin
     raise exception 'event id is invalid: it is empty; it needs 1 to 255 characters' using errcode = '22023';
   elsif length(p_id) > 255 then
     raise exception 'event id is invalid: it has % characters; the limit is 255', length(p_id) using errcode = '22023';
-  elsif p_id ~ '^\s*$' then
+  elsif {schema}.is_blank(p_id) then
     raise exception 'event id is invalid: it is blank (white space only)' using errcode = '22023';
   end if;
   if p_id ~ '^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$' then
@@ -36,6 +42,16 @@ create function {schema}.week_of_id(p_key bytea) returns smallint language sql i
               else 0::smallint end
 $$;
 
+create function {schema}.scope_of(p_tenant text, p_scope text) returns int language plpgsql volatile as $$
+begin
+  if {schema}.is_blank(p_tenant) then
+    raise exception 'tenant is invalid: it is blank' using errcode = '22023';
+  elsif p_scope is null or {schema}.is_blank(p_scope) then
+    raise exception 'scope is invalid: it is blank' using errcode = '22023';
+  end if;
+  return (select o_number from {schema}.scope_number(coalesce(p_tenant, ''), p_scope));
+end $$;
+
 -- Claims an event in the caller's transaction: 'claimed' means run the effect in this very transaction and commit; it
 -- rolls back with it. 'duplicate' means it took effect before. Any other word means: not now (see docs/sql.md).
 create function {schema}.claim_in(
@@ -51,10 +67,7 @@ begin
     raise exception 'metadata is invalid: it has % bytes; the limit is 16384', octet_length(p_metadata::text)
       using errcode = '22023';
   end if;
-  if btrim(p_tenant, E' \t\r\n') = '' then
-    raise exception 'tenant is invalid: it is blank' using errcode = '22023';
-  end if;
-  select n.o_number into v_scope from {schema}.scope_number(coalesce(p_tenant, ''), p_scope) n;
+  v_scope := {schema}.scope_of(p_tenant, p_scope);
   if p_event_time is not null then v_week := {schema}.week_of({schema}.us(p_event_time));
   else v_week := {schema}.week_of_id(v_key); end if;
   if v_week > 0 and to_regclass(format('%I.entry_%s', {schema_literal}, v_week)) is null
@@ -62,10 +75,14 @@ begin
     raise exception 'no partition yet for week %: call {schema}.make_week(%, 28, 260) in a transaction of its own, then try again',
       v_week, v_week using errcode = '55000', detail = 'week-missing';
   end if;
-  select * into o from {schema}.claim_one(v_scope, v_week, v_key,
-    coalesce(p_nonce, ('x' || substr(md5(gen_random_uuid()::text), 1, 16))::bit(64)::bigint), p_fingerprint, p_topic,
-    p_partition, p_offset, p_metadata, 'D', 0, 0::smallint, 0, 0, 0, 0, null, {schema}.owner_number(p_owner), true, null, null,
-    false, null, 0, false, nextval('{schema}.token'));
+  begin -- an id in somebody's open transaction must not spoil the caller's
+    select * into o from {schema}.claim_one(v_scope, v_week, v_key,
+      coalesce(p_nonce, ('x' || substr(md5(gen_random_uuid()::text), 1, 16))::bit(64)::bigint), p_fingerprint, p_topic,
+      p_partition, p_offset, p_metadata, 'D', 0, 0::smallint, 0, 0, 0, 0, null, {schema}.owner_number(p_owner), true, null, null,
+      false, null, 0, false, nextval('{schema}.token'));
+  exception when lock_not_available then
+    outcome := 'busy'; return;
+  end;
   outcome := (array['claimed', 'duplicate', 'busy', 'retry_later', 'wait', 'stale', 'parked', 'dead', 'mismatch', 'too_old'])[o.o_kind];
   token := o.o_token;
   since := timestamptz 'epoch' + o.o_at * interval '1 microsecond';
@@ -82,16 +99,20 @@ begin
   if p_seconds < 1 or p_seconds > 86400 then
     raise exception 'lease is invalid: % seconds; allowed are 1 to 86400', p_seconds using errcode = '22023';
   end if;
-  select n.o_number into v_scope from {schema}.scope_number(coalesce(p_tenant, ''), p_scope) n;
+  v_scope := {schema}.scope_of(p_tenant, p_scope);
   v_week := {schema}.week_of_id(v_key);
   if v_week > 0 and not exists (select from {schema}.dropped where week = v_week and scope_max >= v_scope) then
     perform {schema}.make_week(v_week, 28, 260)
       where to_regclass(format('%I.entry_%s', {schema_literal}, v_week)) is null;
   end if;
-  select * into o from {schema}.claim_one(v_scope, v_week, v_key,
-    coalesce(p_nonce, ('x' || substr(md5(gen_random_uuid()::text), 1, 16))::bit(64)::bigint), null, null, null, null, null,
-    'L', p_seconds * 1000000::bigint, 1::smallint, p_attempts_max, 0, 0, 0, null, {schema}.owner_number(p_owner), true,
-    null, null, false, null, 0, false, nextval('{schema}.token'));
+  begin -- an id in somebody's open transaction must not spoil the caller's
+    select * into o from {schema}.claim_one(v_scope, v_week, v_key,
+      coalesce(p_nonce, ('x' || substr(md5(gen_random_uuid()::text), 1, 16))::bit(64)::bigint), null, null, null, null, null,
+      'L', p_seconds * 1000000::bigint, 1::smallint, p_attempts_max, 0, 0, 0, null, {schema}.owner_number(p_owner), true,
+      null, null, false, null, 0, false, nextval('{schema}.token'));
+  exception when lock_not_available then
+    outcome := 'busy'; return;
+  end;
   outcome := (array['claimed', 'duplicate', 'busy', 'retry_later', 'wait', 'stale', 'parked', 'dead', 'mismatch', 'too_old'])[o.o_kind];
   token := o.o_token; attempt := o.o_attempts;
   until := timestamptz 'epoch' + o.o_at * interval '1 microsecond';
@@ -109,7 +130,7 @@ begin
   if v_state is null then
     raise exception 'settling is invalid: % is none of done, retry, dead', p_how using errcode = '22023';
   end if;
-  select n.o_number into v_scope from {schema}.scope_number(coalesce(p_tenant, ''), p_scope) n;
+  v_scope := {schema}.scope_of(p_tenant, p_scope);
   select * into o from {schema}.settle_one(v_scope, {schema}.week_of_id(v_key), v_key, p_token, v_state,
     p_after_seconds * 1000000::bigint, true, p_note, p_metadata, null, false, null, false, null, null, null);
   return o.o_kind = 1;
