@@ -87,6 +87,22 @@ pub enum Error {
 }
 
 impl Error {
+    /// Every [`code`](Error::code).
+    pub const CODES: [&str; 12] = [
+        "invalid",
+        "config",
+        "unavailable",
+        "contended",
+        "week-missing",
+        "fenced",
+        "conflict",
+        "refused",
+        "schema",
+        "unsupported",
+        "corrupt",
+        "not-found",
+    ];
+
     /// A stable word for this kind of error; `docs/errors/<code>.md` explains it.
     pub fn code(&self) -> &'static str {
         match self {

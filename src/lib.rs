@@ -34,3 +34,8 @@ pub use event::{Event, Fingerprint, Headers, Origin, TraceContext};
 pub use guard::Guard;
 pub use id::{Aggregate, EventId, Kind, Owner, Scope, Tenant, Topic};
 pub use ledger::{Ledger, Outcome};
+
+/// The README's programs, compiled and run as they stand there.
+#[cfg(all(doctest, feature = "postgres"))]
+#[doc = include_str!("../README.md")]
+pub struct Readme;

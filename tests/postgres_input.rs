@@ -30,7 +30,8 @@ async fn bad_input_is_a_sentence_and_changes_nothing() {
     let before = everything(ledger.pool(), ledger.schema()).await;
     let far = kit::v7_at(Time::parse("2090-06-01T00:00:00Z").unwrap(), 1).to_string();
     let long = "x".repeat(256);
-    let ids = [("", "empty"), ("  \t", "blank"), (long.as_str(), "255"), ("a\0b", "NUL"), (far.as_str(), "2090")];
+    let ids =
+        [("", "empty"), ("  \t", "blank"), (long.as_str(), "255"), ("a\0b", "NUL"), (far.as_str(), "2090")];
     for (id, says) in ids {
         for (call, result) in [
             ("lease", guard.lease(id).await.map(|outcome| outcome.name())),
@@ -46,7 +47,8 @@ async fn bad_input_is_a_sentence_and_changes_nothing() {
         println!("{:?}…: {}", id.chars().take(12).collect::<String>(), guard.lease(id).await.unwrap_err());
     }
     let big = format!("{{\"a\": \"{}\"}}", "x".repeat(10 * 1024 * 1024));
-    for (json, says) in [(big.as_str(), "limit is 16384"), (r#"{"a": "b\u0000c"}"#, "NUL"), ("{", "not JSON")] {
+    for (json, says) in [(big.as_str(), "limit is 16384"), (r#"{"a": "b\u0000c"}"#, "NUL"), ("{", "not JSON")]
+    {
         let error = match Metadata::new(json) {
             Err(error) => error,
             Ok(metadata) => guard.mark_processed("ok", metadata).await.map(drop).unwrap_err(),
@@ -71,7 +73,9 @@ async fn t11_late_and_future_weeks_are_made_on_demand() {
     few.weeks_max = 12;
     let ledger = harness.open(few).await;
     let now = ledger.now().await.unwrap();
-    let week = |n: i64| now.plus(Duration::from_secs(52 * 604_800)).minus(Duration::from_secs((52 - n) as u64 * 604_800));
+    let week = |n: i64| {
+        now.plus(Duration::from_secs(52 * 604_800)).minus(Duration::from_secs((52 - n) as u64 * 604_800))
+    };
     let (mut made, mut refused) = (0, 0);
     for n in -8_i64..=8 {
         let claim = kit::claim(&kit::v7_at(week(n), 1).to_string(), Mode::Done);
@@ -80,19 +84,28 @@ async fn t11_late_and_future_weeks_are_made_on_demand() {
             let outcome = if n % 2 == 0 {
                 kit::one(&ledger, &claim).await
             } else {
-                harness.in_transaction(&ledger, std::slice::from_ref(&claim), true).await.unwrap().remove(0).unwrap()
+                harness
+                    .in_transaction(&ledger, std::slice::from_ref(&claim), true)
+                    .await
+                    .unwrap()
+                    .remove(0)
+                    .unwrap()
             };
             assert!(outcome.is_claimed(), "week {n}: {}", outcome.name());
             made += 1;
         } else {
             kit::assert_invalid(kit::try_one(&ledger, &claim).await, "week");
-            let in_tx = harness.in_transaction(&ledger, std::slice::from_ref(&claim), true).await.unwrap().remove(0);
+            let in_tx =
+                harness.in_transaction(&ledger, std::slice::from_ref(&claim), true).await.unwrap().remove(0);
             kit::assert_invalid(in_tx, "week");
             refused += 1;
         }
     }
     let stat = ledger.stat().await.unwrap();
-    println!("{made} weeks made on demand, {refused} refused; there are {} with the timeless one", stat.weeks.len());
+    println!(
+        "{made} weeks made on demand, {refused} refused; there are {} with the timeless one",
+        stat.weeks.len()
+    );
     assert_eq!(stat.weeks.len(), made + 1);
     // A neighbour of a refused one is not harmed.
     let far = kit::claim(&kit::v7_at(week(30), 1).to_string(), kit::lease());
@@ -111,7 +124,8 @@ async fn a_dropped_week_is_too_old_in_the_callers_transaction() {
     assert_eq!(kit::sweep(&ledger, 7 * kit::DAY).await.weeks.len(), 1);
     for ledger in [ledger, kit::open(&harness).await] {
         let again = kit::another(&claim);
-        let outcome = harness.in_transaction(&ledger, std::slice::from_ref(&again), true).await.unwrap().remove(0);
+        let outcome =
+            harness.in_transaction(&ledger, std::slice::from_ref(&again), true).await.unwrap().remove(0);
         assert_eq!(outcome.unwrap().name(), "too_old");
     }
 }
@@ -122,7 +136,10 @@ fn random_id(random: &mut Random) -> String {
     const ODD: [char; 12] = ['a', 'Z', '0', '-', ' ', '\n', 'é', '日', '🦀', '\u{3000}', '\'', '\\'];
     match random.below(6) {
         0 => uuid::Uuid::new_v4().to_string(),
-        1 => kit::v7_at(Time::from_millis((random.number() % 4_200_000_000_000) as i64), random.number() as u8).to_string(),
+        1 => {
+            kit::v7_at(Time::from_millis((random.number() % 4_200_000_000_000) as i64), random.number() as u8)
+                .to_string()
+        }
         // Nearly a UUID.
         2 => uuid::Uuid::new_v4().to_string().to_uppercase(),
         3 => uuid::Uuid::new_v4().simple().to_string(),
@@ -206,11 +223,13 @@ async fn sql_leases_are_settled_by_their_token_only() {
     // A week of its own is made on the way.
     let id = kit::v7_at(ledger.now().await.unwrap(), 7).to_string();
     let lease = async || -> (String, i64, i32) {
-        sqlx::query_as(AssertSqlSafe(format!("select outcome, token, attempt from {s}.lease('orders', $1, 60)")))
-            .bind(&id)
-            .fetch_one(&pool)
-            .await
-            .unwrap()
+        sqlx::query_as(AssertSqlSafe(format!(
+            "select outcome, token, attempt from {s}.lease('orders', $1, 60)"
+        )))
+        .bind(&id)
+        .fetch_one(&pool)
+        .await
+        .unwrap()
     };
     let settle = async |token: i64, how: &str| -> bool {
         ask(&pool, format!("select {s}.settle('orders', '{id}', {token}, '{how}')")).await
@@ -223,7 +242,12 @@ async fn sql_leases_are_settled_by_their_token_only() {
     assert!(settle(token, "retry").await);
     let (outcome, second, attempt) = lease().await;
     assert_eq!((outcome.as_str(), attempt), ("claimed", 2));
-    assert!(second > token && !settle(token, "done").await && settle(second, "done").await && settle(second, "done").await);
+    assert!(
+        second > token
+            && !settle(token, "done").await
+            && settle(second, "done").await
+            && settle(second, "done").await
+    );
     assert_eq!(lease().await.0, "duplicate");
     assert_eq!(kit::there(&ledger, &claim).await.state, State::Done);
 }

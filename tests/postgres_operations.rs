@@ -2,10 +2,10 @@
 #![cfg(all(feature = "testing", feature = "postgres"))]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a panic is how a test fails
 
-#[path = "support/postgres.rs"]
-mod support;
 #[path = "support/proxy.rs"]
 mod proxy;
+#[path = "support/postgres.rs"]
+mod support;
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -33,9 +33,8 @@ fn told<T>(result: Result<T, Error>, what: &str) -> Error {
 #[tokio::test(flavor = "multi_thread")]
 async fn ten_start_at_once_on_an_empty_database() {
     let (pool, schema) = (pool(12).await, fresh_schema());
-    let starts: Vec<_> = (0..10)
-        .map(|_| tokio::spawn(PgLedger::with_pool(pool.clone(), settings(&schema))))
-        .collect();
+    let starts: Vec<_> =
+        (0..10).map(|_| tokio::spawn(PgLedger::with_pool(pool.clone(), settings(&schema)))).collect();
     let mut won = 0;
     for start in starts {
         let ledger = start.await.unwrap().expect("a start beside nine others");
@@ -100,7 +99,11 @@ async fn the_runtime_role_claims_and_makes_weeks_and_the_owner_sweeps() {
     // A new scope, a new week, an order, a failure, a same-transaction claim: everything a service does.
     let now = ledger.now().await.unwrap();
     for weeks in 0..3 {
-        kit::run(&ledger, &kit::claim(&kit::v7_at(now.minus(weeks * 7 * kit::DAY), 1).to_string(), kit::lease())).await;
+        kit::run(
+            &ledger,
+            &kit::claim(&kit::v7_at(now.minus(weeks * 7 * kit::DAY), 1).to_string(), kit::lease()),
+        )
+        .await;
     }
     kit::run(&ledger, &kit::latest(1)).await;
     kit::expect(&ledger, &kit::claim("failing", kit::failed()), "retry_later").await;
@@ -113,19 +116,28 @@ async fn the_runtime_role_claims_and_makes_weeks_and_the_owner_sweeps() {
     drop(once);
     assert!(ledger.check().await.unwrap().iter().all(|finding| finding.level != Level::Refusal));
     // What it may not.
-    for sql in ["drop table {s}.entry_0", "alter table {s}.entry add column x int", "create table {s}.mine (x int)",
-        "update {s}.meta set version = 99", "delete from {s}.dropped", "delete from {s}.audit", "drop schema {s} cascade"]
-    {
+    for sql in [
+        "drop table {s}.entry_0",
+        "alter table {s}.entry add column x int",
+        "create table {s}.mine (x int)",
+        "update {s}.meta set version = 99",
+        "delete from {s}.dropped",
+        "delete from {s}.audit",
+        "drop schema {s} cascade",
+    ] {
         let sql = sql.replace("{s}", &schema);
         let error = sqlx::raw_sql(sqlx::AssertSqlSafe(sql.clone())).execute(&as_role).await.expect_err(&sql);
         assert_eq!(error.as_database_error().unwrap().code().as_deref(), Some("42501"), "{sql}");
     }
-    let terms = hapax::ledger::SweepTerms { retention: Duration::from_secs(1), batch_max: 100, dry_run: false };
+    let terms =
+        hapax::ledger::SweepTerms { retention: Duration::from_secs(1), batch_max: 100, dry_run: false };
     let before: i64 = ask(&admin, format!("select count(*) from {schema}.dropped")).await;
     // Bounded even by name: a week of the far future is not made.
-    let far = sqlx::query(sqlx::AssertSqlSafe(format!("select {schema}.make_week(5000::smallint, 100000, 100000)")))
-        .execute(&as_role)
-        .await;
+    let far = sqlx::query(sqlx::AssertSqlSafe(format!(
+        "select {schema}.make_week(5000::smallint, 100000, 100000)"
+    )))
+    .execute(&as_role)
+    .await;
     assert!(far.is_err(), "the function has bounds of its own");
     println!("dropped before: {before}");
     owner.sweep(terms).await.expect("the owner sweeps");
@@ -138,19 +150,32 @@ async fn the_runtime_role_claims_and_makes_weeks_and_the_owner_sweeps() {
 async fn verified_tls_works_and_a_wrong_ca_or_host_is_refused() {
     let ca = std::env::var("HAPAX_TEST_PG_CA").expect("HAPAX_TEST_PG_CA: run scripts/test");
     // The service with TLS is PostgreSQL 18's, whichever server the rest of the suite runs against.
-    let plain = std::env::var("HAPAX_TEST_POSTGRES_18_URL").expect("HAPAX_TEST_POSTGRES_18_URL: run scripts/test");
+    let plain =
+        std::env::var("HAPAX_TEST_POSTGRES_18_URL").expect("HAPAX_TEST_POSTGRES_18_URL: run scripts/test");
     let by_name = plain.replace("127.0.0.1", "localhost");
     let schema = fresh_schema();
     let mut quick = settings(&schema);
     quick.acquire_timeout = Duration::from_secs(5);
-    let good = PgLedger::connect(&format!("{by_name}?sslmode=verify-full&sslrootcert={ca}"), quick.clone()).await;
+    let good =
+        PgLedger::connect(&format!("{by_name}?sslmode=verify-full&sslrootcert={ca}"), quick.clone()).await;
     let ledger = good.expect("verified TLS");
-    let encrypted: bool = ask(ledger.pool(), "select ssl from pg_stat_ssl where pid = pg_backend_pid()").await;
+    let encrypted: bool =
+        ask(ledger.pool(), "select ssl from pg_stat_ssl where pid = pg_backend_pid()").await;
     assert!(encrypted);
     kit::run(&ledger, &kit::claim("over-tls", kit::lease())).await;
     let other = tempfile::NamedTempFile::new().unwrap();
     let made = std::process::Command::new("openssl")
-        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"])
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "2",
+        ])
         .args(["-subj", "/CN=another CA", "-keyout", "/dev/null", "-out"])
         .arg(other.path())
         .output()
@@ -210,8 +235,11 @@ async fn a_transaction_pooler_is_noticed_and_everything_works_through_it() {
     for task in tasks {
         task.await.unwrap();
     }
-    let done: i64 =
-        ask_simply(&ledger, &format!("select count(*) from {}.entries where state = 'done'", ledger.schema())).await;
+    let done: i64 = ask_simply(
+        &ledger,
+        &format!("select count(*) from {}.entries where state = 'done'", ledger.schema()),
+    )
+    .await;
     println!("{done} events done through PgBouncer");
     assert_eq!(done, 120);
     run(ledger.pool(), format!("drop schema {} cascade", ledger.schema())).await;
@@ -230,7 +258,9 @@ async fn t34_asynchronous_commit_is_refused_at_start() {
     let scratch = Scratch::new().await;
     let ledger = PgLedger::with_pool(pool_to(&scratch.url(), 2).await, settings("hapax")).await.unwrap();
     let findings = ledger.check().await.unwrap();
-    for check in ["fsync", "full_page_writes", "synchronous_commit", "version", "writable", "standbys", "pooling"] {
+    for check in
+        ["fsync", "full_page_writes", "synchronous_commit", "version", "writable", "standbys", "pooling"]
+    {
         assert_eq!(finding(&findings, check).level, Level::Fine, "{findings:?}");
     }
     scratch.admin("alter database {db} set synchronous_commit = off").await;
@@ -295,7 +325,10 @@ async fn a_server_that_cannot_be_reached_is_a_sentence_soon() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_login_is_a_sentence_without_its_password() {
     let with_password = url().replace("postgres@", "no_such_role:open-sesame@");
-    let error = told(PgLedger::connect(&with_password, settings(&fresh_schema())).await, "a role that does not exist");
+    let error = told(
+        PgLedger::connect(&with_password, settings(&fresh_schema())).await,
+        "a role that does not exist",
+    );
     assert!(error.chain().contains("refused"), "{}", error.chain());
     assert!(!format!("{error:?} {}", error.chain()).contains("open-sesame"), "{error:?}");
 }
@@ -324,7 +357,9 @@ impl tracing::field::Visit for Visit {
 
 impl tracing::Subscriber for Lines {
     fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        metadata.is_event() && metadata.target().starts_with("hapax") && *metadata.level() <= tracing::Level::INFO
+        metadata.is_event()
+            && metadata.target().starts_with("hapax")
+            && *metadata.level() <= tracing::Level::INFO
     }
     fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
         tracing::span::Id::from_u64(1)

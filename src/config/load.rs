@@ -7,8 +7,18 @@ use std::path::{Path, PathBuf};
 use super::table::{SETTINGS, Setting, setting};
 use crate::error::{Error, Result};
 
-/// Variables under this prefix belong to test tools, not to the configuration.
-const TEST_PREFIX: &str = "HAPAX_TEST_";
+/// Variables that begin like these belong to the tools of this repository (tests, benches, servers), not to the configuration.
+const TOOLS: [&str; 9] = [
+    "HAPAX_TEST_",
+    "HAPAX_BENCH_",
+    "HAPAX_PORT_",
+    "HAPAX_CACHE",
+    "HAPAX_SERVICES_DIR",
+    "HAPAX_CASES",
+    "HAPAX_SEED",
+    "HAPAX_BLESS",
+    "HAPAX_CRASH_AT",
+];
 /// Names the configuration file itself.
 const CONFIG_ENV: &str = "HAPAX_CONFIG";
 /// Read if it is there and nothing else is named.
@@ -272,7 +282,7 @@ impl Sources {
 }
 
 fn is_ours(name: &str) -> bool {
-    name.starts_with("HAPAX_") && !name.starts_with(TEST_PREFIX) && name != CONFIG_ENV
+    name.starts_with("HAPAX_") && !TOOLS.iter().any(|tool| name.starts_with(tool)) && name != CONFIG_ENV
 }
 
 fn flatten<'t>(prefix: &str, table: &'t toml::Table, out: &mut Vec<(String, &'t toml::Value)>) {

@@ -13,7 +13,7 @@ use crate::event::{Headers, Origin};
 pub enum IdSource {
     /// A header. As good as the producer: it must set it once and keep it over its own retries.
     Header(String),
-    /// A JSON pointer (RFC 6901) into the payload: a string, or a number taken as its text. As good as the producer.
+    /// A JSON pointer (RFC 6901) into the payload: a string, or a 64-bit integer taken as its text. As good as the producer.
     Pointer(String),
     /// `topic-partition-offset`. Catches redelivery of a record; **cannot** catch a producer's retry, a relay's repeat
     /// or a republished topic: those are new offsets.
@@ -128,7 +128,14 @@ fn header_id(name: &str, value: &[u8]) -> Result<EventId> {
 fn pointer_id(path: &str, value: &serde_json::Value) -> Result<Option<EventId>> {
     match value {
         serde_json::Value::String(text) => EventId::new(text).map(Some),
-        serde_json::Value::Number(number) => EventId::new(number.to_string()).map(Some),
+        // Anything else was rounded when it was read, and two ids could become one.
+        serde_json::Value::Number(number) if number.is_i64() || number.is_u64() => {
+            EventId::new(number.to_string()).map(Some)
+        }
+        serde_json::Value::Number(_) => Err(Error::invalid(
+            "event id",
+            format!("payload {path} is a number that is no 64-bit integer; write it as a string"),
+        )),
         serde_json::Value::Null => Ok(None),
         _ => Err(Error::invalid("event id", format!("payload {path} is neither a string nor a number"))),
     }

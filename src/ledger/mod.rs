@@ -84,6 +84,7 @@ impl Settings {
         if let Some(metadata) = &claim.metadata {
             metadata.check_size(self.metadata_bytes_max)?;
         }
+        claim.note.as_deref().map_or(Ok(()), check_note)?;
         if let Some(order) = &claim.order
             && i64::try_from(order.seq).is_err()
         {
@@ -95,11 +96,48 @@ impl Settings {
     /// Checks a settling.
     pub fn check_settle(&self, settle: &Settle) -> Result<()> {
         match &settle.verdict {
-            Verdict::Done { metadata: Some(metadata) } | Verdict::Finished { metadata: Some(metadata) } => {
-                metadata.check_size(self.metadata_bytes_max)
+            Verdict::Done { metadata } | Verdict::Finished { metadata } => {
+                metadata.as_ref().map_or(Ok(()), |metadata| metadata.check_size(self.metadata_bytes_max))
             }
-            _ => Ok(()),
+            Verdict::Retry { note, body, .. } => {
+                note.as_deref().map_or(Ok(()), check_note)?;
+                check_body(body.as_ref())
+            }
+            Verdict::Dead { note, body } => {
+                check_note(note)?;
+                check_body(body.as_ref())
+            }
+            Verdict::Lost { note } => check_note(note),
         }
+    }
+}
+
+/// A note is text that every backend can store.
+fn check_note(note: &str) -> Result<()> {
+    if note.contains('\0') {
+        return Err(Error::invalid("note", "it has a NUL character; NUL is not allowed"));
+    }
+    if note.len() > NOTE_BYTES_MAX {
+        return Err(Error::invalid(
+            "note",
+            format!("it has {} bytes; the limit is {NOTE_BYTES_MAX}", note.len()),
+        ));
+    }
+    Ok(())
+}
+
+/// The largest note.
+const NOTE_BYTES_MAX: usize = 64 * 1024;
+
+fn check_body(body: Option<&Body>) -> Result<()> {
+    let name =
+        body.and_then(|body| body.headers.iter().map(|(name, _)| name).find(|name| name.contains('\0')));
+    match name {
+        Some(name) => Err(Error::invalid(
+            "header",
+            format!("the name {name:?} has a NUL character; NUL is not allowed"),
+        )),
+        None => Ok(()),
     }
 }
 

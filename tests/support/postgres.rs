@@ -171,7 +171,6 @@ pub fn settings(schema: &str) -> PgSettings {
 }
 
 /// A ledger in a fresh schema, on the server's own clock.
-
 pub async fn ledger(connections: u32) -> PgLedger {
     PgLedger::with_pool(pool(connections).await, settings(&fresh_schema())).await.expect("a fresh ledger")
 }

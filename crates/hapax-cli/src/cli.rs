@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use hapax::config::{Config, Sources};
 
+use crate::exporters::Log;
 use crate::failure::Failure;
 
 /// Every event takes effect once.
@@ -42,6 +43,12 @@ pub struct Global {
     /// Any setting, as `hapax config show` lists them; may be repeated
     #[arg(long, global = true, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
+    /// How much to log on standard error
+    #[arg(long, global = true, value_name = "LEVEL", value_enum, default_value = "warn")]
+    pub log: Log,
+    /// Write metrics to this file at the end, in Prometheus' text format
+    #[arg(long, global = true, value_name = "FILE")]
+    pub metrics: Option<PathBuf>,
     /// Speak JSON: results on standard output, counts and errors on standard error
     #[arg(long, global = true)]
     pub json: bool,

@@ -4,6 +4,7 @@
 
 mod cli;
 mod config;
+mod exporters;
 mod failure;
 mod filter;
 mod id;
@@ -38,10 +39,14 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         .map_err(|e| Failure::dependency("runtime", format!("no threads for the runtime: {e}")))?;
     let gate = signal::listen(&runtime)?;
     let global = &cli.global;
-    match cli.command {
+    exporters::log(global.log, global.json);
+    let metrics = global.metrics.as_deref().map(exporters::Metrics::collect).transpose()?;
+    let code = match cli.command {
         Command::Filter(args) => filter::run(global, &args, &runtime, &gate),
         Command::Id(args) => id::run(global, &args),
         Command::Config(args) => config::run(global, &args),
         Command::Ledger(args) => runtime.block_on(ledger::run(global, args)),
-    }
+    };
+    metrics.map_or(Ok(()), |metrics| metrics.write())?;
+    code
 }

@@ -113,3 +113,17 @@ fn sweeping_a_filters_state() {
     let again = run_with(dir.path(), &["filter", "--state", "ledger.db"], b"{\"event_id\":\"a\"}\n").code(0);
     assert_eq!(again.out, "{\"event_id\":\"a\"}\n");
 }
+
+#[test]
+fn a_sweep_can_be_seen() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |args: &[&str]| common::run(dir.path(), args);
+    run(&["--ledger", "sqlite:l.db", "ledger", "init"]).code(0);
+    let ran = run(&["--ledger", "sqlite:l.db", "--log", "debug", "--metrics", "m.prom", "ledger", "sweep"]);
+    ran.code(0);
+    let metrics = std::fs::read_to_string(dir.path().join("m.prom")).unwrap();
+    assert!(metrics.contains("# TYPE dedup_swept_entries_total"), "{metrics}");
+    let ran = run(&["--ledger", "sqlite:l.db", "--metrics", "no/such/folder/m.prom", "ledger", "stat"]);
+    let ran = ran.code(3);
+    assert!(ran.err.contains("--metrics"), "{}", ran.err);
+}

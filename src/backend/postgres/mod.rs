@@ -152,7 +152,9 @@ impl PgLedger {
     pub async fn connect(url: &str, settings: impl Into<PgSettings>) -> Result<Self> {
         let settings = settings.into();
         if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
-            return Err(Error::Config("ledger.url is not a PostgreSQL URL: it begins with no postgres://".into()));
+            return Err(Error::Config(
+                "ledger.url is not a PostgreSQL URL: it begins with no postgres://".into(),
+            ));
         }
         let mut options: PgConnectOptions = url
             .parse()

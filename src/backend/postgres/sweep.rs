@@ -276,7 +276,8 @@ async fn drop_steps(inner: &Inner, week: i16, swept: &mut Swept) -> Result<Optio
         if rows == 0 {
             call_off(s, &mut tx, week).await?; // nothing was forgotten with it
         } else {
-            execute(&mut tx, format!("update {s}.dropped set barred = scope_max where week = {week}")).await?;
+            execute(&mut tx, format!("update {s}.dropped set barred = scope_max where week = {week}"))
+                .await?;
         }
     }
     tx.commit().await.map_err(|e| translate(WHAT, e))?;

@@ -1,12 +1,13 @@
 //! Acting: `sweep`, `retry`, `release`, `kill`, `forget`. Each says what it is about to do, asks, and leaves an audit row.
 
 use std::io::{IsTerminal as _, Write as _};
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 use hapax::config::Config;
-use hapax::ledger::{Identity, Intervene, Intervened, Intervention, State};
-use hapax::{EventId, Ledger, Time};
+use hapax::ledger::{Identity, Intervene, Intervened, Intervention, State, SweepTerms};
+use hapax::{EventId, Guard, Ledger, Time};
 use serde_json::json;
 
 use super::look::{FilterArgs, entry_json, or_dash};
@@ -30,15 +31,17 @@ pub struct SweepArgs {
 pub async fn sweep(
     global: &Global,
     config: &Config,
-    ledger: &dyn Ledger,
+    ledger: Arc<dyn Ledger>,
     args: &SweepArgs,
 ) -> Result<u8, Failure> {
-    let mut terms = config.sweep_terms();
-    terms.dry_run = args.dry_run;
-    if let Some(retention) = args.retention {
-        terms.retention = retention;
-    }
-    let swept = ledger.sweep(terms).await?;
+    let mut settings = config.guard_settings();
+    settings.retention = args.retention.unwrap_or(settings.retention);
+    let swept = if args.dry_run {
+        let terms = SweepTerms { retention: settings.retention, dry_run: true, ..config.sweep_terms() };
+        ledger.sweep(terms).await?
+    } else {
+        Guard::with_settings(ledger, settings)?.sweep().await? // seen by its spans and metrics
+    };
     if global.json {
         let weeks = swept.weeks.iter().map(|(week, rows)| json!({"week": week.to_string(), "entries": rows}));
         print::json(&json!({

@@ -75,7 +75,7 @@ pub async fn run(global: &Global, args: LedgerArgs) -> Result<u8, Failure> {
         LedgerCommand::Stat => look::stat(global, &*open(&config).await?).await,
         LedgerCommand::Ls(args) => look::list(global, &*open(&config).await?, &args).await,
         LedgerCommand::Show(args) => look::show(global, &*open(&config).await?, &args).await,
-        LedgerCommand::Sweep(args) => act::sweep(global, &config, &*open(&config).await?, &args).await,
+        LedgerCommand::Sweep(args) => act::sweep(global, &config, open(&config).await?, &args).await,
         LedgerCommand::Retry(args) => {
             act::act(global, &*open(&config).await?, Intervention::Retry, &args).await
         }
