@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
+use crate::error::Error;
 use crate::guard::{Core, WeakCore, jitter_permille};
 
 /// A sweeper at work. A guard starts one by itself ([`sweep`](crate::guard::GuardSettings::sweep)); this is for those who want to
@@ -51,6 +52,9 @@ pub(crate) async fn sweep_on(guard: WeakCore) {
     loop {
         tokio::time::sleep(pause).await;
         let Some(core) = guard.upgrade() else { return };
+        if let Err(error) = core.make_ahead().await {
+            tracing::warn!(target: "hapax", error = %error.chain(), "the coming week could not be made ahead; it will be made on demand");
+        }
         match core.sweep().await {
             Ok(swept) => tracing::info!(
                 target: "hapax",
@@ -60,6 +64,10 @@ pub(crate) async fn sweep_on(guard: WeakCore) {
                 lost = swept.lost,
                 "swept"
             ),
+            Err(error @ Error::Refused { .. }) => {
+                tracing::warn!(target: "hapax", error = %error.chain(), "this role may not sweep, so this process does not; run `hapax ledger sweep` as the ledger's owner");
+                return;
+            }
             Err(error) => {
                 tracing::error!(target: "hapax", error = %error.chain(), "sweep failed; the next one will try again");
             }

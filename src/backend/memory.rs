@@ -258,8 +258,8 @@ impl Ledger for MemoryLedger {
         settle_rows(&mut *self.lock(), settles, &self.settings)
     }
 
-    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Settled>> {
-        extend_rows(&mut *self.lock(), extends)
+    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Result<Settled>>> {
+        Ok(extend_rows(&mut *self.lock(), extends)?.into_iter().map(Ok).collect())
     }
 
     async fn get(&self, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>> {

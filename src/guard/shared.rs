@@ -152,6 +152,11 @@ impl Core {
         }
     }
 
+    /// Has the ledger make what will be needed soon.
+    pub(crate) async fn make_ahead(&self) -> Result<()> {
+        self.batcher().ledger().make_ahead().await
+    }
+
     /// True for the first who asks.
     pub(super) fn begin_sweeping(&self) -> bool {
         !self.shared.sweeping.swap(true, Ordering::Relaxed)

@@ -322,11 +322,7 @@ impl Batcher {
     async fn run_extends(self) {
         let mut runner = self.0.extends.runner();
         while let Some((extends, answers)) = runner.take() {
-            let ledger = &self.0.ledger;
-            let outcomes = in_batch(&self.0.outage, &extends, |batch| {
-                Box::pin(async move { Ok(ledger.extend(batch).await?.into_iter().map(Ok).collect()) })
-            })
-            .await;
+            let outcomes = in_batch(&self.0.outage, &extends, |batch| self.0.ledger.extend(batch)).await;
             for (answer, outcome) in answers.into_iter().zip(outcomes) {
                 let _ = answer.send(outcome);
             }

@@ -85,31 +85,33 @@ impl Settings {
             metadata.check_size(self.metadata_bytes_max)?;
         }
         claim.note.as_deref().map_or(Ok(()), check_note)?;
-        if let Some(order) = &claim.order
-            && i64::try_from(order.seq).is_err()
-        {
-            return Err(Error::invalid("seq", format!("{} is larger than {}", order.seq, i64::MAX)));
+        if let Some(order) = &claim.order {
+            check_seq(order.seq)?;
+            if let OrderPolicy::Strict { baseline: Baseline::From(first), .. } = order.policy {
+                check_seq(first)?;
+            }
         }
         Week::route(self.identity, &claim.identity.id, claim.time)
     }
 
     /// Checks a settling.
     pub fn check_settle(&self, settle: &Settle) -> Result<()> {
+        settle.advance_to.map_or(Ok(()), check_seq)?;
         match &settle.verdict {
             Verdict::Done { metadata } | Verdict::Finished { metadata } => {
                 metadata.as_ref().map_or(Ok(()), |metadata| metadata.check_size(self.metadata_bytes_max))
             }
-            Verdict::Retry { note, body, .. } => {
-                note.as_deref().map_or(Ok(()), check_note)?;
-                check_body(body.as_ref())
-            }
-            Verdict::Dead { note, body } => {
-                check_note(note)?;
-                check_body(body.as_ref())
-            }
-            Verdict::Lost { note } => check_note(note),
+            Verdict::Retry { note, .. } => note.as_deref().map_or(Ok(()), check_note),
+            Verdict::Dead { note, .. } | Verdict::Lost { note } => check_note(note),
         }
     }
+}
+
+fn check_seq(seq: u64) -> Result<()> {
+    if i64::try_from(seq).is_err() {
+        return Err(Error::invalid("seq", format!("{seq} is larger than {}", i64::MAX)));
+    }
+    Ok(())
 }
 
 /// A note is text that every backend can store.
@@ -128,18 +130,6 @@ fn check_note(note: &str) -> Result<()> {
 
 /// The largest note.
 const NOTE_BYTES_MAX: usize = 64 * 1024;
-
-fn check_body(body: Option<&Body>) -> Result<()> {
-    let name =
-        body.and_then(|body| body.headers.iter().map(|(name, _)| name).find(|name| name.contains('\0')));
-    match name {
-        Some(name) => Err(Error::invalid(
-            "header",
-            format!("the name {name:?} has a NUL character; NUL is not allowed"),
-        )),
-        None => Ok(()),
-    }
-}
 
 /// A durable record of what took effect.
 ///
@@ -172,8 +162,8 @@ pub trait Ledger: Send + Sync + 'static {
     /// Settles claims. May be issued again after an error.
     async fn settle(&self, settles: &[Settle]) -> Result<Vec<Result<Settled>>>;
 
-    /// Extends leases.
-    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Settled>>;
+    /// Extends leases, each with its own answer.
+    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Result<Settled>>>;
 
     /// Looks at one entry.
     async fn get(&self, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>>;
@@ -204,6 +194,11 @@ pub trait Ledger: Send + Sync + 'static {
     /// Forgets what is older than the retention.
     async fn sweep(&self, terms: SweepTerms) -> Result<Swept>;
 
+    /// Makes what will be needed soon, such as the coming week, so that nobody has to wait for it.
+    async fn make_ahead(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Checks what the promises rest on.
     async fn check(&self) -> Result<Vec<Finding>>;
 
@@ -230,7 +225,7 @@ impl<L: Ledger + ?Sized> Ledger for Arc<L> {
     async fn settle(&self, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
         (**self).settle(settles).await
     }
-    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Settled>> {
+    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Result<Settled>>> {
         (**self).extend(extends).await
     }
     async fn get(&self, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>> {
@@ -253,6 +248,9 @@ impl<L: Ledger + ?Sized> Ledger for Arc<L> {
     }
     async fn sweep(&self, terms: SweepTerms) -> Result<Swept> {
         (**self).sweep(terms).await
+    }
+    async fn make_ahead(&self) -> Result<()> {
+        (**self).make_ahead().await
     }
     async fn check(&self) -> Result<Vec<Finding>> {
         (**self).check().await

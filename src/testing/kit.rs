@@ -178,7 +178,7 @@ pub async fn extend(ledger: &impl Ledger, claim: &Claim, grant: &Grant, lease: D
     let extend = Extend { identity: claim.identity.clone(), week: grant.week, token: grant.token, lease };
     let mut answers = ledger.extend(&[extend]).await.expect("the ledger is there");
     assert_eq!(answers.len(), 1, "one extension, one answer");
-    answers.remove(0)
+    answers.remove(0).expect("an answer")
 }
 
 /// It took effect.

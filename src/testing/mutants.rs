@@ -254,7 +254,7 @@ impl Ledger for MutantLedger {
         Ok(answers)
     }
 
-    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Settled>> {
+    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Result<Settled>>> {
         let mut extends = extends.to_vec();
         for extend in &mut extends {
             extend.token = self.token(&extend.identity, extend.token).await?;

@@ -63,7 +63,7 @@ impl Ledger for Faulty {
         }
         self.inner.settle(settles).await
     }
-    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Settled>> {
+    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Result<Settled>>> {
         if one_of(&self.faults.extends_lost) {
             return away();
         }

@@ -210,6 +210,12 @@ impl Harness for PgHarness {
     async fn open(&self, ledger: Settings) -> PgLedger {
         let mut all = settings(&self.schema);
         all.ledger = ledger;
+        // As if the schema had been made by the one who opens it.
+        let rule = match all.ledger.identity {
+            hapax::ledger::IdentityRule::Id => "id",
+            hapax::ledger::IdentityRule::IdAndTime => "id_and_time",
+        };
+        run(&self.pool, format!("update {}.meta set identity = '{rule}'", self.schema)).await;
         PgLedger::with_pool(self.pool.clone(), all).await.expect("the ledger opens again")
     }
 

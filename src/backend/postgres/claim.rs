@@ -68,14 +68,31 @@ type Answer = (
 pub(super) async fn claim(inner: &Inner, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
     let mut outcomes: Vec<Option<Result<Outcome>>> = Vec::with_capacity(claims.len());
     let mut ready: Vec<Ready<'_>> = Vec::with_capacity(claims.len());
+    let mut stuck: Vec<&Claim> = Vec::new();
     for (index, claim) in claims.iter().enumerate() {
-        match look_up(inner, claim, index, ready.last()).await {
+        let of_scope = |other: &&Claim| {
+            other.identity.scope == claim.identity.scope && other.identity.tenant == claim.identity.tenant
+        };
+        // A scope that somebody's open transaction is registering is waited for once, not once per claim.
+        let looked = match stuck.iter().find(|other| of_scope(other)) {
+            Some(_) => Err(Error::Contended {
+                what: "its scope is being registered by an open transaction".into(),
+                source: None,
+            }),
+            None => look_up(inner, claim, index, ready.last()).await,
+        };
+        match looked {
             Ok(one) => {
                 ready.push(one);
                 outcomes.push(None);
             }
-            // Its own trouble (a week that cannot be made, or not now), not its neighbours'.
-            Err(error @ (Error::Invalid { .. } | Error::Contended { .. })) => outcomes.push(Some(Err(error))),
+            // Its own trouble (a week that cannot be made, a scope that is not to be had now), not its neighbours'.
+            Err(error @ (Error::Invalid { .. } | Error::Contended { .. })) => {
+                if matches!(error, Error::Contended { .. }) && inner.known_scope(&claim.identity).is_none() {
+                    stuck.push(claim);
+                }
+                outcomes.push(Some(Err(error)));
+            }
             Err(error) => return Err(error),
         }
     }
@@ -166,6 +183,7 @@ async fn split_run(
             }
             Err(error) => error,
         };
+        inner.note_pooler(&error);
         let kind = meaning(&error);
         match kind {
             Meaning::Locked if slice.len() == 1 => {
@@ -222,7 +240,7 @@ async fn send(
     match target {
         Target::Own => {
             crate::crash_point!("claim.sending");
-            let answers = if inner.pooled {
+            let answers = if inner.pooled() {
                 let mut tx = inner.pool.begin().await?;
                 let answers = query.fetch_all(&mut *tx).await?;
                 tx.commit().await?;
@@ -236,14 +254,21 @@ async fn send(
         Target::Caller(connection) => {
             sqlx::raw_sql("savepoint hapax_claim").execute(&mut **connection).await?;
             let result = query.fetch_all(&mut **connection).await;
-            let end = match result {
-                Ok(_) => "release savepoint hapax_claim",
-                Err(_) => "rollback to savepoint hapax_claim; release savepoint hapax_claim",
+            // What wrote nothing must leave no lock behind either: it would keep the holder of a lease from extending it.
+            let end = match &result {
+                Ok(answers) if wrote(answers, slice.len()) => "release savepoint hapax_claim",
+                _ => "rollback to savepoint hapax_claim; release savepoint hapax_claim",
             };
             sqlx::raw_sql(end).execute(&mut **connection).await?;
             result
         }
     }
+}
+
+/// Whether a statement changed anything: all but duplicates, busy ones, mismatches and those too old may have.
+fn wrote(answers: &[Answer], count: usize) -> bool {
+    let others = answers.iter().filter(|answer| answer.0 > 0);
+    others.clone().count() < count || others.clone().any(|answer| !matches!(answer.1, 2 | 3 | 9 | 10))
 }
 
 /// Claims, column by column. A column that nobody uses is sent as NULL.
@@ -302,7 +327,7 @@ impl<'a> Columns<'a> {
         let terms = Terms::of(slice[0].claim);
         let check = inner.settings.ledger.mismatch == crate::ledger::MismatchRule::Error;
         let query = sqlx::query_as(AssertSqlSafe(Arc::clone(sql)))
-            .persistent(!inner.pooled)
+            .persistent(!inner.pooled())
             .bind(&self.scopes)
             .bind(&self.weeks)
             .bind(&self.keys)

@@ -30,8 +30,8 @@ pub(super) fn meaning(error: &sqlx::Error) -> Meaning {
         | sqlx::Error::PoolClosed
         | sqlx::Error::WorkerCrashed => Meaning::Doubt,
         sqlx::Error::Database(error) => match error.code().as_deref().unwrap_or_default() {
-            // 55006: the week is half dropped.
-            "40001" | "40P01" | "55006" => Meaning::Serialization,
+            // 55006: the week is half dropped. 26000, 42P05: a pooler changed the server under a kept statement.
+            "40001" | "40P01" | "55006" | "26000" | "42P05" => Meaning::Serialization,
             "55P03" => Meaning::Locked,
             "23514" => Meaning::NoWeek,
             "25006" | "42501" | "53100" => Meaning::Refused,

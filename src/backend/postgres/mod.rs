@@ -14,6 +14,7 @@ mod transaction;
 mod verify;
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -95,7 +96,7 @@ struct Inner {
     pool: PgPool,
     settings: PgSettings,
     /// Whether statements must be sent inside a transaction and not be kept.
-    pooled: bool,
+    pooled: AtomicBool,
     sql: Sql,
     owner: Option<i32>,
     scopes: RwLock<HashMap<(Option<Tenant>, Scope), i32>>,
@@ -182,7 +183,7 @@ impl PgLedger {
     pub async fn with_pool(pool: PgPool, settings: impl Into<PgSettings>) -> Result<Self> {
         let settings = settings.into();
         schema::check_name(&settings.schema)?;
-        schema::prepare(&pool, &settings.schema, settings.migrate).await?;
+        schema::prepare(&pool, &settings.schema, settings.migrate, settings.ledger.identity).await?;
         let pooled = match settings.pooling {
             Pooling::Session => false,
             Pooling::Transaction => true,
@@ -191,7 +192,7 @@ impl PgLedger {
         let sql = Sql::new(&settings.schema);
         let mut inner = Inner {
             pool,
-            pooled,
+            pooled: AtomicBool::new(pooled),
             sql,
             owner: None,
             scopes: RwLock::default(),
@@ -241,6 +242,19 @@ async fn knock(options: &PgConnectOptions, within: Duration) -> Result<()> {
 }
 
 impl Inner {
+    fn pooled(&self) -> bool {
+        self.pooled.load(Ordering::Relaxed)
+    }
+
+    /// A statement that was kept is not known, or one that is new is known: the server changed under the connection, so
+    /// a pooler that went unnoticed at start is in front.
+    fn note_pooler(&self, error: &sqlx::Error) {
+        let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
+        if matches!(code.as_deref(), Some("26000" | "42P05")) && !self.pooled.swap(true, Ordering::Relaxed) {
+            tracing::warn!(target: "hapax", "a transaction pooler is in front of PostgreSQL: statements are no longer kept");
+        }
+    }
+
     async fn begin(&self) -> Result<sqlx::PgTransaction<'static>> {
         self.pool.begin().await.map_err(|e| translate("opening a transaction", e))
     }
@@ -294,18 +308,14 @@ impl Inner {
         self.ensure_week(week, known.unwrap_or(i32::MAX)).await?;
         match known {
             Some(scope) => Ok(scope),
-            // Trouble with a scope is everybody's: a batch waits for it once.
-            None => self.scope(identity).await.map_err(|error| match error {
-                Error::Contended { what, source } => Error::Unavailable { what, source },
-                other => other,
-            }),
+            None => self.scope(identity).await,
         }
     }
 
     async fn scope_in(&self, tx: &mut sqlx::PgConnection, identity: &Identity) -> sqlx::Result<(i32, bool)> {
         let tenant = identity.tenant.as_ref().map_or("", Tenant::as_str);
         sqlx::query_as(AssertSqlSafe(Arc::clone(&self.sql.scope)))
-            .persistent(!self.pooled)
+            .persistent(!self.pooled())
             .bind(tenant)
             .bind(identity.scope.as_str())
             .fetch_one(tx)
@@ -343,7 +353,7 @@ impl Inner {
                 .persistent(false)
                 .bind(week.number())
                 .bind(scope)
-                .bind((ledger.weeks_ahead.as_secs() / 86_400) as i32)
+                .bind(i32::try_from(ledger.weeks_ahead.as_secs() / 86_400).unwrap_or(i32::MAX))
                 .bind(i32::try_from(ledger.weeks_max).unwrap_or(i32::MAX))
                 .fetch_one(&mut *tx)
                 .await;
@@ -384,7 +394,7 @@ impl Ledger for PgLedger {
         settle::settle(&self.0, settles).await
     }
 
-    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Settled>> {
+    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Result<Settled>>> {
         settle::extend(&self.0, extends).await
     }
 
@@ -414,6 +424,16 @@ impl Ledger for PgLedger {
 
     async fn sweep(&self, terms: SweepTerms) -> Result<Swept> {
         sweep::sweep(&self.0, terms).await
+    }
+
+    async fn make_ahead(&self) -> Result<()> {
+        let now = read::now(&self.0).await?;
+        for ahead in [0, 7] {
+            // A scope that is not there yet is younger than every drop.
+            let week = Week::of(now.plus(Duration::from_secs(ahead * 86_400)));
+            self.0.ensure_week(week, i32::MAX).await?;
+        }
+        Ok(())
     }
 
     async fn check(&self) -> Result<Vec<Finding>> {

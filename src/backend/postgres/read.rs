@@ -53,7 +53,7 @@ fn row(found: &PgRow) -> Result<Row> {
     let topic: Option<String> = found.get(13);
     let fingerprint: Option<Vec<u8>> = found.get(10);
     let payload: Option<Vec<u8>> = found.get(19);
-    let names: Option<Vec<String>> = found.get(20);
+    let names: Option<Vec<Vec<u8>>> = found.get(20);
     let values: Option<Vec<Vec<u8>>> = found.get(21);
     let order = match (aggregate, seq) {
         (Some(aggregate), Some(seq)) => Some((Aggregate::new(aggregate)?, seq as u64)),
@@ -69,7 +69,12 @@ fn row(found: &PgRow) -> Result<Row> {
     };
     let body = payload.map(|payload| Body {
         payload: payload.into(),
-        headers: names.unwrap_or_default().into_iter().zip(values.unwrap_or_default()).collect::<Headers>(),
+        headers: names
+            .unwrap_or_default()
+            .into_iter()
+            .map(|name| String::from_utf8_lossy(&name).into_owned())
+            .zip(values.unwrap_or_default())
+            .collect::<Headers>(),
     });
     Ok(Row {
         state: state(Some(found.get::<&str, _>(3)))?,
@@ -99,7 +104,7 @@ pub(super) async fn find_scope(
     sqlx::query_scalar(AssertSqlSafe(format!(
         "select number from {s}.scope where tenant = $1 and scope = $2"
     )))
-    .persistent(!inner.pooled)
+    .persistent(!inner.pooled())
     .bind(identity.tenant.as_ref().map_or("", Tenant::as_str))
     .bind(identity.scope.as_str())
     .fetch_optional(connection)
@@ -139,7 +144,7 @@ pub(super) async fn find(
     );
     for sql in [in_week, in_held] {
         let found = sqlx::query(AssertSqlSafe(sql))
-            .persistent(!inner.pooled)
+            .persistent(!inner.pooled())
             .bind(week.number())
             .bind(scope)
             .bind(&*identity.id.key())
@@ -170,7 +175,7 @@ pub(super) async fn head(
          from {s}.head where scope = $1 and aggregate = $2 for update"
     );
     let found: Option<Stored> = sqlx::query_as(AssertSqlSafe(sql))
-        .persistent(!inner.pooled)
+        .persistent(!inner.pooled())
         .bind(scope)
         .bind(aggregate.as_str())
         .fetch_optional(connection)
@@ -205,7 +210,7 @@ pub(super) async fn put_head(
          where scope = $1 and aggregate = $2"
     );
     sqlx::query(AssertSqlSafe(sql))
-        .persistent(!inner.pooled)
+        .persistent(!inner.pooled())
         .bind(scope)
         .bind(aggregate.as_str())
         .bind(head.last.map(|n| n as i64))
@@ -221,7 +226,7 @@ pub(super) async fn put_head(
 pub(super) async fn now_in(inner: &Inner, connection: &mut PgConnection) -> Result<Time> {
     let s = &inner.settings.schema;
     sqlx::query_scalar(AssertSqlSafe(format!("select {s}.us({s}.ledger_now())")))
-        .persistent(!inner.pooled)
+        .persistent(!inner.pooled())
         .fetch_one(connection)
         .await
         .map(Time::from_micros)
@@ -270,11 +275,11 @@ pub(super) async fn known(inner: &Inner, identities: &[Identity]) -> Result<Vec<
     }
     let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
     let query = sqlx::query_scalar::<_, i64>(AssertSqlSafe(std::sync::Arc::clone(&inner.sql.known)))
-        .persistent(!inner.pooled)
+        .persistent(!inner.pooled())
         .bind(&scopes)
         .bind(&weeks)
         .bind(&keys);
-    let found = if inner.pooled {
+    let found = if inner.pooled() {
         query.fetch_all(&mut *inner.begin().await?).await
     } else {
         query.fetch_all(&inner.pool).await

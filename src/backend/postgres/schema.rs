@@ -5,6 +5,7 @@ use sqlx::{AssertSqlSafe, Executor, PgPool, Row};
 use super::error::translate;
 use crate::config::Migrate;
 use crate::error::{Error, Result};
+use crate::ledger::IdentityRule;
 
 /// The schema this build writes.
 pub const VERSION: i32 = 1;
@@ -14,16 +15,32 @@ pub const ACCEPTS: i32 = 1;
 /// How long a claim waits for somebody's open transaction before it calls the id busy.
 const LOCK_TIMEOUT: &str = "100ms";
 
-const MIGRATIONS: [&str; 4] = [
+/// Each step brings the schema to the version of its place, from 1. A released step is never changed.
+const STEPS: [&[&str]; VERSION as usize] = [&[
     include_str!("migrations/0001_ledger.sql"),
     include_str!("migrations/0002_claim.sql"),
     include_str!("migrations/0003_settle.sql"),
     include_str!("migrations/0004_languages.sql"),
+]];
+
+/// Words that SQL would take for something else.
+#[rustfmt::skip]
+const RESERVED: [&str; 77] = [
+    "all", "analyse", "analyze", "and", "any", "array", "as", "asc", "asymmetric", "both", "case", "cast", "check",
+    "collate", "column", "constraint", "create", "current_catalog", "current_date", "current_role", "current_time",
+    "current_timestamp", "current_user", "default", "deferrable", "desc", "distinct", "do", "else", "end", "except",
+    "false", "fetch", "for", "foreign", "from", "grant", "group", "having", "in", "initially", "intersect", "into",
+    "lateral", "leading", "limit", "localtime", "localtimestamp", "not", "null", "offset", "on", "only", "or", "order",
+    "placing", "primary", "references", "returning", "select", "session_user", "some", "symmetric", "system_user",
+    "table", "then", "to", "trailing", "true", "union", "unique", "user", "using", "variadic", "when", "where", "window",
 ];
 
 /// Checks a schema name: a plain lower-case identifier, so that no quoting can go wrong anywhere.
 pub(super) fn check_name(schema: &str) -> Result<()> {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    if RESERVED.contains(&schema) {
+        return Err(Error::Config(format!("{schema:?} is a word of SQL and cannot name a schema or role")));
+    }
     let starts = schema.starts_with(|c: char| c.is_ascii_lowercase() || c == '_');
     if schema.is_empty() || schema.len() > 48 || !starts || !schema.chars().all(plain) {
         return Err(Error::Config(format!(
@@ -36,11 +53,31 @@ pub(super) fn check_name(schema: &str) -> Result<()> {
 /// The whole schema as SQL, for a DBA to read and run.
 pub fn schema_sql(schema: &str) -> Result<String> {
     check_name(schema)?;
-    let last = format!("\ninsert into {{schema}}.meta (version, accepts) values ({VERSION}, {ACCEPTS});\n");
-    Ok((MIGRATIONS.concat() + &last)
+    Ok(steps_sql(schema, 0, IdentityRule::Id))
+}
+
+/// The steps from a version to the present one.
+fn steps_sql(schema: &str, from: usize, identity: IdentityRule) -> String {
+    let steps: String = STEPS[from..].concat().concat();
+    let last = if from == 0 {
+        let rule = rule_name(identity);
+        format!(
+            "\ninsert into {{schema}}.meta (version, accepts, identity) values ({VERSION}, {ACCEPTS}, '{rule}');\n"
+        )
+    } else {
+        format!("\nupdate {{schema}}.meta set version = {VERSION}, accepts = {ACCEPTS};\n")
+    };
+    (steps + &last)
         .replace("{schema_literal}", &format!("'{schema}'"))
         .replace("{schema}", schema)
-        .replace("{lock_timeout}", LOCK_TIMEOUT))
+        .replace("{lock_timeout}", LOCK_TIMEOUT)
+}
+
+fn rule_name(identity: IdentityRule) -> &'static str {
+    match identity {
+        IdentityRule::Id => "id",
+        IdentityRule::IdAndTime => "id_and_time",
+    }
 }
 
 /// The grants a runtime role needs: rows, functions and sequences, no DDL.
@@ -58,34 +95,79 @@ pub fn grants_sql(schema: &str, role: &str) -> Result<String> {
 }
 
 /// Brings the schema to where this build can use it, or says why it cannot.
-pub(super) async fn prepare(pool: &PgPool, schema: &str, migrate: Migrate) -> Result<()> {
+pub(super) async fn prepare(
+    pool: &PgPool,
+    schema: &str,
+    migrate: Migrate,
+    identity: IdentityRule,
+) -> Result<()> {
     let what = "preparing the ledger's schema";
     match found(pool, schema).await? {
-        Some((version, accepts)) => return fits(schema, version, accepts),
-        None if migrate == Migrate::Check => {
+        Some(found) if found.version >= VERSION => return found.fits(schema, identity),
+        _ if migrate == Migrate::Auto => {}
+        Some(found) => {
+            return Err(Error::Schema(format!(
+                "schema {schema} has version {}, this build needs {VERSION}, and migrate is `check`; run `hapax ledger init`",
+                found.version
+            )));
+        }
+        None => {
             return Err(Error::Schema(format!(
                 "there is no ledger in schema {schema} (or this role may not see it), and migrate is `check`; run `hapax ledger init`"
             )));
         }
-        None => {}
     }
     let mut tx = pool.begin().await.map_err(|e| translate(what, e))?;
     // Others that start now wait here, and then find it done.
     let lock = format!("select pg_advisory_xact_lock(hashtext('hapax.migrate.{schema}'))");
     tx.execute(sqlx::raw_sql(AssertSqlSafe(lock))).await.map_err(|e| translate(what, e))?;
-    if let Some((version, accepts)) = found_in(&mut tx, schema).await? {
-        return fits(schema, version, accepts);
-    }
-    tx.execute(sqlx::raw_sql(AssertSqlSafe(schema_sql(schema)?))).await.map_err(|e| translate(what, e))?;
+    let from = match found_in(&mut tx, schema).await? {
+        Some(found) if found.version >= VERSION => return found.fits(schema, identity),
+        Some(found) => {
+            found.fits(schema, identity)?;
+            usize::try_from(found.version).unwrap_or(0)
+        }
+        None => 0,
+    };
+    let sql = steps_sql(schema, from, identity);
+    tx.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await.map_err(|e| translate(what, e))?;
     tx.commit().await.map_err(|e| translate(what, e))
 }
 
-async fn found(pool: &PgPool, schema: &str) -> Result<Option<(i32, i32)>> {
+/// What a schema says of itself.
+struct Found {
+    version: i32,
+    accepts: i32,
+    identity: String,
+}
+
+impl Found {
+    fn fits(&self, schema: &str, identity: IdentityRule) -> Result<()> {
+        let Found { version, accepts, .. } = self;
+        if *accepts > VERSION {
+            return Err(Error::Schema(format!(
+                "schema {schema} has version {version} and accepts builds from version {accepts} on; this build knows \
+                 version {VERSION}: update it"
+            )));
+        }
+        let rule = rule_name(identity);
+        if self.identity != rule {
+            return Err(Error::Config(format!(
+                "ledger.identity is {rule}, but the ledger in schema {schema} was made with {}; it cannot change, because \
+                 ids would be looked for where they are not",
+                self.identity
+            )));
+        }
+        Ok(())
+    }
+}
+
+async fn found(pool: &PgPool, schema: &str) -> Result<Option<Found>> {
     let mut tx = pool.begin().await.map_err(|e| translate("connecting to PostgreSQL", e))?;
     found_in(&mut tx, schema).await
 }
 
-async fn found_in(tx: &mut sqlx::PgTransaction<'_>, schema: &str) -> Result<Option<(i32, i32)>> {
+async fn found_in(tx: &mut sqlx::PgTransaction<'_>, schema: &str) -> Result<Option<Found>> {
     let what = "reading the ledger's schema version";
     // Not `to_regclass`: it may answer from a cache that is older than the lock we waited for.
     let there = "select exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace \
@@ -99,20 +181,10 @@ async fn found_in(tx: &mut sqlx::PgTransaction<'_>, schema: &str) -> Result<Opti
     if !there {
         return Ok(None);
     }
-    let row = sqlx::query(AssertSqlSafe(format!("select version, accepts from {schema}.meta")))
+    let row = sqlx::query(AssertSqlSafe(format!("select version, accepts, identity from {schema}.meta")))
         .persistent(false)
         .fetch_optional(&mut **tx)
         .await
         .map_err(|e| translate(what, e))?;
-    Ok(row.map(|row| (row.get(0), row.get(1))))
-}
-
-fn fits(schema: &str, version: i32, accepts: i32) -> Result<()> {
-    if accepts > VERSION {
-        return Err(Error::Schema(format!(
-            "schema {schema} has version {version} and accepts builds from version {accepts} on; this build knows \
-             version {VERSION}: update it"
-        )));
-    }
-    Ok(())
+    Ok(row.map(|row| Found { version: row.get(0), accepts: row.get(1), identity: row.get(2) }))
 }

@@ -111,23 +111,15 @@ async fn send_parts<'a, 'r>(
                     }
                 }
             }
-            Err(error) => {
-                let kind = meaning(&error);
-                match kind {
-                    Meaning::Locked | Meaning::Data if slice.len() > 1 => split(&part, &mut parts),
-                    Meaning::Data => {
-                        answers[slice[0].index] = Some(Err(translate("settling", error)));
-                    }
-                    Meaning::Serialization | Meaning::Locked | Meaning::Doubt
-                        if tries < TRIES_MAX && !is_out_of_time(&error) =>
-                    {
-                        tries += 1;
-                        tokio::time::sleep(Duration::from_millis(u64::from(tries - 1) * 10)).await;
-                        parts.push(part);
-                    }
-                    _ => return Err(translate("settling", error)),
+            Err(error) => match trouble(inner, &error, slice.len(), &mut tries) {
+                Trouble::Split => split(&part, &mut parts),
+                Trouble::Alone => answers[slice[0].index] = Some(Err(translate("settling", error))),
+                Trouble::Again => {
+                    pause(tries).await;
+                    parts.insert(0, part);
                 }
-            }
+                Trouble::All => return Err(translate("settling", error)),
+            },
         }
     }
     Ok(())
@@ -135,7 +127,7 @@ async fn send_parts<'a, 'r>(
 
 /// Runs a statement in a transaction of its own.
 async fn run(inner: &Inner, query: Query<'_>) -> sqlx::Result<Vec<Answer>> {
-    if inner.pooled {
+    if inner.pooled() {
         let mut tx = inner.pool.begin().await?;
         let rows = query.fetch_all(&mut *tx).await?;
         tx.commit().await?;
@@ -170,7 +162,8 @@ struct Columns<'a> {
     skip: Vec<bool>,
     advance: Vec<Option<i64>>,
     distinct_weeks: Vec<i16>,
-    header_names: Option<Vec<&'a str>>,
+    /// Bytes, because a name may hold a NUL, which text cannot.
+    header_names: Option<Vec<&'a [u8]>>,
     header_values: Option<Vec<&'a [u8]>>,
 }
 
@@ -212,13 +205,14 @@ impl<'a> Columns<'a> {
                 .collect(),
             advance: slice.iter().map(|one| one.settle.advance_to.map(|seq| seq as i64)).collect(),
             distinct_weeks,
-            header_names: body.map(|body| body.headers.iter().map(|(name, _)| name).collect()),
+            header_names: body.map(|body| body.headers.iter().map(|(name, _)| name.as_bytes()).collect()),
             header_values: body.map(|body| body.headers.iter().map(|(_, value)| value).collect()),
         }
     }
 
     fn query(&self, inner: &Inner) -> Query<'_> {
-        let start = |sql: &Arc<str>| sqlx::query_as(AssertSqlSafe(Arc::clone(sql))).persistent(!inner.pooled);
+        let start =
+            |sql: &Arc<str>| sqlx::query_as(AssertSqlSafe(Arc::clone(sql))).persistent(!inner.pooled());
         if let Some((from, to)) = self.fast {
             return start(&inner.sql.settle_done)
                 .bind(&self.scopes)
@@ -264,7 +258,7 @@ impl<'a> Columns<'a> {
 
 fn after(settle: &Settle) -> i64 {
     match &settle.verdict {
-        Verdict::Retry { after, .. } => i64::try_from(after.as_micros()).unwrap_or(i64::MAX),
+        Verdict::Retry { after, .. } => micros(*after),
         _ => 0,
     }
 }
@@ -281,7 +275,7 @@ fn note(settle: &Settle) -> Option<&str> {
     }
 }
 
-pub(super) async fn extend(inner: &Inner, extends: &[Extend]) -> Result<Vec<Settled>> {
+pub(super) async fn extend(inner: &Inner, extends: &[Extend]) -> Result<Vec<Result<Settled>>> {
     let mut scopes = Vec::with_capacity(extends.len());
     for extend in extends {
         scopes.push(inner.scope(&extend.identity).await?);
@@ -289,45 +283,78 @@ pub(super) async fn extend(inner: &Inner, extends: &[Extend]) -> Result<Vec<Sett
     // By key, like everybody.
     let mut order: Vec<usize> = (0..extends.len()).collect();
     order.sort_by_key(|at| (scopes[*at], extends[*at].identity.id.key()));
-    let keys: Vec<_> = order.iter().map(|at| extends[*at].identity.id.key()).collect();
-    let scopes: Vec<i32> = order.iter().map(|at| scopes[*at]).collect();
-    let weeks: Vec<i16> = order.iter().map(|at| extends[*at].week.number()).collect();
-    let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
-    let tokens: Vec<i64> = order.iter().map(|at| extends[*at].token.0).collect();
-    let lasting: Vec<i64> =
-        order.iter().map(|at| i64::try_from(extends[*at].lease.as_micros()).unwrap_or(i64::MAX)).collect();
+    let fenced = || Ok(Settled::Fenced { state: None });
+    let mut answers: Vec<Result<Settled>> = extends.iter().map(|_| fenced()).collect();
     let mut tries = 0;
-    let rows = loop {
+    let mut parts = vec![0..order.len()];
+    while let Some(part) = parts.pop() {
+        let slice = &order[part.clone()];
+        let keys: Vec<_> = slice.iter().map(|at| extends[*at].identity.id.key()).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
         let query = sqlx::query_as(AssertSqlSafe(Arc::clone(&inner.sql.extend)))
-            .persistent(!inner.pooled)
-            .bind(&scopes)
-            .bind(&weeks)
+            .persistent(!inner.pooled())
+            .bind(slice.iter().map(|at| scopes[*at]).collect::<Vec<i32>>())
+            .bind(slice.iter().map(|at| extends[*at].week.number()).collect::<Vec<i16>>())
             .bind(&keys)
-            .bind(&tokens)
-            .bind(&lasting);
+            .bind(slice.iter().map(|at| extends[*at].token.0).collect::<Vec<i64>>())
+            .bind(slice.iter().map(|at| micros(extends[*at].lease)).collect::<Vec<i64>>());
         match run(inner, query).await {
-            Ok(rows) => break rows,
-            Err(error)
-                if tries < TRIES_MAX
-                    && !is_out_of_time(&error)
-                    && matches!(
-                        meaning(&error),
-                        Meaning::Serialization | Meaning::Locked | Meaning::Doubt
-                    ) =>
-            {
-                tries += 1;
-                tokio::time::sleep(Duration::from_millis(u64::from(tries - 1) * 10)).await;
+            Ok(rows) => {
+                for row in &rows {
+                    if let Some(at) = slice.get(row.0 as usize - 1) {
+                        answers[*at] = settled(row);
+                    }
+                }
             }
-            Err(error) => return Err(translate("extending leases", error)),
-        }
-    };
-    let mut answers = vec![Settled::Fenced { state: None }; extends.len()];
-    for row in &rows {
-        if let Some(at) = order.get(row.0 as usize - 1) {
-            answers[*at] = settled(row)?;
+            Err(error) => match trouble(inner, &error, slice.len(), &mut tries) {
+                Trouble::Split => split(&part, &mut parts),
+                Trouble::Alone => answers[slice[0]] = Err(translate("extending a lease", error)),
+                Trouble::Again => {
+                    pause(tries).await;
+                    parts.insert(0, part);
+                }
+                Trouble::All => return Err(translate("extending leases", error)),
+            },
         }
     }
     Ok(answers)
+}
+
+fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+}
+
+/// What to do about a statement that failed.
+enum Trouble {
+    /// Something in it is locked or bad: find out which.
+    Split,
+    /// It is this one's trouble.
+    Alone,
+    /// Send it again, after the others.
+    Again,
+    /// It is everybody's.
+    All,
+}
+
+fn trouble(inner: &Inner, error: &sqlx::Error, count: usize, tries: &mut u32) -> Trouble {
+    inner.note_pooler(error);
+    let kind = meaning(error);
+    match kind {
+        Meaning::Locked | Meaning::Data if count > 1 => Trouble::Split,
+        Meaning::Serialization | Meaning::Locked | Meaning::Doubt
+            if *tries < TRIES_MAX && !is_out_of_time(error) =>
+        {
+            *tries += 1;
+            Trouble::Again
+        }
+        Meaning::Data | Meaning::Locked => Trouble::Alone,
+        _ => Trouble::All,
+    }
+}
+
+/// Others need a moment to end; the first try goes at once.
+async fn pause(tries: u32) {
+    tokio::time::sleep(Duration::from_millis(u64::from(tries.saturating_sub(1)) * 10)).await;
 }
 
 /// Intervenes: the row is locked, the transition function decides, the row is stored, all in one transaction.
@@ -336,11 +363,12 @@ pub(super) async fn intervene(inner: &Inner, intervene: &Intervene) -> Result<In
     let schema = &inner.settings.schema;
     let week = Week::route(inner.settings.ledger.identity, &intervene.identity.id, intervene.time)?;
     let mut tx = inner.begin().await?;
-    // One function of the schema does the storing, so that held is kept in step here too.
-    let before = read::find(inner, &mut tx, &intervene.identity, week, true)
-        .await?
-        .ok_or_else(|| Error::NotFound(format!("no entry for {}", intervene.identity)))?;
-    let head = read::head(inner, &mut tx, before.scope, &before.row).await?;
+    let missing = || Error::NotFound(format!("no entry for {}", intervene.identity));
+    // Heads are locked before entries, here too: a look tells which head.
+    let looked = read::find(inner, &mut tx, &intervene.identity, week, false).await?.ok_or_else(missing)?;
+    let head = read::head(inner, &mut tx, looked.scope, &looked.row).await?;
+    let before = read::find(inner, &mut tx, &intervene.identity, week, true).await?.ok_or_else(missing)?;
+    // One function of the schema does the storing, so that held is kept in step.
     let now = read::now_in(inner, &mut tx).await?;
     let token: i64 = sqlx::query_scalar(AssertSqlSafe(format!("select nextval('{schema}.token')")))
         .persistent(false)

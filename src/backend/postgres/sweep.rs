@@ -42,7 +42,8 @@ const COLUMNS: [&str; 16] = [
 /// Pages of the timeless partition looked at in one transaction.
 const PAGES: i64 = 4096;
 
-pub(super) async fn sweep(inner: &Inner, terms: SweepTerms) -> Result<Swept> {
+pub(super) async fn sweep(inner: &Inner, mut terms: SweepTerms) -> Result<Swept> {
+    terms.batch_max = terms.batch_max.max(1);
     let mut swept = Swept { lost: mark_lost(inner, terms).await?, ..Swept::default() };
     sweep_rows(inner, terms, &mut swept).await?;
     let due = due(inner, terms).await?;
@@ -52,7 +53,7 @@ pub(super) async fn sweep(inner: &Inner, terms: SweepTerms) -> Result<Swept> {
             let (rows, open) = count(inner, number).await?;
             swept.weeks.push((week, rows));
             swept.held += open;
-        } else if let Some(rows) = drop_week(inner, number, &mut swept).await? {
+        } else if let Some(rows) = drop_week(inner, number, terms, &mut swept).await? {
             swept.weeks.push((week, rows));
         }
     }
@@ -219,8 +220,8 @@ async fn count(inner: &Inner, week: i16) -> Result<(u64, u64)> {
 }
 
 /// Drops a week; none if it stays, because someone wrote to it meanwhile or another sweeper is at it.
-async fn drop_week(inner: &Inner, week: i16, swept: &mut Swept) -> Result<Option<u64>> {
-    match drop_steps(inner, week, swept).await {
+async fn drop_week(inner: &Inner, week: i16, terms: SweepTerms, swept: &mut Swept) -> Result<Option<u64>> {
+    match drop_steps(inner, week, terms, swept).await {
         Err(error) if is_anothers(&error) => Ok(None),
         other => other,
     }
@@ -237,17 +238,21 @@ fn is_anothers(error: &Error) -> bool {
         || matches!(code.as_deref(), Some("55000" | "42P01"))
 }
 
-async fn drop_steps(inner: &Inner, week: i16, swept: &mut Swept) -> Result<Option<u64>> {
+async fn drop_steps(inner: &Inner, week: i16, terms: SweepTerms, swept: &mut Swept) -> Result<Option<u64>> {
     let s = &inner.settings.schema;
-    let held = if announce(inner, week).await? {
-        crate::crash_point!("sweep.announced");
-        let held = copy_open(inner, week).await?;
-        crate::crash_point!("sweep.copied");
-        detach(inner, week).await?;
-        held
-    } else {
-        detach(inner, week).await?; // what a killed sweep had begun
-        0
+    let held = match announce(inner, week, terms).await? {
+        Announced::Now => {
+            crate::crash_point!("sweep.announced");
+            let held = copy_open(inner, week).await?;
+            crate::crash_point!("sweep.copied");
+            detach(inner, week).await?;
+            held
+        }
+        Announced::Before => {
+            detach(inner, week).await?; // what a killed sweep had begun
+            0
+        }
+        Announced::NotDue => return Ok(None),
     };
     crate::crash_point!("sweep.detached");
     let mut tx = inner.begin().await?;
@@ -257,7 +262,8 @@ async fn drop_steps(inner: &Inner, week: i16, swept: &mut Swept) -> Result<Optio
         .await
         .map_err(|e| translate(WHAT, e))?;
     let late: bool = sqlx::query_scalar(AssertSqlSafe(format!(
-        "select exists (select from {s}.touch t join {s}.dropped d using (week) where t.week = {week} and t.at >= d.at) \
+        "select exists (select from {s}.touch t join {s}.dropped d using (week) \
+                        where t.week = {week} and not t.number = any (d.seen)) \
          or exists (select from {s}.entry_{week} e left join {s}.held h \
               on h.week = e.week and h.scope = e.scope and h.id = e.id \
             where case when h.id is null then e.state in {OPEN} else {} end)",
@@ -345,23 +351,41 @@ async fn begin_attached(inner: &Inner, week: i16) -> Result<Option<sqlx::PgTrans
     Ok(attached.then_some(tx))
 }
 
-/// From here on, an id of this week is too old for every scope there is. False if the week is out already.
-async fn announce(inner: &Inner, week: i16) -> Result<bool> {
+/// How an announcement went.
+enum Announced {
+    /// The week is on its way out.
+    Now,
+    /// It is out already.
+    Before,
+    /// Someone has written to it since it was looked at.
+    NotDue,
+}
+
+/// From here on, an id of this week is too old for every scope there is, those that open transactions are registering
+/// included. Writes down which touches are known: whoever writes to the week now has added one (the known ones are old), so one
+/// that is not known means that someone wrote meanwhile, however long their transaction took.
+async fn announce(inner: &Inner, week: i16, terms: SweepTerms) -> Result<Announced> {
     let s = &inner.settings.schema;
-    let Some(mut tx) = begin_attached(inner, week).await? else { return Ok(false) };
-    // An announcement that was never followed up keeps its time: what was written since is late.
-    execute(
+    let Some(mut tx) = begin_attached(inner, week).await? else { return Ok(Announced::Before) };
+    let announced = execute(
         &mut tx,
         format!(
-            "insert into {s}.dropped as d (week, at, scope_max) \
-             select {week}, {s}.ledger_now(), coalesce(max(number), 0) from {s}.scope \
-             on conflict (week) do update set scope_max = excluded.scope_max, \
-               at = case when d.barred = d.scope_max then excluded.at else d.at end"
+            "insert into {s}.dropped as d (week, at, scope_max, seen) \
+             select {week}, {s}.ledger_now(), \
+                    coalesce(pg_sequence_last_value(pg_get_serial_sequence('{s}.scope', 'number')::regclass), 0), \
+                    array(select t.number from {s}.touch t where t.week = {week}) \
+              where coalesce((select max(t.at) from {s}.touch t where t.week = {week}), '-infinity') \
+                    < {s}.ledger_now() - interval '1 hour' - {} * interval '1 microsecond' \
+             on conflict (week) do update set scope_max = excluded.scope_max, at = excluded.at, seen = excluded.seen",
+            us(terms)
         ),
     )
     .await?;
+    if announced == 0 {
+        call_off(s, &mut tx, week).await?; // an announcement that was never followed up
+    }
     tx.commit().await.map_err(|e| translate(WHAT, e))?;
-    Ok(true)
+    Ok(if announced == 0 { Announced::NotDue } else { Announced::Now })
 }
 
 /// Copies what is still open, and takes back copies of what has ended since an earlier attempt.

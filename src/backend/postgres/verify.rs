@@ -119,7 +119,7 @@ pub(super) async fn check(inner: &Inner) -> Result<Vec<Finding>> {
             "no asynchronous standby is attached (or this role may not see them)".into(),
         );
     }
-    if inner.pooled {
+    if inner.pooled() {
         find(
             Level::Warning,
             "pooling",

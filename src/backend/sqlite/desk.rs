@@ -335,9 +335,9 @@ impl Rows for Desk<'_> {
             self.conn.execute(&sql, params![key.scope, key.id]).doing("removing an entry")?;
         }
         let sql = "DELETE FROM main.hapax_kept WHERE week = ?1 AND scope = ?2 AND id = ?3";
+        // Forgetting keeps no week alive: it is not touched.
         self.conn.execute(sql, params![week, key.scope, key.id]).doing("removing an entry")?;
-        let now = self.now();
-        self.touch(key.week, now)
+        Ok(())
     }
 
     fn head(&mut self, scope: i32, aggregate: &Aggregate) -> Result<Option<Head>> {

@@ -186,9 +186,10 @@ impl Ledger for SqliteLedger {
         answer(self.0.write.send(move |desk| settle_rows(desk, &settles, &settings))).await
     }
 
-    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Settled>> {
+    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Result<Settled>>> {
         let extends = extends.to_vec();
-        answer(self.0.write.send(move |desk| extend_rows(desk, &extends))).await
+        let answers = answer(self.0.write.send(move |desk| extend_rows(desk, &extends))).await?;
+        Ok(answers.into_iter().map(Ok).collect())
     }
 
     async fn get(&self, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>> {

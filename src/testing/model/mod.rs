@@ -244,8 +244,8 @@ impl<H: Harness> Pair<'_, H> {
             token: grant.token,
             lease,
         };
-        let left = self.ledgers.0.extend(&[extend(&left)]).await.unwrap().remove(0);
-        let answer = self.ledgers.1.extend(&[extend(&right)]).await.unwrap().remove(0);
+        let left = self.ledgers.0.extend(&[extend(&left)]).await.unwrap().remove(0).unwrap();
+        let answer = self.ledgers.1.extend(&[extend(&right)]).await.unwrap().remove(0).unwrap();
         let what = format!("extend {} {lease:?}", claim.identity);
         self.same(&what, &self.settled(&Ok(left)), &self.settled(&Ok(answer)));
         self.spec.extended(&claim.identity, right.token, answer);

@@ -6,7 +6,8 @@ create table {schema}.meta (
   only_row  boolean primary key default true check (only_row),
   version   int not null,
   accepts   int not null,
-  ledger_id uuid not null default gen_random_uuid()
+  ledger_id uuid not null default gen_random_uuid(),
+  identity  text not null check (identity in ('id', 'id_and_time')) -- what makes an identity; fixed for ever
 );
 
 -- Fencing tokens: one sequence for the whole ledger, never reset.
@@ -59,7 +60,7 @@ alter table {schema}.entry attach partition {schema}.entry_0 for values from (0)
 create table {schema}.held (
   like {schema}.entry including defaults,
   payload       bytea,
-  header_names  text[],
+  header_names  bytea[],
   header_values bytea[],
   primary key (scope, id, week)
 );
@@ -91,7 +92,7 @@ create index awaited_at on {schema}.awaited (at);
 
 -- When a week was last written to, to the hour: rows are only added (by whoever finds none this hour), so that nobody
 -- waits for anybody's transaction here.
-create table {schema}.touch (week smallint not null, at timestamptz not null);
+create table {schema}.touch (week smallint not null, at timestamptz not null, number bigint generated always as identity);
 create index touch_week on {schema}.touch (week, at);
 
 -- Weeks that were dropped. A week made again admits only scopes younger than that. A drop that is announced and not
@@ -100,7 +101,8 @@ create table {schema}.dropped (
   week      smallint primary key,
   at        timestamptz not null,
   scope_max int not null,
-  barred    int
+  barred    int,
+  seen      bigint[] not null default '{}' -- touches that were there when the drop was announced
 );
 
 create table {schema}.audit (
@@ -199,7 +201,7 @@ end $$;
 -- row was faster. Keeps held in step: what is parked or dead is in it, what has ended is not.
 create function {schema}.put(
   e {schema}.entry, p_have boolean, p_in_held boolean, p_hold boolean,
-  p_payload bytea, p_header_names text[], p_header_values bytea[]
+  p_payload bytea, p_header_names bytea[], p_header_values bytea[]
 ) returns boolean language plpgsql volatile
 set enable_seqscan = off as $$
 declare v_held boolean := (e.flags & 4) <> 0 or p_in_held;

@@ -112,7 +112,7 @@ begin
     v_runs := case when not v_have then 0 when e.state = 'L' and (e.flags & 1) = 0 then greatest(e.attempts - 1, 0)
               else e.attempts end;
     if (p_mode = 'F' and v_runs + 1 >= p_attempts_max) or (p_mode = 'L' and v_lapsed and v_runs >= p_attempts_max) then
-      n.state := 'X'; n.attempts := v_runs + (p_mode = 'F')::int;
+      n.state := 'X'; n.attempts := least(v_runs + (p_mode = 'F')::int, 32767);
       n.note := case when p_mode = 'F' then coalesce(p_note, 'failed')
                 else format('its process died or stopped answering in each of %s runs', v_runs) end;
       if not {schema}.put(n, v_have, v_in_held, false, null, null, null) then continue again; end if;
@@ -215,6 +215,10 @@ begin
     if r.state in ('D', 'C', 'F', 'O') and r.x_nonce <> r.nonce
        and (not p_check_fingerprint or (r.x_fingerprint = r.fingerprint) is not false) then
       o_kind := 2; o_at := {schema}.us(r.at);
+    elsif r.x_nonce <> r.nonce and (not p_check_fingerprint or (r.x_fingerprint = r.fingerprint) is not false)
+       and r.state in ('L', 'R') and r.at > {schema}.ledger_now() then
+      -- Not to be had now, and not locked: in a caller's transaction the lock would keep the holder from extending.
+      o_kind := case r.state when 'L' then 3 else 4 end; o_at := {schema}.us(r.at);
     else
       select * into o from {schema}.claim_one(r.scope, r.week, r.id, r.nonce, r.fingerprint, r.topic, r.partition,
         r."offset", r.metadata, p_mode, p_for, p_flags, p_attempts_max, 0, 0, 0, null, p_owner, p_check_fingerprint,

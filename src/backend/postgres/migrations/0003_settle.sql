@@ -4,7 +4,7 @@
 create function {schema}.settle_one(
   p_scope int, p_week smallint, p_id bytea, p_token bigint, p_state "char", p_after bigint, p_counted boolean, p_note text,
   p_metadata jsonb, p_aggregate text, p_skip boolean, p_advance bigint, p_hold boolean, p_payload bytea,
-  p_header_names text[], p_header_values bytea[], out o_kind int, out o_at bigint, out o_state text
+  p_header_names bytea[], p_header_values bytea[], out o_kind int, out o_at bigint, out o_state text
 ) language plpgsql volatile set enable_seqscan = off as $$
 declare e {schema}.entry; h {schema}.head; v_in_held boolean := false; v_now timestamptz;
 begin

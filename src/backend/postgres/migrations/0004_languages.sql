@@ -52,6 +52,14 @@ begin
   return (select o_number from {schema}.scope_number(coalesce(p_tenant, ''), p_scope));
 end $$;
 
+create function {schema}.by_id_alone(p_what text) returns void language plpgsql stable as $$
+begin
+  if (select identity from {schema}.meta) <> 'id' then
+    raise exception '% is unsupported: this ledger''s identity is id_and_time, and it takes no time', p_what
+      using errcode = '0A000';
+  end if;
+end $$;
+
 -- Claims an event in the caller's transaction: 'claimed' means run the effect in this very transaction and commit; it
 -- rolls back with it. 'duplicate' means it took effect before. Any other word means: not now (see docs/sql.md).
 create function {schema}.claim_in(
@@ -68,8 +76,13 @@ begin
       using errcode = '22023';
   end if;
   v_scope := {schema}.scope_of(p_tenant, p_scope);
-  if p_event_time is not null then v_week := {schema}.week_of({schema}.us(p_event_time));
-  else v_week := {schema}.week_of_id(v_key); end if;
+  if (select identity from {schema}.meta) = 'id' then
+    v_week := {schema}.week_of_id(v_key); -- whatever time the delivery says
+  elsif p_event_time is null then
+    raise exception 'event time is invalid: it is missing, and this ledger''s identity is id_and_time' using errcode = '22023';
+  else
+    v_week := {schema}.week_of({schema}.us(p_event_time));
+  end if;
   if v_week > 0 and to_regclass(format('%I.entry_%s', {schema_literal}, v_week)) is null
      and not exists (select from {schema}.dropped where week = v_week and scope_max >= v_scope) then
     raise exception 'no partition yet for week %: call {schema}.make_week(%, 28, 260) in a transaction of its own, then try again',
@@ -99,6 +112,7 @@ begin
   if p_seconds < 1 or p_seconds > 86400 then
     raise exception 'lease is invalid: % seconds; allowed are 1 to 86400', p_seconds using errcode = '22023';
   end if;
+  perform {schema}.by_id_alone('lease');
   v_scope := {schema}.scope_of(p_tenant, p_scope);
   v_week := {schema}.week_of_id(v_key);
   if v_week > 0 and not exists (select from {schema}.dropped where week = v_week and scope_max >= v_scope) then
@@ -130,6 +144,7 @@ begin
   if v_state is null then
     raise exception 'settling is invalid: % is none of done, retry, dead', p_how using errcode = '22023';
   end if;
+  perform {schema}.by_id_alone('settle');
   v_scope := {schema}.scope_of(p_tenant, p_scope);
   select * into o from {schema}.settle_one(v_scope, {schema}.week_of_id(v_key), v_key, p_token, v_state,
     p_after_seconds * 1000000::bigint, true, p_note, p_metadata, null, false, null, false, null, null, null);
