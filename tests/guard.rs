@@ -437,3 +437,35 @@ async fn any_ledger_will_do() {
     assert!(guard.try_claim(&id).await.unwrap().is_claimed());
     assert!(!guard.try_claim(Delivery::of(id)).await.unwrap().is_claimed());
 }
+
+#[tokio::test]
+async fn waiting_for_ever_is_no_panic() {
+    let guard = Guard::builder(MemoryLedger::default()).scope("s").build().unwrap();
+    let outcome = guard.lease_or_wait("e", Duration::MAX).await.unwrap();
+    assert!(outcome.is_claimed());
+    let other = guard.clone();
+    let waiting = tokio::spawn(async move { other.lease_or_wait("e", Duration::MAX).await.unwrap() });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let Outcome::First(lease) = outcome else { unreachable!() };
+    lease.done().await.unwrap();
+    assert!(matches!(waiting.await.unwrap(), Outcome::Duplicate(_)));
+}
+
+#[tokio::test]
+async fn t31_a_guard_says_whether_a_claim_was_committed() {
+    let ledger = MemoryLedger::default();
+    let guard = Guard::builder(ledger.clone()).scope("s").build().unwrap();
+    for commit in [false, true] {
+        let mut tx = ledger.begin();
+        let outcome = guard.try_claim_in(&mut tx, "e").unwrap();
+        let Outcome::First(claim) = outcome else { panic!("{outcome:?}") };
+        assert_eq!(claim.key().id.to_string(), "e");
+        assert!(claim.token().0 > 0);
+        if commit {
+            tx.commit();
+        } else {
+            drop(tx);
+        }
+        assert_eq!(guard.was_committed(&claim.clone()).unwrap(), commit);
+    }
+}

@@ -38,6 +38,7 @@ mod settings;
 mod shared;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+mod transaction;
 
 use std::fmt;
 use std::sync::Arc;
@@ -49,6 +50,7 @@ pub use lease::{Failure, Lease, Run};
 pub use process::{DeadLetter, DeadLetters, ProcessingResult};
 pub(crate) use settings::jitter_permille;
 pub use settings::{GuardBuilder, GuardSettings};
+pub use transaction::InTransaction;
 
 pub(crate) use shared::{Core, WeakCore};
 use shared::{Granted, note};
