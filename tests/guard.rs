@@ -398,12 +398,14 @@ async fn switched_off_it_lets_everything_pass_but_same_transaction_claims() {
 async fn impossible_settings_are_named() {
     let second = Duration::from_secs(1);
     let bad = [
-        (builder().lease(second, second), "guard.heartbeat"),
-        (builder().lease(second, Duration::ZERO), "guard.heartbeat"),
-        (builder().with(|settings| settings.lease_margin = Some(settings.lease)), "lease.margin"),
-        (builder().retention(Duration::ZERO), "guard.retention"),
-        (builder().attempts_max(0), "guard.attempts_max"),
-        (builder().backoff(second * 2, second), "guard.backoff_base"),
+        (builder().lease(second, second), "heartbeat is"),
+        (builder().lease(second, Duration::ZERO), "heartbeat is"),
+        (builder().with(|settings| settings.lease_margin = Some(settings.lease)), "lease_margin is"),
+        (builder().retention(Duration::ZERO), "retention is"),
+        (builder().attempts_max(0), "attempts_max is 0; it must be 1 to 32767"),
+        (builder().attempts_max(32_768), "attempts_max is 32768"),
+        (builder().with(|settings| settings.lease_margin = Some(Duration::MAX)), "lease_margin is"),
+        (builder().backoff(second * 2, second), "backoff_base"),
         (builder().telemetry_prefix("a b"), "telemetry.prefix"),
     ];
     for (builder, key) in bad {

@@ -48,7 +48,7 @@ pub use delivery::{Deliverable, Delivery};
 pub use keeper::LeaseLost;
 pub use lease::{Failure, Lease, Run};
 pub use process::{DeadLetter, DeadLetters, ProcessingResult};
-pub(crate) use settings::jitter_permille;
+pub(crate) use settings::{ATTEMPTS_MAX, jitter_permille};
 pub use settings::{GuardBuilder, GuardSettings};
 pub use transaction::InTransaction;
 
