@@ -149,7 +149,7 @@ const OUTCOMES: [&str; 11] = [
     "too_old",
     "error",
 ];
-/// What the same outcomes are called in checks: the seeds say `new`.
+/// What the same outcomes are called in checks: `first` is `new` there.
 const RESULTS: [&str; 11] = [
     "new",
     "duplicate",

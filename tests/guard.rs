@@ -398,12 +398,14 @@ async fn switched_off_it_lets_everything_pass_but_same_transaction_claims() {
 async fn impossible_settings_are_named() {
     let second = Duration::from_secs(1);
     let bad = [
-        (builder().lease(second, second), "guard.heartbeat"),
-        (builder().lease(second, Duration::ZERO), "guard.heartbeat"),
-        (builder().with(|settings| settings.lease_margin = Some(settings.lease)), "lease.margin"),
-        (builder().retention(Duration::ZERO), "guard.retention"),
-        (builder().attempts_max(0), "guard.attempts_max"),
-        (builder().backoff(second * 2, second), "guard.backoff_base"),
+        (builder().lease(second, second), "heartbeat is"),
+        (builder().lease(second, Duration::ZERO), "heartbeat is"),
+        (builder().with(|settings| settings.lease_margin = Some(settings.lease)), "lease_margin is"),
+        (builder().retention(Duration::ZERO), "retention is"),
+        (builder().attempts_max(0), "attempts_max is 0; it must be 1 to 32767"),
+        (builder().attempts_max(32_768), "attempts_max is 32768"),
+        (builder().with(|settings| settings.lease_margin = Some(Duration::MAX)), "lease_margin is"),
+        (builder().backoff(second * 2, second), "backoff_base"),
         (builder().telemetry_prefix("a b"), "telemetry.prefix"),
     ];
     for (builder, key) in bad {
@@ -436,4 +438,36 @@ async fn any_ledger_will_do() {
     let id = EventId::now_v7();
     assert!(guard.try_claim(&id).await.unwrap().is_claimed());
     assert!(!guard.try_claim(Delivery::of(id)).await.unwrap().is_claimed());
+}
+
+#[tokio::test]
+async fn waiting_for_ever_is_no_panic() {
+    let guard = Guard::builder(MemoryLedger::default()).scope("s").build().unwrap();
+    let outcome = guard.lease_or_wait("e", Duration::MAX).await.unwrap();
+    assert!(outcome.is_claimed());
+    let other = guard.clone();
+    let waiting = tokio::spawn(async move { other.lease_or_wait("e", Duration::MAX).await.unwrap() });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let Outcome::First(lease) = outcome else { unreachable!() };
+    lease.done().await.unwrap();
+    assert!(matches!(waiting.await.unwrap(), Outcome::Duplicate(_)));
+}
+
+#[tokio::test]
+async fn t31_a_guard_says_whether_a_claim_was_committed() {
+    let ledger = MemoryLedger::default();
+    let guard = Guard::builder(ledger.clone()).scope("s").build().unwrap();
+    for commit in [false, true] {
+        let mut tx = ledger.begin();
+        let outcome = guard.try_claim_in(&mut tx, "e").unwrap();
+        let Outcome::First(claim) = outcome else { panic!("{outcome:?}") };
+        assert_eq!(claim.key().id.to_string(), "e");
+        assert!(claim.token().0 > 0);
+        if commit {
+            tx.commit();
+        } else {
+            drop(tx);
+        }
+        assert_eq!(guard.was_committed(&claim.clone()).unwrap(), commit);
+    }
 }

@@ -246,3 +246,37 @@ async fn retries_in_process_count_as_one_run() {
     assert_eq!((result, runs), (ProcessingResult::Failed("busy line".into()), 3));
     assert_eq!(entry(&guard, "e").await.attempts, 1);
 }
+
+/// Two deliveries of one id in a batch whose acknowledgement is lost: the next claim must not find itself busy.
+#[tokio::test]
+async fn t31_two_deliveries_in_doubt_do_not_leave_anyone_busy_with_himself() {
+    for modes in 0..2 {
+        let (guard, faults) = faulty();
+        faults.claims_unheard.store(3, Ordering::SeqCst);
+        if modes == 0 {
+            let both = guard.lease_many(["e", "e"]).await.unwrap();
+            assert!(both.iter().all(Result::is_err), "{both:?}");
+            // Looking at it in another way forgets nothing.
+            assert!(!guard.try_claim("e").await.unwrap().is_claimed());
+            let again = guard.lease("e").await.unwrap();
+            assert!(matches!(again, Outcome::First(_)), "{again:?}");
+        } else {
+            let both = guard.claim_many(["e", "e"]).await.unwrap();
+            assert!(both.iter().all(Result::is_err), "{both:?}");
+            assert!(guard.try_claim("e").await.unwrap().is_claimed());
+            assert!(!guard.try_claim("e").await.unwrap().is_claimed(), "but only once");
+        }
+    }
+}
+
+/// Whichever of the claims in doubt won, the next delivery finds it.
+#[tokio::test]
+async fn t31_every_claim_in_doubt_is_tried() {
+    let (guard, faults) = faulty();
+    faults.claims_unheard.store(3, Ordering::SeqCst);
+    assert!(guard.lease_many(["e", "e"]).await.unwrap().iter().all(Result::is_err));
+    // The winner stays in doubt: it is now behind the other one.
+    faults.claims_unheard.store(3, Ordering::SeqCst);
+    assert!(guard.lease("e").await.is_err());
+    assert!(guard.lease("e").await.unwrap().is_claimed());
+}

@@ -279,3 +279,21 @@ async fn id_and_time_are_two_identities_only_across_a_monday() {
     kit::expect(&ledger, &at(now.plus(half_an_hour)), "claimed").await;
     kit::assert_invalid(kit::try_one(&ledger, &kit::claim("one-id", Mode::Done)).await, "id_and_time");
 }
+
+/// What a caller of the guard can ask when the answer to COMMIT never came.
+#[tokio::test(flavor = "multi_thread")]
+async fn t31_a_guard_says_whether_a_claim_was_committed() {
+    let ledger = stage().await;
+    let guard = hapax::Guard::builder(ledger.clone()).scope("billing").build().unwrap();
+    for commit in [false, true] {
+        let mut tx = ledger.pool().begin().await.unwrap();
+        let outcome = guard.try_claim_in(&mut tx, "asked-about").await.unwrap();
+        let hapax::Outcome::First(claim) = outcome else { panic!("{outcome:?}") };
+        if commit {
+            tx.commit().await.unwrap();
+        } else {
+            tx.rollback().await.unwrap();
+        }
+        assert_eq!(guard.was_committed(&claim).await.unwrap(), commit);
+    }
+}

@@ -477,3 +477,48 @@ async fn the_check_finds_everything_in_order() {
         assert_eq!(finding.level, hapax::ledger::Level::Fine);
     }
 }
+
+#[tokio::test]
+async fn t31_a_guard_says_whether_a_claim_was_committed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = file(&dir);
+    let guard = hapax::Guard::builder(open(&path)).scope("billing").build().unwrap();
+    let mut conn = Connection::open(&path).unwrap();
+    for commit in [false, true] {
+        let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
+        let Outcome::First(claim) = guard.try_claim_in(&tx, "order-17").unwrap() else { panic!() };
+        if commit {
+            tx.commit().unwrap();
+        } else {
+            tx.rollback().unwrap();
+        }
+        assert_eq!(guard.was_committed(&claim).unwrap(), commit);
+    }
+}
+
+/// Two rules on one file would make two identities of one event.
+#[tokio::test]
+async fn a_file_keeps_its_identity_rule() {
+    use hapax::ledger::IdentityRule::{Id, IdAndTime};
+    for (made, other, names) in
+        [(Id, IdAndTime, ["`id`", "`id_and_time`"]), (IdAndTime, Id, ["`id_and_time`", "`id`"])]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let path = file(&dir);
+        let with = |identity| {
+            let mut settings = Settings::default();
+            settings.identity = identity;
+            settings
+        };
+        drop(SqliteLedger::open(&path, with(made)).unwrap());
+        for refused in
+            [SqliteLedger::open(&path, with(other)), SqliteLedger::open_read_only(&path, with(other))]
+        {
+            let error = refused.unwrap_err();
+            assert!(matches!(error, Error::Config(_)), "{error:?}");
+            let text = error.to_string();
+            assert!(names.iter().all(|name| text.contains(name)), "{text}");
+        }
+        drop(SqliteLedger::open(&path, with(made)).unwrap());
+    }
+}

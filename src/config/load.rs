@@ -202,8 +202,8 @@ impl Sources {
         }
         // Both kinds of variables are looked at even if one has the say: a difference is a mistake somewhere.
         let own = self.env_values(setting, &setting.env());
-        let seeds = setting.seed_env.iter().flat_map(|name| self.env_values(setting, name));
-        if let Some(value) = agreed(own.into_iter().chain(seeds))? {
+        let older = setting.older_env.iter().flat_map(|name| self.env_values(setting, name));
+        if let Some(value) = agreed(own.into_iter().chain(older))? {
             return Ok(value);
         }
         if let Some(value) = file.get(setting.key) {
@@ -236,7 +236,9 @@ impl Sources {
         for (name, _) in self.env.iter().filter(|(name, _)| is_ours(name)) {
             let known = SETTINGS.iter().any(|setting| {
                 let own = setting.env();
-                *name == own || (setting.secret && name.strip_suffix("_FILE") == Some(&own))
+                *name == own
+                    || setting.older_env.contains(&name.as_str())
+                    || (setting.secret && name.strip_suffix("_FILE") == Some(&own))
             });
             if !known {
                 let hint = if name.ends_with("_FILE") { "; only secrets come from *_FILE" } else { "" };
@@ -282,6 +284,9 @@ impl Sources {
 }
 
 fn is_ours(name: &str) -> bool {
+    if name.starts_with("PROCESSED_EVENT_") {
+        return true;
+    }
     name.starts_with("HAPAX_") && !TOOLS.iter().any(|tool| name.starts_with(tool)) && name != CONFIG_ENV
 }
 

@@ -1,6 +1,7 @@
 //! The one list of settings: its rows are what `load` resolves and `hapax config show` prints.
 
 use crate::error::{Error, Result};
+use crate::guard::ATTEMPTS_MAX;
 use crate::id::NAME_CHARS_MAX;
 
 /// What kind of value a setting takes.
@@ -77,7 +78,7 @@ pub struct Setting {
     /// Older names for it, accepted in `hapax.toml` and with `--set`.
     pub aliases: &'static [&'static str],
     /// Older environment variables for it.
-    pub seed_env: &'static [&'static str],
+    pub older_env: &'static [&'static str],
     /// The command-line flag for it besides `--set KEY=VALUE`.
     pub flag: Option<&'static str>,
     /// What it takes.
@@ -103,11 +104,11 @@ impl Setting {
 }
 
 const fn row(key: &'static str, kind: Kind, default: &'static str, doc: &'static str) -> Setting {
-    Setting { key, aliases: &[], seed_env: &[], flag: None, kind, default, secret: false, doc }
+    Setting { key, aliases: &[], older_env: &[], flag: None, kind, default, secret: false, doc }
 }
 
-const fn seeded(setting: Setting, seed_env: &'static [&'static str]) -> Setting {
-    Setting { seed_env, ..setting }
+const fn also(setting: Setting, older_env: &'static [&'static str]) -> Setting {
+    Setting { older_env, ..setting }
 }
 
 const fn int(min: u64, max: u64) -> Kind {
@@ -160,7 +161,7 @@ pub const SETTINGS: &[Setting] = &[
     row("ledger.sweep_interval_s", int(1, 7 * 86_400), "3600", "how often the sweeper runs"),
     Setting {
         aliases: &["im2be.dedup.default-scope-id"],
-        ..seeded(
+        ..also(
             row(
                 "dedup.default_scope_id",
                 Kind::Name,
@@ -170,7 +171,7 @@ pub const SETTINGS: &[Setting] = &[
             &["IM2BE_DEDUP_DEFAULT_SCOPE_ID"],
         )
     },
-    seeded(
+    also(
         row(
             "dedup.enabled",
             Kind::Bool,
@@ -179,11 +180,11 @@ pub const SETTINGS: &[Setting] = &[
         ),
         &["ENABLE_PROCESSED_EVENT_REGISTRY"],
     ),
-    seeded(
+    also(
         row("lease.timeout_s", int(1, 7 * 86_400), "900", "how long a lease lasts unless extended"),
         &["PROCESSED_EVENT_LEASE_TIMEOUT_SECONDS"],
     ),
-    seeded(
+    also(
         row(
             "lease.heartbeat_s",
             int(1, 7 * 86_400 - 1),
@@ -192,11 +193,16 @@ pub const SETTINGS: &[Setting] = &[
         ),
         &["PROCESSED_EVENT_HEARTBEAT_INTERVAL_SECONDS"],
     ),
-    seeded(
+    also(
         row("lease.owner", Kind::Name, "", "who holds the leases, for humans (blank: host and process)"),
         &["PROCESSED_EVENT_OWNER"],
     ),
-    row("retry.attempts_max", int(1, 1_000_000), "5", "how many runs an event gets before it is dead"),
+    row(
+        "retry.attempts_max",
+        int(1, ATTEMPTS_MAX as u64),
+        "5",
+        "how many runs an event gets before it is dead",
+    ),
     row("retry.backoff_base_ms", int(1, 86_400_000), "1000", "the pause after the first failure; it doubles"),
     row("retry.backoff_max_ms", int(1, 30 * 86_400_000), "300000", "the longest pause"),
     row("telemetry.prefix", Kind::Text, "", "put before the names of spans and metrics"),

@@ -15,7 +15,7 @@ fn problem(sources: &Sources) -> String {
 }
 
 #[test]
-fn defaults_are_the_seeds() {
+fn defaults_are_what_the_documentation_says() {
     let config = load(&Sources::new()).unwrap();
     assert_eq!(config.ledger.url, "sqlite:hapax-data/ledger.db");
     assert_eq!(config.ledger.retention, Duration::from_secs(7 * 86_400));
@@ -33,9 +33,9 @@ fn defaults_are_the_seeds() {
 fn flags_beat_variables_beat_the_file() {
     let file = Sources::new().toml("hapax.toml", "[lease]\ntimeout_s = 100\n[retry]\nattempts_max = 2");
     assert_eq!(load(&file).unwrap().lease.timeout.as_secs(), 100);
-    let seed = file.env([("PROCESSED_EVENT_LEASE_TIMEOUT_SECONDS", "200")]);
-    assert_eq!(load(&seed).unwrap().lease.timeout.as_secs(), 200);
-    let flag = seed.flag("lease.timeout_s", "--set", "300").unwrap();
+    let older = file.env([("PROCESSED_EVENT_LEASE_TIMEOUT_SECONDS", "200")]);
+    assert_eq!(load(&older).unwrap().lease.timeout.as_secs(), 200);
+    let flag = older.flag("lease.timeout_s", "--set", "300").unwrap();
     let config = load(&flag).unwrap();
     assert_eq!(config.lease.timeout.as_secs(), 300);
     assert_eq!(config.retry.attempts_max, 2);
@@ -57,7 +57,7 @@ fn disagreeing_variables_are_named() {
 }
 
 #[test]
-fn the_seeds_property_is_understood() {
+fn the_older_property_is_understood() {
     for toml in [
         "[im2be.dedup]\ndefault-scope-id = 'billing'",
         "'im2be.dedup.default-scope-id' = 'billing'",
@@ -86,8 +86,10 @@ fn registry_switch() {
 
 #[test]
 fn impossible_values_name_the_place_and_the_range() {
-    let cases: [(&str, &str, &[&str]); 7] = [
+    let cases: [(&str, &str, &[&str]); 9] = [
         ("HAPAX_LEDGER_RETENTION_DAYS", "0", &["1 to 36500"]),
+        ("HAPAX_RETRY_ATTEMPTS_MAX", "0", &["1 to 32767"]),
+        ("HAPAX_RETRY_ATTEMPTS_MAX", "32768", &["1 to 32767"]),
         ("HAPAX_LEDGER_POOL_MAX", "-1", &["1 to 10000"]),
         ("HAPAX_LEDGER_MIGRATE", "perhaps", &["auto, check"]),
         ("HAPAX_LEASE_HEARTBEAT_S", "900", &["shorter than", "lease.timeout_s = 900"]),
@@ -106,6 +108,10 @@ fn impossible_values_name_the_place_and_the_range() {
 fn unknown_names_are_errors() {
     let text = problem(&Sources::new().env([("HAPAX_LEDGER_ULR", "memory:")]));
     assert!(text.contains("HAPAX_LEDGER_ULR"), "{text}");
+    for name in ["PROCESSED_EVENT_LEASE_TIMEOUT_SECOND", "PROCESSED_EVENT_OWNERS", "PROCESSED_EVENT_"] {
+        let text = problem(&Sources::new().env([(name, "60")]));
+        assert!(text.contains(name), "{text}");
+    }
     let text = problem(&Sources::new().env([("HAPAX_LEASE_OWNER_FILE", "x")]));
     assert!(text.contains("only secrets"), "{text}");
     let text = problem(&Sources::new().toml("my.toml", "[ledger]\nulr = 'x'"));

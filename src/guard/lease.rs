@@ -358,17 +358,17 @@ impl Core {
     /// Asks until the event is not busy any more or the limit is reached. Between two questions it sleeps: longer and
     /// longer up to a second, but not past the end of the lease in the way.
     async fn lease_or_wait(&self, delivery: Delivery, limit: Duration) -> Result<Outcome<Lease>> {
-        let end = Instant::now() + limit;
+        let end = Instant::now().checked_add(limit); // none: longer than any clock runs
         let mut pause = Duration::from_millis(20);
         let mut clock: Option<(Time, Instant)> = None;
         loop {
             let outcome = self.lease(delivery.clone()).await?;
             let Outcome::Busy { until, .. } = &outcome else { return Ok(outcome) };
             let now = Instant::now();
-            if now >= end {
+            if end.is_some_and(|end| now >= end) {
                 return Ok(outcome);
             }
-            let mut wake = (now + pause).min(end);
+            let mut wake = now + pause;
             if let Some(until) = until {
                 let (ledger, local) = match clock {
                     Some(known) => known,
@@ -377,7 +377,7 @@ impl Core {
                 // A millisecond more, as the lease must be over and not about to be.
                 wake = wake.min(local + until.since(ledger) + Duration::from_millis(1)).max(now + PAUSE_MIN);
             }
-            tokio::time::sleep_until(wake.min(end)).await;
+            tokio::time::sleep_until(end.map_or(wake, |end| wake.min(end))).await;
             pause = (pause * 3 / 2).min(Duration::from_secs(1));
         }
     }

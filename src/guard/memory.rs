@@ -1,9 +1,9 @@
 //! Same-transaction claims on the memory ledger.
 
-use super::{Deliverable, Guard};
+use super::{Deliverable, Guard, InTransaction};
 use crate::backend::memory::{MemoryLedger, MemoryTransaction};
 use crate::error::{Error, Result};
-use crate::ledger::{Mode, Outcome, Token};
+use crate::ledger::{Mode, Outcome};
 
 impl Guard<MemoryLedger> {
     /// Claims an event in the caller's transaction: the claim commits or rolls back with the effect.
@@ -28,7 +28,7 @@ impl Guard<MemoryLedger> {
         &self,
         tx: &mut MemoryTransaction<'_>,
         event: impl Deliverable,
-    ) -> Result<Outcome<Token>> {
+    ) -> Result<Outcome<InTransaction>> {
         let mut outcomes = self.try_claim_many_in(tx, [event])?;
         outcomes.pop().unwrap_or_else(|| Err(Error::Corrupt("a claim without an answer".into())))
     }
@@ -39,11 +39,28 @@ impl Guard<MemoryLedger> {
         &self,
         tx: &mut MemoryTransaction<'_>,
         events: impl IntoIterator<Item = D>,
-    ) -> Result<Vec<Result<Outcome<Token>>>> {
+    ) -> Result<Vec<Result<Outcome<InTransaction>>>> {
         let core = self.core();
         core.check_transactional()?;
         let batch = core.prepare_many(events, Mode::Done)?;
         let answers = tx.claim(&batch.claims)?;
         Ok(core.answer_many(batch, answers))
+    }
+
+    /// Whether the transaction of a claim was committed.
+    ///
+    /// ```
+    /// use hapax::{Guard, Outcome, backend::memory::MemoryLedger};
+    ///
+    /// let ledger = MemoryLedger::default();
+    /// let guard = Guard::builder(ledger.clone()).scope("billing").build()?;
+    /// let mut tx = ledger.begin();
+    /// let Outcome::First(claim) = guard.try_claim_in(&mut tx, "order-17-paid")? else { panic!("not the first") };
+    /// tx.commit();
+    /// assert!(guard.was_committed(&claim)?);
+    /// # Ok::<(), hapax::Error>(())
+    /// ```
+    pub fn was_committed(&self, claim: &InTransaction) -> Result<bool> {
+        self.ledger().was_committed(claim.claim())
     }
 }

@@ -38,6 +38,7 @@ mod settings;
 mod shared;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+mod transaction;
 
 use std::fmt;
 use std::sync::Arc;
@@ -47,8 +48,9 @@ pub use delivery::{Deliverable, Delivery};
 pub use keeper::LeaseLost;
 pub use lease::{Failure, Lease, Run};
 pub use process::{DeadLetter, DeadLetters, ProcessingResult};
-pub(crate) use settings::jitter_permille;
+pub(crate) use settings::{ATTEMPTS_MAX, jitter_permille};
 pub use settings::{GuardBuilder, GuardSettings};
+pub use transaction::InTransaction;
 
 pub(crate) use shared::{Core, WeakCore};
 use shared::{Granted, note};

@@ -2,10 +2,10 @@
 
 use sqlx::PgTransaction;
 
-use super::{Deliverable, Guard};
+use super::{Deliverable, Guard, InTransaction};
 use crate::backend::postgres::PgLedger;
 use crate::error::{Error, Result};
-use crate::ledger::{Mode, Outcome, Token};
+use crate::ledger::{Mode, Outcome};
 
 impl Guard<PgLedger> {
     /// Claims an event in the caller's transaction: the claim commits or rolls back with the effect. The transaction type
@@ -33,7 +33,7 @@ impl Guard<PgLedger> {
         &self,
         tx: &mut PgTransaction<'_>,
         event: impl Deliverable,
-    ) -> Result<Outcome<Token>> {
+    ) -> Result<Outcome<InTransaction>> {
         let mut outcomes = self.try_claim_many_in(tx, [event]).await?;
         outcomes.pop().unwrap_or_else(|| Err(Error::Corrupt("a claim without an answer".into())))
     }
@@ -44,11 +44,31 @@ impl Guard<PgLedger> {
         &self,
         tx: &mut PgTransaction<'_>,
         events: impl IntoIterator<Item = D>,
-    ) -> Result<Vec<Result<Outcome<Token>>>> {
+    ) -> Result<Vec<Result<Outcome<InTransaction>>>> {
         let core = self.core();
         core.check_transactional()?;
         let batch = core.prepare_many(events, Mode::Done)?;
         let answers = self.ledger().claim_in(tx, &batch.claims).await?;
         Ok(core.answer_many(batch, answers))
+    }
+
+    /// Whether the transaction of a claim was committed, for a caller who never heard the answer to his COMMIT. Waits for
+    /// a transaction that is still under way, so the answer is final: false means that it never will be, and that
+    /// claim and effect are to be made again.
+    ///
+    /// ```no_run
+    /// # use hapax::{Guard, Outcome, backend::postgres::PgLedger};
+    /// # async fn pay(guard: Guard<PgLedger>) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut tx = guard.ledger().pool().begin().await?;
+    /// if let Outcome::First(claim) = guard.try_claim_in(&mut tx, "order-17-paid").await? {
+    ///     sqlx::query("update account set balance = balance + 7").execute(&mut *tx).await?;
+    ///     if tx.commit().await.is_err() && !guard.was_committed(&claim).await? {
+    ///         println!("neither happened: once more");
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub async fn was_committed(&self, claim: &InTransaction) -> Result<bool> {
+        self.ledger().was_committed(claim.claim()).await
     }
 }

@@ -75,6 +75,8 @@ impl Default for GuardSettings {
     }
 }
 
+/// The most runs an event can be given: ledgers count them in 16 bits.
+pub(crate) const ATTEMPTS_MAX: u32 = 32_767;
 /// The longest lease, retention or interval: a century, so that adding it to a time cannot overflow.
 const DURATION_MAX: Duration = Duration::from_hours(100 * 365 * 24);
 
@@ -82,10 +84,10 @@ impl GuardSettings {
     /// Says what is impossible, naming the setting and its range.
     pub fn check(&self) -> Result<()> {
         let positive = [
-            ("guard.lease", self.lease),
-            ("guard.heartbeat", self.heartbeat),
-            ("guard.retention", self.retention),
-            ("guard.sweep_interval", self.sweep_interval),
+            ("lease", self.lease),
+            ("heartbeat", self.heartbeat),
+            ("retention", self.retention),
+            ("sweep_interval", self.sweep_interval),
         ];
         for (key, value) in positive {
             if value.is_zero() || value > DURATION_MAX {
@@ -96,28 +98,27 @@ impl GuardSettings {
         }
         if self.heartbeat >= self.lease {
             return Err(Error::Config(format!(
-                "guard.heartbeat is {:?}; it must be shorter than guard.lease, which is {:?}",
+                "heartbeat is {:?}; it must be shorter than lease, which is {:?}",
                 self.heartbeat, self.lease
             )));
         }
-        if self.margin() + self.heartbeat >= self.lease {
+        if self.margin().saturating_add(self.heartbeat) >= self.lease {
             return Err(Error::Config(format!(
-                "lease.margin is {:?}; with guard.heartbeat ({:?}) it must be shorter than guard.lease, which is {:?}",
+                "lease_margin is {:?}; with heartbeat ({:?}) it must be shorter than lease, which is {:?}",
                 self.margin(),
                 self.heartbeat,
                 self.lease
             )));
         }
-        if self.attempts_max == 0 || i32::try_from(self.attempts_max).is_err() {
+        if !(1..=ATTEMPTS_MAX).contains(&self.attempts_max) {
             return Err(Error::Config(format!(
-                "guard.attempts_max is {}; it must be 1 to {}",
-                self.attempts_max,
-                i32::MAX
+                "attempts_max is {}; it must be 1 to {ATTEMPTS_MAX}",
+                self.attempts_max
             )));
         }
         if self.backoff_base > self.backoff_max || self.backoff_max > DURATION_MAX {
             return Err(Error::Config(format!(
-                "guard.backoff_base is {:?}; it must be 0 to guard.backoff_max, which is {:?} (at most 100 years)",
+                "backoff_base is {:?}; it must be 0 to backoff_max, which is {:?} (at most 100 years)",
                 self.backoff_base, self.backoff_max
             )));
         }

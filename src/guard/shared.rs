@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use super::{Deliverable, Delivery, GuardSettings};
+use super::{Deliverable, Delivery, GuardSettings, InTransaction};
 use crate::error::{Error, Result};
 use crate::id::{Scope, Tenant};
 use crate::ledger::{
@@ -272,10 +272,11 @@ impl Core {
         &self,
         prepared: Prepared,
         answers: Vec<Result<Outcome>>,
-    ) -> Vec<Result<Outcome<Token>>> {
-        let answers = answers.into_iter().zip(prepared.spans).map(|(answer, span)| {
+    ) -> Vec<Result<Outcome<InTransaction>>> {
+        let asked = prepared.claims.into_iter().zip(prepared.spans);
+        let answers = answers.into_iter().zip(asked).map(|(answer, (claim, span))| {
             self.saw(&span, answer.as_ref().ok());
-            answer.map(|outcome| outcome.map(|grant| grant.token))
+            answer.map(|outcome| outcome.map(|grant| InTransaction::new(claim, &grant)))
         });
         merge(prepared.refused, answers)
     }

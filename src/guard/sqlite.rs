@@ -1,11 +1,11 @@
 //! Same-transaction claims on SQLite.
 
-use super::{Deliverable, Guard};
+use super::{Deliverable, Guard, InTransaction};
 use rusqlite::Transaction;
 
 use crate::backend::sqlite::SqliteLedger;
 use crate::error::{Error, Result};
-use crate::ledger::{Mode, Outcome, Token};
+use crate::ledger::{Mode, Outcome};
 
 impl Guard<SqliteLedger> {
     /// Claims an event in the caller's transaction: the claim commits or rolls back with the effect.
@@ -30,7 +30,11 @@ impl Guard<SqliteLedger> {
     /// # Ok(()) }
     /// ```
     #[doc(alias = "tryClaimSameTx")]
-    pub fn try_claim_in(&self, tx: &Transaction<'_>, event: impl Deliverable) -> Result<Outcome<Token>> {
+    pub fn try_claim_in(
+        &self,
+        tx: &Transaction<'_>,
+        event: impl Deliverable,
+    ) -> Result<Outcome<InTransaction>> {
         let mut outcomes = self.try_claim_many_in(tx, [event])?;
         outcomes.pop().unwrap_or_else(|| Err(Error::Corrupt("a claim without an answer".into())))
     }
@@ -41,11 +45,17 @@ impl Guard<SqliteLedger> {
         &self,
         tx: &Transaction<'_>,
         events: impl IntoIterator<Item = D>,
-    ) -> Result<Vec<Result<Outcome<Token>>>> {
+    ) -> Result<Vec<Result<Outcome<InTransaction>>>> {
         let core = self.core();
         core.check_transactional()?;
         let batch = core.prepare_many(events, Mode::Done)?;
         let answers = self.ledger().claim_in(tx, &batch.claims)?;
         Ok(core.answer_many(batch, answers))
+    }
+
+    /// Whether the transaction of a claim was committed, for a caller whose commit ended in doubt. Blocks until whoever
+    /// is writing has finished, so the answer is final: false means that it never will be.
+    pub fn was_committed(&self, claim: &InTransaction) -> Result<bool> {
+        self.ledger().was_committed(claim.claim())
     }
 }

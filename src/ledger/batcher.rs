@@ -27,6 +27,8 @@ const BATCH_MAX: usize = 1000;
 const REISSUE_PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(200)];
 /// How many claims in doubt are remembered; those beyond wait for their lease to lapse.
 const DOUBTS_MAX: usize = 10_000;
+/// How many of them for one event: any of its deliveries may be the one that won.
+const DOUBTS_PER_EVENT_MAX: usize = 4;
 
 /// Gathers single calls into batches of a ledger. Cheap to clone.
 #[derive(Clone)]
@@ -122,34 +124,43 @@ impl<I, O> Drop for Runner<'_, I, O> {
 #[derive(Default)]
 struct Doubts {
     count: AtomicUsize,
-    nonces: Mutex<HashMap<Identity, (Nonce, Mode)>>,
+    nonces: Mutex<HashMap<Identity, Vec<(Nonce, Mode)>>>,
 }
 
 impl Doubts {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Identity, (Nonce, Mode)>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Identity, Vec<(Nonce, Mode)>>> {
         self.nonces.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a claim the one that is in doubt, if there is one for the same purpose.
-    fn settle(&self, claim: &mut Claim) {
+    /// Makes a claim one that is in doubt, the oldest first, if there is one for the same purpose. True: it did.
+    fn settle(&self, claim: &mut Claim) -> bool {
         if self.count.load(Ordering::Relaxed) == 0 {
-            return;
+            return false;
         }
         let mut nonces = self.lock();
-        if let Some((nonce, mode)) = nonces.remove(&claim.identity) {
+        let Some(doubted) = nonces.get_mut(&claim.identity) else { return false };
+        let Some(at) = doubted.iter().position(|(_, mode)| *mode == claim.mode) else { return false };
+        claim.nonce = doubted.remove(at).0;
+        if doubted.is_empty() {
+            nonces.remove(&claim.identity);
             self.count.store(nonces.len(), Ordering::Relaxed);
-            if mode == claim.mode {
-                claim.nonce = nonce;
-            }
         }
+        true
     }
 
     fn note(&self, claim: &Claim) {
-        let mut nonces = self.lock();
-        if matches!(claim.mode, Mode::Lease(_) | Mode::Once { .. }) && nonces.len() < DOUBTS_MAX {
-            nonces.insert(claim.identity.clone(), (claim.nonce, claim.mode));
-            self.count.store(nonces.len(), Ordering::Relaxed);
+        if !matches!(claim.mode, Mode::Lease(_) | Mode::Once { .. }) {
+            return;
         }
+        let mut nonces = self.lock();
+        if nonces.len() >= DOUBTS_MAX && !nonces.contains_key(&claim.identity) {
+            return;
+        }
+        let doubted = nonces.entry(claim.identity.clone()).or_default();
+        if doubted.len() < DOUBTS_PER_EVENT_MAX {
+            doubted.push((claim.nonce, claim.mode));
+        }
+        self.count.store(nonces.len(), Ordering::Relaxed);
     }
 }
 
@@ -297,16 +308,26 @@ impl Batcher {
 
     async fn claim_batch(&self, claims: Vec<Claim>) -> Vec<Result<Delivered>> {
         let outcomes = in_batch(&self.0.outage, &claims, |batch| self.0.ledger.claim(batch)).await;
-        let deliver = |(claim, outcome): (Claim, Result<Outcome>)| match outcome {
-            Ok(outcome) => Ok(Delivered::new(self, claim, outcome)),
-            Err(error) => {
-                if error.is_retryable() {
-                    self.0.doubts.note(&claim);
-                }
-                Err(error)
+        let mut all = Vec::with_capacity(claims.len());
+        for (mut claim, mut outcome) in claims.into_iter().zip(outcomes) {
+            // Whoever is in the way may be another of the claims in doubt.
+            while outcome.as_ref().is_ok_and(|outcome| !outcome.is_claimed())
+                && self.0.doubts.settle(&mut claim)
+            {
+                outcome = self.claim_alone(&claim).await;
             }
-        };
-        claims.into_iter().zip(outcomes).map(deliver).collect()
+            if outcome.as_ref().is_err_and(Error::is_retryable) {
+                self.0.doubts.note(&claim);
+            }
+            all.push(outcome.map(|outcome| Delivered::new(self, claim, outcome)));
+        }
+        all
+    }
+
+    async fn claim_alone(&self, claim: &Claim) -> Result<Outcome> {
+        let one = std::slice::from_ref(claim);
+        let mut answers = in_batch(&self.0.outage, one, |batch| self.0.ledger.claim(batch)).await;
+        answers.pop().unwrap_or_else(|| Err(Error::Corrupt("a claim without an answer".into())))
     }
 
     async fn run_settles(self) {

@@ -34,7 +34,7 @@ pub fn run(global: &Global, args: &ConfigArgs) -> Result<u8, Failure> {
                     "from": value.place.to_string(),
                     "default": value.setting.default,
                     "env": value.setting.env(),
-                    "seed_env": value.setting.seed_env,
+                    "older_env": value.setting.older_env,
                     "allowed": value.setting.kind.range(),
                     "doc": value.setting.doc,
                 })
@@ -49,9 +49,10 @@ pub fn run(global: &Global, args: &ConfigArgs) -> Result<u8, Failure> {
         .map(|value| {
             let shown = print::escaped(&value.shown());
             let shown = if shown.is_empty() { "-".to_owned() } else { shown };
-            [value.setting.key.to_owned(), shown, value.place.to_string(), value.setting.env()]
+            let variables = [&[&*value.setting.env()], value.setting.older_env].concat().join(", ");
+            [value.setting.key.to_owned(), shown, value.place.to_string(), variables]
         })
         .collect();
-    print::table(["setting", "value", "from", "variable"], &rows)?;
+    print::table(["setting", "value", "from", "variables"], &rows)?;
     Ok(0)
 }

@@ -125,9 +125,13 @@ impl SqliteLedger {
         }
         // Refuses a schema it does not understand before anything is changed.
         let meta = connect::patiently(|| schema::Meta::read(&write))?;
-        meta.map_or(Ok(()), |meta| meta.must_accept_us())?;
+        if let Some(meta) = meta {
+            meta.must_accept_us()?;
+            meta.must_follow(settings.identity)?;
+        }
         connect::make_durable(&write)?;
-        let meta = schema::migrate(&write)?;
+        let meta = schema::migrate(&write, settings.identity)?;
+        meta.must_follow(settings.identity)?; // another process may have made it meanwhile
         Self::start(path, write, Access::Write, meta.ledger, settings, clock)
     }
 
@@ -139,6 +143,7 @@ impl SqliteLedger {
     fn look_at(path: &Path, settings: Settings, clock: Arc<dyn Clock>) -> Result<Self> {
         let write = connect::open(path, Access::Read)?;
         let meta = schema::must_be_current(&write)?;
+        meta.must_follow(settings.identity)?;
         Self::start(path, write, Access::Read, meta.ledger, settings, clock)
     }
 

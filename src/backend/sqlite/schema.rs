@@ -9,7 +9,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use super::connect::immediate;
 use super::fault::Doing;
 use crate::error::{Error, Result};
-use crate::ledger::Week;
+use crate::ledger::{IdentityRule, Week};
 
 /// Each step brings the schema to the version of its place, from 1. A released step is never changed.
 const MIGRATIONS: &[&str] = &["
@@ -38,7 +38,7 @@ const ACCEPTS: i64 = 1;
 /// The one row of facts about the ledger itself. Its table is the first thing made, by every version.
 const META: &str = "
 CREATE TABLE main.hapax_meta (one INTEGER PRIMARY KEY CHECK (one = 1), ledger TEXT NOT NULL,
-    version INTEGER NOT NULL, accepts INTEGER NOT NULL, token INTEGER NOT NULL) STRICT";
+    version INTEGER NOT NULL, accepts INTEGER NOT NULL, identity TEXT NOT NULL, token INTEGER NOT NULL) STRICT";
 
 /// The tables as SQL, for whoever wants to read them. Weeks' tables are made as they are needed.
 pub fn schema_sql() -> String {
@@ -73,6 +73,7 @@ pub(super) struct Meta {
     pub ledger: String,
     pub version: i64,
     accepts: i64,
+    identity: String,
 }
 
 impl Meta {
@@ -81,8 +82,13 @@ impl Meta {
         if !is_there(conn)? {
             return Ok(None);
         }
-        conn.query_row("SELECT ledger, version, accepts FROM main.hapax_meta", [], |row| {
-            Ok(Meta { ledger: row.get(0)?, version: row.get(1)?, accepts: row.get(2)? })
+        conn.query_row("SELECT ledger, version, accepts, identity FROM main.hapax_meta", [], |row| {
+            Ok(Meta {
+                ledger: row.get(0)?,
+                version: row.get(1)?,
+                accepts: row.get(2)?,
+                identity: row.get(3)?,
+            })
         })
         .optional()
         .doing("reading the schema's version")
@@ -98,10 +104,30 @@ impl Meta {
             self.version, self.accepts
         )))
     }
+
+    /// Two rules on one file would make two identities of one event.
+    pub(super) fn must_follow(&self, rule: IdentityRule) -> Result<()> {
+        let wanted = rule_name(rule);
+        if self.identity == wanted {
+            return Ok(());
+        }
+        Err(Error::Config(format!(
+            "the file's identities follow the rule `{}`, but `{wanted}` is configured (ledger.identity); a ledger keeps \
+             the rule it was made with",
+            self.identity
+        )))
+    }
+}
+
+fn rule_name(rule: IdentityRule) -> &'static str {
+    match rule {
+        IdentityRule::Id => "id",
+        IdentityRule::IdAndTime => "id_and_time",
+    }
 }
 
 /// Brings the file to this build's schema. Ten processes may do so at once: each looks again when it has the lock.
-pub(super) fn migrate(conn: &Connection) -> Result<Meta> {
+pub(super) fn migrate(conn: &Connection, rule: IdentityRule) -> Result<Meta> {
     if let Some(meta) = current(conn)? {
         return Ok(meta);
     }
@@ -118,19 +144,21 @@ pub(super) fn migrate(conn: &Connection) -> Result<Meta> {
             MIGRATIONS.iter().skip(done as usize).try_for_each(|step| conn.execute_batch(step))
         };
         apply().doing("bringing the schema up to date")?;
-        let ledger = before.map_or_else(|| uuid::Uuid::new_v4().to_string(), |meta| meta.ledger);
+        let fresh = || (uuid::Uuid::new_v4().to_string(), rule_name(rule).to_owned());
+        let (ledger, identity) = before.map_or_else(fresh, |meta| (meta.ledger, meta.identity));
         if done == 0 {
             create_week(conn, Week::TIMELESS)?;
             conn.execute("INSERT INTO main.hapax_week VALUES (0, 0)", [])
                 .doing("making the timeless week")?;
         }
         conn.execute(
-            "INSERT INTO main.hapax_meta (one, ledger, version, accepts, token) VALUES (1, ?1, ?2, ?3, 0)
+            "INSERT INTO main.hapax_meta (one, ledger, version, accepts, identity, token)
+             VALUES (1, ?1, ?2, ?3, ?4, 0)
              ON CONFLICT (one) DO UPDATE SET version = excluded.version, accepts = excluded.accepts",
-            params![ledger, VERSION, ACCEPTS],
+            params![ledger, VERSION, ACCEPTS, identity],
         )
         .doing("recording the schema's version")?;
-        Ok(Meta { ledger, version: VERSION, accepts: ACCEPTS })
+        Ok(Meta { ledger, version: VERSION, accepts: ACCEPTS, identity })
     })
 }
 
