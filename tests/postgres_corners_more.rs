@@ -28,7 +28,7 @@ async fn c8_a_scope_that_is_being_registered_fails_only_its_own_claims() {
     other.identity.id = EventId::new("b").unwrap();
     let answers = ledger.claim(&[other, kit::claim("c", Mode::Done)]).await;
     tx.rollback().await.unwrap();
-    assert!(answers.as_ref().is_ok_and(|all| all[1].is_ok()), "{:.200?}", answers);
+    assert!(answers.as_ref().is_ok_and(|all| all[1].is_ok()), "{answers:.200?}");
 }
 
 #[tokio::test]
