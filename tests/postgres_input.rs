@@ -226,9 +226,9 @@ async fn a_nonce_tells_sql_callers_whether_they_had_committed() {
         let sql = format!("select outcome, token from {s}.claim_in('orders', 'doubtful', p_nonce => 42)");
         let answer = sqlx::query_as(AssertSqlSafe(sql)).fetch_one(&mut *tx).await.unwrap();
         if commit {
-            tx.commit().await.unwrap()
+            tx.commit().await.unwrap();
         } else {
-            tx.rollback().await.unwrap()
+            tx.rollback().await.unwrap();
         }
         answer
     };
