@@ -24,12 +24,8 @@ async fn a_full_disk_is_a_sentence_and_changes_nothing() {
     let url = std::env::var("HAPAX_TEST_FULL_DISK_URL").expect("run scripts/full-disk");
     let pool = pool_to(&url, 2).await;
     let ledger = PgLedger::with_pool(pool.clone(), settings("hapax")).await.unwrap();
-    run(
-        &pool,
-        "create table ballast as select repeat(md5(n::text), 200) as x from generate_series(1, 2000) n"
-            .into(),
-    )
-    .await;
+    run(&pool, "create table ballast as select md5(n::text) as x from generate_series(1, 150000) n".into())
+        .await;
     let mut batches = 0;
     let (error, refused) = loop {
         let claims = batch(batches);
@@ -49,7 +45,6 @@ async fn a_full_disk_is_a_sentence_and_changes_nothing() {
     assert_eq!(rows, batches as i64 * 200, "a batch that did not fit left nothing");
     // Room again: the same claims, as if nothing had happened.
     run(&pool, "drop table ballast".into()).await;
-    run(&pool, "checkpoint".into()).await;
     let outcomes = ledger.claim(&refused).await.expect("there is room");
     assert!(outcomes.iter().all(|outcome| outcome.as_ref().unwrap().is_claimed()));
 }

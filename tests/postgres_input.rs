@@ -216,6 +216,29 @@ async fn sql_and_rust_claims_see_each_other() {
     kit::expect(&ledger, &kit::claim("given-back", Mode::Done), "claimed").await;
 }
 
+/// How a caller in another language finds out whether a COMMIT that was never answered took effect.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_nonce_tells_sql_callers_whether_they_had_committed() {
+    let ledger = ledger(2).await;
+    let (pool, s) = (ledger.pool().clone(), ledger.schema().to_owned());
+    let claim = async |commit: bool| -> InSql {
+        let mut tx = pool.begin().await.unwrap();
+        let sql = format!("select outcome, token from {s}.claim_in('orders', 'doubtful', p_nonce => 42)");
+        let answer = sqlx::query_as(AssertSqlSafe(sql)).fetch_one(&mut *tx).await.unwrap();
+        if commit {
+            tx.commit().await.unwrap();
+        } else {
+            tx.rollback().await.unwrap();
+        }
+        answer
+    };
+    let lost = claim(false).await;
+    let first = claim(true).await;
+    assert_eq!((lost.0.as_str(), first.0.as_str()), ("claimed", "claimed"));
+    assert_ne!(lost.1, first.1, "the first try was rolled back: another token");
+    assert_eq!(claim(false).await, first, "it was committed: the same token");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn sql_leases_are_settled_by_their_token_only() {
     let ledger = ledger(4).await;

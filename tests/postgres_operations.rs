@@ -256,7 +256,7 @@ async fn ask_simply(ledger: &PgLedger, sql: &str) -> i64 {
 #[tokio::test(flavor = "multi_thread")]
 async fn t34_asynchronous_commit_is_refused_at_start() {
     let scratch = Scratch::new().await;
-    let ledger = PgLedger::with_pool(pool_to(&scratch.url(), 2).await, settings("hapax")).await.unwrap();
+    let ledger = PgLedger::with_pool(pool_to(&scratch.url(), 1).await, settings("hapax")).await.unwrap();
     let findings = ledger.check().await.unwrap();
     for check in
         ["fsync", "full_page_writes", "synchronous_commit", "version", "writable", "standbys", "pooling"]
@@ -264,12 +264,14 @@ async fn t34_asynchronous_commit_is_refused_at_start() {
         assert_eq!(finding(&findings, check).level, Level::Fine, "{findings:?}");
     }
     scratch.admin("alter database {db} set synchronous_commit = off").await;
-    let ledger = PgLedger::with_pool(pool_to(&scratch.url(), 2).await, settings("hapax")).await.unwrap();
+    let opened = PgLedger::with_pool(pool_to(&scratch.url(), 2).await, settings("hapax")).await;
+    let error = told(opened, "asynchronous commit");
+    assert!(matches!(error, Error::Refused { .. }) && !error.is_retryable(), "{error:?}");
+    assert!(error.to_string().contains("synchronous_commit is off"), "{error}");
+    // Switched off later, a check still tells.
+    run(ledger.pool(), "set synchronous_commit = off".into()).await;
     let findings = ledger.check().await.unwrap();
-    let refusal = finding(&findings, "synchronous_commit");
-    println!("{}", refusal.message);
-    assert_eq!(refusal.level, Level::Refusal);
-    assert!(refusal.message.contains("synchronous_commit"));
+    assert_eq!(finding(&findings, "synchronous_commit").level, Level::Refusal);
     // Weaker than local, but durable here.
     scratch.admin("alter database {db} set synchronous_commit = local").await;
     let ledger = PgLedger::with_pool(pool_to(&scratch.url(), 2).await, settings("hapax")).await.unwrap();
@@ -285,7 +287,13 @@ async fn a_read_only_database_is_refused_and_unchanged() {
     let rows = "select (select count(*) from hapax.entry) + (select count(*) from hapax.scope)";
     let before: i64 = ask(writable.pool(), rows).await;
     scratch.admin("alter database {db} set default_transaction_read_only = on").await;
-    let ledger = PgLedger::with_pool(pool_to(&scratch.url(), 2).await, settings("hapax")).await.unwrap();
+    let opened = PgLedger::with_pool(pool_to(&scratch.url(), 2).await, settings("hapax")).await;
+    let error = told(opened, "a read-only database");
+    assert!(matches!(error, Error::Refused { .. }) && error.to_string().contains("read-only"), "{error:?}");
+    // It becomes read-only under a ledger that is open (a failover to a standby): its one connection is told so.
+    scratch.admin("alter database {db} reset default_transaction_read_only").await;
+    let ledger = PgLedger::with_pool(pool_to(&scratch.url(), 1).await, settings("hapax")).await.unwrap();
+    run(ledger.pool(), "set default_transaction_read_only = on".into()).await;
     let findings = ledger.check().await.unwrap();
     assert_eq!(finding(&findings, "writable").level, Level::Refusal);
     for (id, scope) in [("after", "orders"), ("after", "new-scope")] {

@@ -1,5 +1,6 @@
 //! A PostgreSQL ledger under test: a schema of its own on the server that `scripts/services` runs.
 #![allow(dead_code)] // each test binary uses its part
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic is how a test fails
 
 use std::time::Duration;
 

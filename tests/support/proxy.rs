@@ -1,6 +1,7 @@
 //! A TCP proxy in front of PostgreSQL that loses what a test wants lost: the server's answer to a statement that it has
 //! executed and committed, or a COMMIT on its way there.
 #![allow(dead_code)] // each test binary uses its part
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic is how a test fails
 
 use std::net::SocketAddr;
 use std::sync::Arc;
