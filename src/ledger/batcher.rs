@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -150,33 +151,63 @@ impl Doubts {
     }
 }
 
+/// A batch that was claimed. Its claims stay where they are; whoever needs one looks at it here.
+struct Claimed {
+    batcher: Batcher,
+    claims: Vec<Claim>,
+}
+
+/// One claim of a batch.
+#[derive(Clone)]
+pub(crate) struct ClaimRef(Arc<Claimed>, usize);
+
+impl ClaimRef {
+    /// A claim that never was in a batch.
+    pub(crate) fn alone(batcher: &Batcher, claim: Claim) -> Self {
+        ClaimRef(Arc::new(Claimed { batcher: batcher.clone(), claims: vec![claim] }), 0)
+    }
+}
+
+impl Deref for ClaimRef {
+    type Target = Claim;
+    fn deref(&self) -> &Claim {
+        &self.0.claims[self.1]
+    }
+}
+
 /// An outcome on its way to its caller. Dropped on the way, it gives the claim back.
-struct Delivered(Option<(Batcher, Claim, Outcome)>);
+pub(crate) struct Delivered(Option<(ClaimRef, Outcome)>);
 
 impl Delivered {
-    fn new(batcher: &Batcher, claim: Claim, outcome: Outcome) -> Self {
-        Delivered(Some((batcher.clone(), claim, outcome)))
-    }
-
-    fn take(mut self) -> Result<(Claim, Outcome)> {
-        self.0.take().map(|(_, claim, outcome)| (claim, outcome)).ok_or_else(gone)
+    fn take(mut self) -> Result<(ClaimRef, Outcome)> {
+        self.0.take().ok_or_else(gone)
     }
 }
 
 impl Drop for Delivered {
     fn drop(&mut self) {
-        if let Some((batcher, claim, Outcome::First(grant))) = self.0.take()
+        if let Some((claim, Outcome::First(grant))) = self.0.take()
             && matches!(claim.mode, Mode::Lease(_) | Mode::Once { .. })
         {
-            batcher.settle_later(Settle {
-                identity: claim.identity,
+            claim.0.batcher.settle_later(Settle {
+                identity: claim.identity.clone(),
                 week: grant.week,
                 token: grant.token,
                 verdict: Verdict::release(),
-                order: claim.order,
+                order: claim.order.clone(),
                 advance_to: None,
             });
         }
+    }
+}
+
+/// An answer that is on its way.
+pub(crate) struct Pending(oneshot::Receiver<Result<Delivered>>);
+
+impl Pending {
+    /// Waits for it. Safe to cancel.
+    pub(crate) async fn answer(self) -> Result<(ClaimRef, Outcome)> {
+        self.0.await.map_err(|_| gone())??.take()
     }
 }
 
@@ -195,19 +226,19 @@ impl Batcher {
         &self.0.ledger
     }
 
-    /// Claims one event. Safe to cancel.
-    pub(crate) async fn claim(&self, mut claim: Claim) -> Result<(Claim, Outcome)> {
+    /// Claims one event. Not a future, so that the claim is moved once: into the batch.
+    pub(crate) fn claim(&self, mut claim: Claim) -> Result<Pending> {
         self.0.ledger.settings().check(&claim)?; // before it can spoil a batch
         self.0.doubts.settle(&mut claim);
         let (send, receive) = oneshot::channel();
         if self.0.claims.push(claim, send, self.0.ledger.parallel_batches()) {
             tokio::spawn(self.clone().run_claims());
         }
-        receive.await.map_err(|_| gone())??.take()
+        Ok(Pending(receive))
     }
 
     /// Claims events that are a batch already. Safe to cancel.
-    pub(crate) async fn claim_many(&self, claims: Vec<Claim>) -> Vec<Result<(Claim, Outcome)>> {
+    pub(crate) async fn claim_many(&self, claims: Vec<Claim>) -> Vec<Result<(ClaimRef, Outcome)>> {
         let count = claims.len();
         let batcher = self.clone();
         let run = tokio::spawn(async move {
@@ -267,16 +298,17 @@ impl Batcher {
 
     async fn claim_batch(&self, claims: Vec<Claim>) -> Vec<Result<Delivered>> {
         let outcomes = in_batch(&claims, |batch| self.0.ledger.claim(batch)).await;
-        let deliver = |(claim, outcome): (Claim, Result<Outcome>)| match outcome {
-            Ok(outcome) => Ok(Delivered::new(self, claim, outcome)),
+        let claimed = Arc::new(Claimed { batcher: self.clone(), claims });
+        let deliver = |(at, outcome): (usize, Result<Outcome>)| match outcome {
+            Ok(outcome) => Ok(Delivered(Some((ClaimRef(Arc::clone(&claimed), at), outcome)))),
             Err(error) => {
                 if error.is_retryable() {
-                    self.0.doubts.note(&claim);
+                    self.0.doubts.note(&claimed.claims[at]);
                 }
                 Err(error)
             }
         };
-        claims.into_iter().zip(outcomes).map(deliver).collect()
+        outcomes.into_iter().take(claimed.claims.len()).enumerate().map(deliver).collect()
     }
 
     async fn run_settles(self) {

@@ -54,11 +54,8 @@ fn generate(folder: &Path, lines: usize) -> Fallible<(PathBuf, PathBuf)> {
 fn time(mut command: Command, input: &Path, lines: usize, expected: usize) -> Fallible<f64> {
     let output = input.with_extension("out");
     let start = Instant::now();
-    let status = command
-        .stdin(File::open(input)?)
-        .stdout(File::create(&output)?)
-        .stderr(Stdio::null())
-        .status()?;
+    let status =
+        command.stdin(File::open(input)?).stdout(File::create(&output)?).stderr(Stdio::null()).status()?;
     let took = start.elapsed().as_secs_f64();
     if !status.success() {
         return Err(format!("{command:?} ended with {status}").into());
@@ -111,6 +108,8 @@ pub fn run(options: &Options) -> Fallible<Report> {
             Goal::at_least("with state / awk", over(1), 0.3),
         ],
         lines: figures,
-        notes: vec![format!("{lines} lines, one in {REPEATS} a repeat; awk has no JSON to read and keeps nothing")],
+        notes: vec![format!(
+            "{lines} lines, one in {REPEATS} a repeat; awk has no JSON to read and keeps nothing"
+        )],
     })
 }

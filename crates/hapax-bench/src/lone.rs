@@ -46,7 +46,8 @@ pub async fn run(options: &Options) -> Fallible<Report> {
     ours.drop().await?;
     theirs.drop().await?;
     let [subject, rival] = medians;
-    let lines = vec![Line::new("hapax, a lone claim", subject), Line::new("bare INSERT … ON CONFLICT", rival)];
+    let lines =
+        vec![Line::new("hapax, a lone claim", subject), Line::new("bare INSERT … ON CONFLICT", rival)];
     let ratio = lines[0].median() / lines[1].median();
     Ok(Report {
         title: "a lone claim on PostgreSQL".into(),

@@ -89,14 +89,16 @@ impl Bench {
             Bench::Sweep => Ok(vec![sweep::run(options).await?]),
             Bench::Size => Ok(vec![size::run(options).await?]),
             Bench::Filter => Ok(vec![filter::run(options)?]),
-            Bench::All => Box::pin(async {
-                let mut all = Vec::new();
-                for bench in Bench::EACH {
-                    all.extend(bench.run(options).await?);
-                }
-                Ok(all)
-            })
-            .await,
+            Bench::All => {
+                Box::pin(async {
+                    let mut all = Vec::new();
+                    for bench in Bench::EACH {
+                        all.extend(bench.run(options).await?);
+                    }
+                    Ok(all)
+                })
+                .await
+            }
         }
     }
 }

@@ -69,7 +69,9 @@ async fn ours(guard: &Guard<PgLedger>, op: Op, ids: Vec<EventId>) -> Fallible<f6
                         }
                     };
                     if !fine {
-                        return Err(hapax::Error::Corrupt(format!("{op:?} of {id} came to the wrong answer")));
+                        return Err(hapax::Error::Corrupt(format!(
+                            "{op:?} of {id} came to the wrong answer"
+                        )));
                     }
                 }
                 Ok(())

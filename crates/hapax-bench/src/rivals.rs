@@ -193,7 +193,13 @@ pub enum Into {
 }
 
 /// The best hand-written multi-row `INSERT … ON CONFLICT`: events per second over two connections.
-pub async fn multi_row(on: &PgPool, schema: &Schema, into: Into, batch: usize, ids: Vec<EventId>) -> Fallible<f64> {
+pub async fn multi_row(
+    on: &PgPool,
+    schema: &Schema,
+    into: Into,
+    batch: usize,
+    ids: Vec<EventId>,
+) -> Fallible<f64> {
     let s = &schema.name;
     let sql: Arc<str> = match into {
         Into::Bare => format!(
@@ -218,7 +224,9 @@ pub async fn multi_row(on: &PgPool, schema: &Schema, into: Into, batch: usize, i
                 let mut connection = on.acquire().await?;
                 loop {
                     let from = next.fetch_add(batch, Ordering::Relaxed);
-                    let Some(part) = ids.get(from.min(ids.len())..(from + batch).min(ids.len())) else { break };
+                    let Some(part) = ids.get(from.min(ids.len())..(from + batch).min(ids.len())) else {
+                        break;
+                    };
                     if part.is_empty() {
                         break;
                     }
@@ -243,7 +251,8 @@ pub async fn multi_row(on: &PgPool, schema: &Schema, into: Into, batch: usize, i
 
 /// `COPY` of the same rows into the bare table, a batch per transaction, over two connections. It cannot skip a duplicate.
 pub async fn copy(on: &PgPool, schema: &Schema, batch: usize, ids: Vec<EventId>) -> Fallible<f64> {
-    let sql: Arc<str> = format!("copy {}.bare (at, scope, id) from stdin (format binary)", schema.name).into();
+    let sql: Arc<str> =
+        format!("copy {}.bare (at, scope, id) from stdin (format binary)", schema.name).into();
     let at = 800_000_000_000_000_i64.to_be_bytes(); // microseconds since 2000
     let parts: Vec<Vec<Uuid>> =
         ids.chunks(batch).map(|part| part.iter().filter_map(EventId::as_uuid).collect()).collect();
@@ -251,7 +260,8 @@ pub async fn copy(on: &PgPool, schema: &Schema, batch: usize, ids: Vec<EventId>)
     rate(ids.len(), async {
         let mut tasks = tokio::task::JoinSet::new();
         for _ in 0..2 {
-            let (parts, next, sql, on) = (Arc::clone(&parts), Arc::clone(&next), Arc::clone(&sql), on.clone());
+            let (parts, next, sql, on) =
+                (Arc::clone(&parts), Arc::clone(&next), Arc::clone(&sql), on.clone());
             tasks.spawn(async move {
                 let mut connection = on.acquire().await?;
                 while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {

@@ -60,7 +60,13 @@ struct Round {
     meanwhile: f64,
 }
 
-async fn round(on: &PgPool, schema: &Schema, guard: &Guard<PgLedger>, week: i64, rows: u64) -> Fallible<Round> {
+async fn round(
+    on: &PgPool,
+    schema: &Schema,
+    guard: &Guard<PgLedger>,
+    week: i64,
+    rows: u64,
+) -> Fallible<Round> {
     let s = &schema.name;
     execute(on, format!("delete from {s}.dropped")).await?;
     fill_week(on, s, week, rows).await?;
@@ -111,7 +117,9 @@ pub async fn run(options: &Options) -> Fallible<Report> {
         line(format!("sweep of a week of {rows} rows, s"), |round| round.sweep),
         line("DELETE of the same rows (not counting VACUUM), s".into(), |round| round.delete),
         line(format!("p99 of claims, {CLAIMERS} tasks, no sweep, ms"), |round| round.before),
-        line(format!("p99 of claims, {CLAIMERS} tasks, from the sweep's start on, ms"), |round| round.meanwhile),
+        line(format!("p99 of claims, {CLAIMERS} tasks, from the sweep's start on, ms"), |round| {
+            round.meanwhile
+        }),
     ];
     Ok(Report {
         title: "dropping a week, PostgreSQL".into(),
