@@ -107,3 +107,6 @@ impl Clock for ManualClock {
         Time(self.0.load(Ordering::SeqCst))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -193,7 +193,8 @@ impl TraceContext {
         let trace_id = u128::from_str_radix(part(32)?, 16).map_err(|_| bad())?;
         let span_id = u64::from_str_radix(part(16)?, 16).map_err(|_| bad())?;
         let flags = u8::from_str_radix(part(2)?, 16).map_err(|_| bad())?;
-        if version == "ff" || trace_id == 0 || span_id == 0 {
+        let ends = parts.next().is_none() || version != "00"; // only later versions may have more
+        if !ends || version == "ff" || trace_id == 0 || span_id == 0 {
             return Err(bad());
         }
         Ok(TraceContext { trace_id, span_id, flags })
@@ -245,7 +246,9 @@ impl Fingerprint {
             part(3, &seq.to_be_bytes());
         }
         let mut canonical = Vec::with_capacity(payload.len());
-        let json = serde_json::from_slice::<&RawValue>(payload).ok();
+        // The depth is looked at first: each level is read once more by the next, which a hostile payload would exploit.
+        let shallow = depth(payload) <= Self::DEPTH_MAX;
+        let json = shallow.then(|| serde_json::from_slice::<&RawValue>(payload).ok()).flatten();
         if json.is_some_and(|json| canonical_json(json.get(), Self::DEPTH_MAX, &mut canonical)) {
             part(4, &canonical);
         } else {
@@ -256,6 +259,25 @@ impl Fingerprint {
         half.copy_from_slice(&digest[..16]);
         Fingerprint(half)
     }
+}
+
+/// How deep brackets nest, those in strings left out.
+fn depth(json: &[u8]) -> usize {
+    let (mut depth, mut deepest, mut in_string, mut escaped) = (0usize, 0, false, false);
+    for byte in json {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b'{' | b'[' if !in_string => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b'}' | b']' if !in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    deepest
 }
 
 /// Writes `json` (valid JSON) with sorted keys and no white space. False if it is deeper than `depth`.
@@ -312,3 +334,6 @@ impl fmt::Debug for Fingerprint {
         write!(f, "Fingerprint({self})")
     }
 }
+
+#[cfg(test)]
+mod tests;

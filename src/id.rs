@@ -305,3 +305,6 @@ impl Aggregate {
         percent_encoding::utf8_percent_encode(&self.0, &PLAIN).to_string()
     }
 }
+
+#[cfg(test)]
+mod tests;

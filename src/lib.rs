@@ -12,8 +12,11 @@
 //! ```
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod crash_point;
+
 pub mod backend;
 pub mod clock;
+pub mod config;
 pub mod error;
 pub mod event;
 pub mod id;
@@ -31,10 +34,3 @@ pub use event::{Event, Fingerprint, Headers, Origin, TraceContext};
 pub use guard::Guard;
 pub use id::{Aggregate, EventId, Kind, Owner, Scope, Tenant, Topic};
 pub use ledger::{Ledger, Outcome};
-
-/// A place where a test may kill the process; nothing without the feature `testing`.
-#[macro_export]
-#[doc(hidden)]
-macro_rules! crash_point {
-    ($name:literal) => {};
-}

@@ -58,7 +58,7 @@ async fn sweep_on(core: Core) {
                 "swept"
             ),
             Err(error) => {
-                tracing::error!(target: "hapax", error = %error.chain(), "sweep failed; the next one will try again")
+                tracing::error!(target: "hapax", error = %error.chain(), "sweep failed; the next one will try again");
             }
         }
         pause = interval + part(interval / 10, jitter_permille());

@@ -355,7 +355,7 @@ impl Meter {
     pub(crate) fn processed(&self, took: Duration, result: &'static str) {
         let key = self.key(DURATION, [label("result", result)]);
         metrics::with_recorder(|recorder| {
-            recorder.register_histogram(&key, &METADATA).record(took.as_secs_f64())
+            recorder.register_histogram(&key, &METADATA).record(took.as_secs_f64());
         });
     }
 }
@@ -384,6 +384,16 @@ mod tests {
         for outcome in &all {
             assert_eq!(outcome_name(Some(outcome)), outcome.name());
         }
+    }
+
+    #[test]
+    fn scopes_in_labels_are_bounded() {
+        let telemetry = Telemetry::default();
+        let meter = |n: usize| telemetry.meter(&Scope::new(format!("scope-{n}")).unwrap());
+        let first = meter(0);
+        let labels: HashSet<Arc<str>> = (0..10 * SCOPES_MAX).map(|n| meter(n).scope.clone()).collect();
+        assert!(labels.len() <= SCOPES_MAX + 1 && labels.contains("other"));
+        assert_eq!(meter(0).scope, first.scope, "the first ones stay");
     }
 
     #[test]

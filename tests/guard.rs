@@ -1,4 +1,5 @@
 //! The guard on a memory ledger: what a caller sees, mode by mode.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -102,10 +103,10 @@ async fn a_failing_event_is_retried_later_and_dead_after_five_runs() {
             // Hole 26: the pause is stored, and asking again does not shorten it.
             let again = guard.process_if_new("e", || async { Ok::<_, String>(()) }).await.unwrap();
             assert!(matches!(again, ProcessingResult::RetryLater { .. }), "{again:?}");
-            clock.advance(Duration::from_secs(300));
+            clock.advance(Duration::from_mins(5));
         }
     }
-    clock.advance(Duration::from_secs(86_400));
+    clock.advance(Duration::from_hours(24));
     let result = guard.process_if_new("e", || async { Ok::<_, String>(()) }).await.unwrap();
     assert_eq!(result, ProcessingResult::Dead);
     assert!(!result.may_acknowledge());
@@ -141,7 +142,7 @@ async fn a_panic_in_the_handler_counts() {
         });
         assert!(task.await.unwrap_err().is_panic());
         entry_in(&guard, "e", state).await;
-        clock.advance(Duration::from_secs(300));
+        clock.advance(Duration::from_mins(5));
     }
 }
 
@@ -220,7 +221,7 @@ async fn waiting_for_a_busy_event_ends_with_its_lease_or_with_the_limit() {
     assert!(matches!(guard.lease_or_wait("e", limit).await.unwrap(), Outcome::Busy { .. }));
     assert!(started.elapsed() >= limit);
     let waiting = guard.clone();
-    let task = tokio::spawn(async move { waiting.lease_or_wait("e", Duration::from_secs(60)).await });
+    let task = tokio::spawn(async move { waiting.lease_or_wait("e", Duration::from_mins(1)).await });
     tokio::time::sleep(Duration::from_millis(50)).await;
     lease.done().await.unwrap();
     assert!(matches!(task.await.unwrap().unwrap(), Outcome::Duplicate(_)));
@@ -247,7 +248,7 @@ async fn at_most_once_is_never_retried_and_its_end_is_listed() {
     assert!(matches!(guard.try_claim("plain").await.unwrap(), Outcome::Duplicate(_)));
     assert!(!guard.is_processed("plain").await.unwrap(), "nobody said so");
 
-    let within = Duration::from_secs(60);
+    let within = Duration::from_mins(1);
     first(guard.try_claim_tracked("good", within).await.unwrap()).finished().await.unwrap();
     assert!(guard.is_processed("good").await.unwrap());
     first(guard.try_claim_tracked("bad", within).await.unwrap()).lost("push failed").await.unwrap();
@@ -418,13 +419,13 @@ async fn the_sweeper_forgets_what_is_older_than_the_retention() {
     let (builder, clock) = timed();
     let guard = builder.with(|settings| settings.sweep_interval = Duration::from_millis(40)).build().unwrap();
     assert!(guard.mark_processed("old", None).await.unwrap().is_claimed());
-    clock.advance(Duration::from_secs(8 * 86_400));
+    clock.advance(Duration::from_hours(8 * 24));
     assert!(guard.mark_processed("new", None).await.unwrap().is_claimed());
     let sweeper = guard.spawn_sweeper();
     tokio::time::sleep(Duration::from_millis(200)).await;
     sweeper.stop().await;
     assert!(!guard.is_processed("old").await.unwrap() && guard.is_processed("new").await.unwrap());
-    clock.advance(Duration::from_secs(8 * 86_400));
+    clock.advance(Duration::from_hours(8 * 24));
     assert_eq!(guard.cleanup_old_events().await.unwrap(), 1);
 }
 

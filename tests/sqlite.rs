@@ -1,6 +1,7 @@
 //! The SQLite ledger among processes: several on one file, killed ones, files that are full, read-only, foreign or
 //! from the future. What it has in common with other ledgers is tested by the conformance suite.
 #![cfg(all(feature = "sqlite", feature = "testing"))]
+#![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -18,7 +19,7 @@ use hapax::{Aggregate, Error, EventId, Ledger, Outcome, Scope, Tenant, Time};
 use rusqlite::{Connection, TransactionBehavior};
 
 const IDS: usize = 10_000;
-const DAY: Duration = Duration::from_secs(86_400);
+const DAY: Duration = Duration::from_hours(24);
 
 fn scope() -> Scope {
     Scope::new("billing").unwrap()
@@ -252,9 +253,9 @@ async fn claims_are_committed_and_rolled_back_with_the_callers_transaction() {
             tx.execute("INSERT INTO paid VALUES ('order-17')", []).unwrap();
         }
         if commit {
-            tx.commit().unwrap()
+            tx.commit().unwrap();
         } else {
-            tx.rollback().unwrap()
+            tx.rollback().unwrap();
         }
         assert_eq!(ledger.was_committed(&first).unwrap(), commit);
     }
@@ -325,7 +326,7 @@ async fn sweep_drops_old_weeks_whole_and_keeps_what_is_open() {
         SqliteLedger::open_with_clock(file(&dir), Settings::default(), Arc::new(clock.clone())).unwrap();
     let of = |n: u8| Identity::new(scope(), v7_at(start, n));
     let week = Week::of(start);
-    let once = Mode::Once { track: Some(Duration::from_secs(60)) };
+    let once = Mode::Once { track: Some(Duration::from_mins(1)) };
     for (n, mode) in [(1, Mode::Done), (2, Mode::Done), (3, lease()), (4, once)] {
         assert!(claim(&ledger, Claim::new(of(n), mode)).await.is_claimed());
     }
@@ -345,8 +346,8 @@ async fn sweep_drops_old_weeks_whole_and_keeps_what_is_open() {
     assert_eq!(swept.weeks, [(week, 4)]);
     assert_eq!(ledger.sweep(SweepTerms { dry_run: false, ..terms }).await.unwrap().entries(), 0);
 
-    let stat = ledger.stat().await.unwrap();
-    assert_eq!(stat.dropped, [(week, clock.now())]);
+    let counted = ledger.stat().await.unwrap();
+    assert_eq!(counted.dropped, [(week, clock.now())]);
     let too_old = claim(&ledger, Claim::new(of(1), Mode::Done)).await;
     assert_eq!(too_old, Outcome::TooOld { week });
     let Outcome::First(grant) = claim(&ledger, Claim::new(of(3), lease())).await else {

@@ -34,7 +34,8 @@ struct Store {
     kept: BTreeMap<Key, Row>,
     heads: HashMap<(i32, Aggregate), Head>,
     weeks: BTreeMap<Week, Time>,
-    dropped: BTreeMap<Week, Time>,
+    /// When a week was dropped, and the highest number a scope had then.
+    dropped: BTreeMap<Week, (Time, i32)>,
     audit: Vec<Audit>,
     token: i64,
 }
@@ -140,8 +141,8 @@ impl Rows for Store {
         Ok(Token(self.token))
     }
 
-    fn dropped(&mut self, week: Week) -> Result<Option<Time>> {
-        Ok(self.dropped.get(&week).copied())
+    fn dropped(&mut self, week: Week) -> Result<Option<i32>> {
+        Ok(self.dropped.get(&week).map(|(_, barred)| *barred))
     }
 
     fn make_week(&mut self, week: Week) -> Result<()> {
@@ -231,7 +232,7 @@ impl Store {
         let old: Vec<Week> = self
             .weeks
             .iter()
-            .filter(|(week, touched)| !week.is_timeless() && **touched < cutoff && week.start() < cutoff)
+            .filter(|(week, touched)| !week.is_timeless() && **touched < cutoff && week.end() < cutoff)
             .map(|(week, _)| *week)
             .collect();
         for week in old {
@@ -241,7 +242,7 @@ impl Store {
             swept.held += open.len() as u64;
             self.kept.extend(open);
             self.weeks.remove(&week);
-            self.dropped.insert(week, now);
+            self.dropped.insert(week, (now, self.scopes.len() as i32 - 1));
         }
         swept
     }
@@ -272,6 +273,19 @@ impl Ledger for MemoryLedger {
         let key = Key { week, scope, id: identity.id.key().into_owned() };
         let row = store.row(&key)?;
         row.map(|row| store.entry(&key, &row)).transpose()
+    }
+
+    async fn known(&self, identities: &[Identity]) -> Result<Vec<bool>> {
+        let store = self.lock();
+        let known = |identity: &Identity| {
+            let week = Week::route(self.settings.identity, &identity.id, None)?;
+            let names = (identity.tenant.clone(), identity.scope.clone());
+            let Some(scope) = store.scope_numbers.get(&names).copied() else { return Ok(false) };
+            let key = Key { week, scope, id: identity.id.key().into_owned() };
+            let row = store.rows.get(&key).or_else(|| store.kept.get(&key));
+            Ok(row.is_some_and(|row| matches!(row.state, State::Done | State::Finished)))
+        };
+        identities.iter().map(known).collect()
     }
 
     async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
@@ -327,7 +341,7 @@ impl Ledger for MemoryLedger {
             now,
             counts: counts.collect(),
             weeks: store.weeks.keys().copied().collect(),
-            dropped: store.dropped.iter().map(|(week, at)| (*week, *at)).collect(),
+            dropped: store.dropped.iter().map(|(week, (at, _))| (*week, *at)).collect(),
             held,
         })
     }

@@ -1,7 +1,10 @@
 //! The only place that names a database.
 
 pub mod memory;
+mod open;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+
+pub use open::{OpenSettings, init, open, schema_sql};

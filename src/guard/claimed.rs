@@ -144,7 +144,7 @@ impl<L: Ledger> Guard<L> {
     /// # use hapax::{Guard, Outcome, backend::memory::MemoryLedger};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> hapax::Result<()> {
     /// # let guard = Guard::builder(MemoryLedger::default()).scope("push").build()?;
-    /// if let Outcome::First(claimed) = guard.try_claim_tracked("order-17-paid", Duration::from_secs(60)).await? {
+    /// if let Outcome::First(claimed) = guard.try_claim_tracked("order-17-paid", Duration::from_mins(1)).await? {
     ///     println!("pushing");
     ///     claimed.finished().await?;
     /// }

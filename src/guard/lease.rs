@@ -4,15 +4,17 @@ use std::fmt;
 use std::future::Future;
 use std::time::Duration;
 
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::keeper::Keeper;
 use super::{Core, Deliverable, Delivery, Granted, Guard, LeaseLost, note};
 use crate::clock::Time;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::id::EventId;
 use crate::ledger::{
-    Body, Extend, Identity, Ledger, Metadata, Mode, Order, Outcome, Settle, Settled, Token, Verdict, Week,
+    Batcher, Body, Extend, Identity, Ledger, Metadata, Mode, Order, Outcome, Settle, Settled, Token, Verdict,
+    Week,
 };
 use crate::telemetry::Meter;
 
@@ -333,28 +335,20 @@ impl Core {
         Ok(outcome.map(|granted| Lease::new(self, granted, sent)))
     }
 
-    /// Settles, and goes on trying while the ledger is away, for as long as `patience` lasts. In a task of its own, so
-    /// that a caller who gives up does not unsettle what took effect.
+    /// Settles, and goes on trying while the ledger is away, for as long as `patience` lasts: also if the caller gives
+    /// up, because what took effect took effect.
     pub(super) async fn settle(&self, settle: Settle, patience: Duration) -> Result<Settled> {
         let verdict = Meter::verdict(&settle.verdict);
         let until = Instant::now() + patience;
-        let mut answer = self.batcher().settle(settle.clone()).await;
-        if answer.as_ref().is_err_and(crate::Error::is_retryable) {
-            let batcher = self.batcher().clone();
-            let again = tokio::spawn(async move {
-                let mut pause = Duration::from_millis(50);
-                while Instant::now() + pause < until {
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(Duration::from_secs(5));
-                    answer = batcher.settle(settle.clone()).await;
-                    if !answer.as_ref().is_err_and(crate::Error::is_retryable) {
-                        break;
-                    }
-                }
-                answer
-            });
-            answer = again.await.unwrap_or_else(|error| Err(crate::Error::unavailable("settling", error)));
+        let mut unsettled =
+            Unsettled { batcher: self.batcher().clone(), settle: Some(settle.clone()), until };
+        let mut answer = self.batcher().settle(settle).await;
+        if answer.as_ref().is_err_and(Error::is_retryable)
+            && let Some(again) = unsettled.go_on()
+        {
+            answer = again.await.unwrap_or_else(|error| Err(Error::unavailable("settling", error)));
         }
+        unsettled.settle = None;
         if let Some(meter) = self.meter() {
             meter.settled(verdict, &answer);
         }
@@ -385,6 +379,39 @@ impl Core {
             }
             tokio::time::sleep_until(wake.min(end)).await;
             pause = (pause * 3 / 2).min(Duration::from_secs(1));
+        }
+    }
+}
+
+/// A settling that is not known to be recorded. Dropped, it goes on in a task of its own.
+struct Unsettled {
+    batcher: Batcher,
+    settle: Option<Settle>,
+    until: Instant,
+}
+
+impl Unsettled {
+    fn go_on(&mut self) -> Option<JoinHandle<Result<Settled>>> {
+        let settle = self.settle.take()?;
+        let runtime = tokio::runtime::Handle::try_current().ok()?;
+        Some(runtime.spawn(settle_until(self.batcher.clone(), settle, self.until)))
+    }
+}
+
+impl Drop for Unsettled {
+    fn drop(&mut self) {
+        let _ = self.go_on(); // nobody waits for it
+    }
+}
+
+async fn settle_until(batcher: Batcher, settle: Settle, until: Instant) -> Result<Settled> {
+    let mut pause = Duration::from_millis(50);
+    loop {
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_secs(5));
+        let answer = batcher.settle(settle.clone()).await;
+        if !answer.as_ref().is_err_and(Error::is_retryable) || Instant::now() + pause >= until {
+            return answer;
         }
     }
 }

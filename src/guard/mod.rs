@@ -55,7 +55,7 @@ use shared::{Granted, note};
 
 use crate::error::Result;
 use crate::id::{Scope, Tenant};
-use crate::ledger::{Batcher, Ledger, Metadata, Mode, Outcome, State, Swept, Token};
+use crate::ledger::{Batcher, IdentityRule, Ledger, Metadata, Mode, Outcome, State, Swept, Token};
 use crate::sweep::Sweeper;
 use crate::telemetry::Telemetry;
 
@@ -176,6 +176,9 @@ impl<L: Ledger> Guard<L> {
         let identity = self.core.identity(delivery)?;
         if !self.core.guarded() {
             return Ok(false);
+        }
+        if self.ledger.settings().identity == IdentityRule::Id {
+            return self.core.batcher().known(identity).await;
         }
         let entry = self.ledger.get(&identity, time).await?;
         Ok(entry.is_some_and(|entry| matches!(entry.state, State::Done | State::Finished)))

@@ -57,14 +57,14 @@ impl Default for GuardSettings {
             scope: None,
             tenant: None,
             enabled: true,
-            lease: Duration::from_secs(900),
+            lease: Duration::from_mins(15),
             heartbeat: Duration::from_secs(30),
             lease_margin: None,
             attempts_max: 5,
             backoff_base: Duration::from_secs(1),
-            backoff_max: Duration::from_secs(300),
-            retention: Duration::from_secs(7 * 86_400),
-            sweep_interval: Duration::from_secs(3600),
+            backoff_max: Duration::from_mins(5),
+            retention: Duration::from_hours(7 * 24),
+            sweep_interval: Duration::from_hours(1),
             order: None,
             telemetry_prefix: None,
         }
@@ -72,7 +72,7 @@ impl Default for GuardSettings {
 }
 
 /// The longest lease, retention or interval: a century, so that adding it to a time cannot overflow.
-const DURATION_MAX: Duration = Duration::from_secs(100 * 365 * 86_400);
+const DURATION_MAX: Duration = Duration::from_hours(100 * 365 * 24);
 
 impl GuardSettings {
     /// Says what is impossible, naming the setting and its range.

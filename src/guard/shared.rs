@@ -162,7 +162,7 @@ impl Core {
             .zip(self.settings().order)
             .map(|((aggregate, seq), (policy, on_dead))| Order { aggregate, seq, policy, on_dead });
         let claim = Claim::new(self.identity(delivery)?, mode);
-        Ok((Claim { time, fingerprint, origin, metadata, order, ..claim }, body))
+        Ok((Claim { time, fingerprint, order, origin, metadata, ..claim }, body))
     }
 
     /// Claims through the batcher, seen by span and counter.

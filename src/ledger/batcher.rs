@@ -37,6 +37,7 @@ struct Inner {
     claims: Queue<Claim, Delivered>,
     settles: Queue<Settle, Settled>,
     extends: Queue<Extend, Settled>,
+    looks: Queue<Identity, bool>,
     doubts: Doubts,
 }
 
@@ -218,6 +219,7 @@ impl Batcher {
             claims: Queue::default(),
             settles: Queue::default(),
             extends: Queue::default(),
+            looks: Queue::default(),
             doubts: Doubts::default(),
         }))
     }
@@ -249,7 +251,9 @@ impl Batcher {
                 if batch.is_empty() {
                     return all;
                 }
-                batch.iter_mut().for_each(|claim| batcher.0.doubts.settle(claim));
+                for claim in &mut batch {
+                    batcher.0.doubts.settle(claim);
+                }
                 all.extend(batcher.claim_batch(batch).await);
             }
         });
@@ -285,6 +289,29 @@ impl Batcher {
             tokio::spawn(self.clone().run_extends());
         }
         receive.await.map_err(|_| gone())?
+    }
+
+    /// Whether an event took effect before: a look, gathered like everything else.
+    pub(crate) async fn known(&self, identity: Identity) -> Result<bool> {
+        let (send, receive) = oneshot::channel();
+        if self.0.looks.push(identity, send, self.0.ledger.parallel_batches()) {
+            tokio::spawn(self.clone().run_looks());
+        }
+        receive.await.map_err(|_| gone())?
+    }
+
+    async fn run_looks(self) {
+        let mut runner = self.0.looks.runner();
+        while let Some((identities, answers)) = runner.take() {
+            let ledger = &self.0.ledger;
+            let known = in_batch(&identities, |batch| {
+                Box::pin(async move { Ok(ledger.known(batch).await?.into_iter().map(Ok).collect()) })
+            })
+            .await;
+            for (answer, known) in answers.into_iter().zip(known) {
+                let _ = answer.send(known);
+            }
+        }
     }
 
     async fn run_claims(self) {

@@ -1,8 +1,7 @@
 //! What goes into a ledger and what comes out: claims and their outcomes, settlings and theirs.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -55,27 +54,24 @@ impl fmt::Display for Token {
 pub struct Nonce(pub i64);
 
 impl Nonce {
-    /// A fresh one: as good as random, without asking the system for randomness each time.
+    /// A fresh one. Nonces must differ, not be secret, so only a thread's first comes from the system: the rest follow from
+    /// it (splitmix64), which costs nanoseconds instead of a system call.
     pub fn random() -> Self {
-        static SEED: OnceLock<u64> = OnceLock::new();
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let seed = *SEED.get_or_init(|| {
-            let (high, low) = uuid::Uuid::new_v4().as_u64_pair();
-            // The version and variant bits are fixed; folding the halves leaves 64 random bits.
-            high ^ low.rotate_left(32)
-        });
-        let count = NEXT.fetch_add(1, Ordering::Relaxed);
-        // A forked child has its parent's seed and count, but not its process id.
-        let mixed = mix(seed.wrapping_add(count.wrapping_mul(0x9E37_79B9_7F4A_7C15)));
-        Nonce((mixed ^ mix(u64::from(std::process::id()))) as i64)
+        thread_local! {
+            static STATE: std::cell::Cell<u64> = {
+                let (high, low) = uuid::Uuid::new_v4().as_u64_pair();
+                // The version and variant bits are fixed; folding the halves leaves 64 random bits.
+                std::cell::Cell::new(high ^ low.rotate_left(32))
+            };
+        }
+        STATE.with(|state| {
+            let next = state.get().wrapping_add(0x9E37_79B9_7F4A_7C15);
+            state.set(next);
+            let mixed = (next ^ (next >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+            Nonce((mixed ^ (mixed >> 31)) as i64)
+        })
     }
-}
-
-/// SplitMix64's finalizer: one to one, so that within a process no nonce comes twice.
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 /// JSON kept with an entry: valid, without NUL, and not larger than the ledger allows.

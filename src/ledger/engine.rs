@@ -20,12 +20,12 @@ pub(crate) struct Key {
 pub(crate) trait Rows {
     /// The present.
     fn now(&self) -> Time;
-    /// The number of (tenant, scope) and when it began; registers it.
+    /// The number of (tenant, scope), growing with each new one, and when it began; registers it.
     fn scope(&mut self, tenant: Option<&Tenant>, scope: &Scope) -> Result<(i32, Time)>;
     /// The next token.
     fn token(&mut self) -> Result<Token>;
-    /// When the week was last dropped.
-    fn dropped(&mut self, week: Week) -> Result<Option<Time>>;
+    /// If the week was dropped: the highest number a scope had then.
+    fn dropped(&mut self, week: Week) -> Result<Option<i32>>;
     /// Makes a week that is not there.
     fn make_week(&mut self, week: Week) -> Result<()>;
     /// How many weeks there are, and whether this one is.
@@ -67,12 +67,12 @@ fn claim_row(rows: &mut impl Rows, claim: &Claim, token: Token, settings: &Setti
     let week = settings.check(claim)?;
     let now = rows.now();
     let (count, made) = rows.weeks(week)?;
-    let dropped_at = rows.dropped(week)?;
-    if !made && dropped_at.is_none() {
+    let barred = rows.dropped(week)?; // scopes up to this number are older than the drop
+    if !made && barred.is_none() {
         may_make(week, count, now, settings)?; // before anything is written, the scope included
     }
-    let (scope, began) = rows.scope(claim.identity.tenant.as_ref(), &claim.identity.scope)?;
-    let dropped = dropped_at.filter(|dropped| *dropped > began).map(|_| week);
+    let (scope, _) = rows.scope(claim.identity.tenant.as_ref(), &claim.identity.scope)?;
+    let dropped = barred.filter(|barred| scope <= *barred).map(|_| week);
     let key = Key { week, scope, id: claim.identity.id.key().into_owned() };
     let row = rows.row(&key)?;
     if !made && row.is_none() && dropped.is_none() {

@@ -139,6 +139,17 @@ pub trait Ledger: Send + Sync + 'static {
     /// Looks at one entry.
     async fn get(&self, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>>;
 
+    /// Which of these took effect before (`done` or `finished`), in the order given. A look, never a claim: between it
+    /// and a claim anyone may come first. For ledgers whose identity is the id alone.
+    async fn known(&self, identities: &[Identity]) -> Result<Vec<bool>> {
+        let mut known = Vec::with_capacity(identities.len());
+        for identity in identities {
+            let entry = self.get(identity, None).await?;
+            known.push(entry.is_some_and(|entry| matches!(entry.state, State::Done | State::Finished)));
+        }
+        Ok(known)
+    }
+
     /// Lists entries in key order, at most `limit` a page.
     async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page>;
 
@@ -185,6 +196,9 @@ impl<L: Ledger + ?Sized> Ledger for Arc<L> {
     }
     async fn get(&self, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>> {
         (**self).get(identity, time).await
+    }
+    async fn known(&self, identities: &[Identity]) -> Result<Vec<bool>> {
+        (**self).known(identities).await
     }
     async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
         (**self).list(filter, after, limit).await

@@ -88,6 +88,11 @@ impl Week {
         Time::from_micros(FIRST_MONDAY_US + (self.0 as i64 - 1) * WEEK_US)
     }
 
+    /// The Monday it ends before.
+    pub const fn end(self) -> Time {
+        Week(self.0 + 1).start()
+    }
+
     /// Whether a ledger at `now` may make this week: not more than `ahead` in the future.
     pub fn may_be_made(self, now: Time, ahead: Duration) -> Result<()> {
         if self.is_timeless() || self.start() <= now.plus(ahead) {
@@ -117,3 +122,6 @@ impl fmt::Debug for Week {
         write!(f, "Week({self})")
     }
 }
+
+#[cfg(test)]
+mod tests;

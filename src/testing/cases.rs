@@ -40,6 +40,109 @@ macro_rules! __conformance_cases {
                 t25_dead_is_terminal_for_deliveries
                 acceptance_5_two_receivers_one_claim
             }
+            counting {
+                c4_done_and_last_seq_move_together
+                c4_rolled_back_claims_leave_nothing
+                c4_committed_claims_are_done
+                c4_unwanted_events_advance_with_the_settling
+                c5_lapsed_leases_count_and_end_dead
+                c5_only_a_death_alone_counts
+                c5_errors_and_deaths_add_up
+                c5_a_killer_parks_its_aggregate
+                t22_an_event_that_kills_its_process_is_dead_lettered
+                c5_counted_failures_end_dead
+                c6_backoff_is_stored
+                c6_release_is_retry_now_not_delete
+                c6_held_bytes_are_kept_exactly
+                t16_a_failed_event_stays_claimable_without_redelivery
+                t26_backoff_survives_a_restart_and_old_rows_are_swept
+                acceptance_6_failures_back_off_then_die_then_redrive
+            }
+            doubt {
+                c7_same_claim_again_is_first_again
+                c7_a_repeated_lease_begins_anew
+                c7_a_repeat_after_a_takeover_is_busy
+                c7_a_repeat_after_its_aggregate_was_taken_over_waits
+                c7_a_repeat_in_an_order_is_first_again
+                c7_a_failure_is_counted_once_under_its_nonce
+                c7_was_committed
+                c8_bad_row_harms_only_itself
+                c8_bad_settling_harms_only_itself
+                c8_same_id_twice_in_a_batch
+                c8_a_batch_has_an_outcome_each
+                c8_a_batch_of_one_aggregate_follows_its_order
+                c8_empty_and_large_batches
+                t43_recovery_from_a_stale_read_changes_nothing
+            }
+            identity {
+                c9_other_fingerprint_is_a_mismatch
+                c9_warned_mismatch_is_answered_as_the_original
+                c9_other_time_is_a_duplicate
+                t10_one_id_with_two_times_is_claimed_once
+                id_and_time_makes_two_weeks_two_identities
+                weeks_begin_on_monday_in_utc
+                two_tenants_never_meet
+                t14_a_scope_remembers_only_under_its_own_name
+                t17_scopes_are_apart_and_long_ids_are_refused_before_sql
+                ids_are_compared_as_bytes
+                entries_keep_what_they_were_given
+                metadata_has_a_limit
+                far_future_ids_are_invalid_and_change_nothing
+                t11_late_and_future_weeks_are_made_on_demand
+                weeks_are_capped
+            }
+            retention {
+                c10_dropped_week_is_too_old
+                t35_an_id_of_a_dropped_week_is_too_old
+                c10_younger_scope_is_admitted
+                c10_open_entries_survive_as_held
+                c10_kept_entries_go_when_they_are_settled
+                c10_order_is_decided_before_age
+                c10_a_week_in_use_stays
+                sweep_dry_run_changes_nothing
+                sweep_keeps_open_entries
+                sweep_beside_claims_loses_nothing
+                sweep_marks_what_is_lost
+            }
+            order {
+                order_latest_never_goes_back
+                order_one_event_of_an_aggregate_runs_at_a_time
+                t23_a_higher_seq_waits_for_a_lower_retry
+                t23_a_lower_seq_waits_for_a_higher_lease
+                order_strict_admits_only_the_next
+                order_strict_from_first_seen
+                order_strict_gap_parks_after_its_timeout
+                order_parked_successors_are_drained_in_order
+                order_below_the_dead_one_goes_on
+                order_two_dead_are_both_waited_for
+                order_skip_goes_on_and_refuses_a_late_redrive
+                t24_strict_order_never_skips_and_redrive_drains_in_order
+                order_forgetting_frees_the_successors
+                order_what_became_stale_blocks_nobody
+                acceptance_4_shuffled_events_leave_stale_ones_out
+                order_concurrent_claims_of_an_aggregate
+            }
+            once {
+                once_is_never_twice
+                once_finishes_or_is_lost
+                once_overdue_is_listed_as_lost
+                once_lost_can_be_retried_by_hand
+                once_given_back_is_claimable_or_listed
+                t12_busy_is_not_done_and_lost_claims_are_listed
+            }
+            model {
+                model_random_commands_agree
+            }
+            operate {
+                interventions_fence_and_are_audited
+                redrive_and_retry_bring_back
+                interventions_that_do_not_fit_are_refused
+                interventions_dry_run_changes_nothing
+                listing_pages_through_everything_once
+                listing_filters
+                statistics_count_what_there_is
+                kill_then_redrive
+            }
         }
     };
 }

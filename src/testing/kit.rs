@@ -16,11 +16,11 @@ use crate::ledger::{
 };
 
 /// How long the leases of the cases last.
-pub const LEASE: Duration = Duration::from_secs(60);
+pub const LEASE: Duration = Duration::from_mins(1);
 /// Longer than [`LEASE`].
 pub const PAST_LEASE: Duration = Duration::from_secs(61);
 /// A day.
-pub const DAY: Duration = Duration::from_secs(86_400);
+pub const DAY: Duration = Duration::from_hours(24);
 /// How many runs the cases allow.
 pub const ATTEMPTS_MAX: u32 = 3;
 
@@ -39,7 +39,7 @@ pub fn failed() -> Mode {
     Mode::Failed(FailureTerms {
         attempts_max: ATTEMPTS_MAX,
         backoff_base: Duration::from_secs(10),
-        backoff_max: Duration::from_secs(300),
+        backoff_max: Duration::from_mins(5),
         jitter_permille: 1000,
     })
 }
@@ -93,7 +93,7 @@ pub fn strict(seq: u64) -> Claim {
 
 /// A leasing claim on event `e<seq>` in `strict` order from a baseline.
 pub fn strict_from(baseline: Baseline, seq: u64) -> Claim {
-    let policy = OrderPolicy::Strict { baseline, gap_timeout: Duration::from_secs(60) };
+    let policy = OrderPolicy::Strict { baseline, gap_timeout: Duration::from_mins(1) };
     ordered(&format!("e{seq}"), lease(), seq, policy, OnDead::Park)
 }
 

@@ -172,8 +172,7 @@ pub async fn c2_settling_otherwise_is_fenced(harness: &impl Harness) {
 
 /// Two tasks of one owner: the one that lost the lease is fenced off, whatever its owner is called.
 pub async fn c2_owner_is_not_a_token(harness: &impl Harness) {
-    let mut settings = Settings::default();
-    settings.owner = Some(Owner::new("worker-1").unwrap());
+    let settings = Settings { owner: Some(Owner::new("worker-1").unwrap()), ..Settings::default() };
     let ledger = harness.open(settings.clone()).await;
     let same_owner = harness.open(settings).await;
     let zombie = claim("e", lease());

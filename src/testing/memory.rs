@@ -21,7 +21,12 @@ pub struct MemoryHarness {
 impl MemoryHarness {
     /// A fresh one. It is a Wednesday noon in it.
     pub fn new() -> Self {
-        let clock = ManualClock::new(noon());
+        MemoryHarness::starting_at(noon())
+    }
+
+    /// A fresh one in which it is `now`.
+    pub fn starting_at(now: Time) -> Self {
+        let clock = ManualClock::new(now);
         let ledger = MemoryLedger::with_clock(Settings::default(), Arc::new(clock.clone()));
         MemoryHarness { clock, ledger }
     }

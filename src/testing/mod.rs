@@ -22,10 +22,21 @@ use crate::error::Result;
 use crate::ledger::{Claim, Ledger, Outcome, Settings};
 
 mod cases;
+pub mod crash;
 pub mod kit;
 mod memory;
+pub mod mutants;
+pub mod proxy;
 
+pub mod counting;
+pub mod doubt;
+pub mod identity;
 pub mod lease;
+pub mod model;
+pub mod once;
+pub mod operate;
+pub mod order;
+pub mod retention;
 
 pub use cases::NAMES;
 pub use memory::{MemoryHarness, noon};

@@ -1,1 +1,47 @@
-fn main() {}
+//! The `hapax` command: catch duplicate events from the shell, look into a ledger, make and read ids.
+//!
+//! One file (or folder) per group of commands; `cli` has the flags they share, `failure` what ends them early.
+
+mod cli;
+mod config;
+mod failure;
+mod filter;
+mod id;
+mod ledger;
+mod print;
+mod signal;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use cli::{Cli, Command};
+use failure::Failure;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return failure::usage(&error),
+    };
+    let json = cli.global.json;
+    match run(cli) {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => failure.report(json),
+    }
+}
+
+fn run(cli: Cli) -> Result<u8, Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|e| Failure::dependency("runtime", format!("no threads for the runtime: {e}")))?;
+    let gate = signal::listen(&runtime)?;
+    let global = &cli.global;
+    match cli.command {
+        Command::Filter(args) => filter::run(global, &args, &runtime, &gate),
+        Command::Id(args) => id::run(global, &args),
+        Command::Config(args) => config::run(global, &args),
+        Command::Ledger(args) => runtime.block_on(ledger::run(global, args)),
+    }
+}

@@ -38,6 +38,17 @@ pub(super) struct Ready<'a> {
     pub key: Cow<'a, [u8]>,
 }
 
+impl Ready<'_> {
+    fn place(&self) -> (i32, &[u8], Week) {
+        (self.scope, &self.key, self.week)
+    }
+
+    /// What all claims of one statement must share.
+    fn terms(&self) -> (Mode, Option<(OrderPolicy, OnDead)>) {
+        (self.claim.mode, self.claim.order.as_ref().map(|order| (order.policy, order.on_dead)))
+    }
+}
+
 /// One row of an answer.
 type Answer = (
     i32,
@@ -100,72 +111,35 @@ pub(super) async fn run(
     mut ready: Vec<Ready<'_>>,
     outcomes: &mut [Option<Result<Outcome>>],
 ) -> Result<()> {
-    let mut each = ready
-        .extract_if(.., |one| one.claim.order.is_some() || matches!(one.claim.mode, Mode::Failed(_)))
-        .collect::<Vec<_>>();
     // One global order of locks: by key. The stable sort keeps repeats in the caller's order.
-    ready.sort_by(|a, b| (a.scope, &a.key, a.week).cmp(&(b.scope, &b.key, b.week)));
-    let mut repeats = Vec::new();
-    let mut batch: Vec<Ready<'_>> = Vec::with_capacity(ready.len());
-    for one in ready {
-        match batch.last() {
-            Some(last) if last.scope == one.scope && last.key == one.key && last.week == one.week => {
-                repeats.push((last.index, one));
-            }
-            _ => batch.push(one),
+    ready.sort_by(|a, b| a.place().cmp(&b.place()));
+    let mut each = Vec::new();
+    let mut batches: Vec<(Mode, Vec<Ready<'_>>)> = Vec::new();
+    let mut ready = ready.into_iter().peekable();
+    while let Some(one) = ready.next() {
+        let mut alone = true;
+        while let Some(repeat) = ready.next_if(|next| next.place() == one.place()) {
+            alone = false;
+            each.push(repeat);
+        }
+        let mode = one.claim.mode;
+        if !alone || one.claim.order.is_some() || matches!(mode, Mode::Failed(_)) {
+            each.push(one);
+        } else if let Some((_, batch)) = batches.iter_mut().find(|(known, _)| *known == mode) {
+            batch.push(one);
+        } else {
+            batches.push((mode, vec![one]));
         }
     }
-    for group in groups(batch, |one| one.claim.mode) {
-        split_run(inner, target, &group, &inner.sql.claim_batch, outcomes).await?;
+    for (_, batch) in batches {
+        split_run(inner, target, &batch, &inner.sql.claim_batch, outcomes).await?;
     }
-    for (first, one) in repeats {
-        let outcome = repeat(&outcomes[first], one.claim, inner.settings.ledger.owner.as_ref());
-        outcomes[one.index] = Some(outcome);
-    }
-    if !each.is_empty() {
-        // Events with an order run as they came; the others by key.
-        each.sort_by(|a, b| match (&a.claim.order, &b.claim.order) {
-            (None, None) => (a.scope, &a.key).cmp(&(b.scope, &b.key)),
-            _ => a.index.cmp(&b.index),
-        });
-        let order = |one: &Ready<'_>| one.claim.order.as_ref().map(|order| (order.policy, order.on_dead));
-        for group in groups(each, |one| (one.claim.mode, order(one))) {
-            split_run(inner, target, &group, &inner.sql.claim_each, outcomes).await?;
-        }
+    // What depends on its neighbours (events in an order, repeats of one id) runs as it came.
+    each.sort_by_key(|one| one.index);
+    for run in each.chunk_by(|a, b| a.terms() == b.terms()) {
+        split_run(inner, target, run, &inner.sql.claim_each, outcomes).await?;
     }
     Ok(())
-}
-
-/// Neighbours that a single statement can serve, in their order.
-fn groups<'a, K: PartialEq>(ready: Vec<Ready<'a>>, key: impl Fn(&Ready<'a>) -> K) -> Vec<Vec<Ready<'a>>> {
-    let mut groups: Vec<(K, Vec<Ready<'a>>)> = Vec::new();
-    for one in ready {
-        let k = key(&one);
-        match groups.iter_mut().find(|(known, _)| *known == k) {
-            Some((_, group)) => group.push(one),
-            None => groups.push((k, vec![one])),
-        }
-    }
-    groups.into_iter().map(|(_, group)| group).collect()
-}
-
-/// What a repeat of the same identity in one batch gets: what it would get right after the first.
-fn repeat(first: &Option<Result<Outcome>>, claim: &Claim, owner: Option<&Owner>) -> Result<Outcome> {
-    match first {
-        Some(Ok(Outcome::First(grant))) => {
-            let state = match claim.mode {
-                Mode::Lease(_) => {
-                    return Ok(Outcome::Busy { until: Some(grant.until), owner: owner.cloned() });
-                }
-                Mode::Once { .. } => State::Claimed,
-                Mode::Done | Mode::Failed(_) => State::Done,
-            };
-            Ok(Outcome::Duplicate(Prior { state, at: grant.until, owner: owner.cloned() }))
-        }
-        Some(Ok(outcome)) => Ok(outcome.clone()),
-        Some(Err(error)) => Err(error.copy()),
-        None => Err(Error::Corrupt("a claim without an answer".into())),
-    }
 }
 
 /// Runs a group; a part that meets a lock or a bad row is split until only the one concerned is left.
@@ -341,7 +315,6 @@ impl<'a> Columns<'a> {
             .bind(&self.notes)
             .bind(&self.aggregates)
             .bind(&self.seqs)
-            .bind(&self.distinct_weeks)
             .bind(terms.mode)
             .bind(terms.lasting_us)
             .bind(terms.flags)

@@ -21,7 +21,8 @@ use async_trait::async_trait;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
 use sqlx::{AssertSqlSafe, PgPool};
 
-pub use schema::{ACCEPTS, Migrate, VERSION, grants_sql, schema_sql};
+pub use crate::config::Migrate;
+pub use schema::{ACCEPTS, VERSION, grants_sql, schema_sql};
 
 use crate::clock::Time;
 use crate::error::{Error, Result};
@@ -107,6 +108,7 @@ struct Sql {
     settle_one: Arc<str>,
     extend: Arc<str>,
     scope: Arc<str>,
+    known: Arc<str>,
 }
 
 impl Sql {
@@ -119,14 +121,14 @@ impl Sql {
             ),
             claim_each: sql(
                 "select * from {s}.claim_each($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::jsonb[], $10, $11, $12, \
-                 $13, $14::text::\"char\", $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26)",
+                 $13::text::\"char\", $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25)",
             ),
             settle_done: sql(
                 "select * from {s}.settle_done($1, $2, $3, $4, $5::text[]::jsonb[], $6, $7::text::\"char\", \
                  $8::text::\"char\")",
             ),
             settle_each: sql(
-                "select * from {s}.settle_each($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::jsonb[], $10, $11, $12, $13)",
+                "select * from {s}.settle_each($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::jsonb[], $10, $11, $12)",
             ),
             settle_one: sql(
                 "select 1, * from {s}.settle_one($1, $2, $3, $4, $5::text::\"char\", $6, $7, $8, null, $9, $10, null, \
@@ -134,6 +136,7 @@ impl Sql {
             ),
             extend: sql("select * from {s}.extend_batch($1, $2, $3, $4, $5)"),
             scope: sql("select o_number, o_fresh from {s}.scope_number($1, $2)"),
+            known: sql("select * from {s}.known($1, $2, $3)"),
         }
     }
 }
@@ -340,6 +343,10 @@ impl Ledger for PgLedger {
 
     async fn get(&self, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>> {
         read::get(&self.0, identity, time).await
+    }
+
+    async fn known(&self, identities: &[Identity]) -> Result<Vec<bool>> {
+        read::known(&self.0, identities).await
     }
 
     async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {

@@ -90,6 +90,23 @@ fn row(found: &PgRow) -> Result<Row> {
     })
 }
 
+async fn find_scope(
+    inner: &Inner,
+    connection: &mut PgConnection,
+    identity: &Identity,
+) -> Result<Option<i32>> {
+    let s = &inner.settings.schema;
+    sqlx::query_scalar(AssertSqlSafe(format!(
+        "select number from {s}.scope where tenant = $1 and scope = $2"
+    )))
+    .persistent(!inner.pooled)
+    .bind(identity.tenant.as_ref().map_or("", Tenant::as_str))
+    .bind(identity.scope.as_str())
+    .fetch_optional(connection)
+    .await
+    .map_err(|e| translate("looking for a scope", e))
+}
+
 /// A row and the number of its scope.
 pub(super) struct Found {
     pub scope: i32,
@@ -106,15 +123,7 @@ pub(super) async fn find(
 ) -> Result<Option<Found>> {
     let what = "reading an entry";
     let s = &inner.settings.schema;
-    let scope: Option<i32> = sqlx::query_scalar(AssertSqlSafe(format!(
-        "select number from {s}.scope where tenant = $1 and scope = $2"
-    )))
-    .persistent(!inner.pooled)
-    .bind(identity.tenant.as_ref().map_or("", Tenant::as_str))
-    .bind(identity.scope.as_str())
-    .fetch_optional(&mut *connection)
-    .await
-    .map_err(|e| translate(what, e))?;
+    let scope = find_scope(inner, &mut *connection, identity).await?;
     let Some(scope) = scope else { return Ok(None) };
     let lock = if lock { "for update of e" } else { "" };
     let in_week = format!(
@@ -228,6 +237,54 @@ pub(super) async fn get(inner: &Inner, identity: &Identity, time: Option<Time>) 
     Ok(found.map(|found| found.row.entry(identity.clone(), week)))
 }
 
+/// The number of (tenant, scope), if there is one. Looking registers nothing.
+async fn scope(inner: &Inner, identity: &Identity) -> Result<Option<i32>> {
+    if let Some(number) = inner.known_scope(identity) {
+        return Ok(Some(number));
+    }
+    let mut connection = inner.begin().await?;
+    let number = find_scope(inner, &mut connection, identity).await?;
+    if let Some(number) = number {
+        inner.remember_scope(identity, number);
+    }
+    Ok(number)
+}
+
+/// Which identities took effect before, in one statement.
+pub(super) async fn known(inner: &Inner, identities: &[Identity]) -> Result<Vec<bool>> {
+    let mut known = vec![false; identities.len()];
+    let (mut places, mut scopes, mut weeks, mut keys) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for (at, identity) in identities.iter().enumerate() {
+        let week = Week::route(inner.settings.ledger.identity, &identity.id, None)?;
+        if let Some(scope) = scope(inner, identity).await? {
+            places.push(at);
+            scopes.push(scope);
+            weeks.push(week.number());
+            keys.push(identity.id.key());
+        }
+    }
+    if places.is_empty() {
+        return Ok(known);
+    }
+    let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
+    let query = sqlx::query_scalar::<_, i64>(AssertSqlSafe(std::sync::Arc::clone(&inner.sql.known)))
+        .persistent(!inner.pooled)
+        .bind(&scopes)
+        .bind(&weeks)
+        .bind(&keys);
+    let found = if inner.pooled {
+        query.fetch_all(&mut *inner.begin().await?).await
+    } else {
+        query.fetch_all(&inner.pool).await
+    };
+    for place in found.map_err(|e| translate("looking for entries", e))? {
+        if let Some(at) = usize::try_from(place - 1).ok().and_then(|at| places.get(at)) {
+            known[*at] = true;
+        }
+    }
+    Ok(known)
+}
+
 pub(super) async fn list(
     inner: &Inner,
     filter: &Filter,
@@ -321,7 +378,8 @@ pub(super) async fn stat(inner: &Inner) -> Result<Stat> {
            select e.scope, case when e.state = 'C' and (e.flags & 2) <> 0 and e.at <= {s}.ledger_now() then 'O' \
                                 else e.state::text end as state, count(*) n from {s}.entry e group by 1, 2 \
            union all \
-           select h.scope, h.state::text, count(*) n from {s}.held h where not exists \
+           select h.scope, case when h.state = 'C' and (h.flags & 2) <> 0 and h.at <= {s}.ledger_now() then 'O' \
+                                else h.state::text end, count(*) n from {s}.held h where not exists \
              (select from {s}.entry x where x.week = h.week and x.scope = h.scope and x.id = h.id) group by 1, 2 \
          ) x join {s}.scope c on c.number = x.scope group by 1, 2, 3 order by 1, 2, 3"
     )))

@@ -3,6 +3,7 @@
 use sqlx::{AssertSqlSafe, Executor, PgPool, Row};
 
 use super::error::translate;
+use crate::config::Migrate;
 use crate::error::{Error, Result};
 
 /// The schema this build writes.
@@ -19,16 +20,6 @@ const MIGRATIONS: [&str; 4] = [
     include_str!("migrations/0003_settle.sql"),
     include_str!("migrations/0004_languages.sql"),
 ];
-
-/// Whether to bring the schema up to date when a ledger is opened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Migrate {
-    /// Create or update it. Needs a role that may.
-    #[default]
-    Auto,
-    /// Only check that it fits. For runtime roles without DDL.
-    Check,
-}
 
 /// Checks a schema name: a plain lower-case identifier, so that no quoting can go wrong anywhere.
 pub(super) fn check_name(schema: &str) -> Result<()> {
@@ -61,7 +52,7 @@ pub fn grants_sql(schema: &str, role: &str) -> Result<String> {
     check_name(role)?;
     Ok(format!(
         "grant usage on schema {schema} to {role};\n\
-         grant select, insert, update, delete on {schema}.entry, {schema}.held, {schema}.head, {schema}.touch to {role};\n\
+         grant select, insert, update, delete on {schema}.entry, {schema}.held, {schema}.head, {schema}.touch, {schema}.awaited to {role};\n\
          grant select, insert on {schema}.scope, {schema}.owner, {schema}.audit to {role};\n\
          grant select on {schema}.meta, {schema}.dropped, {schema}.entries to {role};\n\
          grant usage on all sequences in schema {schema} to {role};\n\

@@ -257,7 +257,6 @@ impl<'a> Columns<'a> {
             .bind(&self.aggregates)
             .bind(&self.skip)
             .bind(&self.advance)
-            .bind(&self.distinct_weeks)
     }
 }
 

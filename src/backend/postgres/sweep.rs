@@ -17,14 +17,15 @@ const WHAT: &str = "sweeping";
 const PAGES: i64 = 4096;
 
 pub(super) async fn sweep(inner: &Inner, terms: SweepTerms) -> Result<Swept> {
-    let mut swept = Swept::default();
+    let mut swept = Swept { lost: mark_lost(inner, terms).await?, ..Swept::default() };
     sweep_rows(inner, terms, &mut swept).await?;
     let due = due(inner, terms).await?;
     for number in due {
         let week = Week::from_number(number)?;
         if terms.dry_run {
-            let rows = count(inner, number).await?;
+            let (rows, open) = count(inner, number).await?;
             swept.weeks.push((week, rows));
+            swept.held += open;
         } else if let Some(rows) = drop_week(inner, number, &mut swept).await? {
             swept.weeks.push((week, rows));
         }
@@ -66,12 +67,14 @@ async fn sweep_rows(inner: &Inner, terms: SweepTerms, swept: &mut Swept) -> Resu
     );
     if terms.dry_run {
         let mut connection = inner.begin().await?;
-        let rows: i64 =
-            sqlx::query_scalar(AssertSqlSafe(format!("select count(*) from {s}.entry_0 e where {old}")))
-                .persistent(false)
-                .fetch_one(&mut *connection)
-                .await
-                .map_err(|e| translate(WHAT, e))?;
+        let rows: i64 = sqlx::query_scalar(AssertSqlSafe(format!(
+            "select (select count(*) from {s}.entry_0 e where {old}) \
+                 + (select count(*) from {s}.held e where {old} and e.week > 0)"
+        )))
+        .persistent(false)
+        .fetch_one(&mut *connection)
+        .await
+        .map_err(|e| translate(WHAT, e))?;
         swept.rows += rows as u64;
         return Ok(());
     }
@@ -79,14 +82,6 @@ async fn sweep_rows(inner: &Inner, terms: SweepTerms, swept: &mut Swept) -> Resu
     while page < pages {
         let range = format!("e.ctid >= '({page},0)'::tid and e.ctid < '({},0)'::tid", page + PAGES);
         let mut tx = inner.begin().await?;
-        swept.lost += execute(
-            &mut tx,
-            format!(
-                "update {s}.entry_0 e set state = 'O', note = 'its end was never reported' where {range} \
-                 and e.state = 'C' and (e.flags & 2) <> 0 and e.at <= {s}.ledger_now() and not ({old})"
-            ),
-        )
-        .await?;
         let deleted = execute(
             &mut tx,
             format!(
@@ -104,7 +99,7 @@ async fn sweep_rows(inner: &Inner, terms: SweepTerms, swept: &mut Swept) -> Resu
     }
     let mut tx = inner.begin().await?;
     // What ended after its week was gone was kept in held, and is forgotten like everything else.
-    execute(&mut tx, format!("delete from {s}.held e where {old} and e.week > 0")).await?;
+    swept.rows += execute(&mut tx, format!("delete from {s}.held e where {old} and e.week > 0")).await?;
     execute(
         &mut tx,
         format!(
@@ -115,7 +110,7 @@ async fn sweep_rows(inner: &Inner, terms: SweepTerms, swept: &mut Swept) -> Resu
     tx.commit().await.map_err(|e| translate(WHAT, e))
 }
 
-/// Weeks that may go, and weeks whose drop was begun before.
+/// Weeks that may go, and weeks whose drop was begun before. Touches are true to the hour, so an hour is added.
 async fn due(inner: &Inner, terms: SweepTerms) -> Result<Vec<i16>> {
     let s = &inner.settings.schema;
     let mut connection = inner.begin().await?;
@@ -125,7 +120,7 @@ async fn due(inner: &Inner, terms: SweepTerms) -> Result<Vec<i16>> {
             where n.nspname = '{s}' and c.relkind = 'r' and c.relname ~ '^entry_[1-9][0-9]*$') w \
          where timestamptz '1999-12-27 00:00:00+00' + w.week * interval '168 hours' < {s}.ledger_now() - $1 * interval '1 microsecond' \
            and coalesce((select max(t.at) from {s}.touch t where t.week = w.week), '-infinity') \
-               < {s}.ledger_now() - $1 * interval '1 microsecond' order by 1"
+               < {s}.ledger_now() - interval '1 hour' - $1 * interval '1 microsecond' order by 1"
     )))
     .persistent(false)
     .bind(us(terms))
@@ -134,15 +129,57 @@ async fn due(inner: &Inner, terms: SweepTerms) -> Result<Vec<i16>> {
     .map_err(|e| translate(WHAT, e))
 }
 
-async fn count(inner: &Inner, week: i16) -> Result<u64> {
+/// At-most-once claims whose end is overdue are lost.
+async fn mark_lost(inner: &Inner, terms: SweepTerms) -> Result<u64> {
     let s = &inner.settings.schema;
-    let mut connection = inner.begin().await?;
-    let rows: i64 = sqlx::query_scalar(AssertSqlSafe(format!("select count(*) from {s}.entry_{week}")))
+    let overdue = "x.week = a.week and x.scope = a.scope and x.id = a.id and x.token = a.token and x.state = 'C' and x.at = a.at";
+    if terms.dry_run {
+        let mut connection = inner.begin().await?;
+        let rows: i64 = sqlx::query_scalar(AssertSqlSafe(format!(
+            "select count(distinct (a.week, a.scope, a.id)) from {s}.awaited a where a.at <= {s}.ledger_now() \
+             and (exists (select from {s}.entry x where {overdue}) or exists (select from {s}.held x where {overdue}))"
+        )))
         .persistent(false)
         .fetch_one(&mut *connection)
         .await
         .map_err(|e| translate(WHAT, e))?;
-    Ok(rows as u64)
+        return Ok(rows as u64);
+    }
+    let mut lost = 0;
+    loop {
+        let mut tx = inner.begin().await?;
+        let (due, marked): (i64, i64) = sqlx::query_as(AssertSqlSafe(format!(
+            "with a as (delete from {s}.awaited where ctid = any (array(select ctid from {s}.awaited \
+               where at <= {s}.ledger_now() order by at limit $1 for update skip locked)) returning *), \
+             m as (update {s}.entry x set state = 'O', note = 'its end was never reported' from a where {overdue} returning 1), \
+             k as (update {s}.held x set state = 'O', note = 'its end was never reported' from a where {overdue} returning 1) \
+             select (select count(*) from a), (select count(*) from m) + (select count(*) from k)"
+        )))
+        .persistent(false)
+        .bind(i64::from(terms.batch_max.max(1)))
+        .fetch_one(&mut *tx)
+        .await
+        .map_err(|e| translate(WHAT, e))?;
+        tx.commit().await.map_err(|e| translate(WHAT, e))?;
+        lost += marked as u64;
+        if due < i64::from(terms.batch_max.max(1)) {
+            return Ok(lost);
+        }
+    }
+}
+
+/// Entries of a week, and how many of them are open.
+async fn count(inner: &Inner, week: i16) -> Result<(u64, u64)> {
+    let s = &inner.settings.schema;
+    let mut connection = inner.begin().await?;
+    let (rows, open): (i64, i64) = sqlx::query_as(AssertSqlSafe(format!(
+        "select count(*), count(*) filter (where state in ('L', 'R', 'X', 'P')) from {s}.entry_{week}"
+    )))
+    .persistent(false)
+    .fetch_one(&mut *connection)
+    .await
+    .map_err(|e| translate(WHAT, e))?;
+    Ok((rows as u64, open as u64))
 }
 
 /// Drops a week; none if someone wrote to it meanwhile and it stays.

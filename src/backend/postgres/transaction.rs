@@ -8,6 +8,10 @@ use super::{Inner, PgLedger};
 use crate::error::{Error, Result};
 use crate::ledger::{Claim, Outcome};
 
+/// How long a doubt is asked about: the server needs a while to notice that a client is gone.
+const TRIES_MAX: u32 = 100;
+const PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
+
 impl PgLedger {
     /// Claims events in a transaction of yours. A claim is done when that transaction commits, and never was if it rolls
     /// back. The type is the rule: without an open transaction there is nothing to pass.
@@ -31,30 +35,25 @@ impl PgLedger {
             let outcome = self.claim_in(&mut tx, std::slice::from_ref(claim)).await;
             // Undone whatever it said; a fresh claim must not stay.
             let undone = tx.rollback().await;
-            match outcome {
-                Ok(mut outcomes) => match outcomes.pop() {
-                    // Still held by the transaction in question: it will end.
-                    Some(Ok(Outcome::Busy { until: None, .. })) if tries < 100 => tries += 1,
-                    Some(Ok(Outcome::First(grant))) => {
-                        undone.map_err(|e| translate("resolving a doubt", e))?;
-                        // Tokens grow: only a row that was there before has a token below the one drawn just now.
-                        return self.token_is_older(claim, grant.token.0).await;
-                    }
-                    Some(Ok(_)) | None => return Ok(false),
-                    Some(Err(error)) => return Err(error),
-                },
-                Err(error) if error.is_retryable() && tries < 100 => tries += 1,
+            match outcome.map(|mut outcomes| outcomes.pop()) {
+                // Still held by the transaction in question: it will end.
+                Ok(Some(Ok(Outcome::Busy { until: None, .. }))) if tries < TRIES_MAX => {}
+                Ok(Some(Err(error))) => return Err(error),
+                Ok(_) => {
+                    undone.map_err(|e| translate("resolving a doubt", e))?;
+                    break;
+                }
+                Err(error) if error.is_retryable() && tries < TRIES_MAX => {}
                 Err(error) => return Err(error),
             }
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            tries += 1;
+            tokio::time::sleep(PAUSE).await;
         }
-    }
-
-    /// After the undo: is the row still there, with that token? It is then a committed one.
-    async fn token_is_older(&self, claim: &Claim, token: i64) -> Result<bool> {
-        use crate::ledger::Ledger as _;
-        let entry = self.get(&claim.identity, claim.time).await?;
-        Ok(entry.is_some_and(|entry| entry.token.0 == token))
+        // Whatever was open has ended, so this look comes after the commit it asks about.
+        let week = self.0.settings.ledger.check(claim)?;
+        let mut tx = self.0.begin().await?;
+        let found = super::read::find(&self.0, &mut tx, &claim.identity, week, false).await?;
+        Ok(found.is_some_and(|found| found.row.nonce == claim.nonce))
     }
 }
 

@@ -80,16 +80,25 @@ fn flags(row: &Row) -> i64 {
     i64::from(row.tracked) * TRACKED + i64::from(row.alone) * ALONE
 }
 
-/// Binds the columns every row has, parameters 3 to 10.
+/// Binds what most rows of a batch have in common: parameters 3, 4, 6, 9 and 10.
 pub(super) fn bind_common(statement: &mut Statement<'_>, row: &Row, names: Names) -> rusqlite::Result<()> {
     statement.raw_bind_parameter(3, state_code(row.state))?;
     statement.raw_bind_parameter(4, row.token.0)?;
-    statement.raw_bind_parameter(5, row.nonce.0)?;
     statement.raw_bind_parameter(6, row.attempts)?;
-    statement.raw_bind_parameter(7, row.first_at.as_micros())?;
-    statement.raw_bind_parameter(8, row.at.as_micros())?;
     statement.raw_bind_parameter(9, flags(row))?;
     statement.raw_bind_parameter(10, names.owner)
+}
+
+/// What [`bind_common`] binds, to compare.
+pub(super) fn common(row: &Row, names: Names) -> (State, Token, u32, i64, Option<i64>) {
+    (row.state, row.token, row.attempts, flags(row), names.owner)
+}
+
+/// Binds what each row has for itself: parameters 5, 7 and 8.
+pub(super) fn bind_own(statement: &mut Statement<'_>, row: &Row) -> rusqlite::Result<()> {
+    statement.raw_bind_parameter(5, row.nonce.0)?;
+    statement.raw_bind_parameter(7, row.first_at.as_micros())?;
+    statement.raw_bind_parameter(8, row.at.as_micros())
 }
 
 /// Whether a row has anything for [`bind_rest`].
@@ -229,7 +238,7 @@ pub(super) const HEAD: &str = "last, lease_seq, lease_token, lease_until, retryi
 
 /// Reads the columns of [`HEAD`].
 pub(super) fn head(columns: &Columns<'_>) -> rusqlite::Result<Head> {
-    let number = |at: usize| Ok::<_, rusqlite::Error>(columns.get::<_, Option<i64>>(at)?);
+    let number = |at: usize| columns.get::<_, Option<i64>>(at);
     let lease = match (number(1)?, number(2)?, number(3)?) {
         (Some(seq), Some(token), Some(until)) => {
             Some(HeadLease { seq: seq as u64, token: Token(token), until: Time::from_micros(until) })

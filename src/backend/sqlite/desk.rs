@@ -20,6 +20,8 @@ use crate::ledger::{Intervene, Key, Rows, Token, Week};
 #[derive(Debug, Default)]
 pub(super) struct Memo {
     scopes: HashMap<(Option<Tenant>, Scope), (i32, Time)>,
+    /// The scope of the claim before is mostly that of the next.
+    last_scope: Option<(Option<Tenant>, Scope, (i32, Time))>,
     names: HashMap<Arc<str>, i64>,
     weeks: HashMap<Week, WeekMemo>,
     weeks_count: Option<usize>,
@@ -30,7 +32,7 @@ pub(super) struct Memo {
 #[derive(Debug, Clone, Copy)]
 struct WeekMemo {
     made: bool,
-    dropped: Option<Time>,
+    dropped: Option<i32>,
     /// When this transaction last changed something in it.
     touched: Option<Time>,
 }
@@ -81,12 +83,11 @@ impl<'c> Desk<'c> {
                 .conn
                 .prepare_cached(
                     "SELECT EXISTS (SELECT 1 FROM main.hapax_week WHERE week = ?1), \
-                     (SELECT at FROM main.hapax_dropped WHERE week = ?1)",
+                     (SELECT barred FROM main.hapax_dropped WHERE week = ?1)",
                 )
                 .and_then(|mut statement| {
                     statement.query_row([week.number()], |row| {
-                        let dropped = row.get::<_, Option<i64>>(1)?.map(Time::from_micros);
-                        Ok(WeekMemo { made: row.get(0)?, dropped, touched: None })
+                        Ok(WeekMemo { made: row.get(0)?, dropped: row.get(1)?, touched: None })
                     })
                 })
                 .doing("looking for a week")?;
@@ -119,6 +120,19 @@ impl<'c> Desk<'c> {
                 .doing("noting when a week was last written to")?;
         }
         Ok(())
+    }
+
+    fn new_scope(&self, tenant: Option<&Tenant>, scope: &Scope) -> Result<(i32, Time)> {
+        let now = self.clock.now();
+        let number = self
+            .conn
+            .execute(
+                "INSERT INTO main.hapax_scope (tenant, scope, began) VALUES (?1, ?2, ?3)",
+                params![tenant.map_or("", Tenant::as_str), scope.as_str(), now.as_micros()],
+            )
+            .map(|_| self.conn.last_insert_rowid())
+            .doing("registering a scope")?;
+        Ok((number as i32, now))
     }
 
     /// The number of a name; registers it.
@@ -168,6 +182,7 @@ impl<'c> Desk<'c> {
             statement.raw_bind_parameter(1, key.scope)?;
             statement.raw_bind_parameter(2, key.id.as_slice())?;
             codec::bind_common(&mut statement, row, names)?;
+            codec::bind_own(&mut statement, row)?;
             codec::bind_rest(&mut statement, row, names)?;
             if statement.parameter_count() > 20 {
                 statement.raw_bind_parameter(21, key.week.number())?;
@@ -212,27 +227,20 @@ impl Rows for Desk<'_> {
     }
 
     fn scope(&mut self, tenant: Option<&Tenant>, scope: &Scope) -> Result<(i32, Time)> {
-        let key = (tenant.cloned(), scope.clone());
-        if let Some(known) = self.memo.scopes.get(&key) {
+        if let Some((last_tenant, last_scope, known)) = &self.memo.last_scope
+            && last_scope == scope
+            && last_tenant.as_ref() == tenant
+        {
             return Ok(*known);
+        }
+        let key = (tenant.cloned(), scope.clone());
+        if let Some(known) = self.memo.scopes.get(&key).copied() {
+            self.memo.last_scope = Some((key.0, key.1, known));
+            return Ok(known);
         }
         let known = match find_scope(self.conn, tenant, scope)? {
             Some(known) => known,
-            None => {
-                let now = self.now();
-                let number = self
-                    .conn
-                    .prepare_cached("INSERT INTO main.hapax_scope (tenant, scope, began) VALUES (?1, ?2, ?3)")
-                    .and_then(|mut statement| {
-                        statement.insert(params![
-                            tenant.map_or("", Tenant::as_str),
-                            scope.as_str(),
-                            now.as_micros()
-                        ])
-                    })
-                    .doing("registering a scope")?;
-                (number as i32, now)
-            }
+            None => self.new_scope(tenant, scope)?,
         };
         self.memo.scopes.insert(key, known);
         Ok(known)
@@ -249,7 +257,7 @@ impl Rows for Desk<'_> {
             .doing("drawing a token")
     }
 
-    fn dropped(&mut self, week: Week) -> Result<Option<Time>> {
+    fn dropped(&mut self, week: Week) -> Result<Option<i32>> {
         Ok(self.week(week)?.dropped)
     }
 

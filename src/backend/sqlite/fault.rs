@@ -20,15 +20,14 @@ impl<T> Doing<T> for rusqlite::Result<T> {
 pub(super) fn meaning(what: &str, error: rusqlite::Error) -> Error {
     let says = |why: &str| format!("{what}: {why}");
     match error.sqlite_error_code() {
-        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Error::Contended {
-            what: says("another connection is writing to the file"),
-            source: Some(Box::new(error)),
-        },
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked | ErrorCode::FileLockingProtocolFailed) => {
+            Error::Contended {
+                what: says("another connection is writing to the file"),
+                source: Some(Box::new(error)),
+            }
+        }
         Some(
-            ErrorCode::ReadOnly
-            | ErrorCode::PermissionDenied
-            | ErrorCode::AuthorizationForStatementDenied
-            | ErrorCode::FileLockingProtocolFailed,
+            ErrorCode::ReadOnly | ErrorCode::PermissionDenied | ErrorCode::AuthorizationForStatementDenied,
         ) => refused(
             says("the file, its directory or this connection is read-only; nothing was changed"),
             error,
@@ -45,6 +44,10 @@ pub(super) fn meaning(what: &str, error: rusqlite::Error) -> Error {
         ),
         Some(ErrorCode::NotADatabase) => Error::Corrupt(says("the file is not an SQLite database")),
         Some(ErrorCode::DatabaseCorrupt) => Error::Corrupt(says(&format!("the file is damaged ({error})"))),
+        Some(ErrorCode::TooBig) => Error::invalid("entry", "it is larger than SQLite can store"),
+        Some(ErrorCode::ConstraintViolation | ErrorCode::TypeMismatch) => {
+            Error::Corrupt(says(&error.to_string()))
+        }
         Some(_) => Error::unavailable(what, error),
         // Without a code it never reached SQLite: a stored value was not of the kind it should be.
         None => Error::Corrupt(says(&error.to_string())),

@@ -19,9 +19,13 @@ mod sweep;
 mod transaction;
 mod writer;
 
+pub use schema::schema_sql;
+
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread::JoinHandle;
 
 use async_trait::async_trait;
@@ -79,6 +83,24 @@ async fn answer<T>(receiver: oneshot::Receiver<Result<T>>) -> Result<T> {
     receiver.await.map_err(|_| thread_gone())?
 }
 
+/// Waits for an answer on a thread that has nothing else to do. Works inside and outside of a runtime.
+fn wait<T>(receiver: oneshot::Receiver<Result<T>>) -> Result<T> {
+    struct Unpark(std::thread::Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut answer = pin!(answer(receiver));
+    loop {
+        if let Poll::Ready(result) = answer.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return result;
+        }
+        std::thread::park();
+    }
+}
+
 impl SqliteLedger {
     /// Opens a file, making it if it is missing; its directory must be there. Brings its schema up to date; several
     /// processes may do so at once. The file's journal becomes a write-ahead log, for good.
@@ -98,7 +120,8 @@ impl SqliteLedger {
         let write = connect::open(path, Access::Write)?;
         // A file without write permission opens all the same, to be read.
         if write.is_readonly("main").unwrap_or(false) {
-            return Self::open_read_only(path, settings);
+            drop(write);
+            return Self::look_at(path, settings, clock);
         }
         // Refuses a schema it does not understand before anything is changed.
         let meta = connect::patiently(|| schema::Meta::read(&write))?;
@@ -110,10 +133,13 @@ impl SqliteLedger {
 
     /// Opens a file only to look at it: whatever would write is [`Error::Refused`].
     pub fn open_read_only(path: impl AsRef<Path>, settings: Settings) -> Result<Self> {
-        let path = path.as_ref();
+        Self::look_at(path.as_ref(), settings, Arc::new(SystemClock))
+    }
+
+    fn look_at(path: &Path, settings: Settings, clock: Arc<dyn Clock>) -> Result<Self> {
         let write = connect::open(path, Access::Read)?;
         let meta = schema::must_be_current(&write)?;
-        Self::start(path, write, Access::Read, meta.ledger, settings, Arc::new(SystemClock))
+        Self::start(path, write, Access::Read, meta.ledger, settings, clock)
     }
 
     fn start(
@@ -169,6 +195,11 @@ impl Ledger for SqliteLedger {
         let week = Week::route(self.0.settings.identity, &identity.id, time)?;
         let identity = identity.clone();
         answer(self.0.read.send(move |conn| read::get(conn, &identity, week))).await
+    }
+
+    async fn known(&self, identities: &[Identity]) -> Result<Vec<bool>> {
+        let identities = identities.to_vec();
+        answer(self.0.read.send(move |conn| read::known(conn, &identities))).await
     }
 
     async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {

@@ -5,12 +5,13 @@
 
 use rusqlite::CachedStatement;
 
-use super::codec;
+use super::codec::{self, Names};
 use super::desk::{Desk, insert_sql};
 use super::fault::Doing;
+use crate::clock::Time;
 use crate::error::Result;
-use crate::ledger::transition::{self, Head, Situation};
-use crate::ledger::{Claim, Outcome, Rows, Settings, Token, Week, claim_rows};
+use crate::ledger::transition::{self, Head, Row, Situation};
+use crate::ledger::{Claim, Outcome, Rows, Settings, State, Token, Week, claim_rows};
 
 /// Claims in order, like [`claim_rows`].
 pub(super) fn claim(
@@ -20,81 +21,109 @@ pub(super) fn claim(
 ) -> Result<Vec<Result<Outcome>>> {
     let token = desk.token()?;
     desk.one_token(token);
-    let mut insert = Insert::default();
+    let mut insert: Option<Insert<'_>> = None;
     let mut answers = Vec::with_capacity(claims.len());
     for claim in claims {
-        match insert.first(desk, claim, token, settings)? {
+        match first(desk, &mut insert, claim, token, settings)? {
             Some(outcome) => answers.push(Ok(outcome)),
             None => answers.append(&mut claim_rows(desk, std::slice::from_ref(claim), settings)?),
         }
+    }
+    if let Some(insert) = insert {
+        insert.end(desk)?;
     }
     desk.fresh_tokens();
     Ok(answers)
 }
 
-/// The statement at hand and what is still bound to it.
-#[derive(Default)]
+/// The outcome, if the claim is the first of its identity; none sends it the engine's way.
+fn first<'c>(
+    desk: &mut Desk<'c>,
+    insert: &mut Option<Insert<'c>>,
+    claim: &Claim,
+    token: Token,
+    settings: &Settings,
+) -> Result<Option<Outcome>> {
+    if claim.order.is_some() {
+        return Ok(None);
+    }
+    let Ok(week) = settings.check(claim) else { return Ok(None) };
+    let now = desk.now();
+    let (scope, _) = desk.scope(claim.identity.tenant.as_ref(), &claim.identity.scope)?;
+    let Some(insert) = Insert::of(desk, insert, week)? else { return Ok(None) };
+    let situation = Situation {
+        row: None,
+        head: &Head::default(),
+        dropped: None,
+        week,
+        now,
+        token,
+        owner: settings.owner.as_ref(),
+        mismatch: settings.mismatch,
+    };
+    let step = transition::claim(claim, situation);
+    let Some(row) = step.row else { return Ok(None) };
+    let names = desk.names(&row)?;
+    if !insert.run(scope, &claim.identity.id.key(), &row, names).doing("claiming")? {
+        return Ok(None);
+    }
+    insert.touched = Some(now);
+    Ok(Some(step.answer))
+}
+
+/// The statement for a week, and what is bound to it already: neighbours have most of it in common.
 struct Insert<'c> {
-    statement: Option<(Week, CachedStatement<'c>)>,
+    week: Week,
+    statement: CachedStatement<'c>,
+    scope: Option<i32>,
+    common: Option<(State, Token, u32, i64, Option<i64>)>,
     rest_bound: bool,
+    touched: Option<Time>,
 }
 
 impl<'c> Insert<'c> {
-    /// The outcome, if the claim is the first of its identity; none sends it the engine's way.
-    fn first(
-        &mut self,
+    /// The one at hand if it is for this week, else another; none if the week is not there or has a past.
+    fn of<'a>(
         desk: &mut Desk<'c>,
-        claim: &Claim,
-        token: Token,
-        settings: &Settings,
-    ) -> Result<Option<Outcome>> {
-        if claim.order.is_some() {
-            return Ok(None);
-        }
-        let Ok(week) = settings.check(claim) else { return Ok(None) };
-        let now = desk.now();
-        let (scope, _) = desk.scope(claim.identity.tenant.as_ref(), &claim.identity.scope)?;
-        if !desk.is_plain(week)? {
-            return Ok(None);
-        }
-        let situation = Situation {
-            row: None,
-            head: &Head::default(),
-            dropped: None,
-            week,
-            now,
-            token,
-            owner: settings.owner.as_ref(),
-            mismatch: settings.mismatch,
-        };
-        let step = transition::claim(claim, situation);
-        let Some(row) = step.row else { return Ok(None) };
-        let names = desk.names(&row)?;
-        let rest = codec::has_rest(&row);
-        let bind_rest = rest || self.rest_bound;
-        self.rest_bound = rest;
-        let statement = self.statement(desk, week)?;
-        let mut run = || -> rusqlite::Result<usize> {
-            statement.raw_bind_parameter(1, scope)?;
-            statement.raw_bind_parameter(2, &claim.identity.id.key()[..])?;
-            codec::bind_common(statement, &row, names)?;
-            if bind_rest {
-                codec::bind_rest(statement, &row, names)?;
+        at_hand: &'a mut Option<Self>,
+        week: Week,
+    ) -> Result<Option<&'a mut Self>> {
+        if at_hand.as_ref().is_none_or(|insert| insert.week != week) {
+            if let Some(before) = at_hand.take() {
+                before.end(desk)?;
             }
-            statement.raw_execute()
-        };
-        if run().doing("claiming")? == 0 {
-            return Ok(None);
+            if !desk.is_plain(week)? {
+                return Ok(None);
+            }
+            let statement = desk.conn.prepare_cached(&insert_sql(week)).doing("claiming")?;
+            let fresh =
+                Insert { week, statement, scope: None, common: None, rest_bound: false, touched: None };
+            *at_hand = Some(fresh);
         }
-        desk.touch(week, now)?;
-        Ok(Some(step.answer))
+        Ok(at_hand.as_mut())
     }
 
-    fn statement(&mut self, desk: &Desk<'c>, week: Week) -> Result<&mut CachedStatement<'c>> {
-        let at_hand = match self.statement.take() {
-            Some((of, statement)) if of == week => statement,
-            _ => desk.conn.prepare_cached(&insert_sql(week)).doing("claiming")?,
-        };
-        Ok(&mut self.statement.insert((week, at_hand)).1)
+    /// Inserts; false if the key is taken.
+    fn run(&mut self, scope: i32, id: &[u8], row: &Row, names: Names) -> rusqlite::Result<bool> {
+        if self.scope.replace(scope) != Some(scope) {
+            self.statement.raw_bind_parameter(1, scope)?;
+        }
+        self.statement.raw_bind_parameter(2, id)?;
+        let common = codec::common(row, names);
+        if self.common.replace(common) != Some(common) {
+            codec::bind_common(&mut self.statement, row, names)?;
+        }
+        codec::bind_own(&mut self.statement, row)?;
+        let rest = codec::has_rest(row);
+        if rest || self.rest_bound {
+            codec::bind_rest(&mut self.statement, row, names)?;
+        }
+        self.rest_bound = rest;
+        Ok(self.statement.raw_execute()? > 0)
+    }
+
+    /// Notes that the week was written to.
+    fn end(self, desk: &mut Desk<'c>) -> Result<()> {
+        self.touched.map_or(Ok(()), |now| desk.touch(self.week, now))
     }
 }

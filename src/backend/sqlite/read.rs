@@ -40,6 +40,59 @@ fn sources(conn: &Connection, week: Week) -> Result<Vec<String>> {
     Ok(sources)
 }
 
+/// Which identities took effect before, on one state of the file.
+pub(super) fn known(conn: &Connection, identities: &[Identity]) -> Result<Vec<bool>> {
+    let made: BTreeSet<Week> = weeks(conn)?.into_iter().collect();
+    let mut scopes: HashMap<(Option<&Tenant>, &Scope), Option<i32>> = HashMap::new();
+    let mut known = Vec::with_capacity(identities.len());
+    for identity in identities {
+        let (tenant, scope) = (identity.tenant.as_ref(), &identity.scope);
+        let number = match scopes.get(&(tenant, scope)) {
+            Some(number) => *number,
+            None => {
+                let number = find_scope(conn, tenant, scope)?.map(|(number, _)| number);
+                scopes.insert((tenant, scope), number);
+                number
+            }
+        };
+        let Some(number) = number else {
+            known.push(false);
+            continue;
+        };
+        let week = Week::route(crate::ledger::IdentityRule::Id, &identity.id, None)?;
+        let (done, finished) = (codec::state_code(State::Done), codec::state_code(State::Finished));
+        let mut there = false;
+        if made.contains(&week) {
+            let sql = format!(
+                "SELECT state IN ({done}, {finished}) FROM main.hapax_entry_{} WHERE scope = ?1 AND id = ?2",
+                week.number()
+            );
+            there = conn
+                .prepare_cached(&sql)
+                .and_then(|mut s| {
+                    s.query_row(params![number, &identity.id.key()[..]], |row| row.get(0)).optional()
+                })
+                .doing("looking for entries")?
+                .unwrap_or(false);
+        }
+        if !there && !week.is_timeless() {
+            let sql = format!(
+                "SELECT state IN ({done}, {finished}) FROM main.hapax_kept WHERE week = ?1 AND scope = ?2 AND id = ?3"
+            );
+            there = conn
+                .prepare_cached(&sql)
+                .and_then(|mut s| {
+                    s.query_row(params![week.number(), number, &identity.id.key()[..]], |row| row.get(0))
+                        .optional()
+                })
+                .doing("looking for entries")?
+                .unwrap_or(false);
+        }
+        known.push(there);
+    }
+    Ok(known)
+}
+
 /// One entry.
 pub(super) fn get(conn: &Connection, identity: &Identity, week: Week) -> Result<Option<Entry>> {
     let Some((scope, _)) = find_scope(conn, identity.tenant.as_ref(), &identity.scope)? else {

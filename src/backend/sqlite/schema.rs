@@ -17,7 +17,7 @@ CREATE TABLE main.hapax_scope (number INTEGER PRIMARY KEY, tenant TEXT NOT NULL,
     began INTEGER NOT NULL, UNIQUE (tenant, scope)) STRICT;
 CREATE TABLE main.hapax_name (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;
 CREATE TABLE main.hapax_week (week INTEGER PRIMARY KEY, touched INTEGER NOT NULL) STRICT;
-CREATE TABLE main.hapax_dropped (week INTEGER PRIMARY KEY, at INTEGER NOT NULL) STRICT;
+CREATE TABLE main.hapax_dropped (week INTEGER PRIMARY KEY, at INTEGER NOT NULL, barred INTEGER NOT NULL) STRICT;
 CREATE TABLE main.hapax_head (scope INTEGER NOT NULL, aggregate TEXT NOT NULL, last INTEGER, lease_seq INTEGER,
     lease_token INTEGER, lease_until INTEGER, retrying BLOB, parked INTEGER, gap_at INTEGER,
     PRIMARY KEY (scope, aggregate)) STRICT, WITHOUT ROWID;
@@ -39,6 +39,11 @@ const ACCEPTS: i64 = 1;
 const META: &str = "
 CREATE TABLE main.hapax_meta (one INTEGER PRIMARY KEY CHECK (one = 1), ledger TEXT NOT NULL,
     version INTEGER NOT NULL, accepts INTEGER NOT NULL, token INTEGER NOT NULL) STRICT";
+
+/// The tables as SQL, for whoever wants to read them. Weeks' tables are made as they are needed.
+pub fn schema_sql() -> String {
+    format!("{};\n{}", META.trim(), MIGRATIONS.concat().trim()).replace("main.", "")
+}
 
 /// Makes the table of a week, in the caller's transaction. The index holds only the at-most-once claims whose end is
 /// awaited, so nobody else pays for it.

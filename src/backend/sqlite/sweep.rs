@@ -33,6 +33,7 @@ pub(super) async fn sweep(ledger: &SqliteLedger, terms: SweepTerms) -> Result<Sw
     }
     let mut swept = Swept { lost: mark_lost(ledger, now, terms.batch_max).await?, ..Swept::default() };
     swept.rows = sweep_timeless(ledger, cutoff, terms.batch_max).await?;
+    swept.rows += sweep_kept(ledger, cutoff, terms.batch_max).await?;
     for week in answer(ledger.0.read.send(move |conn| old_weeks(conn, cutoff))).await? {
         let seen = answer(ledger.0.read.send(move |conn| look_at(conn, week))).await?;
         let Some(old) = seen.filter(|old| old.touched < cutoff.as_micros()) else { continue };
@@ -53,6 +54,7 @@ fn rehearse(conn: &Connection, now: Time, cutoff: Time) -> Result<Swept> {
     }
     let sql = format!("SELECT count(*) FROM main.hapax_entry_0 WHERE state NOT IN {OPEN} AND at < ?1");
     swept.rows = count(conn, &sql, cutoff)?;
+    swept.rows += count(conn, &sql.replace("hapax_entry_0", "hapax_kept"), cutoff)?;
     for week in old_weeks(conn, cutoff)? {
         if let Some(old) = look_at(conn, week)? {
             swept.weeks.push((week, old.rows));
@@ -132,6 +134,26 @@ async fn sweep_timeless(ledger: &SqliteLedger, cutoff: Time, batch_max: u32) -> 
     }
 }
 
+/// What was kept from a dropped week goes once it is settled and old; its week answers for it.
+async fn sweep_kept(ledger: &SqliteLedger, cutoff: Time, batch_max: u32) -> Result<u64> {
+    let most = batch_max.max(1);
+    let mut gone = 0;
+    loop {
+        let deleted = answer(ledger.0.write.send(move |desk| {
+            let sql = format!(
+                "DELETE FROM main.hapax_kept WHERE (week, scope, id) IN (SELECT week, scope, id FROM main.hapax_kept \
+                 WHERE state NOT IN {OPEN} AND at < ?1 LIMIT ?2)"
+            );
+            desk.conn.execute(&sql, params![cutoff.as_micros(), most]).doing("sweeping what was kept")
+        }))
+        .await?;
+        gone += deleted as u64;
+        if deleted < most as usize {
+            return Ok(gone);
+        }
+    }
+}
+
 fn old_timeless(conn: &Connection, after: &RowKey, cutoff: Time, most: usize) -> Result<Vec<RowKey>> {
     let sql = format!(
         "SELECT scope, id FROM main.hapax_entry_0 WHERE (scope, id) > (?1, ?2) AND state NOT IN {OPEN} AND at < ?3 \
@@ -171,7 +193,7 @@ fn old_weeks(conn: &Connection, cutoff: Time) -> Result<Vec<Week>> {
         .and_then(|mut statement| statement.query_map([cutoff.as_micros()], |row| row.get(0))?.collect())
         .doing("looking for old weeks")?;
     let weeks = numbers.into_iter().map(Week::from_number);
-    weeks.filter(|week| week.as_ref().map_or(true, |week| week.start() < cutoff)).collect()
+    weeks.filter(|week| week.as_ref().map_or(true, |week| week.end() < cutoff)).collect()
 }
 
 fn look_at(conn: &Connection, week: Week) -> Result<Option<Old>> {
@@ -214,7 +236,7 @@ fn drop_week(desk: &mut Desk<'_>, old: Old, now: Time) -> Result<bool> {
     desk.conn.execute("DELETE FROM main.hapax_week WHERE week = ?1", [number]).doing("dropping a week")?;
     desk.conn
         .execute(
-            "INSERT OR REPLACE INTO main.hapax_dropped (week, at) VALUES (?1, ?2)",
+            "INSERT OR REPLACE INTO main.hapax_dropped (week, at, barred) SELECT ?1, ?2, coalesce(max(number), 0) FROM main.hapax_scope",
             params![number, now.as_micros()],
         )
         .doing("recording a dropped week")?;

@@ -3,8 +3,9 @@
 use rusqlite::{Connection, OptionalExtension, Transaction};
 
 use super::desk::{Desk, Memo};
+#[cfg(feature = "testing")]
 use super::fault::Doing;
-use super::{SqliteLedger, quick, schema, thread_gone};
+use super::{SqliteLedger, quick, schema, wait};
 use crate::error::{Error, Result};
 use crate::ledger::{Claim, Key, Outcome, Rows, Token};
 
@@ -85,39 +86,26 @@ impl SqliteLedger {
     /// Whether a claim made by [`claim_in`](SqliteLedger::claim_in) was committed, for a caller whose commit ended in
     /// doubt. Blocks until whoever is writing has finished.
     ///
-    /// The claim is issued again under its nonce, in a transaction that is then undone: that takes the right to write, so
-    /// the commit in question either came before it or never will. A mere SELECT could look too early.
+    /// It looks while it has the right to write, so the commit in question either came before or never will. A look without
+    /// that right could come too early.
     pub fn was_committed(&self, claim: &Claim) -> Result<bool> {
-        let (answer, receiver) = std::sync::mpsc::channel();
         let (claim, settings) = (claim.clone(), self.0.settings.clone());
-        drop(self.0.write.send(move |desk| {
-            let committed = desk.undone(|desk| {
+        wait(self.0.write.send(move |desk| {
+            desk.undone(|desk| {
                 let week = settings.check(&claim)?;
-                let fresh = desk.token()?;
-                desk.one_token(fresh);
-                let outcome = quick::claim(desk, std::slice::from_ref(&claim), &settings)?;
-                outcome.into_iter().try_for_each(|outcome| outcome.map(drop))?;
                 let (scope, _) = desk.scope(claim.identity.tenant.as_ref(), &claim.identity.scope)?;
                 let row = desk.row(&Key { week, scope, id: claim.identity.id.key().into_owned() })?;
-                // A row of this nonce under an older token was there before.
-                Ok(row.is_some_and(|row| row.nonce == claim.nonce && row.token != fresh))
-            });
-            let _ = answer.send(committed); // nothing to commit, so no commit to wait for
-            Ok(())
-        }));
-        receiver.recv().map_err(|_| thread_gone())?
+                Ok(row.is_some_and(|row| row.nonce == claim.nonce))
+            })
+        }))
     }
 
     /// Limits the file's size in pages, to see what a full disk does.
     #[cfg(feature = "testing")]
     pub fn limit_pages(&self, pages: u32) -> Result<()> {
-        let (answer, receiver) = std::sync::mpsc::channel();
-        drop(self.0.write.send(move |desk| {
-            let set =
-                desk.conn.query_row(&format!("PRAGMA main.max_page_count = {pages}"), [], |row| row.get(0));
-            let _ = answer.send(set.map(|_: i64| ()).doing("limiting the file"));
-            Ok(())
-        }));
-        receiver.recv().map_err(|_| thread_gone())?
+        wait(self.0.write.send(move |desk| {
+            let sql = format!("PRAGMA main.max_page_count = {pages}");
+            desk.conn.query_row(&sql, [], |_| Ok(())).doing("limiting the file")
+        }))
     }
 }

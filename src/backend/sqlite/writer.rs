@@ -82,13 +82,13 @@ impl Writer {
             group.extend(requests.try_iter().take(GROUP_MAX - 1));
             match self.transact(&mut group) {
                 Ok(()) => group.into_iter().for_each(|work| work.answer(Ok(()))),
-                Err(error) => self.answer_failed(group, error),
+                Err(error) => self.answer_failed(group, &error),
             }
         }
     }
 
     /// One request's trouble is not its neighbours': each goes again, alone.
-    fn answer_failed(&mut self, group: Vec<Box<dyn Work>>, error: Error) {
+    fn answer_failed(&mut self, group: Vec<Box<dyn Work>>, error: &Error) {
         let alone = group.len() == 1;
         for mut work in group {
             let result = if alone || matches!(error, Error::Contended { .. }) {

@@ -78,6 +78,17 @@ create table {schema}.head (
   primary key (scope, aggregate)
 ) with (fillfactor = 80);
 
+-- At-most-once claims whose end is awaited, so that a sweep finds those that never came without looking at every entry.
+-- Only added to; the sweep takes out what is due, whatever became of it.
+create table {schema}.awaited (
+  at    timestamptz not null,
+  token bigint not null,
+  scope int not null,
+  week  smallint not null,
+  id    bytea not null
+);
+create index awaited_at on {schema}.awaited (at);
+
 -- When a week was last written to, to the hour: rows are only added (by whoever finds none this hour), so that nobody
 -- waits for anybody's transaction here.
 create table {schema}.touch (week smallint not null, at timestamptz not null);
@@ -206,6 +217,9 @@ begin
   else
     insert into {schema}.entry select (e).* on conflict do nothing;
     if not found then return false; end if;
+  end if;
+  if not p_in_held and e.week > 0 then
+    perform {schema}.touch_weeks(array[e.week], {schema}.ledger_now());
   end if;
   if (e.flags & 4) <> 0 or p_in_held then
     insert into {schema}.held select (e).*, p_payload, p_header_names, p_header_values

@@ -133,6 +133,9 @@ begin
     n.flags := n.flags | p_flags;
     n.at := v_now + p_for * interval '1 microsecond';
     if not {schema}.put(n, v_have, v_in_held, false, null, null, null) then continue again; end if;
+    if (n.flags & 2) <> 0 and n.state = 'C' then
+      insert into {schema}.awaited (at, token, scope, week, id) values (n.at, p_token, p_scope, p_week, p_id);
+    end if;
     if p_aggregate is not null then
       if h.lease_seq <> p_seq then h := {schema}.head_owe(h, h.lease_seq); end if;
       if p_mode = 'L' then
@@ -179,7 +182,19 @@ begin
         as u(scope, week, id, nonce, fingerprint, topic, partition, "offset", metadata)
     on conflict do nothing;
     get diagnostics v_count = row_count;
-    perform {schema}.touch_weeks(p_weeks, v_now);
+    -- A repeat keeps no week alive: only weeks that got a row are touched.
+    if v_count > 0 and (cardinality(p_weeks) = 1 or v_count = cardinality(p_id)) then
+      perform {schema}.touch_weeks(p_weeks, v_now);
+    elsif v_count > 0 then
+      perform {schema}.touch_weeks(array(
+        select distinct u.week from unnest(p_scope, p_week, p_id) as u(scope, week, id)
+        cross join lateral (select from {schema}.entry e
+          where e.week = u.week and e.scope = u.scope and e.id = u.id and e.token = v_token) x), v_now);
+    end if;
+    if (p_flags & 2) <> 0 then
+      insert into {schema}.awaited (at, token, scope, week, id)
+      select v_at, v_token, u.scope, u.week, u.id from unnest(p_scope, p_week, p_id) as u(scope, week, id);
+    end if;
     o_i := 0; o_kind := 1; o_token := v_token; o_at := {schema}.us(v_at); o_attempts := 1; o_state := v_new; o_suspect := false;
     return next;
     if v_count = cardinality(p_id) then return; end if;
@@ -216,7 +231,7 @@ end $$;
 create function {schema}.claim_each(
   p_scope int[], p_week smallint[], p_id bytea[], p_nonce bigint[], p_fingerprint bytea[], p_topic text[],
   p_partition int[], p_offset bigint[], p_metadata jsonb[], p_note text[], p_aggregate text[], p_seq bigint[],
-  p_weeks smallint[], p_mode "char", p_for bigint, p_flags smallint, p_attempts_max int, p_base bigint, p_cap bigint,
+  p_mode "char", p_for bigint, p_flags smallint, p_attempts_max int, p_base bigint, p_cap bigint,
   p_permille int, p_owner int, p_check_fingerprint boolean, p_strict boolean, p_baseline bigint, p_gap bigint, p_skip boolean
 ) returns table (o_i int, o_kind int, o_token bigint, o_at bigint, o_attempts int, o_state text, o_owner text,
                  o_seq bigint, o_suspect boolean)
@@ -238,5 +253,22 @@ begin
     select name into o_owner from {schema}.owner where number = o.o_owner;
     return next;
   end loop;
-  perform {schema}.touch_weeks(p_weeks, {schema}.ledger_now());
+end $$;
+
+-- Which of these took effect before: the places, from 1. A look, never a claim.
+create function {schema}.known(p_scope int[], p_week smallint[], p_id bytea[]) returns setof bigint
+language plpgsql stable
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+begin
+  return query
+    select u.i from unnest(p_scope, p_week, p_id) with ordinality as u(scope, week, id, i)
+    cross join lateral (
+      select from {schema}.entry e
+       where e.week = u.week and e.scope = u.scope and e.id = u.id and e.state in ('D', 'F')) x
+    union all
+    select u.i from unnest(p_scope, p_week, p_id) with ordinality as u(scope, week, id, i)
+    cross join lateral (
+      select from {schema}.held h
+       where h.week = u.week and h.scope = u.scope and h.id = u.id and h.state in ('D', 'F')) y
+     where u.week > 0;
 end $$;

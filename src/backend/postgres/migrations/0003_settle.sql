@@ -77,7 +77,14 @@ begin
    where x.week = u.week and x.scope = u.scope and x.id = u.id and x.token = u.token and x.state = p_from
      and x.seq is null and (x.flags & 4) = 0;
   get diagnostics v_count = row_count;
-  perform {schema}.touch_weeks(p_weeks, v_now);
+  if v_count > 0 and (cardinality(p_weeks) = 1 or v_count = cardinality(p_id)) then
+    perform {schema}.touch_weeks(p_weeks, v_now);
+  elsif v_count > 0 then
+    perform {schema}.touch_weeks(array(
+      select distinct u.week from unnest(p_scope, p_week, p_id, p_token) as u(scope, week, id, token)
+      cross join lateral (select from {schema}.entry e where e.week = u.week and e.scope = u.scope and e.id = u.id
+        and e.token = u.token and e.state = p_to and e.at = v_now) x), v_now);
+  end if;
   o_i := 0; o_kind := 1; o_at := {schema}.us(v_now); o_state := p_to;
   return next;
   if v_count = cardinality(p_id) then return; end if;
@@ -99,7 +106,7 @@ end $$;
 -- Settlings one after the other, by the whole rule book.
 create function {schema}.settle_each(
   p_scope int[], p_week smallint[], p_id bytea[], p_token bigint[], p_state text[], p_after bigint[], p_counted boolean[],
-  p_note text[], p_metadata jsonb[], p_aggregate text[], p_skip boolean[], p_advance bigint[], p_weeks smallint[]
+  p_note text[], p_metadata jsonb[], p_aggregate text[], p_skip boolean[], p_advance bigint[]
 ) returns table (o_i int, o_kind int, o_at bigint, o_state text)
 language plpgsql volatile set lock_timeout = '{lock_timeout}' set enable_seqscan = off as $$
 declare o record; i int; a text;
@@ -114,7 +121,6 @@ begin
     o_i := i; o_kind := o.o_kind; o_at := o.o_at; o_state := o.o_state;
     return next;
   end loop;
-  perform {schema}.touch_weeks(p_weeks, {schema}.ledger_now());
 end $$;
 
 -- Extends leases, heads first and then entries in key order.

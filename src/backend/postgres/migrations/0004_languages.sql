@@ -66,7 +66,6 @@ begin
     coalesce(p_nonce, ('x' || substr(md5(gen_random_uuid()::text), 1, 16))::bit(64)::bigint), p_fingerprint, p_topic,
     p_partition, p_offset, p_metadata, 'D', 0, 0::smallint, 0, 0, 0, 0, null, {schema}.owner_number(p_owner), true, null, null,
     false, null, 0, false, nextval('{schema}.token'));
-  perform {schema}.touch_weeks(array[v_week], {schema}.ledger_now());
   outcome := (array['claimed', 'duplicate', 'busy', 'retry_later', 'wait', 'stale', 'parked', 'dead', 'mismatch', 'too_old'])[o.o_kind];
   token := o.o_token;
   since := timestamptz 'epoch' + o.o_at * interval '1 microsecond';
@@ -93,7 +92,6 @@ begin
     coalesce(p_nonce, ('x' || substr(md5(gen_random_uuid()::text), 1, 16))::bit(64)::bigint), null, null, null, null, null,
     'L', p_seconds * 1000000::bigint, 1::smallint, p_attempts_max, 0, 0, 0, null, {schema}.owner_number(p_owner), true,
     null, null, false, null, 0, false, nextval('{schema}.token'));
-  perform {schema}.touch_weeks(array[v_week], {schema}.ledger_now());
   outcome := (array['claimed', 'duplicate', 'busy', 'retry_later', 'wait', 'stale', 'parked', 'dead', 'mismatch', 'too_old'])[o.o_kind];
   token := o.o_token; attempt := o.o_attempts;
   until := timestamptz 'epoch' + o.o_at * interval '1 microsecond';

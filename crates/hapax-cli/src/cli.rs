@@ -1,0 +1,102 @@
+//! The flags all commands share, and the list of commands.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use hapax::config::{Config, Sources};
+
+use crate::failure::Failure;
+
+/// Every event takes effect once.
+#[derive(Debug, Parser)]
+#[command(
+    name = "hapax",
+    version,
+    about = "Every event takes effect once: catch duplicates, look into a ledger, make and read ids",
+    after_help = "Exit codes: 0 done; 1 a promise or verification failed; 2 usage or configuration; \
+                  3 a dependency is unavailable; 4 input rejected; 130 and 143 signals.\n\n\
+                  Example: hapax filter --id /event_id events.jsonl"
+)]
+pub struct Cli {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Flags of every command.
+#[derive(Debug, Args)]
+pub struct Global {
+    /// Read this configuration file instead of ./hapax.toml
+    #[arg(long, global = true, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Where embedded data lives (data.dir)
+    #[arg(long, global = true, value_name = "DIR")]
+    pub data: Option<String>,
+    /// Which ledger: memory:, sqlite:FILE or postgres://… (ledger.url)
+    #[arg(long, global = true, value_name = "URL")]
+    pub ledger: Option<String>,
+    /// Which bus
+    #[arg(long, global = true, value_name = "URL", hide = true)]
+    pub bus: Option<String>,
+    /// Any setting, as `hapax config show` lists them; may be repeated
+    #[arg(long, global = true, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Speak JSON: results on standard output, counts and errors on standard error
+    #[arg(long, global = true)]
+    pub json: bool,
+}
+
+impl Global {
+    /// The configuration: flags, environment, file, defaults.
+    pub fn load(&self) -> Result<Config, Failure> {
+        let mut sources = Sources::new();
+        if let Some(data) = &self.data {
+            sources = sources.flag("data.dir", "--data", data)?;
+        }
+        if let Some(url) = &self.ledger {
+            sources = sources.flag("ledger.url", "--ledger", url)?;
+        }
+        if self.bus.is_some() {
+            return Err(Failure::config("--bus: this build has no bus yet"));
+        }
+        for pair in &self.set {
+            let (key, value) = pair
+                .split_once('=')
+                .ok_or_else(|| Failure::config(format!("--set {pair:?} is not KEY=VALUE")))?;
+            sources = sources.flag(key.trim(), "--set", value)?;
+        }
+        Ok(Config::load(&sources.of_process(self.config.as_deref())?)?)
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Let only first occurrences of events through (JSON Lines in, JSON Lines out)
+    Filter(crate::filter::FilterArgs),
+    /// Make, derive and read event ids
+    Id(crate::id::IdArgs),
+    /// Look at the configuration
+    Config(crate::config::ConfigArgs),
+    /// Look into a ledger and look after it
+    Ledger(crate::ledger::LedgerArgs),
+}
+
+/// A time such as `90s`, `15m`, `24h`, `7d` or `500ms`.
+pub fn duration(text: &str) -> Result<std::time::Duration, String> {
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let unit_ms = match unit {
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => return Err("write a whole number and ms, s, m, h or d, for example 7d".to_owned()),
+    };
+    let number: u64 = number.parse().map_err(|_| format!("{number:?} is not a whole number"))?;
+    match number.checked_mul(unit_ms) {
+        Some(ms) if ms > 0 && ms <= 36_500 * 86_400_000 => Ok(std::time::Duration::from_millis(ms)),
+        _ => Err("it must be more than 0 and at most 36500d".to_owned()),
+    }
+}

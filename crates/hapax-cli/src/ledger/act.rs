@@ -1,0 +1,239 @@
+//! Acting: `sweep`, `retry`, `release`, `kill`, `forget`. Each says what it is about to do, asks, and leaves an audit row.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::time::Duration;
+
+use clap::Args;
+use hapax::config::Config;
+use hapax::ledger::{Identity, Intervene, Intervened, Intervention, State};
+use hapax::{EventId, Ledger, Time};
+use serde_json::json;
+
+use super::look::{FilterArgs, entry_json, or_dash};
+use crate::cli::Global;
+use crate::failure::{self, Failure};
+use crate::print;
+
+/// Entries taken from the ledger at a time.
+const PAGE: usize = 500;
+
+#[derive(Debug, Args)]
+pub struct SweepArgs {
+    /// How long entries stay after they were settled [default: ledger.retention_days]
+    #[arg(long, value_name = "TIME", value_parser = crate::cli::duration)]
+    retention: Option<Duration>,
+    /// Say what would go, change nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+pub async fn sweep(
+    global: &Global,
+    config: &Config,
+    ledger: &dyn Ledger,
+    args: &SweepArgs,
+) -> Result<u8, Failure> {
+    let mut terms = config.sweep_terms();
+    terms.dry_run = args.dry_run;
+    if let Some(retention) = args.retention {
+        terms.retention = retention;
+    }
+    let swept = ledger.sweep(terms).await?;
+    if global.json {
+        let weeks = swept.weeks.iter().map(|(week, rows)| json!({"week": week.to_string(), "entries": rows}));
+        print::json(&json!({
+            "dry_run": args.dry_run, "entries": swept.entries(), "timeless": swept.rows,
+            "weeks": weeks.collect::<Vec<_>>(), "held": swept.held, "lost": swept.lost,
+        }))?;
+        return Ok(0);
+    }
+    let verb = if args.dry_run { "would forget" } else { "forgot" };
+    print::line(&format!(
+        "{verb} {} entries ({} weeks, {} timeless entries); {} still open were kept; {} were marked lost",
+        swept.entries(),
+        swept.weeks.len(),
+        swept.rows,
+        swept.held,
+        swept.lost
+    ))?;
+    Ok(0)
+}
+
+#[derive(Debug, Args)]
+pub struct ActArgs {
+    #[command(flatten)]
+    filter: FilterArgs,
+    /// Every entry that the filters above select, instead of named ones
+    #[arg(long, conflicts_with = "ids")]
+    all: bool,
+    /// The event's time, where the ledger's identity includes it
+    #[arg(long, value_parser = Time::parse)]
+    time: Option<Time>,
+    /// Why, for the audit row
+    #[arg(long, value_name = "TEXT")]
+    why: String,
+    /// Who, for the audit row [default: $USER]
+    #[arg(long, value_name = "NAME")]
+    by: Option<String>,
+    /// Say what would happen, change nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Do not ask
+    #[arg(long)]
+    yes: bool,
+    /// The events
+    #[arg(required_unless_present = "all")]
+    ids: Vec<EventId>,
+}
+
+pub async fn act(
+    global: &Global,
+    ledger: &dyn Ledger,
+    what: Intervention,
+    args: &ActArgs,
+) -> Result<u8, Failure> {
+    if args.why.trim().is_empty() {
+        return Err(Failure::config("--why is blank; the audit row needs a reason"));
+    }
+    let by = who(args)?;
+    let targets = targets(ledger, what, args).await?;
+    let request = |identity: &Identity, dry_run| Intervene {
+        identity: identity.clone(),
+        time: args.time,
+        what,
+        by: by.clone(),
+        why: args.why.clone(),
+        dry_run,
+    };
+    // All are tried without effect first: a mistake in the list changes nothing at all.
+    let mut plan = Vec::new();
+    for identity in &targets {
+        plan.push(intervene(ledger, request(identity, true)).await?);
+    }
+    if args.dry_run {
+        report(global, "would ", &plan)?;
+        return Ok(0);
+    }
+    if plan.is_empty() {
+        report(global, "", &[])?;
+        return Ok(0);
+    }
+    if !args.yes && !confirmed(what, &plan)? {
+        return Err(Failure::new(failure::USAGE, "refused", "nothing was changed"));
+    }
+    let mut done = Vec::new();
+    for identity in &targets {
+        done.push(intervene(ledger, request(identity, false)).await?);
+    }
+    report(global, "", &done)?;
+    Ok(0)
+}
+
+/// A person says `retry`; of a dead event that is a redrive.
+async fn intervene(ledger: &dyn Ledger, request: Intervene) -> Result<(Intervention, Intervened), Failure> {
+    let mut request = request;
+    if request.what == Intervention::Retry {
+        let entry = ledger.get(&request.identity, request.time).await?;
+        if entry.is_some_and(|entry| entry.state == State::Dead) {
+            request.what = Intervention::Redrive;
+        }
+    }
+    Ok((request.what, ledger.intervene(&request).await?))
+}
+
+fn who(args: &ActArgs) -> Result<String, Failure> {
+    let user = || std::env::var("USER").ok().or_else(|| std::env::var("LOGNAME").ok());
+    let by = args.by.clone().or_else(user).filter(|by| !by.trim().is_empty());
+    by.ok_or_else(|| Failure::config("nobody is named for the audit row: $USER is not set, give --by NAME"))
+}
+
+/// The states an intervention can be meant for, when none are named.
+fn states(what: Intervention) -> Vec<State> {
+    match what {
+        Intervention::Redrive => vec![State::Dead],
+        Intervention::Retry => vec![State::Dead, State::Retry, State::Lost, State::Parked],
+        Intervention::Release => vec![State::Leased],
+        Intervention::Kill => vec![State::Leased, State::Retry, State::Parked],
+        Intervention::Forget => Vec::new(),
+    }
+}
+
+async fn targets(ledger: &dyn Ledger, what: Intervention, args: &ActArgs) -> Result<Vec<Identity>, Failure> {
+    if !args.all {
+        let scope = args.filter.scope.clone();
+        let scope =
+            scope.ok_or_else(|| Failure::config("--scope is missing: an event is named by scope and id"))?;
+        let identity = |id: &EventId| Identity {
+            tenant: args.filter.tenant.clone(),
+            scope: scope.clone(),
+            id: id.clone(),
+        };
+        return Ok(args.ids.iter().map(identity).collect());
+    }
+    if args.filter.is_empty() {
+        return Err(Failure::config("--all without a filter would be every entry; narrow it down"));
+    }
+    let mut filter = args.filter.filter(ledger).await?;
+    if filter.states.is_empty() {
+        filter.states = states(what);
+    }
+    let mut found = Vec::new();
+    let mut after = None;
+    loop {
+        let page = ledger.list(&filter, after.as_ref(), PAGE).await?;
+        found.extend(page.entries.into_iter().map(|entry| entry.identity));
+        after = page.next;
+        if after.is_none() {
+            return Ok(found);
+        }
+    }
+}
+
+fn confirmed(what: Intervention, plan: &[(Intervention, Intervened)]) -> Result<bool, Failure> {
+    if !std::io::stdin().is_terminal() {
+        return Err(Failure::config("this changes the ledger: give --yes (there is no terminal to ask on)"));
+    }
+    for (what, step) in plan.iter().take(20) {
+        eprintln!("{} {} ({})", what.name(), step.before.identity, step.before.state);
+    }
+    if plan.len() > 20 {
+        eprintln!("… and {} more", plan.len() - 20);
+    }
+    eprint!("{} {} entries? [y/N] ", what.name(), plan.len());
+    let _ = std::io::stderr().flush(); // a question that cannot be seen will be answered by nothing
+    let mut answer = String::new();
+    std::io::stdin()
+        .read_line(&mut answer)
+        .map_err(|e| Failure::dependency("input", format!("the answer cannot be read: {e}")))?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+fn report(global: &Global, would: &str, steps: &[(Intervention, Intervened)]) -> Result<(), Failure> {
+    if global.json {
+        let list = steps.iter().map(|(what, step)| {
+            json!({
+                "what": what.name(),
+                "before": entry_json(&step.before, false),
+                "after": step.after.as_ref().map(|entry| entry_json(entry, false)),
+            })
+        });
+        return print::json(&json!({"dry_run": !would.is_empty(), "entries": list.collect::<Vec<_>>()}));
+    }
+    if steps.is_empty() {
+        return print::line("no such entries");
+    }
+    let rows: Vec<_> = steps
+        .iter()
+        .map(|(what, step)| {
+            let after = step.after.as_ref();
+            [
+                format!("{would}{}", what.name()),
+                step.before.identity.to_string(),
+                step.before.state.to_string(),
+                after.map_or_else(|| "gone".to_owned(), |entry| entry.state.to_string()),
+                or_dash(after.map(|entry| &entry.token)),
+            ]
+        })
+        .collect();
+    print::table(["what", "entry", "before", "after", "token"], &rows)
+}

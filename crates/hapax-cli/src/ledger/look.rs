@@ -1,0 +1,267 @@
+//! Looking: `check`, `stat`, `ls`, `show`. Nothing here changes anything.
+
+use clap::Args;
+use hapax::ledger::{Cursor, Entry, Filter, Identity, Level, State};
+use hapax::{EventId, Ledger, Scope, Tenant, Time};
+use serde_json::{Value, json};
+
+use crate::cli::Global;
+use crate::failure::{self, Failure};
+use crate::print;
+
+/// Which entries.
+#[derive(Debug, Clone, Args)]
+pub struct FilterArgs {
+    /// Only this state; may be repeated (leased, done, retry, dead, claimed, finished, lost, parked, stale)
+    #[arg(long)]
+    pub state: Vec<State>,
+    /// Only this scope
+    #[arg(long)]
+    pub scope: Option<Scope>,
+    /// Only this tenant
+    #[arg(long)]
+    pub tenant: Option<Tenant>,
+    /// First seen at or after: RFC 3339, or so long ago (24h)
+    #[arg(long, value_name = "TIME")]
+    pub since: Option<When>,
+    /// First seen before: RFC 3339, or so long ago (24h)
+    #[arg(long, value_name = "TIME")]
+    pub until: Option<When>,
+    /// Only entries whose metadata has this at its top level
+    #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
+    pub meta: Option<(String, String)>,
+}
+
+impl FilterArgs {
+    /// Whether it narrows nothing down.
+    pub fn is_empty(&self) -> bool {
+        self.state.is_empty()
+            && self.scope.is_none()
+            && self.tenant.is_none()
+            && self.since.is_none()
+            && self.until.is_none()
+            && self.meta.is_none()
+    }
+
+    /// The ledger's filter; "ago" counts from the ledger's present.
+    pub async fn filter(&self, ledger: &dyn Ledger) -> hapax::Result<Filter> {
+        let now = match (&self.since, &self.until) {
+            (None, None) => Time::default(),
+            _ => ledger.now().await?,
+        };
+        Ok(Filter {
+            tenant: self.tenant.clone(),
+            scope: self.scope.clone(),
+            id: None,
+            states: self.state.clone(),
+            since: self.since.map(|when| when.at(now)),
+            until: self.until.map(|when| when.at(now)),
+            metadata: self.meta.clone(),
+        })
+    }
+}
+
+/// A moment, or so long ago.
+#[derive(Debug, Clone, Copy)]
+pub enum When {
+    At(Time),
+    Ago(std::time::Duration),
+}
+
+impl When {
+    fn at(self, now: Time) -> Time {
+        match self {
+            When::At(time) => time,
+            When::Ago(ago) => now.minus(ago),
+        }
+    }
+}
+
+impl std::str::FromStr for When {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(ago) = crate::cli::duration(text) {
+            return Ok(When::Ago(ago));
+        }
+        Time::parse(text).map(When::At).map_err(|e| e.to_string())
+    }
+}
+
+fn pair(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("write KEY=VALUE")?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+#[derive(Debug, Args)]
+pub struct ListArgs {
+    #[command(flatten)]
+    filter: FilterArgs,
+    /// How many at most
+    #[arg(long, default_value_t = 100)]
+    limit: usize,
+    /// Go on after a page: what `next` said
+    #[arg(long, value_name = "CURSOR")]
+    after: Option<Cursor>,
+}
+
+#[derive(Debug, Args)]
+pub struct ShowArgs {
+    /// Whose effect
+    #[arg(long)]
+    scope: Scope,
+    /// Whose data
+    #[arg(long)]
+    tenant: Option<Tenant>,
+    /// The event's time, where the ledger's identity includes it
+    #[arg(long, value_parser = Time::parse)]
+    time: Option<Time>,
+    /// Print the payload too, if the event is held with its bytes
+    #[arg(long)]
+    payload: bool,
+    /// The event
+    id: EventId,
+}
+
+pub async fn check(global: &Global, ledger: &dyn Ledger) -> Result<u8, Failure> {
+    let findings = ledger.check().await?;
+    let word = |level| match level {
+        Level::Fine => "fine",
+        Level::Warning => "warning",
+        Level::Refusal => "refusal",
+    };
+    if global.json {
+        let list =
+            findings.iter().map(|f| json!({"level": word(f.level), "check": f.check, "message": f.message}));
+        print::json(&json!({"findings": list.collect::<Vec<_>>()}))?;
+    } else if findings.is_empty() {
+        print::line("nothing to say: all is as it should be")?;
+    } else {
+        let rows: Vec<_> = findings
+            .iter()
+            .map(|f| [word(f.level).to_owned(), f.check.to_owned(), print::escaped(&f.message)])
+            .collect();
+        print::table(["level", "check", "finding"], &rows)?;
+    }
+    let refused = findings.iter().any(|f| f.level == Level::Refusal);
+    Ok(if refused { failure::BROKEN_PROMISE } else { 0 })
+}
+
+pub async fn stat(global: &Global, ledger: &dyn Ledger) -> Result<u8, Failure> {
+    let stat = ledger.stat().await?;
+    if global.json {
+        let counts = stat.counts.iter().map(|(tenant, scope, state, count)| {
+            json!({"tenant": tenant.as_ref().map(Tenant::as_str), "scope": scope.as_str(),
+                   "state": state.name(), "count": count})
+        });
+        let dropped =
+            stat.dropped.iter().map(|(week, at)| json!({"week": week.to_string(), "at": at.to_string()}));
+        print::json(&json!({
+            "backend": ledger.capabilities().backend,
+            "now": stat.now.to_string(),
+            "counts": counts.collect::<Vec<_>>(),
+            "weeks": stat.weeks.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "dropped": dropped.collect::<Vec<_>>(),
+            "held": stat.held,
+        }))?;
+        return Ok(0);
+    }
+    let rows: Vec<_> = stat
+        .counts
+        .iter()
+        .map(|(tenant, scope, state, count)| {
+            [or_dash(tenant.as_ref()), scope.to_string(), state.to_string(), count.to_string()]
+        })
+        .collect();
+    print::table(["tenant", "scope", "state", "count"], &rows)?;
+    let weeks: Vec<_> = stat.weeks.iter().map(ToString::to_string).collect();
+    print::line(&format!("weeks: {}; held: {}; ledger time: {}", weeks.join(", "), stat.held, stat.now))?;
+    Ok(0)
+}
+
+pub async fn list(global: &Global, ledger: &dyn Ledger, args: &ListArgs) -> Result<u8, Failure> {
+    let filter = args.filter.filter(ledger).await?;
+    let page = ledger.list(&filter, args.after.as_ref(), args.limit).await?;
+    if global.json {
+        let entries: Vec<_> = page.entries.iter().map(|entry| entry_json(entry, false)).collect();
+        let next = page.next.as_ref().map(ToString::to_string);
+        print::json(&json!({"entries": entries, "next": next}))?;
+        return Ok(0);
+    }
+    let rows: Vec<_> = page
+        .entries
+        .iter()
+        .map(|e| {
+            [
+                or_dash(e.identity.tenant.as_ref()),
+                e.identity.scope.to_string(),
+                e.identity.id.to_string(),
+                e.state.to_string(),
+                e.attempts.to_string(),
+                e.first_at.to_string(),
+                e.at.to_string(),
+                e.note.as_deref().map_or_else(|| "-".to_owned(), print::escaped),
+            ]
+        })
+        .collect();
+    print::table(["tenant", "scope", "id", "state", "runs", "first seen", "at", "note"], &rows)?;
+    if let Some(next) = &page.next {
+        print::line(&format!("more: --after {next}"))?;
+    }
+    Ok(0)
+}
+
+pub async fn show(global: &Global, ledger: &dyn Ledger, args: &ShowArgs) -> Result<u8, Failure> {
+    let identity = Identity { tenant: args.tenant.clone(), scope: args.scope.clone(), id: args.id.clone() };
+    let entry = ledger.get(&identity, args.time).await?;
+    let entry = entry.ok_or_else(|| hapax::Error::NotFound(format!("no entry for {identity}")))?;
+    let value = entry_json(&entry, args.payload);
+    if global.json {
+        print::json(&value)?;
+        return Ok(0);
+    }
+    let rows: Vec<[String; 2]> = value
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter(|(_, value)| !value.is_null())
+        .map(|(key, value)| {
+            let text = value.as_str().map_or_else(|| value.to_string(), print::escaped);
+            [key.clone(), text]
+        })
+        .collect();
+    print::table(["field", "value"], &rows)?;
+    Ok(0)
+}
+
+/// An entry for tools. The payload only when asked for: it may be large, and it may be private.
+pub fn entry_json(entry: &Entry, payload: bool) -> Value {
+    let metadata = entry.metadata.as_ref();
+    let body = entry.body.as_ref();
+    json!({
+        "tenant": entry.identity.tenant.as_ref().map(Tenant::as_str),
+        "scope": entry.identity.scope.as_str(),
+        "id": entry.identity.id.as_str(),
+        "state": entry.state.name(),
+        "week": entry.week.to_string(),
+        "token": entry.token.0,
+        "attempts": entry.attempts,
+        "first_at": entry.first_at.to_string(),
+        "at": entry.at.to_string(),
+        "owner": entry.owner.as_ref().map(hapax::Owner::as_str),
+        "fingerprint": entry.fingerprint.map(|f| f.to_string()),
+        "aggregate": entry.order.as_ref().map(|(aggregate, _)| aggregate.as_str()),
+        "seq": entry.order.as_ref().map(|(_, seq)| seq),
+        "topic": entry.origin.as_ref().map(|o| o.topic.as_str()),
+        "partition": entry.origin.as_ref().map(|o| o.partition),
+        "offset": entry.origin.as_ref().map(|o| o.offset),
+        "metadata": metadata.map(|m| serde_json::from_str::<Value>(m.as_str()).unwrap_or_default()),
+        "note": entry.note.as_deref(),
+        "tracked": entry.tracked,
+        "payload_bytes": body.map(|b| b.payload.len()),
+        "payload": body.filter(|_| payload).map(|b| String::from_utf8_lossy(&b.payload)),
+    })
+}
+
+pub fn or_dash(value: Option<&impl ToString>) -> String {
+    value.map_or_else(|| "-".to_owned(), ToString::to_string)
+}

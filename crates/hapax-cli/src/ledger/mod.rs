@@ -1,0 +1,119 @@
+//! `hapax ledger`: look into a ledger and look after it.
+
+mod act;
+mod look;
+
+use std::sync::Arc;
+
+use clap::{Args, Subcommand};
+use hapax::Ledger;
+use hapax::backend;
+use hapax::config::{Config, sqlite_path};
+use hapax::ledger::Intervention;
+use serde_json::json;
+
+use crate::cli::Global;
+use crate::failure::Failure;
+use crate::print;
+
+#[derive(Debug, Args)]
+pub struct LedgerArgs {
+    #[command(subcommand)]
+    command: LedgerCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum LedgerCommand {
+    /// Make the ledger, or bring its schema up to date
+    #[command(after_help = "Example: hapax ledger init --ledger sqlite:ledger.db")]
+    Init,
+    /// Print the SQL that makes the schema, for a DBA to read and run
+    #[command(after_help = "Example: hapax ledger schema --ledger postgres://localhost/app > schema.sql")]
+    Schema,
+    /// Check what the promises rest on; exit 1 if one cannot be kept
+    #[command(after_help = "Example: hapax ledger check --ledger sqlite:ledger.db")]
+    Check,
+    /// Count entries by scope and state
+    #[command(after_help = "Example: hapax ledger stat --json")]
+    Stat,
+    /// List entries
+    #[command(after_help = "Example: hapax ledger ls --state dead --scope billing --since 24h")]
+    Ls(look::ListArgs),
+    /// Show one entry
+    #[command(after_help = "Example: hapax ledger show --scope billing order-17-paid")]
+    Show(look::ShowArgs),
+    /// Forget what is older than the retention
+    #[command(after_help = "Example: hapax ledger sweep --retention 7d --dry-run")]
+    Sweep(act::SweepArgs),
+    /// Run events again now: dead ones with attempts reset, and those that wait for a retry, are lost or parked
+    #[command(
+        after_help = "Example: hapax ledger retry --scope billing --why 'fixed in 1.4.2' order-17-paid"
+    )]
+    Retry(act::ActArgs),
+    /// Take leases away from whoever holds them
+    #[command(after_help = "Example: hapax ledger release --scope billing --why 'pod is gone' order-17-paid")]
+    Release(act::ActArgs),
+    /// Make events dead that are still to run
+    #[command(after_help = "Example: hapax ledger kill --scope billing --why 'test data' order-17-paid")]
+    Kill(act::ActArgs),
+    /// Remove entries: the next delivery is a first one
+    #[command(
+        after_help = "Example: hapax ledger forget --scope billing --why 'replay wanted' order-17-paid"
+    )]
+    Forget(act::ActArgs),
+}
+
+pub async fn run(global: &Global, args: LedgerArgs) -> Result<u8, Failure> {
+    let config = global.load()?;
+    match args.command {
+        LedgerCommand::Init => init(global, &config).await,
+        LedgerCommand::Schema => {
+            print::line(backend::schema_sql(&config.ledger.url, &config.ledger.schema)?.trim_end())?;
+            Ok(0)
+        }
+        LedgerCommand::Check => look::check(global, &*open(&config).await?).await,
+        LedgerCommand::Stat => look::stat(global, &*open(&config).await?).await,
+        LedgerCommand::Ls(args) => look::list(global, &*open(&config).await?, &args).await,
+        LedgerCommand::Show(args) => look::show(global, &*open(&config).await?, &args).await,
+        LedgerCommand::Sweep(args) => act::sweep(global, &config, &*open(&config).await?, &args).await,
+        LedgerCommand::Retry(args) => {
+            act::act(global, &*open(&config).await?, Intervention::Retry, &args).await
+        }
+        LedgerCommand::Release(args) => {
+            act::act(global, &*open(&config).await?, Intervention::Release, &args).await
+        }
+        LedgerCommand::Kill(args) => {
+            act::act(global, &*open(&config).await?, Intervention::Kill, &args).await
+        }
+        LedgerCommand::Forget(args) => {
+            act::act(global, &*open(&config).await?, Intervention::Forget, &args).await
+        }
+    }
+}
+
+async fn init(global: &Global, config: &Config) -> Result<u8, Failure> {
+    if let Some(folder) = sqlite_path(&config.ledger.url).and_then(|path| path.parent()) {
+        std::fs::create_dir_all(folder).map_err(|e| {
+            Failure::dependency("unavailable", format!("{} cannot be made: {e}", folder.display()))
+        })?;
+    }
+    let ledger = backend::init(&config.ledger.url, &config.open_settings()).await?;
+    let url = config.ledger_url_shown();
+    if global.json {
+        print::json(&json!({"ledger": url, "backend": ledger.capabilities().backend, "ready": true}))?;
+    } else {
+        print::line(&format!("{url} is ready"))?;
+    }
+    Ok(0)
+}
+
+/// Opens the ledger. Looking into one that is not there is a mistake in its name, so none is made.
+async fn open(config: &Config) -> Result<Arc<dyn Ledger>, Failure> {
+    if let Some(path) = sqlite_path(&config.ledger.url)
+        && !path.exists()
+    {
+        let message = format!("there is no ledger at {}; `hapax ledger init` makes one", path.display());
+        return Err(Failure::dependency("unavailable", message));
+    }
+    Ok(backend::open(&config.ledger.url, &config.open_settings()).await?)
+}

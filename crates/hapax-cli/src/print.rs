@@ -1,0 +1,50 @@
+//! Printing results: tables for people, JSON for tools, and no complaint when the reader has left.
+
+use std::io::Write as _;
+
+use serde_json::Value;
+
+use crate::failure::Failure;
+
+/// Prints text and a newline to standard output.
+pub fn line(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.write_all(b"\n"))
+        .and_then(|()| out.flush())
+        .map_err(|e| Failure::output(&e))
+}
+
+/// Prints one JSON value on one line.
+pub fn json(value: &Value) -> Result<(), Failure> {
+    line(&value.to_string())
+}
+
+/// Prints rows under their heads, columns as wide as their widest cell.
+pub fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> Result<(), Failure> {
+    let mut widths = heads.map(|head| head.chars().count());
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut text = String::new();
+    let heads = heads.map(str::to_owned);
+    for row in std::iter::once(&heads).chain(rows) {
+        let mut line = String::new();
+        for (width, cell) in widths.iter().zip(row) {
+            line.push_str(cell);
+            line.extend(std::iter::repeat_n(' ', width + 2 - cell.chars().count()));
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    line(text.trim_end_matches('\n'))
+}
+
+/// Text from outside, safe for a terminal.
+pub fn escaped(text: &str) -> String {
+    text.chars()
+        .flat_map(|c| if c == '\'' || c == '"' { vec![c] } else { c.escape_debug().collect() })
+        .collect()
+}

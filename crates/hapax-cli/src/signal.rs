@@ -1,0 +1,87 @@
+//! Ctrl-C and SIGTERM: end at once, but not in the middle of a line.
+//!
+//! There is nothing to undo: every command is safe to kill at any moment (`filter` writes before it records). The gate
+//! only keeps an orderly end from tearing an output line.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
+
+use crate::failure::Failure;
+
+/// Held while output is being written.
+#[derive(Debug, Clone, Default)]
+pub struct Gate(Arc<Mutex<()>>);
+
+impl Gate {
+    /// Keeps the process from ending by a signal while the guard lives (for a second at most: a reader that takes
+    /// nothing must not make us immortal).
+    pub fn hold(&self) -> MutexGuard<'_, ()> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_held(&self) -> bool {
+        matches!(self.0.try_lock(), Err(TryLockError::WouldBlock))
+    }
+}
+
+/// Ends the process with 130 or 143 when a signal comes.
+pub fn listen(runtime: &tokio::runtime::Runtime) -> Result<Gate, Failure> {
+    let gate = Gate::default();
+    let seen = gate.clone();
+    let _context = runtime.enter();
+    let signals = Signals::new()
+        .map_err(|e| Failure::dependency("runtime", format!("signals cannot be listened to: {e}")))?;
+    runtime.spawn(async move {
+        let code = signals.wait().await;
+        for _ in 0..100 {
+            if !seen.is_held() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        std::process::exit(code);
+    });
+    Ok(gate)
+}
+
+#[cfg(unix)]
+struct Signals {
+    interrupt: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+}
+
+#[cfg(unix)]
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Signals {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
+    }
+
+    async fn wait(mut self) -> i32 {
+        tokio::select! {
+            _ = self.interrupt.recv() => 130,
+            _ = self.terminate.recv() => 143,
+        }
+    }
+}
+
+#[cfg(not(unix))]
+struct Signals;
+
+#[cfg(not(unix))]
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Signals)
+    }
+
+    async fn wait(self) -> i32 {
+        // Without the handler the system's own way of ending us remains.
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        130
+    }
+}

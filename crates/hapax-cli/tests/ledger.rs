@@ -1,0 +1,115 @@
+//! `hapax ledger` on a SQLite file.
+
+#![allow(missing_docs, clippy::unwrap_used, clippy::format_collect, clippy::duration_suboptimal_units)]
+
+mod common;
+
+use std::path::Path;
+use std::time::Duration;
+
+use common::{Ran, run, run_with};
+use hapax::backend::{OpenSettings, open};
+use hapax::ledger::{Claim, Identity, LeaseTerms, Mode};
+use hapax::{EventId, Scope};
+
+const URL: &str = "sqlite:ledger.db";
+
+fn ledger(dir: &Path, args: &[&str]) -> Ran {
+    run(dir, &[&["ledger", "--ledger", URL], args].concat())
+}
+
+/// A ledger with one leased event, `billing/held`, and one that is done, `billing/paid`.
+fn filled() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    ledger(dir.path(), &["init"]).code(0);
+    let url = format!("sqlite:{}", dir.path().join("ledger.db").display());
+    let lease = LeaseTerms { lease: Duration::from_secs(900), attempts_max: 5, alone: true };
+    let claim = |id: &str, mode| {
+        let identity = Identity::new(Scope::new("billing").unwrap(), EventId::new(id).unwrap());
+        Claim::new(identity, mode)
+    };
+    let claims = [claim("held", Mode::Lease(lease)), claim("paid", Mode::Done)];
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let ledger = open(&url, &OpenSettings::default()).await.unwrap();
+        for outcome in ledger.claim(&claims).await.unwrap() {
+            assert!(outcome.unwrap().is_claimed());
+        }
+    });
+    dir
+}
+
+fn state(dir: &Path, id: &str) -> String {
+    let entry = ledger(dir, &["show", "--json", "--scope", "billing", id]).code(0).json();
+    entry["state"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn init_stat_ls_show_check_schema() {
+    let dir = filled();
+    ledger(dir.path(), &["init"]).code(0); // again is fine
+    ledger(dir.path(), &["check"]).code(0);
+    assert!(ledger(dir.path(), &["schema"]).code(0).out.to_uppercase().contains("CREATE TABLE"));
+    let stat = ledger(dir.path(), &["stat", "--json"]).code(0).json();
+    assert_eq!(stat["counts"].as_array().unwrap().len(), 2);
+    let all = ledger(dir.path(), &["ls", "--json"]).code(0).json();
+    assert_eq!(all["entries"].as_array().unwrap().len(), 2);
+    let done = ledger(dir.path(), &["ls", "--json", "--state", "done", "--since", "1h"]).code(0).json();
+    assert_eq!(done["entries"][0]["id"], "paid");
+    let page = ledger(dir.path(), &["ls", "--json", "--limit", "1"]).code(0).json();
+    let next = page["next"].as_str().unwrap();
+    let rest = ledger(dir.path(), &["ls", "--json", "--after", next]).code(0).json();
+    assert_eq!(rest["entries"].as_array().unwrap().len(), 1);
+    assert!(rest["next"].is_null());
+    assert!(ledger(dir.path(), &["ls"]).code(0).out.contains("leased"));
+    assert!(ledger(dir.path(), &["show", "--scope", "billing", "held"]).code(0).out.contains("leased"));
+    ledger(dir.path(), &["show", "--scope", "billing", "nobody"]).code(4);
+}
+
+#[test]
+fn interventions_ask_first_and_are_written_down() {
+    let dir = filled();
+    let act = |args: &[&str]| ledger(dir.path(), &[args, &["--scope", "billing", "--why", "test"]].concat());
+    act(&["release", "held"]).code(2); // no terminal, no --yes
+    assert_eq!(state(dir.path(), "held"), "leased");
+    let dry = act(&["release", "--dry-run", "--json", "held"]).code(0).json();
+    assert_eq!(
+        (dry["dry_run"].as_bool(), dry["entries"][0]["after"]["state"].as_str()),
+        (Some(true), Some("retry"))
+    );
+    assert_eq!(state(dir.path(), "held"), "leased");
+    let before = ledger(dir.path(), &["show", "--json", "--scope", "billing", "held"]).json();
+    let done = act(&["release", "--yes", "--json", "held"]).code(0).json();
+    assert!(done["entries"][0]["after"]["token"].as_i64() > before["token"].as_i64());
+    assert_eq!(state(dir.path(), "held"), "retry");
+    act(&["kill", "--yes", "held"]).code(0);
+    assert_eq!(state(dir.path(), "held"), "dead");
+    act(&["retry", "--yes", "held"]).code(0); // of a dead one: a redrive
+    assert_eq!(state(dir.path(), "held"), "retry");
+    act(&["kill", "--yes", "--all"]).code(0);
+    assert_eq!(state(dir.path(), "held"), "dead");
+    assert_eq!(state(dir.path(), "paid"), "done");
+    act(&["forget", "--yes", "held"]).code(0);
+    ledger(dir.path(), &["show", "--scope", "billing", "held"]).code(4);
+    act(&["forget", "--yes", "nobody"]).code(4);
+}
+
+#[test]
+fn a_list_with_a_mistake_changes_nothing() {
+    let dir = filled();
+    let args = ["kill", "--yes", "--scope", "billing", "--why", "test", "held", "nobody"];
+    ledger(dir.path(), &args).code(4);
+    assert_eq!(state(dir.path(), "held"), "leased");
+}
+
+#[test]
+fn sweeping_a_filters_state() {
+    let dir = tempfile::tempdir().unwrap();
+    run_with(dir.path(), &["filter", "--state", "ledger.db"], b"{\"event_id\":\"a\"}\n").code(0);
+    std::thread::sleep(Duration::from_millis(50));
+    let dry = ledger(dir.path(), &["sweep", "--retention", "1ms", "--dry-run", "--json"]).code(0).json();
+    assert_eq!((dry["entries"].as_u64(), dry["dry_run"].as_bool()), (Some(1), Some(true)));
+    assert_eq!(ledger(dir.path(), &["sweep", "--retention", "1ms", "--json"]).code(0).json()["entries"], 1);
+    let again = run_with(dir.path(), &["filter", "--state", "ledger.db"], b"{\"event_id\":\"a\"}\n").code(0);
+    assert_eq!(again.out, "{\"event_id\":\"a\"}\n");
+}

@@ -1,0 +1,151 @@
+//! One URL picks a backend.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::memory::MemoryLedger;
+use crate::config::{Migrate, hide_password};
+use crate::error::{Error, Result};
+use crate::ledger::{Ledger, Settings};
+
+/// What opening a ledger takes; each backend uses its part.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct OpenSettings {
+    /// For every backend.
+    pub ledger: Settings,
+    /// The PostgreSQL schema.
+    pub schema: String,
+    /// What to do about the schema.
+    pub migrate: Migrate,
+    /// Connections at most.
+    pub pool_max: u32,
+    /// How long to wait for one.
+    pub acquire_timeout: Duration,
+}
+
+impl Default for OpenSettings {
+    fn default() -> Self {
+        OpenSettings {
+            ledger: Settings::default(),
+            schema: "hapax".to_owned(),
+            migrate: Migrate::default(),
+            pool_max: 50,
+            acquire_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+/// A backend, as a URL names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Backend<'u> {
+    Memory,
+    Sqlite(&'u str),
+    Postgres(&'u str),
+}
+
+impl<'u> Backend<'u> {
+    fn of(url: &'u str) -> Result<Self> {
+        match url.split_once(':') {
+            Some(("memory", "")) => Ok(Backend::Memory),
+            Some(("sqlite", path)) => {
+                let path = path.strip_prefix("//").unwrap_or(path);
+                if path.is_empty() {
+                    return Err(Error::Config("sqlite: names no file; write sqlite:FILE".into()));
+                }
+                Ok(Backend::Sqlite(path))
+            }
+            Some(("postgres" | "postgresql", _)) => Ok(Backend::Postgres(url)),
+            _ => Err(Error::Config(format!(
+                "{:?} names no ledger; known are memory:, sqlite:FILE and postgres://USER@HOST/DATABASE",
+                hide_password(url)
+            ))),
+        }
+    }
+}
+
+/// Only builds without a feature need it.
+#[allow(dead_code)]
+fn not_built_in(name: &str, feature: &str) -> Error {
+    Error::Unsupported(format!("{name} is not built in; build hapax with the feature `{feature}`"))
+}
+
+/// Opens the ledger a URL names: `memory:`, `sqlite:FILE` or `postgres://…`. One that is not built in answers with the
+/// name of its feature.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+/// use hapax::backend::{OpenSettings, open};
+/// let ledger = open("memory:", &OpenSettings::default()).await.unwrap();
+/// assert_eq!(ledger.capabilities().backend, "memory");
+/// assert!(open("mysql://db", &OpenSettings::default()).await.is_err());
+/// # });
+/// ```
+pub async fn open(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
+    match Backend::of(url)? {
+        Backend::Memory => Ok(Arc::new(MemoryLedger::new(settings.ledger.clone()))),
+        Backend::Sqlite(path) => open_sqlite(path, settings).await,
+        Backend::Postgres(url) => open_postgres(url, settings).await,
+    }
+}
+
+/// Makes the ledger a URL names, or brings its schema up to date, whatever `migrate` says.
+pub async fn init(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
+    open(url, &OpenSettings { migrate: Migrate::Auto, ..settings.clone() }).await
+}
+
+/// The SQL that makes the schema, for a DBA to read and run.
+pub fn schema_sql(url: &str, schema: &str) -> Result<String> {
+    match Backend::of(url)? {
+        Backend::Memory => Err(Error::Unsupported("a ledger in memory has no schema".into())),
+        Backend::Sqlite(_) => sqlite_schema(),
+        Backend::Postgres(_) => postgres_schema(schema),
+    }
+}
+
+#[cfg(feature = "sqlite")]
+#[allow(clippy::unused_async)] // opening a file does not wait; a server would
+async fn open_sqlite(path: &str, settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
+    Ok(Arc::new(super::sqlite::SqliteLedger::open(path, settings.ledger.clone())?))
+}
+
+#[cfg(not(feature = "sqlite"))]
+#[allow(clippy::unused_async)] // as the one that is built in
+async fn open_sqlite(_path: &str, _settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
+    Err(not_built_in("SQLite", "sqlite"))
+}
+
+#[cfg(feature = "postgres")]
+async fn open_postgres(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
+    use super::postgres::{PgLedger, PgSettings};
+    let settings = PgSettings {
+        ledger: settings.ledger.clone(),
+        schema: settings.schema.clone(),
+        migrate: settings.migrate,
+        pool_max: settings.pool_max,
+        acquire_timeout: settings.acquire_timeout,
+        ..PgSettings::default()
+    };
+    Ok(Arc::new(PgLedger::connect(url, settings).await?))
+}
+
+#[cfg(not(feature = "postgres"))]
+#[allow(clippy::unused_async)] // as the one that is built in
+async fn open_postgres(_url: &str, _settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
+    Err(not_built_in("PostgreSQL", "postgres"))
+}
+
+fn sqlite_schema() -> Result<String> {
+    #[cfg(feature = "sqlite")]
+    return Ok(super::sqlite::schema_sql());
+    #[cfg(not(feature = "sqlite"))]
+    Err(not_built_in("SQLite", "sqlite"))
+}
+
+#[cfg_attr(not(feature = "postgres"), allow(unused_variables))]
+fn postgres_schema(schema: &str) -> Result<String> {
+    #[cfg(feature = "postgres")]
+    return super::postgres::schema_sql(schema);
+    #[cfg(not(feature = "postgres"))]
+    Err(not_built_in("PostgreSQL", "postgres"))
+}

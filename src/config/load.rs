@@ -1,0 +1,321 @@
+//! Resolving: which of the places a setting may come from has the say.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use super::table::{SETTINGS, Setting, setting};
+use crate::error::{Error, Result};
+
+/// Variables under this prefix belong to test tools, not to the configuration.
+const TEST_PREFIX: &str = "HAPAX_TEST_";
+/// Names the configuration file itself.
+const CONFIG_ENV: &str = "HAPAX_CONFIG";
+/// Read if it is there and nothing else is named.
+const CONFIG_FILE: &str = "hapax.toml";
+
+/// Where a value came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Place {
+    /// A command-line flag.
+    Flag(String),
+    /// An environment variable.
+    Env(String),
+    /// A file that an environment variable names.
+    EnvFile(String, PathBuf),
+    /// A key of the configuration file.
+    File(PathBuf, String),
+    /// Nobody said anything.
+    Default,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Flag(flag) => write!(f, "flag {flag}"),
+            Place::Env(name) => write!(f, "environment {name}"),
+            Place::EnvFile(name, path) => write!(f, "environment {name} ({})", path.display()),
+            Place::File(path, key) => write!(f, "{} {key}", path.display()),
+            Place::Default => f.write_str("default"),
+        }
+    }
+}
+
+/// One resolved setting.
+#[derive(Debug, Clone)]
+pub struct Value {
+    /// Which.
+    pub setting: &'static Setting,
+    /// Where it came from.
+    pub place: Place,
+    text: String,
+}
+
+impl Value {
+    /// The value in full; a secret stays one.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// The value as it may be printed.
+    pub fn shown(&self) -> String {
+        shown(self.setting, &self.text)
+    }
+}
+
+fn shown(setting: &Setting, text: &str) -> String {
+    if setting.secret { hide_password(text) } else { text.to_owned() }
+}
+
+/// A URL with its password replaced by `***`. Hides too much rather than too little: what is no URL at all, and what
+/// stands before the last `@`, might be a password.
+///
+/// ```
+/// use hapax::config::hide_password;
+/// assert_eq!(hide_password("postgres://app:s3cret@db/orders"), "postgres://app:***@db/orders");
+/// assert_eq!(hide_password("postgres://db/orders?password=s3cret"), "postgres://db/orders?password=***");
+/// assert_eq!(hide_password("sqlite:ledger.db"), "sqlite:ledger.db");
+/// assert_eq!(hide_password("host=db password=s3cret"), "***");
+/// ```
+pub fn hide_password(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once(':') else {
+        return if url.is_empty() { String::new() } else { "***".to_owned() };
+    };
+    if !scheme.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.')) {
+        return "***".to_owned();
+    }
+    let Some(rest) = rest.strip_prefix("//") else { return url.to_owned() };
+    let (user_info, place) = match rest.rsplit_once('@') {
+        Some((user_info, place)) => (Some(user_info), place),
+        None => (None, rest),
+    };
+    let mut out = format!("{scheme}://");
+    if let Some(user_info) = user_info {
+        match user_info.split_once(':') {
+            Some((user, _)) => out.extend([user, ":***@"]),
+            None => out.extend([user_info, "@"]),
+        }
+    }
+    let (path, query) = place.split_once('?').unwrap_or((place, ""));
+    out.push_str(path);
+    for (at, pair) in query.split('&').filter(|pair| !pair.is_empty()).enumerate() {
+        out.push(if at == 0 { '?' } else { '&' });
+        match pair.split_once('=') {
+            Some((name, _)) if name.to_ascii_lowercase().contains("pass") => {
+                out.extend([name, "=***"]);
+            }
+            _ => out.push_str(pair),
+        }
+    }
+    out
+}
+
+/// The places settings come from, strongest first: flags, `HAPAX_*`, the seeds' variables, `hapax.toml`, defaults.
+///
+/// Nothing here reads the process's own environment but [`Sources::of_process`], so tests are not disturbed by it.
+#[derive(Debug, Clone, Default)]
+pub struct Sources {
+    flags: Vec<(&'static Setting, String, String)>,
+    env: Vec<(String, String)>,
+    file: Option<(PathBuf, String)>,
+}
+
+impl Sources {
+    /// No sources at all: defaults only.
+    pub fn new() -> Self {
+        Sources::default()
+    }
+
+    /// A flag, by the key (or a seed's name) of its setting. `flag` is what the user typed, for messages.
+    pub fn flag(mut self, key: &str, flag: &str, value: impl Into<String>) -> Result<Self> {
+        self.flags.push((setting(key)?, flag.to_owned(), value.into()));
+        Ok(self)
+    }
+
+    /// Environment variables; those that concern nobody here are ignored.
+    #[must_use]
+    pub fn env<N: Into<String>, V: Into<String>>(mut self, vars: impl IntoIterator<Item = (N, V)>) -> Self {
+        self.env.extend(vars.into_iter().map(|(name, value)| (name.into(), value.into())));
+        self
+    }
+
+    /// The text of a configuration file, and its name for messages.
+    #[must_use]
+    pub fn toml(mut self, path: impl Into<PathBuf>, text: impl Into<String>) -> Self {
+        self.file = Some((path.into(), text.into()));
+        self
+    }
+
+    /// A configuration file, which must be there.
+    pub fn toml_file(self, path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|e| Error::Config(format!("{} cannot be read: {e}", path.display())))?;
+        Ok(self.toml(path, text))
+    }
+
+    /// This process's environment, and the configuration file: the one given, else the one `HAPAX_CONFIG` names, else
+    /// `hapax.toml` here if there is one.
+    pub fn of_process(self, config: Option<&Path>) -> Result<Self> {
+        let mut vars = Vec::new();
+        for (name, value) in std::env::vars_os() {
+            let Ok(name) = name.into_string() else { continue };
+            match value.into_string() {
+                Ok(value) => vars.push((name, value)),
+                Err(_) if is_ours(&name) => {
+                    return Err(Error::Config(format!("the value of {name} is not UTF-8")));
+                }
+                Err(_) => {}
+            }
+        }
+        let named = vars.iter().find(|(name, _)| name == CONFIG_ENV).map(|(_, value)| PathBuf::from(value));
+        let sources = self.env(vars);
+        match config.map(Path::to_owned).or(named) {
+            Some(path) => sources.toml_file(&path),
+            None if Path::new(CONFIG_FILE).exists() => sources.toml_file(Path::new(CONFIG_FILE)),
+            None => Ok(sources),
+        }
+    }
+
+    /// Resolves every setting of the table, in its order.
+    pub(super) fn resolve(&self) -> Result<Vec<Value>> {
+        self.check_env()?;
+        let file = self.file_values()?;
+        SETTINGS.iter().map(|setting| self.resolve_one(setting, &file)).collect()
+    }
+
+    fn resolve_one(&self, setting: &'static Setting, file: &BTreeMap<&'static str, Value>) -> Result<Value> {
+        let flags = self.flags.iter().filter(|(s, ..)| s.key == setting.key);
+        let flags = flags.map(|(_, flag, text)| value(setting, Place::Flag(flag.clone()), text));
+        if let Some(value) = agreed(flags)? {
+            return Ok(value);
+        }
+        // Both kinds of variables are looked at even if one has the say: a difference is a mistake somewhere.
+        let own = self.env_values(setting, &setting.env());
+        let seeds = setting.seed_env.iter().flat_map(|name| self.env_values(setting, name));
+        if let Some(value) = agreed(own.into_iter().chain(seeds))? {
+            return Ok(value);
+        }
+        if let Some(value) = file.get(setting.key) {
+            return Ok(value.clone());
+        }
+        value(setting, Place::Default, setting.default)
+    }
+
+    /// The values of one variable and, for a secret, of the file that `…_FILE` names.
+    fn env_values(&self, setting: &'static Setting, name: &str) -> Vec<Result<Value>> {
+        let get = |name: &str| self.env.iter().rfind(|(n, _)| n == name).map(|(_, value)| value);
+        let mut values = Vec::new();
+        if let Some(text) = get(name) {
+            values.push(value(setting, Place::Env(name.to_owned()), text));
+        }
+        let file_name = format!("{name}_FILE");
+        if setting.secret
+            && let Some(path) = get(&file_name)
+        {
+            let read = std::fs::read_to_string(path)
+                .map_err(|e| Error::Config(format!("{file_name} names {path}, which cannot be read: {e}")));
+            let place = Place::EnvFile(file_name, PathBuf::from(path));
+            values.push(read.and_then(|text| value(setting, place, text.trim_end_matches(['\r', '\n']))));
+        }
+        values
+    }
+
+    /// A misspelt variable would otherwise be a setting that silently does nothing.
+    fn check_env(&self) -> Result<()> {
+        for (name, _) in self.env.iter().filter(|(name, _)| is_ours(name)) {
+            let known = SETTINGS.iter().any(|setting| {
+                let own = setting.env();
+                *name == own || (setting.secret && name.strip_suffix("_FILE") == Some(&own))
+            });
+            if !known {
+                let hint = if name.ends_with("_FILE") { "; only secrets come from *_FILE" } else { "" };
+                return Err(Error::Config(format!(
+                    "the environment variable {name} is unknown{hint}; `hapax config show` lists them all"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn file_values(&self) -> Result<BTreeMap<&'static str, Value>> {
+        let Some((path, text)) = &self.file else { return Ok(BTreeMap::new()) };
+        let table: toml::Table = text
+            .parse()
+            .map_err(|e: toml::de::Error| Error::Config(format!("{}: {}", path.display(), e.message())))?;
+        let mut flat = Vec::new();
+        flatten("", &table, &mut flat);
+        let mut values: BTreeMap<&'static str, Value> = BTreeMap::new();
+        for (key, raw) in flat {
+            let found = setting(&key).map_err(|e| Error::Config(format!("{}: {e}", path.display())))?;
+            let text = match raw {
+                toml::Value::String(text) => text.clone(),
+                toml::Value::Integer(number) => number.to_string(),
+                toml::Value::Boolean(truth) => truth.to_string(),
+                _ => {
+                    let range = found.kind.range();
+                    return Err(Error::Config(format!(
+                        "{}: {key} is a {}; it takes {range}",
+                        path.display(),
+                        raw.type_str()
+                    )));
+                }
+            };
+            let new = value(found, Place::File(path.clone(), key), &text)?;
+            let both = values.remove(found.key).into_iter().chain([new]).map(Ok);
+            if let Some(value) = agreed(both)? {
+                values.insert(found.key, value);
+            }
+        }
+        Ok(values)
+    }
+}
+
+fn is_ours(name: &str) -> bool {
+    name.starts_with("HAPAX_") && !name.starts_with(TEST_PREFIX) && name != CONFIG_ENV
+}
+
+fn flatten<'t>(prefix: &str, table: &'t toml::Table, out: &mut Vec<(String, &'t toml::Value)>) {
+    for (key, value) in table {
+        let key = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+        match value {
+            toml::Value::Table(inner) => flatten(&key, inner, out),
+            value => out.push((key, value)),
+        }
+    }
+}
+
+fn value(setting: &'static Setting, place: Place, text: &str) -> Result<Value> {
+    match setting.kind.normal(text) {
+        Some(text) => Ok(Value { setting, place, text }),
+        None => Err(Error::Config(format!(
+            "{place} = {:?} is not allowed: {} takes {}",
+            shown(setting, text),
+            setting.key,
+            setting.kind.range()
+        ))),
+    }
+}
+
+/// The first of several values, which must all be the same.
+fn agreed(values: impl Iterator<Item = Result<Value>>) -> Result<Option<Value>> {
+    let mut first: Option<Value> = None;
+    for value in values {
+        let value = value?;
+        match &first {
+            None => first = Some(value),
+            Some(before) if before.text == value.text => {}
+            Some(before) => {
+                return Err(Error::Config(format!(
+                    "{} = {:?} and {} = {:?} disagree about {}; remove one",
+                    before.place,
+                    before.shown(),
+                    value.place,
+                    value.shown(),
+                    value.setting.key
+                )));
+            }
+        }
+    }
+    Ok(first)
+}

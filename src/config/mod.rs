@@ -1,0 +1,288 @@
+//! One typed configuration.
+//!
+//! Every setting is a row of one [table](SETTINGS) and comes from, strongest first: a flag, its `HAPAX_*` variable, the
+//! seeds' variable, `hapax.toml`, its default. Variables that disagree, unknown keys and variables, and impossible
+//! values are errors that name the place, the value and what is allowed. Every value remembers where it came from
+//! ([`Config::values`]); secrets can come from a file (`HAPAX_LEDGER_URL_FILE`) and are never printed.
+//!
+//! ```
+//! use hapax::config::{Config, Sources};
+//! let sources = Sources::new()
+//!     .toml("hapax.toml", "[ledger]\nurl = 'sqlite:a.db'\nretention_days = 30")
+//!     .env([("HAPAX_LEDGER_URL", "memory:")]);
+//! let config = Config::load(&sources).unwrap();
+//! assert_eq!(config.ledger.url, "memory:");
+//! assert_eq!(config.ledger.retention.as_secs(), 30 * 86_400);
+//! ```
+
+mod load;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub use load::{Place, Sources, Value, hide_password};
+pub use table::{Kind, SETTINGS, Setting, setting};
+
+use crate::backend::OpenSettings;
+use crate::error::{Error, Result};
+use crate::id::{Owner, Scope};
+use crate::ledger::{FailureTerms, IdentityRule, LeaseTerms, MismatchRule, Settings, SweepTerms};
+
+/// What to do about the schema when a ledger is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Migrate {
+    /// Bring it up to date. Gives up: needs a role that may.
+    #[default]
+    Auto,
+    /// Refuse to start unless it is up to date.
+    Check,
+}
+
+/// Everything that can be configured, checked.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Config {
+    /// Where embedded data lives.
+    pub data_dir: PathBuf,
+    /// `ledger.*`
+    pub ledger: LedgerConfig,
+    /// `dedup.*`
+    pub dedup: DedupConfig,
+    /// `lease.*`
+    pub lease: LeaseConfig,
+    /// `retry.*`
+    pub retry: RetryConfig,
+    /// `telemetry.prefix`
+    pub telemetry_prefix: String,
+    values: Vec<Value>,
+}
+
+/// The ledger's settings.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct LedgerConfig {
+    /// Which ledger; may hold a password.
+    pub url: String,
+    /// The PostgreSQL schema.
+    pub schema: String,
+    /// What to do about the schema.
+    pub migrate: Migrate,
+    /// Connections at most.
+    pub pool_max: u32,
+    /// How long to wait for one.
+    pub acquire_timeout: Duration,
+    /// How long entries stay.
+    pub retention: Duration,
+    /// What makes an identity.
+    pub identity: IdentityRule,
+    /// What a reused id leads to.
+    pub mismatch: MismatchRule,
+    /// The largest metadata.
+    pub metadata_bytes_max: usize,
+    /// How often the sweeper runs.
+    pub sweep_interval: Duration,
+}
+
+/// The guard's settings.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct DedupConfig {
+    /// The scope of claims that name none.
+    pub default_scope: Option<Scope>,
+    /// Whether the ledger is asked at all.
+    pub enabled: bool,
+}
+
+/// Settings of leases.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct LeaseConfig {
+    /// How long one lasts unless extended.
+    pub timeout: Duration,
+    /// How often it is extended.
+    pub heartbeat: Duration,
+    /// Who holds it, for humans.
+    pub owner: Option<Owner>,
+}
+
+/// Settings of retries.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct RetryConfig {
+    /// How many runs an event gets.
+    pub attempts_max: u32,
+    /// The first pause.
+    pub backoff_base: Duration,
+    /// The longest pause.
+    pub backoff_max: Duration,
+}
+
+impl Config {
+    /// Resolves and checks all settings.
+    pub fn load(sources: &Sources) -> Result<Self> {
+        let values = sources.resolve()?;
+        let of = Typed(&values);
+        let data_dir = PathBuf::from(of.text("data.dir")?);
+        let url = match of.text("ledger.url")? {
+            "" => format!("sqlite:{}", data_dir.join("ledger.db").display()),
+            url => url.to_owned(),
+        };
+        let config = Config {
+            ledger: LedgerConfig {
+                url,
+                schema: of.text("ledger.schema")?.to_owned(),
+                migrate: if of.text("ledger.migrate")? == "check" { Migrate::Check } else { Migrate::Auto },
+                pool_max: of.int("ledger.pool_max")? as u32,
+                acquire_timeout: Duration::from_millis(of.int("ledger.acquire_timeout_ms")?),
+                retention: Duration::from_secs(of.int("ledger.retention_days")? * 86_400),
+                identity: match of.text("ledger.identity")? {
+                    "id_and_time" => IdentityRule::IdAndTime,
+                    _ => IdentityRule::Id,
+                },
+                mismatch: match of.text("ledger.mismatch")? {
+                    "warn" => MismatchRule::Warn,
+                    _ => MismatchRule::Error,
+                },
+                metadata_bytes_max: of.int("ledger.metadata_bytes_max")? as usize,
+                sweep_interval: Duration::from_secs(of.int("ledger.sweep_interval_s")?),
+            },
+            dedup: DedupConfig {
+                default_scope: of.name("dedup.default_scope_id", Scope::new)?,
+                enabled: of.text("dedup.enabled")? == "true",
+            },
+            lease: LeaseConfig {
+                timeout: Duration::from_secs(of.int("lease.timeout_s")?),
+                heartbeat: Duration::from_secs(of.int("lease.heartbeat_s")?),
+                owner: of.name("lease.owner", Owner::new)?,
+            },
+            retry: RetryConfig {
+                attempts_max: of.int("retry.attempts_max")? as u32,
+                backoff_base: Duration::from_millis(of.int("retry.backoff_base_ms")?),
+                backoff_max: Duration::from_millis(of.int("retry.backoff_max_ms")?),
+            },
+            telemetry_prefix: of.text("telemetry.prefix")?.to_owned(),
+            data_dir,
+            values,
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    /// What two settings together make impossible.
+    fn check(&self) -> Result<()> {
+        if self.lease.heartbeat >= self.lease.timeout {
+            return self.impossible("lease.heartbeat_s", "must be shorter than", "lease.timeout_s");
+        }
+        if self.retry.backoff_base > self.retry.backoff_max {
+            return self.impossible(
+                "retry.backoff_base_ms",
+                "must not be longer than",
+                "retry.backoff_max_ms",
+            );
+        }
+        if self.data_dir.as_os_str().is_empty() {
+            return Err(Error::Config(format!("{} is empty", Typed(&self.values).at("data.dir")?.place)));
+        }
+        Ok(())
+    }
+
+    fn impossible(&self, key: &str, relation: &str, other: &str) -> Result<()> {
+        let of = Typed(&self.values);
+        let (value, other) = (of.at(key)?, of.at(other)?);
+        Err(Error::Config(format!(
+            "{key} = {} (from {}) {relation} {} = {} (from {})",
+            value.text(),
+            value.place,
+            other.setting.key,
+            other.text(),
+            other.place
+        )))
+    }
+
+    /// Every setting with its value and where it came from.
+    pub fn values(&self) -> &[Value] {
+        &self.values
+    }
+
+    /// What the URL is, with its password hidden.
+    pub fn ledger_url_shown(&self) -> String {
+        hide_password(&self.ledger.url)
+    }
+
+    /// The ledger's own settings.
+    pub fn ledger_settings(&self) -> Settings {
+        Settings {
+            owner: self.lease.owner.clone(),
+            identity: self.ledger.identity,
+            mismatch: self.ledger.mismatch,
+            metadata_bytes_max: self.ledger.metadata_bytes_max,
+            ..Settings::default()
+        }
+    }
+
+    /// What opening a ledger takes.
+    pub fn open_settings(&self) -> OpenSettings {
+        OpenSettings {
+            ledger: self.ledger_settings(),
+            schema: self.ledger.schema.clone(),
+            migrate: self.ledger.migrate,
+            pool_max: self.ledger.pool_max,
+            acquire_timeout: self.ledger.acquire_timeout,
+        }
+    }
+
+    /// Terms of a lease for work that runs alone.
+    pub fn lease_terms(&self) -> LeaseTerms {
+        LeaseTerms { lease: self.lease.timeout, attempts_max: self.retry.attempts_max, alone: true }
+    }
+
+    /// Terms of a failure, with the whole pause; a caller draws the jitter.
+    pub fn failure_terms(&self) -> FailureTerms {
+        FailureTerms {
+            attempts_max: self.retry.attempts_max,
+            backoff_base: self.retry.backoff_base,
+            backoff_max: self.retry.backoff_max,
+            jitter_permille: 1000,
+        }
+    }
+
+    /// Terms of a sweep, in transactions of 10,000 rows.
+    pub fn sweep_terms(&self) -> SweepTerms {
+        SweepTerms { retention: self.ledger.retention, batch_max: 10_000, dry_run: false }
+    }
+}
+
+/// The file a `sqlite:` URL names.
+pub fn sqlite_path(url: &str) -> Option<&Path> {
+    url.strip_prefix("sqlite:").map(|path| Path::new(path.strip_prefix("//").unwrap_or(path)))
+}
+
+/// Values by key, typed. The table has checked their form; what is left are slips of this file.
+struct Typed<'v>(&'v [Value]);
+
+impl<'v> Typed<'v> {
+    fn at(&self, key: &str) -> Result<&'v Value> {
+        let found = self.0.iter().find(|value| value.setting.key == key);
+        found.ok_or_else(|| Error::Config(format!("{key} is missing from the table of settings")))
+    }
+
+    fn text(&self, key: &str) -> Result<&'v str> {
+        self.at(key).map(Value::text)
+    }
+
+    fn int(&self, key: &str) -> Result<u64> {
+        let text = self.text(key)?;
+        text.parse().map_err(|_| Error::Config(format!("{key} = {text:?} is not a whole number")))
+    }
+
+    fn name<T>(&self, key: &str, make: impl Fn(&'v str) -> Result<T>) -> Result<Option<T>> {
+        let value = self.at(key)?;
+        if value.text().is_empty() {
+            return Ok(None);
+        }
+        make(value.text()).map(Some).map_err(|e| Error::Config(format!("{}: {e}", value.place)))
+    }
+}

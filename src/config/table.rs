@@ -1,0 +1,210 @@
+//! The one list of settings: its rows are what `load` resolves and `hapax config show` prints.
+
+use crate::error::{Error, Result};
+use crate::id::NAME_CHARS_MAX;
+
+/// What kind of value a setting takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Kind {
+    /// Any text.
+    Text,
+    /// A name (1 to 255 characters, not blank, no NUL); blank means unset.
+    Name,
+    /// An SQL identifier of lower-case letters, digits and `_`.
+    Identifier,
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// A whole number within these bounds, both included.
+    Int {
+        /// The least.
+        min: u64,
+        /// The most.
+        max: u64,
+    },
+    /// `true` or `false` (also `1`, `0`, `yes`, `no`, `on`, `off`).
+    Bool,
+}
+
+impl Kind {
+    /// What is allowed, in words.
+    pub fn range(self) -> String {
+        match self {
+            Kind::Text => "any text".to_owned(),
+            Kind::Name => format!("1 to {NAME_CHARS_MAX} characters, no NUL (blank: unset)"),
+            Kind::Identifier => "1 to 63 of a-z, 0-9 and _, not beginning with a digit".to_owned(),
+            Kind::Choice(words) => format!("one of {}", words.join(", ")),
+            Kind::Int { min, max } => format!("a whole number from {min} to {max}"),
+            Kind::Bool => "true or false".to_owned(),
+        }
+    }
+
+    /// The value in its one normal form, or none if it is not allowed. Two texts of one value (`yes`, `true`) agree.
+    pub(super) fn normal(self, text: &str) -> Option<String> {
+        match self {
+            Kind::Text => (!text.contains('\0')).then(|| text.to_owned()),
+            Kind::Name => {
+                if text.trim().is_empty() {
+                    return Some(String::new());
+                }
+                (text.chars().count() <= NAME_CHARS_MAX && !text.contains('\0')).then(|| text.to_owned())
+            }
+            Kind::Identifier => {
+                let plain = text.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_'));
+                let starts = text.bytes().next().is_some_and(|b| !b.is_ascii_digit());
+                (plain && starts && text.len() <= 63).then(|| text.to_owned())
+            }
+            Kind::Choice(words) => words.iter().find(|word| **word == text).map(|word| (*word).to_owned()),
+            Kind::Int { min, max } => {
+                let number = text.trim().parse::<u64>().ok()?;
+                (min..=max).contains(&number).then(|| number.to_string())
+            }
+            Kind::Bool => match text.trim().to_ascii_lowercase().as_str() {
+                "true" | "1" | "yes" | "on" => Some("true".to_owned()),
+                "false" | "0" | "no" | "off" => Some("false".to_owned()),
+                _ => None,
+            },
+        }
+    }
+}
+
+/// One setting.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Setting {
+    /// Its name: `table.key` in `hapax.toml`.
+    pub key: &'static str,
+    /// The seeds' names for it, accepted in `hapax.toml` and with `--set`.
+    pub aliases: &'static [&'static str],
+    /// The seeds' environment variables for it.
+    pub seed_env: &'static [&'static str],
+    /// The command-line flag for it besides `--set KEY=VALUE`.
+    pub flag: Option<&'static str>,
+    /// What it takes.
+    pub kind: Kind,
+    /// Its value when nobody says anything; empty is unset.
+    pub default: &'static str,
+    /// Whether it may hold a secret: then it also comes from `…_FILE` and is never printed in full.
+    pub secret: bool,
+    /// One line for people.
+    pub doc: &'static str,
+}
+
+impl Setting {
+    /// Its environment variable: `HAPAX_` and the key in capitals.
+    ///
+    /// ```
+    /// let url = hapax::config::setting("ledger.url").unwrap();
+    /// assert_eq!(url.env(), "HAPAX_LEDGER_URL");
+    /// ```
+    pub fn env(&self) -> String {
+        format!("HAPAX_{}", self.key.replace('.', "_").to_ascii_uppercase())
+    }
+}
+
+const fn row(key: &'static str, kind: Kind, default: &'static str, doc: &'static str) -> Setting {
+    Setting { key, aliases: &[], seed_env: &[], flag: None, kind, default, secret: false, doc }
+}
+
+const fn seeded(setting: Setting, seed_env: &'static [&'static str]) -> Setting {
+    Setting { seed_env, ..setting }
+}
+
+const fn int(min: u64, max: u64) -> Kind {
+    Kind::Int { min, max }
+}
+
+/// A day less than a century: long enough for everybody, short enough for every clock.
+const DAYS_MAX: u64 = 36_500;
+
+/// Every setting there is, in the order they are shown.
+pub const SETTINGS: &[Setting] = &[
+    Setting {
+        flag: Some("--data"),
+        ..row("data.dir", Kind::Text, "hapax-data", "where embedded data lives")
+    },
+    Setting {
+        flag: Some("--ledger"),
+        secret: true,
+        ..row(
+            "ledger.url",
+            Kind::Text,
+            "",
+            "memory:, sqlite:FILE or postgres://…; unset: sqlite:ledger.db in data.dir",
+        )
+    },
+    row("ledger.schema", Kind::Identifier, "hapax", "the PostgreSQL schema of the ledger"),
+    row(
+        "ledger.migrate",
+        Kind::Choice(&["auto", "check"]),
+        "auto",
+        "auto: bring the schema up to date at start; check: refuse to start if it is not",
+    ),
+    row("ledger.pool_max", int(1, 10_000), "50", "connections at most"),
+    row("ledger.acquire_timeout_ms", int(1, 3_600_000), "10000", "how long to wait for a connection"),
+    row("ledger.retention_days", int(1, DAYS_MAX), "7", "how long entries stay after they were settled"),
+    row(
+        "ledger.identity",
+        Kind::Choice(&["id", "id_and_time"]),
+        "id",
+        "what makes an identity: the id alone, or with the week of the event's time",
+    ),
+    row(
+        "ledger.mismatch",
+        Kind::Choice(&["error", "warn"]),
+        "error",
+        "what a reused id with another content leads to",
+    ),
+    row("ledger.metadata_bytes_max", int(2, 64 * 1024 * 1024), "16384", "the largest metadata of an entry"),
+    row("ledger.sweep_interval_s", int(1, 7 * 86_400), "3600", "how often the sweeper runs"),
+    Setting {
+        aliases: &["im2be.dedup.default-scope-id"],
+        ..seeded(
+            row(
+                "dedup.default_scope_id",
+                Kind::Name,
+                "",
+                "the scope of claims that name none (blank: unset)",
+            ),
+            &["IM2BE_DEDUP_DEFAULT_SCOPE_ID"],
+        )
+    },
+    seeded(
+        row(
+            "dedup.enabled",
+            Kind::Bool,
+            "true",
+            "false: leased and at-most-once work runs unguarded, transactional work refuses to start",
+        ),
+        &["ENABLE_PROCESSED_EVENT_REGISTRY"],
+    ),
+    seeded(
+        row("lease.timeout_s", int(1, 7 * 86_400), "900", "how long a lease lasts unless extended"),
+        &["PROCESSED_EVENT_LEASE_TIMEOUT_SECONDS"],
+    ),
+    seeded(
+        row(
+            "lease.heartbeat_s",
+            int(1, 7 * 86_400 - 1),
+            "30",
+            "how often a lease is extended; shorter than the lease",
+        ),
+        &["PROCESSED_EVENT_HEARTBEAT_INTERVAL_SECONDS"],
+    ),
+    seeded(
+        row("lease.owner", Kind::Name, "", "who holds the leases, for humans (blank: host and process)"),
+        &["PROCESSED_EVENT_OWNER"],
+    ),
+    row("retry.attempts_max", int(1, 1_000_000), "5", "how many runs an event gets before it is dead"),
+    row("retry.backoff_base_ms", int(1, 86_400_000), "1000", "the pause after the first failure; it doubles"),
+    row("retry.backoff_max_ms", int(1, 30 * 86_400_000), "300000", "the longest pause"),
+    row("telemetry.prefix", Kind::Text, "", "put before the names of spans and metrics"),
+];
+
+/// The setting of a key or of one of its aliases.
+pub fn setting(name: &str) -> Result<&'static Setting> {
+    SETTINGS.iter().find(|s| s.key == name || s.aliases.contains(&name)).ok_or_else(|| {
+        let keys: Vec<_> = SETTINGS.iter().map(|s| s.key).collect();
+        Error::Config(format!("{name:?} is not a setting; there are {}", keys.join(", ")))
+    })
+}

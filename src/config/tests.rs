@@ -1,0 +1,149 @@
+use super::*;
+
+fn load(sources: &Sources) -> Result<Config> {
+    Config::load(sources)
+}
+
+fn problem(sources: &Sources) -> String {
+    match load(sources) {
+        Ok(_) => panic!("it was accepted"),
+        Err(error) => {
+            assert_eq!(error.code(), "config");
+            error.to_string()
+        }
+    }
+}
+
+#[test]
+fn defaults_are_the_seeds() {
+    let config = load(&Sources::new()).unwrap();
+    assert_eq!(config.ledger.url, "sqlite:hapax-data/ledger.db");
+    assert_eq!(config.ledger.retention, Duration::from_secs(7 * 86_400));
+    assert_eq!(config.ledger.pool_max, 50);
+    assert_eq!(config.ledger.acquire_timeout, Duration::from_secs(10));
+    assert_eq!(config.lease.timeout, Duration::from_secs(900));
+    assert_eq!(config.lease.heartbeat, Duration::from_secs(30));
+    assert!(config.dedup.enabled);
+    assert!(config.dedup.default_scope.is_none());
+    assert!(config.values().iter().all(|value| value.place == Place::Default));
+    assert_eq!(config.values().len(), SETTINGS.len());
+}
+
+#[test]
+fn flags_beat_variables_beat_the_file() {
+    let file = Sources::new().toml("hapax.toml", "[lease]\ntimeout_s = 100\n[retry]\nattempts_max = 2");
+    assert_eq!(load(&file).unwrap().lease.timeout.as_secs(), 100);
+    let seed = file.env([("PROCESSED_EVENT_LEASE_TIMEOUT_SECONDS", "200")]);
+    assert_eq!(load(&seed).unwrap().lease.timeout.as_secs(), 200);
+    let flag = seed.flag("lease.timeout_s", "--set", "300").unwrap();
+    let config = load(&flag).unwrap();
+    assert_eq!(config.lease.timeout.as_secs(), 300);
+    assert_eq!(config.retry.attempts_max, 2);
+    let place = |key| config.values().iter().find(|v| v.setting.key == key).unwrap().place.to_string();
+    assert_eq!(place("lease.timeout_s"), "flag --set");
+    assert_eq!(place("retry.attempts_max"), "hapax.toml retry.attempts_max");
+}
+
+#[test]
+fn disagreeing_variables_are_named() {
+    let both = |a, b| {
+        Sources::new().env([("HAPAX_LEASE_TIMEOUT_S", a), ("PROCESSED_EVENT_LEASE_TIMEOUT_SECONDS", b)])
+    };
+    assert_eq!(load(&both("60", "60")).unwrap().lease.timeout.as_secs(), 60);
+    let text = problem(&both("60", "61"));
+    for part in ["HAPAX_LEASE_TIMEOUT_S", "PROCESSED_EVENT_LEASE_TIMEOUT_SECONDS", "60", "61"] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn the_seeds_property_is_understood() {
+    for toml in [
+        "[im2be.dedup]\ndefault-scope-id = 'billing'",
+        "'im2be.dedup.default-scope-id' = 'billing'",
+        "[dedup]\ndefault_scope_id = 'billing'",
+    ] {
+        let config = load(&Sources::new().toml("hapax.toml", toml)).unwrap();
+        assert_eq!(config.dedup.default_scope.unwrap().as_str(), "billing");
+    }
+    let env = load(&Sources::new().env([("IM2BE_DEDUP_DEFAULT_SCOPE_ID", "billing")])).unwrap();
+    assert_eq!(env.dedup.default_scope.unwrap().as_str(), "billing");
+    let blank = load(&Sources::new().env([("IM2BE_DEDUP_DEFAULT_SCOPE_ID", "  ")])).unwrap();
+    assert!(blank.dedup.default_scope.is_none());
+    let both = "[im2be.dedup]\ndefault-scope-id = 'a'\n[dedup]\ndefault_scope_id = 'b'";
+    assert!(problem(&Sources::new().toml("hapax.toml", both)).contains("disagree"));
+}
+
+#[test]
+fn registry_switch() {
+    for (text, enabled) in [("true", true), ("FALSE", false), ("0", false), ("on", true)] {
+        let config = load(&Sources::new().env([("ENABLE_PROCESSED_EVENT_REGISTRY", text)])).unwrap();
+        assert_eq!(config.dedup.enabled, enabled, "{text}");
+    }
+    let text = problem(&Sources::new().env([("ENABLE_PROCESSED_EVENT_REGISTRY", "maybe")]));
+    assert!(text.contains("ENABLE_PROCESSED_EVENT_REGISTRY") && text.contains("true or false"), "{text}");
+}
+
+#[test]
+fn impossible_values_name_the_place_and_the_range() {
+    let cases: [(&str, &str, &[&str]); 7] = [
+        ("HAPAX_LEDGER_RETENTION_DAYS", "0", &["1 to 36500"]),
+        ("HAPAX_LEDGER_POOL_MAX", "-1", &["1 to 10000"]),
+        ("HAPAX_LEDGER_MIGRATE", "perhaps", &["auto, check"]),
+        ("HAPAX_LEASE_HEARTBEAT_S", "900", &["shorter than", "lease.timeout_s = 900"]),
+        ("HAPAX_RETRY_BACKOFF_BASE_MS", "300001", &["not be longer", "retry.backoff_max_ms = 300000"]),
+        ("HAPAX_LEDGER_SCHEMA", "drop table; --", &["a-z"]),
+        ("HAPAX_LEASE_OWNER", "a\0b", &["no NUL"]),
+    ];
+    for (name, value, parts) in cases {
+        let text = problem(&Sources::new().env([(name, value)]));
+        assert!(text.contains(name), "{text}");
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    }
+}
+
+#[test]
+fn unknown_names_are_errors() {
+    let text = problem(&Sources::new().env([("HAPAX_LEDGER_ULR", "memory:")]));
+    assert!(text.contains("HAPAX_LEDGER_ULR"), "{text}");
+    let text = problem(&Sources::new().env([("HAPAX_LEASE_OWNER_FILE", "x")]));
+    assert!(text.contains("only secrets"), "{text}");
+    let text = problem(&Sources::new().toml("my.toml", "[ledger]\nulr = 'x'"));
+    assert!(text.contains("my.toml") && text.contains("ledger.ulr"), "{text}");
+    let text = problem(&Sources::new().toml("my.toml", "[ledger]\npool_max = [1]"));
+    assert!(text.contains("ledger.pool_max") && text.contains("array"), "{text}");
+    assert!(problem(&Sources::new().toml("my.toml", "= =")).contains("my.toml"));
+    assert!(Sources::new().flag("ledger.ulr", "--set", "x").is_err());
+    assert!(load(&Sources::new().env([("HAPAX_TEST_POSTGRES", "x"), ("HAPAXES", "y")])).is_ok());
+}
+
+#[test]
+fn secrets_come_from_files_and_are_not_printed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("url");
+    std::fs::write(&path, "postgres://app:s3cret@db/orders\n").unwrap();
+    let sources = Sources::new().env([("HAPAX_LEDGER_URL_FILE", path.to_str().unwrap())]);
+    let config = load(&sources).unwrap();
+    assert_eq!(config.ledger.url, "postgres://app:s3cret@db/orders");
+    let shown: String = config.values().iter().map(Value::shown).collect();
+    assert!(!shown.contains("s3cret") && shown.contains("postgres://app:***@db/orders"));
+    let text = problem(&sources.clone().env([("HAPAX_LEDGER_URL", "postgres://app:0ther@db/orders")]));
+    assert!(text.contains("HAPAX_LEDGER_URL_FILE") && !text.contains("0ther") && !text.contains("s3cret"));
+    let text = problem(&Sources::new().env([("HAPAX_LEDGER_URL_FILE", "/nowhere/at/all")]));
+    assert!(text.contains("HAPAX_LEDGER_URL_FILE") && text.contains("/nowhere/at/all"), "{text}");
+}
+
+#[test]
+fn passwords_are_hidden_in_hostile_urls() {
+    for url in [
+        "postgres://u:s3cret@h/d",
+        "postgres://u:a/s3cret@h/d",
+        "postgres://u:a@s3cret@h/d",
+        "postgres://u:s3cret?x@h/d",
+        "postgres://h/d?sslmode=require&password=s3cret",
+        "host=h password=s3cret",
+        "s3cret",
+    ] {
+        assert!(!hide_password(url).contains("s3cret"), "{url}: {}", hide_password(url));
+    }
+}

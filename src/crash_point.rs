@@ -1,0 +1,17 @@
+//! The macro of crash points. It is defined by this crate's own feature, so that whoever uses it need not have one.
+
+/// A step at which a `testing` build can be made to die (see `hapax::testing::crash`); nothing in any other build.
+#[cfg(feature = "testing")]
+#[macro_export]
+macro_rules! crash_point {
+    ($name:literal) => {
+        $crate::testing::crash::crash_point($name)
+    };
+}
+
+/// A step at which a `testing` build can be made to die; nothing in this build.
+#[cfg(not(feature = "testing"))]
+#[macro_export]
+macro_rules! crash_point {
+    ($name:literal) => {};
+}

@@ -1,0 +1,49 @@
+//! Crash points: a named step at which a test build kills its own process, as a power cut would.
+//!
+//! `HAPAX_CRASH_AT=claim.after:3` kills it at the third time it comes by `crash_point!("claim.after")`. A test kills at
+//! n = 1, 2, … until a run is clean, and looks at what is left each time. Without the feature `testing` the macro is
+//! nothing at all.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The variable that names the point and the hit to die at.
+pub const VARIABLE: &str = "HAPAX_CRASH_AT";
+
+/// Where to die, read once.
+static PLAN: OnceLock<Option<(String, u64)>> = OnceLock::new();
+static HITS: AtomicU64 = AtomicU64::new(0);
+
+/// Kills the process if this is the point and the hit that [`VARIABLE`] names. Use `crash_point!`.
+pub fn crash_point(name: &str) {
+    let plan = PLAN.get_or_init(|| std::env::var(VARIABLE).ok().and_then(|text| plan(&text)));
+    let Some((at, hit)) = plan else { return };
+    if at == name && HITS.fetch_add(1, Ordering::SeqCst) + 1 == *hit {
+        die();
+    }
+}
+
+fn plan(text: &str) -> Option<(String, u64)> {
+    let (name, hit) = text.rsplit_once(':')?;
+    Some((name.to_owned(), hit.parse().ok()?))
+}
+
+/// SIGKILL on ourselves: no destructor, no flush, no goodbye. An abort would still be caught by handlers and hooks.
+fn die() -> ! {
+    let _ = std::process::Command::new("kill").args(["-9", &std::process::id().to_string()]).status();
+    loop {
+        std::thread::park(); // the signal is on its way
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::plan;
+
+    #[test]
+    fn a_plan_is_a_name_and_a_hit() {
+        assert_eq!(plan("claim.after:3"), Some(("claim.after".into(), 3)));
+        assert_eq!(plan("claim.after"), None);
+        assert_eq!(plan("claim.after:x"), None);
+    }
+}

@@ -1,0 +1,395 @@
+//! A model-based test: the same random commands on the reference (the transition function over memory) and on the
+//! ledger under test, every outcome compared, and a few invariants checked that know nothing of either.
+//!
+//! `HAPAX_SEED` repeats a run, `HAPAX_CASES` sets how many sequences it has. All durations are chosen so that no two
+//! moments that decide something lie closer than 30 s: a ledger on a real clock gives the same answers.
+
+mod rng;
+mod spec;
+mod world;
+
+use std::fmt::Write as _;
+
+use super::{Harness, MemoryHarness};
+use crate::clock::Time;
+use crate::error::Result;
+use crate::ledger::{
+    Claim, Extend, Grant, Intervene, Intervened, Intervention, Ledger, Outcome, Settings, Settle, Settled,
+    SweepTerms, Swept,
+};
+use rng::Rng;
+use spec::Spec;
+use world::{World, secs};
+
+const COMMANDS: u64 = 60;
+
+/// Random commands have the same outcomes on every ledger, and the outcomes keep the invariants.
+pub async fn model_random_commands_agree(harness: &impl Harness) {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let seed = number("HAPAX_SEED").unwrap_or_else(|| crate::ledger::Nonce::random().0 as u64);
+    let cases = number("HAPAX_CASES").unwrap_or(40);
+    println!("HAPAX_SEED={seed} HAPAX_CASES={cases}");
+    let tested = harness.open(Settings::default()).await;
+    let start = tested.now().await.unwrap();
+    let reference = MemoryHarness::starting_at(start);
+    let mut pair = Pair {
+        ledgers: (reference.open(Settings::default()).await, tested),
+        harnesses: (&reference, harness),
+        start,
+        spec: Spec::default(),
+        rng: Rng::new(seed),
+        log: Vec::new(),
+        grants: Vec::new(),
+        claims: Vec::new(),
+        seed,
+    };
+    for case in 0..cases {
+        pair.sequence(case).await;
+    }
+}
+
+/// The reference and the tested one, side by side.
+struct Pair<'h, H: Harness> {
+    harnesses: (&'h MemoryHarness, &'h H),
+    ledgers: (<MemoryHarness as Harness>::Ledger, H::Ledger),
+    start: Time,
+    spec: Spec,
+    rng: Rng,
+    log: Vec<String>,
+    grants: Vec<(Claim, Grant, Grant)>,
+    claims: Vec<Claim>,
+    seed: u64,
+}
+
+impl<H: Harness> Pair<'_, H> {
+    async fn sequence(&mut self, case: u64) {
+        // A real clock moves by itself; the reference follows.
+        let (behind, now) = (self.ledgers.0.now().await.unwrap(), self.ledgers.1.now().await.unwrap());
+        self.harnesses.0.advance(now.since(behind)).await;
+        let world = World::new(case, now);
+        self.log.clear();
+        self.grants.clear();
+        self.claims.clear();
+        // The scope begins with the sequence on both sides, whatever is rolled back later.
+        let warm_up = world.claim(0, world::leased(secs(50)), &mut self.rng);
+        self.claim(vec![Claim { order: None, ..warm_up }], &world).await;
+        for _ in 0..COMMANDS {
+            self.command(&world).await;
+        }
+        if case.is_multiple_of(4) {
+            self.drain(&world).await;
+        }
+        let (left, right) = (self.ledgers.0.stat().await.unwrap(), self.ledgers.1.stat().await.unwrap());
+        let sorted = |mut counts: Vec<_>| {
+            counts.sort();
+            format!("{counts:?}")
+        };
+        self.same("stat", &sorted(left.counts), &sorted(right.counts));
+    }
+
+    /// Liveness: with every dead event redriven and every pause over, everything comes to an end. Nothing waits for ever.
+    async fn drain(&mut self, world: &World) {
+        let mut open = Vec::new();
+        for _ in 0..world.len() * 2 {
+            self.harnesses.0.advance(secs(4000)).await;
+            self.harnesses.1.advance(secs(4000)).await;
+            open.clear();
+            for event in 0..world.len() {
+                let mut claim = world.claim(event, world::leased(secs(1050)), &mut self.rng);
+                claim.fingerprint = None;
+                let redrive = super::kit::intervening(&claim, Intervention::Redrive);
+                if self.ledgers.0.intervene(&redrive).await.is_ok() {
+                    self.ledgers.1.intervene(&redrive).await.unwrap();
+                    self.spec.forget(&claim.identity);
+                }
+                self.claim(vec![claim.clone()], world).await;
+                match self.grants.last().filter(|(granted, ..)| granted.nonce == claim.nonce) {
+                    Some((_, left, right)) => {
+                        let settle = |grant| super::kit::settling(&claim, grant, super::kit::done());
+                        let (left, right) = (settle(left), settle(right));
+                        assert!(!super::kit::is_fenced(settle_one(&self.ledgers.0, &left).await.unwrap()));
+                        let answer = settle_one(&self.ledgers.1, &right).await.unwrap();
+                        self.same("drain", "false", &super::kit::is_fenced(answer).to_string());
+                        self.spec.settled(&claim, &right, answer);
+                    }
+                    None => open.extend(self.is_open(&claim).await),
+                }
+            }
+            if open.is_empty() {
+                return;
+            }
+        }
+        self.same("drained", "everything", &open.join("; "));
+    }
+
+    async fn is_open(&self, claim: &Claim) -> Option<String> {
+        let outcome = self.ledgers.1.claim(std::slice::from_ref(claim)).await.unwrap().remove(0).ok()?;
+        let stuck = matches!(outcome.name(), "busy" | "wait" | "parked" | "retry_later");
+        stuck.then(|| format!("{} {}", claim.identity, outcome.name()))
+    }
+
+    async fn command(&mut self, world: &World) {
+        match self.rng.below(100) {
+            0..40 => {
+                let count = self.rng.pick(&[1, 1, 1, 2, 3]);
+                let claims = (0..count).map(|_| self.any_claim(world)).collect();
+                self.claim(claims, world).await;
+            }
+            40..65 => self.settle(world).await,
+            65..70 => self.extend(world).await,
+            70..82 => {
+                let by = if self.rng.chance(8) {
+                    secs(8 * 86_400)
+                } else {
+                    secs(self.rng.pick(&[100, 300, 700, 4000]))
+                };
+                self.log.push(format!("advance {by:?}"));
+                self.harnesses.0.advance(by).await;
+                self.harnesses.1.advance(by).await;
+            }
+            82..86 => self.sweep(world).await,
+            86..93 => self.intervene(world).await,
+            _ => self.transaction(world).await,
+        }
+    }
+
+    /// A fresh claim, or one that was issued before: doubt is resolved by repeating it.
+    fn any_claim(&mut self, world: &World) -> Claim {
+        if !self.claims.is_empty() && self.rng.chance(20) {
+            return self.rng.pick(&self.claims);
+        }
+        let event = self.rng.below(world.len());
+        let mode = world::any_mode(&mut self.rng);
+        world.claim(event, mode, &mut self.rng)
+    }
+
+    async fn claim(&mut self, claims: Vec<Claim>, world: &World) {
+        let left = self.ledgers.0.claim(&claims).await.unwrap();
+        let right = self.ledgers.1.claim(&claims).await.unwrap();
+        self.compare_claims("claim", &claims, &left, &right);
+        let now = self.ledgers.1.now().await.unwrap();
+        self.spec.claimed(&claims, &right, now);
+        for ((claim, left), right) in claims.iter().zip(left).zip(right) {
+            if let (Ok(Outcome::First(left)), Ok(Outcome::First(right))) = (left, right) {
+                self.grants.push((claim.clone(), left, right));
+            }
+        }
+        for claim in claims {
+            self.compare_entries(&claim, world).await;
+            self.claims.push(claim);
+        }
+    }
+
+    async fn transaction(&mut self, world: &World) {
+        let commit = self.rng.chance(60);
+        let mut claims = Vec::new();
+        for _ in 0..self.rng.pick(&[1, 2]) {
+            let event = self.rng.below(world.timeless());
+            claims.push(world.claim(event, crate::ledger::Mode::Done, &mut self.rng));
+        }
+        let left = self.harnesses.0.in_transaction(&self.ledgers.0, &claims, commit).await.unwrap();
+        let right = self.harnesses.1.in_transaction(&self.ledgers.1, &claims, commit).await.unwrap();
+        self.compare_claims(if commit { "commit" } else { "roll back" }, &claims, &left, &right);
+        if commit {
+            let now = self.ledgers.1.now().await.unwrap();
+            self.spec.claimed(&claims, &right, now);
+        }
+        for (n, claim) in claims.iter().enumerate() {
+            let later = claims[n + 1..].iter().any(|other| other.identity == claim.identity);
+            if !later {
+                let left = self.harnesses.0.was_committed(&self.ledgers.0, claim).await.unwrap();
+                let right = self.harnesses.1.was_committed(&self.ledgers.1, claim).await.unwrap();
+                self.same("was committed", &left.to_string(), &right.to_string());
+            }
+            self.compare_entries(claim, world).await;
+        }
+    }
+
+    async fn settle(&mut self, world: &World) {
+        if self.grants.is_empty() {
+            return;
+        }
+        // Mostly the latest ones, so that they are often current; now and then any, or a token that never was.
+        let from = if self.rng.chance(70) { self.grants.len().saturating_sub(4) } else { 0 };
+        let (claim, left, right) = self.rng.pick(&self.grants[from..]);
+        let verdict = world::any_verdict(claim.mode, &mut self.rng);
+        let forged = if self.rng.chance(5) { 1_000_000_000 } else { 0 };
+        let seq = claim.order.as_ref().map(|order| order.seq);
+        let advance_to = seq.filter(|_| self.rng.chance(10)).map(|seq| seq + 1);
+        let settle = |grant: &Grant| {
+            let mut settle = super::kit::settling(&claim, grant, verdict.clone());
+            settle.token.0 += forged;
+            settle.advance_to = advance_to;
+            settle
+        };
+        let (left, right) = (settle(&left), settle(&right));
+        let answers = (settle_one(&self.ledgers.0, &left).await, settle_one(&self.ledgers.1, &right).await);
+        let what = format!("settle {} {:?} advance {advance_to:?}", claim.identity, right.verdict);
+        self.same(&what, &self.settled(&answers.0), &self.settled(&answers.1));
+        if let Ok(answer) = answers.1 {
+            self.spec.settled(&claim, &right, answer);
+        }
+        self.compare_entries(&claim, world).await;
+    }
+
+    async fn extend(&mut self, world: &World) {
+        if self.grants.is_empty() {
+            return;
+        }
+        let (claim, left, right) = self.rng.pick(&self.grants);
+        let lease = secs(self.rng.pick(&[50, 350, 1050]));
+        let extend = |grant: &Grant| Extend {
+            identity: claim.identity.clone(),
+            week: grant.week,
+            token: grant.token,
+            lease,
+        };
+        let left = self.ledgers.0.extend(&[extend(&left)]).await.unwrap().remove(0);
+        let answer = self.ledgers.1.extend(&[extend(&right)]).await.unwrap().remove(0);
+        let what = format!("extend {} {lease:?}", claim.identity);
+        self.same(&what, &self.settled(&Ok(left)), &self.settled(&Ok(answer)));
+        self.spec.extended(&claim.identity, right.token, answer);
+        self.compare_entries(&claim, world).await;
+    }
+
+    async fn sweep(&mut self, world: &World) {
+        let terms =
+            SweepTerms { retention: secs(7 * 86_400 + 50), batch_max: 1000, dry_run: self.rng.chance(30) };
+        let shape = |swept: Swept| {
+            let weeks: Vec<_> = swept.weeks.into_iter().filter(|(_, entries)| *entries > 0).collect();
+            format!("rows {} lost {} held {} {weeks:?}", swept.rows, swept.lost, swept.held)
+        };
+        let left = shape(self.ledgers.0.sweep(terms).await.unwrap());
+        let right = shape(self.ledgers.1.sweep(terms).await.unwrap());
+        self.same(&format!("sweep, dry {}", terms.dry_run), &left, &right);
+        for event in 0..world.len() {
+            let identity = world.identity(event);
+            if self.ledgers.0.get(&identity, None).await.unwrap().is_none() {
+                self.spec.forget(&identity);
+            }
+        }
+    }
+
+    async fn intervene(&mut self, world: &World) {
+        let event = self.rng.below(world.len());
+        let what = self.rng.pick(&[
+            Intervention::Redrive,
+            Intervention::Redrive,
+            Intervention::Retry,
+            Intervention::Release,
+            Intervention::Kill,
+            Intervention::Forget,
+        ]);
+        let intervene = Intervene {
+            identity: world.identity(event),
+            time: None,
+            what,
+            by: "ada".into(),
+            why: "a model".into(),
+            dry_run: self.rng.chance(20),
+        };
+        let shape = |result: Result<Intervened>| match result {
+            Ok(done) => format!("{} -> {:?}", done.before.state, done.after.map(|after| after.state)),
+            Err(error) => error.code().to_owned(),
+        };
+        let left = self.ledgers.0.intervene(&intervene).await;
+        let right = self.ledgers.1.intervene(&intervene).await;
+        if right.is_ok() && !intervene.dry_run {
+            self.spec.forget(&intervene.identity);
+        }
+        let text = format!("{} {} dry {}", what.name(), intervene.identity, intervene.dry_run);
+        self.same(&text, &shape(left), &shape(right));
+        let claim = Claim::new(intervene.identity, crate::ledger::Mode::Done);
+        self.compare_entries(&claim, world).await;
+    }
+
+    fn compare_claims(
+        &mut self,
+        how: &str,
+        claims: &[Claim],
+        left: &[Result<Outcome>],
+        right: &[Result<Outcome>],
+    ) {
+        assert_eq!((left.len(), right.len()), (claims.len(), claims.len()));
+        for (claim, (left, right)) in claims.iter().zip(left.iter().zip(right)) {
+            let what = format!("{how} {} {:?} {}", claim.identity, claim.mode, world::place(claim));
+            self.same(&what, &self.outcome(left), &self.outcome(right));
+        }
+    }
+
+    async fn compare_entries(&mut self, claim: &Claim, _: &World) {
+        let shape = |entry: Option<crate::ledger::Entry>| {
+            entry.map_or("none".to_owned(), |e| {
+                let place = e.order.map(|(aggregate, seq)| format!("{aggregate} {seq}"));
+                format!(
+                    "{} runs {} at {} first {} {place:?} {:?} note {} tracked {} body {}",
+                    e.state,
+                    e.attempts,
+                    self.time(e.at),
+                    self.time(e.first_at),
+                    e.fingerprint,
+                    e.note.is_some(),
+                    e.tracked,
+                    e.body.is_some()
+                )
+            })
+        };
+        let left = shape(self.ledgers.0.get(&claim.identity, None).await.unwrap());
+        let right = shape(self.ledgers.1.get(&claim.identity, None).await.unwrap());
+        self.same(&format!("entry of {}", claim.identity), &left, &right);
+    }
+
+    fn time(&self, time: Time) -> String {
+        if self.harnesses.1.exact_time() {
+            format!("{}", time.as_micros() - self.start.as_micros())
+        } else {
+            "?".to_owned()
+        }
+    }
+
+    fn outcome(&self, outcome: &Result<Outcome>) -> String {
+        match outcome {
+            Err(error) => format!("error {}", error.code()),
+            Ok(Outcome::First(grant)) => format!(
+                "first: run {} suspect {} {} until {}",
+                grant.attempt,
+                grant.suspect,
+                grant.week,
+                self.time(grant.until)
+            ),
+            Ok(Outcome::Duplicate(prior)) => format!("duplicate: {} at {}", prior.state, self.time(prior.at)),
+            Ok(Outcome::Mismatch(prior)) => format!("mismatch: {} at {}", prior.state, self.time(prior.at)),
+            Ok(Outcome::Busy { until, .. }) => {
+                format!("busy until {:?}", until.map(|until| self.time(until)))
+            }
+            Ok(Outcome::RetryLater { at, attempts }) => {
+                format!("retry at {} after {attempts}", self.time(*at))
+            }
+            Ok(Outcome::Dead { at, attempts }) => format!("dead at {} after {attempts}", self.time(*at)),
+            Ok(other) => format!("{other:?}"),
+        }
+    }
+
+    fn settled(&self, answer: &Result<Settled>) -> String {
+        match answer {
+            Ok(Settled::Ok { at }) => format!("ok at {}", self.time(*at)),
+            Ok(fenced @ Settled::Fenced { .. }) => format!("{fenced:?}"),
+            Err(error) => error.code().to_owned(),
+        }
+    }
+
+    fn same(&mut self, what: &str, reference: &str, tested: &str) {
+        self.log.push(format!("{what}: {reference}"));
+        if reference != tested {
+            let mut story = String::new();
+            for line in &self.log {
+                let _ = writeln!(story, "  {line}"); // a String takes everything
+            }
+            panic!("HAPAX_SEED={} differs:\n{story}  but the ledger under test said: {tested}", self.seed);
+        }
+    }
+}
+
+async fn settle_one(ledger: &impl Ledger, settle: &Settle) -> Result<Settled> {
+    ledger.settle(std::slice::from_ref(settle)).await.unwrap().remove(0)
+}

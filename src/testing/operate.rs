@@ -1,0 +1,236 @@
+//! What an operator does: interventions with audit rows, listing, paging, statistics.
+
+use std::time::Duration;
+
+use super::Harness;
+use super::kit::{
+    LEASE, PAST_LEASE, another, claim, dead, done, entry, expect, first, intervene, intervening, is_fenced,
+    lease, metadata, one, open, retry, run, settle, settled, there, v4,
+};
+use crate::error::Error;
+use crate::id::{EventId, Scope, Tenant};
+use crate::ledger::{Claim, Filter, Identity, Intervention, Ledger, Level, Mode, Outcome, State};
+
+const ALL: [Intervention; 5] = [
+    Intervention::Redrive,
+    Intervention::Retry,
+    Intervention::Release,
+    Intervention::Kill,
+    Intervention::Forget,
+];
+
+/// Every intervention draws a token: whoever held the entry is fenced off, and an audit row tells who and why.
+pub async fn interventions_fence_and_are_audited(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    for (n, what) in [Intervention::Release, Intervention::Kill, Intervention::Forget].into_iter().enumerate()
+    {
+        let mine = claim(what.name(), lease());
+        let grant = first(&ledger, &mine).await;
+        let done_ = intervene(&ledger, &mine, what).await.unwrap();
+        assert_eq!(done_.before.state, State::Leased);
+        assert!(is_fenced(settle(&ledger, &mine, &grant, done()).await), "{what:?}");
+        assert!(is_fenced(super::kit::extend(&ledger, &mine, &grant, LEASE).await), "{what:?}");
+        let audit = ledger.audit(10).await.unwrap();
+        assert_eq!(audit.len(), n + 1);
+        let row = &audit[0];
+        assert_eq!((row.what.as_str(), row.by.as_str(), row.why.as_str()), (what.name(), "ada", "a test"));
+        assert_eq!(row.identity, mine.identity.to_string());
+        match done_.after {
+            Some(after) => {
+                assert!(after.token > grant.token);
+                assert_eq!(there(&ledger, &mine).await, after);
+            }
+            None => assert_eq!(entry(&ledger, &mine).await, None),
+        }
+    }
+    let released = first(&ledger, &claim("release", lease())).await;
+    assert_eq!(released.attempt, 2, "a released run had started, so it counts");
+    expect(&ledger, &claim("kill", lease()), "dead").await;
+    assert_eq!(first(&ledger, &claim("forget", lease())).await.attempt, 1);
+    assert_eq!(ledger.audit(2).await.unwrap().len(), 2);
+}
+
+/// Redrive is for the dead: attempts begin anew. Retry is for what waits. Neither touches anything else.
+pub async fn redrive_and_retry_bring_back(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let poison = claim("poison", lease());
+    let grant = first(&ledger, &poison).await;
+    settled(&ledger, &poison, &grant, dead()).await;
+    let waiting = claim("waiting", lease());
+    let grant = first(&ledger, &waiting).await;
+    settled(&ledger, &waiting, &grant, retry(LEASE * 1000)).await;
+    assert!(intervene(&ledger, &poison, Intervention::Retry).await.is_err());
+    assert!(intervene(&ledger, &waiting, Intervention::Redrive).await.is_err());
+    intervene(&ledger, &poison, Intervention::Redrive).await.unwrap();
+    intervene(&ledger, &waiting, Intervention::Retry).await.unwrap();
+    for mine in [poison, waiting] {
+        assert_eq!(there(&ledger, &mine).await.state, State::Retry);
+        assert_eq!(run(&ledger, &another(&mine)).await.attempt, 1);
+    }
+}
+
+/// What an intervention does not fit is a conflict that says so; nothing is changed and nothing is audited.
+pub async fn interventions_that_do_not_fit_are_refused(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let mine = claim("done", lease());
+    run(&ledger, &mine).await;
+    let before = there(&ledger, &mine).await;
+    for what in ALL.into_iter().filter(|what| *what != Intervention::Forget) {
+        match intervene(&ledger, &mine, what).await {
+            Err(Error::Conflict { actual, .. }) => assert!(actual.contains("done"), "{actual}"),
+            other => panic!("{what:?}: {other:?}"),
+        }
+    }
+    for what in ALL {
+        match intervene(&ledger, &claim("nobody", lease()), what).await {
+            Err(Error::NotFound(_)) => {}
+            other => panic!("{what:?}: {other:?}"),
+        }
+    }
+    assert_eq!(there(&ledger, &mine).await, before);
+    assert!(ledger.audit(10).await.unwrap().is_empty());
+}
+
+/// A dry run tells what would be and changes nothing.
+pub async fn interventions_dry_run_changes_nothing(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let mine = claim("e", lease());
+    let grant = first(&ledger, &mine).await;
+    let before = there(&ledger, &mine).await;
+    for what in [Intervention::Release, Intervention::Kill, Intervention::Forget] {
+        let mut dry = intervening(&mine, what);
+        dry.dry_run = true;
+        let told = ledger.intervene(&dry).await.unwrap();
+        assert_eq!(told.before, before);
+        assert_eq!(told.after.is_none(), what == Intervention::Forget);
+    }
+    assert_eq!(there(&ledger, &mine).await, before);
+    assert!(ledger.audit(10).await.unwrap().is_empty());
+    settled(&ledger, &mine, &grant, done()).await;
+}
+
+/// The listing has every entry once, whatever the page size, and an end.
+pub async fn listing_pages_through_everything_once(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let now = ledger.now().await.unwrap();
+    let mut claims = Vec::new();
+    for n in 0..30u8 {
+        let scope = Scope::new(format!("scope-{}", n % 3)).unwrap();
+        let id = match n % 4 {
+            0 => v4(),
+            1 => super::kit::v7_at(now, n),
+            2 => super::kit::v7_at(now.minus(Duration::from_hours(336)), n),
+            _ => EventId::new(format!("text {n} \u{1f980}")).unwrap(),
+        };
+        let tenant = (n % 5 == 0).then(|| Tenant::new("acme").unwrap());
+        claims.push(Claim::new(Identity { tenant, scope, id }, Mode::Done));
+    }
+    assert!(ledger.claim(&claims).await.unwrap().into_iter().all(|outcome| outcome.unwrap().is_claimed()));
+    for limit in [1, 7, 30, 100] {
+        let mut seen = Vec::new();
+        let mut cursor = None;
+        loop {
+            let page = ledger.list(&Filter::default(), cursor.as_ref(), limit).await.unwrap();
+            assert!(page.entries.len() <= limit);
+            seen.extend(page.entries.into_iter().map(|entry| entry.identity));
+            // A cursor survives being printed and read.
+            cursor = page.next.map(|next| next.to_string().parse().unwrap());
+            if cursor.is_none() {
+                break;
+            }
+        }
+        assert_eq!(seen.len(), 30, "limit {limit}");
+        let mut wanted: Vec<_> = claims.iter().map(|claim| claim.identity.clone()).collect();
+        wanted.sort();
+        seen.sort();
+        assert_eq!(seen, wanted);
+    }
+    assert!("nonsense".parse::<crate::ledger::Cursor>().is_err());
+}
+
+/// Filters by state, scope, tenant, id, time and metadata, and all of them together.
+pub async fn listing_filters(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let start = ledger.now().await.unwrap();
+    let mut tagged = claim("tagged", lease());
+    tagged.metadata = Some(metadata(r#"{"region":"eu","n":7,"flag":true,"nothing":null}"#));
+    run(&ledger, &tagged).await;
+    let poison = claim("poison", lease());
+    let grant = first(&ledger, &poison).await;
+    settled(&ledger, &poison, &grant, dead()).await;
+    harness.advance(LEASE).await;
+    let later = ledger.now().await.unwrap();
+    let mut tenant = claim("tagged", lease());
+    tenant.identity.tenant = Some(Tenant::new("acme").unwrap());
+    tenant.identity.scope = Scope::new("other").unwrap();
+    first(&ledger, &tenant).await;
+    let count = async |filter: Filter| ledger.list(&filter, None, 100).await.unwrap().entries.len();
+    let by = Filter::default;
+    assert_eq!(count(by()).await, 3);
+    assert_eq!(count(Filter { states: vec![State::Dead], ..by() }).await, 1);
+    assert_eq!(count(Filter { states: vec![State::Dead, State::Leased], ..by() }).await, 2);
+    assert_eq!(count(Filter { scope: Some(Scope::new("other").unwrap()), ..by() }).await, 1);
+    assert_eq!(count(Filter { tenant: Some(Tenant::new("acme").unwrap()), ..by() }).await, 1);
+    assert_eq!(count(Filter { tenant: Some(Tenant::new("nobody").unwrap()), ..by() }).await, 0);
+    assert_eq!(count(Filter { id: Some(tagged.identity.id.clone()), ..by() }).await, 2);
+    assert_eq!(count(Filter { since: Some(later), ..by() }).await, 1);
+    assert_eq!(count(Filter { until: Some(later), ..by() }).await, 2);
+    assert_eq!(count(Filter { until: Some(start), ..by() }).await, 0);
+    let metadata = |key: &str, value: &str| Some((key.to_owned(), value.to_owned()));
+    for (key, value, found) in [
+        ("region", "eu", 1),
+        ("n", "7", 1),
+        ("flag", "true", 1),
+        ("region", "us", 0),
+        ("x", "eu", 0),
+        ("nothing", "null", 0),
+    ] {
+        assert_eq!(count(Filter { metadata: metadata(key, value), ..by() }).await, found, "{key}={value}");
+    }
+    let both = Filter { states: vec![State::Dead], metadata: metadata("region", "eu"), ..by() };
+    assert_eq!(count(both).await, 0);
+}
+
+/// Statistics count by tenant, scope and state, and reading writes nothing.
+pub async fn statistics_count_what_there_is(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let empty = ledger.stat().await.unwrap();
+    assert!(empty.counts.is_empty() && empty.dropped.is_empty() && empty.held == 0);
+    assert_eq!(entry(&ledger, &claim("e", lease())).await, None);
+    for id in ["a", "b"] {
+        run(&ledger, &claim(id, lease())).await;
+    }
+    let held = claim("held", lease());
+    first(&ledger, &held).await;
+    let mut tenant = claim("a", lease());
+    tenant.identity.tenant = Some(Tenant::new("acme").unwrap());
+    run(&ledger, &tenant).await;
+    let mut counts = ledger.stat().await.unwrap().counts;
+    counts.sort();
+    let scope = held.identity.scope.clone();
+    let mut wanted = vec![
+        (None, scope.clone(), State::Leased, 1),
+        (None, scope.clone(), State::Done, 2),
+        (tenant.identity.tenant, scope, State::Done, 1),
+    ];
+    wanted.sort();
+    assert_eq!(counts, wanted);
+    assert!(ledger.check().await.unwrap().iter().all(|finding| finding.level != Level::Refusal));
+}
+
+/// A kill on what is open keeps it out; a killed one is redriven like any dead one.
+pub async fn kill_then_redrive(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let mine = claim("e", lease());
+    let grant = first(&ledger, &mine).await;
+    settled(&ledger, &mine, &grant, retry(LEASE)).await;
+    intervene(&ledger, &mine, Intervention::Kill).await.unwrap();
+    harness.advance(PAST_LEASE).await;
+    match one(&ledger, &another(&mine)).await {
+        Outcome::Dead { .. } => {}
+        outcome => panic!("{outcome:?}"),
+    }
+    assert_eq!(there(&ledger, &mine).await.note.as_deref(), Some("a test"));
+    intervene(&ledger, &mine, Intervention::Redrive).await.unwrap();
+    run(&ledger, &another(&mine)).await;
+}

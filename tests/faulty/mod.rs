@@ -1,0 +1,105 @@
+//! A ledger that fails on order.
+#![allow(dead_code, reason = "each test file orders other faults")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use hapax::backend::memory::MemoryLedger;
+use hapax::error::Result;
+use hapax::ledger::{
+    Audit, Capabilities, Claim, Cursor, Entry, Extend, Filter, Finding, Identity, Intervene, Intervened,
+    Page, Settings, Settle, Settled, Stat, SweepTerms, Swept,
+};
+use hapax::{Error, Ledger, Outcome, Time};
+
+/// A ledger with faults to order. Clones share them.
+#[derive(Clone, Default)]
+pub struct Faulty {
+    pub inner: MemoryLedger,
+    pub faults: Arc<Faults>,
+}
+
+#[derive(Default)]
+pub struct Faults {
+    /// So many claims are made, but their acknowledgement is lost.
+    pub claims_unheard: AtomicU32,
+    /// So many settlings do not reach the ledger.
+    pub settles_lost: AtomicU32,
+    /// So many extensions do not reach the ledger.
+    pub extends_lost: AtomicU32,
+    /// So many claims panic.
+    pub panics: AtomicU32,
+    /// How long a claim takes, in microseconds.
+    pub claim_us: AtomicU32,
+    /// So many sweeps fail.
+    pub sweeps_failing: AtomicU32,
+}
+
+/// Takes one of a count, if there is one left.
+pub fn one_of(count: &AtomicU32) -> bool {
+    count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
+}
+
+fn away<T>() -> Result<T> {
+    Err(Error::Unavailable { what: "a fault the test ordered".into(), source: None })
+}
+
+#[async_trait]
+impl Ledger for Faulty {
+    async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
+        let pause = u64::from(self.faults.claim_us.load(Ordering::SeqCst));
+        if pause > 0 {
+            tokio::time::sleep(Duration::from_micros(pause)).await;
+        }
+        assert!(!one_of(&self.faults.panics), "a panic the test ordered");
+        let outcomes = self.inner.claim(claims).await;
+        if one_of(&self.faults.claims_unheard) { away() } else { outcomes }
+    }
+    async fn settle(&self, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
+        if one_of(&self.faults.settles_lost) {
+            return away();
+        }
+        self.inner.settle(settles).await
+    }
+    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Settled>> {
+        if one_of(&self.faults.extends_lost) {
+            return away();
+        }
+        self.inner.extend(extends).await
+    }
+    async fn get(&self, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>> {
+        self.inner.get(identity, time).await
+    }
+    async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
+        self.inner.list(filter, after, limit).await
+    }
+    async fn stat(&self) -> Result<Stat> {
+        self.inner.stat().await
+    }
+    async fn intervene(&self, intervene: &Intervene) -> Result<Intervened> {
+        self.inner.intervene(intervene).await
+    }
+    async fn audit(&self, limit: usize) -> Result<Vec<Audit>> {
+        self.inner.audit(limit).await
+    }
+    async fn sweep(&self, terms: SweepTerms) -> Result<Swept> {
+        if one_of(&self.faults.sweeps_failing) {
+            return away();
+        }
+        self.inner.sweep(terms).await
+    }
+    async fn check(&self) -> Result<Vec<Finding>> {
+        self.inner.check().await
+    }
+    async fn now(&self) -> Result<Time> {
+        self.inner.now().await
+    }
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+    fn settings(&self) -> &Settings {
+        self.inner.settings()
+    }
+}
