@@ -13,7 +13,7 @@ use super::{Inner, read};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::Owner;
-use crate::ledger::{Baseline, Claim, Grant, Mode, OnDead, OrderPolicy, Outcome, Prior, State, Token, Week};
+use crate::ledger::{Baseline, Claim, Grant, Mode, OnDead, OrderPolicy, Outcome, Prior, Token, Week};
 
 /// How often a statement is sent again: after a conflict with others, and after a broken connection.
 const TRIES_MAX: u32 = 12;
@@ -100,7 +100,7 @@ async fn look_up<'a>(
         Some(last) => last.scope,
         None => inner.scope(identity).await?,
     };
-    inner.ensure_week(week, scope).await?;
+    inner.ensure_week(week, scope, matches!(claim.mode, Mode::Lease(_))).await?;
     Ok(Ready { claim, index, scope, week, key: identity.id.key() })
 }
 
@@ -181,7 +181,8 @@ async fn split_run(
                 if kind == Meaning::NoWeek {
                     inner.forget_weeks();
                     for one in slice {
-                        inner.ensure_week(one.week, one.scope).await?;
+                        let leased = matches!(one.claim.mode, Mode::Lease(_));
+                        inner.ensure_week(one.week, one.scope, leased).await?;
                     }
                 }
                 // Others need a moment to end, or the server to come back; the first try goes at once.

@@ -280,14 +280,14 @@ impl Inner {
 
     /// Makes the week of an entry, in a transaction of its own, unless it was dropped and the scope is older than that:
     /// then there is nothing to make, and the claim will be told.
-    async fn ensure_week(&self, week: Week, scope: i32) -> Result<()> {
+    async fn ensure_week(&self, week: Week, scope: i32, leased: bool) -> Result<()> {
         if self.knows_week(week) {
             return Ok(());
         }
         let ledger = &self.settings.ledger;
         let sql = format!(
             "select case when exists (select from {s}.dropped where week = $1 and scope_max >= $2) then null \
-             else {s}.make_week($1, $3, $4) end",
+             else {s}.make_week($1, $3, $4, $5) end",
             s = self.settings.schema
         );
         let mut tries = 0;
@@ -299,6 +299,7 @@ impl Inner {
                 .bind(scope)
                 .bind((ledger.weeks_ahead.as_secs() / 86_400) as i32)
                 .bind(i32::try_from(ledger.weeks_max).unwrap_or(i32::MAX))
+                .bind(leased)
                 .fetch_one(&mut *tx)
                 .await;
             let made = match made {

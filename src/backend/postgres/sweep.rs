@@ -3,6 +3,11 @@
 //! A week goes in steps, each committed, so that a sweep killed between any two of them is finished by the next one:
 //! the drop is announced → what is still open is copied to held → the partition is detached (concurrently: nobody waits)
 //! → it is looked at once more, and attached again if someone wrote to it meanwhile → it is dropped.
+//!
+//! Looking at millions of rows takes longer than dropping them, so a week that is over is counted once and *sealed*
+//! (`seal.rs`); unless someone writes to it later, its drop looks at no row.
+
+mod seal;
 
 use sqlx::{AssertSqlSafe, PgConnection};
 
@@ -19,6 +24,9 @@ const PAGES: i64 = 4096;
 pub(super) async fn sweep(inner: &Inner, terms: SweepTerms) -> Result<Swept> {
     let mut swept = Swept { lost: mark_lost(inner, terms).await?, ..Swept::default() };
     sweep_rows(inner, terms, &mut swept).await?;
+    if !terms.dry_run {
+        seal::seal(inner).await?;
+    }
     let due = due(inner, terms).await?;
     for number in due {
         let week = Week::from_number(number)?;
@@ -187,12 +195,18 @@ async fn drop_week(inner: &Inner, week: i16, swept: &mut Swept) -> Result<Option
     let s = &inner.settings.schema;
     announce(inner, week).await?;
     crate::crash_point!("sweep.announced");
-    let (rows, held) = copy_open(inner, week).await?;
+    let sealed = seal::find(inner, week).await?;
+    let (rows, held) = match sealed {
+        Some(rows) => (rows, 0), // all of it is known to have ended
+        None => copy_open(inner, week).await?,
+    };
     crate::crash_point!("sweep.copied");
     detach(inner, week).await?;
     crate::crash_point!("sweep.detached");
     let mut tx = inner.begin().await?;
-    let late: bool = sqlx::query_scalar(AssertSqlSafe(format!(
+    // Nobody can write to it any more; and if it is still sealed, nobody has.
+    let still_sealed = sealed.is_some() && seal::find(inner, week).await?.is_some();
+    let late: bool = !still_sealed && sqlx::query_scalar(AssertSqlSafe(format!(
         "select exists (select from {s}.touch t join {s}.dropped d using (week) where t.week = {week} and t.at >= d.at) \
          or exists (select from {s}.entry_{week} e where e.state in ('L', 'R', 'X', 'P') and not exists \
               (select from {s}.held h where h.week = e.week and h.scope = e.scope and h.id = e.id and h.token = e.token))"
@@ -215,6 +229,7 @@ async fn drop_week(inner: &Inner, week: i16, swept: &mut Swept) -> Result<Option
         execute(&mut tx, format!("drop table {s}.entry_{week}")).await?;
         execute(&mut tx, format!("delete from {s}.touch where week = {week}")).await?;
     }
+    execute(&mut tx, format!("delete from {s}.sealed where week = {week}")).await?;
     tx.commit().await.map_err(|e| translate(WHAT, e))?;
     crate::crash_point!("sweep.dropped");
     if late {

@@ -105,7 +105,7 @@ fn make_beside(ledger: PgLedger, claim: Claim) {
         let made = async {
             let week = ledger.0.settings.ledger.check(&claim)?;
             let scope = ledger.0.scope(&claim.identity).await?;
-            ledger.0.ensure_week(week, scope).await
+            ledger.0.ensure_week(week, scope, false).await
         };
         if let Err(error) = made.await {
             tracing::warn!(error = %error.chain(), "a week that a transaction needed could not be made");

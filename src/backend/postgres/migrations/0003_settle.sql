@@ -176,6 +176,7 @@ create function {schema}.store(
 ) returns void language plpgsql volatile set enable_seqscan = off as $$
 declare e {schema}.entry; v_in_held boolean := false;
 begin
+  delete from {schema}.sealed where week = p_week; -- what was counted may be open again
   if p_state is null then
     delete from {schema}.entry x where x.week = p_week and x.scope = p_scope and x.id = p_id;
     delete from {schema}.held x where x.week = p_week and x.scope = p_scope and x.id = p_id;

@@ -85,7 +85,7 @@ begin
   select n.o_number into v_scope from {schema}.scope_number(coalesce(p_tenant, ''), p_scope) n;
   v_week := {schema}.week_of_id(v_key);
   if v_week > 0 and not exists (select from {schema}.dropped where week = v_week and scope_max >= v_scope) then
-    perform {schema}.make_week(v_week, 28, 260)
+    perform {schema}.make_week(v_week, 28, 260, true)
       where to_regclass(format('%I.entry_%s', {schema_literal}, v_week)) is null;
   end if;
   select * into o from {schema}.claim_one(v_scope, v_week, v_key,
