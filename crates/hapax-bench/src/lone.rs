@@ -12,6 +12,12 @@ use crate::rivals;
 
 /// Runs it: the two take turns claim by claim, so that both see the same disk.
 pub async fn run(options: &Options) -> Fallible<Report> {
+    // In a task, as handlers run: the runtime's own thread would pay for a change of threads with every answer.
+    let options = *options;
+    tokio::spawn(async move { turns(&options).await }).await?
+}
+
+async fn turns(options: &Options) -> Fallible<Report> {
     let one = pool(1).await?;
     let (ours, theirs) = (Schema::fresh(&one).await?, Schema::fresh(&one).await?);
     rivals::bare_table(&theirs, &one).await?;

@@ -14,6 +14,7 @@ mod transaction;
 mod verify;
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -96,6 +97,8 @@ struct Inner {
     owner: Option<i32>,
     scopes: RwLock<HashMap<(Option<Tenant>, Scope), i32>>,
     weeks: RwLock<HashSet<Week>>,
+    /// How many batches in a row had no repeat in them.
+    clean: AtomicU32,
 }
 
 /// Statements with the schema's name in them.
@@ -117,7 +120,7 @@ impl Sql {
         Sql {
             claim_batch: sql(
                 "select * from {s}.claim_batch($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::jsonb[], $10, \
-                 $11::text::\"char\", $12, $13, $14, $15, $16)",
+                 $11::text::\"char\", $12, $13, $14, $15, $16, $17)",
             ),
             claim_each: sql(
                 "select * from {s}.claim_each($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::jsonb[], $10, $11, $12, \
@@ -186,6 +189,7 @@ impl PgLedger {
             owner: None,
             scopes: RwLock::default(),
             weeks: RwLock::default(),
+            clean: AtomicU32::new(0),
             settings,
         };
         if let Some(owner) = &inner.settings.ledger.owner {
@@ -387,7 +391,8 @@ impl Ledger for PgLedger {
     }
 
     fn parallel_batches(&self) -> usize {
-        // Two statements under way keep the server busy while an answer travels; more would only make batches smaller.
-        2.min(self.0.pool.options().get_max_connections() as usize).max(1)
+        // Two statements under way keep the server busy while the third one's answers are handed out and its claims gathered;
+        // more would only make batches smaller.
+        3.min(self.0.pool.options().get_max_connections() as usize).max(1)
     }
 }
