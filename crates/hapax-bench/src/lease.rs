@@ -45,7 +45,7 @@ async fn round_of(options: &Options, held: u64) -> Fallible<Report> {
     let theirs = Schema::fresh(&two).await?;
     rivals::bare_table(&theirs, &two).await?;
     let full = Schema::fresh(&two).await?;
-    let guard = full.guard(4).await?;
+    let guard = full.leasing_guard(4).await?;
     if held > 0 {
         fill_week(&two, &full.name, this_week(), held).await?;
         let id = v7_sql("extract(epoch from now()) * 1000 - 6e5 + i / 1e4");
@@ -71,7 +71,7 @@ async fn round_of(options: &Options, held: u64) -> Fallible<Report> {
                 }
                 // A week that nobody has statistics of, each time.
                 let fresh = Schema::fresh(on).await?;
-                let guard = fresh.guard(4).await?;
+                let guard = fresh.leasing_guard(4).await?;
                 let reached = lease_done(&guard, ids(events)).await?;
                 drop(guard);
                 fresh.drop().await?;

@@ -12,8 +12,10 @@ use crate::harness::{Contestant, Fallible, Goal, Options, Report, interleave, ra
 use crate::pg::{Schema, ids, pool};
 use crate::rivals::{self, CheckThenInsert, PerEvent};
 
-/// Connections of each side, and tasks that call: seed 002's default pool is 50.
-const CONNECTIONS: usize = 32;
+/// Connections of each side: seed 002's default pool.
+const CONNECTIONS: usize = 50;
+/// Tasks that call, on both sides.
+const TASKS: usize = 500;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Op {
@@ -56,10 +58,10 @@ async fn ours(guard: &Guard<PgLedger>, op: Op, ids: Vec<EventId>) -> Fallible<f6
     let (count, ids) = (ids.len(), Arc::new(ids));
     rate(count, async {
         let mut tasks = tokio::task::JoinSet::new();
-        for task in 0..CONNECTIONS {
+        for task in 0..TASKS {
             let (guard, ids) = (guard.clone(), Arc::clone(&ids));
             tasks.spawn(async move {
-                for id in ids.iter().skip(task).step_by(CONNECTIONS) {
+                for id in ids.iter().skip(task).step_by(TASKS) {
                     let fine = match op {
                         Op::IsProcessed => guard.is_processed(id).await?,
                         Op::MarkProcessed => guard.mark_processed(id, None).await?.is_claimed(),
@@ -93,7 +95,7 @@ pub async fn run(options: &Options) -> Fallible<Vec<Report>> {
     let guard = mine.guard(CONNECTIONS as u32).await?;
     // Ids that both know, for the question whether they do.
     let known = ids(options.events(10_000));
-    rivals::per_event(&seeds, CONNECTIONS, known.clone(), CheckThenInsert::new(&theirs)).await?;
+    rivals::per_call(&seeds, TASKS, known.clone(), CheckThenInsert::new(&theirs)).await?;
     ours(&guard, Op::MarkProcessed, known.clone()).await?;
     let mut reports = Vec::new();
     for op in [Op::IsProcessed, Op::MarkProcessed, Op::ProcessIfNew] {
@@ -128,10 +130,13 @@ async fn compare(
     let lines = interleave(
         options.rounds,
         vec![
-            Contestant::new(format!("hapax, {CONNECTIONS} tasks"), || ours(guard, op, next())),
-            Contestant::new(format!("seed 002's statements, {CONNECTIONS} connections"), || {
-                rivals::per_event(seeds, CONNECTIONS, next(), seed.clone())
+            Contestant::new(format!("hapax, {TASKS} tasks, {CONNECTIONS} connections"), || {
+                ours(guard, op, next())
             }),
+            Contestant::new(
+                format!("seed 002's statements, {TASKS} tasks, {CONNECTIONS} connections"),
+                || rivals::per_call(seeds, TASKS, next(), seed.clone()),
+            ),
         ],
     )
     .await?;

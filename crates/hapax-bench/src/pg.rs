@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hapax::backend::postgres::{PgLedger, PgSettings, Pooling};
-use hapax::{EventId, Guard};
+use hapax::{EventId, Guard, Outcome};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Executor, PgPool};
 
@@ -81,17 +81,31 @@ impl Schema {
         execute(&self.pool, format!("drop schema {} cascade", self.name)).await.map(drop)
     }
 
-    /// A guard over a ledger in this schema, with its scope and this week already there.
+    /// A guard over a ledger in this schema, with its scope and this week already there, begun by a claim.
     pub async fn guard(&self, connections: u32) -> Fallible<Guard<PgLedger>> {
-        let mut settings = PgSettings::default();
-        settings.schema.clone_from(&self.name);
-        settings.pooling = Pooling::Session;
-        let ledger = PgLedger::with_pool(pool(connections).await?, settings).await?;
-        let guard = Guard::builder(ledger).scope(SCOPE).build()?;
+        let guard = self.open(connections).await?;
         if !guard.mark_processed(EventId::now_v7(), None).await?.is_claimed() {
             return Err("a fresh ledger knew a new id".into());
         }
         Ok(guard)
+    }
+
+    /// The same, but the week is begun by a lease, as it is where leases are the rule.
+    pub async fn leasing_guard(&self, connections: u32) -> Fallible<Guard<PgLedger>> {
+        let guard = self.open(connections).await?;
+        match guard.lease(EventId::now_v7()).await? {
+            Outcome::First(lease) => lease.done().await?,
+            other => return Err(format!("a new id was {}", other.name()).into()),
+        }
+        Ok(guard)
+    }
+
+    async fn open(&self, connections: u32) -> Fallible<Guard<PgLedger>> {
+        let mut settings = PgSettings::default();
+        settings.schema.clone_from(&self.name);
+        settings.pooling = Pooling::Session;
+        let ledger = PgLedger::with_pool(pool(connections).await?, settings).await?;
+        Ok(Guard::builder(ledger).scope(SCOPE).build()?)
     }
 }
 

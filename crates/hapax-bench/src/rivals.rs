@@ -69,15 +69,33 @@ pub trait PerEvent: Send + Sync + 'static {
 
 /// Events per second when so many workers, each with a connection of its own, take one event after the other.
 pub async fn per_event(on: &PgPool, workers: usize, ids: Vec<EventId>, what: impl PerEvent) -> Fallible<f64> {
+    work(on, workers, ids, what, true).await
+}
+
+/// The same, but each call takes a connection from the pool, as seed 002's library does.
+pub async fn per_call(on: &PgPool, workers: usize, ids: Vec<EventId>, what: impl PerEvent) -> Fallible<f64> {
+    work(on, workers, ids, what, false).await
+}
+
+async fn work(
+    on: &PgPool,
+    workers: usize,
+    ids: Vec<EventId>,
+    what: impl PerEvent,
+    keep: bool,
+) -> Fallible<f64> {
     let (ids, next, what) = (Arc::new(ids), Arc::new(AtomicUsize::new(0)), Arc::new(what));
     rate(ids.len(), async {
         let mut tasks = tokio::task::JoinSet::new();
         for _ in 0..workers {
             let (ids, next, what, on) = (Arc::clone(&ids), Arc::clone(&next), Arc::clone(&what), on.clone());
             tasks.spawn(async move {
-                let mut connection = on.acquire().await?;
+                let mut kept = if keep { Some(on.acquire().await?) } else { None };
                 while let Some(id) = ids.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    what.run(&mut connection, id).await?;
+                    match &mut kept {
+                        Some(connection) => what.run(connection, id).await?,
+                        None => what.run(&mut *on.acquire().await?, id).await?,
+                    }
                 }
                 Ok::<(), sqlx::Error>(())
             });

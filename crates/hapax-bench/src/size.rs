@@ -39,7 +39,7 @@ async fn cost(
 /// Runs it. Rounds after the first only repeat, each in fresh schemas.
 pub async fn run(options: &Options) -> Fallible<Report> {
     let on = pool(2).await?;
-    let events = options.events(200_000);
+    let events = options.events(100_000);
     let mut costs: [Vec<Cost>; 3] = Default::default();
     for _ in 0..options.rounds {
         for (at, costs) in costs.iter_mut().enumerate() {
@@ -52,7 +52,7 @@ pub async fn run(options: &Options) -> Fallible<Report> {
                     cost(&on, &table, events, each(&guard, ids(events))).await?
                 }
                 1 => {
-                    let guard = schema.guard(4).await?;
+                    let guard = schema.leasing_guard(4).await?;
                     execute(&on, format!("alter table {table} set (autovacuum_enabled = off)")).await?;
                     cost(&on, &table, events, lease_done(&guard, ids(events))).await?
                 }

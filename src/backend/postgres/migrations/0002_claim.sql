@@ -164,7 +164,8 @@ create function {schema}.claim_batch(
 ) returns table (o_i int, o_kind int, o_token bigint, o_at bigint, o_attempts int, o_state text, o_owner text,
                  o_seq bigint, o_suspect boolean)
 language plpgsql volatile
-set lock_timeout = '{lock_timeout}' set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+set lock_timeout = '{lock_timeout}' set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan as $$
 declare
   v_token bigint := nextval('{schema}.token');
   v_now   timestamptz;
@@ -287,7 +288,8 @@ end $$;
 -- Which of these took effect before: the places, from 1. A look, never a claim.
 create function {schema}.known(p_scope int[], p_week smallint[], p_id bytea[]) returns setof bigint
 language plpgsql stable
-set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan as $$
 begin
   return query
     select u.i from unnest(p_scope, p_week, p_id) with ordinality as u(scope, week, id, i)
