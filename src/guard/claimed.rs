@@ -37,7 +37,7 @@ impl Claimed {
         let tracked = matches!(granted.claim.mode, Mode::Once { track: Some(_) });
         Claimed {
             core: core.clone(),
-            identity: granted.claim.identity,
+            identity: granted.claim.identity.clone(),
             week: granted.grant.week,
             token: granted.grant.token,
             attempt: granted.grant.attempt,

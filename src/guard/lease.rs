@@ -124,13 +124,13 @@ impl Lease {
         Lease {
             core: core.clone(),
             run: Run {
-                key: claim.identity,
+                key: claim.identity.clone(),
                 token: grant.token,
                 attempt: grant.attempt,
                 suspect: grant.suspect,
             },
             week: grant.week,
-            order: claim.order,
+            order: claim.order.clone(),
             body,
             deadline: sent + core.settings().lease - core.settings().margin(),
             keeper: None,

@@ -9,7 +9,7 @@ use super::{Deliverable, Delivery, GuardSettings, InTransaction};
 use crate::error::{Error, Result};
 use crate::id::{Scope, Tenant};
 use crate::ledger::{
-    Batcher, Body, Claim, Grant, Identity, Mode, Order, Outcome, SweepTerms, Swept, Token, Week,
+    Batcher, Body, Claim, ClaimRef, Grant, Identity, Mode, Order, Outcome, SweepTerms, Swept, Token, Week,
 };
 use crate::telemetry::{Meter, Telemetry, outcome_name};
 
@@ -40,7 +40,7 @@ impl WeakCore {
 
 /// A claim that was granted, with what the caller needs to settle it.
 pub(crate) struct Granted {
-    pub(super) claim: Claim,
+    pub(super) claim: ClaimRef,
     pub(super) grant: Grant,
     pub(super) body: Option<Body>,
     pub(super) guarded: bool,
@@ -217,10 +217,13 @@ impl Core {
         let (mut claim, body) = self.prepare(delivery, mode)?;
         claim.note = note;
         if !self.guarded() {
-            return Ok(Outcome::First(Granted::unguarded(claim)));
+            return Ok(Outcome::First(self.unguarded(claim)));
         }
         let span = self.claim_span(&claim);
-        let answer = self.batcher().claim(claim).await;
+        let answer = match self.batcher().claim(claim) {
+            Ok(pending) => pending.answer().await,
+            Err(error) => Err(error),
+        };
         self.saw(&span, answer.as_ref().ok().map(|(_, outcome)| outcome));
         let (claim, outcome) = answer?;
         Ok(outcome.map(|grant| Granted { claim, grant, body, guarded: true }))
@@ -234,7 +237,7 @@ impl Core {
     ) -> Result<Vec<Result<Outcome<Granted>>>> {
         let Prepared { refused, claims, bodies, spans } = self.prepare_many(events, mode)?;
         if !self.guarded() {
-            let granted = claims.into_iter().map(|claim| Ok(Outcome::First(Granted::unguarded(claim))));
+            let granted = claims.into_iter().map(|claim| Ok(Outcome::First(self.unguarded(claim))));
             return Ok(merge(refused, granted));
         }
         let answers = self.batcher().claim_many(claims).await;
@@ -279,6 +282,18 @@ impl Core {
             answer.map(|outcome| outcome.map(|grant| InTransaction::new(claim, &grant)))
         });
         merge(prepared.refused, answers)
+    }
+
+    /// What a guard that is switched off grants: a token that settles nothing.
+    fn unguarded(&self, claim: Claim) -> Granted {
+        let grant = Grant {
+            token: Token(0),
+            week: Week::TIMELESS,
+            until: crate::clock::Time::default(),
+            attempt: 1,
+            suspect: false,
+        };
+        Granted { claim: ClaimRef::alone(self.batcher(), claim), grant, body: None, guarded: false }
     }
 
     /// Made only if someone listens: the fields are not even looked at otherwise.
@@ -328,20 +343,6 @@ impl Core {
 
 /// The most rows one transaction of a sweep deletes.
 const SWEEP_BATCH_MAX: u32 = 10_000;
-
-impl Granted {
-    /// What a guard that is switched off grants: a token that settles nothing.
-    fn unguarded(claim: Claim) -> Self {
-        let grant = Grant {
-            token: Token(0),
-            week: Week::TIMELESS,
-            until: crate::clock::Time::default(),
-            attempt: 1,
-            suspect: false,
-        };
-        Granted { claim, grant, body: None, guarded: false }
-    }
-}
 
 /// The longest reason that is stored.
 const NOTE_BYTES_MAX: usize = 4096;

@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -164,33 +165,63 @@ impl Doubts {
     }
 }
 
+/// A batch that was claimed. Its claims stay where they are; whoever needs one looks at it here.
+struct Claimed {
+    batcher: Batcher,
+    claims: Vec<Claim>,
+}
+
+/// One claim of a batch.
+#[derive(Clone)]
+pub(crate) struct ClaimRef(Arc<Claimed>, usize);
+
+impl ClaimRef {
+    /// A claim that never was in a batch.
+    pub(crate) fn alone(batcher: &Batcher, claim: Claim) -> Self {
+        ClaimRef(Arc::new(Claimed { batcher: batcher.clone(), claims: vec![claim] }), 0)
+    }
+}
+
+impl Deref for ClaimRef {
+    type Target = Claim;
+    fn deref(&self) -> &Claim {
+        &self.0.claims[self.1]
+    }
+}
+
 /// An outcome on its way to its caller. Dropped on the way, it gives the claim back.
-struct Delivered(Option<(Batcher, Claim, Outcome)>);
+pub(crate) struct Delivered(Option<(ClaimRef, Outcome)>);
 
 impl Delivered {
-    fn new(batcher: &Batcher, claim: Claim, outcome: Outcome) -> Self {
-        Delivered(Some((batcher.clone(), claim, outcome)))
-    }
-
-    fn take(mut self) -> Result<(Claim, Outcome)> {
-        self.0.take().map(|(_, claim, outcome)| (claim, outcome)).ok_or_else(gone)
+    fn take(mut self) -> Result<(ClaimRef, Outcome)> {
+        self.0.take().ok_or_else(gone)
     }
 }
 
 impl Drop for Delivered {
     fn drop(&mut self) {
-        if let Some((batcher, claim, Outcome::First(grant))) = self.0.take()
+        if let Some((claim, Outcome::First(grant))) = self.0.take()
             && matches!(claim.mode, Mode::Lease(_) | Mode::Once { .. })
         {
-            batcher.settle_later(Settle {
-                identity: claim.identity,
+            claim.0.batcher.settle_later(Settle {
+                identity: claim.identity.clone(),
                 week: grant.week,
                 token: grant.token,
                 verdict: Verdict::release(),
-                order: claim.order,
+                order: claim.order.clone(),
                 advance_to: None,
             });
         }
+    }
+}
+
+/// An answer that is on its way.
+pub(crate) struct Pending(oneshot::Receiver<Result<Delivered>>);
+
+impl Pending {
+    /// Waits for it. Safe to cancel.
+    pub(crate) async fn answer(self) -> Result<(ClaimRef, Outcome)> {
+        self.0.await.map_err(|_| gone())??.take()
     }
 }
 
@@ -211,19 +242,19 @@ impl Batcher {
         &self.0.ledger
     }
 
-    /// Claims one event. Safe to cancel.
-    pub(crate) async fn claim(&self, mut claim: Claim) -> Result<(Claim, Outcome)> {
+    /// Claims one event. Not a future, so that the claim is moved once: into the batch.
+    pub(crate) fn claim(&self, mut claim: Claim) -> Result<Pending> {
         self.0.ledger.settings().check(&claim)?; // before it can spoil a batch
         self.0.doubts.settle(&mut claim);
         let (send, receive) = oneshot::channel();
         if self.0.claims.push(claim, send, self.0.ledger.parallel_batches()) {
             tokio::spawn(self.clone().run_claims());
         }
-        receive.await.map_err(|_| gone())??.take()
+        Ok(Pending(receive))
     }
 
     /// Claims events that are a batch already. Safe to cancel.
-    pub(crate) async fn claim_many(&self, claims: Vec<Claim>) -> Vec<Result<(Claim, Outcome)>> {
+    pub(crate) async fn claim_many(&self, claims: Vec<Claim>) -> Vec<Result<(ClaimRef, Outcome)>> {
         let count = claims.len();
         let batcher = self.clone();
         let run = tokio::spawn(async move {
@@ -307,21 +338,22 @@ impl Batcher {
     }
 
     async fn claim_batch(&self, claims: Vec<Claim>) -> Vec<Result<Delivered>> {
-        let outcomes = in_batch(&self.0.outage, &claims, |batch| self.0.ledger.claim(batch)).await;
-        let mut all = Vec::with_capacity(claims.len());
-        for (mut claim, mut outcome) in claims.into_iter().zip(outcomes) {
+        let mut outcomes = in_batch(&self.0.outage, &claims, |batch| self.0.ledger.claim(batch)).await;
+        let mut claims = claims;
+        for (claim, outcome) in claims.iter_mut().zip(&mut outcomes) {
             // Whoever is in the way may be another of the claims in doubt.
-            while outcome.as_ref().is_ok_and(|outcome| !outcome.is_claimed())
-                && self.0.doubts.settle(&mut claim)
-            {
-                outcome = self.claim_alone(&claim).await;
+            while outcome.as_ref().is_ok_and(|outcome| !outcome.is_claimed()) && self.0.doubts.settle(claim) {
+                *outcome = self.claim_alone(claim).await;
             }
             if outcome.as_ref().is_err_and(Error::is_retryable) {
-                self.0.doubts.note(&claim);
+                self.0.doubts.note(claim);
             }
-            all.push(outcome.map(|outcome| Delivered::new(self, claim, outcome)));
         }
-        all
+        let claimed = Arc::new(Claimed { batcher: self.clone(), claims });
+        let deliver = |(at, outcome): (usize, Result<Outcome>)| {
+            outcome.map(|outcome| Delivered(Some((ClaimRef(Arc::clone(&claimed), at), outcome))))
+        };
+        outcomes.into_iter().take(claimed.claims.len()).enumerate().map(deliver).collect()
     }
 
     async fn claim_alone(&self, claim: &Claim) -> Result<Outcome> {

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-pub(crate) use batcher::Batcher;
+pub(crate) use batcher::{Batcher, ClaimRef};
 pub use claim::{
     Baseline, Body, Claim, Extend, FailureTerms, Grant, Identity, LeaseTerms, Metadata, Mode, Nonce, OnDead,
     Order, OrderPolicy, Outcome, Prior, Settle, Settled, Token, Verdict,

@@ -1,1 +1,139 @@
-fn main() {}
+//! Side by side, in one run, with what a user would write instead: `cargo run --release -p hapax-bench -- claims`.
+//!
+//! Rivals and subject take turns, a figure is the median of the rounds, and what counts is the ratio. The machine's
+//! fsync rate is printed beside, because that is what most of these figures rest on. PostgreSQL is the one that
+//! `HAPAX_BENCH_POSTGRES_URL` (else `HAPAX_TEST_POSTGRES_URL`) names; every bench works in schemas of its own and drops
+//! them.
+
+mod claims;
+mod filter;
+mod harness;
+mod lease;
+mod lone;
+mod ops;
+mod pg;
+mod rivals;
+mod scale;
+mod size;
+mod sqlite;
+mod sweep;
+
+use std::process::ExitCode;
+
+use clap::{Parser, ValueEnum};
+
+use harness::{Fallible, Machine, Options, Report};
+
+/// hapax side by side with what a user would write instead.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Cli {
+    /// What to measure.
+    bench: Bench,
+    /// Print JSON instead of tables.
+    #[arg(long)]
+    json: bool,
+    /// Rounds per contestant; the figure is their median.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// A tenth of the work, to see that it runs. Its figures mean little.
+    #[arg(long)]
+    quick: bool,
+    /// Rows held (scale, sweep, a full week of lease).
+    #[arg(long)]
+    rows: Option<u64>,
+}
+
+/// The benches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Bench {
+    /// Claims per second, PostgreSQL and SQLite.
+    Claims,
+    /// One claim at a time.
+    Lone,
+    /// Lease and done.
+    Lease,
+    /// The seed's own operations.
+    Ops,
+    /// Claims with many rows held.
+    Scale,
+    /// Dropping a week.
+    Sweep,
+    /// Bytes on disk, WAL, dead rows.
+    Size,
+    /// `hapax filter` against awk.
+    Filter,
+    /// All of them.
+    All,
+}
+
+impl Bench {
+    const EACH: [Bench; 8] = [
+        Bench::Claims,
+        Bench::Lone,
+        Bench::Lease,
+        Bench::Ops,
+        Bench::Scale,
+        Bench::Sweep,
+        Bench::Size,
+        Bench::Filter,
+    ];
+
+    async fn run(self, options: &Options) -> Fallible<Vec<Report>> {
+        match self {
+            Bench::Claims => Ok(vec![claims::run(options).await?, sqlite::run(options).await?]),
+            Bench::Lone => Ok(vec![lone::run(options).await?]),
+            Bench::Lease => lease::run(options).await,
+            Bench::Ops => ops::run(options).await,
+            Bench::Scale => Ok(vec![scale::run(options).await?]),
+            Bench::Sweep => Ok(vec![sweep::run(options).await?]),
+            Bench::Size => Ok(vec![size::run(options).await?]),
+            Bench::Filter => Ok(vec![filter::run(options)?]),
+            Bench::All => {
+                Box::pin(async {
+                    let mut all = Vec::new();
+                    for bench in Bench::EACH {
+                        all.extend(bench.run(options).await?);
+                    }
+                    Ok(all)
+                })
+                .await
+            }
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match measure(&cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            let mut source = error.source();
+            while let Some(cause) = source {
+                eprintln!("  because: {cause}");
+                source = cause.source();
+            }
+            ExitCode::from(if error.is::<harness::Missing>() { 3 } else { 1 })
+        }
+    }
+}
+
+fn measure(cli: &Cli) -> Fallible<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let options = Options { rounds: cli.rounds.max(1), quick: cli.quick, rows: cli.rows };
+    let machine = Machine::look(&runtime)?;
+    if !cli.json {
+        println!("{machine}");
+    }
+    let reports = runtime.block_on(cli.bench.run(&options))?;
+    if cli.json {
+        let reports: Vec<_> = reports.iter().map(Report::json).collect();
+        println!("{}", serde_json::json!({ "machine": machine.json(), "reports": reports }));
+    } else {
+        for report in &reports {
+            println!("\n{report}");
+        }
+    }
+    Ok(())
+}

@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, PgConnection, Postgres};
@@ -21,6 +22,12 @@ use crate::ledger::{
 const TRIES_MAX: u32 = 12;
 /// How many parts a batch is split into when something in it is locked or bad.
 const SPLIT: usize = 8;
+
+/// After so many batches without a repeat, the next is expected to have none either. A wrong guess costs its batch a second
+/// INSERT and leaves dead rows, so it must be rare.
+const CLEAN_MIN: u32 = 8;
+/// Below this many claims, guessing wins nothing.
+const FRESH_MIN: usize = 64;
 
 /// Where a statement runs.
 pub(super) enum Target<'c> {
@@ -113,15 +120,19 @@ async fn look_up<'a>(
 ) -> Result<Ready<'a>> {
     let week = inner.settings.ledger.check(claim)?;
     let identity = &claim.identity;
+    let leased = matches!(claim.mode, Mode::Lease(_));
+    if leased && !inner.leases.load(Relaxed) {
+        inner.leases.store(true, Relaxed);
+    }
     // Batches are mostly of one scope: the neighbour's number will do.
     let scope = match last.filter(|last| {
         last.claim.identity.scope == identity.scope && last.claim.identity.tenant == identity.tenant
     }) {
         Some(last) => {
-            inner.ensure_week(week, last.scope).await?;
+            inner.ensure_week(week, last.scope, leased).await?;
             last.scope
         }
-        None => inner.place(identity, week).await?,
+        None => inner.place(identity, week, leased).await?,
     };
     Ok(Ready { claim, index, scope, week, key: identity.id.key() })
 }
@@ -178,6 +189,12 @@ async fn split_run(
         let slice = &group[part.clone()];
         let error = match send(inner, target, slice, sql).await {
             Ok(answers) => {
+                if slice.len() >= FRESH_MIN && Arc::ptr_eq(sql, &inner.sql.claim_batch) {
+                    // Row 0 alone: all were first.
+                    let clean =
+                        if answers.len() == 1 { inner.clean.load(Relaxed).saturating_add(1) } else { 0 };
+                    inner.clean.store(clean, Relaxed);
+                }
                 decode(slice, answers, outcomes)?;
                 continue;
             }
@@ -204,7 +221,8 @@ async fn split_run(
                 if kind == Meaning::NoWeek {
                     inner.forget_weeks();
                     for one in slice {
-                        inner.ensure_week(one.week, one.scope).await?;
+                        let leased = matches!(one.claim.mode, Mode::Lease(_));
+                        inner.ensure_week(one.week, one.scope, leased).await?;
                     }
                 }
                 // Others need a moment to end, or the server to come back; the first try goes at once.
@@ -236,7 +254,9 @@ async fn send(
     sql: &Arc<str>,
 ) -> sqlx::Result<Vec<Answer>> {
     let columns = Columns::of(slice);
-    let query = columns.query(inner, slice, sql);
+    let fresh =
+        matches!(target, Target::Own) && slice.len() >= FRESH_MIN && inner.clean.load(Relaxed) >= CLEAN_MIN;
+    let query = columns.query(inner, slice, sql, fresh);
     match target {
         Target::Own => {
             crate::crash_point!("claim.sending");
@@ -323,6 +343,7 @@ impl<'a> Columns<'a> {
         inner: &Inner,
         slice: &[Ready<'_>],
         sql: &Arc<str>,
+        fresh: bool,
     ) -> sqlx::query::QueryAs<'q, Postgres, Answer, sqlx::postgres::PgArguments> {
         let terms = Terms::of(slice[0].claim);
         let check = inner.settings.ledger.mismatch == crate::ledger::MismatchRule::Error;
@@ -345,7 +366,8 @@ impl<'a> Columns<'a> {
                 .bind(terms.flags)
                 .bind(terms.attempts_max)
                 .bind(inner.owner)
-                .bind(check);
+                .bind(check)
+                .bind(fresh);
         }
         query
             .bind(&self.notes)

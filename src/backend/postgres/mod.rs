@@ -14,7 +14,7 @@ mod transaction;
 mod verify;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -101,6 +101,10 @@ struct Inner {
     owner: Option<i32>,
     scopes: RwLock<HashMap<(Option<Tenant>, Scope), i32>>,
     weeks: RwLock<HashSet<Week>>,
+    /// Whether this process takes leases, so that the weeks it makes leave room for settling them.
+    leases: AtomicBool,
+    /// How many batches in a row had no repeat in them.
+    clean: AtomicU32,
 }
 
 /// Statements with the schema's name in them.
@@ -122,7 +126,7 @@ impl Sql {
         Sql {
             claim_batch: sql(
                 "select * from {s}.claim_batch($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::jsonb[], $10, \
-                 $11::text::\"char\", $12, $13, $14, $15, $16)",
+                 $11::text::\"char\", $12, $13, $14, $15, $16, $17)",
             ),
             claim_each: sql(
                 "select * from {s}.claim_each($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::jsonb[], $10, $11, $12, \
@@ -197,6 +201,8 @@ impl PgLedger {
             owner: None,
             scopes: RwLock::default(),
             weeks: RwLock::default(),
+            leases: AtomicBool::new(false),
+            clean: AtomicU32::new(0),
             settings,
         };
         if let Some(owner) = &inner.settings.ledger.owner {
@@ -302,10 +308,10 @@ impl Inner {
 
     /// The number of (tenant, scope), and the week made if it must be. The week comes first: a claim that is invalid
     /// registers no scope.
-    async fn place(&self, identity: &Identity, week: Week) -> Result<i32> {
+    async fn place(&self, identity: &Identity, week: Week, leased: bool) -> Result<i32> {
         let known = read::scope(self, identity).await?;
         // A scope that is not there yet is younger than every drop.
-        self.ensure_week(week, known.unwrap_or(i32::MAX)).await?;
+        self.ensure_week(week, known.unwrap_or(i32::MAX), leased).await?;
         match known {
             Some(scope) => Ok(scope),
             None => self.scope(identity).await,
@@ -336,14 +342,14 @@ impl Inner {
 
     /// Makes the week of an entry, in a transaction of its own, unless it was dropped and the scope is older than that:
     /// then there is nothing to make, and the claim will be told.
-    async fn ensure_week(&self, week: Week, scope: i32) -> Result<()> {
+    async fn ensure_week(&self, week: Week, scope: i32, leased: bool) -> Result<()> {
         if self.knows_week(week) {
             return Ok(());
         }
         let ledger = &self.settings.ledger;
         let sql = format!(
             "select case when exists (select from {s}.dropped where week = $1 and scope_max >= $2) then null \
-             else {s}.make_week($1, $3, $4) end",
+             else {s}.make_week($1, $3, $4, $5) end",
             s = self.settings.schema
         );
         let mut tries = 0;
@@ -355,6 +361,7 @@ impl Inner {
                 .bind(scope)
                 .bind(i32::try_from(ledger.weeks_ahead.as_secs() / 86_400).unwrap_or(i32::MAX))
                 .bind(i32::try_from(ledger.weeks_max).unwrap_or(i32::MAX))
+                .bind(leased)
                 .fetch_one(&mut *tx)
                 .await;
             let made = match made {
@@ -431,7 +438,7 @@ impl Ledger for PgLedger {
         for ahead in [0, 7] {
             // A scope that is not there yet is younger than every drop.
             let week = Week::of(now.plus(Duration::from_secs(ahead * 86_400)));
-            self.0.ensure_week(week, i32::MAX).await?;
+            self.0.ensure_week(week, i32::MAX, self.0.leases.load(Ordering::Relaxed)).await?;
         }
         Ok(())
     }
@@ -453,7 +460,8 @@ impl Ledger for PgLedger {
     }
 
     fn parallel_batches(&self) -> usize {
-        // Two statements under way keep the server busy while an answer travels; more would only make batches smaller.
-        2.min(self.0.pool.options().get_max_connections() as usize).max(1)
+        // Two statements under way keep the server busy while the third one's answers are handed out and its claims gathered;
+        // more would only make batches smaller.
+        3.min(self.0.pool.options().get_max_connections() as usize).max(1)
     }
 }

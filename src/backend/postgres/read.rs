@@ -128,7 +128,10 @@ pub(super) async fn find(
 ) -> Result<Option<Found>> {
     let what = "reading an entry";
     let s = &inner.settings.schema;
-    let scope = find_scope(inner, &mut *connection, identity).await?;
+    let scope = match inner.known_scope(identity) {
+        Some(scope) => Some(scope),
+        None => find_scope(inner, &mut *connection, identity).await?,
+    };
     let Some(scope) = scope else { return Ok(None) };
     let lock = if lock { "for update of e" } else { "" };
     let in_week = format!(
@@ -239,8 +242,13 @@ pub(super) async fn now(inner: &Inner) -> Result<Time> {
 
 pub(super) async fn get(inner: &Inner, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>> {
     let week = Week::route(inner.settings.ledger.identity, &identity.id, time)?;
-    let mut connection = inner.begin().await?;
-    let found = find(inner, &mut connection, identity, week, false).await?;
+    let found = if inner.pooled() {
+        find(inner, &mut *inner.begin().await?, identity, week, false).await?
+    } else {
+        // One question needs no transaction around it, and so no two more round trips.
+        let mut connection = inner.pool.acquire().await.map_err(|e| translate("reading an entry", e))?;
+        find(inner, &mut connection, identity, week, false).await?
+    };
     Ok(found.map(|found| found.row.entry(identity.clone(), week)))
 }
 

@@ -159,7 +159,7 @@ fn make_beside(ledger: PgLedger, claim: Claim) {
     tokio::spawn(async move {
         let made = async {
             let week = ledger.0.settings.ledger.check(&claim)?;
-            ledger.0.place(&claim.identity, week).await
+            ledger.0.place(&claim.identity, week, false).await
         };
         if let Err(error) = made.await {
             tracing::warn!(error = %error.chain(), "a week that a transaction needed could not be made");

@@ -157,8 +157,9 @@ create function {schema}.touch_weeks(p_weeks smallint[], p_now timestamptz) retu
   where w > 0 and not exists (select from {schema}.touch t where t.week = w and t.at > p_now - interval '1 hour')
 $$;
 
--- Makes a week: bounded, so that the runtime role can be given it without owning the tables.
-create function {schema}.make_week(p_week smallint, p_days_ahead int, p_weeks_max int) returns boolean
+-- Makes a week: bounded, so that the runtime role can be given it without owning the tables. A week that begins with leases
+-- leaves half of each page to their settlings, so that those stay on it (HOT) and touch no index; others are packed.
+create function {schema}.make_week(p_week smallint, p_days_ahead int, p_weeks_max int, p_leased boolean default false) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s' as $$
 declare
   v_name   text := format('entry_%s', p_week);
@@ -184,7 +185,8 @@ begin
     raise exception 'its week would be one more than the % weeks this ledger may hold', p_weeks_max
       using errcode = '22023', detail = 'weeks_max';
   end if;
-  execute format('create table %I.%I (like {schema}.entry including defaults) with (fillfactor = 90)', {schema_literal}, v_name);
+  execute format('create table %I.%I (like {schema}.entry including defaults) with (fillfactor = %s)', {schema_literal}, v_name,
+    case when p_leased then 50 else 90 end);
   execute format('create unique index %I on %I.%I (scope, id)', v_name || '_key', {schema_literal}, v_name);
   select scope_max into v_barred from {schema}.dropped where week = p_week;
   if v_barred is not null then

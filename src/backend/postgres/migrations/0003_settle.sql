@@ -61,7 +61,8 @@ begin
   o_at := {schema}.us(e.at);
 end $$;
 
--- Done, many at a time, in key order, without order or bytes: one UPDATE that touches no index. The rule book only for
+-- Done, many at a time, in key order, without order or bytes: one UPDATE that touches no index. Its plan must not depend on
+-- statistics, which a fresh week has none of: planned for given values, it would look for the scope alone and filter the ids. The rule book only for
 -- those it did not reach. Row 0 of the answer is everybody's; further rows are the others.
 create function {schema}.settle_done(
   p_scope int[], p_week smallint[], p_id bytea[], p_token bigint[], p_metadata jsonb[], p_weeks smallint[],
@@ -69,7 +70,8 @@ create function {schema}.settle_done(
 ) returns table (o_i int, o_kind int, o_at bigint, o_state text)
 language plpgsql volatile
 set lock_timeout = '{lock_timeout}' set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off as $$
+set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan as $$
 declare v_now timestamptz := {schema}.ledger_now(); v_count bigint; r record; o record;
 begin
   update {schema}.entry x set state = p_to, at = v_now, metadata = coalesce(u.metadata, x.metadata), note = null
@@ -128,7 +130,8 @@ create function {schema}.extend_batch(
   p_scope int[], p_week smallint[], p_id bytea[], p_token bigint[], p_for bigint[]
 ) returns table (o_i int, o_kind int, o_at bigint, o_state text)
 language plpgsql volatile
-set lock_timeout = '{lock_timeout}' set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+set lock_timeout = '{lock_timeout}' set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan as $$
 declare r record; h {schema}.head; e {schema}.entry; v_now timestamptz; v_in_held boolean;
 begin
   for r in

@@ -116,7 +116,7 @@ begin
   v_scope := {schema}.scope_of(p_tenant, p_scope);
   v_week := {schema}.week_of_id(v_key);
   if v_week > 0 and not exists (select from {schema}.dropped where week = v_week and scope_max >= v_scope) then
-    perform {schema}.make_week(v_week, 28, 260)
+    perform {schema}.make_week(v_week, 28, 260, true)
       where to_regclass(format('%I.entry_%s', {schema_literal}, v_week)) is null;
   end if;
   begin -- an id in somebody's open transaction must not spoil the caller's

@@ -1,0 +1,116 @@
+//! PostgreSQL claims: the plain per-event API of many tasks against what a user would write instead.
+
+use std::sync::Arc;
+
+use hapax::backend::postgres::PgLedger;
+use hapax::{EventId, Guard};
+
+use crate::harness::{Contestant, Fallible, Goal, Options, Report, interleave, rate};
+use crate::pg::{Schema, ids, pool};
+use crate::rivals::{self, CheckThenInsert, Into};
+
+/// Tasks that claim one event after the other.
+pub const TASKS: usize = 2000;
+
+/// Claims per second through the plain per-event API.
+pub async fn each(guard: &Guard<PgLedger>, ids: Vec<EventId>) -> Fallible<f64> {
+    let per_task = ids.len().div_ceil(TASKS);
+    let (count, ids) = (ids.len(), Arc::new(ids));
+    rate(count, async {
+        let mut tasks = tokio::task::JoinSet::new();
+        for task in 0..TASKS {
+            let (guard, ids) = (guard.clone(), Arc::clone(&ids));
+            tasks.spawn(async move {
+                for step in 0..per_task {
+                    // Tasks go through the ids side by side, as they would through a topic.
+                    let Some(id) = ids.get(step * TASKS + task) else { break };
+                    if !guard.mark_processed(id, None).await?.is_claimed() {
+                        return Err(hapax::Error::Corrupt("a new id was known".into()));
+                    }
+                }
+                Ok(())
+            });
+        }
+        while let Some(done) = tasks.join_next().await {
+            done??;
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// Claims per second through the batch API, two batches of 1000 at a time.
+pub async fn many(guard: &Guard<PgLedger>, ids: Vec<EventId>) -> Fallible<f64> {
+    let (count, ids) = (ids.len(), Arc::new(ids));
+    rate(count, async {
+        let mut tasks = tokio::task::JoinSet::new();
+        for task in 0..2 {
+            let (guard, ids) = (guard.clone(), Arc::clone(&ids));
+            tasks.spawn(async move {
+                for batch in ids.chunks(1000).skip(task).step_by(2) {
+                    for outcome in guard.claim_many(batch).await? {
+                        if !outcome?.is_claimed() {
+                            return Err(hapax::Error::Corrupt("a new id was known".into()));
+                        }
+                    }
+                }
+                Ok(())
+            });
+        }
+        while let Some(done) = tasks.join_next().await {
+            done??;
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// Runs it.
+pub async fn run(options: &Options) -> Fallible<Report> {
+    let two = pool(2).await?;
+    let (ours, theirs) = (Schema::fresh(&two).await?, Schema::fresh(&two).await?);
+    rivals::seed_table(&theirs, &two).await?;
+    rivals::bare_table(&theirs, &two).await?;
+    rivals::twin_table(&theirs, &two).await?;
+    let guard = ours.guard(4).await?;
+    let (events, few) = (options.events(100_000), options.events(10_000));
+    let seed = CheckThenInsert::new(&theirs);
+    let (seeds, workers) = rivals::best_pool(&seed, few).await?;
+    let batch = rivals::best_batch(&two, &theirs, events / 2).await?;
+    let lines = interleave(
+        options.rounds,
+        vec![
+            Contestant::new(format!("hapax, per event, {TASKS} tasks"), || each(&guard, ids(events))),
+            Contestant::new("hapax, batches of 1000, two at a time", || many(&guard, ids(events))),
+            Contestant::new(format!("check-then-insert per event, {workers} connections"), || {
+                rivals::per_event(&seeds, workers, ids(few), seed.clone())
+            }),
+            Contestant::new(format!("multi-row INSERT of the key alone, {batch} a batch"), || {
+                rivals::multi_row(&two, &theirs, Into::Bare, batch, ids(events))
+            }),
+            Contestant::new(format!("multi-row INSERT of the ledger's row, {batch} a batch"), || {
+                rivals::multi_row(&two, &theirs, Into::Twin, batch, ids(events))
+            }),
+            Contestant::new("COPY of the key alone, 5000 a batch (no dedup)", || {
+                rivals::copy(&two, &theirs, 5000, ids(events))
+            }),
+        ],
+    )
+    .await?;
+    drop(guard);
+    ours.drop().await?;
+    theirs.drop().await?;
+    let over = |rival: usize| lines[0].median() / lines[rival].median();
+    Ok(Report {
+        title: "claims on PostgreSQL".into(),
+        unit: "claims/s",
+        goals: vec![
+            Goal::at_least("per event / check-then-insert", over(2), 12.0),
+            Goal::at_least("per event / multi-row INSERT of the key alone", over(3), 0.8),
+            Goal::at_least("per event / multi-row INSERT of the ledger's row", over(4), 0.8),
+            Goal::at_least("per event / batch API", over(1), 0.8),
+        ],
+        lines,
+        notes: Vec::new(),
+    })
+}

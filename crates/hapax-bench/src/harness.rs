@@ -1,0 +1,258 @@
+//! Rounds, medians, tables: everything the benches share.
+
+use std::error::Error;
+use std::fmt;
+use std::fs::File;
+use std::future::Future;
+use std::io::{Seek, SeekFrom, Write};
+use std::pin::Pin;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// What can go wrong.
+pub type Fallible<T> = Result<T, Box<dyn Error + Send + Sync>>;
+
+/// A boxed measurement.
+pub type Measuring<'a> = Pin<Box<dyn Future<Output = Fallible<f64>> + 'a>>;
+
+/// Something this bench needs is not there: exit code 3.
+#[derive(Debug)]
+pub struct Missing(pub String);
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Error for Missing {}
+
+/// How much to measure.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Rounds per contestant.
+    pub rounds: usize,
+    /// A tenth of the work.
+    pub quick: bool,
+    /// Rows held.
+    pub rows: Option<u64>,
+}
+
+impl Options {
+    /// So many events, or a tenth in a quick run.
+    pub fn events(&self, full: usize) -> usize {
+        if self.quick { full.div_ceil(10) } else { full }
+    }
+
+    /// Rows held: as asked for, else so many, or a hundredth in a quick run.
+    pub fn held(&self, full: u64) -> u64 {
+        self.rows.unwrap_or(if self.quick { full / 100 } else { full })
+    }
+}
+
+/// One of those who take turns.
+pub struct Contestant<'a> {
+    name: String,
+    run: Box<dyn FnMut() -> Measuring<'a> + 'a>,
+}
+
+impl<'a> Contestant<'a> {
+    /// Someone with a name, and what a round of his is.
+    pub fn new<F>(name: impl Into<String>, mut run: impl FnMut() -> F + 'a) -> Self
+    where
+        F: Future<Output = Fallible<f64>> + 'a,
+    {
+        Contestant { name: name.into(), run: Box::new(move || Box::pin(run())) }
+    }
+}
+
+/// Lets everybody run once unmeasured, then `rounds` times in turns, each round begun by another one.
+pub async fn interleave(rounds: usize, mut all: Vec<Contestant<'_>>) -> Fallible<Vec<Line>> {
+    let mut samples: Vec<Vec<f64>> = vec![Vec::new(); all.len()];
+    for one in &mut all {
+        (one.run)().await?;
+    }
+    for round in 0..rounds {
+        for step in 0..all.len() {
+            let at = (round + step) % all.len();
+            samples[at].push((all[at].run)().await?);
+        }
+    }
+    Ok(all.into_iter().zip(samples).map(|(one, samples)| Line::new(one.name, samples)).collect())
+}
+
+/// Events per second of something that takes a while.
+pub async fn rate<T>(events: usize, work: impl Future<Output = Fallible<T>>) -> Fallible<f64> {
+    let start = Instant::now();
+    work.await?;
+    Ok(events as f64 / start.elapsed().as_secs_f64())
+}
+
+/// The value in the middle, and others by their share.
+pub fn quantile(samples: &[f64], share: f64) -> f64 {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let at = (share * (sorted.len().saturating_sub(1)) as f64).round() as usize;
+    sorted.get(at).copied().unwrap_or(f64::NAN)
+}
+
+/// What one contestant reached.
+#[derive(Debug, Clone)]
+pub struct Line {
+    /// Who.
+    pub name: String,
+    /// The figure of each round.
+    pub samples: Vec<f64>,
+}
+
+impl Line {
+    /// A contestant's figures.
+    pub fn new(name: impl Into<String>, samples: Vec<f64>) -> Self {
+        Line { name: name.into(), samples }
+    }
+
+    /// The figure that counts.
+    pub fn median(&self) -> f64 {
+        quantile(&self.samples, 0.5)
+    }
+}
+
+/// A ratio that was hoped for.
+#[derive(Debug, Clone)]
+pub struct Goal {
+    /// What is compared with what.
+    pub what: String,
+    /// What was reached.
+    pub reached: f64,
+    /// What was hoped for.
+    pub bound: f64,
+    /// Whether more is better.
+    pub at_least: bool,
+}
+
+impl Goal {
+    /// At least this ratio.
+    pub fn at_least(what: impl Into<String>, reached: f64, bound: f64) -> Self {
+        Goal { what: what.into(), reached, bound, at_least: true }
+    }
+
+    /// At most this ratio.
+    pub fn at_most(what: impl Into<String>, reached: f64, bound: f64) -> Self {
+        Goal { what: what.into(), reached, bound, at_least: false }
+    }
+
+    fn is_met(&self) -> bool {
+        if self.at_least { self.reached >= self.bound } else { self.reached <= self.bound }
+    }
+}
+
+/// What a bench found.
+#[derive(Debug)]
+pub struct Report {
+    /// Its name.
+    pub title: String,
+    /// What its figures count.
+    pub unit: &'static str,
+    /// Who reached what.
+    pub lines: Vec<Line>,
+    /// The ratios.
+    pub goals: Vec<Goal>,
+    /// What else is to be known.
+    pub notes: Vec<String>,
+}
+
+impl Report {
+    /// For programs.
+    pub fn json(&self) -> Value {
+        let lines: Vec<_> = self
+            .lines
+            .iter()
+            .map(|line| json!({ "name": line.name, "median": line.median(), "rounds": line.samples }))
+            .collect();
+        let goals: Vec<_> = self
+            .goals
+            .iter()
+            .map(|goal| {
+                json!({ "what": goal.what, "reached": goal.reached, "goal": goal.bound,
+                        "at_least": goal.at_least, "met": goal.is_met() })
+            })
+            .collect();
+        json!({ "bench": self.title, "unit": self.unit, "lines": lines, "goals": goals, "notes": self.notes })
+    }
+}
+
+fn number(value: f64) -> String {
+    match value.abs() {
+        v if v >= 1000.0 => format!("{value:.0}"),
+        v if v >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} ({})", self.title, self.unit)?;
+        for line in &self.lines {
+            let (low, high) = (quantile(&line.samples, 0.0), quantile(&line.samples, 1.0));
+            let spread = format!("{} … {}", number(low), number(high));
+            writeln!(f, "  {:<62} {:>10}   {spread}", line.name, number(line.median()))?;
+        }
+        for goal in &self.goals {
+            let sign = if goal.at_least { '≥' } else { '≤' };
+            let met = if goal.is_met() { "met" } else { "MISSED" };
+            writeln!(f, "  {:<62} {:>9.2}×   goal {sign} {}×  {met}", goal.what, goal.reached, goal.bound)?;
+        }
+        for note in &self.notes {
+            writeln!(f, "  {note}")?;
+        }
+        Ok(())
+    }
+}
+
+/// What it was measured on.
+#[derive(Debug)]
+pub struct Machine {
+    cores: usize,
+    fsyncs: f64,
+    postgres: Option<String>,
+}
+
+impl Machine {
+    /// Looks at the machine, and measures how often a second it can flush a page to disk.
+    pub fn look(runtime: &tokio::runtime::Runtime) -> Fallible<Self> {
+        Ok(Machine {
+            cores: std::thread::available_parallelism()?.get(),
+            fsyncs: fsync_rate()?,
+            postgres: runtime.block_on(crate::pg::version()),
+        })
+    }
+
+    /// For programs.
+    pub fn json(&self) -> Value {
+        json!({ "cores": self.cores, "fsyncs_per_second": self.fsyncs, "postgres": self.postgres })
+    }
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let postgres = self.postgres.as_deref().unwrap_or("not there");
+        write!(f, "{} cores, {:.0} fsyncs/s, PostgreSQL {postgres}", self.cores, self.fsyncs)
+    }
+}
+
+/// Pages of 8 KiB written over each other and flushed, for a second.
+fn fsync_rate() -> Fallible<f64> {
+    let mut file: File = tempfile::tempfile_in(".")?;
+    let page = [7_u8; 8192];
+    file.write_all(&page)?;
+    file.sync_all()?;
+    let (start, mut count) = (Instant::now(), 0_u32);
+    while start.elapsed() < Duration::from_secs(1) {
+        file.seek(SeekFrom::Start(0))?;
+        file.write_all(&page)?;
+        file.sync_data()?;
+        count += 1;
+    }
+    Ok(f64::from(count) / start.elapsed().as_secs_f64())
+}

@@ -1,0 +1,151 @@
+//! Seed 002's own operations, ours against its statements, by equally many tasks.
+
+use std::sync::Arc;
+
+use hapax::backend::postgres::PgLedger;
+use hapax::guard::ProcessingResult;
+use hapax::{EventId, Guard};
+use sqlx::postgres::PgConnection;
+use sqlx::{AssertSqlSafe, PgPool};
+
+use crate::harness::{Contestant, Fallible, Goal, Options, Report, interleave, rate};
+use crate::pg::{Schema, ids, pool};
+use crate::rivals::{self, CheckThenInsert, PerEvent};
+
+/// Connections of each side: seed 002's default pool.
+const CONNECTIONS: usize = 50;
+/// Tasks that call, on both sides.
+const TASKS: usize = 500;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Op {
+    IsProcessed,
+    MarkProcessed,
+    ProcessIfNew,
+}
+
+/// Seed 002's statements for an operation.
+#[derive(Debug, Clone)]
+struct Seed {
+    op: Op,
+    check: Arc<str>,
+    insert: Arc<str>,
+    both: CheckThenInsert,
+}
+
+impl PerEvent for Seed {
+    async fn run(&self, connection: &mut PgConnection, id: &EventId) -> sqlx::Result<()> {
+        match self.op {
+            Op::IsProcessed => {
+                let _: bool = sqlx::query_scalar(AssertSqlSafe(Arc::clone(&self.check)))
+                    .bind(&*id.as_str())
+                    .fetch_one(connection)
+                    .await?;
+                Ok(())
+            }
+            Op::MarkProcessed => sqlx::query(AssertSqlSafe(Arc::clone(&self.insert)))
+                .bind(&*id.as_str())
+                .bind(None::<&str>)
+                .execute(connection)
+                .await
+                .map(drop),
+            Op::ProcessIfNew => self.both.run(connection, id).await,
+        }
+    }
+}
+
+async fn ours(guard: &Guard<PgLedger>, op: Op, ids: Vec<EventId>) -> Fallible<f64> {
+    let (count, ids) = (ids.len(), Arc::new(ids));
+    rate(count, async {
+        let mut tasks = tokio::task::JoinSet::new();
+        for task in 0..TASKS {
+            let (guard, ids) = (guard.clone(), Arc::clone(&ids));
+            tasks.spawn(async move {
+                for id in ids.iter().skip(task).step_by(TASKS) {
+                    let fine = match op {
+                        Op::IsProcessed => guard.is_processed(id).await?,
+                        Op::MarkProcessed => guard.mark_processed(id, None).await?.is_claimed(),
+                        Op::ProcessIfNew => {
+                            let result = guard.process_if_new(id, || async { Ok::<(), String>(()) }).await?;
+                            result == ProcessingResult::Success
+                        }
+                    };
+                    if !fine {
+                        return Err(hapax::Error::Corrupt(format!(
+                            "{op:?} of {id} came to the wrong answer"
+                        )));
+                    }
+                }
+                Ok(())
+            });
+        }
+        while let Some(done) = tasks.join_next().await {
+            done??;
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// Runs it.
+pub async fn run(options: &Options) -> Fallible<Vec<Report>> {
+    let seeds = pool(CONNECTIONS as u32).await?;
+    let (mine, theirs) = (Schema::fresh(&seeds).await?, Schema::fresh(&seeds).await?);
+    rivals::seed_table(&theirs, &seeds).await?;
+    let guard = mine.guard(CONNECTIONS as u32).await?;
+    // Ids that both know, for the question whether they do.
+    let known = ids(options.events(10_000));
+    rivals::per_call(&seeds, TASKS, known.clone(), CheckThenInsert::new(&theirs)).await?;
+    ours(&guard, Op::MarkProcessed, known.clone()).await?;
+    let mut reports = Vec::new();
+    for op in [Op::IsProcessed, Op::MarkProcessed, Op::ProcessIfNew] {
+        reports.push(compare(options, op, &guard, &seeds, &theirs, &known).await?);
+    }
+    drop(guard);
+    mine.drop().await?;
+    theirs.drop().await?;
+    Ok(reports)
+}
+
+async fn compare(
+    options: &Options,
+    op: Op,
+    guard: &Guard<PgLedger>,
+    seeds: &PgPool,
+    theirs: &Schema,
+    known: &[EventId],
+) -> Fallible<Report> {
+    let name = match op {
+        Op::IsProcessed => "is_processed",
+        Op::MarkProcessed => "mark_processed",
+        Op::ProcessIfNew => "process_if_new",
+    };
+    let seed = Seed {
+        op,
+        check: rivals::check_sql(&theirs.name),
+        insert: rivals::insert_sql(&theirs.name),
+        both: CheckThenInsert::new(theirs),
+    };
+    let next = || if op == Op::IsProcessed { known.to_vec() } else { ids(known.len()) };
+    let lines = interleave(
+        options.rounds,
+        vec![
+            Contestant::new(format!("hapax, {TASKS} tasks, {CONNECTIONS} connections"), || {
+                ours(guard, op, next())
+            }),
+            Contestant::new(
+                format!("seed 002's statements, {TASKS} tasks, {CONNECTIONS} connections"),
+                || rivals::per_call(seeds, TASKS, next(), seed.clone()),
+            ),
+        ],
+    )
+    .await?;
+    let ratio = lines[0].median() / lines[1].median();
+    Ok(Report {
+        title: format!("{name} on PostgreSQL"),
+        unit: "calls/s",
+        goals: vec![Goal::at_least(format!("{name} / seed 002"), ratio, 1.0)],
+        lines,
+        notes: Vec::new(),
+    })
+}

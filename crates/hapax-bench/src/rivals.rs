@@ -1,0 +1,321 @@
+//! What a user would write instead.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use hapax::EventId;
+use sqlx::postgres::PgConnection;
+use sqlx::{AssertSqlSafe, PgPool};
+use uuid::Uuid;
+
+use crate::harness::{Fallible, rate};
+use crate::pg::{Schema, execute, pool};
+
+/// Seed 002's table, with all its indexes.
+pub async fn seed_table(schema: &Schema, on: &PgPool) -> Fallible<()> {
+    let s = &schema.name;
+    execute(
+        on,
+        format!(
+            "create table {s}.processed_events (id uuid default gen_random_uuid() primary key, \
+             event_id varchar(255) not null unique, processed_at timestamptz default now(), metadata jsonb); \
+             create unique index idx_processed_events_event_id on {s}.processed_events (event_id); \
+             create index idx_processed_events_processed_at on {s}.processed_events (processed_at)"
+        ),
+    )
+    .await
+    .map(drop)
+}
+
+/// The least a table needs to know the same key: what the best hand-written statement would write to.
+pub async fn bare_table(schema: &Schema, on: &PgPool) -> Fallible<()> {
+    let s = &schema.name;
+    execute(
+        on,
+        format!(
+            "create table {s}.bare (at timestamptz not null, scope int not null, state \"char\" not null default 'D', \
+             id bytea not null); create unique index bare_key on {s}.bare (scope, id)"
+        ),
+    )
+    .await
+    .map(drop)
+}
+
+/// A plain table with the ledger's own columns and key: the same row, without the ledger.
+pub async fn twin_table(schema: &Schema, on: &PgPool) -> Fallible<()> {
+    let s = &schema.name;
+    execute(
+        on,
+        format!(
+            "create table {s}.twin (first_at timestamptz not null, at timestamptz not null, token bigint not null, \
+             nonce bigint not null, scope int not null, owner int, week smallint not null, attempts smallint not null, \
+             flags smallint not null, state \"char\" not null, id bytea not null, fingerprint bytea); \
+             create unique index twin_key on {s}.twin (scope, id)"
+        ),
+    )
+    .await
+    .map(drop)
+}
+
+/// One thing that is done to one event on a connection.
+pub trait PerEvent: Send + Sync + 'static {
+    /// Does it.
+    fn run(
+        &self,
+        connection: &mut PgConnection,
+        id: &EventId,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send;
+}
+
+/// Events per second when so many workers, each with a connection of its own, take one event after the other.
+pub async fn per_event(on: &PgPool, workers: usize, ids: Vec<EventId>, what: impl PerEvent) -> Fallible<f64> {
+    work(on, workers, ids, what, true).await
+}
+
+/// The same, but each call takes a connection from the pool, as seed 002's library does.
+pub async fn per_call(on: &PgPool, workers: usize, ids: Vec<EventId>, what: impl PerEvent) -> Fallible<f64> {
+    work(on, workers, ids, what, false).await
+}
+
+async fn work(
+    on: &PgPool,
+    workers: usize,
+    ids: Vec<EventId>,
+    what: impl PerEvent,
+    keep: bool,
+) -> Fallible<f64> {
+    let (ids, next, what) = (Arc::new(ids), Arc::new(AtomicUsize::new(0)), Arc::new(what));
+    rate(ids.len(), async {
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..workers {
+            let (ids, next, what, on) = (Arc::clone(&ids), Arc::clone(&next), Arc::clone(&what), on.clone());
+            tasks.spawn(async move {
+                let mut kept = if keep { Some(on.acquire().await?) } else { None };
+                while let Some(id) = ids.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    match &mut kept {
+                        Some(connection) => what.run(connection, id).await?,
+                        None => what.run(&mut *on.acquire().await?, id).await?,
+                    }
+                }
+                Ok::<(), sqlx::Error>(())
+            });
+        }
+        while let Some(done) = tasks.join_next().await {
+            done??;
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// A pool as large as the number of workers that does best, found by a short try of each.
+pub async fn best_pool<W: PerEvent + Clone>(what: &W, events: usize) -> Fallible<(PgPool, usize)> {
+    let mut best = (0.0, None);
+    for workers in [8, 16, 32, 64] {
+        let on = pool(workers as u32).await?;
+        per_event(&on, workers, crate::pg::ids(events / 4), what.clone()).await?; // statements are prepared now
+        let reached = per_event(&on, workers, crate::pg::ids(events), what.clone()).await?;
+        if reached > best.0 {
+            best = (reached, Some((on, workers)));
+        }
+    }
+    best.1.ok_or_else(|| "no number of workers got anything done".into())
+}
+
+/// Seed 002: `SELECT EXISTS`, then `INSERT … ON CONFLICT DO NOTHING`, per event.
+#[derive(Debug, Clone)]
+pub struct CheckThenInsert {
+    check: Arc<str>,
+    insert: Arc<str>,
+}
+
+impl CheckThenInsert {
+    /// On the seed's table in this schema.
+    pub fn new(schema: &Schema) -> Self {
+        CheckThenInsert { check: check_sql(&schema.name), insert: insert_sql(&schema.name) }
+    }
+}
+
+/// Seed 002's `is_processed`.
+pub fn check_sql(schema: &str) -> Arc<str> {
+    format!("select exists (select 1 from {schema}.processed_events where event_id = $1)").into()
+}
+
+/// Seed 002's `mark_processed`.
+pub fn insert_sql(schema: &str) -> Arc<str> {
+    format!(
+        "insert into {schema}.processed_events (event_id, processed_at, metadata) values ($1, now(), $2::text::jsonb) \
+         on conflict (event_id) do nothing"
+    )
+    .into()
+}
+
+impl PerEvent for CheckThenInsert {
+    async fn run(&self, connection: &mut PgConnection, id: &EventId) -> sqlx::Result<()> {
+        let id = id.as_str();
+        let there: bool = sqlx::query_scalar(AssertSqlSafe(Arc::clone(&self.check)))
+            .bind(&*id)
+            .fetch_one(&mut *connection)
+            .await?;
+        if !there {
+            sqlx::query(AssertSqlSafe(Arc::clone(&self.insert)))
+                .bind(&*id)
+                .bind(None::<&str>)
+                .execute(connection)
+                .await?;
+        }
+        Ok(())
+    }
+}
+
+/// Two bare statements per event: a row is inserted, then updated by its key.
+#[derive(Debug, Clone)]
+pub struct InsertThenUpdate {
+    insert: Arc<str>,
+    update: Arc<str>,
+}
+
+impl InsertThenUpdate {
+    /// On the bare table in this schema.
+    pub fn new(schema: &Schema) -> Self {
+        let s = &schema.name;
+        InsertThenUpdate {
+            insert: format!(
+                "insert into {s}.bare (at, scope, state, id) values (clock_timestamp(), 1, 'L', $1) on conflict do nothing"
+            )
+            .into(),
+            update: format!(
+                "update {s}.bare set state = 'D', at = clock_timestamp() where scope = 1 and id = $1 and state = 'L'"
+            )
+            .into(),
+        }
+    }
+}
+
+impl PerEvent for InsertThenUpdate {
+    async fn run(&self, connection: &mut PgConnection, id: &EventId) -> sqlx::Result<()> {
+        for sql in [&self.insert, &self.update] {
+            sqlx::query(AssertSqlSafe(Arc::clone(sql))).bind(&*id.key()).execute(&mut *connection).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Which plain table a multi-row statement writes to.
+#[derive(Debug, Clone, Copy)]
+pub enum Into {
+    /// The least that knows the key.
+    Bare,
+    /// The ledger's own columns.
+    Twin,
+}
+
+/// The best hand-written multi-row `INSERT … ON CONFLICT`: events per second over two connections.
+pub async fn multi_row(
+    on: &PgPool,
+    schema: &Schema,
+    into: Into,
+    batch: usize,
+    ids: Vec<EventId>,
+) -> Fallible<f64> {
+    let s = &schema.name;
+    let sql: Arc<str> = match into {
+        Into::Bare => format!(
+            "insert into {s}.bare (at, scope, id) select clock_timestamp(), 1, u from unnest($1::bytea[]) u \
+             on conflict do nothing"
+        ),
+        Into::Twin => format!(
+            "insert into {s}.twin (first_at, at, token, nonce, scope, week, attempts, flags, state, id) \
+             select now(), now(), 1, u.nonce, 1, 1, 1, 0, 'D', u.id from unnest($1::bytea[], $2::bigint[]) u(id, nonce) \
+             on conflict do nothing"
+        ),
+    }
+    .into();
+    let count = ids.len();
+    let ids = Arc::new(ids);
+    let next = Arc::new(AtomicUsize::new(0));
+    rate(count, async {
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..2 {
+            let (ids, next, sql, on) = (Arc::clone(&ids), Arc::clone(&next), Arc::clone(&sql), on.clone());
+            tasks.spawn(async move {
+                let mut connection = on.acquire().await?;
+                loop {
+                    let from = next.fetch_add(batch, Ordering::Relaxed);
+                    let Some(part) = ids.get(from.min(ids.len())..(from + batch).min(ids.len())) else {
+                        break;
+                    };
+                    if part.is_empty() {
+                        break;
+                    }
+                    let keys: Vec<_> = part.iter().map(EventId::key).collect();
+                    let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
+                    let mut query = sqlx::query(AssertSqlSafe(Arc::clone(&sql))).bind(&keys);
+                    if matches!(into, Into::Twin) {
+                        query = query.bind((0..part.len() as i64).collect::<Vec<_>>());
+                    }
+                    query.execute(&mut *connection).await?;
+                }
+                Ok::<(), sqlx::Error>(())
+            });
+        }
+        while let Some(done) = tasks.join_next().await {
+            done??;
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// `COPY` of the same rows into the bare table, a batch per transaction, over two connections. It cannot skip a duplicate.
+pub async fn copy(on: &PgPool, schema: &Schema, batch: usize, ids: Vec<EventId>) -> Fallible<f64> {
+    let sql: Arc<str> =
+        format!("copy {}.bare (at, scope, id) from stdin (format binary)", schema.name).into();
+    let at = 800_000_000_000_000_i64.to_be_bytes(); // microseconds since 2000
+    let parts: Vec<Vec<Uuid>> =
+        ids.chunks(batch).map(|part| part.iter().filter_map(EventId::as_uuid).collect()).collect();
+    let (parts, next) = (Arc::new(parts), Arc::new(AtomicUsize::new(0)));
+    rate(ids.len(), async {
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..2 {
+            let (parts, next, sql, on) =
+                (Arc::clone(&parts), Arc::clone(&next), Arc::clone(&sql), on.clone());
+            tasks.spawn(async move {
+                let mut connection = on.acquire().await?;
+                while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let mut bytes = b"PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0".to_vec();
+                    for id in part {
+                        bytes.extend_from_slice(&3_i16.to_be_bytes());
+                        for value in [&at[..], &1_i32.to_be_bytes()[..], &id.as_bytes()[..]] {
+                            bytes.extend_from_slice(&(value.len() as i32).to_be_bytes());
+                            bytes.extend_from_slice(value);
+                        }
+                    }
+                    bytes.extend_from_slice(&(-1_i16).to_be_bytes());
+                    let mut copy = connection.copy_in_raw(&sql).await?;
+                    copy.send(bytes).await?;
+                    copy.finish().await?;
+                }
+                Ok::<(), sqlx::Error>(())
+            });
+        }
+        while let Some(done) = tasks.join_next().await {
+            done??;
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// The batch size with which the multi-row statement does best, found by a short try of each.
+pub async fn best_batch(on: &PgPool, schema: &Schema, events: usize) -> Fallible<usize> {
+    let mut best = (0.0, 1000);
+    for batch in [200, 500, 1000, 2000, 5000] {
+        multi_row(on, schema, Into::Bare, batch, crate::pg::ids(events)).await?;
+        let reached = multi_row(on, schema, Into::Bare, batch, crate::pg::ids(events)).await?;
+        if reached > best.0 {
+            best = (reached, batch);
+        }
+    }
+    Ok(best.1)
+}

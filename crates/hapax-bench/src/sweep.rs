@@ -1,0 +1,150 @@
+//! Dropping a week through the ledger's sweep against deleting its rows, and what claims notice of it meanwhile.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use hapax::backend::postgres::PgLedger;
+use hapax::ledger::SweepTerms;
+use hapax::{EventId, Guard, Ledger};
+use sqlx::{AssertSqlSafe, Executor, PgPool};
+
+use crate::harness::{Fallible, Goal, Line, Options, Report, quantile};
+use crate::pg::{Schema, execute, fill_week, pool, this_week};
+
+/// Tasks that claim meanwhile.
+const CLAIMERS: usize = 64;
+/// How long claims are watched at least, with a sweep and without.
+const WATCH: Duration = Duration::from_secs(3);
+
+/// Claims that go on until they are told to stop, and how long each took, in milliseconds.
+struct Load {
+    stop: Arc<AtomicBool>,
+    tasks: tokio::task::JoinSet<hapax::Result<Vec<f64>>>,
+}
+
+impl Load {
+    fn start(guard: &Guard<PgLedger>) -> Self {
+        let (stop, mut tasks) = (Arc::new(AtomicBool::new(false)), tokio::task::JoinSet::new());
+        for _ in 0..CLAIMERS {
+            let (guard, stop) = (guard.clone(), Arc::clone(&stop));
+            tasks.spawn(async move {
+                let mut took = Vec::new();
+                while !stop.load(Ordering::Relaxed) {
+                    let start = Instant::now();
+                    let _ = guard.mark_processed(EventId::now_v7(), None).await?.is_claimed();
+                    took.push(start.elapsed().as_secs_f64() * 1e3);
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+                Ok(took)
+            });
+        }
+        Load { stop, tasks }
+    }
+
+    async fn stop(mut self) -> Fallible<Vec<f64>> {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut all = Vec::new();
+        while let Some(took) = self.tasks.join_next().await {
+            all.extend(took??);
+        }
+        Ok(all)
+    }
+}
+
+/// What one round found.
+struct Round {
+    seal: f64,
+    sweep: f64,
+    delete: f64,
+    before: f64,
+    meanwhile: f64,
+}
+
+async fn round(
+    on: &PgPool,
+    schema: &Schema,
+    guard: &Guard<PgLedger>,
+    week: i64,
+    rows: u64,
+) -> Fallible<Round> {
+    let s = &schema.name;
+    execute(on, format!("delete from {s}.dropped")).await?;
+    fill_week(on, s, week, rows).await?;
+    execute(on, format!("vacuum (analyze) {s}.entry_{week}")).await?;
+    execute(on, "checkpoint").await?;
+    // The rival first, and undone, so that the same rows are there for the subject.
+    let start = Instant::now();
+    let mut tx = on.begin().await?;
+    (&mut *tx).execute(AssertSqlSafe(format!("delete from {s}.entry_{week}"))).await?;
+    let delete = start.elapsed().as_secs_f64();
+    tx.rollback().await?;
+    execute(on, format!("vacuum {s}.entry_{week}")).await?;
+    // Nobody has written to it for longer than the retention.
+    execute(on, format!("delete from {s}.touch where week = {week}")).await?;
+    execute(on, format!("insert into {s}.touch values ({week}, now() - interval '20 days')")).await?;
+    execute(on, "checkpoint").await?;
+    // A sweep before its time: the week is over, and is counted once. The background sweeper does so within the hour.
+    let start = Instant::now();
+    let terms = |days: u64| SweepTerms {
+        retention: Duration::from_secs(days * 86_400),
+        batch_max: 10_000,
+        dry_run: false,
+    };
+    let early = guard.ledger().sweep(terms(3650)).await?;
+    let seal = start.elapsed().as_secs_f64();
+    if !early.weeks.is_empty() {
+        return Err("a sweep dropped a week before its time".into());
+    }
+    let load = Load::start(guard);
+    tokio::time::sleep(WATCH).await;
+    let before = quantile(&load.stop().await?, 0.99);
+    let load = Load::start(guard);
+    let start = Instant::now();
+    let swept = guard.ledger().sweep(terms(7)).await?;
+    let sweep = start.elapsed().as_secs_f64();
+    tokio::time::sleep(WATCH.saturating_sub(start.elapsed())).await;
+    let meanwhile = quantile(&load.stop().await?, 0.99);
+    if swept.weeks.len() != 1 {
+        return Err(format!("the sweep dropped {} weeks instead of one", swept.weeks.len()).into());
+    }
+    Ok(Round { seal, sweep, delete, before, meanwhile })
+}
+
+/// Runs it.
+pub async fn run(options: &Options) -> Fallible<Report> {
+    let on = pool(2).await?;
+    let schema = Schema::fresh(&on).await?;
+    let guard = schema.guard(4).await?;
+    let rows = options.held(10_000_000);
+    let mut rounds = Vec::new();
+    for number in 0..options.rounds {
+        let week = this_week() - 10 - number as i64;
+        rounds.push(round(&on, &schema, &guard, week, rows).await?);
+    }
+    drop(guard);
+    schema.drop().await?;
+    let line = |name: String, of: fn(&Round) -> f64| Line::new(name, rounds.iter().map(of).collect());
+    let lines = vec![
+        line(format!("sweep of a week of {rows} rows, s"), |round| round.sweep),
+        line("DELETE of the same rows (not counting VACUUM), s".into(), |round| round.delete),
+        line("sealing it, once, in an earlier sweep, s".into(), |round| round.seal),
+        line(format!("p99 of claims, {CLAIMERS} tasks, no sweep, ms"), |round| round.before),
+        line(format!("p99 of claims, {CLAIMERS} tasks, from the sweep's start on, ms"), |round| {
+            round.meanwhile
+        }),
+    ];
+    Ok(Report {
+        title: "dropping a week, PostgreSQL".into(),
+        unit: "as said",
+        goals: vec![
+            Goal::at_least("DELETE's time / sweep's time", lines[1].median() / lines[0].median(), 100.0),
+            Goal::at_most("p99 of claims, with / without sweep", lines[4].median() / lines[3].median(), 2.0),
+        ],
+        notes: vec![format!(
+            "counting the seal to the sweep: {:.1}×",
+            lines[1].median() / (lines[0].median() + lines[2].median())
+        )],
+        lines,
+    })
+}
