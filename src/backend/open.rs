@@ -109,7 +109,12 @@ pub fn schema_sql(url: &str, schema: &str) -> Result<String> {
 #[cfg(feature = "sqlite")]
 #[allow(clippy::unused_async)] // opening a file does not wait; a server would
 async fn open_sqlite(path: &str, settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
-    Ok(Arc::new(super::sqlite::SqliteLedger::open(path, settings.ledger.clone())?))
+    use super::sqlite::SqliteLedger;
+    let open = match settings.migrate {
+        Migrate::Auto => SqliteLedger::open,
+        Migrate::Check => SqliteLedger::open_existing,
+    };
+    Ok(Arc::new(open(path, settings.ledger.clone())?))
 }
 
 #[cfg(not(feature = "sqlite"))]

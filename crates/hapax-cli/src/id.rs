@@ -1,7 +1,8 @@
 //! `hapax id`: make, derive and read event ids.
 
 use clap::{Args, Subcommand};
-use hapax::ledger::{IdentityRule, Week};
+use hapax::clock::{Clock as _, SystemClock};
+use hapax::ledger::{IdentityRule, Settings, Week};
 use hapax::{EventId, Time};
 use serde_json::{Value, json};
 
@@ -113,6 +114,9 @@ fn note(text: &str, id: &EventId, week: Week) -> Option<&'static str> {
     }
     if id.v7_millis().is_some() && week.is_timeless() {
         return Some("its time lies outside 2000 to 2100, so it has no week");
+    }
+    if week.may_be_made(SystemClock.now(), Settings::default().weeks_ahead).is_err() {
+        return Some("its time is more than 28 days ahead of this clock: a ledger refuses it");
     }
     if text.trim() != text {
         return Some("it begins or ends with white space, which counts");

@@ -40,6 +40,15 @@ fn ids_are_inspected() {
     let ran = run(dir.path(), &["id", "inspect", "order\u{1b}[2J-17", "  ", &v7.to_uppercase()]).code(4);
     assert!(!ran.out.contains('\u{1b}') && ran.out.contains("order\\u{1b}[2J-17"), "{}", ran.out);
     assert!(ran.out.contains("blank") && ran.out.contains("looks like a UUID"), "{}", ran.out);
+    // A time that no ledger takes, and one that is in no week.
+    for (id, part) in [
+        ("0372f1c8-5b7e-7c3a-9f51-2f6f1f3b7c10", "28 days"),
+        ("00000000-5b7e-7c3a-9f51-2f6f1f3b7c10", "2000 to 2100"),
+        ("ffffffff-5b7e-7c3a-9f51-2f6f1f3b7c10", "2000 to 2100"),
+    ] {
+        let report = run(dir.path(), &["id", "inspect", "--json", id]).code(0).json();
+        assert!(report["note"].as_str().is_some_and(|note| note.contains(part)), "{report}");
+    }
     let long = "x".repeat(256);
     let ran = run(dir.path(), &["id", "inspect", "--json", &long]).code(4);
     assert!(ran.json()["problem"].as_str().unwrap().contains("255"));
@@ -60,6 +69,7 @@ fn config_says_where_values_came_from_and_hides_secrets() {
     let ran: common::Ran = show(&[]);
     let ran = ran.code(0);
     assert!(!ran.out.contains("s3cret") && ran.out.contains("postgres://app:***@db/orders"), "{}", ran.out);
+    assert!(ran.out.contains("HAPAX_LEASE_OWNER, PROCESSED_EVENT_OWNER"), "{}", ran.out);
     let ran: common::Ran = show(&["--json"]);
     assert!(!ran.out.contains("s3cret"));
     let json = ran.json();
@@ -84,6 +94,7 @@ fn configuration_mistakes_are_sentences_and_exit_2() {
     };
     for (name, value, part) in [
         ("HAPAX_LEDGER_ULR", "x", "HAPAX_LEDGER_ULR"),
+        ("PROCESSED_EVENT_OWNRE", "x", "PROCESSED_EVENT_OWNRE"),
         ("HAPAX_LEDGER_RETENTION_DAYS", "0", "1 to 36500"),
         ("PROCESSED_EVENT_HEARTBEAT_INTERVAL_SECONDS", "900", "shorter than"),
         ("HAPAX_LEDGER_URL_FILE", "/no/such/file", "cannot be read"),

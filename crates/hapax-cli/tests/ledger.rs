@@ -127,3 +127,61 @@ fn a_sweep_can_be_seen() {
     let ran = ran.code(3);
     assert!(ran.err.contains("--metrics"), "{}", ran.err);
 }
+
+#[test]
+fn a_rehearsal_needs_no_name() {
+    let dir = filled();
+    let release = |args: &[&str]| -> Ran {
+        let fixed = ["ledger", "--ledger", URL, "release", "--scope", "billing", "--why", "test", "held"];
+        let mut command = common::hapax(dir.path(), &[&fixed, args].concat());
+        command.env_remove("USER").env_remove("LOGNAME").output().unwrap().into()
+    };
+    release(&["--dry-run"]).code(0);
+    assert!(release(&["--yes"]).code(2).err.contains("--by"));
+    assert_eq!(state(dir.path(), "held"), "leased");
+}
+
+/// Whatever the command, only `init` makes something.
+const LOOKS: [&[&str]; 9] = [
+    &["stat"],
+    &["ls"],
+    &["show", "--scope", "s", "x"],
+    &["check"],
+    &["sweep"],
+    &["retry", "--scope", "s", "--why", "w", "--yes", "x"],
+    &["release", "--scope", "s", "--why", "w", "--yes", "x"],
+    &["kill", "--scope", "s", "--why", "w", "--yes", "x"],
+    &["forget", "--scope", "s", "--why", "w", "--yes", "x"],
+];
+
+#[test]
+fn looking_makes_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    for args in LOOKS {
+        let ran = ledger(dir.path(), args).code(3);
+        assert!(ran.err.contains("hapax ledger init"), "{}", ran.err);
+    }
+    // A file that is somebody else's stays as it is.
+    let file = dir.path().join("ledger.db");
+    for content in [&b""[..], b"SQLite format 3"] {
+        std::fs::write(&file, content).unwrap();
+        for args in LOOKS {
+            assert_ne!(ledger(dir.path(), args).code, Some(0), "{args:?}");
+        }
+        assert_eq!(std::fs::read(&file).unwrap(), content);
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn looking_makes_no_schema() {
+    let Ok(url) = std::env::var("HAPAX_TEST_POSTGRES_URL") else {
+        return println!("skipped: HAPAX_TEST_POSTGRES_URL is not set");
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let schema = format!("ledger.schema=looked_at_{}", std::process::id());
+    for args in LOOKS {
+        let ran = run(dir.path(), &[&["ledger", "--ledger", &url, "--set", &schema], args].concat()).code(3);
+        assert!(ran.err.contains("there is no ledger in schema"), "{}", ran.err);
+    }
+}

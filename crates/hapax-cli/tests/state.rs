@@ -148,6 +148,21 @@ fn a_state_that_cannot_be_had_is_a_sentence() {
         .code(3);
     assert!(ran.out.is_empty() && ran.err.lines().count() <= 2, "{}", ran.err);
     std::fs::write(dir.path().join("text"), "this is no database at all, it only looks like a file").unwrap();
-    let ran = run_with(dir.path(), &["filter", "--state", "text"], b"{\"event_id\":1}\n");
-    assert!(matches!(ran.code, Some(1 | 3)) && ran.out.is_empty(), "{:?} {}", ran.code, ran.err);
+    let ran = run_with(dir.path(), &["filter", "--state", "text"], b"{\"event_id\":1}\n").code(2);
+    assert!(ran.out.is_empty() && ran.err.contains("not an SQLite database"), "{}", ran.err);
+}
+
+#[test]
+fn mistakes_about_the_state_are_sentences() {
+    let dir = tempfile::tempdir().unwrap();
+    let ran = run(dir.path(), &["filter", "--ledger", "sqlite:seen.db"]).code(2);
+    assert!(ran.err.contains("--state") && !ran.err.contains("lines"), "{}", ran.err);
+    std::fs::write(dir.path().join("notes.txt"), "no database at all, but long enough\n".repeat(100))
+        .unwrap();
+    let ran = run(dir.path(), &["filter", "--state", "notes.txt"]).code(2);
+    assert!(ran.err.contains("notes.txt") && ran.err.contains("not an SQLite database"), "{}", ran.err);
+    for args in [&["filter", "nofile"][..], &["filter", "--json", "nofile"]] {
+        let ran = run(dir.path(), args).code(2);
+        assert!(ran.err.starts_with("hapax: nofile cannot be opened"), "{}", ran.err);
+    }
 }

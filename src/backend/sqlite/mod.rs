@@ -110,6 +110,20 @@ impl SqliteLedger {
         Self::open_with_clock(path, settings, Arc::new(SystemClock))
     }
 
+    /// Opens a file that holds a ledger of this build's schema. Any other is left as it is, and none is made.
+    pub fn open_existing(path: impl AsRef<Path>, settings: Settings) -> Result<Self> {
+        let path = path.as_ref();
+        let found = connect::open(path, Access::Read)?;
+        if connect::patiently(|| schema::current(&found))?.is_none() {
+            return Err(Error::Schema(format!(
+                "there is no ledger in {}, or an older one, and migrate is `check`; run `hapax ledger init`",
+                path.display()
+            )));
+        }
+        drop(found);
+        Self::open(path, settings)
+    }
+
     /// Opens a file, with a clock of your own.
     pub fn open_with_clock(
         path: impl AsRef<Path>,

@@ -163,7 +163,7 @@ pub(super) fn migrate(conn: &Connection, rule: IdentityRule) -> Result<Meta> {
 }
 
 /// The ledger's facts, if the file needs no migration.
-fn current(conn: &Connection) -> Result<Option<Meta>> {
+pub(super) fn current(conn: &Connection) -> Result<Option<Meta>> {
     let Some(meta) = Meta::read(conn)? else { return Ok(None) };
     meta.must_accept_us()?;
     Ok((meta.version >= VERSION).then_some(meta))

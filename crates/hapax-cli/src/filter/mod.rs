@@ -10,8 +10,8 @@ mod scan;
 mod seen;
 
 use std::fs::File;
-use std::io::{IsTerminal as _, Write as _};
-use std::path::PathBuf;
+use std::io::{IsTerminal as _, Read as _, Write as _};
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
@@ -150,6 +150,11 @@ pub fn run(
     if matches!(args.window, Some(Window::Time(_))) != args.time.is_some() {
         return Err(Failure::config("a --window of time needs --time, and only such a window does"));
     }
+    if global.ledger.is_some() {
+        return Err(Failure::config(
+            "a filter does not use --ledger; --state FILE names the SQLite file in which it remembers",
+        ));
+    }
     let config = global.load()?;
     let scan = Scan::new(&args.id, args.time.as_deref())?;
     let mut files = args.files.clone();
@@ -160,6 +165,8 @@ pub fn run(
         (Some(path), _) => {
             let mut settings = config.open_settings();
             settings.ledger.identity = hapax::ledger::IdentityRule::Id;
+            settings.migrate = hapax::config::Migrate::Auto;
+            must_be_a_database(path)?;
             let ledger = runtime.block_on(backend::open(&format!("sqlite:{}", path.display()), &settings))?;
             Box::new(InLedger::new(runtime, ledger, args.scope.clone(), args.show == Show::Duplicates)?)
         }
@@ -177,9 +184,27 @@ pub fn run(
     };
     let ended = filter.run(&input::start(files, scan, args.line_bytes_max)?);
     filter.counts.late = filter.seen.late();
-    filter.report(global.json);
+    // An input that could not even be opened gives nothing to count.
+    if ended.is_ok() || filter.counts.read > 0 || filter.counts.blank > 0 {
+        filter.report(global.json);
+    }
     ended?;
     Ok(if filter.counts.refused > 0 { failure::BROKEN_PROMISE } else { 0 })
+}
+
+/// A file that never was a state is a mistake in its name, not a damaged state.
+fn must_be_a_database(path: &Path) -> Result<(), Failure> {
+    const MAGIC: &[u8] = b"SQLite format 3\0";
+    if !path.is_file() {
+        return Ok(()); // for the ledger to make, or to say something about
+    }
+    let mut head = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(MAGIC.len() as u64).read_to_end(&mut head));
+    // What cannot be read is for the ledger to say too; an empty file becomes one.
+    if read.is_err() || head.is_empty() || head == MAGIC {
+        return Ok(());
+    }
+    Err(Failure::config(format!("--state {} is not an SQLite database; it was not touched", path.display())))
 }
 
 fn open_broken(path: &PathBuf) -> Result<File, Failure> {

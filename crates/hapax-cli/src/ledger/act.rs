@@ -147,6 +147,9 @@ async fn intervene(ledger: &dyn Ledger, request: Intervene) -> Result<(Intervent
 fn who(args: &ActArgs) -> Result<String, Failure> {
     let user = || std::env::var("USER").ok().or_else(|| std::env::var("LOGNAME").ok());
     let by = args.by.clone().or_else(user).filter(|by| !by.trim().is_empty());
+    if by.is_none() && args.dry_run {
+        return Ok("nobody".to_owned()); // there will be no audit row
+    }
     by.ok_or_else(|| Failure::config("nobody is named for the audit row: $USER is not set, give --by NAME"))
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use clap::{Args, Subcommand};
 use hapax::Ledger;
 use hapax::backend;
-use hapax::config::{Config, sqlite_path};
+use hapax::config::{Config, Migrate, sqlite_path};
 use hapax::ledger::Intervention;
 use serde_json::json;
 
@@ -118,5 +118,6 @@ async fn open(config: &Config) -> Result<Arc<dyn Ledger>, Failure> {
     // `check` tells what is wrong with a server, and looking is always allowed.
     let mut settings = config.open_settings();
     settings.refuse = false;
+    settings.migrate = Migrate::Check;
     Ok(backend::open(&config.ledger.url, &settings).await?)
 }
