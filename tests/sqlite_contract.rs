@@ -1,5 +1,6 @@
 //! The SQLite ledger passes the conformance suite.
 #![cfg(all(feature = "testing", feature = "sqlite"))]
+#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::sync::Arc;
 use std::time::Duration;

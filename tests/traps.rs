@@ -87,14 +87,14 @@ async fn t38_a_claim_can_wait_and_a_late_worker_overwrites_nothing() {
     let late = first(guard.lease("e").await.unwrap());
     clock.advance(LEASE + Duration::from_secs(1));
     let next = first(guard.lease("e").await.unwrap());
-    let waiter = {
+    let waiting = {
         let guard = guard.clone();
         tokio::spawn(async move { guard.lease_or_wait("e", Duration::from_secs(60)).await })
     };
     let newest = hapax::ledger::Metadata::new(r#"{"by":"next"}"#).unwrap();
     next.done_with(newest.clone()).await.unwrap();
-    let waited = waiter.await.unwrap().unwrap();
-    assert!(matches!(waited, Outcome::Duplicate(_)), "{waited:?}");
+    let outcome = waiting.await.unwrap().unwrap();
+    assert!(matches!(outcome, Outcome::Duplicate(_)), "{outcome:?}");
     let stale = hapax::ledger::Metadata::new(r#"{"by":"late"}"#).unwrap();
     assert!(matches!(late.done_with(stale).await, Err(hapax::Error::Fenced { .. })));
     let identity =

@@ -33,7 +33,7 @@ impl fmt::Debug for Claimed {
 }
 
 impl Claimed {
-    fn new(core: &Core, granted: Granted) -> Self {
+    fn new(core: &Core, granted: &Granted) -> Self {
         let tracked = matches!(granted.claim.mode, Mode::Once { track: Some(_) });
         Claimed {
             core: core.clone(),
@@ -133,7 +133,7 @@ impl<L: Ledger> Guard<L> {
     #[doc(alias = "tryClaim")]
     pub async fn try_claim(&self, event: impl Deliverable) -> Result<Outcome<Claimed>> {
         let outcome = self.core.claim(event.delivery()?, Mode::Once { track: None }, None).await?;
-        Ok(outcome.map(|granted| Claimed::new(&self.core, granted)))
+        Ok(outcome.map(|granted| Claimed::new(&self.core, &granted)))
     }
 
     /// Like [`try_claim`](Guard::try_claim), and the end is reported `within` this time by [`Claimed::finished`] or
@@ -157,7 +157,7 @@ impl<L: Ledger> Guard<L> {
         within: Duration,
     ) -> Result<Outcome<Claimed>> {
         let outcome = self.core.claim(event.delivery()?, Mode::Once { track: Some(within) }, None).await?;
-        Ok(outcome.map(|granted| Claimed::new(&self.core, granted)))
+        Ok(outcome.map(|granted| Claimed::new(&self.core, &granted)))
     }
 
     /// Claims many events at once, at most once each, with an outcome each, in the order given. A bad id fails alone. Safe
@@ -178,7 +178,7 @@ impl<L: Ledger> Guard<L> {
         events: impl IntoIterator<Item = D>,
     ) -> Result<Vec<Result<Outcome<Claimed>>>> {
         let outcomes = self.core.claim_many(events, Mode::Once { track: None }).await?;
-        let claimed = |outcome: Outcome<Granted>| outcome.map(|granted| Claimed::new(&self.core, granted));
+        let claimed = |outcome: Outcome<Granted>| outcome.map(|granted| Claimed::new(&self.core, &granted));
         Ok(outcomes.into_iter().map(|outcome| outcome.map(claimed)).collect())
     }
 }
