@@ -52,7 +52,9 @@ pub(crate) async fn sweep_on(guard: WeakCore) {
     loop {
         tokio::time::sleep(pause).await;
         let Some(core) = guard.upgrade() else { return };
-        if let Err(error) = core.make_ahead().await {
+        if let Err(error) = core.make_ahead().await
+            && !error.is_retryable()
+        {
             tracing::warn!(target: "hapax", error = %error.chain(), "the coming week could not be made ahead; it will be made on demand");
         }
         match core.sweep().await {
