@@ -186,7 +186,7 @@ begin
       using errcode = '22023', detail = 'weeks_max';
   end if;
   execute format('create table %I.%I (like {schema}.entry including defaults) with (fillfactor = %s)', {schema_literal}, v_name,
-    case when p_leased then 50 else 90 end);
+    case when p_leased then 50 else 100 end);
   execute format('create unique index %I on %I.%I (scope, id)', v_name || '_key', {schema_literal}, v_name);
   select scope_max into v_barred from {schema}.dropped where week = p_week;
   if v_barred is not null then

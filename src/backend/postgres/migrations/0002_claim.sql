@@ -210,11 +210,7 @@ begin
     end if;
     -- A repeat keeps no week alive: only weeks that got a row are touched.
     if v_count > 0 and (cardinality(p_weeks) = 1 or v_count = cardinality(p_id)) then
-      -- Looked at first, as calling an SQL function costs more than looking.
-      if exists (select from unnest(p_weeks) w where w > 0 and not exists
-                 (select from {schema}.touch t where t.week = w and t.at > v_now - interval '1 hour')) then
-        perform {schema}.touch_weeks(p_weeks, v_now);
-      end if;
+      perform {schema}.touch_weeks(p_weeks, v_now);
     elsif v_count > 0 then
       perform {schema}.touch_weeks(array(
         select distinct u.week from unnest(p_scope, p_week, p_id) as u(scope, week, id)
