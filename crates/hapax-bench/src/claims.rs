@@ -69,13 +69,13 @@ pub async fn many(guard: &Guard<PgLedger>, ids: Vec<EventId>) -> Fallible<f64> {
 pub async fn run(options: &Options) -> Fallible<Report> {
     let two = pool(2).await?;
     let (ours, theirs) = (Schema::fresh(&two).await?, Schema::fresh(&two).await?);
-    rivals::seed_table(&theirs, &two).await?;
+    rivals::rival_table(&theirs, &two).await?;
     rivals::bare_table(&theirs, &two).await?;
     rivals::twin_table(&theirs, &two).await?;
     let guard = ours.guard(4).await?;
     let (events, few) = (options.events(100_000), options.events(10_000));
-    let seed = CheckThenInsert::new(&theirs);
-    let (seeds, workers) = rivals::best_pool(&seed, few).await?;
+    let rival = CheckThenInsert::new(&theirs);
+    let (rivals_pool, workers) = rivals::best_pool(&rival, few).await?;
     let batch = rivals::best_batch(&two, &theirs, events / 2).await?;
     let lines = interleave(
         options.rounds,
@@ -83,7 +83,7 @@ pub async fn run(options: &Options) -> Fallible<Report> {
             Contestant::new(format!("hapax, per event, {TASKS} tasks"), || each(&guard, ids(events))),
             Contestant::new("hapax, batches of 1000, two at a time", || many(&guard, ids(events))),
             Contestant::new(format!("check-then-insert per event, {workers} connections"), || {
-                rivals::per_event(&seeds, workers, ids(few), seed.clone())
+                rivals::per_event(&rivals_pool, workers, ids(few), rival.clone())
             }),
             Contestant::new(format!("multi-row INSERT of the key alone, {batch} a batch"), || {
                 rivals::multi_row(&two, &theirs, Into::Bare, batch, ids(events))

@@ -53,7 +53,7 @@ enum Bench {
     Lone,
     /// Lease and done.
     Lease,
-    /// The seed's own operations.
+    /// The operations of a check-then-insert library.
     Ops,
     /// Claims with many rows held.
     Scale,

@@ -1,4 +1,4 @@
-//! Seed 002's own operations, ours against its statements, by equally many tasks.
+//! The operations of a check-then-insert library, ours against its statements, by equally many tasks.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::harness::{Contestant, Fallible, Goal, Options, Report, interleave, ra
 use crate::pg::{Schema, ids, pool};
 use crate::rivals::{self, CheckThenInsert, PerEvent};
 
-/// Connections of each side: seed 002's default pool.
+/// Connections of each side: its usual pool.
 const CONNECTIONS: usize = 50;
 /// Tasks that call, on both sides.
 const TASKS: usize = 500;
@@ -24,16 +24,16 @@ enum Op {
     ProcessIfNew,
 }
 
-/// Seed 002's statements for an operation.
+/// Its statements for an operation.
 #[derive(Debug, Clone)]
-struct Seed {
+struct Statements {
     op: Op,
     check: Arc<str>,
     insert: Arc<str>,
     both: CheckThenInsert,
 }
 
-impl PerEvent for Seed {
+impl PerEvent for Statements {
     async fn run(&self, connection: &mut PgConnection, id: &EventId) -> sqlx::Result<()> {
         match self.op {
             Op::IsProcessed => {
@@ -89,17 +89,17 @@ async fn ours(guard: &Guard<PgLedger>, op: Op, ids: Vec<EventId>) -> Fallible<f6
 
 /// Runs it.
 pub async fn run(options: &Options) -> Fallible<Vec<Report>> {
-    let seeds = pool(CONNECTIONS as u32).await?;
-    let (mine, theirs) = (Schema::fresh(&seeds).await?, Schema::fresh(&seeds).await?);
-    rivals::seed_table(&theirs, &seeds).await?;
+    let rivals_pool = pool(CONNECTIONS as u32).await?;
+    let (mine, theirs) = (Schema::fresh(&rivals_pool).await?, Schema::fresh(&rivals_pool).await?);
+    rivals::rival_table(&theirs, &rivals_pool).await?;
     let guard = mine.guard(CONNECTIONS as u32).await?;
     // Ids that both know, for the question whether they do.
     let known = ids(options.events(10_000));
-    rivals::per_call(&seeds, TASKS, known.clone(), CheckThenInsert::new(&theirs)).await?;
+    rivals::per_call(&rivals_pool, TASKS, known.clone(), CheckThenInsert::new(&theirs)).await?;
     ours(&guard, Op::MarkProcessed, known.clone()).await?;
     let mut reports = Vec::new();
     for op in [Op::IsProcessed, Op::MarkProcessed, Op::ProcessIfNew] {
-        reports.push(compare(options, op, &guard, &seeds, &theirs, &known).await?);
+        reports.push(compare(options, op, &guard, &rivals_pool, &theirs, &known).await?);
     }
     drop(guard);
     mine.drop().await?;
@@ -111,7 +111,7 @@ async fn compare(
     options: &Options,
     op: Op,
     guard: &Guard<PgLedger>,
-    seeds: &PgPool,
+    rivals_pool: &PgPool,
     theirs: &Schema,
     known: &[EventId],
 ) -> Fallible<Report> {
@@ -120,7 +120,7 @@ async fn compare(
         Op::MarkProcessed => "mark_processed",
         Op::ProcessIfNew => "process_if_new",
     };
-    let seed = Seed {
+    let rival = Statements {
         op,
         check: rivals::check_sql(&theirs.name),
         insert: rivals::insert_sql(&theirs.name),
@@ -134,8 +134,8 @@ async fn compare(
                 ours(guard, op, next())
             }),
             Contestant::new(
-                format!("seed 002's statements, {TASKS} tasks, {CONNECTIONS} connections"),
-                || rivals::per_call(seeds, TASKS, next(), seed.clone()),
+                format!("check-then-insert's statements, {TASKS} tasks, {CONNECTIONS} connections"),
+                || rivals::per_call(rivals_pool, TASKS, next(), rival.clone()),
             ),
         ],
     )
@@ -144,7 +144,7 @@ async fn compare(
     Ok(Report {
         title: format!("{name} on PostgreSQL"),
         unit: "calls/s",
-        goals: vec![Goal::at_least(format!("{name} / seed 002"), ratio, 1.0)],
+        goals: vec![Goal::at_least(format!("{name} / check-then-insert"), ratio, 1.0)],
         lines,
         notes: Vec::new(),
     })

@@ -11,8 +11,8 @@ use uuid::Uuid;
 use crate::harness::{Fallible, rate};
 use crate::pg::{Schema, execute, pool};
 
-/// Seed 002's table, with all its indexes.
-pub async fn seed_table(schema: &Schema, on: &PgPool) -> Fallible<()> {
+/// The table of a check-then-insert library, with all its indexes.
+pub async fn rival_table(schema: &Schema, on: &PgPool) -> Fallible<()> {
     let s = &schema.name;
     execute(
         on,
@@ -72,7 +72,7 @@ pub async fn per_event(on: &PgPool, workers: usize, ids: Vec<EventId>, what: imp
     work(on, workers, ids, what, true).await
 }
 
-/// The same, but each call takes a connection from the pool, as seed 002's library does.
+/// The same, but each call takes a connection from the pool, as a plain library does.
 pub async fn per_call(on: &PgPool, workers: usize, ids: Vec<EventId>, what: impl PerEvent) -> Fallible<f64> {
     work(on, workers, ids, what, false).await
 }
@@ -122,7 +122,7 @@ pub async fn best_pool<W: PerEvent + Clone>(what: &W, events: usize) -> Fallible
     best.1.ok_or_else(|| "no number of workers got anything done".into())
 }
 
-/// Seed 002: `SELECT EXISTS`, then `INSERT … ON CONFLICT DO NOTHING`, per event.
+/// Check-then-insert: `SELECT EXISTS`, then `INSERT … ON CONFLICT DO NOTHING`, per event.
 #[derive(Debug, Clone)]
 pub struct CheckThenInsert {
     check: Arc<str>,
@@ -130,18 +130,18 @@ pub struct CheckThenInsert {
 }
 
 impl CheckThenInsert {
-    /// On the seed's table in this schema.
+    /// On the rival's table in this schema.
     pub fn new(schema: &Schema) -> Self {
         CheckThenInsert { check: check_sql(&schema.name), insert: insert_sql(&schema.name) }
     }
 }
 
-/// Seed 002's `is_processed`.
+/// Check-then-insert's `is_processed`.
 pub fn check_sql(schema: &str) -> Arc<str> {
     format!("select exists (select 1 from {schema}.processed_events where event_id = $1)").into()
 }
 
-/// Seed 002's `mark_processed`.
+/// Check-then-insert's `mark_processed`.
 pub fn insert_sql(schema: &str) -> Arc<str> {
     format!(
         "insert into {schema}.processed_events (event_id, processed_at, metadata) values ($1, now(), $2::text::jsonb) \
