@@ -240,39 +240,38 @@ fn is_anothers(error: &Error) -> bool {
 
 async fn drop_steps(inner: &Inner, week: i16, terms: SweepTerms, swept: &mut Swept) -> Result<Option<u64>> {
     let s = &inner.settings.schema;
-    let held = match announce(inner, week, terms).await? {
+    let looked = match announce(inner, week, terms).await? {
         Announced::Now => {
             crate::crash_point!("sweep.announced");
-            let held = copy_open(inner, week).await?;
+            let looked = copy_open(inner, week).await?;
             crate::crash_point!("sweep.copied");
             detach(inner, week).await?;
-            held
+            looked
         }
         Announced::Before => {
             detach(inner, week).await?; // what a killed sweep had begun
-            0
+            None
         }
         Announced::NotDue => return Ok(None),
     };
     crate::crash_point!("sweep.detached");
     let mut tx = inner.begin().await?;
-    let rows: i64 = sqlx::query_scalar(AssertSqlSafe(format!("select count(*) from {s}.entry_{week}")))
-        .persistent(false)
-        .fetch_one(&mut *tx)
-        .await
-        .map_err(|e| translate(WHAT, e))?;
-    let late: bool = sqlx::query_scalar(AssertSqlSafe(format!(
+    let mut late: bool = sqlx::query_scalar(AssertSqlSafe(format!(
         "select exists (select from {s}.touch t join {s}.dropped d using (week) \
-                        where t.week = {week} and not t.number = any (d.seen)) \
-         or exists (select from {s}.entry_{week} e left join {s}.held h \
-              on h.week = e.week and h.scope = e.scope and h.id = e.id \
-            where case when h.id is null then e.state in {OPEN} else {} end)",
-        is_newer("e", "h")
+                        where t.week = {week} and not t.number = any (d.seen))"
     )))
     .persistent(false)
     .fetch_one(&mut *tx)
     .await
     .map_err(|e| translate(WHAT, e))?;
+    // Nobody has written since it was looked at, or it would be late.
+    let (rows, held) = if let Some(looked) = looked {
+        looked
+    } else {
+        let (rows, newer) = look_again(s, &mut tx, week).await?;
+        late |= newer;
+        (rows, 0)
+    };
     if late {
         attach_again(s, &mut tx, week).await?;
     } else {
@@ -292,7 +291,21 @@ async fn drop_steps(inner: &Inner, week: i16, terms: SweepTerms, swept: &mut Swe
         return Ok(None);
     }
     swept.held += held;
-    Ok(Some(rows as u64))
+    Ok(Some(rows))
+}
+
+/// What another sweep left behind is looked at row by row: how many there are, and whether one is newer than its copy.
+async fn look_again(s: &str, tx: &mut PgConnection, week: i16) -> Result<(u64, bool)> {
+    let (rows, newer): (i64, bool) = sqlx::query_as(AssertSqlSafe(format!(
+        "select count(*), coalesce(bool_or(case when h.id is null then e.state in {OPEN} else {} end), false) \
+           from {s}.entry_{week} e left join {s}.held h on h.week = e.week and h.scope = e.scope and h.id = e.id",
+        is_newer("e", "h")
+    )))
+    .persistent(false)
+    .fetch_one(tx)
+    .await
+    .map_err(|e| translate(WHAT, e))?;
+    Ok((rows as u64, newer))
 }
 
 /// Which of two versions of a row was written later: tokens only grow, and under one token only what runs changes.
@@ -388,30 +401,44 @@ async fn announce(inner: &Inner, week: i16, terms: SweepTerms) -> Result<Announc
     Ok(if announced == 0 { Announced::NotDue } else { Announced::Now })
 }
 
-/// Copies what is still open, and takes back copies of what has ended since an earlier attempt.
-async fn copy_open(inner: &Inner, week: i16) -> Result<u64> {
+/// Copies what is still open, and takes back copies of what has ended since an earlier attempt. Says how many rows there are
+/// and how many were open; none if the week is out already.
+async fn copy_open(inner: &Inner, week: i16) -> Result<Option<(u64, u64)>> {
     let s = &inner.settings.schema;
-    let Some(mut tx) = begin_attached(inner, week).await? else { return Ok(0) };
-    execute(
-        &mut tx,
-        format!(
-            "delete from {s}.held h where h.week = {week} and exists (select from {s}.entry_{week} e \
-             where e.scope = h.scope and e.id = h.id and e.state not in {OPEN})"
-        ),
-    )
-    .await?;
-    let columns = COLUMNS.map(|column| format!("{column} = excluded.{column}"));
-    let held = execute(
-        &mut tx,
-        format!(
-            "insert into {s}.held select e.* from {s}.entry_{week} e where e.state in {OPEN} \
-             on conflict (scope, id, week) do update set {}",
-            columns.join(", ")
-        ),
-    )
-    .await?;
+    let Some(mut tx) = begin_attached(inner, week).await? else { return Ok(None) };
+    // Mostly nothing is open, and one look at the rows is all there is to do.
+    let (rows, open, copies): (i64, i64, bool) = sqlx::query_as(AssertSqlSafe(format!(
+        "select count(*), count(*) filter (where state in {OPEN}), exists (select from {s}.held h where h.week = {week}) \
+           from {s}.entry_{week}"
+    )))
+    .persistent(false)
+    .fetch_one(&mut *tx)
+    .await
+    .map_err(|e| translate(WHAT, e))?;
+    if copies {
+        execute(
+            &mut tx,
+            format!(
+                "delete from {s}.held h where h.week = {week} and exists (select from {s}.entry_{week} e \
+                 where e.scope = h.scope and e.id = h.id and e.state not in {OPEN})"
+            ),
+        )
+        .await?;
+    }
+    if open > 0 {
+        let columns = COLUMNS.map(|column| format!("{column} = excluded.{column}"));
+        execute(
+            &mut tx,
+            format!(
+                "insert into {s}.held select e.* from {s}.entry_{week} e where e.state in {OPEN} \
+                 on conflict (scope, id, week) do update set {}",
+                columns.join(", ")
+            ),
+        )
+        .await?;
+    }
     tx.commit().await.map_err(|e| translate(WHAT, e))?;
-    Ok(held)
+    Ok(Some((rows as u64, open as u64)))
 }
 
 /// Takes the partition out without making anybody wait; finishes what a killed sweep had begun.
