@@ -375,14 +375,19 @@ pub(super) async fn intervene(inner: &Inner, intervene: &Intervene) -> Result<In
         .fetch_one(&mut *tx)
         .await
         .map_err(|e| translate(what, e))?;
-    let (next, next_head) =
-        transition::intervene(intervene.what, &intervene.why, &before.row, &head, now, Token(token))?;
+    let decided =
+        transition::intervene(intervene.what, &intervene.why, &before.row, &head, now, Token(token));
+    if intervene.dry_run || decided.is_err() {
+        // At once, and not when the connection gets round to it: nobody shall meet our locks.
+        tx.rollback().await.map_err(|e| translate(what, e))?;
+        let (next, _) = decided?;
+        let entry = |row: transition::Row| row.entry(intervene.identity.clone(), week);
+        return Ok(Intervened { before: entry(before.row), after: next.map(entry) });
+    }
+    let (next, next_head) = decided?;
     let identity = intervene.identity.clone();
     let answer = |row: &transition::Row| row.clone().entry(identity.clone(), week);
     let result = Intervened { before: answer(&before.row), after: next.as_ref().map(answer) };
-    if intervene.dry_run {
-        return Ok(result);
-    }
     let letter = next.as_ref().map(|row| read::letter(row.state));
     let sql = format!("select {schema}.store($1, $2, $3, $4::text::\"char\", $5, $6, $7, $8)");
     sqlx::query(AssertSqlSafe(sql))

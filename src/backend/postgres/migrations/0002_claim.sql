@@ -31,6 +31,7 @@ begin
       end if;
     end if;
     v_now := {schema}.ledger_now(); -- after the locks: a wait must not shorten what follows
+    p_token := nextval('{schema}.token'); -- after the locks too: whoever runs later has the higher one
     o_state := e.state; o_owner := e.owner; o_at := {schema}.us(e.at); o_attempts := e.attempts; o_token := e.token;
     if v_have then
       if e.nonce = p_nonce then
