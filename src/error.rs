@@ -24,8 +24,8 @@ pub enum Error {
     /// A setting is missing, unknown or impossible.
     #[error("configuration: {0}")]
     Config(String),
-    /// The ledger cannot be reached or did not answer. The effect of the call is unknown only where its docs say so.
-    #[error("the ledger is unavailable: {what}")]
+    /// The ledger, the bus or another server cannot be reached or did not answer. The effect of the call is unknown only where its docs say so.
+    #[error("unavailable: {what}")]
     Unavailable {
         /// What was being done.
         what: String,
@@ -35,7 +35,7 @@ pub enum Error {
     },
     /// Someone else's transaction was in the way (serialization failure, deadlock, lock timeout, a busy database
     /// file). Nothing was changed; do the whole transaction again.
-    #[error("contention on the ledger: {what}")]
+    #[error("contention: {what}")]
     Contended {
         /// What was being done.
         what: String,
@@ -64,7 +64,7 @@ pub enum Error {
         actual: String,
     },
     /// The ledger refuses writes: read-only, missing privileges or a full disk. Nothing was changed.
-    #[error("the ledger refused the write: {what}")]
+    #[error("the write was refused: {what}")]
     Refused {
         /// Why.
         what: String,
@@ -79,7 +79,7 @@ pub enum Error {
     #[error("unsupported: {0}")]
     Unsupported(String),
     /// Stored data makes no sense.
-    #[error("the ledger holds data that makes no sense: {0}")]
+    #[error("stored data makes no sense: {0}")]
     Corrupt(String),
     /// There is no such entry.
     #[error("not found: {0}")]

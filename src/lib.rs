@@ -22,6 +22,7 @@ pub mod event;
 pub mod id;
 pub mod telemetry;
 
+pub mod bus;
 pub mod guard;
 pub mod ledger;
 pub mod sweep;
