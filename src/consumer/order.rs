@@ -1,0 +1,219 @@
+//! The key scheduler: a queue per key, keys in parallel, one key strictly in order.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::hash::Hash;
+
+use tokio::time::Instant;
+
+/// Queues by key. A key is *idle* (its head may be taken), *taken* (someone runs it) or *delayed* (its head failed and
+/// waits). What has no key stands for itself.
+///
+/// ```
+/// use hapax::consumer::KeyQueues;
+/// let mut queues = KeyQueues::default();
+/// queues.push(Some("a"), 1);
+/// queues.push(Some("a"), 2);
+/// queues.push(Some("b"), 3);
+/// let taken = queues.take(10, 1); // the heads of both keys
+/// assert_eq!(taken.iter().map(|run| run.items[0]).collect::<Vec<_>>(), [1, 3]);
+/// assert!(queues.take(10, 1).is_empty()); // 2 waits for 1
+/// for run in taken {
+///     queues.give(run.lane, Vec::new(), None); // done
+/// }
+/// assert_eq!(queues.take(10, 1)[0].items, [2]);
+/// ```
+#[derive(Debug)]
+pub struct KeyQueues<K, T> {
+    lanes: HashMap<Lane<K>, Queue<T>>,
+    /// Lanes whose head may be taken, in the order in which they became so.
+    ready: VecDeque<Lane<K>>,
+    delayed: BTreeSet<(Instant, u64)>,
+    delayed_lanes: HashMap<u64, Lane<K>>,
+    number: u64,
+    len: usize,
+}
+
+/// What is in order: a key, or a lone item.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Lane<K> {
+    /// All items of a key.
+    Key(K),
+    /// One item without a key.
+    Own(u64),
+}
+
+/// Items of one lane, in order, handed out to be run. The lane gives nothing else until they come back.
+#[derive(Debug)]
+pub struct LaneRun<K, T> {
+    /// The lane.
+    pub lane: Lane<K>,
+    /// Its first items.
+    pub items: Vec<T>,
+}
+
+#[derive(Debug)]
+struct Queue<T> {
+    items: VecDeque<T>,
+    taken: bool,
+    delay: Option<(Instant, u64)>,
+}
+
+impl<K, T> Default for KeyQueues<K, T> {
+    fn default() -> Self {
+        KeyQueues {
+            lanes: HashMap::new(),
+            ready: VecDeque::new(),
+            delayed: BTreeSet::new(),
+            delayed_lanes: HashMap::new(),
+            number: 0,
+            len: 0,
+        }
+    }
+}
+
+impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
+    /// Queues an item behind its key's others.
+    pub fn push(&mut self, key: Option<K>, item: T) {
+        self.number += 1;
+        let lane = key.map_or(Lane::Own(self.number), Lane::Key);
+        let queue = self.lanes.entry(lane.clone()).or_insert_with(|| Queue {
+            items: VecDeque::new(),
+            taken: false,
+            delay: None,
+        });
+        queue.items.push_back(item);
+        self.len += 1;
+        if queue.items.len() == 1 && !queue.taken && queue.delay.is_none() {
+            self.ready.push_back(lane);
+        }
+    }
+
+    /// Takes the heads of idle keys: at most `max` items in all, at most `per_key` of one key.
+    pub fn take(&mut self, max: usize, per_key: usize) -> Vec<LaneRun<K, T>> {
+        self.wake();
+        let (mut runs, mut left) = (Vec::new(), max);
+        while left > 0 {
+            let Some(lane) = self.ready.pop_front() else { break };
+            let Some(queue) = self.lanes.get_mut(&lane) else { continue };
+            let count = per_key.min(left).min(queue.items.len());
+            if count == 0 || queue.taken {
+                continue;
+            }
+            queue.taken = true;
+            left -= count;
+            self.len -= count;
+            runs.push(LaneRun { items: queue.items.drain(..count).collect(), lane });
+        }
+        runs
+    }
+
+    /// A taken lane comes back: `rest` goes to its front again, and nothing of it is handed out before `until`.
+    pub fn give(&mut self, lane: Lane<K>, rest: Vec<T>, until: Option<Instant>) {
+        let Some(queue) = self.lanes.get_mut(&lane) else { return };
+        queue.taken = false;
+        self.len += rest.len();
+        for item in rest.into_iter().rev() {
+            queue.items.push_front(item);
+        }
+        if queue.items.is_empty() {
+            self.lanes.remove(&lane);
+            return;
+        }
+        if let Some(until) = until {
+            self.number += 1;
+            queue.delay = Some((until, self.number));
+            self.delayed.insert((until, self.number));
+            self.delayed_lanes.insert(self.number, lane);
+        } else {
+            self.ready.push_back(lane);
+        }
+    }
+
+    /// When the next delayed lane becomes ready.
+    pub fn next_at(&self) -> Option<Instant> {
+        self.delayed.first().map(|(at, _)| *at)
+    }
+
+    /// Whether something can be taken now.
+    pub fn has_ready(&self) -> bool {
+        !self.ready.is_empty() || self.next_at().is_some_and(|at| at <= Instant::now())
+    }
+
+    /// How many items are queued, those that are taken not counted.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nothing is queued.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Drops queued items that are not to be kept. Those that are taken are not asked about.
+    pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
+        let len = &mut self.len;
+        self.lanes.retain(|_, queue| {
+            let before = queue.items.len();
+            queue.items.retain(&mut keep);
+            *len -= before - queue.items.len();
+            queue.taken || !queue.items.is_empty()
+        });
+    }
+
+    fn wake(&mut self) {
+        let now = Instant::now();
+        while let Some((at, number)) = self.delayed.first().copied().filter(|(at, _)| *at <= now) {
+            self.delayed.remove(&(at, number));
+            let Some(lane) = self.delayed_lanes.remove(&number) else { continue };
+            if let Some(queue) = self.lanes.get_mut(&lane).filter(|queue| queue.delay == Some((at, number))) {
+                queue.delay = None;
+                self.ready.push_back(lane);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{KeyQueues, Lane};
+    use tokio::time::{Duration, Instant};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_delayed_head_holds_back_its_key_and_no_other() {
+        let mut queues = KeyQueues::default();
+        queues.push(Some("a"), 1);
+        queues.push(Some("a"), 2);
+        queues.push(Some("b"), 3);
+        let mut taken = queues.take(1, 1);
+        let run = taken.remove(0);
+        queues.give(run.lane, vec![1], Some(Instant::now() + Duration::from_secs(1)));
+        assert_eq!(queues.take(9, 9)[0].items, [3]);
+        assert!(queues.take(9, 9).is_empty());
+        assert_eq!(queues.len(), 2);
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert_eq!(queues.take(9, 9)[0].items, [1, 2], "in order, after the pause");
+    }
+
+    #[test]
+    fn what_has_no_key_runs_beside_everything() {
+        let mut queues = KeyQueues::<&str, i32>::default();
+        queues.push(None, 1);
+        queues.push(None, 2);
+        assert_eq!(queues.take(9, 1).len(), 2);
+    }
+
+    #[test]
+    fn retain_forgets_what_is_queued_and_keeps_what_is_taken() {
+        let mut queues = KeyQueues::default();
+        for n in 0..4 {
+            queues.push(Some("a"), n);
+        }
+        let run = queues.take(1, 1).remove(0);
+        queues.retain(|n| *n == 3);
+        assert_eq!(queues.len(), 1);
+        queues.give(run.lane, vec![], None);
+        assert_eq!(queues.take(9, 9)[0].items, [3]);
+        queues.give(Lane::Key("a"), vec![], None);
+        assert!(queues.is_empty() && !queues.has_ready());
+    }
+}
