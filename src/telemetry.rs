@@ -65,11 +65,12 @@ const DEAD_LETTERS: &str = "dedup_dead_letters_total";
 const SWEPT_ENTRIES: &str = "dedup_swept_entries_total";
 const SWEPT_WEEKS: &str = "dedup_swept_weeks_total";
 const SWEEP_FAILURES: &str = "dedup_sweep_failures_total";
+const REUSED: &str = "dedup_reused_ids_total";
 const UNGUARDED: &str = "dedup_unguarded";
 const SCOPE: &str = "consumer_scope_id";
 
 /// Every metric there is.
-pub const METRICS: [Metric; 10] = [
+pub const METRICS: [Metric; 11] = [
     metric(CLAIMS, Kind::Counter, &[SCOPE, "outcome"], "Claims by what they came to"),
     metric(CHECKS, Kind::Counter, &["result"], "Checks before processing, by what they came to"),
     metric(DURATION, Kind::Histogram, &[SCOPE, "result"], "How long handlers ran, in seconds"),
@@ -84,6 +85,7 @@ pub const METRICS: [Metric; 10] = [
     metric(SWEPT_ENTRIES, Kind::Counter, &[], "Entries forgotten after the retention"),
     metric(SWEPT_WEEKS, Kind::Counter, &[], "Weeks dropped after the retention"),
     metric(SWEEP_FAILURES, Kind::Counter, &[], "Sweeps that failed"),
+    metric(REUSED, Kind::Counter, &[], "Deliveries of reused ids that were let pass as the original"),
     metric(UNGUARDED, Kind::Gauge, &[], "1 while the guard is switched off and lets everything pass"),
 ];
 
@@ -259,6 +261,10 @@ impl Telemetry {
 
     pub(crate) fn sweep_failed(&self) {
         count(&self.key(SWEEP_FAILURES, Vec::new()), 1);
+    }
+
+    pub(crate) fn reused(&self, by: u64) {
+        count(&self.key(REUSED, Vec::new()), by);
     }
 
     pub(crate) fn unguarded(&self) {
