@@ -1,0 +1,141 @@
+//! One delivery on its way through the pipeline, and how it can end.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::bus::{Assigned, Received};
+use crate::clock::Time;
+use crate::error::Error;
+use crate::event::Event;
+use crate::guard::Delivery;
+use crate::id::{Aggregate, EventId, Tenant};
+use crate::ledger::{Body, Identity, Metadata};
+
+/// What orders deliveries within this process.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Key {
+    /// An aggregate of a tenant; the ledger knows its order too.
+    Aggregate(Option<Tenant>, Aggregate),
+    /// The record's key, as the bus orders it: within one partition.
+    Record(Bytes),
+}
+
+/// A record on its way through the pipeline.
+#[derive(Debug, Clone)]
+pub(crate) struct Arrival {
+    /// The event, or why there is none.
+    pub(crate) event: Result<Event, String>,
+    pub(crate) received: Received,
+    pub(crate) source: Source,
+    pub(crate) key: Option<Key>,
+    /// Since when it has waited for others of its aggregate.
+    pub(crate) waits: Option<Instant>,
+    /// Whether it runs with no other beside it, so that a death of the process is its own.
+    pub(crate) alone: bool,
+    /// Says true when the partition goes to someone else or the process must end.
+    pub(crate) cancel: watch::Receiver<bool>,
+}
+
+/// Where a delivery came from.
+#[derive(Debug, Clone)]
+pub(crate) enum Source {
+    /// From the bus, under this gift of its partition.
+    Bus(Assigned),
+    /// From the ledger, where it was held under this identity.
+    Held(Identity, Option<Time>),
+}
+
+impl Arrival {
+    /// Bytes in memory, more or less.
+    pub(crate) fn body(&self) -> Body {
+        let record = &self.received.record;
+        Body {
+            payload: record.payload.clone().unwrap_or_default(),
+            headers: record.headers.clone(),
+            key: record.key.clone(),
+            timestamp: record.timestamp,
+        }
+    }
+
+    /// What the ledger is asked about. None: there is no event.
+    pub(crate) fn delivery(&self) -> Option<Delivery> {
+        use crate::guard::Deliverable as _;
+        let event = self.event.as_ref().ok()?;
+        let mut delivery = event.delivery().ok()?;
+        delivery.body = Some(self.body());
+        Some(delivery)
+    }
+
+    /// The id under which a record is kept that has no usable one: where it lies.
+    pub(crate) fn place_id(&self) -> Result<EventId, Error> {
+        if let Source::Held(identity, _) = &self.source {
+            return Ok(identity.id.clone());
+        }
+        let origin = &self.received.origin;
+        EventId::new(format!("{}-{}-{}", origin.topic.as_str(), origin.partition, origin.offset))
+            .or_else(|_| {
+                let namespace = EventId::new("hapax.place")?;
+                let numbers = [origin.partition.to_string(), origin.offset.to_string()];
+                Ok(EventId::derived(&namespace, [origin.topic.as_str(), &numbers[0], &numbers[1]]))
+            })
+    }
+
+    /// Whether it may wait in the ledger while its offset is passed: not if its order is only that of the bus, which the
+    /// ledger does not know.
+    pub(crate) fn may_be_held(&self) -> bool {
+        !matches!(self.key, Some(Key::Record(_)))
+    }
+
+    /// What the entry keeps of this run.
+    pub(crate) fn metadata(&self, group: &str, took: Duration) -> Option<Metadata> {
+        let event = self.event.as_ref().ok()?;
+        let correlation = event
+            .headers
+            .get("correlation_id")
+            .or_else(|| event.headers.get("ce_correlationid"))
+            .and_then(|value| std::str::from_utf8(value).ok())
+            .map(|text| text.chars().filter(|c| *c != '\0').take(255).collect::<String>())
+            .or_else(|| event.trace.map(|trace| format!("{:032x}", trace.trace_id)));
+        let json = serde_json::json!({
+            "consumer_group": group,
+            "partition": self.received.origin.partition,
+            "offset": self.received.origin.offset,
+            "correlation_id": correlation,
+            "processing_time_ms": u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+        });
+        Metadata::try_from(json).ok()
+    }
+
+    /// Whether it was told to stop.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        *self.cancel.borrow()
+    }
+
+    /// Ends when it is told to stop.
+    pub(crate) async fn cancelled(&self) {
+        let mut cancel = self.cancel.clone();
+        if cancel.wait_for(|cancel| *cancel).await.is_err() {
+            std::future::pending::<()>().await; // nobody is left who could say so
+        }
+    }
+}
+
+/// What became of a delivery in one go.
+#[derive(Debug)]
+pub(crate) enum Ending {
+    /// Nothing more is to happen here: its offset may be passed. The word is for metrics.
+    Passed(&'static str),
+    /// It stays in memory and its key waits.
+    Later(Duration),
+    /// Its last run ended with its process: it runs again alone.
+    Alone,
+    /// It was told to stop before it ended, and was given back.
+    Cancelled,
+    /// The ledger did not answer.
+    Away(Error),
+    /// The consumer cannot go on.
+    Stop(Error),
+}

@@ -1,0 +1,120 @@
+//! Claiming: what every guarantee does with an answer that is not "first".
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::ConsumerSettings;
+use super::arrival::{Arrival, Ending};
+use crate::error::{Error, Result};
+use crate::guard::{Core, note};
+use crate::ledger::{Claim, Identity, Ledger, Mode, Outcome};
+
+/// What every worker needs: the guard's core, the ledger, the settings.
+#[derive(Clone)]
+pub(crate) struct Desk {
+    pub(crate) core: Core,
+    pub(crate) ledger: Arc<dyn Ledger>,
+    pub(crate) settings: Arc<ConsumerSettings>,
+    pub(crate) group: Arc<str>,
+}
+
+/// Between two questions about an event that someone else holds.
+const BUSY_PAUSE_MAX: Duration = Duration::from_secs(1);
+const PAUSE_MIN: Duration = Duration::from_millis(10);
+
+impl Desk {
+    /// What an answer that is not "first" means for a delivery.
+    pub(crate) async fn unclaimed<G>(&self, outcome: Outcome<G>, arrival: &mut Arrival) -> Ending {
+        match outcome {
+            Outcome::First(_) => Ending::Later(PAUSE_MIN), // not reached: whoever is first runs it
+            Outcome::Duplicate(_) => Ending::Passed("duplicate"),
+            Outcome::Stale { .. } => Ending::Passed("stale"),
+            Outcome::Dead { .. } => Ending::Passed("dead"),
+            Outcome::Parked { .. } => Ending::Passed("parked"),
+            Outcome::Busy { until, .. } => match until {
+                Some(until) => match self.left(until).await {
+                    Ok(left) => Ending::Later(left.clamp(PAUSE_MIN, BUSY_PAUSE_MAX)),
+                    Err(error) => away(error),
+                },
+                None => Ending::Later(PAUSE_MIN * 10),
+            },
+            Outcome::RetryLater { at, .. } => match self.retry_later(at, arrival).await {
+                Ok(ending) => ending,
+                Err(error) => away(error),
+            },
+            Outcome::Wait { .. } => {
+                let since = *arrival.waits.get_or_insert_with(Instant::now);
+                // Soon at first, because what is waited for is probably running right now.
+                Ending::Later((since.elapsed() / 4).clamp(PAUSE_MIN, BUSY_PAUSE_MAX))
+            }
+            Outcome::Mismatch(prior) => {
+                let reason = format!("its id was used before for something else, which is {} since {}", prior.state, prior.at);
+                self.refuse(arrival, &reason).await
+            }
+            Outcome::TooOld { week } => {
+                let reason = format!("its week ({week}) was dropped, so nobody knows whether it took effect");
+                match self.refuse(arrival, &reason).await {
+                    Ending::Passed(_) => Ending::Passed("too_old"),
+                    other => other,
+                }
+            }
+        }
+    }
+
+    /// Whether the delivery is to be parked with its bytes instead of waiting in memory any longer.
+    pub(crate) fn holds(&self, arrival: &Arrival) -> bool {
+        arrival.may_be_held() && arrival.waits.is_some_and(|since| since.elapsed() >= self.settings.hold_max)
+    }
+
+    async fn left(&self, until: crate::clock::Time) -> Result<Duration> {
+        Ok(until.since(self.ledger.now().await?))
+    }
+
+    /// A stored retry time: near ones wait in memory, far ones in the ledger, if that has the bytes.
+    async fn retry_later(&self, at: crate::clock::Time, arrival: &Arrival) -> Result<Ending> {
+        let left = self.left(at).await?;
+        if left <= self.settings.hold_max || !arrival.may_be_held() {
+            return Ok(Ending::Later(left.max(PAUSE_MIN)));
+        }
+        let Some(delivery) = arrival.delivery() else { return Ok(Ending::Later(left)) };
+        let time = delivery.time;
+        let entry = self.ledger.get(&self.core.identity(delivery)?, time).await?;
+        let held = entry.is_some_and(|entry| entry.body.is_some());
+        Ok(if held { Ending::Passed("held") } else { Ending::Later(left.min(self.settings.hold_max)) })
+    }
+
+    /// Puts a delivery that cannot run at all among the dead letters, under where it lies.
+    pub(crate) async fn refuse(&self, arrival: &Arrival, reason: &str) -> Ending {
+        match self.try_refuse(arrival, reason).await {
+            Ok(()) => Ending::Passed("refused"),
+            Err(error) => away(error),
+        }
+    }
+
+    async fn try_refuse(&self, arrival: &Arrival, reason: &str) -> Result<()> {
+        let tenant = arrival.event.as_ref().ok().and_then(|event| event.tenant.clone());
+        let scope = self.settings.scope.clone();
+        let held = matches!(arrival.source, super::arrival::Source::Held(..));
+        let identity = Identity { tenant, scope, id: arrival.place_id()? };
+        // What was redriven and still cannot be read has an entry that is to die again.
+        let mode = if held { Mode::Failed(self.fatal_terms()) } else { Mode::Refused };
+        let mut claim = Claim::new(identity, mode);
+        claim.note = Some(note(reason));
+        claim.body = Some(arrival.body());
+        claim.origin = Some(arrival.received.origin.clone());
+        self.core.claim_raw(claim).await.map(drop)
+    }
+
+    fn fatal_terms(&self) -> crate::ledger::FailureTerms {
+        let mut terms = self.settings.guard().failure_terms();
+        terms.attempts_max = 1;
+        terms
+    }
+}
+
+/// An error of the ledger: one that passes, or one that nobody can go on with.
+pub(crate) fn away(error: Error) -> Ending {
+    if error.is_retryable() { Ending::Away(error) } else { Ending::Stop(error) }
+}

@@ -1,0 +1,229 @@
+//! From a record to an event: id, time, kind, aggregate and seq, wherever the producer's tool put them.
+//!
+//! Understood without configuration: an `eventId` (or `event_id`) in header or payload, CloudEvents in binary mode
+//! (`ce_…` headers) and in structured mode (`content-type: application/cloudevents+json`), and W3C `traceparent`.
+
+use bytes::Bytes;
+use serde_json::Value;
+
+use crate::bus::Received;
+use crate::clock::Time;
+use crate::error::{Error, Result};
+use crate::event::{Event, Headers};
+use crate::id::{Aggregate, EventId, IdChain, Kind, Tenant};
+
+/// Where the parts of an event are looked for: headers first, then the payload. The defaults are the names that common
+/// producers use.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Decoder {
+    /// How the id is found.
+    pub id: IdChain,
+    /// The aggregate.
+    pub aggregate: Places,
+    /// The number within the aggregate.
+    pub seq: Places,
+    /// The kind.
+    pub kind: Places,
+    /// The producer's time, RFC 3339; the record's own if there is none.
+    pub time: Places,
+    /// Whose data it is. By default only a header says so.
+    pub tenant: Places,
+}
+
+/// Names under which one part of an event is looked for.
+#[derive(Debug, Clone, Default)]
+pub struct Places {
+    /// Header names, in order.
+    pub headers: Vec<String>,
+    /// JSON pointers into the payload, in order.
+    pub pointers: Vec<String>,
+}
+
+impl Places {
+    /// Headers, then pointers.
+    pub fn new(headers: &[&str], pointers: &[&str]) -> Self {
+        let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        Places { headers: owned(headers), pointers: owned(pointers) }
+    }
+}
+
+impl Default for Decoder {
+    fn default() -> Self {
+        Decoder {
+            id: IdChain::default(),
+            aggregate: Places::new(&["aggregate_id", "aggregateId", "ce_subject"], &["/aggregate_id", "/aggregateId"]),
+            seq: Places::new(
+                &["sequence_number", "seq", "ce_sequence"],
+                &["/sequence_number", "/sequenceNumber", "/seq"],
+            ),
+            kind: Places::new(&["ce_type", "eventType", "event_type"], &["/event_type", "/eventType"]),
+            time: Places::new(&["ce_time"], &["/occurred_at", "/occurredAt"]),
+            tenant: Places::new(&["tenant_id", "ce_tenant"], &[]),
+        }
+    }
+}
+
+/// The content type of structured CloudEvents.
+const STRUCTURED: &[u8] = b"application/cloudevents+json";
+
+impl Decoder {
+    /// The event in a record, or a sentence that says why there is none.
+    ///
+    /// ```
+    /// use hapax::bus::{Received, Record};
+    /// use hapax::consumer::Decoder;
+    /// use hapax::{Origin, Topic};
+    /// let payload = br#"{"event_id": "e-1", "aggregate_id": "order-17", "sequence_number": 3}"#;
+    /// let record = Record { payload: Some(payload[..].into()), ..Record::default() };
+    /// let received = Received { record, origin: Origin::new(Topic::new("orders")?, 0, 42) };
+    /// let event = Decoder::default().decode(&received)?;
+    /// assert_eq!((event.id.to_string().as_str(), event.seq), ("e-1", Some(3)));
+    /// # Ok::<(), hapax::Error>(())
+    /// ```
+    pub fn decode(&self, received: &Received) -> Result<Event> {
+        let record = &received.record;
+        let payload = record.payload.clone().unwrap_or_default();
+        let mut json = Json { payload: &payload, value: None };
+        let structured = record.headers.get("content-type").is_some_and(|value| value.starts_with(STRUCTURED));
+        let id = if structured { self.structured_id(&record.headers, &payload, &mut json, received)? } else {
+            self.id.find(&record.headers, &payload, Some(&received.origin))?
+        };
+        let mut event = Event::new(id).payload(payload.clone()).origin(received.origin.clone());
+        event.headers = record.headers.clone();
+        event.trace = record
+            .headers
+            .get("traceparent")
+            .and_then(|value| crate::event::TraceContext::parse(value).ok());
+        let mut find = |places: &Places, attribute: &str| {
+            let attribute = structured.then_some(attribute);
+            look(places, attribute, &record.headers, &mut json)
+        };
+        event.kind = find(&self.kind, "/type")?.map(Kind::new).transpose()?;
+        event.aggregate = find(&self.aggregate, "/subject")?.map(Aggregate::new).transpose()?;
+        event.tenant = find(&self.tenant, "/tenant")?.map(Tenant::new).transpose()?;
+        event.seq = find(&self.seq, "/sequence")?.map(|text| seq(&text)).transpose()?;
+        // A time that cannot be read is no reason to refuse the event: it decides nothing.
+        let time = find(&self.time, "/time").ok().flatten().and_then(|text| Time::parse(&text).ok());
+        event.time = time.or(record.timestamp);
+        Ok(event)
+    }
+
+    fn structured_id(
+        &self,
+        headers: &Headers,
+        payload: &Bytes,
+        json: &mut Json<'_>,
+        received: &Received,
+    ) -> Result<EventId> {
+        match json.get("/id") {
+            Some(Value::String(id)) => EventId::new(id),
+            _ => self.id.find(headers, payload, Some(&received.origin)),
+        }
+    }
+}
+
+/// The payload as JSON, read once and only if asked for.
+struct Json<'p> {
+    payload: &'p Bytes,
+    value: Option<Option<Value>>,
+}
+
+impl Json<'_> {
+    fn get(&mut self, pointer: &str) -> Option<&Value> {
+        let payload = self.payload;
+        // Anything but an object or an array has nothing to point into.
+        let looks_it = || payload.iter().find(|byte| !byte.is_ascii_whitespace()).is_some_and(|b| matches!(b, b'{' | b'['));
+        self.value
+            .get_or_insert_with(|| looks_it().then(|| serde_json::from_slice(payload).ok()).flatten())
+            .as_ref()
+            .and_then(|value| value.pointer(pointer))
+            .filter(|value| !value.is_null())
+    }
+}
+
+fn look(places: &Places, attribute: Option<&str>, headers: &Headers, json: &mut Json<'_>) -> Result<Option<String>> {
+    for name in &places.headers {
+        if let Some(value) = headers.get(name) {
+            let text = std::str::from_utf8(value)
+                .map_err(|e| Error::invalid("record", format!("its header {name} is not UTF-8 ({e})")))?;
+            return Ok(Some(text.to_owned()));
+        }
+    }
+    for pointer in attribute.into_iter().chain(places.pointers.iter().map(String::as_str)) {
+        match json.get(pointer) {
+            Some(Value::String(text)) => return Ok(Some(text.clone())),
+            Some(Value::Number(number)) => return Ok(Some(number.to_string())),
+            _ => {}
+        }
+    }
+    Ok(None)
+}
+
+fn seq(text: &str) -> Result<u64> {
+    text.parse().ok().filter(|seq| i64::try_from(*seq).is_ok()).ok_or_else(|| {
+        Error::invalid("seq", format!("{text:?} is not a whole number from 0 to {}", i64::MAX))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Decoder;
+    use crate::bus::{Received, Record};
+    use crate::event::{Headers, Origin};
+    use crate::{Time, Topic};
+
+    fn received(headers: &[(&str, &str)], payload: &str) -> Received {
+        let headers: Headers = headers.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
+        let record = Record { headers, payload: Some(payload.to_owned().into()), ..Record::default() };
+        Received { record, origin: Origin::new(Topic::new("orders").unwrap(), 1, 2) }
+    }
+
+    #[test]
+    fn binary_cloud_events_need_no_configuration() {
+        let headers = [
+            ("ce_id", "e-1"),
+            ("ce_type", "order.paid"),
+            ("ce_subject", "order-17"),
+            ("ce_sequence", "7"),
+            ("ce_time", "2026-01-02T03:04:05Z"),
+            ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
+        ];
+        let event = Decoder::default().decode(&received(&headers, "not json")).unwrap();
+        assert_eq!(event.id.to_string(), "e-1");
+        assert_eq!(event.kind.unwrap().as_str(), "order.paid");
+        assert_eq!(event.aggregate.unwrap().as_str(), "order-17");
+        assert_eq!(event.seq, Some(7));
+        assert_eq!(event.time, Some(Time::parse("2026-01-02T03:04:05Z").unwrap()));
+        assert!(event.trace.is_some());
+    }
+
+    #[test]
+    fn structured_cloud_events_need_no_configuration() {
+        let payload = r#"{"specversion":"1.0","id":"e-2","type":"order.paid","subject":"order-17","sequence":"8","time":"2026-01-02T03:04:05Z","data":{"a":1}}"#;
+        let headers = [("content-type", "application/cloudevents+json; charset=UTF-8")];
+        let event = Decoder::default().decode(&received(&headers, payload)).unwrap();
+        assert_eq!((event.id.to_string().as_str(), event.seq), ("e-2", Some(8)));
+        assert_eq!(event.kind.unwrap().as_str(), "order.paid");
+    }
+
+    #[test]
+    fn what_cannot_be_decoded_is_a_sentence() {
+        for (headers, payload, told) in [
+            (&[][..], "{}", "no event id"),
+            (&[("eventId", "  ")][..], "{}", "blank"),
+            (&[("eventId", "e"), ("seq", "-1")][..], "{}", "whole number"),
+            (&[("eventId", "e"), ("tenant_id", "")][..], "{}", "empty"),
+            (&[][..], "\u{0}\u{1}garbage", "no event id"),
+        ] {
+            let error = Decoder::default().decode(&received(headers, payload)).unwrap_err().to_string();
+            assert!(error.contains(told), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_time_that_cannot_be_read_does_not_refuse_the_event() {
+        let event = Decoder::default().decode(&received(&[("eventId", "e"), ("ce_time", "soon")], "")).unwrap();
+        assert_eq!(event.time, None);
+    }
+}

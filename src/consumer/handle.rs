@@ -1,0 +1,119 @@
+//! Handlers, and the guarantees they are wrapped in: the type says what is promised.
+
+use std::fmt;
+use std::future::Future;
+use std::time::Duration;
+
+use crate::error::Source;
+
+/// Why a handler failed, and whether running it again can help.
+#[derive(Debug)]
+pub struct Failed {
+    error: Source,
+    fatal: bool,
+    after: Option<Duration>,
+}
+
+impl Failed {
+    /// It may succeed next time.
+    pub fn retryable(error: impl Into<Source>) -> Self {
+        Failed { error: error.into(), fatal: false, after: None }
+    }
+
+    /// It may succeed next time, but not before this pause.
+    pub fn retry_after(error: impl Into<Source>, after: Duration) -> Self {
+        Failed { error: error.into(), fatal: false, after: Some(after) }
+    }
+
+    /// No run will succeed: straight to the dead letters.
+    pub fn fatal(error: impl Into<Source>) -> Self {
+        Failed { error: error.into(), fatal: true, after: None }
+    }
+
+    /// Whether no run will succeed.
+    pub fn is_fatal(&self) -> bool {
+        self.fatal
+    }
+
+    /// The pause the handler asked for.
+    pub fn after(&self) -> Option<Duration> {
+        self.after
+    }
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.error)?;
+        let mut source = self.error.source();
+        while let Some(cause) = source {
+            write!(f, ": {cause}")?;
+            source = cause.source();
+        }
+        Ok(())
+    }
+}
+
+/// `?` on any error makes a retryable failure.
+impl<E: std::error::Error + Send + Sync + 'static> From<E> for Failed {
+    fn from(error: E) -> Self {
+        Failed::retryable(error)
+    }
+}
+
+/// Says of an error, where it happens, whether running again can help.
+///
+/// ```
+/// use hapax::consumer::{Failed, FailedExt};
+/// fn parse(text: &str) -> Result<u64, Failed> {
+///     text.parse().fatal() // no retry makes it a number
+/// }
+/// assert!(parse("x").unwrap_err().is_fatal());
+/// ```
+pub trait FailedExt<T> {
+    /// It may succeed next time.
+    fn retryable(self) -> Result<T, Failed>;
+    /// No run will succeed.
+    fn fatal(self) -> Result<T, Failed>;
+}
+
+impl<T, E: Into<Source>> FailedExt<T> for Result<T, E> {
+    fn retryable(self) -> Result<T, Failed> {
+        self.map_err(Failed::retryable)
+    }
+    fn fatal(self) -> Result<T, Failed> {
+        self.map_err(Failed::fatal)
+    }
+}
+
+/// What a handler answers.
+pub type Handled = Result<(), Failed>;
+
+/// Runs a handler for at most `limit`; a panic is a failure like another.
+pub(crate) async fn within(limit: Duration, work: impl Future<Output = Handled> + Send) -> Handled {
+    use std::panic::AssertUnwindSafe;
+    match tokio::time::timeout(limit, catch(AssertUnwindSafe(work))).await {
+        Ok(Ok(handled)) => handled,
+        Ok(Err(panic)) => Err(Failed::retryable(format!("the handler panicked: {panic}"))),
+        Err(_) => Err(Failed::retryable(format!("the handler did not end within {limit:?}"))),
+    }
+}
+
+/// The future's value, or what it panicked with.
+async fn catch<F: Future>(work: std::panic::AssertUnwindSafe<F>) -> Result<F::Output, String> {
+    let mut work = Box::pin(work.0);
+    std::future::poll_fn(move |context| {
+        let polled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work.as_mut().poll(context)));
+        match polled {
+            Ok(std::task::Poll::Pending) => std::task::Poll::Pending,
+            Ok(std::task::Poll::Ready(value)) => std::task::Poll::Ready(Ok(value)),
+            Err(panic) => {
+                let text = panic
+                    .downcast_ref::<&str>()
+                    .map(|text| (*text).to_owned())
+                    .or_else(|| panic.downcast_ref::<String>().cloned());
+                std::task::Poll::Ready(Err(text.unwrap_or_else(|| "no message".to_owned())))
+            }
+        }
+    })
+    .await
+}

@@ -1,0 +1,223 @@
+//! Leased and at-most-once runs: claim, handle, settle, one delivery at a time.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::time::Instant;
+
+use super::arrival::{Arrival, Ending};
+use super::claim::{Desk, away};
+use super::handle::{Failed, Handled, within};
+use super::worker::{Guarantee, Worker};
+use crate::error::Error;
+use crate::event::Event;
+use crate::guard::{Lease, Run, note};
+use crate::ledger::{LeaseTerms, Ledger, Outcome, Verdict};
+
+/// At least once, one live lease at a time: **exactly once if the sink dedups on the key** the handler is given. Gives up:
+/// a crash after the effect runs the handler again.
+#[derive(Debug, Clone, Copy)]
+pub struct Leased<F>(F);
+
+/// Runs `handler` under a lease, with key and token to pass on to the sink.
+///
+/// ```
+/// use hapax::consumer::{Handled, leased};
+/// use hapax::{Event, guard::Run};
+/// let mailer = leased(|event: Event, run: Run| async move {
+///     println!("{} as {}, token {}", event.id, run.key(), run.token());
+///     Handled::Ok(())
+/// });
+/// # let _ = mailer;
+/// ```
+pub fn leased<F, R>(handler: F) -> Leased<F>
+where
+    F: Fn(Event, Run) -> R + Send + Sync + 'static,
+    R: Future<Output = Handled> + Send,
+{
+    Leased(handler)
+}
+
+/// At most once: never twice, never retried. Gives up: what failed, timed out or crashed after its claim is `lost`; it is
+/// listed and counted, and nobody runs it by himself.
+#[derive(Debug, Clone, Copy)]
+pub struct AtMostOnce<F>(F);
+
+/// Runs `handler` at most once per event.
+pub fn at_most_once<F, R>(handler: F) -> AtMostOnce<F>
+where
+    F: Fn(Event) -> R + Send + Sync + 'static,
+    R: Future<Output = Handled> + Send,
+{
+    AtMostOnce(handler)
+}
+
+impl<L, F, R> Guarantee<L> for Leased<F>
+where
+    L: Ledger,
+    F: Fn(Event, Run) -> R + Send + Sync + 'static,
+    R: Future<Output = Handled> + Send,
+{
+    fn worker(self, desk: Desk, _: &L) -> Arc<dyn Worker> {
+        Arc::new(LeasedWorker { desk, handler: self.0 })
+    }
+}
+
+impl<L, F, R> Guarantee<L> for AtMostOnce<F>
+where
+    L: Ledger,
+    F: Fn(Event) -> R + Send + Sync + 'static,
+    R: Future<Output = Handled> + Send,
+{
+    fn worker(self, desk: Desk, _: &L) -> Arc<dyn Worker> {
+        Arc::new(OnceWorker { desk, handler: self.0 })
+    }
+}
+
+struct LeasedWorker<F> {
+    desk: Desk,
+    handler: F,
+}
+
+#[async_trait]
+impl<F, R> Worker for LeasedWorker<F>
+where
+    F: Fn(Event, Run) -> R + Send + Sync + 'static,
+    R: Future<Output = Handled> + Send,
+{
+    async fn work_one(&self, arrival: &mut Arrival) -> Ending {
+        let Ok(event) = arrival.event.clone() else { return Ending::Passed("refused") };
+        let Some(delivery) = arrival.delivery() else { return Ending::Passed("refused") };
+        let settings = &self.desk.settings;
+        let terms =
+            LeaseTerms { lease: settings.lease, attempts_max: settings.attempts_max, alone: arrival.alone };
+        let outcome = match self.desk.core.lease_on(delivery, terms, self.desk.holds(arrival)).await {
+            Ok(outcome) => outcome,
+            Err(error @ Error::Invalid { .. }) => return self.desk.refuse(arrival, &error.to_string()).await,
+            Err(error) => return away(error),
+        };
+        match outcome {
+            Outcome::First(lease) if lease.suspect() && !arrival.alone => give_back(lease, Ending::Alone).await,
+            Outcome::First(lease) => self.run(event, lease, arrival).await,
+            other => self.desk.unclaimed(other, arrival).await,
+        }
+    }
+}
+
+impl<F, R> LeasedWorker<F>
+where
+    F: Fn(Event, Run) -> R + Send + Sync + 'static,
+    R: Future<Output = Handled> + Send,
+{
+    async fn run(&self, event: Event, mut lease: Lease, arrival: &Arrival) -> Ending {
+        crate::crash_point::crash_point("consumer.after-claim");
+        let began = Instant::now();
+        let work = within(self.desk.settings.handler_timeout, (self.handler)(event, lease.info()));
+        let handled = tokio::select! {
+            handled = lease.run(work) => handled,
+            () = arrival.cancelled() => return give_back(lease, Ending::Cancelled).await,
+        };
+        crate::crash_point::crash_point("consumer.before-settle");
+        let took = began.elapsed();
+        self.desk.core.handled(took, matches!(handled, Ok(Ok(()))));
+        match handled {
+            Ok(Ok(())) => {
+                let metadata = arrival.metadata(&self.desk.group, took);
+                settled(lease.settle(Verdict::Done { metadata }).await, Ending::Passed("done"))
+            }
+            Ok(Err(failed)) => self.failed(lease, &failed, arrival).await,
+            // Someone else may be running it; the next question tells.
+            Err(lost) => {
+                tracing::debug!(target: "hapax", %lost, "run cancelled");
+                Ending::Later(Duration::from_millis(100))
+            }
+        }
+    }
+
+    async fn failed(&self, lease: Lease, failed: &Failed, arrival: &Arrival) -> Ending {
+        let settings = &self.desk.settings;
+        if failed.is_fatal() || lease.attempt() >= settings.attempts_max {
+            let verdict = Verdict::Dead { note: note(failed), body: Some(arrival.body()) };
+            return settled(lease.settle(verdict).await, Ending::Passed("dead"));
+        }
+        let pause = settings.guard().failure_terms().pause(lease.attempt()).max(failed.after().unwrap_or_default());
+        let held = pause > settings.hold_max && arrival.may_be_held();
+        let verdict = Verdict::Retry {
+            after: pause,
+            counted: true,
+            note: Some(note(failed)),
+            body: held.then(|| arrival.body()),
+        };
+        let ending = if held { Ending::Passed("held") } else { Ending::Later(pause) };
+        settled(lease.settle(verdict).await, ending)
+    }
+}
+
+async fn give_back(lease: Lease, ending: Ending) -> Ending {
+    // Should this not arrive, the lease lapses by itself.
+    match lease.release().await {
+        Ok(()) | Err(Error::Fenced { .. }) => ending,
+        Err(error) => away(error),
+    }
+}
+
+/// A settling that failed is no failure of the handler: the ledger is asked again what the event is.
+fn settled<T>(answer: crate::error::Result<T>, ending: Ending) -> Ending {
+    match answer {
+        Ok(_) => ending,
+        Err(Error::Fenced { what }) => {
+            tracing::warn!(target: "hapax", what, "settled by someone else");
+            Ending::Later(Duration::from_millis(10))
+        }
+        Err(error) => away(error),
+    }
+}
+
+struct OnceWorker<F> {
+    desk: Desk,
+    handler: F,
+}
+
+#[async_trait]
+impl<F, R> Worker for OnceWorker<F>
+where
+    F: Fn(Event) -> R + Send + Sync + 'static,
+    R: Future<Output = Handled> + Send,
+{
+    async fn work_one(&self, arrival: &mut Arrival) -> Ending {
+        let Ok(event) = arrival.event.clone() else { return Ending::Passed("refused") };
+        let Some(delivery) = arrival.delivery() else { return Ending::Passed("refused") };
+        let limit = self.desk.settings.handler_timeout;
+        let claimed = match self.desk.core.once(delivery, Some(limit * 2), self.desk.holds(arrival)).await {
+            Ok(Outcome::First(claimed)) => claimed,
+            Ok(other) => return self.desk.unclaimed(other, arrival).await,
+            Err(error @ Error::Invalid { .. }) => return self.desk.refuse(arrival, &error.to_string()).await,
+            Err(error) => return away(error),
+        };
+        crate::crash_point::crash_point("consumer.after-claim");
+        let began = Instant::now();
+        let handled = tokio::select! {
+            handled = within(limit, (self.handler)(event)) => handled,
+            () = arrival.cancelled() => Err(Failed::fatal("the process was told to end before the handler did")),
+        };
+        let took = began.elapsed();
+        self.desk.core.handled(took, handled.is_ok());
+        let (answer, ending) = match handled {
+            Ok(()) => {
+                let metadata = arrival.metadata(&self.desk.group, took);
+                (claimed.end(Verdict::Finished { metadata }).await, Ending::Passed("finished"))
+            }
+            Err(failed) => (claimed.lost(failed).await, Ending::Passed("lost")),
+        };
+        match answer {
+            // The claim stands whatever became of the report: nobody runs it again.
+            Ok(()) | Err(Error::Fenced { .. }) => ending,
+            Err(error) => {
+                tracing::warn!(target: "hapax", error = %error.chain(), "the end of an at-most-once run was not recorded; it will be listed as lost");
+                ending
+            }
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Partitions come and go: given, revoked, lost; paused when too much is in memory; committed below the lowest
+//! unfinished offset.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::{Hand, Pipeline};
+use crate::bus::{Assigned, Partition};
+use crate::consumer::arrival::Source;
+use crate::consumer::offsets::Watermark;
+use crate::error::{Error, Result};
+
+/// How many offsets above an unfinished one a partition may keep in memory, per delivery it may have in flight.
+const DISTANCE_FACTOR: usize = 64;
+
+impl Pipeline {
+    pub(super) async fn given(&mut self, given: Vec<Assigned>) -> Result<()> {
+        self.meter.rebalanced();
+        let partitions: Vec<_> = given.iter().map(|assigned| assigned.partition.clone()).collect();
+        let suspects = self.worker.suspects(&partitions).await?;
+        for assigned in given {
+            let partition = assigned.partition.clone();
+            tracing::info!(target: "hapax", %partition, epoch = assigned.epoch, "partition given");
+            let suspects = suspects.iter().filter(|(of, ..)| *of == partition).map(|(_, first, last)| (*first, *last));
+            let hand = Hand {
+                assigned,
+                watermark: Watermark::default(),
+                committed: None,
+                running: 0,
+                paused: false,
+                cancel: watch::channel(false).0,
+                revoked: None,
+                suspects: suspects.collect(),
+            };
+            self.hands.insert(partition, hand);
+        }
+        self.meter.partitions(self.hands.len());
+        Ok(())
+    }
+
+    /// What is queued is dropped (whoever is next gets it), what runs may finish.
+    pub(super) fn revoked(&mut self, revoked: &[Assigned]) {
+        self.meter.rebalanced();
+        let deadline = Instant::now() + self.desk.settings.drain;
+        for assigned in revoked {
+            if let Some(hand) = self.hands.get_mut(&assigned.partition).filter(|hand| hand.assigned == *assigned) {
+                tracing::info!(target: "hapax", partition = %assigned.partition, running = hand.running, "partition revoked");
+                hand.revoked = Some(deadline);
+            }
+        }
+        self.forget_queued(revoked);
+    }
+
+    /// Nothing of it is ours any more: what runs is told to stop, and its tokens decide the rest.
+    pub(super) fn lost(&mut self, lost: &[Assigned]) {
+        self.meter.rebalanced();
+        for assigned in lost {
+            if self.hands.get(&assigned.partition).is_some_and(|hand| hand.assigned == *assigned)
+                && let Some(hand) = self.hands.remove(&assigned.partition)
+            {
+                tracing::warn!(target: "hapax", partition = %assigned.partition, running = hand.running, "partition lost");
+                hand.cancel.send_replace(true);
+            }
+        }
+        self.forget_queued(lost);
+        self.meter.partitions(self.hands.len());
+    }
+
+    fn forget_queued(&mut self, gone: &[Assigned]) {
+        let is_gone = |source: &Source| matches!(source, Source::Bus(assigned) if gone.contains(assigned));
+        self.queues.retain(|arrival| !is_gone(&arrival.source));
+        let mut waiting = std::mem::take(&mut self.alone);
+        for (lane, mut arrivals) in waiting.drain(..) {
+            arrivals.retain(|arrival| !is_gone(&arrival.source));
+            if arrivals.is_empty() {
+                self.queues.give(lane, arrivals, None);
+            } else {
+                self.alone.push_back((lane, arrivals));
+            }
+        }
+    }
+
+    pub(super) async fn tend_partitions(&mut self) -> Result<()> {
+        let now = Instant::now();
+        let revoked: Vec<_> = self
+            .hands
+            .values()
+            .filter(|hand| hand.revoked.is_some())
+            .inspect(|hand| {
+                if hand.revoked.is_some_and(|deadline| now >= deadline) {
+                    hand.cancel.send_replace(true);
+                }
+            })
+            .filter(|hand| hand.running == 0)
+            .map(|hand| hand.assigned.clone())
+            .collect();
+        if !revoked.is_empty() {
+            self.commit(true).await?;
+            for assigned in &revoked {
+                self.hands.remove(&assigned.partition);
+            }
+            self.meter.partitions(self.hands.len());
+            self.subscriber.give_back(&revoked).await?;
+        }
+        self.pause_and_resume().await?;
+        if now >= self.state.next_commit {
+            self.commit(false).await?;
+            self.state.next_commit = Instant::now() + self.desk.settings.commit_interval;
+        }
+        Ok(())
+    }
+
+    /// A partition pauses at its limit and goes on at half of it.
+    async fn pause_and_resume(&mut self) -> Result<()> {
+        let max = self.desk.settings.in_flight_max;
+        let stop = self.state.full || self.state.draining.is_some();
+        let (mut pause, mut resume) = (Vec::<Partition>::new(), Vec::new());
+        for hand in self.hands.values_mut().filter(|hand| hand.revoked.is_none()) {
+            let (unfinished, distance) = (hand.watermark.unfinished(), hand.watermark.distance());
+            let over = stop || unfinished >= max || distance >= max * DISTANCE_FACTOR;
+            let under = !stop && unfinished <= max / 2 && distance <= max * DISTANCE_FACTOR / 2;
+            if over && !hand.paused {
+                hand.paused = true;
+                pause.push(hand.assigned.partition.clone());
+            } else if under && hand.paused {
+                hand.paused = false;
+                resume.push(hand.assigned.partition.clone());
+            }
+        }
+        if !pause.is_empty() {
+            self.subscriber.pause(&pause).await?;
+        }
+        if !resume.is_empty() {
+            self.subscriber.resume(&resume).await?;
+        }
+        let unfinished: usize = self.hands.values().map(|hand| hand.watermark.unfinished()).sum();
+        let distance: usize = self.hands.values().map(|hand| hand.watermark.distance()).sum();
+        let paused = self.hands.values().filter(|hand| hand.paused).count();
+        self.meter.flow(unfinished, distance, paused);
+        Ok(())
+    }
+
+    /// Commits what the watermarks have passed. The ledger has recorded all of it: that is what "finished" means.
+    pub(super) async fn commit(&mut self, last: bool) -> Result<()> {
+        let mut offsets = Vec::new();
+        for hand in self.hands.values() {
+            if let Some(position) = hand.watermark.position()
+                && hand.committed != Some(position)
+                // The first position of a gift is where the group already is.
+                && (hand.committed.is_some() || hand.watermark.distance() == 0 || last || hand.watermark.position() > hand.first())
+            {
+                offsets.push((hand.assigned.clone(), position));
+            }
+        }
+        if offsets.is_empty() {
+            return Ok(());
+        }
+        crate::crash_point::crash_point("consumer.before-commit");
+        let answers = match tokio::time::timeout(COMMIT_TIMEOUT, self.subscriber.commit(&offsets)).await {
+            Ok(Ok(answers)) => answers,
+            Ok(Err(error)) if error.is_retryable() || matches!(error, Error::Fenced { .. }) => {
+                tracing::debug!(target: "hapax", error = %error.chain(), "offsets not committed yet");
+                return Ok(());
+            }
+            Ok(Err(error)) => return Err(error),
+            Err(_) => return Ok(()), // the next one says the same
+        };
+        for ((assigned, position), answer) in offsets.into_iter().zip(answers) {
+            match answer {
+                Ok(()) => {
+                    if let Some(hand) = self.hands.get_mut(&assigned.partition).filter(|hand| hand.assigned == assigned) {
+                        hand.committed = Some(position);
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!(target: "hapax", partition = %assigned.partition, error = %error.chain(), "offset not committed");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives back what could not finish, commits, leaves.
+    pub(in crate::consumer) async fn end(mut self) -> Result<std::collections::BTreeMap<&'static str, u64>> {
+        let now = *self.stop.borrow() == crate::consumer::Stop::Now;
+        if !now {
+            self.commit(true).await?;
+        }
+        let counts = std::mem::take(&mut self.state.counts);
+        let leaving = self.subscriber.leave();
+        match tokio::time::timeout(if now { Duration::from_millis(200) } else { COMMIT_TIMEOUT }, leaving).await {
+            Ok(left) => left?,
+            Err(_) => tracing::warn!(target: "hapax", "the group was not left in time; it will notice by itself"),
+        }
+        Ok(counts)
+    }
+}
+
+/// How long the pipeline waits for a commit of offsets. One that did not arrive is made again.
+const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);

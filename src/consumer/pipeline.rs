@@ -1,0 +1,552 @@
+//! The pipeline of one process: `match → window → order → claim → handle → settle → watermark → commit`.
+//!
+//! One task owns everything that has an order (partitions, queues, watermarks) and waits for the next thing to happen;
+//! claims, handlers and settlings run in tasks of their own and report how each delivery ended.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::arrival::{Arrival, Ending, Key, Source};
+use super::claim::Desk;
+use super::held;
+use super::meter::Meter;
+use super::offsets::Watermark;
+use super::order::{KeyQueues, Lane};
+use super::worker::Worker;
+use super::{OutagePolicy, Stop};
+use crate::bus::{Assigned, Bus, Heard, Partition, Received, Subscriber};
+use crate::error::{Error, Result};
+use crate::ledger::{Claim, Due, Identity, Mode, OrderPolicy};
+use crate::window::Window;
+
+/// A partition in this process's hands.
+pub(super) struct Hand {
+    pub(super) assigned: Assigned,
+    pub(super) watermark: Watermark,
+    committed: Option<i64>,
+    running: usize,
+    paused: bool,
+    cancel: watch::Sender<bool>,
+    /// Until when what runs may finish, if the group wants it back.
+    revoked: Option<Instant>,
+    /// Offsets of a batch that never ended.
+    suspects: Vec<(i64, i64)>,
+}
+
+/// What a task reports of one lane.
+struct Ended {
+    lane: Lane<Key>,
+    arrivals: Vec<Arrival>,
+    endings: Vec<Ending>,
+}
+
+pub(super) struct Pipeline {
+    pub(super) desk: Desk,
+    pub(super) bus: Arc<dyn Bus>,
+    pub(super) worker: Arc<dyn Worker>,
+    pub(super) window: Option<Arc<dyn Window>>,
+    pub(super) subscriber: Box<dyn Subscriber>,
+    pub(super) stop: watch::Receiver<Stop>,
+    pub(super) meter: Arc<Meter>,
+    pub(super) hands: HashMap<Partition, Hand>,
+    pub(super) queues: KeyQueues<Key, Arrival>,
+    /// Suspects, each to run with nothing beside it.
+    pub(super) alone: VecDeque<(Lane<Key>, Vec<Arrival>)>,
+    pub(super) tasks: Tasks,
+    pub(super) state: State,
+}
+
+/// What runs beside the pipeline.
+#[derive(Default)]
+pub(super) struct Tasks {
+    running: JoinSet<Vec<Ended>>,
+    in_hand: usize,
+    lone: bool,
+    look: JoinSet<Result<Due>>,
+    probe: JoinSet<bool>,
+    remember: Vec<Identity>,
+}
+
+/// Where it stands.
+pub(super) struct State {
+    /// Held events that are in the queues, so that a second look does not queue them again.
+    held: HashSet<Identity>,
+    full: bool,
+    away: bool,
+    bus_away: bool,
+    draining: Option<Instant>,
+    next_commit: Instant,
+    next_look: Instant,
+    too_old: u32,
+    /// Says true when what is held in memory from the ledger must stop.
+    cancel: watch::Sender<bool>,
+    pub(super) counts: BTreeMap<&'static str, u64>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        let now = Instant::now();
+        State {
+            held: HashSet::new(),
+            full: false,
+            away: false,
+            bus_away: false,
+            draining: None,
+            next_commit: now,
+            next_look: now,
+            too_old: 0,
+            cancel: watch::channel(false).0,
+            counts: BTreeMap::new(),
+        }
+    }
+}
+
+impl Pipeline {
+    /// Runs until it is told to stop. Every delivery takes the path of the module's first line.
+    pub(super) async fn run(mut self) -> Result<BTreeMap<&'static str, u64>> {
+        loop {
+            self.start_runnable(); // claim → handle → settle
+            let wake = self.next_wake();
+            tokio::select! {
+                heard = self.subscriber.next() => self.hear(heard).await?, // match → window → order
+                Some(ended) = self.tasks.running.join_next() => self.put_away(ended)?, // → watermark
+                Some(due) = self.tasks.look.join_next() => self.take_due(due),
+                Some(back) = self.tasks.probe.join_next() => self.state.away = !back.unwrap_or(false),
+                () = tokio::time::sleep_until(wake) => {}
+                changed = self.stop.changed() => self.told(changed.is_err()),
+            }
+            if *self.stop.borrow() == Stop::Now {
+                break;
+            }
+            self.keep_house();
+            self.tend_partitions().await?; // → commit
+            if self.state.draining.is_some() && self.tasks.in_hand == 0 {
+                break;
+            }
+        }
+        self.end().await
+    }
+
+    fn next_wake(&self) -> Instant {
+        let mut wake = self.state.next_commit.min(self.state.next_look);
+        if let Some(at) = self.queues.next_at().filter(|_| !self.state.away) {
+            wake = wake.min(at);
+        }
+        for deadline in self.hands.values().filter_map(|hand| hand.revoked).chain(self.state.draining) {
+            wake = wake.min(deadline);
+        }
+        wake.max(Instant::now() + Duration::from_millis(1))
+    }
+
+    fn told(&mut self, nobody_left: bool) {
+        if nobody_left || *self.stop.borrow() != Stop::No {
+            self.drain();
+        }
+    }
+
+    /// Nothing new is started; what runs may finish.
+    fn drain(&mut self) {
+        if self.state.draining.is_none() {
+            self.state.draining = Some(Instant::now() + self.desk.settings.drain);
+            self.queues.retain(|_| false);
+            self.alone.clear();
+        }
+    }
+
+    // --- in: match → window → order -----------------------------------------------------------------------------
+
+    async fn hear(&mut self, heard: Result<Heard>) -> Result<()> {
+        match heard {
+            Ok(heard) => {
+                if std::mem::take(&mut self.state.bus_away) {
+                    tracing::info!(target: "hapax", "the bus is back");
+                }
+                match heard {
+                    Heard::Records(records) => self.take_in(records).await,
+                    Heard::Given(given) => self.given(given).await?,
+                    Heard::Revoked(revoked) => self.revoked(&revoked),
+                    Heard::Lost(lost) => self.lost(&lost),
+                }
+            }
+            Err(error) if error.is_retryable() => {
+                if !std::mem::replace(&mut self.state.bus_away, true) {
+                    tracing::warn!(target: "hapax", error = %error.chain(), "the bus is away");
+                }
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    async fn take_in(&mut self, records: Vec<Received>) {
+        if self.state.draining.is_some() {
+            return;
+        }
+        let mut arrivals = Vec::with_capacity(records.len());
+        for received in records {
+            let partition =
+                Partition { topic: received.origin.topic.clone(), number: received.origin.partition };
+            let Some(hand) = self.hands.get_mut(&partition).filter(|hand| hand.revoked.is_none()) else {
+                continue; // of a gift that is over
+            };
+            if !hand.watermark.receive(received.origin.offset) {
+                continue;
+            }
+            let mut arrival =
+                self.desk.arrival(received, Source::Bus(hand.assigned.clone()), hand.cancel.subscribe());
+            let offset = arrival.received.origin.offset;
+            arrival.alone = hand.suspects.iter().any(|(first, last)| (*first..=*last).contains(&offset));
+            if self.is_wanted(&arrival) {
+                arrivals.push(arrival);
+            } else {
+                self.pass(&arrival, "unwanted");
+            }
+        }
+        for arrival in self.unseen(arrivals).await {
+            self.queues.push(arrival.key.clone(), arrival);
+        }
+    }
+
+    /// What no handler of the scope wants is passed, unless a strict order has to move past it.
+    fn is_wanted(&self, arrival: &Arrival) -> bool {
+        let settings = &self.desk.settings;
+        let strict = matches!(settings.order, Some((OrderPolicy::Strict { .. }, _)));
+        arrival.event.as_ref().map_or(true, |event| {
+            settings.wants.matches(event) || (strict && event.aggregate.is_some() && event.seq.is_some())
+        })
+    }
+
+    /// Passes what the window knows to be done.
+    async fn unseen(&mut self, arrivals: Vec<Arrival>) -> Vec<Arrival> {
+        let Some(window) = self.window.clone() else { return arrivals };
+        let identities: Vec<_> = arrivals.iter().filter_map(|arrival| self.desk.identity_of(arrival)).collect();
+        if identities.is_empty() {
+            return arrivals;
+        }
+        let Ok(seen) = window.seen(&identities).await else { return arrivals }; // it said so itself
+        let seen: HashSet<_> = identities.into_iter().zip(seen).filter_map(|(id, seen)| seen.then_some(id)).collect();
+        let mut unseen = Vec::with_capacity(arrivals.len());
+        for arrival in arrivals {
+            if self.desk.identity_of(&arrival).is_some_and(|identity| seen.contains(&identity)) {
+                self.pass(&arrival, "window");
+            } else {
+                unseen.push(arrival);
+            }
+        }
+        unseen
+    }
+
+    /// What is due comes from the ledger as if it had just arrived.
+    fn take_due(&mut self, due: std::result::Result<Result<Due>, tokio::task::JoinError>) {
+        self.state.next_look = Instant::now() + self.desk.settings.held_interval;
+        let due = match due {
+            Ok(Ok(due)) => due,
+            Ok(Err(error)) => {
+                tracing::debug!(target: "hapax", error = %error.chain(), "the ledger was not looked at for what is due");
+                return;
+            }
+            Err(error) => {
+                tracing::error!(target: "hapax", %error, "looking for what is due ended badly");
+                return;
+            }
+        };
+        self.meter.held(due.held);
+        let full = due.held >= self.desk.settings.held_max;
+        if full != std::mem::replace(&mut self.state.full, full) {
+            if full {
+                tracing::warn!(target: "hapax", held = due.held, "the scope holds as many events as it may (held_max): partitions pause until some are resolved");
+            } else {
+                tracing::info!(target: "hapax", held = due.held, "the scope holds fewer events than it may: partitions go on");
+            }
+        }
+        if self.state.draining.is_some() {
+            return;
+        }
+        for entry in due.entries {
+            if !self.state.held.insert(entry.identity.clone()) {
+                continue;
+            }
+            let Some(received) = held::received(&entry, &self.desk.settings.topics[0]) else { continue };
+            let source = Source::Held(entry.identity.clone(), None);
+            let mut arrival = self.desk.arrival(received, source, self.state.cancel.subscribe());
+            if let (Ok(event), None) = (&mut arrival.event, &entry.order) {
+                // It was redriven out of order, or never had one.
+                event.aggregate = None;
+                event.seq = None;
+                arrival.key = None;
+            }
+            self.queues.push(arrival.key.clone(), arrival);
+        }
+    }
+
+    // --- out: claim → handle → settle, in tasks -----------------------------------------------------------------
+
+    fn start_runnable(&mut self) {
+        if self.state.away || self.state.draining.is_some() || self.tasks.lone {
+            return;
+        }
+        if !self.alone.is_empty() {
+            if self.tasks.in_hand == 0
+                && let Some((lane, arrivals)) = self.alone.pop_front()
+            {
+                self.tasks.lone = true;
+                self.start(vec![(lane, arrivals)]);
+            }
+            return; // nothing else starts until the suspects are through
+        }
+        let batch_max = self.worker.batch_max();
+        while self.queues.has_ready() {
+            let room = self.desk.settings.concurrency.saturating_sub(self.tasks.running.len());
+            if room == 0 {
+                break;
+            }
+            let mut lanes = Vec::new();
+            let (max, per_key) = if batch_max == 1 { (room, 1) } else { (batch_max, batch_max) };
+            for run in self.queues.take(max, per_key) {
+                if run.items.iter().any(|arrival| arrival.alone) {
+                    self.alone.push_back((run.lane, run.items));
+                } else if batch_max == 1 {
+                    self.start(vec![(run.lane, run.items)]);
+                } else {
+                    lanes.push((run.lane, run.items));
+                }
+            }
+            if !lanes.is_empty() {
+                self.start(lanes);
+            }
+            if !self.alone.is_empty() {
+                return self.start_runnable();
+            }
+        }
+    }
+
+    fn start(&mut self, lanes: Vec<(Lane<Key>, Vec<Arrival>)>) {
+        for arrival in lanes.iter().flat_map(|(_, arrivals)| arrivals) {
+            self.tasks.in_hand += 1;
+            if let Source::Bus(assigned) = &arrival.source
+                && let Some(hand) = self.hands.get_mut(&assigned.partition)
+                && hand.assigned == *assigned
+            {
+                hand.running += 1;
+            }
+        }
+        let (worker, desk) = (Arc::clone(&self.worker), self.desk.clone());
+        self.tasks.running.spawn(async move {
+            let (keys, mut arrivals): (Vec<_>, Vec<_>) = lanes.into_iter().unzip();
+            let endings = work(&*worker, &desk, &mut arrivals).await;
+            let ended = keys.into_iter().zip(arrivals).zip(endings);
+            ended.map(|((lane, arrivals), endings)| Ended { lane, arrivals, endings }).collect()
+        });
+    }
+
+    // --- back: watermark → commit -------------------------------------------------------------------------------
+
+    fn put_away(&mut self, ended: std::result::Result<Vec<Ended>, tokio::task::JoinError>) -> Result<()> {
+        // Handlers' panics are caught where they happen; this would be one of ours, and its lanes are gone with it.
+        let ended = ended.map_err(|error| Error::Corrupt(format!("a task of the consumer ended badly: {error}")))?;
+        self.tasks.lone = false;
+        for Ended { lane, arrivals, endings } in ended {
+            self.tasks.in_hand -= arrivals.len();
+            for arrival in &arrivals {
+                if let Some(hand) = self.hand_of(arrival) {
+                    hand.running -= 1;
+                }
+            }
+            self.put_lane_away(lane, arrivals, endings)?;
+        }
+        Ok(())
+    }
+
+    fn put_lane_away(&mut self, lane: Lane<Key>, arrivals: Vec<Arrival>, endings: Vec<Ending>) -> Result<()> {
+        let mut arrivals = arrivals.into_iter();
+        let mut until = None;
+        let mut rest = Vec::new();
+        for ending in endings {
+            let Some(mut arrival) = arrivals.next() else { break };
+            match ending {
+                Ending::Passed(word) => {
+                    self.pass(&arrival, word);
+                    self.note_too_old(word)?;
+                    continue;
+                }
+                Ending::Later(after) => until = Some(Instant::now() + after),
+                Ending::Alone => arrival.alone = true,
+                Ending::Cancelled => {}
+                Ending::Stop(error) => return Err(error),
+                Ending::Away(error) => match self.desk.settings.outage {
+                    OutagePolicy::FailFast => return Err(error),
+                    OutagePolicy::DeadLetter => {
+                        self.copy_unclaimed(&arrival, &error);
+                        continue;
+                    }
+                    OutagePolicy::Pause => {
+                        self.state.away = true;
+                        self.meter.ledger_away();
+                        until = Some(Instant::now() + Duration::from_millis(50));
+                    }
+                },
+            }
+            rest.push(arrival);
+            break;
+        }
+        rest.extend(arrivals);
+        rest.retain(|arrival| self.is_ours(arrival));
+        if rest.first().is_some_and(|arrival| arrival.alone) && until.is_none() {
+            let more = rest.split_off(1);
+            if more.is_empty() {
+                self.alone.push_back((lane, rest));
+                return Ok(());
+            }
+            rest.extend(more); // the head alone, then the others: one after the other
+        }
+        self.queues.give(lane, rest, until);
+        Ok(())
+    }
+
+    /// Whether a delivery still belongs to a partition in our hands.
+    fn is_ours(&self, arrival: &Arrival) -> bool {
+        if self.state.draining.is_some() {
+            return false;
+        }
+        match &arrival.source {
+            Source::Held(..) => true,
+            Source::Bus(assigned) => self
+                .hands
+                .get(&assigned.partition)
+                .is_some_and(|hand| hand.assigned == *assigned && hand.revoked.is_none()),
+        }
+    }
+
+    fn hand_of(&mut self, arrival: &Arrival) -> Option<&mut Hand> {
+        let Source::Bus(assigned) = &arrival.source else { return None };
+        self.hands.get_mut(&assigned.partition).filter(|hand| hand.assigned == *assigned)
+    }
+
+    /// A delivery is through: the watermark may pass it.
+    fn pass(&mut self, arrival: &Arrival, word: &'static str) {
+        *self.state.counts.entry(word).or_default() += 1;
+        self.meter.passed(word);
+        let offset = arrival.received.origin.offset;
+        if let Some(hand) = self.hand_of(arrival) {
+            hand.watermark.finish(offset);
+        }
+        if let Source::Held(identity, time) = &arrival.source {
+            self.state.held.remove(identity);
+            self.end_alias(arrival, identity.clone(), *time, word);
+        }
+        if matches!(word, "done" | "finished")
+            && self.window.is_some()
+            && let Some(identity) = self.desk.identity_of(arrival)
+        {
+            self.tasks.remember.push(identity);
+        }
+    }
+
+    /// A record that was refused under where it lies, was redriven and could be read this time, has an id of its own now: the
+    /// entry it was refused under is done.
+    fn end_alias(&self, arrival: &Arrival, refused: Identity, time: Option<crate::clock::Time>, word: &str) {
+        let Some(identity) = self.desk.identity_of(arrival) else { return };
+        if identity == refused || matches!(word, "refused" | "too_old") {
+            return;
+        }
+        let core = self.desk.core.clone();
+        tokio::spawn(async move {
+            let claim = Claim { time, ..Claim::new(refused, Mode::Done) };
+            if let Err(error) = core.claim_raw(claim).await {
+                tracing::warn!(target: "hapax", error = %error.chain(), "a redriven record's first entry stays open");
+            }
+        });
+    }
+
+    fn note_too_old(&mut self, word: &str) -> Result<()> {
+        self.state.too_old = if word == "too_old" { self.state.too_old + 1 } else { 0 };
+        let max = self.desk.settings.too_old_max;
+        if self.state.too_old >= max {
+            return Err(Error::Config(format!(
+                "{max} events in a row are older than what the ledger remembers (too_old_max): is the topic being read again from its beginning?"
+            )));
+        }
+        Ok(())
+    }
+
+    /// The ledger is away and the policy is to go on: the record's copy is all that remains of it here.
+    fn copy_unclaimed(&mut self, arrival: &Arrival, error: &Error) {
+        let origin = &arrival.received.origin;
+        let Some(topic) = self.desk.settings.dead_topic_of(&origin.topic) else {
+            self.state.away = true;
+            return;
+        };
+        let record = held::unclaimed_record(&self.desk, &arrival.received, &error.chain().to_string());
+        let bus = Arc::clone(&self.bus);
+        let arrival = arrival.clone();
+        self.tasks.in_hand += 1;
+        if let Some(hand) = self.hand_of(&arrival) {
+            hand.running += 1;
+        }
+        self.tasks.running.spawn(async move {
+            let published = bus.publish(&topic, &[record]).await;
+            let ending = match published.map(|mut answers| answers.pop()) {
+                Ok(Some(Ok(_))) => Ending::Passed("dead_lettered"),
+                Ok(Some(Err(error))) | Err(error) => {
+                    tracing::warn!(target: "hapax", error = %error.chain(), "neither the ledger nor the dead-letter topic takes this record");
+                    Ending::Later(Duration::from_secs(1))
+                }
+                Ok(None) => Ending::Later(Duration::from_secs(1)),
+            };
+            let lane = Lane::Own(0);
+            vec![Ended { lane, arrivals: vec![arrival], endings: vec![ending] }]
+        });
+    }
+
+    /// Starts what happens now and then.
+    fn keep_house(&mut self) {
+        let now = Instant::now();
+        if self.state.away && self.tasks.probe.is_empty() {
+            let ledger = Arc::clone(&self.desk.ledger);
+            self.tasks.probe.spawn(async move {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                matches!(tokio::time::timeout(Duration::from_secs(5), ledger.now()).await, Ok(Ok(_)))
+            });
+        }
+        if now >= self.state.next_look && self.tasks.look.is_empty() && self.state.draining.is_none() {
+            self.state.next_look = now + self.desk.settings.held_interval;
+            if !self.state.away {
+                let room = self.desk.settings.in_flight_max.saturating_sub(self.state.held.len());
+                self.tasks.look.spawn(held::look(self.desk.clone(), Arc::clone(&self.bus), room));
+            }
+        }
+        if self.tasks.remember.len() >= 500 || (now >= self.state.next_commit && !self.tasks.remember.is_empty()) {
+            let done = std::mem::take(&mut self.tasks.remember);
+            if let Some(window) = self.window.clone() {
+                tokio::spawn(async move { window.remember(&done).await });
+            }
+        }
+        if self.state.draining.is_some_and(|deadline| now >= deadline) {
+            for hand in self.hands.values() {
+                hand.cancel.send_replace(true);
+            }
+            self.state.cancel.send_replace(true);
+        }
+    }
+}
+
+/// Runs lanes; a record without an event goes to the dead letters instead.
+async fn work(worker: &dyn Worker, desk: &Desk, lanes: &mut [Vec<Arrival>]) -> Vec<Vec<Ending>> {
+    let [lane] = lanes else { return worker.work(lanes).await };
+    let [arrival] = lane.as_mut_slice() else { return worker.work(lanes).await };
+    let ending = match &arrival.event {
+        Err(reason) => desk.refuse(arrival, reason).await,
+        Ok(event) if !desk.settings.wants.matches(event) => desk.step_past(arrival).await,
+        Ok(_) => return worker.work(lanes).await,
+    };
+    vec![vec![ending]]
+}
+
+#[path = "partitions.rs"]
+mod partitions;

@@ -1,0 +1,238 @@
+//! What a consumer is told, and what of it is impossible.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::decode::Decoder;
+use crate::bus::Start;
+use crate::error::{Error, Result};
+use crate::event::Event;
+use crate::guard::GuardSettings;
+use crate::id::{Kind, Scope, Topic};
+use crate::ledger::{OnDead, OrderPolicy};
+
+/// What to do while the ledger is away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OutagePolicy {
+    /// Wait for it: nothing new is started, partitions pause when the queues are full, the group membership stays. Gives up:
+    /// progress.
+    #[default]
+    Pause,
+    /// End with the error, so that whoever supervises the process decides. Gives up: the process.
+    FailFast,
+    /// Copy what arrives meanwhile to the dead-letter topic, unrun, and go on. Gives up: order, and running them by itself.
+    DeadLetter,
+}
+
+impl std::str::FromStr for OutagePolicy {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "pause" => Ok(OutagePolicy::Pause),
+            "fail_fast" => Ok(OutagePolicy::FailFast),
+            "dead_letter" => Ok(OutagePolicy::DeadLetter),
+            _ => Err(Error::Config(format!(
+                "consumer.outage is {text:?}; it must be pause, fail_fast or dead_letter"
+            ))),
+        }
+    }
+}
+
+/// Which events a scope wants. What it does not want costs no ledger write (but under a strict order, which must move past
+/// it) and is counted.
+#[derive(Clone, Default)]
+pub enum Wants {
+    /// All.
+    #[default]
+    All,
+    /// Those of these kinds.
+    Kinds(Vec<Kind>),
+    /// Those with this header, with this value.
+    Header(String, Vec<u8>),
+    /// Those that a function says yes to. It must always say the same of the same event.
+    Matching(Arc<dyn Fn(&Event) -> bool + Send + Sync>),
+}
+
+impl std::fmt::Debug for Wants {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Wants::All => f.write_str("All"),
+            Wants::Kinds(kinds) => f.debug_tuple("Kinds").field(kinds).finish(),
+            Wants::Header(name, _) => f.debug_tuple("Header").field(name).finish_non_exhaustive(),
+            Wants::Matching(_) => f.write_str("Matching(…)"),
+        }
+    }
+}
+
+impl Wants {
+    /// Whether an event is wanted.
+    pub fn matches(&self, event: &Event) -> bool {
+        match self {
+            Wants::All => true,
+            Wants::Kinds(kinds) => event.kind.as_ref().is_some_and(|kind| kinds.contains(kind)),
+            Wants::Header(name, value) => event.headers.get(name).is_some_and(|given| given == value),
+            Wants::Matching(matches) => matches(event),
+        }
+    }
+}
+
+/// What a [`Consumer`](super::Consumer) is told.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ConsumerSettings {
+    /// Whose effect it is.
+    pub scope: Scope,
+    /// The topics.
+    pub topics: Vec<Topic>,
+    /// The group; the scope's name if unset.
+    pub group: Option<Arc<str>>,
+    /// Where to begin where nothing was committed.
+    pub start: Start,
+    /// How records are decoded.
+    pub decoder: Decoder,
+    /// Which events are wanted.
+    pub wants: Wants,
+    /// How events of one aggregate follow each other, and what a dead one does to its successors. None: events of one record
+    /// key run in the order of their offsets, and a dead one is passed.
+    pub order: Option<(OrderPolicy, OnDead)>,
+    /// How many handlers run at once.
+    pub concurrency: usize,
+    /// How many events a transactional batch has at most.
+    pub batch_max: usize,
+    /// How many deliveries of a partition are in memory at once; beyond it the partition pauses.
+    pub in_flight_max: usize,
+    /// How long a handler may take.
+    pub handler_timeout: Duration,
+    /// How long a lease lasts unless it is extended.
+    pub lease: Duration,
+    /// How often leases are extended.
+    pub heartbeat: Duration,
+    /// How many runs an event gets before it is dead.
+    pub attempts_max: u32,
+    /// The pause after a first failure; doubles with each.
+    pub backoff_base: Duration,
+    /// The longest pause.
+    pub backoff_max: Duration,
+    /// A retry further away than this waits in the ledger instead of in memory, and its offset is passed.
+    pub hold_max: Duration,
+    /// How many events the scope may hold in the ledger; at the cap partitions pause.
+    pub held_max: u64,
+    /// How often the ledger is asked for what is due and for dead letters to copy.
+    pub held_interval: Duration,
+    /// Where dead letters are copied to; `<topic>.dead` if unset. An empty one: nowhere, they stay in the ledger only.
+    pub dead_topic: Option<String>,
+    /// What to do while the ledger is away.
+    pub outage: OutagePolicy,
+    /// How often offsets are committed.
+    pub commit_interval: Duration,
+    /// How long a stop waits for handlers before it gives their events back.
+    pub drain: Duration,
+    /// How many events in a row may be too old before the consumer stops with a sentence instead of filling the dead letters.
+    pub too_old_max: u32,
+    /// How long ledger entries stay.
+    pub retention: Duration,
+    /// After this long without a sign of life the group gives this member's partitions to others.
+    pub session_timeout: Duration,
+    /// What metrics and spans are prefixed with.
+    pub telemetry_prefix: Option<String>,
+}
+
+impl ConsumerSettings {
+    /// The defaults, for a scope and its topics.
+    pub fn new(scope: Scope, topics: Vec<Topic>) -> Self {
+        ConsumerSettings {
+            scope,
+            topics,
+            group: None,
+            start: Start::default(),
+            decoder: Decoder::default(),
+            wants: Wants::default(),
+            order: None,
+            concurrency: 64,
+            batch_max: 500,
+            in_flight_max: 4096,
+            handler_timeout: Duration::from_secs(30),
+            lease: Duration::from_secs(30),
+            heartbeat: Duration::from_secs(10),
+            attempts_max: 5,
+            backoff_base: Duration::from_secs(1),
+            backoff_max: Duration::from_mins(5),
+            hold_max: Duration::from_secs(30),
+            held_max: 100_000,
+            held_interval: Duration::from_millis(500),
+            dead_topic: None,
+            outage: OutagePolicy::default(),
+            commit_interval: Duration::from_millis(500),
+            drain: Duration::from_secs(20),
+            too_old_max: 100,
+            retention: Duration::from_hours(7 * 24),
+            session_timeout: Duration::from_secs(45),
+            telemetry_prefix: None,
+        }
+    }
+
+    /// The group's name.
+    pub fn group(&self) -> Arc<str> {
+        self.group.clone().unwrap_or_else(|| self.scope.as_str().into())
+    }
+
+    /// The topic that dead letters of a topic are copied to.
+    pub fn dead_topic_of(&self, topic: &Topic) -> Option<Topic> {
+        match self.dead_topic.as_deref() {
+            Some("") => None,
+            Some(name) => Topic::new(name).ok(),
+            None => Topic::new(format!("{}.dead", topic.as_str())).ok(),
+        }
+    }
+
+    /// Says what is impossible, naming the setting and its range.
+    pub fn check(&self) -> Result<()> {
+        let range = |key: &str, value: usize, max: usize| {
+            if (1..=max).contains(&value) {
+                return Ok(());
+            }
+            Err(Error::Config(format!("consumer.{key} is {value}; it must be 1 to {max}")))
+        };
+        range("concurrency", self.concurrency, 100_000)?;
+        range("batch_max", self.batch_max, 10_000)?;
+        range("in_flight_max", self.in_flight_max, 10_000_000)?;
+        range("topics", self.topics.len(), 1000)?;
+        let hour = Duration::from_hours(1);
+        for (key, value, max) in [
+            ("handler_timeout", self.handler_timeout, 24 * hour),
+            ("held_interval", self.held_interval, hour),
+            ("commit_interval", self.commit_interval, hour),
+            ("session_timeout", self.session_timeout, hour),
+        ] {
+            if value.is_zero() || value > max {
+                return Err(Error::Config(format!(
+                    "consumer.{key} is {value:?}; it must be more than 0 and at most {max:?}"
+                )));
+            }
+        }
+        if let Some(name) = self.dead_topic.as_deref().filter(|name| !name.is_empty()) {
+            let dead = Topic::new(name)?;
+            if self.topics.contains(&dead) {
+                return Err(Error::Config(format!(
+                    "consumer.dead_topic is {name:?}, which the consumer reads itself; name another"
+                )));
+            }
+        }
+        self.guard().check()
+    }
+
+    /// The guard's part of it.
+    pub(crate) fn guard(&self) -> GuardSettings {
+        let mut guard = GuardSettings::default();
+        guard.scope = Some(self.scope.clone());
+        guard.lease = self.lease;
+        guard.heartbeat = self.heartbeat;
+        guard.attempts_max = self.attempts_max;
+        guard.backoff_base = self.backoff_base;
+        guard.backoff_max = self.backoff_max;
+        guard.retention = self.retention;
+        guard.order = self.order;
+        guard.telemetry_prefix.clone_from(&self.telemetry_prefix);
+        guard
+    }
+}

@@ -1,0 +1,58 @@
+//! Who runs deliveries: one worker per guarantee.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use super::arrival::{Arrival, Ending};
+use super::claim::Desk;
+use crate::bus::Partition;
+use crate::error::Result;
+use crate::ledger::Ledger;
+
+/// A handler in its guarantee, for a ledger that can give it: a combination that cannot does not compile.
+pub trait Guarantee<L: Ledger>: Send {
+    /// Who will run deliveries.
+    #[doc(hidden)]
+    #[allow(private_interfaces)] // only this crate makes workers
+    fn worker(self, desk: Desk, ledger: &L) -> Arc<dyn Worker>;
+}
+
+/// Runs deliveries. One that takes batches is given several lanes at once, each in order.
+#[doc(hidden)]
+#[async_trait]
+#[allow(private_interfaces)]
+pub trait Worker: Send + Sync + 'static {
+    /// How many deliveries are handed over at once; 1 means one by one.
+    fn batch_max(&self) -> usize {
+        1
+    }
+
+    /// Runs one delivery.
+    async fn work_one(&self, arrival: &mut Arrival) -> Ending;
+
+    /// Runs several lanes together. What comes back are the endings of each lane's deliveries, up to and including the
+    /// first that is not passed; the rest of that lane was not run.
+    async fn work(&self, lanes: &mut [Vec<Arrival>]) -> Vec<Vec<Ending>> {
+        let mut endings = Vec::with_capacity(lanes.len());
+        for lane in lanes {
+            let mut ended = Vec::with_capacity(lane.len());
+            for arrival in lane {
+                let ending = self.work_one(arrival).await;
+                let passed = matches!(ending, Ending::Passed(_));
+                ended.push(ending);
+                if !passed {
+                    break;
+                }
+            }
+            endings.push(ended);
+        }
+        endings
+    }
+
+    /// Partitions were given: which of their offsets are suspect, because a batch with them never ended.
+    async fn suspects(&self, partitions: &[Partition]) -> Result<Vec<(Partition, i64, i64)>> {
+        let _ = partitions;
+        Ok(Vec::new())
+    }
+}
