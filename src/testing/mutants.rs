@@ -108,6 +108,22 @@ impl Harness for MutantHarness {
         Ok(outcomes)
     }
 
+    async fn settle_in_transaction(
+        &self,
+        ledger: &MutantLedger,
+        settles: &[Settle],
+        marks: (&Scope, &[Marker]),
+        commit: bool,
+    ) -> Result<Vec<Result<Settled>>> {
+        let mut transaction = ledger.inner.begin();
+        let answers = transaction.settle(settles)?;
+        transaction.mark(marks.0, marks.1);
+        if commit {
+            transaction.commit();
+        }
+        Ok(answers)
+    }
+
     async fn was_committed(&self, ledger: &MutantLedger, claim: &Claim) -> Result<bool> {
         ledger.inner.was_committed(claim)
     }
