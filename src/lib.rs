@@ -23,9 +23,11 @@ pub mod id;
 pub mod telemetry;
 
 pub mod bus;
+pub mod consumer;
 pub mod guard;
 pub mod ledger;
 pub mod sweep;
+pub mod window;
 #[cfg(feature = "testing")]
 pub mod testing;
 

@@ -67,10 +67,18 @@ const SWEPT_WEEKS: &str = "dedup_swept_weeks_total";
 const SWEEP_FAILURES: &str = "dedup_sweep_failures_total";
 const REUSED: &str = "dedup_reused_ids_total";
 const UNGUARDED: &str = "dedup_unguarded";
+const DELIVERIES: &str = "consumer_deliveries_total";
+const IN_FLIGHT: &str = "consumer_in_flight";
+const DISTANCE: &str = "consumer_watermark_distance";
+const PAUSED: &str = "consumer_paused_partitions";
+const HELD: &str = "consumer_held";
+const LAG: &str = "consumer_lag";
+const REBALANCES: &str = "consumer_rebalances_total";
+const AWAY: &str = "consumer_ledger_outages_total";
 const SCOPE: &str = "consumer_scope_id";
 
 /// Every metric there is.
-pub const METRICS: [Metric; 11] = [
+pub const METRICS: [Metric; 19] = [
     metric(CLAIMS, Kind::Counter, &[SCOPE, "outcome"], "Claims by what they came to"),
     metric(CHECKS, Kind::Counter, &["result"], "Checks before processing, by what they came to"),
     metric(DURATION, Kind::Histogram, &[SCOPE, "result"], "How long handlers ran, in seconds"),
@@ -86,6 +94,14 @@ pub const METRICS: [Metric; 11] = [
     metric(SWEPT_WEEKS, Kind::Counter, &[], "Weeks dropped after the retention"),
     metric(SWEEP_FAILURES, Kind::Counter, &[], "Sweeps that failed"),
     metric(REUSED, Kind::Counter, &[], "Deliveries of reused ids that were let pass as the original"),
+    metric(DELIVERIES, Kind::Counter, &[SCOPE, "ending"], "Deliveries that are through, by what became of them"),
+    metric(IN_FLIGHT, Kind::Gauge, &[SCOPE], "Deliveries in memory that are not through"),
+    metric(DISTANCE, Kind::Gauge, &[SCOPE], "Received offsets that the watermark has not passed"),
+    metric(PAUSED, Kind::Gauge, &[SCOPE], "Partitions that pause because too much is in memory or held"),
+    metric(HELD, Kind::Gauge, &[SCOPE], "Events that the scope holds in the ledger"),
+    metric(LAG, Kind::Gauge, &[SCOPE], "Records behind the end of this process's partitions"),
+    metric(REBALANCES, Kind::Counter, &[SCOPE], "Changes of assignment"),
+    metric(AWAY, Kind::Counter, &[SCOPE], "Deliveries that met a ledger that did not answer"),
     metric(UNGUARDED, Kind::Gauge, &[], "1 while the guard is switched off and lets everything pass"),
 ];
 
@@ -272,6 +288,11 @@ impl Telemetry {
         metrics::with_recorder(|recorder| recorder.register_gauge(&key, &METADATA).set(1.0));
     }
 
+    /// What a consumer of a scope emits.
+    pub(crate) fn consumer_meter(&self, scope: &Scope) -> ConsumerMeter {
+        ConsumerMeter(self.meter(scope))
+    }
+
     fn key(&self, name: &'static str, labels: Vec<Label>) -> Key {
         Key::from_parts(prefixed(self.prefix.as_deref(), name), labels)
     }
@@ -363,6 +384,43 @@ impl Meter {
         metrics::with_recorder(|recorder| {
             recorder.register_histogram(&key, &METADATA).record(took.as_secs_f64());
         });
+    }
+}
+
+/// What one consumer emits.
+#[derive(Debug)]
+pub(crate) struct ConsumerMeter(Arc<Meter>);
+
+impl ConsumerMeter {
+    fn gauge(&self, name: &'static str, value: f64) {
+        let key = self.0.key(name, []);
+        metrics::with_recorder(|recorder| recorder.register_gauge(&key, &METADATA).set(value));
+    }
+
+    pub(crate) fn passed(&self, word: &'static str) {
+        count(&self.0.key(DELIVERIES, [label("ending", word)]), 1);
+    }
+
+    pub(crate) fn flow(&self, in_flight: usize, distance: usize, paused: usize) {
+        self.gauge(IN_FLIGHT, in_flight as f64);
+        self.gauge(DISTANCE, distance as f64);
+        self.gauge(PAUSED, paused as f64);
+    }
+
+    pub(crate) fn held(&self, count: u64) {
+        self.gauge(HELD, count as f64);
+    }
+
+    pub(crate) fn lag(&self, lag: i64) {
+        self.gauge(LAG, lag as f64);
+    }
+
+    pub(crate) fn rebalanced(&self) {
+        count(&self.0.key(REBALANCES, []), 1);
+    }
+
+    pub(crate) fn ledger_away(&self) {
+        count(&self.0.key(AWAY, []), 1);
     }
 }
 

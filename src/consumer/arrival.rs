@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::bus::{Assigned, Received};
+use crate::bus::{Assigned, Partition, Received};
 use crate::clock::Time;
 use crate::error::Error;
 use crate::event::Event;
@@ -20,7 +20,7 @@ pub(crate) enum Key {
     /// An aggregate of a tenant; the ledger knows its order too.
     Aggregate(Option<Tenant>, Aggregate),
     /// The record's key, as the bus orders it: within one partition.
-    Record(Bytes),
+    Record(Partition, Bytes),
 }
 
 /// A record on its way through the pipeline.
@@ -86,7 +86,7 @@ impl Arrival {
     /// Whether it may wait in the ledger while its offset is passed: not if its order is only that of the bus, which the
     /// ledger does not know.
     pub(crate) fn may_be_held(&self) -> bool {
-        !matches!(self.key, Some(Key::Record(_)))
+        !matches!(self.key, Some(Key::Record(..)))
     }
 
     /// What the entry keeps of this run.

@@ -3,11 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::ConsumerSettings;
-use super::arrival::{Arrival, Ending};
+use super::arrival::{Arrival, Ending, Key, Source};
+use crate::bus::{Partition, Received};
 use crate::error::{Error, Result};
+use crate::event::Event;
 use crate::guard::{Core, note};
 use crate::ledger::{Claim, Identity, Ledger, Mode, Outcome};
 
@@ -96,7 +99,7 @@ impl Desk {
     async fn try_refuse(&self, arrival: &Arrival, reason: &str) -> Result<()> {
         let tenant = arrival.event.as_ref().ok().and_then(|event| event.tenant.clone());
         let scope = self.settings.scope.clone();
-        let held = matches!(arrival.source, super::arrival::Source::Held(..));
+        let held = matches!(arrival.source, Source::Held(..));
         let identity = Identity { tenant, scope, id: arrival.place_id()? };
         // What was redriven and still cannot be read has an entry that is to die again.
         let mode = if held { Mode::Failed(self.fatal_terms()) } else { Mode::Refused };
@@ -105,6 +108,40 @@ impl Desk {
         claim.body = Some(arrival.body());
         claim.origin = Some(arrival.received.origin.clone());
         self.core.claim_raw(claim).await.map(drop)
+    }
+
+    /// A received record on its way in.
+    pub(crate) fn arrival(&self, received: Received, source: Source, cancel: watch::Receiver<bool>) -> Arrival {
+        let event = self.settings.decoder.decode(&received).map_err(|error| error.to_string());
+        let ordered = self.settings.order.is_some();
+        let key = match &event {
+            Ok(Event { aggregate: Some(aggregate), seq: Some(_), tenant, .. }) if ordered => {
+                Some(Key::Aggregate(tenant.clone(), aggregate.clone()))
+            }
+            _ => received.record.key.clone().filter(|_| matches!(source, Source::Bus(_))).map(|key| {
+                let origin = &received.origin;
+                Key::Record(Partition { topic: origin.topic.clone(), number: origin.partition }, key)
+            }),
+        };
+        Arrival { event, received, source, key, waits: None, alone: false, cancel }
+    }
+
+    /// What the ledger knows a delivery as; none if there is no event.
+    pub(crate) fn identity_of(&self, arrival: &Arrival) -> Option<Identity> {
+        let event = arrival.event.as_ref().ok()?;
+        Some(Identity { tenant: event.tenant.clone(), scope: self.settings.scope.clone(), id: event.id.clone() })
+    }
+
+    /// Moves a strict order past an event that nobody wants, by recording it as done.
+    pub(crate) async fn step_past(&self, arrival: &mut Arrival) -> Ending {
+        let Some(delivery) = arrival.delivery() else { return Ending::Passed("unwanted") };
+        let claim = self.core.prepare(delivery, Mode::Done).map(|claim| Claim { hold: self.holds(arrival), ..claim });
+        match async { self.core.claim_raw(claim?).await }.await {
+            Ok(Outcome::First(_)) => Ending::Passed("unwanted"),
+            Ok(other) => self.unclaimed(other, arrival).await,
+            Err(error @ Error::Invalid { .. }) => self.refuse(arrival, &error.to_string()).await,
+            Err(error) => away(error),
+        }
     }
 
     fn fatal_terms(&self) -> crate::ledger::FailureTerms {

@@ -34,7 +34,7 @@ async fn copy_dead(desk: &Desk, bus: &dyn Bus) -> Result<()> {
             let Some(topic) = from.and_then(|topic| desk.settings.dead_topic_of(topic)) else { continue };
             let answers = bus.publish(&topic, &[dead_record(desk, entry)]).await?;
             answers.into_iter().next().transpose()?;
-            crate::crash_point::crash_point("consumer.dead-published");
+            crate::crash_point!("consumer.dead-published");
             copied.push((entry.identity.clone(), entry.week, entry.token));
         }
         if copied.is_empty() {

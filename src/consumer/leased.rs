@@ -112,14 +112,14 @@ where
     R: Future<Output = Handled> + Send,
 {
     async fn run(&self, event: Event, mut lease: Lease, arrival: &Arrival) -> Ending {
-        crate::crash_point::crash_point("consumer.after-claim");
+        crate::crash_point!("consumer.after-claim");
         let began = Instant::now();
         let work = within(self.desk.settings.handler_timeout, (self.handler)(event, lease.info()));
         let handled = tokio::select! {
             handled = lease.run(work) => handled,
             () = arrival.cancelled() => return give_back(lease, Ending::Cancelled).await,
         };
-        crate::crash_point::crash_point("consumer.before-settle");
+        crate::crash_point!("consumer.before-settle");
         let took = began.elapsed();
         self.desk.core.handled(took, matches!(handled, Ok(Ok(()))));
         match handled {
@@ -196,7 +196,7 @@ where
             Err(error @ Error::Invalid { .. }) => return self.desk.refuse(arrival, &error.to_string()).await,
             Err(error) => return away(error),
         };
-        crate::crash_point::crash_point("consumer.after-claim");
+        crate::crash_point!("consumer.after-claim");
         let began = Instant::now();
         let handled = tokio::select! {
             handled = within(limit, (self.handler)(event)) => handled,

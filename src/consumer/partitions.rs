@@ -97,7 +97,7 @@ impl Pipeline {
             .map(|hand| hand.assigned.clone())
             .collect();
         if !revoked.is_empty() {
-            self.commit(true).await?;
+            self.commit().await?;
             for assigned in &revoked {
                 self.hands.remove(&assigned.partition);
             }
@@ -106,7 +106,7 @@ impl Pipeline {
         }
         self.pause_and_resume().await?;
         if now >= self.state.next_commit {
-            self.commit(false).await?;
+            self.commit().await?;
             self.state.next_commit = Instant::now() + self.desk.settings.commit_interval;
         }
         Ok(())
@@ -143,13 +143,11 @@ impl Pipeline {
     }
 
     /// Commits what the watermarks have passed. The ledger has recorded all of it: that is what "finished" means.
-    pub(super) async fn commit(&mut self, last: bool) -> Result<()> {
+    pub(super) async fn commit(&mut self) -> Result<()> {
         let mut offsets = Vec::new();
         for hand in self.hands.values() {
             if let Some(position) = hand.watermark.position()
                 && hand.committed != Some(position)
-                // The first position of a gift is where the group already is.
-                && (hand.committed.is_some() || hand.watermark.distance() == 0 || last || hand.watermark.position() > hand.first())
             {
                 offsets.push((hand.assigned.clone(), position));
             }
@@ -157,7 +155,7 @@ impl Pipeline {
         if offsets.is_empty() {
             return Ok(());
         }
-        crate::crash_point::crash_point("consumer.before-commit");
+        crate::crash_point!("consumer.before-commit");
         let answers = match tokio::time::timeout(COMMIT_TIMEOUT, self.subscriber.commit(&offsets)).await {
             Ok(Ok(answers)) => answers,
             Ok(Err(error)) if error.is_retryable() || matches!(error, Error::Fenced { .. }) => {
@@ -186,7 +184,7 @@ impl Pipeline {
     pub(in crate::consumer) async fn end(mut self) -> Result<std::collections::BTreeMap<&'static str, u64>> {
         let now = *self.stop.borrow() == crate::consumer::Stop::Now;
         if !now {
-            self.commit(true).await?;
+            self.commit().await?;
         }
         let counts = std::mem::take(&mut self.state.counts);
         let leaving = self.subscriber.leave();

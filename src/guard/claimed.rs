@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::{Core, Deliverable, Granted, Guard, note};
+use super::{Core, Deliverable, Delivery, Granted, Guard, note};
 use crate::error::Result;
 use crate::ledger::{Identity, Ledger, Metadata, Mode, Outcome, Settle, Token, Verdict, Week};
 
@@ -81,6 +81,11 @@ impl Claimed {
         self.settle(Verdict::Lost { note: note(reason) }).await
     }
 
+    /// Reports the end.
+    pub(crate) async fn end(self, verdict: Verdict) -> Result<()> {
+        self.settle(verdict).await
+    }
+
     async fn settle(mut self, verdict: Verdict) -> Result<()> {
         self.tracked = false; // what follows is the report, so the drop has none to make
         if !self.guarded {
@@ -112,6 +117,20 @@ impl Drop for Claimed {
             let note = "dropped before its end was reported (a panic, or a cancelled task)".into();
             self.core.batcher().settle_later(self.settling(Verdict::Lost { note }));
         }
+    }
+}
+
+impl Core {
+    /// An at-most-once claim. `hold`: what would have to wait is parked with its bytes.
+    pub(crate) async fn once(
+        &self,
+        delivery: Delivery,
+        track: Option<Duration>,
+        hold: bool,
+    ) -> Result<Outcome<Claimed>> {
+        let mut claim = self.prepare(delivery, Mode::Once { track })?;
+        claim.hold = hold;
+        Ok(self.claim_raw(claim).await?.map(|granted| Claimed::new(self, &granted)))
     }
 }
 

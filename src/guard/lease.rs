@@ -13,7 +13,7 @@ use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::EventId;
 use crate::ledger::{
-    Batcher, Body, Extend, Identity, Ledger, Metadata, Mode, Order, Outcome, Settle, Settled, Token, Verdict,
+    Batcher, Body, Extend, Identity, LeaseTerms, Ledger, Metadata, Mode, Order, Outcome, Settle, Settled, Token, Verdict,
     Week,
 };
 use crate::telemetry::Meter;
@@ -285,7 +285,7 @@ impl Lease {
         Verdict::Retry { after, counted: true, note: Some(note(error)), body: None }
     }
 
-    async fn settle(mut self, verdict: Verdict) -> Result<Time> {
+    pub(crate) async fn settle(mut self, verdict: Verdict) -> Result<Time> {
         if !self.guarded {
             return Ok(Time::default());
         }
@@ -333,6 +333,19 @@ impl Core {
         let sent = Instant::now();
         let outcome = self.claim(delivery, Mode::Lease(self.settings().lease_terms()), None).await?;
         Ok(outcome.map(|granted| Lease::new(self, granted, sent)))
+    }
+
+    /// A lease on other terms than the guard's. `hold`: what would have to wait is parked with its bytes.
+    pub(crate) async fn lease_on(
+        &self,
+        delivery: Delivery,
+        terms: LeaseTerms,
+        hold: bool,
+    ) -> Result<Outcome<Lease>> {
+        let sent = Instant::now();
+        let mut claim = self.prepare(delivery, Mode::Lease(terms))?;
+        claim.hold = hold;
+        Ok(self.claim_raw(claim).await?.map(|granted| Lease::new(self, granted, sent)))
     }
 
     /// Settles, and goes on trying while the ledger is away, for as long as `patience` lasts: also if the caller gives

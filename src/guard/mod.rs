@@ -53,7 +53,8 @@ pub use settings::{GuardBuilder, GuardSettings};
 pub use transaction::InTransaction;
 
 pub(crate) use shared::{Core, WeakCore};
-use shared::{Granted, note};
+pub(crate) use shared::note;
+use shared::Granted;
 
 use crate::error::Result;
 use crate::id::{Scope, Tenant};

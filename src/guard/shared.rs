@@ -9,7 +9,7 @@ use super::{Deliverable, Delivery, GuardSettings, InTransaction};
 use crate::error::{Error, Result};
 use crate::id::{Scope, Tenant};
 use crate::ledger::{
-    Batcher, Claim, ClaimRef, Grant, Identity, Mode, Order, Outcome, SweepTerms, Swept, Token, Week,
+    Batcher, Claim, ClaimRef, Grant, Identity, Ledger, Mode, Order, Outcome, SweepTerms, Swept, Token, Week,
 };
 use crate::telemetry::{Meter, Telemetry, outcome_name};
 
@@ -109,6 +109,10 @@ impl Core {
         &self.shared.telemetry
     }
 
+    pub(crate) fn ledger(&self) -> Arc<dyn Ledger> {
+        Arc::clone(self.shared.batcher.ledger())
+    }
+
     pub(super) fn batcher(&self) -> &Batcher {
         &self.shared.batcher
     }
@@ -185,7 +189,7 @@ impl Core {
         }
     }
 
-    pub(super) fn identity(&self, delivery: Delivery) -> Result<Identity> {
+    pub(crate) fn identity(&self, delivery: Delivery) -> Result<Identity> {
         let scope = self.scope()?.0.clone();
         Ok(Identity { tenant: self.tenant(delivery.tenant)?, scope, id: delivery.id })
     }
@@ -214,6 +218,11 @@ impl Core {
     ) -> Result<Outcome<Granted>> {
         let mut claim = self.prepare(delivery, mode)?;
         claim.note = note;
+        self.claim_raw(claim).await
+    }
+
+    /// Claims what was prepared elsewhere.
+    pub(crate) async fn claim_raw(&self, claim: Claim) -> Result<Outcome<Granted>> {
         if !self.guarded() {
             return Ok(Outcome::First(self.unguarded(claim)));
         }
@@ -324,6 +333,13 @@ impl Core {
         let reused = self.batcher().ledger().settings().reused.take();
         if reused > 0 {
             self.telemetry().reused(reused);
+        }
+    }
+
+    /// Notes how long a handler of a consumer ran.
+    pub(crate) fn handled(&self, took: std::time::Duration, success: bool) {
+        if let Some(meter) = self.meter() {
+            meter.processed(took, if success { "success" } else { "failed" });
         }
     }
 

@@ -1,0 +1,100 @@
+//! What a consumer's promise rests on, looked at before it starts.
+
+use std::time::Duration;
+
+use super::ConsumerSettings;
+use crate::bus::Bus;
+use crate::clock::{Clock, SystemClock};
+use crate::error::{Error, Result};
+use crate::ledger::{Baseline, Finding, Ledger, Level, OrderPolicy};
+use crate::window::Window;
+
+/// A difference between this process's clock and the ledger's that a person should know of.
+const SKEW_MAX: Duration = Duration::from_secs(5);
+
+/// Looks at ledger, topics, window and clocks. The findings are for people; [`refuse`] stops at what is impossible.
+pub async fn check(
+    bus: &dyn Bus,
+    ledger: &dyn Ledger,
+    window: Option<&dyn Window>,
+    settings: &ConsumerSettings,
+) -> Result<Vec<Finding>> {
+    let mut findings = ledger.check().await?;
+    findings.extend(clocks(ledger).await?);
+    let mut partitions = 0;
+    let mut redelivery = Some(Duration::ZERO);
+    for topic in &settings.topics {
+        let Some(info) = bus.topic(topic).await? else {
+            findings.push(finding(Level::Refusal, "topic", format!("there is no topic {topic}")));
+            continue;
+        };
+        partitions += info.partitions;
+        redelivery = redelivery.zip(info.retention).map(|(a, b)| a.max(b));
+        findings.push(match info.retention {
+            Some(retention) if retention <= settings.retention => {
+                finding(Level::Fine, "retention", format!("{topic} keeps records for {retention:?}, the ledger for {:?}", settings.retention))
+            }
+            retention => {
+                let kept = retention.map_or("for ever".to_owned(), |retention| format!("for {retention:?}"));
+                finding(
+                    Level::Warning,
+                    "retention",
+                    format!("{topic} keeps records {kept}, the ledger only for {:?}: what is delivered again after that cannot be told from new events, unless its id has a time", settings.retention),
+                )
+            }
+        });
+        if info.compacted && matches!(settings.order, Some((OrderPolicy::Strict { .. }, _))) {
+            findings.push(finding(Level::Refusal, "order", format!("{topic} is compacted, so numbers are missing in it for ever: a strict order would never move on; use latest")));
+        }
+        if let (Some(copies), Some(insync)) = (info.replication, info.min_insync)
+            && (copies < 2 || insync < 2)
+        {
+            findings.push(finding(Level::Warning, "replication", format!("{topic} has {copies} copies of which {insync} must have a record before it is acknowledged: the loss of one broker can lose records")));
+        }
+    }
+    if usize::try_from(partitions).is_ok_and(|partitions| partitions > settings.concurrency) {
+        findings.push(finding(Level::Warning, "concurrency", format!("{partitions} partitions, but only {} handlers at once (consumer.concurrency)", settings.concurrency)));
+    }
+    if settings.start == crate::bus::Start::Latest {
+        findings.push(finding(Level::Warning, "start", "a group without committed offsets begins with what comes from now on: what was published before it first started is never delivered".to_owned()));
+    }
+    if let Some((OrderPolicy::Strict { baseline: Baseline::FirstSeen, .. }, _)) = settings.order {
+        findings.push(finding(Level::Fine, "order", "a strict order begins with whatever seq comes first".to_owned()));
+    }
+    if let Some(window) = window {
+        findings.extend(window.check(redelivery).await);
+    }
+    Ok(findings)
+}
+
+/// For people: this process's clock decides nothing.
+async fn clocks(ledger: &dyn Ledger) -> Result<Vec<Finding>> {
+    let there = ledger.now().await?;
+    let here = SystemClock.now();
+    let skew = here.since(there).max(there.since(here));
+    if skew <= SKEW_MAX {
+        return Ok(vec![finding(Level::Fine, "clock", format!("this process and the ledger differ by {skew:?}"))]);
+    }
+    Ok(vec![finding(Level::Warning, "clock", format!("this process's clock differs from the ledger's by {skew:?}; nothing is decided by it, but logs will be hard to read"))])
+}
+
+fn finding(level: Level, check: &'static str, message: String) -> Finding {
+    Finding { level, check, message }
+}
+
+/// Logs warnings; an error if something is impossible.
+pub fn refuse(findings: &[Finding]) -> Result<()> {
+    for finding in findings {
+        match finding.level {
+            Level::Fine => tracing::debug!(target: "hapax", check = finding.check, "{}", finding.message),
+            Level::Warning => tracing::warn!(target: "hapax", check = finding.check, "{}", finding.message),
+            Level::Refusal => {}
+        }
+    }
+    let refusals: Vec<_> =
+        findings.iter().filter(|finding| finding.level == Level::Refusal).map(|finding| finding.message.as_str()).collect();
+    if refusals.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Config(refusals.join("; ")))
+}

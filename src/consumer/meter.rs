@@ -1,0 +1,73 @@
+//! What is seen of a consumer: metrics with bounded labels. `docs/telemetry.md` lists them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::telemetry::ConsumerMeter;
+
+/// What a consumer has done so far.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Progress {
+    /// Deliveries that are through, by what became of them.
+    pub passed: BTreeMap<&'static str, u64>,
+    /// Deliveries in memory that are not through.
+    pub in_flight: usize,
+    /// Partitions in this process's hands.
+    pub partitions: usize,
+    /// Those of them that are paused.
+    pub paused: usize,
+    /// Events that the scope holds in the ledger.
+    pub held: u64,
+}
+
+/// Counts for metrics and for whoever watches.
+#[derive(Debug)]
+pub(super) struct Meter {
+    progress: Arc<Mutex<Progress>>,
+    metrics: ConsumerMeter,
+}
+
+impl Meter {
+    pub(super) fn new(progress: Arc<Mutex<Progress>>, metrics: ConsumerMeter) -> Self {
+        Meter { progress, metrics }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Progress)) {
+        change(&mut self.progress.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    pub(super) fn passed(&self, word: &'static str) {
+        self.change(|progress| *progress.passed.entry(word).or_default() += 1);
+        self.metrics.passed(word);
+    }
+
+    pub(super) fn flow(&self, in_flight: usize, distance: usize, paused: usize) {
+        self.change(|progress| {
+            progress.in_flight = in_flight;
+            progress.paused = paused;
+        });
+        self.metrics.flow(in_flight, distance, paused);
+    }
+
+    pub(super) fn partitions(&self, count: usize) {
+        self.change(|progress| progress.partitions = count);
+    }
+
+    pub(super) fn held(&self, count: u64) {
+        self.change(|progress| progress.held = count);
+        self.metrics.held(count);
+    }
+
+    pub(super) fn rebalanced(&self) {
+        self.metrics.rebalanced();
+    }
+
+    pub(super) fn ledger_away(&self) {
+        self.metrics.ledger_away();
+    }
+
+    pub(super) fn lag(&self, lag: i64) {
+        self.metrics.lag(lag);
+    }
+}

@@ -1,0 +1,280 @@
+//! The consumer: events in from a bus, effects once.
+//!
+//! A delivery's way: **match** (does the scope want it?) → **window** (was it done a short while ago?) → **order** (a queue
+//! per key) → **claim** the runnable heads → **handle** → **settle** → **watermark** → **commit** the offset. What must
+//! wait long, is parked or is dead goes to the ledger's `held` with its bytes, and the watermark passes it.
+//!
+//! The guarantee is the wrapper around the handler, and its type says what is promised: [`leased`], [`at_most_once`], and, for
+//! ledgers in the effect's own database, `transactional`.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use hapax::backend::memory::MemoryLedger;
+//! use hapax::bus::{Bus, Record, TopicTerms, memory::MemoryBus};
+//! use hapax::consumer::{Consumer, Handled, leased};
+//! use hapax::{Event, Topic, guard::Run};
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> hapax::Result<()> {
+//! let bus = Arc::new(MemoryBus::default());
+//! let orders = Topic::new("orders")?;
+//! bus.create_topic(&orders, TopicTerms::new(1)).await?;
+//! let record = Record { payload: Some(r#"{"event_id": "e-1"}"#.into()), ..Record::default() };
+//! bus.publish(&orders, &[record.clone(), record]).await?; // the same event, twice
+//!
+//! let consumer = Consumer::builder(bus, MemoryLedger::default()).scope("mailer").topic("orders").build()?;
+//! let handle = consumer.handle();
+//! let counts = consumer
+//!     .run(leased(move |event: Event, _run: Run| {
+//!         println!("mail for {}", event.id);
+//!         handle.stop();
+//!         async { Handled::Ok(()) }
+//!     }))
+//!     .await?;
+//! assert_eq!(counts["done"], 1);
+//! # Ok(()) }
+//! ```
+
+mod arrival;
+mod check;
+mod claim;
+mod decode;
+mod handle;
+mod held;
+mod leased;
+mod meter;
+mod offsets;
+mod order;
+mod pipeline;
+mod settings;
+mod worker;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+pub use check::{check, refuse};
+pub use decode::{Decoder, Places};
+pub use handle::{Failed, FailedExt, Handled};
+pub use leased::{AtMostOnce, Leased, at_most_once, leased};
+pub use meter::Progress;
+pub use offsets::Watermark;
+pub use order::{KeyQueues, Lane, LaneRun};
+pub use settings::{ConsumerSettings, OutagePolicy, Wants};
+pub use worker::Guarantee;
+
+use crate::bus::{Bus, Subscription, TopicTerms};
+use crate::error::{Error, Result};
+use crate::guard::Guard;
+use crate::id::{Scope, Topic};
+use crate::ledger::{Ledger, OnDead, OrderPolicy};
+use crate::window::Window;
+
+/// Whether and how to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stop {
+    No,
+    Drain,
+    Now,
+}
+
+/// Consumes topics for one scope. Run as many as you like, in as many processes: they share the partitions as a group.
+pub struct Consumer<L: Ledger> {
+    bus: Arc<dyn Bus>,
+    guard: Guard<L>,
+    settings: Arc<ConsumerSettings>,
+    window: Option<Arc<dyn Window>>,
+    handle: ConsumerHandle,
+}
+
+/// Stops a consumer and tells how it is doing. Clones are the same handle.
+#[derive(Debug, Clone)]
+pub struct ConsumerHandle {
+    stop: Arc<watch::Sender<Stop>>,
+    progress: Arc<Mutex<Progress>>,
+}
+
+impl ConsumerHandle {
+    /// Drains: nothing new is started, what runs may finish within the deadline and is given back after it, offsets are
+    /// committed, the group is left.
+    pub fn stop(&self) {
+        self.stop.send_if_modified(|stop| {
+            let first = *stop == Stop::No;
+            if first {
+                *stop = Stop::Drain;
+            }
+            first
+        });
+    }
+
+    /// Ends at once. Nothing is lost: leases lapse, and what was not committed is delivered again.
+    pub fn stop_now(&self) {
+        self.stop.send_replace(Stop::Now);
+    }
+
+    /// What has been done so far.
+    pub fn progress(&self) -> Progress {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl<L: Ledger> Consumer<L> {
+    /// A consumer, step by step.
+    pub fn builder(bus: Arc<dyn Bus>, ledger: L) -> ConsumerBuilder<L> {
+        ConsumerBuilder { bus, ledger, settings: None, scope: None, topics: Vec::new(), window: None, changes: Vec::new(), error: None }
+    }
+
+    /// A handle to stop it with, from another task.
+    pub fn handle(&self) -> ConsumerHandle {
+        self.handle.clone()
+    }
+
+    /// What it was told.
+    pub fn settings(&self) -> &ConsumerSettings {
+        &self.settings
+    }
+
+    /// Consumes until it is stopped, or cannot go on. Answers how many deliveries came to what. Start-up checks come first:
+    /// what would break the promise is refused.
+    pub async fn run(self, guarantee: impl Guarantee<L>) -> Result<BTreeMap<&'static str, u64>> {
+        let findings = check(&*self.bus, self.guard.ledger(), self.window.as_deref(), &self.settings).await?;
+        refuse(&findings)?;
+        self.make_dead_topics().await;
+        let core = self.guard.core().clone();
+        let meter = meter::Meter::new(
+            Arc::clone(&self.handle.progress),
+            core.telemetry().consumer_meter(&self.settings.scope),
+        );
+        let desk = claim::Desk {
+            ledger: core.ledger(),
+            core,
+            group: self.settings.group(),
+            settings: Arc::clone(&self.settings),
+        };
+        let mut subscription = Subscription::new(desk.group.clone(), self.settings.topics.iter().cloned())?;
+        subscription.start = self.settings.start;
+        subscription.session_timeout = self.settings.session_timeout;
+        subscription.revoke_timeout = self.settings.drain + Duration::from_secs(10);
+        let pipeline = pipeline::Pipeline {
+            worker: guarantee.worker(desk.clone(), self.guard.ledger()),
+            subscriber: self.bus.subscribe(subscription).await?,
+            stop: self.handle.stop.subscribe(),
+            bus: self.bus,
+            desk,
+            window: self.window,
+            meter: Arc::new(meter),
+            hands: HashMap::new(),
+            queues: KeyQueues::default(),
+            alone: VecDeque::new(),
+            tasks: pipeline::Tasks::default(),
+            state: pipeline::State::default(),
+        };
+        pipeline.run().await
+    }
+
+    /// The dead-letter topics, if they are not there. Where that is forbidden, dead letters stay in the ledger until someone makes them.
+    async fn make_dead_topics(&self) {
+        for topic in &self.settings.topics {
+            let Some(dead) = self.settings.dead_topic_of(topic) else { continue };
+            let partitions = match self.bus.topic(topic).await {
+                Ok(Some(info)) => info.partitions,
+                _ => 1,
+            };
+            let mut terms = TopicTerms::new(partitions);
+            terms.retention = None;
+            if let Err(error) = self.bus.create_topic(&dead, terms).await {
+                tracing::warn!(target: "hapax", topic = %dead, error = %error.chain(), "the dead-letter topic could not be made");
+            }
+        }
+    }
+}
+
+type Change = Box<dyn FnOnce(&mut ConsumerSettings) + Send>;
+
+/// Makes a [`Consumer`].
+#[must_use = "a builder does nothing until it is built"]
+pub struct ConsumerBuilder<L: Ledger> {
+    bus: Arc<dyn Bus>,
+    ledger: L,
+    settings: Option<ConsumerSettings>,
+    scope: Option<Scope>,
+    topics: Vec<Topic>,
+    window: Option<Arc<dyn Window>>,
+    changes: Vec<Change>,
+    error: Option<Error>,
+}
+
+impl<L: Ledger> ConsumerBuilder<L> {
+    /// Whose effect it is. There is no default: two consumers that share a scope by accident would take events from each
+    /// other.
+    pub fn scope(mut self, scope: impl AsRef<str>) -> Self {
+        match Scope::new(scope) {
+            Ok(scope) => self.scope = Some(scope),
+            Err(error) => self.error = self.error.or(Some(error)),
+        }
+        self
+    }
+
+    /// A topic to consume; call it again for more.
+    pub fn topic(mut self, topic: impl AsRef<str>) -> Self {
+        match Topic::new(topic) {
+            Ok(topic) => self.topics.push(topic),
+            Err(error) => self.error = self.error.or(Some(error)),
+        }
+        self
+    }
+
+    /// All settings at once.
+    pub fn settings(mut self, settings: ConsumerSettings) -> Self {
+        self.settings = Some(settings);
+        self
+    }
+
+    /// Changes settings in place.
+    pub fn with(mut self, change: impl FnOnce(&mut ConsumerSettings) + Send + 'static) -> Self {
+        self.changes.push(Box::new(change));
+        self
+    }
+
+    /// How events of one aggregate follow each other, and what a dead one does to its successors.
+    pub fn order(self, policy: OrderPolicy, on_dead: OnDead) -> Self {
+        self.with(move |settings| settings.order = Some((policy, on_dead)))
+    }
+
+    /// A best-effort filter in front of the ledger.
+    pub fn window(mut self, window: Arc<dyn Window>) -> Self {
+        self.window = Some(window);
+        self
+    }
+
+    /// Every process gets every event, each under a scope (and group) of its own. Name each process's scope yourself, with a
+    /// name that stays the same over restarts and rollouts: a new name has no memory of what was done under the old one.
+    pub fn broadcast(mut self, scope: impl AsRef<str>) -> Self {
+        self = self.scope(scope);
+        self.with(|settings| settings.group = None)
+    }
+
+    /// The consumer, or what is wrong with it.
+    pub fn build(self) -> Result<Consumer<L>> {
+        if let Some(error) = self.error {
+            return Err(error);
+        }
+        let mut settings = match (self.settings, self.scope) {
+            (Some(mut settings), scope) => {
+                settings.scope = scope.unwrap_or(settings.scope);
+                settings.topics.extend(self.topics);
+                settings
+            }
+            (None, Some(scope)) => ConsumerSettings::new(scope, self.topics),
+            (None, None) => return Err(Error::Config("a consumer needs a scope: name whose effect it is".into())),
+        };
+        for change in self.changes {
+            change(&mut settings);
+        }
+        settings.check()?;
+        let guard = Guard::with_settings(self.ledger, settings.guard())?;
+        let handle = ConsumerHandle { stop: Arc::new(watch::channel(Stop::No).0), progress: Arc::default() };
+        Ok(Consumer { bus: self.bus, guard, settings: Arc::new(settings), window: self.window, handle })
+    }
+}
