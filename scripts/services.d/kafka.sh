@@ -1,0 +1,106 @@
+# shellcheck shell=bash disable=SC2034,SC2154
+# shellcheck source-path=SCRIPTDIR source=common/daemon
+. "$here/services.d/common/daemon"
+
+about="Apache Kafka 4.3, one broker (KRaft); topics must be created"
+port=25592 # its controller takes the next one
+
+# The jars come from Maven, once for each content of the list.
+fetch() {
+  local pom=$here/services.d/common/kafka-pom.xml
+  command -v java >/dev/null || apt_install openjdk-17-jre-headless
+  libs=$cache/kafka-$(cksum < "$pom" | cut -d' ' -f1)
+  (
+    exec 8>"$libs.lock"; flock 8
+    [ ! -e "$libs/ok" ] || exit 0
+    command -v mvn >/dev/null || apt_install maven
+    say "downloading Kafka"
+    rm -rf "$libs"
+    mvn -B -q -f "$pom" org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies \
+      -DincludeScope=runtime -DoutputDirectory="$libs" >&2
+    chmod -R a+rX "$libs"
+    touch "$libs/ok"
+  )
+}
+
+start() {
+  local user; user=$(service_user)
+  cd "$dir" || return # the servers' user may not be able to be where we are
+  settings > server.properties
+  cat > log4j2.xml <<'END'
+<Configuration status="WARN">
+  <Appenders><Console name="out"><PatternLayout pattern="%d{ISO8601} %p %c{1} %m%n"/></Console></Appenders>
+  <Loggers><Root level="INFO"><AppenderRef ref="out"/></Root></Loggers>
+</Configuration>
+END
+  local log=-Dlog4j2.configurationFile=$dir/log4j2.xml
+  if [ ! -e formatted ]; then
+    # An unfinished format is no use to anyone: from the beginning.
+    rm -rf data; mkdir data
+    [ "$(id -u)" != 0 ] || chown "$user" data
+    # A cluster's id is a UUID in URL-safe base64, which must not begin with '-'.
+    as_user "$user" java -Xmx128m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC "$log" -cp "$libs/*" kafka.tools.StorageTool \
+      format --standalone -t "A$(head -c 16 /dev/urandom | base64 | tr '+/' '-_' | cut -c2-22)" -c "$dir/server.properties" \
+      >format.log 2>&1 || { cat format.log >&2; return 1; }
+    touch formatted
+  fi
+  daemon java -Xms64m -Xmx256m -XX:+UseG1GC -XX:MaxGCPauseMillis=20 -XX:+ExitOnOutOfMemoryError -Djava.awt.headless=true \
+    "$log" -cp "$libs/*" kafka.Kafka "$dir/server.properties"
+  ready_within 90 answers
+}
+
+# Small and quick, for tests: clients may ask for short sessions, groups begin at once, compaction runs every second.
+settings() {
+  cat <<END
+process.roles=broker,controller
+node.id=1
+controller.quorum.bootstrap.servers=127.0.0.1:$((port + 1))
+listeners=PLAINTEXT://127.0.0.1:$port,CONTROLLER://127.0.0.1:$((port + 1))
+advertised.listeners=PLAINTEXT://127.0.0.1:$port,CONTROLLER://127.0.0.1:$((port + 1))
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+log.dirs=$dir/data
+auto.create.topics.enable=false
+num.partitions=1
+default.replication.factor=1
+min.insync.replicas=1
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=4
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=4
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+share.coordinator.state.topic.num.partitions=4
+group.initial.rebalance.delay.ms=0
+group.min.session.timeout.ms=1000
+group.consumer.min.session.timeout.ms=1000
+group.consumer.session.timeout.ms=6000
+group.consumer.min.heartbeat.interval.ms=200
+group.consumer.heartbeat.interval.ms=500
+log.cleaner.backoff.ms=1000
+log.cleaner.dedupe.buffer.size=16777216
+num.network.threads=2
+num.io.threads=4
+# A broker that was killed is let in again only when its old session is over (by default 9 s).
+broker.session.timeout.ms=2000
+broker.heartbeat.interval.ms=500
+END
+}
+
+# An open port says little: a broker is ready when it answers a Metadata request (version 1) with one broker in it.
+answers() {
+  local hex
+  hex=$( {
+    exec 3<>"/dev/tcp/127.0.0.1/$port" || exit 1
+    # size 16, api 3, version 1, correlation 1, client "up", no topics
+    printf '\0\0\0\020\0\003\0\001\0\0\0\001\0\002up\0\0\0\0' >&3
+    timeout 2 head -c 12 <&3 | od -An -v -tx1 | tr -d ' \n'
+  } 2>/dev/null) || return 1
+  [ "${hex:8:16}" = 0000000100000001 ]
+}
+
+exports() { echo "export HAPAX_TEST_KAFKA=127.0.0.1:$port"; }
+
+hint() { echo "$name: bootstrap server 127.0.0.1:$port, no security; topics are not made by themselves"; }
