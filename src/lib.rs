@@ -27,9 +27,9 @@ pub mod consumer;
 pub mod guard;
 pub mod ledger;
 pub mod sweep;
-pub mod window;
 #[cfg(feature = "testing")]
 pub mod testing;
+pub mod window;
 
 pub use clock::Time;
 pub use error::{Error, Result};

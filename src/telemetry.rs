@@ -94,7 +94,12 @@ pub const METRICS: [Metric; 19] = [
     metric(SWEPT_WEEKS, Kind::Counter, &[], "Weeks dropped after the retention"),
     metric(SWEEP_FAILURES, Kind::Counter, &[], "Sweeps that failed"),
     metric(REUSED, Kind::Counter, &[], "Deliveries of reused ids that were let pass as the original"),
-    metric(DELIVERIES, Kind::Counter, &[SCOPE, "ending"], "Deliveries that are through, by what became of them"),
+    metric(
+        DELIVERIES,
+        Kind::Counter,
+        &[SCOPE, "ending"],
+        "Deliveries that are through, by what became of them",
+    ),
     metric(IN_FLIGHT, Kind::Gauge, &[SCOPE], "Deliveries in memory that are not through"),
     metric(DISTANCE, Kind::Gauge, &[SCOPE], "Received offsets that the watermark has not passed"),
     metric(PAUSED, Kind::Gauge, &[SCOPE], "Partitions that pause because too much is in memory or held"),

@@ -16,7 +16,7 @@ use crate::ledger::{Body, Identity, Metadata};
 
 /// What orders deliveries within this process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) enum Key {
+pub enum Key {
     /// An aggregate of a tenant; the ledger knows its order too.
     Aggregate(Option<Tenant>, Aggregate),
     /// The record's key, as the bus orders it: within one partition.
@@ -25,7 +25,7 @@ pub(crate) enum Key {
 
 /// A record on its way through the pipeline.
 #[derive(Debug, Clone)]
-pub(crate) struct Arrival {
+pub struct Arrival {
     /// The event, or why there is none.
     pub(crate) event: Result<Event, String>,
     pub(crate) received: Received,
@@ -41,7 +41,7 @@ pub(crate) struct Arrival {
 
 /// Where a delivery came from.
 #[derive(Debug, Clone)]
-pub(crate) enum Source {
+pub enum Source {
     /// From the bus, under this gift of its partition.
     Bus(Assigned),
     /// From the ledger, where it was held under this identity.
@@ -75,12 +75,13 @@ impl Arrival {
             return Ok(identity.id.clone());
         }
         let origin = &self.received.origin;
-        EventId::new(format!("{}-{}-{}", origin.topic.as_str(), origin.partition, origin.offset))
-            .or_else(|_| {
+        EventId::new(format!("{}-{}-{}", origin.topic.as_str(), origin.partition, origin.offset)).or_else(
+            |_| {
                 let namespace = EventId::new("hapax.place")?;
                 let numbers = [origin.partition.to_string(), origin.offset.to_string()];
                 Ok(EventId::derived(&namespace, [origin.topic.as_str(), &numbers[0], &numbers[1]]))
-            })
+            },
+        )
     }
 
     /// Whether it may wait in the ledger while its offset is passed: not if its order is only that of the bus, which the
@@ -109,11 +110,6 @@ impl Arrival {
         Metadata::try_from(json).ok()
     }
 
-    /// Whether it was told to stop.
-    pub(crate) fn is_cancelled(&self) -> bool {
-        *self.cancel.borrow()
-    }
-
     /// Ends when it is told to stop.
     pub(crate) async fn cancelled(&self) {
         let mut cancel = self.cancel.clone();
@@ -125,7 +121,7 @@ impl Arrival {
 
 /// What became of a delivery in one go.
 #[derive(Debug)]
-pub(crate) enum Ending {
+pub enum Ending {
     /// Nothing more is to happen here: its offset may be passed. The word is for metrics.
     Passed(&'static str),
     /// It stays in memory and its key waits.

@@ -53,13 +53,24 @@ pub async fn check(
         }
     }
     if usize::try_from(partitions).is_ok_and(|partitions| partitions > settings.concurrency) {
-        findings.push(finding(Level::Warning, "concurrency", format!("{partitions} partitions, but only {} handlers at once (consumer.concurrency)", settings.concurrency)));
+        findings.push(finding(
+            Level::Warning,
+            "concurrency",
+            format!(
+                "{partitions} partitions, but only {} handlers at once (consumer.concurrency)",
+                settings.concurrency
+            ),
+        ));
     }
     if settings.start == crate::bus::Start::Latest {
         findings.push(finding(Level::Warning, "start", "a group without committed offsets begins with what comes from now on: what was published before it first started is never delivered".to_owned()));
     }
     if let Some((OrderPolicy::Strict { baseline: Baseline::FirstSeen, .. }, _)) = settings.order {
-        findings.push(finding(Level::Fine, "order", "a strict order begins with whatever seq comes first".to_owned()));
+        findings.push(finding(
+            Level::Fine,
+            "order",
+            "a strict order begins with whatever seq comes first".to_owned(),
+        ));
     }
     if let Some(window) = window {
         findings.extend(window.check(redelivery).await);
@@ -73,9 +84,19 @@ async fn clocks(ledger: &dyn Ledger) -> Result<Vec<Finding>> {
     let here = SystemClock.now();
     let skew = here.since(there).max(there.since(here));
     if skew <= SKEW_MAX {
-        return Ok(vec![finding(Level::Fine, "clock", format!("this process and the ledger differ by {skew:?}"))]);
+        return Ok(vec![finding(
+            Level::Fine,
+            "clock",
+            format!("this process and the ledger differ by {skew:?}"),
+        )]);
     }
-    Ok(vec![finding(Level::Warning, "clock", format!("this process's clock differs from the ledger's by {skew:?}; nothing is decided by it, but logs will be hard to read"))])
+    Ok(vec![finding(
+        Level::Warning,
+        "clock",
+        format!(
+            "this process's clock differs from the ledger's by {skew:?}; nothing is decided by it, but logs will be hard to read"
+        ),
+    )])
 }
 
 fn finding(level: Level, check: &'static str, message: String) -> Finding {
@@ -91,8 +112,11 @@ pub fn refuse(findings: &[Finding]) -> Result<()> {
             Level::Refusal => {}
         }
     }
-    let refusals: Vec<_> =
-        findings.iter().filter(|finding| finding.level == Level::Refusal).map(|finding| finding.message.as_str()).collect();
+    let refusals: Vec<_> = findings
+        .iter()
+        .filter(|finding| finding.level == Level::Refusal)
+        .map(|finding| finding.message.as_str())
+        .collect();
     if refusals.is_empty() {
         return Ok(());
     }

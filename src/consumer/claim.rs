@@ -16,7 +16,7 @@ use crate::ledger::{Claim, Identity, Ledger, Mode, Outcome};
 
 /// What every worker needs: the guard's core, the ledger, the settings.
 #[derive(Clone)]
-pub(crate) struct Desk {
+pub struct Desk {
     pub(crate) core: Core,
     pub(crate) ledger: Arc<dyn Ledger>,
     pub(crate) settings: Arc<ConsumerSettings>,
@@ -53,7 +53,10 @@ impl Desk {
                 Ending::Later((since.elapsed() / 4).clamp(PAUSE_MIN, BUSY_PAUSE_MAX))
             }
             Outcome::Mismatch(prior) => {
-                let reason = format!("its id was used before for something else, which is {} since {}", prior.state, prior.at);
+                let reason = format!(
+                    "its id was used before for something else, which is {} since {}",
+                    prior.state, prior.at
+                );
                 self.refuse(arrival, &reason).await
             }
             Outcome::TooOld { week } => {
@@ -111,7 +114,12 @@ impl Desk {
     }
 
     /// A received record on its way in.
-    pub(crate) fn arrival(&self, received: Received, source: Source, cancel: watch::Receiver<bool>) -> Arrival {
+    pub(crate) fn arrival(
+        &self,
+        received: Received,
+        source: Source,
+        cancel: watch::Receiver<bool>,
+    ) -> Arrival {
         let event = self.settings.decoder.decode(&received).map_err(|error| error.to_string());
         let ordered = self.settings.order.is_some();
         let key = match &event {
@@ -129,13 +137,18 @@ impl Desk {
     /// What the ledger knows a delivery as; none if there is no event.
     pub(crate) fn identity_of(&self, arrival: &Arrival) -> Option<Identity> {
         let event = arrival.event.as_ref().ok()?;
-        Some(Identity { tenant: event.tenant.clone(), scope: self.settings.scope.clone(), id: event.id.clone() })
+        Some(Identity {
+            tenant: event.tenant.clone(),
+            scope: self.settings.scope.clone(),
+            id: event.id.clone(),
+        })
     }
 
     /// Moves a strict order past an event that nobody wants, by recording it as done.
     pub(crate) async fn step_past(&self, arrival: &mut Arrival) -> Ending {
         let Some(delivery) = arrival.delivery() else { return Ending::Passed("unwanted") };
-        let claim = self.core.prepare(delivery, Mode::Done).map(|claim| Claim { hold: self.holds(arrival), ..claim });
+        let claim =
+            self.core.prepare(delivery, Mode::Done).map(|claim| Claim { hold: self.holds(arrival), ..claim });
         match async { self.core.claim_raw(claim?).await }.await {
             Ok(Outcome::First(_)) => Ending::Passed("unwanted"),
             Ok(other) => self.unclaimed(other, arrival).await,

@@ -52,7 +52,10 @@ impl Default for Decoder {
     fn default() -> Self {
         Decoder {
             id: IdChain::default(),
-            aggregate: Places::new(&["aggregate_id", "aggregateId", "ce_subject"], &["/aggregate_id", "/aggregateId"]),
+            aggregate: Places::new(
+                &["aggregate_id", "aggregateId", "ce_subject"],
+                &["/aggregate_id", "/aggregateId"],
+            ),
             seq: Places::new(
                 &["sequence_number", "seq", "ce_sequence"],
                 &["/sequence_number", "/sequenceNumber", "/seq"],
@@ -85,16 +88,17 @@ impl Decoder {
         let record = &received.record;
         let payload = record.payload.clone().unwrap_or_default();
         let mut json = Json { payload: &payload, value: None };
-        let structured = record.headers.get("content-type").is_some_and(|value| value.starts_with(STRUCTURED));
-        let id = if structured { self.structured_id(&record.headers, &payload, &mut json, received)? } else {
+        let structured =
+            record.headers.get("content-type").is_some_and(|value| value.starts_with(STRUCTURED));
+        let id = if structured {
+            self.structured_id(&record.headers, &payload, &mut json, received)?
+        } else {
             self.id.find(&record.headers, &payload, Some(&received.origin))?
         };
         let mut event = Event::new(id).payload(payload.clone()).origin(received.origin.clone());
         event.headers = record.headers.clone();
-        event.trace = record
-            .headers
-            .get("traceparent")
-            .and_then(|value| crate::event::TraceContext::parse(value).ok());
+        event.trace =
+            record.headers.get("traceparent").and_then(|value| crate::event::TraceContext::parse(value).ok());
         let mut find = |places: &Places, attribute: &str| {
             let attribute = structured.then_some(attribute);
             look(places, attribute, &record.headers, &mut json)
@@ -133,7 +137,9 @@ impl Json<'_> {
     fn get(&mut self, pointer: &str) -> Option<&Value> {
         let payload = self.payload;
         // Anything but an object or an array has nothing to point into.
-        let looks_it = || payload.iter().find(|byte| !byte.is_ascii_whitespace()).is_some_and(|b| matches!(b, b'{' | b'['));
+        let looks_it = || {
+            payload.iter().find(|byte| !byte.is_ascii_whitespace()).is_some_and(|b| matches!(b, b'{' | b'['))
+        };
         self.value
             .get_or_insert_with(|| looks_it().then(|| serde_json::from_slice(payload).ok()).flatten())
             .as_ref()
@@ -142,7 +148,12 @@ impl Json<'_> {
     }
 }
 
-fn look(places: &Places, attribute: Option<&str>, headers: &Headers, json: &mut Json<'_>) -> Result<Option<String>> {
+fn look(
+    places: &Places,
+    attribute: Option<&str>,
+    headers: &Headers,
+    json: &mut Json<'_>,
+) -> Result<Option<String>> {
     for name in &places.headers {
         if let Some(value) = headers.get(name) {
             let text = std::str::from_utf8(value)
@@ -223,7 +234,8 @@ mod tests {
 
     #[test]
     fn a_time_that_cannot_be_read_does_not_refuse_the_event() {
-        let event = Decoder::default().decode(&received(&[("eventId", "e"), ("ce_time", "soon")], "")).unwrap();
+        let event =
+            Decoder::default().decode(&received(&[("eventId", "e"), ("ce_time", "soon")], "")).unwrap();
         assert_eq!(event.time, None);
     }
 }

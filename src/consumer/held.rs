@@ -99,7 +99,11 @@ pub(super) fn unclaimed_record(desk: &Desk, received: &Received, reason: &str) -
 pub(super) fn received(entry: &Entry, fallback: &Topic) -> Option<Received> {
     let body = entry.body.clone()?;
     let origin = entry.origin.clone().unwrap_or_else(|| Origin::new(fallback.clone(), 0, -1));
-    let record =
-        Record { key: body.key, payload: Some(body.payload), headers: body.headers, timestamp: body.timestamp };
+    let record = Record {
+        key: body.key,
+        payload: Some(body.payload),
+        headers: body.headers,
+        timestamp: body.timestamp,
+    };
     Some(Received { record, origin })
 }

@@ -99,7 +99,9 @@ where
             Err(error) => return away(error),
         };
         match outcome {
-            Outcome::First(lease) if lease.suspect() && !arrival.alone => give_back(lease, Ending::Alone).await,
+            Outcome::First(lease) if lease.suspect() && !arrival.alone => {
+                give_back(lease, Ending::Alone).await
+            }
             Outcome::First(lease) => self.run(event, lease, arrival).await,
             other => self.desk.unclaimed(other, arrival).await,
         }
@@ -142,7 +144,8 @@ where
             let verdict = Verdict::Dead { note: note(failed), body: Some(arrival.body()) };
             return settled(lease.settle(verdict).await, Ending::Passed("dead"));
         }
-        let pause = settings.guard().failure_terms().pause(lease.attempt()).max(failed.after().unwrap_or_default());
+        let pause =
+            settings.guard().failure_terms().pause(lease.attempt()).max(failed.after().unwrap_or_default());
         let held = pause > settings.hold_max && arrival.may_be_held();
         let verdict = Verdict::Retry {
             after: pause,

@@ -122,7 +122,16 @@ impl ConsumerHandle {
 impl<L: Ledger> Consumer<L> {
     /// A consumer, step by step.
     pub fn builder(bus: Arc<dyn Bus>, ledger: L) -> ConsumerBuilder<L> {
-        ConsumerBuilder { bus, ledger, settings: None, scope: None, topics: Vec::new(), window: None, changes: Vec::new(), error: None }
+        ConsumerBuilder {
+            bus,
+            ledger,
+            settings: None,
+            scope: None,
+            topics: Vec::new(),
+            window: None,
+            changes: Vec::new(),
+            error: None,
+        }
     }
 
     /// A handle to stop it with, from another task.
@@ -267,7 +276,9 @@ impl<L: Ledger> ConsumerBuilder<L> {
                 settings
             }
             (None, Some(scope)) => ConsumerSettings::new(scope, self.topics),
-            (None, None) => return Err(Error::Config("a consumer needs a scope: name whose effect it is".into())),
+            (None, None) => {
+                return Err(Error::Config("a consumer needs a scope: name whose effect it is".into()));
+            }
         };
         for change in self.changes {
             change(&mut settings);

@@ -23,7 +23,8 @@ impl Pipeline {
         for assigned in given {
             let partition = assigned.partition.clone();
             tracing::info!(target: "hapax", %partition, epoch = assigned.epoch, "partition given");
-            let suspects = suspects.iter().filter(|(of, ..)| *of == partition).map(|(_, first, last)| (*first, *last));
+            let suspects =
+                suspects.iter().filter(|(of, ..)| *of == partition).map(|(_, first, last)| (*first, *last));
             let hand = Hand {
                 assigned,
                 watermark: Watermark::default(),
@@ -45,7 +46,9 @@ impl Pipeline {
         self.meter.rebalanced();
         let deadline = Instant::now() + self.desk.settings.drain;
         for assigned in revoked {
-            if let Some(hand) = self.hands.get_mut(&assigned.partition).filter(|hand| hand.assigned == *assigned) {
+            if let Some(hand) =
+                self.hands.get_mut(&assigned.partition).filter(|hand| hand.assigned == *assigned)
+            {
                 tracing::info!(target: "hapax", partition = %assigned.partition, running = hand.running, "partition revoked");
                 hand.revoked = Some(deadline);
             }
@@ -168,7 +171,9 @@ impl Pipeline {
         for ((assigned, position), answer) in offsets.into_iter().zip(answers) {
             match answer {
                 Ok(()) => {
-                    if let Some(hand) = self.hands.get_mut(&assigned.partition).filter(|hand| hand.assigned == assigned) {
+                    if let Some(hand) =
+                        self.hands.get_mut(&assigned.partition).filter(|hand| hand.assigned == assigned)
+                    {
                         hand.committed = Some(position);
                     }
                 }
@@ -188,9 +193,13 @@ impl Pipeline {
         }
         let counts = std::mem::take(&mut self.state.counts);
         let leaving = self.subscriber.leave();
-        match tokio::time::timeout(if now { Duration::from_millis(200) } else { COMMIT_TIMEOUT }, leaving).await {
+        match tokio::time::timeout(if now { Duration::from_millis(200) } else { COMMIT_TIMEOUT }, leaving)
+            .await
+        {
             Ok(left) => left?,
-            Err(_) => tracing::warn!(target: "hapax", "the group was not left in time; it will notice by itself"),
+            Err(_) => {
+                tracing::warn!(target: "hapax", "the group was not left in time; it will notice by itself")
+            }
         }
         Ok(counts)
     }

@@ -225,12 +225,14 @@ impl Pipeline {
     /// Passes what the window knows to be done.
     async fn unseen(&mut self, arrivals: Vec<Arrival>) -> Vec<Arrival> {
         let Some(window) = self.window.clone() else { return arrivals };
-        let identities: Vec<_> = arrivals.iter().filter_map(|arrival| self.desk.identity_of(arrival)).collect();
+        let identities: Vec<_> =
+            arrivals.iter().filter_map(|arrival| self.desk.identity_of(arrival)).collect();
         if identities.is_empty() {
             return arrivals;
         }
         let Ok(seen) = window.seen(&identities).await else { return arrivals }; // it said so itself
-        let seen: HashSet<_> = identities.into_iter().zip(seen).filter_map(|(id, seen)| seen.then_some(id)).collect();
+        let seen: HashSet<_> =
+            identities.into_iter().zip(seen).filter_map(|(id, seen)| seen.then_some(id)).collect();
         let mut unseen = Vec::with_capacity(arrivals.len());
         for arrival in arrivals {
             if self.desk.identity_of(&arrival).is_some_and(|identity| seen.contains(&identity)) {
@@ -349,7 +351,8 @@ impl Pipeline {
 
     fn put_away(&mut self, ended: std::result::Result<Vec<Ended>, tokio::task::JoinError>) -> Result<()> {
         // Handlers' panics are caught where they happen; this would be one of ours, and its lanes are gone with it.
-        let ended = ended.map_err(|error| Error::Corrupt(format!("a task of the consumer ended badly: {error}")))?;
+        let ended =
+            ended.map_err(|error| Error::Corrupt(format!("a task of the consumer ended badly: {error}")))?;
         self.tasks.lone = false;
         for Ended { lane, arrivals, endings } in ended {
             self.tasks.in_hand -= arrivals.len();
@@ -521,7 +524,9 @@ impl Pipeline {
                 self.tasks.look.spawn(held::look(self.desk.clone(), Arc::clone(&self.bus), room));
             }
         }
-        if self.tasks.remember.len() >= 500 || (now >= self.state.next_commit && !self.tasks.remember.is_empty()) {
+        if self.tasks.remember.len() >= 500
+            || (now >= self.state.next_commit && !self.tasks.remember.is_empty())
+        {
             let done = std::mem::take(&mut self.tasks.remember);
             if let Some(window) = self.window.clone() {
                 tokio::spawn(async move { window.remember(&done).await });

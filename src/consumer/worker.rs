@@ -14,14 +14,12 @@ use crate::ledger::Ledger;
 pub trait Guarantee<L: Ledger>: Send {
     /// Who will run deliveries.
     #[doc(hidden)]
-    #[allow(private_interfaces)] // only this crate makes workers
     fn worker(self, desk: Desk, ledger: &L) -> Arc<dyn Worker>;
 }
 
 /// Runs deliveries. One that takes batches is given several lanes at once, each in order.
 #[doc(hidden)]
 #[async_trait]
-#[allow(private_interfaces)]
 pub trait Worker: Send + Sync + 'static {
     /// How many deliveries are handed over at once; 1 means one by one.
     fn batch_max(&self) -> usize {

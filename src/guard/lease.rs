@@ -13,8 +13,8 @@ use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::EventId;
 use crate::ledger::{
-    Batcher, Body, Extend, Identity, LeaseTerms, Ledger, Metadata, Mode, Order, Outcome, Settle, Settled, Token, Verdict,
-    Week,
+    Batcher, Body, Extend, Identity, LeaseTerms, Ledger, Metadata, Mode, Order, Outcome, Settle, Settled,
+    Token, Verdict, Week,
 };
 use crate::telemetry::Meter;
 

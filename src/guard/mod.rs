@@ -52,9 +52,9 @@ pub(crate) use settings::{ATTEMPTS_MAX, jitter_permille};
 pub use settings::{GuardBuilder, GuardSettings};
 pub use transaction::InTransaction;
 
-pub(crate) use shared::{Core, WeakCore};
-pub(crate) use shared::note;
 use shared::Granted;
+pub(crate) use shared::note;
+pub(crate) use shared::{Core, WeakCore};
 
 use crate::error::Result;
 use crate::id::{Scope, Tenant};

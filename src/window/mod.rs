@@ -1,7 +1,7 @@
 //! stand-in
-use async_trait::async_trait;
 use crate::error::Result;
 use crate::ledger::Identity;
+use async_trait::async_trait;
 /// stand-in
 #[async_trait]
 pub trait Window: std::fmt::Debug + Send + Sync + 'static {
@@ -9,4 +9,6 @@ pub trait Window: std::fmt::Debug + Send + Sync + 'static {
     async fn seen(&self, identities: &[Identity]) -> Result<Vec<bool>>;
     /// remember
     async fn remember(&self, identities: &[Identity]) -> Result<()>;
+    /// check
+    async fn check(&self, redelivery: Option<std::time::Duration>) -> Vec<crate::ledger::Finding>;
 }

@@ -1,0 +1,497 @@
+//! The consumer's pipeline on memory: what each step does. The same promises on real servers are in `consumer_kafka.rs`.
+#![cfg(feature = "testing")]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hapax::backend::memory::MemoryLedger;
+use hapax::bus::memory::MemoryBus;
+use hapax::bus::{Bus, Partition, Record, TopicTerms};
+use hapax::consumer::{
+    Consumer, ConsumerBuilder, ConsumerHandle, Failed, Handled, Wants, at_most_once, leased,
+};
+use hapax::guard::Run;
+use hapax::id::Kind;
+use hapax::ledger::{Baseline, Filter, Ledger, OnDead, OrderPolicy, State};
+use hapax::{Event, Topic};
+
+fn topic(name: &str) -> Topic {
+    Topic::new(name).unwrap()
+}
+
+fn record(key: Option<&str>, json: serde_json::Value) -> Record {
+    Record {
+        key: key.map(|key| key.to_owned().into()),
+        payload: Some(json.to_string().into()),
+        ..Record::default()
+    }
+}
+
+fn event(id: &str) -> Record {
+    record(None, serde_json::json!({"event_id": id}))
+}
+
+fn numbered(id: &str, aggregate: &str, seq: u64) -> Record {
+    record(
+        Some(aggregate),
+        serde_json::json!({"event_id": id, "aggregate_id": aggregate, "sequence_number": seq}),
+    )
+}
+
+struct World {
+    bus: Arc<MemoryBus>,
+    ledger: Arc<MemoryLedger>,
+}
+
+impl World {
+    async fn new(partitions: i32) -> Self {
+        let bus = Arc::new(MemoryBus::default());
+        bus.create_topic(&topic("orders"), TopicTerms::new(partitions)).await.unwrap();
+        World { bus, ledger: Arc::new(MemoryLedger::default()) }
+    }
+
+    async fn publish(&self, records: &[Record]) {
+        for answer in self.bus.publish(&topic("orders"), records).await.unwrap() {
+            answer.unwrap();
+        }
+    }
+
+    fn consumer(&self) -> ConsumerBuilder<Arc<MemoryLedger>> {
+        Consumer::builder(self.bus.clone(), Arc::clone(&self.ledger)).scope("mailer").topic("orders").with(
+            |settings| {
+                settings.backoff_base = Duration::from_millis(5);
+                settings.backoff_max = Duration::from_millis(20);
+                settings.held_interval = Duration::from_millis(10);
+                settings.commit_interval = Duration::from_millis(5);
+            },
+        )
+    }
+
+    async fn states(&self) -> BTreeMap<String, State> {
+        let page = self.ledger.list(&Filter::default(), None, 1000).await.unwrap();
+        page.entries.into_iter().map(|entry| (entry.identity.id.to_string(), entry.state)).collect()
+    }
+
+    async fn committed(&self, number: i32) -> Option<i64> {
+        let partition = Partition { topic: topic("orders"), number };
+        self.bus.committed("mailer", &partition).await.unwrap()
+    }
+}
+
+/// Waits for a state, never for a time.
+async fn until<F: Future<Output = bool>>(what: &str, mut is: impl FnMut() -> F) {
+    for _ in 0..3000 {
+        if is().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("never came: {what}");
+}
+
+type Counts = BTreeMap<&'static str, u64>;
+
+/// Runs a consumer until a state is reached, then drains it.
+async fn run_until<F, R, C, D>(
+    builder: ConsumerBuilder<Arc<MemoryLedger>>,
+    handler: F,
+    what: &str,
+    mut is: C,
+) -> Counts
+where
+    F: Fn(Event, Run) -> R + Send + Sync + 'static,
+    R: Future<Output = Handled> + Send + 'static,
+    C: FnMut(ConsumerHandle) -> D,
+    D: Future<Output = bool>,
+{
+    let consumer = builder.build().unwrap();
+    let handle = consumer.handle();
+    let running = tokio::spawn(consumer.run(leased(handler)));
+    until(what, || is(handle.clone())).await;
+    handle.stop();
+    running.await.unwrap().unwrap()
+}
+
+fn passed(handle: &ConsumerHandle) -> u64 {
+    handle.progress().passed.values().sum()
+}
+
+#[tokio::test]
+async fn duplicates_take_effect_once_and_offsets_follow() {
+    let world = World::new(2).await;
+    let records: Vec<_> = (0..300).map(|n| event(&format!("e-{}", n % 100))).collect();
+    world.publish(&records).await;
+    let ran = Arc::new(AtomicU32::new(0));
+    let counter = Arc::clone(&ran);
+    let counts = run_until(
+        world.consumer(),
+        move |_, _| {
+            counter.fetch_add(1, Ordering::SeqCst);
+            async { Ok(()) }
+        },
+        "all through",
+        |handle| async move { passed(&handle) == 300 },
+    )
+    .await;
+    assert_eq!((ran.load(Ordering::SeqCst), counts["done"], counts["duplicate"]), (100, 100, 200));
+    let committed = world.committed(0).await.unwrap() + world.committed(1).await.unwrap();
+    assert_eq!(committed, 300, "everything is committed at a stop");
+}
+
+#[tokio::test]
+async fn a_failing_event_is_retried_then_dead_with_its_bytes_and_a_copy() {
+    let world = World::new(1).await;
+    world
+        .publish(&[
+            event("good-1"),
+            record(Some("k"), serde_json::json!({"event_id": "bad", "x": "ü"})),
+            event("good-2"),
+        ])
+        .await;
+    let runs = Arc::new(AtomicU32::new(0));
+    let counter = Arc::clone(&runs);
+    let bus = world.bus.clone();
+    run_until(
+        world.consumer(),
+        move |event, run| {
+            let bad = event.id.to_string() == "bad";
+            if bad {
+                assert_eq!(counter.fetch_add(1, Ordering::SeqCst) + 1, run.attempt());
+            }
+            async move { if bad { Err(Failed::retryable("no such account")) } else { Ok(()) } }
+        },
+        "the dead letter is copied",
+        |_| {
+            let bus = bus.clone();
+            async move {
+                let dead = Partition { topic: topic("orders.dead"), number: 0 };
+                bus.range(&dead).await.is_ok_and(|(_, end)| end == 1)
+            }
+        },
+    )
+    .await;
+    assert_eq!(runs.load(Ordering::SeqCst), 5, "five runs");
+    let states = world.states().await;
+    assert_eq!((states["good-1"], states["bad"], states["good-2"]), (State::Done, State::Dead, State::Done));
+    assert_eq!(world.committed(0).await, Some(3), "the watermark passed the dead one");
+    let copy = read_all(&world.bus, "orders.dead").await.remove(0);
+    let header = |name: &str| String::from_utf8(copy.headers.get(name).unwrap().to_vec()).unwrap();
+    assert_eq!(copy.payload.as_deref().unwrap(), "{\"event_id\":\"bad\",\"x\":\"ü\"}".as_bytes());
+    assert_eq!(copy.key.as_deref(), Some(&b"k"[..]));
+    assert_eq!(header("hapax-dead-reason"), "no such account");
+    assert_eq!((header("hapax-dead-attempts"), header("hapax-dead-offset")), ("5".into(), "1".into()));
+    for name in ["code", "first-at", "last-at", "scope", "topic", "partition"] {
+        header(&format!("hapax-dead-{name}"));
+    }
+}
+
+async fn read_all(bus: &MemoryBus, name: &str) -> Vec<Record> {
+    use hapax::bus::{Heard, Subscription};
+    let mut reader = bus.subscribe(Subscription::new("reader", [topic(name)]).unwrap()).await.unwrap();
+    loop {
+        if let Heard::Records(records) = reader.next().await.unwrap() {
+            return records.into_iter().map(|received| received.record).collect();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_fatal_error_is_dead_at_once() {
+    let world = World::new(1).await;
+    world.publish(&[event("bad")]).await;
+    let counts = run_until(
+        world.consumer(),
+        |_, _| async { Err(Failed::fatal("never")) },
+        "through",
+        |handle| async move { passed(&handle) == 1 },
+    )
+    .await;
+    assert_eq!(counts["dead"], 1);
+    let entry = world.ledger.list(&Filter::default(), None, 9).await.unwrap().entries.remove(0);
+    assert_eq!((entry.attempts, entry.note.as_deref()), (1, Some("never")));
+}
+
+#[tokio::test]
+async fn t30_what_cannot_be_decoded_is_a_dead_letter_and_stops_nobody() {
+    let world = World::new(1).await;
+    let garbage = Record { payload: Some(b"\x00\xffnope".to_vec().into()), ..Record::default() };
+    world.publish(&[garbage.clone(), event("good"), record(None, serde_json::json!({"no": "id"}))]).await;
+    let counts = run_until(
+        world.consumer(),
+        |_, _| async { Ok(()) },
+        "through",
+        |handle| async move { passed(&handle) == 3 },
+    )
+    .await;
+    assert_eq!((counts["refused"], counts["done"]), (2, 1));
+    let filter = Filter { states: vec![State::Dead], ..Filter::default() };
+    let dead = world.ledger.list(&filter, None, 9).await.unwrap().entries;
+    assert_eq!(dead.len(), 2);
+    let first = dead.iter().find(|entry| entry.identity.id.to_string() == "orders-0-0").unwrap();
+    assert_eq!(first.body.as_ref().unwrap().payload, garbage.payload.unwrap(), "bytes untouched");
+    assert!(first.note.as_deref().unwrap().contains("no event id"));
+}
+
+#[tokio::test]
+async fn one_key_runs_in_order_while_others_go_on() {
+    let world = World::new(1).await;
+    let mut records = Vec::new();
+    for n in 0..50 {
+        for key in ["a", "b", "c"] {
+            records.push(record(Some(key), serde_json::json!({"event_id": format!("{key}-{n}")})));
+        }
+    }
+    world.publish(&records).await;
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let (log, flaky) = (Arc::clone(&seen), Arc::new(AtomicU32::new(0)));
+    run_until(
+        world.consumer(),
+        move |event, _| {
+            let (log, flaky) = (Arc::clone(&log), Arc::clone(&flaky));
+            async move {
+                // One in the middle of a key fails twice: its successors wait for it.
+                if event.id.to_string() == "b-10" && flaky.fetch_add(1, Ordering::SeqCst) < 2 {
+                    return Err(Failed::retryable("not yet"));
+                }
+                log.lock().unwrap().push(event.id.to_string());
+                Ok(())
+            }
+        },
+        "through",
+        |handle| async move { passed(&handle) == 150 },
+    )
+    .await;
+    let seen = seen.lock().unwrap();
+    for key in ["a", "b", "c"] {
+        let of_key: Vec<_> = seen.iter().filter(|id| id.starts_with(key)).cloned().collect();
+        let expected: Vec<_> = (0..50).map(|n| format!("{key}-{n}")).collect();
+        assert_eq!(of_key, expected);
+    }
+}
+
+#[tokio::test]
+async fn acceptance_4_shuffled_numbers_never_go_backwards() {
+    let world = World::new(1).await;
+    let seqs = [3u64, 1, 5, 2, 4, 6, 6, 1];
+    let records: Vec<_> =
+        seqs.iter().enumerate().map(|(n, seq)| numbered(&format!("e-{n}"), "order-1", *seq)).collect();
+    world.publish(&records).await;
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&seen);
+    let counts = run_until(
+        world.consumer().order(OrderPolicy::Latest, OnDead::Skip),
+        move |event, _| {
+            log.lock().unwrap().push(event.seq.unwrap());
+            async { Ok(()) }
+        },
+        "through",
+        |handle| async move { passed(&handle) == 8 },
+    )
+    .await;
+    assert_eq!(*seen.lock().unwrap(), [3, 5, 6]);
+    assert_eq!(counts["stale"], 5);
+}
+
+#[tokio::test]
+async fn strict_order_waits_for_what_is_missing_and_moves_past_what_is_unwanted() {
+    let world = World::new(1).await;
+    let mut records: Vec<_> =
+        [2u64, 3, 1, 5, 4].iter().map(|seq| numbered(&format!("e-{seq}"), "order-1", *seq)).collect();
+    for (record, kind) in records.iter_mut().zip(["a", "b", "a", "a", "a"]) {
+        record.headers = [("ce_type".to_owned(), kind.as_bytes().to_vec())].into_iter().collect();
+    }
+    world.publish(&records).await;
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&seen);
+    let policy = OrderPolicy::Strict { baseline: Baseline::From(1), gap_timeout: Duration::from_secs(60) };
+    // One key is one queue here, so what is missing is behind: it is parked in the ledger to let the others come.
+    run_until(
+        world.consumer().order(policy, OnDead::Park).with(|settings| {
+            settings.hold_max = Duration::from_millis(20);
+            settings.wants = Wants::Kinds(vec![Kind::new("a").unwrap()]);
+        }),
+        move |event, _| {
+            log.lock().unwrap().push(event.seq.unwrap());
+            async { Ok(()) }
+        },
+        "all done",
+        |_| {
+            let ledger = Arc::clone(&world.ledger);
+            async move {
+                ledger
+                    .list(&Filter { states: vec![State::Done], ..Filter::default() }, None, 9)
+                    .await
+                    .unwrap()
+                    .entries
+                    .len()
+                    == 5
+            }
+        },
+    )
+    .await;
+    assert_eq!(*seen.lock().unwrap(), [1, 2, 4, 5]);
+    assert_eq!(world.committed(0).await, Some(5));
+}
+
+#[tokio::test]
+async fn t24_a_dead_head_parks_its_successors_and_a_redrive_drains_them_in_order() {
+    use hapax::ledger::{Intervene, Intervention};
+    let world = World::new(1).await;
+    let records: Vec<_> = (1..=4).map(|seq| numbered(&format!("e-{seq}"), "order-1", seq)).collect();
+    world.publish(&records).await;
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&seen);
+    let fixed = Arc::new(AtomicU32::new(0));
+    let is_fixed = Arc::clone(&fixed);
+    let consumer = world.consumer().order(OrderPolicy::Latest, OnDead::Park).build().unwrap();
+    let handle = consumer.handle();
+    let running = tokio::spawn(consumer.run(leased(move |event: Event, _| {
+        let (log, fixed) = (Arc::clone(&log), is_fixed.load(Ordering::SeqCst));
+        async move {
+            if event.seq == Some(2) && fixed == 0 {
+                return Err(Failed::fatal("broken"));
+            }
+            log.lock().unwrap().push(event.seq.unwrap());
+            Ok(())
+        }
+    })));
+    until("parked", || async { passed(&handle) == 4 }).await;
+    let states = world.states().await;
+    assert_eq!((states["e-2"], states["e-3"], states["e-4"]), (State::Dead, State::Parked, State::Parked));
+    until("committed past them", || async { world.committed(0).await == Some(4) }).await;
+    fixed.store(1, Ordering::SeqCst);
+    let dead =
+        world.ledger.list(&Filter { states: vec![State::Dead], ..Filter::default() }, None, 9).await.unwrap();
+    let redrive = Intervene {
+        identity: dead.entries[0].identity.clone(),
+        time: None,
+        what: Intervention::Redrive,
+        by: "test".into(),
+        why: "fixed".into(),
+        dry_run: false,
+        out_of_order: false,
+    };
+    world.ledger.intervene(&redrive).await.unwrap();
+    world.publish(&[numbered("e-5", "order-1", 5)]).await; // a new arrival queues behind
+    until("all done", || async { seen.lock().unwrap().len() == 5 }).await;
+    handle.stop();
+    running.await.unwrap().unwrap();
+    assert_eq!(*seen.lock().unwrap(), [1, 2, 3, 4, 5], "in order, each once");
+}
+
+#[tokio::test]
+async fn at_most_once_is_never_retried_and_what_failed_is_listed() {
+    let world = World::new(1).await;
+    world.publish(&[event("ok"), event("fails"), event("hangs"), event("fails")]).await;
+    let runs = Arc::new(AtomicU32::new(0));
+    let counter = Arc::clone(&runs);
+    let consumer = world
+        .consumer()
+        .with(|settings| settings.handler_timeout = Duration::from_millis(100))
+        .build()
+        .unwrap();
+    let handle = consumer.handle();
+    let running = tokio::spawn(consumer.run(at_most_once(move |event: Event| {
+        counter.fetch_add(1, Ordering::SeqCst);
+        async move {
+            match event.id.to_string().as_str() {
+                "ok" => Ok(()),
+                "fails" => Err(Failed::retryable("no")),
+                _ => std::future::pending().await,
+            }
+        }
+    })));
+    until("through", || async { passed(&handle) == 4 }).await;
+    handle.stop();
+    let counts = running.await.unwrap().unwrap();
+    assert_eq!(runs.load(Ordering::SeqCst), 3);
+    assert_eq!((counts["finished"], counts["lost"], counts["duplicate"]), (1, 2, 1));
+    let states = world.states().await;
+    assert_eq!((states["ok"], states["fails"], states["hangs"]), (State::Finished, State::Lost, State::Lost));
+}
+
+#[tokio::test]
+async fn a_far_retry_waits_in_the_ledger_and_the_watermark_passes() {
+    let world = World::new(1).await;
+    world.publish(&[event("far"), event("near")]).await;
+    let runs = Arc::new(AtomicU32::new(0));
+    let counter = Arc::clone(&runs);
+    let counts = run_until(
+        world.consumer().with(|settings| settings.hold_max = Duration::from_millis(30)),
+        move |event, _| {
+            let first = event.id.to_string() == "far" && counter.fetch_add(1, Ordering::SeqCst) == 0;
+            async move {
+                if first { Err(Failed::retry_after("later", Duration::from_millis(300))) } else { Ok(()) }
+            }
+        },
+        "both done",
+        |handle| async move { handle.progress().passed.get("done") == Some(&2) },
+    )
+    .await;
+    assert_eq!((counts["held"], counts["done"]), (1, 2));
+    assert_eq!(runs.load(Ordering::SeqCst), 2);
+    assert_eq!(world.committed(0).await, Some(2));
+}
+
+#[tokio::test]
+async fn two_members_share_partitions_and_hand_over_without_running_twice() {
+    let world = World::new(4).await;
+    let records: Vec<_> = (0..400)
+        .map(|n| record(Some(&format!("k{}", n % 40)), serde_json::json!({"event_id": format!("e-{n}")})))
+        .collect();
+    world.publish(&records[..200]).await;
+    let ran = Arc::new(Mutex::new(BTreeMap::<String, u32>::new()));
+    let start = || {
+        let ran = Arc::clone(&ran);
+        let consumer = world.consumer().build().unwrap();
+        let handle = consumer.handle();
+        let running = tokio::spawn(consumer.run(leased(move |event: Event, _| {
+            *ran.lock().unwrap().entry(event.id.to_string()).or_default() += 1;
+            async { Ok(()) }
+        })));
+        (handle, running)
+    };
+    let (first, first_running) = start();
+    until("first has all", || async { first.progress().partitions == 4 }).await;
+    let (second, second_running) = start();
+    until("shared", || async { first.progress().partitions == 2 && second.progress().partitions == 2 }).await;
+    world.publish(&records[200..]).await;
+    until("all ran", || async { ran.lock().unwrap().len() == 400 }).await;
+    first.stop();
+    first_running.await.unwrap().unwrap();
+    until("second has all", || async { second.progress().partitions == 4 }).await;
+    second.stop();
+    second_running.await.unwrap().unwrap();
+    assert!(ran.lock().unwrap().values().all(|runs| *runs == 1));
+    let mut committed = 0;
+    for number in 0..4 {
+        committed += world.committed(number).await.unwrap_or(0);
+    }
+    assert_eq!(committed, 400);
+}
+
+#[tokio::test]
+async fn wrong_settings_are_sentences() {
+    let world = World::new(1).await;
+    let told = |builder: ConsumerBuilder<Arc<MemoryLedger>>| builder.build().err().unwrap().to_string();
+    assert!(told(world.consumer().with(|s| s.concurrency = 0)).contains("consumer.concurrency is 0"));
+    assert!(told(world.consumer().with(|s| s.heartbeat = s.lease)).contains("heartbeat"));
+    assert!(told(world.consumer().with(|s| s.handler_timeout = Duration::ZERO)).contains("handler_timeout"));
+    assert!(told(world.consumer().with(|s| s.dead_topic = Some("orders".into()))).contains("dead_topic"));
+    assert!(told(world.consumer().scope("  ")).contains("blank"));
+    assert!(
+        told(Consumer::builder(world.bus.clone(), Arc::clone(&world.ledger)).topic("orders"))
+            .contains("scope")
+    );
+    let missing = Consumer::builder(world.bus.clone(), Arc::clone(&world.ledger))
+        .scope("s")
+        .topic("nowhere")
+        .build()
+        .unwrap();
+    let error = missing.run(leased(|_, _| async { Ok(()) })).await.err().unwrap().to_string();
+    assert!(error.contains("no topic nowhere"), "{error}");
+}
