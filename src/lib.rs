@@ -28,6 +28,7 @@ pub mod ledger;
 pub mod sweep;
 #[cfg(feature = "testing")]
 pub mod testing;
+pub mod window;
 
 pub use clock::Time;
 pub use error::{Error, Result};

@@ -31,6 +31,7 @@ pub use entry::{
     Audit, Capabilities, Cursor, Entry, Filter, Finding, Intervene, Intervened, Intervention, Level, Page,
     Stat, State, SweepTerms, Swept,
 };
+pub(crate) use outage::Outage;
 pub use week::{IdentityRule, Week};
 
 use crate::clock::Time;
