@@ -65,13 +65,14 @@ const DEAD_LETTERS: &str = "dedup_dead_letters_total";
 const SWEPT_ENTRIES: &str = "dedup_swept_entries_total";
 const SWEPT_WEEKS: &str = "dedup_swept_weeks_total";
 const SWEEP_FAILURES: &str = "dedup_sweep_failures_total";
+const REUSED: &str = "dedup_reused_ids_total";
 const UNGUARDED: &str = "dedup_unguarded";
 const WINDOW_CHECKS: &str = "dedup_window_checks_total";
 const WINDOW_UNREMEMBERED: &str = "dedup_window_unremembered_total";
 const SCOPE: &str = "consumer_scope_id";
 
 /// Every metric there is.
-pub const METRICS: [Metric; 12] = [
+pub const METRICS: [Metric; 13] = [
     metric(CLAIMS, Kind::Counter, &[SCOPE, "outcome"], "Claims by what they came to"),
     metric(CHECKS, Kind::Counter, &["result"], "Checks before processing, by what they came to"),
     metric(DURATION, Kind::Histogram, &[SCOPE, "result"], "How long handlers ran, in seconds"),
@@ -88,6 +89,7 @@ pub const METRICS: [Metric; 12] = [
     metric(SWEEP_FAILURES, Kind::Counter, &[], "Sweeps that failed"),
     metric(WINDOW_CHECKS, Kind::Counter, &["result"], "Looks into the window, by what they came to"),
     metric(WINDOW_UNREMEMBERED, Kind::Counter, &[], "Done events that the window could not be told of"),
+    metric(REUSED, Kind::Counter, &[], "Deliveries of reused ids that were let pass as the original"),
     metric(UNGUARDED, Kind::Gauge, &[], "1 while the guard is switched off and lets everything pass"),
 ];
 
@@ -263,6 +265,10 @@ impl Telemetry {
 
     pub(crate) fn sweep_failed(&self) {
         count(&self.key(SWEEP_FAILURES, Vec::new()), 1);
+    }
+
+    pub(crate) fn reused(&self, by: u64) {
+        count(&self.key(REUSED, Vec::new()), by);
     }
 
     pub(crate) fn unguarded(&self) {

@@ -458,6 +458,7 @@ async fn a_dry_intervention_changes_nothing() {
         what: Intervention::Kill,
         by: "someone".into(),
         why: "because".into(),
+        out_of_order: false,
         dry_run: true,
     };
     assert_eq!(ledger.intervene(&intervene).await.unwrap().after.unwrap().state, State::Dead);

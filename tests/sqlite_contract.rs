@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use hapax::Result;
 use hapax::backend::sqlite::SqliteLedger;
 use hapax::clock::ManualClock;
-use hapax::ledger::{Claim, Outcome, Settings};
+use hapax::ledger::{Claim, Marker, Outcome, Settings, Settle, Settled};
 use hapax::testing::{Harness, noon};
+use hapax::{Result, Scope};
 use rusqlite::TransactionBehavior;
 
 /// A fresh file and a clock that moves only when told to.
@@ -57,6 +57,24 @@ impl Harness for SqliteHarness {
             tx.commit().expect("a commit");
         }
         Ok(outcomes)
+    }
+
+    async fn settle_in_transaction(
+        &self,
+        ledger: &SqliteLedger,
+        settles: &[Settle],
+        marks: (&Scope, &[Marker]),
+        commit: bool,
+    ) -> Result<Vec<Result<Settled>>> {
+        let mut connection = rusqlite::Connection::open(self.file()).expect("a connection");
+        connection.busy_timeout(Duration::from_secs(10)).expect("a setting");
+        let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).expect("a transaction");
+        let answers = ledger.settle_in(&tx, settles)?;
+        ledger.mark_in(&tx, marks.0, marks.1)?;
+        if commit {
+            tx.commit().expect("a commit");
+        }
+        Ok(answers)
     }
 
     async fn was_committed(&self, ledger: &SqliteLedger, claim: &Claim) -> Result<bool> {

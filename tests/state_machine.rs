@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use hapax::ledger::transition::{self, Head, HeadLease, Row, Situation};
 use hapax::ledger::{
-    Baseline, Claim, FailureTerms, Identity, Intervention, LeaseTerms, MismatchRule, Mode, Nonce, OnDead,
-    Order, OrderPolicy, Outcome, Settle, Settled, State, Token, Verdict, Week,
+    Baseline, Claim, FailureTerms, Identity, Intervene, Intervention, LeaseTerms, MismatchRule, Mode, Nonce,
+    OnDead, Order, OrderPolicy, Outcome, Settle, Settled, State, Token, Verdict, Week,
 };
 use hapax::{Aggregate, EventId, Scope, Time};
 
@@ -35,6 +35,8 @@ fn row(state: State, at: Time) -> Row {
         note: None,
         tracked: false,
         alone: true,
+        suspect: false,
+        unordered: false,
         body: None,
     }
 }
@@ -79,6 +81,7 @@ fn modes() -> Vec<(&'static str, Mode)> {
         ("once", Mode::Once { track: None }),
         ("failed", failed(9)),
         ("failed, the last time", failed(1)),
+        ("refused", Mode::Refused),
     ]
 }
 
@@ -200,18 +203,28 @@ fn settles(out: &mut String, token: Token) {
     table(out, "entry", &columns, lines);
 }
 
+fn intervening(what: Intervention) -> Intervene {
+    Intervene {
+        identity: identity(),
+        time: None,
+        what,
+        by: "ada".into(),
+        why: "why".into(),
+        out_of_order: false,
+        dry_run: false,
+    }
+}
+
 fn interventions(out: &mut String) {
-    let all = [
-        Intervention::Redrive,
-        Intervention::Retry,
-        Intervention::Release,
-        Intervention::Kill,
-        Intervention::Forget,
-    ];
+    let all = Intervention::ALL;
+    let parked = Head { parked: Some(4), ..Head::default() };
     let lines = states().into_iter().filter_map(|(name, row)| {
         let row = row?;
         let cells = all.into_iter().map(|what| {
-            match transition::intervene(what, "why", &row, &Head::default(), NOW, FRESH) {
+            // Past what, only an order says.
+            let ordered = (what == Intervention::Skip).then(|| (Aggregate::new("a").unwrap(), 5));
+            let row = Row { order: ordered, ..row.clone() };
+            match transition::intervene(&intervening(what), &row, &parked, NOW, FRESH) {
                 Ok((Some(next), _)) => {
                     assert_eq!(next.token, FRESH, "an intervention fences");
                     format!("→ **{}**", next.state)
@@ -265,6 +278,12 @@ fn order(out: &mut String) {
             let mut claim = Claim::new(identity(), modes()[0].1);
             claim.order = Some(Order { aggregate, seq: 5, policy: *policy, on_dead: OnDead::Park });
             let step = transition::claim(&claim, situation(None, &head));
+            let held = Claim { hold: true, ..claim.clone() };
+            let held = transition::claim(&held, situation(None, &head));
+            match step.answer {
+                Outcome::Wait { on: Some(on) } => assert_eq!(held.answer, Outcome::Parked { behind: on }),
+                _ => assert_eq!(held, step),
+            }
             match step.answer {
                 Outcome::First(_) => "first".to_owned(),
                 Outcome::Wait { on } => format!("wait for {}", on.map_or("?".into(), |on| on.to_string())),
@@ -299,8 +318,13 @@ fn render() -> String {
     settles(&mut out, FRESH);
     out.push_str("## Interventions\n\nEach draws a new token, so whoever held the entry is fenced, and leaves an audit row.\n\n");
     interventions(&mut out);
-    out.push_str("In an order that has moved past the event, redrive and retry are refused.\n\n");
-    out.push_str("## Order\n\nA lease is claimed on the event with seq 5; the gap timeout is a minute.\n\n");
+    out.push_str(
+        "In an order that has moved past the event, redrive and retry are refused, unless they may run it out of order: then it \
+         has none from there on. A dropped event's aggregate goes on past it; a skip is for one that is parked behind a \
+         dead or missing seq, and goes on past that.\n\n",
+    );
+    out.push_str("## Order\n\nA lease is claimed on the event with seq 5; the gap timeout is a minute. A claim that says hold is parked \
+         instead of waiting.\n\n");
     order(&mut out);
     out.truncate(out.trim_end().len());
     out.push('\n');

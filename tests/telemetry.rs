@@ -161,6 +161,10 @@ async fn live(guard: Guard<Faulty>, unguarded: Guard<Faulty>) {
     let event = Event::new(EventId::new("0190d3a0-5b7e-7c3a-9f51-2f6f1f3b7c10").unwrap()).origin(origin);
     assert!(guard.try_claim(&event).await.unwrap().is_claimed());
     assert!(!guard.try_claim(&event).await.unwrap().is_claimed());
+    for payload in ["one", "two"] {
+        let reused = Event::new(EventId::new("reused").unwrap()).payload(payload);
+        let _ = guard.try_claim(&reused).await.unwrap();
+    }
     let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
     let work = || async { Ok::<_, String>(()) };
     assert!(guard.process_if_new_with_trace("traced", trace, work).await.unwrap().may_acknowledge());
@@ -174,6 +178,7 @@ async fn live(guard: Guard<Faulty>, unguarded: Guard<Faulty>) {
         what: Intervention::Release,
         by: "test".into(),
         why: "to lose it".into(),
+        out_of_order: false,
         dry_run: false,
     };
     guard.ledger().intervene(&release).await.unwrap();
@@ -187,7 +192,10 @@ async fn live(guard: Guard<Faulty>, unguarded: Guard<Faulty>) {
 
 fn seen(prefix: Option<&str>) -> (Recorder, Spans) {
     let builder = || -> GuardBuilder<Faulty> {
-        let builder = Guard::builder(Faulty::default())
+        let mut settings = hapax::ledger::Settings::default();
+        settings.mismatch = hapax::ledger::MismatchRule::Warn;
+        let inner = hapax::backend::memory::MemoryLedger::new(settings);
+        let builder = Guard::builder(Faulty { inner, ..Faulty::default() })
             .scope("billing")
             .attempts_max(1)
             .lease(Duration::from_secs(5), Duration::from_millis(10));

@@ -2,19 +2,20 @@
 //!
 //! It keeps the whole contract except durability: what it knows ends with the process.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 
 use crate::clock::{Clock, SystemClock, Time};
 use crate::error::Result;
-use crate::id::{Aggregate, EventId, Scope, Tenant};
+use crate::id::{Aggregate, EventId, Scope, Tenant, Topic};
 use crate::ledger::transition::{Head, Row};
 use crate::ledger::{
-    Audit, Capabilities, Claim, Cursor, CursorParts, Entry, Extend, Filter, Finding, Identity, Intervene,
-    Intervened, Key, Ledger, Level, Outcome, Page, Rows, Settings, Settle, Settled, Stat, State, SweepTerms,
-    Swept, Token, Week, claim_rows, extend_rows, intervene_rows, may_sweep, settle_rows,
+    Audit, Capabilities, Claim, Copied, Cursor, CursorParts, Due, Entry, Extend, Filter, Finding, Identity,
+    Intervene, Intervened, Key, Ledger, Level, Marker, Outcome, Page, Rows, Settings, Settle, Settled, Stat,
+    State, SweepTerms, Swept, Token, Week, claim_rows, extend_rows, intervene_rows, may_sweep, runnable,
+    settle_rows,
 };
 
 /// A ledger in memory. Clones share it.
@@ -32,6 +33,11 @@ struct Store {
     rows: BTreeMap<Key, Row>,
     /// Open entries whose week was dropped.
     kept: BTreeMap<Key, Row>,
+    /// Those of either that have their bytes.
+    held: BTreeSet<Key>,
+    /// Under which token a dead one was copied out.
+    copied: HashMap<Key, Token>,
+    markers: BTreeMap<(Scope, Topic, i32), (i64, i64)>,
     heads: HashMap<(i32, Aggregate), Head>,
     weeks: BTreeMap<Week, Time>,
     /// When a week was dropped, and the highest number a scope had then.
@@ -60,6 +66,9 @@ impl MemoryLedger {
             scope_numbers: HashMap::new(),
             rows: BTreeMap::new(),
             kept: BTreeMap::new(),
+            held: BTreeSet::new(),
+            copied: HashMap::new(),
+            markers: BTreeMap::new(),
             heads: HashMap::new(),
             weeks: BTreeMap::from([(Week::TIMELESS, Time::default())]),
             dropped: BTreeMap::new(),
@@ -113,6 +122,16 @@ impl MemoryTransaction<'_> {
         claim_rows(&mut self.draft, claims, self.settings)
     }
 
+    /// Settles claims in this transaction.
+    pub fn settle(&mut self, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
+        settle_rows(&mut self.draft, settles, self.settings)
+    }
+
+    /// Notes markers in this transaction; see [`Ledger::mark`].
+    pub fn mark(&mut self, scope: &Scope, markers: &[Marker]) {
+        self.draft.mark(scope, markers);
+    }
+
     /// Makes it so.
     pub fn commit(mut self) {
         *self.store = self.draft;
@@ -134,6 +153,10 @@ impl Rows for Store {
         self.scopes.push((key.0.clone(), key.1.clone(), now));
         self.scope_numbers.insert(key, number);
         Ok((number, now))
+    }
+
+    fn known_scope(&mut self, tenant: Option<&Tenant>, scope: &Scope) -> Result<Option<i32>> {
+        Ok(self.scope_numbers.get(&(tenant.cloned(), scope.clone())).copied())
     }
 
     fn token(&mut self) -> Result<Token> {
@@ -161,8 +184,14 @@ impl Rows for Store {
 
     fn put(&mut self, key: &Key, row: &Row) -> Result<()> {
         let now = self.now();
-        if let Some(kept) = self.kept.get_mut(key) {
-            *kept = row.clone();
+        if row.body.is_some() {
+            self.held.insert(key.clone());
+        } else {
+            self.held.remove(key);
+        }
+        let gone = self.dropped.contains_key(&key.week) && !self.weeks.contains_key(&key.week);
+        if gone || self.kept.contains_key(key) {
+            self.kept.insert(key.clone(), row.clone());
             return Ok(());
         }
         self.weeks.insert(key.week, now);
@@ -173,6 +202,8 @@ impl Rows for Store {
     fn delete(&mut self, key: &Key) -> Result<()> {
         self.rows.remove(key);
         self.kept.remove(key);
+        self.held.remove(key);
+        self.copied.remove(key);
         Ok(())
     }
 
@@ -204,6 +235,30 @@ impl Store {
         let id = EventId::from_key(&key.id)?;
         let identity = Identity { tenant: tenant.clone(), scope: scope.clone(), id };
         Ok(row.clone().entry(identity, key.week))
+    }
+
+    /// The held rows of a scope, of all its tenants, that are in one of these states since before `now`, oldest first;
+    /// and how many it holds in all.
+    fn held(&self, scope: &Scope, states: &[State], now: Time) -> (Vec<(&Key, &Row)>, u64) {
+        let of_scope = self.held.iter().filter(|key| self.scopes[key.scope as usize].1 == *scope);
+        let rows = of_scope.filter_map(|key| Some((key, self.rows.get(key).or_else(|| self.kept.get(key))?)));
+        let all: Vec<_> = rows.collect();
+        let count = all.len() as u64;
+        let mut found: Vec<_> =
+            all.into_iter().filter(|(_, row)| states.contains(&row.state) && row.at <= now).collect();
+        found.sort_by_key(|(_, row)| row.at);
+        (found, count)
+    }
+
+    fn mark(&mut self, scope: &Scope, markers: &[Marker]) {
+        for marker in markers {
+            let key = (scope.clone(), marker.topic.clone(), marker.partition);
+            if marker.is_empty() {
+                self.markers.remove(&key);
+            } else {
+                self.markers.insert(key, (marker.first, marker.last));
+            }
+        }
     }
 
     fn sweep(&mut self, terms: SweepTerms) -> Swept {
@@ -244,6 +299,10 @@ impl Store {
             self.weeks.remove(&week);
             self.dropped.insert(week, (now, self.scopes.len() as i32 - 1));
         }
+        let (rows, kept) = (&self.rows, &self.kept);
+        let there = |key: &Key| rows.contains_key(key) || kept.contains_key(key);
+        self.held.retain(there);
+        self.copied.retain(|key, _| there(key));
         swept
     }
 }
@@ -321,6 +380,51 @@ impl Ledger for MemoryLedger {
             last = Some(key);
         }
         Ok(Page { entries, next })
+    }
+
+    async fn due(&self, scope: &Scope, limit: usize) -> Result<Due> {
+        let store = self.lock();
+        let now = store.now();
+        let (rows, held) = store.held(scope, &[State::Leased, State::Retry, State::Parked], now);
+        let rows = rows.into_iter().map(|(key, row)| (key, key.scope, row.clone())).collect();
+        let head = |scope, aggregate: &Aggregate| Ok(store.heads.get(&(scope, aggregate.clone())).cloned());
+        let entries = runnable(rows, limit, now, head)?;
+        let entries = entries.iter().map(|(key, row)| store.entry(key, row)).collect::<Result<_>>()?;
+        Ok(Due { entries, held })
+    }
+
+    async fn outlet(&self, scope: &Scope, limit: usize) -> Result<Vec<Entry>> {
+        let store = self.lock();
+        let (dead, _) = store.held(scope, &[State::Dead], store.now());
+        let new = dead.into_iter().filter(|(key, row)| store.copied.get(*key) != Some(&row.token));
+        new.take(limit).map(|(key, row)| store.entry(key, row)).collect()
+    }
+
+    async fn copied(&self, entries: &[Copied]) -> Result<()> {
+        let mut store = self.lock();
+        for (identity, week, token) in entries {
+            let Some(scope) = store.known_scope(identity.tenant.as_ref(), &identity.scope)? else { continue };
+            let key = Key { week: *week, scope, id: identity.id.key().into_owned() };
+            if store.row(&key)?.is_some_and(|row| row.token == *token && row.state == State::Dead) {
+                store.copied.insert(key, *token);
+            }
+        }
+        Ok(())
+    }
+
+    async fn mark(&self, scope: &Scope, markers: &[Marker]) -> Result<()> {
+        self.lock().mark(scope, markers);
+        Ok(())
+    }
+
+    async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
+        let store = self.lock();
+        let wanted: BTreeSet<i32> = partitions.iter().copied().collect();
+        let marker = |partition: i32| {
+            let (first, last) = *store.markers.get(&(scope.clone(), topic.clone(), partition))?;
+            Some(Marker { topic: topic.clone(), partition, first, last })
+        };
+        Ok(wanted.into_iter().filter_map(marker).collect())
     }
 
     async fn stat(&self) -> Result<Stat> {

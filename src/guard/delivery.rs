@@ -102,7 +102,12 @@ impl Deliverable for &Event {
     fn delivery(self) -> Result<Delivery> {
         // An event that is nothing but an id has no immutable part that could be compared.
         let told = !self.payload.is_empty() || self.kind.is_some() || self.seq.is_some();
-        let body = Body { payload: self.payload.clone(), headers: self.headers.clone() };
+        let body = Body {
+            payload: self.payload.clone(),
+            headers: self.headers.clone(),
+            key: None, // an event does not know its record's key
+            timestamp: self.time,
+        };
         Ok(Delivery {
             id: self.id.clone(),
             tenant: self.tenant.clone(),

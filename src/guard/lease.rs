@@ -120,7 +120,7 @@ impl fmt::Debug for Lease {
 impl Lease {
     /// `sent` is the moment before the claim was sent: the ledger's lease began later, so it ends later than ours.
     fn new(core: &Core, granted: Granted, sent: Instant) -> Self {
-        let Granted { claim, grant, body, guarded } = granted;
+        let Granted { claim, grant, guarded } = granted;
         Lease {
             core: core.clone(),
             run: Run {
@@ -131,7 +131,7 @@ impl Lease {
             },
             week: grant.week,
             order: claim.order.clone(),
-            body,
+            body: claim.body.clone(),
             deadline: sent + core.settings().lease - core.settings().margin(),
             keeper: None,
             guarded,

@@ -9,7 +9,7 @@ use super::{Deliverable, Delivery, GuardSettings, InTransaction};
 use crate::error::{Error, Result};
 use crate::id::{Scope, Tenant};
 use crate::ledger::{
-    Batcher, Body, Claim, ClaimRef, Grant, Identity, Mode, Order, Outcome, SweepTerms, Swept, Token, Week,
+    Batcher, Claim, ClaimRef, Grant, Identity, Mode, Order, Outcome, SweepTerms, Swept, Token, Week,
 };
 use crate::telemetry::{Meter, Telemetry, outcome_name};
 
@@ -42,7 +42,6 @@ impl WeakCore {
 pub(crate) struct Granted {
     pub(super) claim: ClaimRef,
     pub(super) grant: Grant,
-    pub(super) body: Option<Body>,
     pub(super) guarded: bool,
 }
 
@@ -52,7 +51,6 @@ pub(crate) struct Prepared {
     /// One per event: what was wrong with it, or none if there is a claim for it.
     refused: Vec<Option<Error>>,
     pub(crate) claims: Vec<Claim>,
-    bodies: Vec<Option<Body>>,
     spans: Vec<tracing::Span>,
 }
 
@@ -192,8 +190,8 @@ impl Core {
         Ok(Identity { tenant: self.tenant(delivery.tenant)?, scope, id: delivery.id })
     }
 
-    /// The claim for a delivery, and the bytes to keep if the event dies.
-    pub(crate) fn prepare(&self, mut delivery: Delivery, mode: Mode) -> Result<(Claim, Option<Body>)> {
+    /// The claim for a delivery, with the bytes to keep if the event dies.
+    pub(crate) fn prepare(&self, mut delivery: Delivery, mode: Mode) -> Result<Claim> {
         let body = delivery.body.take();
         let (time, fingerprint) = (delivery.time, delivery.fingerprint);
         let origin = delivery.origin.take();
@@ -204,7 +202,7 @@ impl Core {
             .zip(self.settings().order)
             .map(|((aggregate, seq), (policy, on_dead))| Order { aggregate, seq, policy, on_dead });
         let claim = Claim::new(self.identity(delivery)?, mode);
-        Ok((Claim { time, fingerprint, order, origin, metadata, ..claim }, body))
+        Ok(Claim { time, fingerprint, order, origin, metadata, body, ..claim })
     }
 
     /// Claims through the batcher, seen by span and counter.
@@ -214,7 +212,7 @@ impl Core {
         mode: Mode,
         note: Option<Arc<str>>,
     ) -> Result<Outcome<Granted>> {
-        let (mut claim, body) = self.prepare(delivery, mode)?;
+        let mut claim = self.prepare(delivery, mode)?;
         claim.note = note;
         if !self.guarded() {
             return Ok(Outcome::First(self.unguarded(claim)));
@@ -226,7 +224,7 @@ impl Core {
         };
         self.saw(&span, answer.as_ref().ok().map(|(_, outcome)| outcome));
         let (claim, outcome) = answer?;
-        Ok(outcome.map(|grant| Granted { claim, grant, body, guarded: true }))
+        Ok(outcome.map(|grant| Granted { claim, grant, guarded: true }))
     }
 
     /// Claims a batch, each with its own outcome.
@@ -235,15 +233,15 @@ impl Core {
         events: impl IntoIterator<Item = D>,
         mode: Mode,
     ) -> Result<Vec<Result<Outcome<Granted>>>> {
-        let Prepared { refused, claims, bodies, spans } = self.prepare_many(events, mode)?;
+        let Prepared { refused, claims, spans } = self.prepare_many(events, mode)?;
         if !self.guarded() {
             let granted = claims.into_iter().map(|claim| Ok(Outcome::First(self.unguarded(claim))));
             return Ok(merge(refused, granted));
         }
         let answers = self.batcher().claim_many(claims).await;
-        let answers = answers.into_iter().zip(bodies).zip(spans).map(|((answer, body), span)| {
+        let answers = answers.into_iter().zip(spans).map(|(answer, span)| {
             self.saw(&span, answer.as_ref().ok().map(|(_, outcome)| outcome));
-            answer.map(|(claim, outcome)| outcome.map(|grant| Granted { claim, grant, body, guarded: true }))
+            answer.map(|(claim, outcome)| outcome.map(|grant| Granted { claim, grant, guarded: true }))
         });
         Ok(merge(refused, answers))
     }
@@ -258,10 +256,9 @@ impl Core {
         let mut prepared = Prepared::default();
         for event in events {
             match event.delivery().and_then(|delivery| self.prepare(delivery, mode)) {
-                Ok((claim, body)) => {
+                Ok(claim) => {
                     prepared.spans.push(self.claim_span(&claim));
                     prepared.claims.push(claim);
-                    prepared.bodies.push(body);
                     prepared.refused.push(None);
                 }
                 Err(error) => prepared.refused.push(Some(error)),
@@ -293,7 +290,7 @@ impl Core {
             attempt: 1,
             suspect: false,
         };
-        Granted { claim: ClaimRef::alone(self.batcher(), claim), grant, body: None, guarded: false }
+        Granted { claim: ClaimRef::alone(self.batcher(), claim), grant, guarded: false }
     }
 
     /// Made only if someone listens: the fields are not even looked at otherwise.
@@ -323,6 +320,10 @@ impl Core {
         span.record("dedup.outcome", outcome_name(outcome));
         if let Some(meter) = self.meter() {
             meter.claimed(outcome);
+        }
+        let reused = self.batcher().ledger().settings().reused.take();
+        if reused > 0 {
+            self.telemetry().reused(reused);
         }
     }
 

@@ -153,6 +153,9 @@ pub enum Mode {
     Done,
     /// A same-transaction attempt failed and was rolled back, claim and all: count it. Never grants anything.
     Failed(FailureTerms),
+    /// It cannot run at all (undecodable, without an id, too old): record it as dead, with its note and bytes, beside every
+    /// order. If there is an entry already, that one's outcome is the answer and nothing changes. Never grants anything.
+    Refused,
 }
 
 /// Terms of a lease.
@@ -251,8 +254,14 @@ pub struct Claim {
     pub metadata: Option<Metadata>,
     /// What the claimer means to do.
     pub mode: Mode,
-    /// What went wrong, for [`Mode::Failed`].
+    /// What went wrong, for [`Mode::Failed`] and [`Mode::Refused`].
     pub note: Option<Arc<str>>,
+    /// The event's bytes. They are held if the claim itself ends as `parked` or `dead`, and with `hold` also if it is a
+    /// failure that ends in `retry`.
+    pub body: Option<Body>,
+    /// Whether an event that would have to wait is parked instead, with its bytes, so that its offset can be passed. It is
+    /// then [`due`](super::Ledger::due) when its turn has come.
+    pub hold: bool,
     /// Makes the claim repeatable.
     pub nonce: Nonce,
 }
@@ -269,6 +278,8 @@ impl Claim {
             metadata: None,
             mode,
             note: None,
+            body: None,
+            hold: false,
             nonce: Nonce::random(),
         }
     }
@@ -316,7 +327,7 @@ pub enum Outcome<G = Grant> {
     },
     /// Its aggregate waits behind something unresolved.
     Parked {
-        /// The seq that is dead or missing.
+        /// The seq that is dead, missing or, where the claim said `hold`, waited for.
         behind: u64,
     },
     /// It failed for good; only a redrive brings it back.
@@ -486,6 +497,10 @@ pub struct Body {
     pub payload: Bytes,
     /// The headers, untouched.
     pub headers: Headers,
+    /// The record's key, untouched.
+    pub key: Option<Bytes>,
+    /// The record's own time.
+    pub timestamp: Option<Time>,
 }
 
 /// What a settling came to.

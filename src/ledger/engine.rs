@@ -1,5 +1,7 @@
 //! Runs the transition function over stored rows, for backends that hold their rows in reach: memory and SQLite.
 
+use std::collections::HashMap;
+
 use super::transition::{self, Head, Row, Situation};
 use super::{
     Claim, Extend, Identity, Intervene, Intervened, Outcome, Settings, Settle, Settled, Token, Week,
@@ -22,6 +24,8 @@ pub(crate) trait Rows {
     fn now(&self) -> Time;
     /// The number of (tenant, scope), growing with each new one, and when it began; registers it.
     fn scope(&mut self, tenant: Option<&Tenant>, scope: &Scope) -> Result<(i32, Time)>;
+    /// The number of (tenant, scope), if it is registered.
+    fn known_scope(&mut self, tenant: Option<&Tenant>, scope: &Scope) -> Result<Option<i32>>;
     /// The next token.
     fn token(&mut self) -> Result<Token>;
     /// If the week was dropped: the highest number a scope had then.
@@ -103,6 +107,9 @@ fn claim_row(rows: &mut impl Rows, claim: &Claim, token: Token, settings: &Setti
     if let (Some(head), Some(order)) = (&step.head, &claim.order) {
         rows.put_head(scope, &order.aggregate, head)?;
     }
+    if step.reused {
+        settings.reused.note();
+    }
     Ok(step.answer)
 }
 
@@ -119,30 +126,30 @@ fn may_make(week: Week, count: usize, now: Time, settings: &Settings) -> Result<
     Ok(())
 }
 
-/// The row of an identity and the head of its aggregate.
-fn load(rows: &mut impl Rows, identity: &Identity, week: Week) -> Result<(Key, Option<Row>, Head)> {
-    let (scope, _) = rows.scope(identity.tenant.as_ref(), &identity.scope)?;
+/// The row of an identity and the head of its aggregate. Looking registers nothing.
+fn load(rows: &mut impl Rows, identity: &Identity, week: Week) -> Result<Option<(Key, Row, Head)>> {
+    let Some(scope) = rows.known_scope(identity.tenant.as_ref(), &identity.scope)? else { return Ok(None) };
     let key = Key { week, scope, id: identity.id.key().into_owned() };
-    let row = rows.row(&key)?;
-    let head = match row.as_ref().and_then(|row| row.order.as_ref()) {
+    let Some(row) = rows.row(&key)? else { return Ok(None) };
+    let head = match &row.order {
         Some((aggregate, _)) => rows.head(scope, aggregate)?.unwrap_or_default(),
         None => Head::default(),
     };
-    Ok((key, row, head))
+    Ok(Some((key, row, head)))
 }
 
-/// Stores what a step decided about an existing row.
+/// Stores what was decided about an existing row.
 fn store(
     rows: &mut impl Rows,
     key: &Key,
-    before: Option<&Row>,
+    before: &Row,
     row: Option<&Row>,
     head: Option<&Head>,
 ) -> Result<()> {
     if let Some(row) = row {
         rows.put(key, row)?;
     }
-    if let (Some(head), Some((aggregate, _))) = (head, before.and_then(|row| row.order.as_ref())) {
+    if let (Some(head), Some((aggregate, _))) = (head, &before.order) {
         rows.put_head(key.scope, aggregate, head)?;
     }
     Ok(())
@@ -159,9 +166,11 @@ pub(crate) fn settle_rows(
 
 fn settle_row(rows: &mut impl Rows, settle: &Settle, settings: &Settings) -> Result<Settled> {
     settings.check_settle(settle)?;
-    let (key, row, head) = load(rows, &settle.identity, settle.week)?;
-    let step = transition::settle(settle, row.as_ref(), &head, rows.now());
-    store(rows, &key, row.as_ref(), step.row.as_ref(), step.head.as_ref())?;
+    let Some((key, row, head)) = load(rows, &settle.identity, settle.week)? else {
+        return Ok(Settled::Fenced { state: None });
+    };
+    let step = transition::settle(settle, Some(&row), &head, rows.now());
+    store(rows, &key, &row, step.row.as_ref(), step.head.as_ref())?;
     Ok(step.answer)
 }
 
@@ -169,9 +178,12 @@ fn settle_row(rows: &mut impl Rows, settle: &Settle, settings: &Settings) -> Res
 pub(crate) fn extend_rows(rows: &mut impl Rows, extends: &[Extend]) -> Result<Vec<Settled>> {
     let mut answers = Vec::with_capacity(extends.len());
     for extend in extends {
-        let (key, row, head) = load(rows, &extend.identity, extend.week)?;
-        let step = transition::extend(extend.token, extend.lease, row.as_ref(), &head, rows.now());
-        store(rows, &key, row.as_ref(), step.row.as_ref(), step.head.as_ref())?;
+        let Some((key, row, head)) = load(rows, &extend.identity, extend.week)? else {
+            answers.push(Settled::Fenced { state: None });
+            continue;
+        };
+        let step = transition::extend(extend.token, extend.lease, Some(&row), &head, rows.now());
+        store(rows, &key, &row, step.row.as_ref(), step.head.as_ref())?;
         answers.push(step.answer);
     }
     Ok(answers)
@@ -184,13 +196,12 @@ pub(crate) fn intervene_rows(
     settings: &Settings,
 ) -> Result<Intervened> {
     let week = Week::route(settings.identity, &intervene.identity.id, intervene.time)?;
-    let (key, row, head) = load(rows, &intervene.identity, week)?;
-    let row = row.ok_or_else(|| Error::NotFound(format!("no entry for {}", intervene.identity)))?;
+    let missing = || Error::NotFound(format!("no entry for {}", intervene.identity));
+    let (key, row, head) = load(rows, &intervene.identity, week)?.ok_or_else(missing)?;
     let token = if intervene.dry_run { row.token } else { rows.token()? };
-    let (next, next_head) =
-        transition::intervene(intervene.what, &intervene.why, &row, &head, rows.now(), token)?;
+    let (next, next_head) = transition::intervene(intervene, &row, &head, rows.now(), token)?;
     if !intervene.dry_run {
-        store(rows, &key, Some(&row), next.as_ref(), next_head.as_ref())?;
+        store(rows, &key, &row, next.as_ref(), next_head.as_ref())?;
         if next.is_none() {
             rows.delete(&key)?;
         }
@@ -203,4 +214,30 @@ pub(crate) fn intervene_rows(
 /// Whether a stored row may go at `cutoff`, when the timeless week is swept.
 pub(crate) fn may_sweep(row: &Row, cutoff: Time) -> bool {
     !row.state.is_open() && row.at < cutoff
+}
+
+/// Of held rows whose time has come, oldest first, those that may be claimed: of an aggregate only the lowest.
+pub(crate) fn runnable<T>(
+    rows: Vec<(T, i32, Row)>,
+    limit: usize,
+    now: Time,
+    mut head: impl FnMut(i32, &Aggregate) -> Result<Option<Head>>,
+) -> Result<Vec<(T, Row)>> {
+    let mut lowest: HashMap<(i32, Aggregate), u64> = HashMap::new();
+    let mut runnable = Vec::new();
+    for (of, scope, row) in rows {
+        if let Some((aggregate, seq)) = &row.order {
+            if !head(scope, aggregate)?.unwrap_or_default().lets(*seq, now) {
+                continue;
+            }
+            let first = lowest.entry((scope, aggregate.clone())).or_insert(*seq);
+            *first = (*first).min(*seq);
+        }
+        runnable.push((of, scope, row));
+    }
+    let is_lowest = |scope: i32, row: &Row| {
+        row.order.as_ref().is_none_or(|(aggregate, seq)| lowest.get(&(scope, aggregate.clone())) == Some(seq))
+    };
+    let runnable = runnable.into_iter().filter(|(_, scope, row)| is_lowest(*scope, row));
+    Ok(runnable.take(limit).map(|(of, _, row)| (of, row)).collect())
 }

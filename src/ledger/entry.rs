@@ -8,7 +8,7 @@ use super::{Body, Identity, Metadata, Token, Week};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::event::{Fingerprint, Origin};
-use crate::id::{Aggregate, EventId, Owner, Scope, Tenant};
+use crate::id::{Aggregate, EventId, Owner, Scope, Tenant, Topic};
 
 /// What became of an event. `docs/state-machine.md` is generated from the transition function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -136,6 +136,12 @@ pub struct Filter {
     pub until: Option<Time>,
     /// A top-level metadata key with this value (a string, or another JSON scalar by its text).
     pub metadata: Option<(String, String)>,
+    /// One aggregate.
+    pub aggregate: Option<Aggregate>,
+    /// From one topic.
+    pub topic: Option<Topic>,
+    /// From one partition of whatever topic.
+    pub partition: Option<i32>,
 }
 
 impl Filter {
@@ -151,6 +157,9 @@ impl Filter {
             && self.metadata.as_ref().is_none_or(|(key, value)| {
                 entry.metadata.as_ref().is_some_and(|metadata| metadata.has(key, value))
             })
+            && self.aggregate.as_ref().is_none_or(|a| entry.order.as_ref().is_some_and(|(of, _)| of == a))
+            && self.topic.as_ref().is_none_or(|t| entry.origin.as_ref().is_some_and(|from| from.topic == *t))
+            && self.partition.is_none_or(|p| entry.origin.as_ref().is_some_and(|from| from.partition == p))
     }
 }
 
@@ -241,13 +250,29 @@ pub enum Intervention {
     Retry,
     /// A live lease → `retry(now)`.
     Release,
-    /// Anything open → `dead`.
+    /// Anything open but dead → `dead`.
     Kill,
+    /// `dead → lost`, its bytes go, and its aggregate goes on past it.
+    Drop,
+    /// A parked one stays parked, but its aggregate goes on past what it is parked behind: a seq that is missing, or a
+    /// dead one, which stays dead.
+    Skip,
     /// Removes the entry: the next delivery is a first one.
     Forget,
 }
 
 impl Intervention {
+    /// Every intervention.
+    pub const ALL: [Intervention; 7] = [
+        Intervention::Redrive,
+        Intervention::Retry,
+        Intervention::Release,
+        Intervention::Kill,
+        Intervention::Drop,
+        Intervention::Skip,
+        Intervention::Forget,
+    ];
+
     /// Its word.
     pub fn name(self) -> &'static str {
         match self {
@@ -255,6 +280,8 @@ impl Intervention {
             Intervention::Retry => "retry",
             Intervention::Release => "release",
             Intervention::Kill => "kill",
+            Intervention::Drop => "drop",
+            Intervention::Skip => "skip",
             Intervention::Forget => "forget",
         }
     }
@@ -273,6 +300,9 @@ pub struct Intervene {
     pub by: String,
     /// Why, for the audit row.
     pub why: String,
+    /// Allows [`Redrive`](Intervention::Redrive) and [`Retry`](Intervention::Retry) of an event whose aggregate has moved past
+    /// it: it then runs without order, for good.
+    pub out_of_order: bool,
     /// Say what would happen, change nothing.
     pub dry_run: bool,
 }

@@ -9,6 +9,7 @@ mod batcher;
 mod claim;
 mod engine;
 mod entry;
+mod held;
 mod outage;
 pub mod transition;
 mod week;
@@ -24,19 +25,22 @@ pub use claim::{
     Order, OrderPolicy, Outcome, Prior, Settle, Settled, Token, Verdict,
 };
 #[allow(unused_imports)] // each backend takes what it needs
-pub(crate) use engine::{Key, Rows, claim_rows, extend_rows, intervene_rows, may_sweep, settle_rows};
+pub(crate) use engine::{
+    Key, Rows, claim_rows, extend_rows, intervene_rows, may_sweep, runnable, settle_rows,
+};
 #[allow(unused_imports)]
 pub(crate) use entry::CursorParts;
 pub use entry::{
     Audit, Capabilities, Cursor, Entry, Filter, Finding, Intervene, Intervened, Intervention, Level, Page,
     Stat, State, SweepTerms, Swept,
 };
+pub use held::{Copied, Due, Marker, Reused};
 pub(crate) use outage::Outage;
 pub use week::{IdentityRule, Week};
 
 use crate::clock::Time;
 use crate::error::{Error, Result};
-use crate::id::Owner;
+use crate::id::{Owner, Scope, Topic};
 
 /// What a reused id (same identity, other fingerprint) leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -64,6 +68,8 @@ pub struct Settings {
     pub weeks_ahead: Duration,
     /// How many weeks the ledger may hold at once.
     pub weeks_max: usize,
+    /// Counts deliveries of reused ids that [`MismatchRule::Warn`] let pass as the original.
+    pub reused: Reused,
 }
 
 impl Default for Settings {
@@ -75,6 +81,7 @@ impl Default for Settings {
             metadata_bytes_max: Metadata::BYTES_MAX,
             weeks_ahead: Duration::from_secs(28 * 86_400),
             weeks_max: 260,
+            reused: Reused::default(),
         }
     }
 }
@@ -183,6 +190,26 @@ pub trait Ledger: Send + Sync + 'static {
     /// Lists entries in key order, at most `limit` a page.
     async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page>;
 
+    /// The held events of a scope, of all its tenants, that may be claimed now: what is due for a retry, what was being
+    /// run when its lease lapsed, and what is parked and has its turn (or was overtaken, and will be told that it is stale).
+    /// Oldest first; of an aggregate only the lowest. A look, never a claim; claim each with the order of its entry.
+    async fn due(&self, scope: &Scope, limit: usize) -> Result<Due>;
+
+    /// The dead events of a scope, of all its tenants, that are held with their bytes and were not copied out yet. Oldest
+    /// first.
+    async fn outlet(&self, scope: &Scope, limit: usize) -> Result<Vec<Entry>>;
+
+    /// Notes that dead events were copied out. Under another token than the entry's it does nothing, so that one that was
+    /// redriven and died again is copied again. May be repeated.
+    async fn copied(&self, entries: &[Copied]) -> Result<()>;
+
+    /// Notes which offsets the next batches of transactional claims will cover: one marker per scope, topic and partition, each
+    /// replacing the one before. An empty one removes it.
+    async fn mark(&self, scope: &Scope, markers: &[Marker]) -> Result<()>;
+
+    /// The markers of these partitions, by partition.
+    async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>>;
+
     /// Counts what there is.
     async fn stat(&self) -> Result<Stat>;
 
@@ -237,6 +264,21 @@ impl<L: Ledger + ?Sized> Ledger for Arc<L> {
     }
     async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
         (**self).list(filter, after, limit).await
+    }
+    async fn due(&self, scope: &Scope, limit: usize) -> Result<Due> {
+        (**self).due(scope, limit).await
+    }
+    async fn outlet(&self, scope: &Scope, limit: usize) -> Result<Vec<Entry>> {
+        (**self).outlet(scope, limit).await
+    }
+    async fn copied(&self, entries: &[Copied]) -> Result<()> {
+        (**self).copied(entries).await
+    }
+    async fn mark(&self, scope: &Scope, markers: &[Marker]) -> Result<()> {
+        (**self).mark(scope, markers).await
+    }
+    async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
+        (**self).markers(scope, topic, partitions).await
     }
     async fn stat(&self) -> Result<Stat> {
         (**self).stat().await

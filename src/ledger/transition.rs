@@ -7,16 +7,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{
-    Claim, FailureTerms, Grant, Intervention, MismatchRule, Mode, OnDead, Outcome, Settle, Settled, State,
-    Token, Verdict, Week,
+    Body, Claim, FailureTerms, Grant, MismatchRule, Mode, OnDead, Outcome, Settle, Settled, State, Token,
+    Verdict, Week,
 };
 use crate::clock::Time;
-use crate::error::{Error, Result};
 use crate::id::Owner;
 
+mod intervene;
 mod order;
 mod row;
 
+pub use intervene::intervene;
 pub use order::{Head, HeadLease};
 use order::{Place, place};
 pub use row::Row;
@@ -51,29 +52,46 @@ pub struct Step<T> {
     pub row: Option<Row>,
     /// The aggregate's head from now on.
     pub head: Option<Head>,
+    /// Whether the id was reused and [`MismatchRule::Warn`] let it pass: to be counted.
+    pub reused: bool,
 }
 
 impl<T> Step<T> {
+    fn new(answer: T, row: Option<Row>, head: Option<Head>) -> Self {
+        Step { answer, row, head, reused: false }
+    }
+
     fn only(answer: T) -> Self {
-        Step { answer, row: None, head: None }
+        Step::new(answer, None, None)
     }
 }
 
 /// Decides a claim. In this order: the entry's state (in its week or in `held`); its place in the order; a dropped week;
 /// else it is new.
 pub fn claim(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
-    if let Some(row) = at.row {
-        if let Some(again) = repeat(claim, row, at) {
-            return again;
-        }
-        let differs =
-            matches!((row.fingerprint, claim.fingerprint), (Some(stored), Some(given)) if stored != given);
-        if differs && at.mismatch == MismatchRule::Error {
-            return Step::only(Outcome::Mismatch(row.prior()));
-        }
-        if let Some(answer) = closed(row, claim.mode, at) {
-            return Step::only(answer);
-        }
+    if claim.order.is_some() && at.row.is_some_and(|row| row.unordered) {
+        return self::claim(&Claim { order: None, ..claim.clone() }, at);
+    }
+    let Some(row) = at.row else { return unsettled(claim, at) };
+    if let Some(again) = repeat(claim, row, at) {
+        return again;
+    }
+    let differs =
+        matches!((row.fingerprint, claim.fingerprint), (Some(stored), Some(given)) if stored != given);
+    if differs && at.mismatch == MismatchRule::Error {
+        return Step::only(Outcome::Mismatch(row.prior()));
+    }
+    let step = match closed(row, claim.mode, at) {
+        Some(answer) => Step::only(answer),
+        None => unsettled(claim, at),
+    };
+    Step { reused: differs, ..step }
+}
+
+/// Decides a claim on what has no entry, or one that is still to run.
+fn unsettled(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
+    if claim.mode == Mode::Refused {
+        return refuse(claim, at);
     }
     if let Some(order) = &claim.order {
         let mut head = at.head.clone();
@@ -82,22 +100,24 @@ pub fn claim(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
             return Step::only(too_old);
         }
         let counts = matches!(claim.mode, Mode::Failed(_)); // a failure is counted wherever it stands
-        match place {
+        let behind = match place {
             Place::Stale(last) => {
                 // A week that was dropped takes no new rows.
                 let row = too_old(at).is_none().then(|| blank(claim, at, State::Stale));
-                return Step { answer: Outcome::Stale { last }, row, head: None };
+                return Step::new(Outcome::Stale { last }, row, None);
             }
-            Place::Parked(behind) if !counts => {
-                head.owe(order.seq); // so that what comes after it stays behind it when the way is free
-                let row = blank(claim, at, State::Parked);
-                return Step { answer: Outcome::Parked { behind }, row: Some(row), head: Some(head) };
-            }
+            Place::Parked(behind) if !counts => Some(behind),
+            Place::Wait(on) if !counts && claim.hold => Some(on),
             Place::Wait(on) if !counts => {
                 let head = (head != *at.head).then_some(head);
-                return Step { answer: Outcome::Wait { on }, row: None, head };
+                return Step::new(Outcome::Wait { on: Some(on) }, None, head);
             }
-            Place::Go | Place::Parked(_) | Place::Wait(_) => {}
+            Place::Go | Place::Parked(_) | Place::Wait(_) => None,
+        };
+        if let Some(behind) = behind {
+            head.owe(order.seq); // so that what comes after it stays behind it when the way is free
+            let row = blank(claim, at, State::Parked);
+            return Step::new(Outcome::Parked { behind }, Some(row), Some(head));
         }
     } else if let Some(too_old) = too_old(at) {
         return Step::only(too_old);
@@ -130,11 +150,11 @@ fn repeat(claim: &Claim, row: &Row, at: Situation<'_>) -> Option<Step<Outcome>> 
                 let lease = HeadLease { seq: order.seq, token: row.token, until: row.at };
                 head = Some(Head { lease: Some(lease), ..at.head.clone() });
             }
-            let answer = Outcome::First(granted(&row, at.week, false));
-            Some(Step { answer, row: Some(row), head })
+            let answer = Outcome::First(granted(&row, at.week));
+            Some(Step::new(answer, Some(row), head))
         }
         (Mode::Once { .. }, State::Claimed) | (Mode::Done, State::Done) => {
-            Some(Step::only(Outcome::First(granted(&row, at.week, false))))
+            Some(Step::only(Outcome::First(granted(&row, at.week))))
         }
         (Mode::Failed(_), State::Retry) => {
             Some(Step::only(Outcome::RetryLater { at: row.at, attempts: row.attempts }))
@@ -151,6 +171,17 @@ fn closed(row: &Row, mode: Mode, at: Situation<'_>) -> Option<Outcome> {
         }
         State::Retry if row.at > at.now && !matches!(mode, Mode::Failed(_)) => {
             Some(Outcome::RetryLater { at: row.at, attempts: row.attempts })
+        }
+        // What cannot run does not run what is there either.
+        State::Leased if mode == Mode::Refused => {
+            Some(Outcome::Busy { until: Some(row.at), owner: row.owner.clone() })
+        }
+        State::Retry if mode == Mode::Refused => {
+            Some(Outcome::RetryLater { at: row.at, attempts: row.attempts })
+        }
+        State::Parked if mode == Mode::Refused => {
+            let seq = row.order.as_ref().map_or(0, |(_, seq)| *seq);
+            Some(Outcome::Parked { behind: at.head.parked.unwrap_or(seq) })
         }
         State::Leased | State::Retry | State::Parked => None,
         State::Done | State::Claimed | State::Finished | State::Lost => Some(Outcome::Duplicate(row.prior())),
@@ -179,13 +210,26 @@ fn blank(claim: &Claim, at: Situation<'_>, state: State) -> Row {
         note: None,
         tracked: false,
         alone: false,
-        // What will never run needs no bytes.
-        body: at.row.filter(|_| state != State::Stale).and_then(|row| row.body.clone()),
+        suspect: false,
+        unordered: at.row.is_some_and(|row| row.unordered),
+        body: body(claim, at, state),
     }
 }
 
-fn granted(row: &Row, week: Week, suspect: bool) -> Grant {
-    Grant { token: row.token, week, until: row.at, attempt: row.attempts, suspect }
+/// The bytes to keep: what the claim brought if it ends here, what was held before if it does not. What will never run
+/// needs none.
+fn body(claim: &Claim, at: Situation<'_>, state: State) -> Option<Body> {
+    let brought = match state {
+        State::Stale => return None,
+        State::Parked | State::Dead => claim.body.as_ref(),
+        State::Retry if claim.hold => claim.body.as_ref(),
+        _ => None,
+    };
+    brought.or_else(|| at.row.and_then(|row| row.body.as_ref())).cloned()
+}
+
+fn granted(row: &Row, week: Week) -> Grant {
+    Grant { token: row.token, week, until: row.at, attempt: row.attempts, suspect: row.suspect }
 }
 
 /// Runs that counted so far: one that ended with its process counts only if it was alone.
@@ -208,6 +252,7 @@ fn grant(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
     }
     let mut row = blank(claim, at, State::Leased);
     row.attempts = runs + 1;
+    row.suspect = lapsed;
     match claim.mode {
         Mode::Lease(terms) => {
             row.at = at.now.plus(terms.lease);
@@ -218,7 +263,7 @@ fn grant(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
             row.tracked = track.is_some();
             row.at = at.now.plus(track.unwrap_or_default());
         }
-        Mode::Done | Mode::Failed(_) => {
+        Mode::Done | Mode::Failed(_) | Mode::Refused => {
             row.state = State::Done;
             row.body = None;
         }
@@ -238,7 +283,7 @@ fn grant(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
         }
         head
     });
-    Step { answer: Outcome::First(granted(&row, at.week, lapsed)), row: Some(row), head }
+    Step::new(Outcome::First(granted(&row, at.week)), Some(row), head)
 }
 
 fn dead(claim: &Claim, at: Situation<'_>, runs: u32, note: impl Into<Arc<str>>) -> Step<Outcome> {
@@ -251,7 +296,15 @@ fn dead(claim: &Claim, at: Situation<'_>, runs: u32, note: impl Into<Arc<str>>) 
         head.die(order.seq, at.row.map(|row| row.token), order.on_dead);
         head
     });
-    Step { answer: Outcome::Dead { at: at.now, attempts: runs }, row: Some(row), head }
+    Step::new(Outcome::Dead { at: at.now, attempts: runs }, Some(row), head)
+}
+
+/// Dead without a run, beside every order. A dropped week takes it too: it is held, not kept in the week.
+fn refuse(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
+    let mut row = blank(claim, at, State::Dead);
+    row.order = None;
+    row.note = Some(claim.note.clone().unwrap_or_else(|| "refused".into()));
+    Step::new(Outcome::Dead { at: at.now, attempts: 0 }, Some(row), None)
 }
 
 fn fail(claim: &Claim, at: Situation<'_>, terms: FailureTerms) -> Step<Outcome> {
@@ -271,7 +324,7 @@ fn fail(claim: &Claim, at: Situation<'_>, terms: FailureTerms) -> Step<Outcome> 
         head.owe(order.seq);
         head
     });
-    Step { answer: Outcome::RetryLater { at: row.at, attempts: runs }, row: Some(row), head }
+    Step::new(Outcome::RetryLater { at: row.at, attempts: runs }, Some(row), head)
 }
 
 /// Decides a settling: only the current token settles, and settling again as it was settled is fine.
@@ -301,7 +354,7 @@ pub fn settle(settle: &Settle, row: Option<&Row>, head: &Head, now: Time) -> Ste
         row.state = State::Lost;
         row.at = now;
         row.note = Some("given back after its aggregate had moved on".into());
-        return Step { answer: Settled::Ok { at: now }, row: Some(row), head: None };
+        return Step::new(Settled::Ok { at: now }, Some(row), None);
     }
     row.state = settle.verdict.state();
     row.at = now;
@@ -337,7 +390,7 @@ pub fn settle(settle: &Settle, row: Option<&Row>, head: &Head, now: Time) -> Ste
         }
         Verdict::Lost { note } => row.note = Some(note.clone()),
     }
-    Step { answer: Settled::Ok { at: row.at }, row: Some(row), head: seq.map(|_| head) }
+    Step::new(Settled::Ok { at: row.at }, Some(row), seq.map(|_| head))
 }
 
 /// Decides an extension: like a settling, only the current token extends.
@@ -357,83 +410,5 @@ pub fn extend(token: Token, lease: Duration, row: Option<&Row>, head: &Head, now
         let lease = HeadLease { seq: *seq, token, until: row.at };
         next = Some(Head { lease: Some(lease), ..head.clone() });
     }
-    Step { answer: Settled::Ok { at: row.at }, row: Some(row), head: next }
-}
-
-/// Decides an intervention. None means the entry goes.
-pub fn intervene(
-    what: Intervention,
-    why: &str,
-    row: &Row,
-    head: &Head,
-    now: Time,
-    token: Token,
-) -> Result<(Option<Row>, Option<Head>)> {
-    let allowed = match what {
-        Intervention::Redrive => row.state == State::Dead,
-        Intervention::Retry => {
-            matches!(row.state, State::Retry | State::Lost | State::Parked) || row.is_overdue(now)
-        }
-        Intervention::Release => row.state == State::Leased,
-        Intervention::Kill => matches!(row.state, State::Leased | State::Retry | State::Parked),
-        Intervention::Forget => true,
-    };
-    if !allowed {
-        return Err(Error::Conflict {
-            expected: format!("an entry that can be {}", past(what)),
-            actual: format!("one that is {}", row.state),
-        });
-    }
-    let mut next = row.clone();
-    let mut head = head.clone();
-    let seq = row.order.as_ref().map(|(_, seq)| *seq);
-    next.token = token;
-    next.at = now;
-    if let (Some(seq), Some(last)) = (seq, head.last)
-        && seq <= last
-        && matches!(what, Intervention::Redrive | Intervention::Retry)
-    {
-        return Err(Error::Conflict {
-            expected: format!("an aggregate that waits for seq {seq}"),
-            actual: format!("one that has moved on to {last}"),
-        });
-    }
-    match what {
-        Intervention::Redrive | Intervention::Retry | Intervention::Release => {
-            next.state = State::Retry;
-            if what != Intervention::Release {
-                next.attempts = 0;
-            }
-            if let Some(seq) = seq {
-                head.let_go(seq, Some(row.token));
-                head.owe(seq);
-            }
-        }
-        Intervention::Kill => {
-            next.state = State::Dead;
-            next.note = Some(why.into());
-            if let Some(seq) = seq {
-                head.die(seq, Some(row.token), OnDead::Park);
-            }
-        }
-        Intervention::Forget => {
-            if let Some(seq) = seq {
-                head.let_go(seq, Some(row.token));
-                head.retrying.remove(&seq);
-                head.parked = head.parked.filter(|parked| *parked != seq);
-            }
-            return Ok((None, seq.map(|_| head)));
-        }
-    }
-    Ok((Some(next), seq.map(|_| head)))
-}
-
-fn past(what: Intervention) -> &'static str {
-    match what {
-        Intervention::Redrive => "redriven (a dead one)",
-        Intervention::Retry => "retried (one in retry, lost or parked)",
-        Intervention::Release => "released (a leased one)",
-        Intervention::Kill => "killed (a leased, retrying or parked one)",
-        Intervention::Forget => "forgotten",
-    }
+    Step::new(Settled::Ok { at: row.at }, Some(row), next)
 }

@@ -130,6 +130,24 @@ macro_rules! __conformance_cases {
                 once_given_back_is_claimable_or_listed
                 t12_busy_is_not_done_and_lost_claims_are_listed
             }
+            held {
+                c5_a_dead_claim_keeps_its_bytes
+                c6_held_is_due_when_its_time_has_come
+                c6_a_held_one_stays_held_while_it_runs
+                c6_hold_parks_what_would_wait
+                c6_what_was_overtaken_is_due_and_stale
+                c5_refused_is_dead_beside_every_order
+                c10_refused_of_a_dropped_week_is_kept
+                c2_the_outlet_copies_once_per_death
+                c4_settling_and_marking_in_a_transaction
+                c7_a_repeat_is_as_suspect_as_the_first
+                c9_warned_mismatches_are_counted
+                c2_an_unknown_scope_is_not_registered
+                order_drop_goes_on_past_the_dead_one
+                order_skip_by_hand_goes_on_past_a_gap
+                order_out_of_order_by_permission
+                listing_filters_by_aggregate_and_origin
+            }
             model {
                 model_random_commands_agree
             }

@@ -214,7 +214,12 @@ pub async fn c6_held_bytes_are_kept_exactly(harness: &impl Harness) {
     let ledger = open(harness).await;
     let headers: Headers =
         [("k", &b"\xff\x00"[..]), ("k", &b""[..]), ("Ünï", &b"v"[..])].into_iter().collect();
-    let body = Body { payload: bytes::Bytes::from_static(b"\x00\xff\xfe not text"), headers };
+    let body = Body {
+        payload: bytes::Bytes::from_static(b"\x00\xff\xfe not text"),
+        headers,
+        key: Some(bytes::Bytes::from_static(b"\x00 key \xff")),
+        timestamp: Some(super::noon()),
+    };
     let mine = claim("e", lease());
     let grant = first(&ledger, &mine).await;
     let verdict = Verdict::Retry { after: LEASE, counted: true, note: None, body: Some(body.clone()) };

@@ -229,6 +229,7 @@ pub fn intervening(claim: &Claim, what: Intervention) -> Intervene {
         what,
         by: "ada".into(),
         why: "a test".into(),
+        out_of_order: false,
         dry_run: false,
     }
 }

@@ -9,7 +9,8 @@ use super::Harness;
 use crate::backend::memory::MemoryLedger;
 use crate::clock::{ManualClock, Time};
 use crate::error::Result;
-use crate::ledger::{Claim, Outcome, Settings};
+use crate::id::Scope;
+use crate::ledger::{Claim, Marker, Outcome, Settings, Settle, Settled};
 
 /// A memory ledger on a clock that moves only when told to.
 #[derive(Debug)]
@@ -67,6 +68,22 @@ impl Harness for MemoryHarness {
             transaction.commit();
         }
         Ok(outcomes)
+    }
+
+    async fn settle_in_transaction(
+        &self,
+        ledger: &MemoryLedger,
+        settles: &[Settle],
+        marks: (&Scope, &[Marker]),
+        commit: bool,
+    ) -> Result<Vec<Result<Settled>>> {
+        let mut transaction = ledger.begin();
+        let answers = transaction.settle(settles)?;
+        transaction.mark(marks.0, marks.1);
+        if commit {
+            transaction.commit();
+        }
+        Ok(answers)
     }
 
     async fn was_committed(&self, ledger: &MemoryLedger, claim: &Claim) -> Result<bool> {

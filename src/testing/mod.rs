@@ -19,7 +19,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::error::Result;
-use crate::ledger::{Claim, Ledger, Outcome, Settings};
+use crate::id::Scope;
+use crate::ledger::{Claim, Ledger, Marker, Outcome, Settings, Settle, Settled};
 
 mod cases;
 pub mod crash;
@@ -30,6 +31,7 @@ pub mod proxy;
 
 pub mod counting;
 pub mod doubt;
+pub mod held;
 pub mod identity;
 pub mod lease;
 pub mod model;
@@ -60,6 +62,15 @@ pub trait Harness: Send + Sync {
         claims: &[Claim],
         commit: bool,
     ) -> Result<Vec<Result<Outcome>>>;
+
+    /// Settles and marks in a transaction of the ledger's database, which is then committed or rolled back.
+    async fn settle_in_transaction(
+        &self,
+        ledger: &Self::Ledger,
+        settles: &[Settle],
+        marks: (&Scope, &[Marker]),
+        commit: bool,
+    ) -> Result<Vec<Result<Settled>>>;
 
     /// Whether a claim made in a transaction was committed.
     async fn was_committed(&self, ledger: &Self::Ledger, claim: &Claim) -> Result<bool>;

@@ -11,10 +11,11 @@ use super::{Harness, noon};
 use crate::backend::memory::MemoryLedger;
 use crate::clock::{Clock, ManualClock, Time};
 use crate::error::Result;
+use crate::id::{Scope, Topic};
 use crate::ledger::{
-    Audit, Capabilities, Claim, Cursor, Entry, Extend, Filter, Finding, Identity, Intervene, Intervened,
-    Intervention, Ledger, Nonce, Outcome, Page, Settings, Settle, Settled, Stat, State, SweepTerms, Swept,
-    Token, Verdict,
+    Audit, Capabilities, Claim, Copied, Cursor, Due, Entry, Extend, Filter, Finding, Identity, Intervene,
+    Intervened, Intervention, Ledger, Marker, Nonce, Outcome, Page, Settings, Settle, Settled, Stat, State,
+    SweepTerms, Swept, Token, Verdict,
 };
 
 /// What is broken.
@@ -107,6 +108,22 @@ impl Harness for MutantHarness {
         Ok(outcomes)
     }
 
+    async fn settle_in_transaction(
+        &self,
+        ledger: &MutantLedger,
+        settles: &[Settle],
+        marks: (&Scope, &[Marker]),
+        commit: bool,
+    ) -> Result<Vec<Result<Settled>>> {
+        let mut transaction = ledger.inner.begin();
+        let answers = transaction.settle(settles)?;
+        transaction.mark(marks.0, marks.1);
+        if commit {
+            transaction.commit();
+        }
+        Ok(answers)
+    }
+
     async fn was_committed(&self, ledger: &MutantLedger, claim: &Claim) -> Result<bool> {
         ledger.inner.was_committed(claim)
     }
@@ -176,6 +193,7 @@ impl MutantLedger {
             what: Intervention::Forget,
             by: "mutant".into(),
             why: String::new(),
+            out_of_order: false,
             dry_run: false,
         };
         self.inner.intervene(&forget).await
@@ -269,6 +287,26 @@ impl Ledger for MutantLedger {
 
     async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
         self.inner.list(filter, after, limit).await
+    }
+
+    async fn due(&self, scope: &Scope, limit: usize) -> Result<Due> {
+        self.inner.due(scope, limit).await
+    }
+
+    async fn outlet(&self, scope: &Scope, limit: usize) -> Result<Vec<Entry>> {
+        self.inner.outlet(scope, limit).await
+    }
+
+    async fn copied(&self, entries: &[Copied]) -> Result<()> {
+        self.inner.copied(entries).await
+    }
+
+    async fn mark(&self, scope: &Scope, markers: &[Marker]) -> Result<()> {
+        self.inner.mark(scope, markers).await
+    }
+
+    async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
+        self.inner.markers(scope, topic, partitions).await
     }
 
     async fn stat(&self) -> Result<Stat> {

@@ -11,13 +11,7 @@ use crate::error::Error;
 use crate::id::{EventId, Scope, Tenant};
 use crate::ledger::{Claim, Filter, Identity, Intervention, Ledger, Level, Mode, Outcome, State};
 
-const ALL: [Intervention; 5] = [
-    Intervention::Redrive,
-    Intervention::Retry,
-    Intervention::Release,
-    Intervention::Kill,
-    Intervention::Forget,
-];
+const ALL: [Intervention; 7] = Intervention::ALL;
 
 /// Every intervention draws a token: whoever held the entry is fenced off, and an audit row tells who and why.
 pub async fn interventions_fence_and_are_audited(harness: &impl Harness) {

@@ -9,10 +9,10 @@ use async_trait::async_trait;
 use hapax::backend::memory::MemoryLedger;
 use hapax::error::Result;
 use hapax::ledger::{
-    Audit, Capabilities, Claim, Cursor, Entry, Extend, Filter, Finding, Identity, Intervene, Intervened,
-    Page, Settings, Settle, Settled, Stat, SweepTerms, Swept,
+    Audit, Capabilities, Claim, Copied, Cursor, Due, Entry, Extend, Filter, Finding, Identity, Intervene,
+    Intervened, Marker, Page, Settings, Settle, Settled, Stat, SweepTerms, Swept,
 };
-use hapax::{Error, Ledger, Outcome, Time};
+use hapax::{Error, Ledger, Outcome, Scope, Time, Topic};
 
 /// A ledger with faults to order. Clones share them.
 #[derive(Clone, Default)]
@@ -74,6 +74,21 @@ impl Ledger for Faulty {
     }
     async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
         self.inner.list(filter, after, limit).await
+    }
+    async fn due(&self, scope: &Scope, limit: usize) -> Result<Due> {
+        self.inner.due(scope, limit).await
+    }
+    async fn outlet(&self, scope: &Scope, limit: usize) -> Result<Vec<Entry>> {
+        self.inner.outlet(scope, limit).await
+    }
+    async fn copied(&self, entries: &[Copied]) -> Result<()> {
+        self.inner.copied(entries).await
+    }
+    async fn mark(&self, scope: &Scope, markers: &[Marker]) -> Result<()> {
+        self.inner.mark(scope, markers).await
+    }
+    async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
+        self.inner.markers(scope, topic, partitions).await
     }
     async fn stat(&self) -> Result<Stat> {
         self.inner.stat().await

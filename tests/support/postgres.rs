@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use hapax::backend::postgres::{PgLedger, PgSettings};
-use hapax::ledger::{Claim, Outcome, Settings};
+use hapax::ledger::{Claim, Marker, Outcome, Settings, Settle, Settled};
 use hapax::testing::{Harness, noon};
-use hapax::{Result, Time};
+use hapax::{Result, Scope, Time};
 use sqlx::{AssertSqlSafe, Executor, PgPool};
 
 /// Where the server is. A missing one is a failure, never a skip.
@@ -253,6 +253,24 @@ impl Harness for PgHarness {
             }
             return Ok(outcomes);
         }
+    }
+
+    async fn settle_in_transaction(
+        &self,
+        ledger: &PgLedger,
+        settles: &[Settle],
+        marks: (&Scope, &[Marker]),
+        commit: bool,
+    ) -> Result<Vec<Result<Settled>>> {
+        let mut tx = self.pool.begin().await.expect("a transaction");
+        let answers = ledger.settle_in(&mut tx, settles).await?;
+        ledger.mark_in(&mut tx, marks.0, marks.1).await?;
+        if commit {
+            tx.commit().await.expect("a commit");
+        } else {
+            tx.rollback().await.expect("a rollback");
+        }
+        Ok(answers)
     }
 
     async fn was_committed(&self, ledger: &PgLedger, claim: &Claim) -> Result<bool> {

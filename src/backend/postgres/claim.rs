@@ -10,6 +10,7 @@ use std::time::Duration;
 use sqlx::{AssertSqlSafe, PgConnection, Postgres};
 
 use super::error::{Meaning, meaning, translate};
+use super::held::Bodies;
 use super::{Inner, read};
 use crate::clock::Time;
 use crate::error::{Error, Result};
@@ -53,8 +54,9 @@ impl Ready<'_> {
     }
 
     /// What all claims of one statement must share.
-    fn terms(&self) -> (Mode, Option<(OrderPolicy, OnDead)>) {
-        (self.claim.mode, self.claim.order.as_ref().map(|order| (order.policy, order.on_dead)))
+    fn terms(&self) -> (Mode, bool, Option<(OrderPolicy, OnDead)>) {
+        let order = self.claim.order.as_ref().map(|order| (order.policy, order.on_dead));
+        (self.claim.mode, self.claim.hold, order)
     }
 }
 
@@ -68,6 +70,7 @@ type Answer = (
     Option<String>,
     Option<String>,
     Option<i64>,
+    Option<bool>,
     Option<bool>,
 );
 
@@ -156,7 +159,7 @@ pub(super) async fn run(
             each.push(repeat);
         }
         let mode = one.claim.mode;
-        if !alone || one.claim.order.is_some() || matches!(mode, Mode::Failed(_)) {
+        if !alone || one.claim.order.is_some() || matches!(mode, Mode::Failed(_) | Mode::Refused) {
             each.push(one);
         } else if let Some((_, batch)) = batches.iter_mut().find(|(known, _)| *known == mode) {
             batch.push(one);
@@ -166,6 +169,8 @@ pub(super) async fn run(
     }
     for (_, batch) in batches {
         split_run(inner, target, &batch, &inner.sql.claim_batch, outcomes).await?;
+        // Those that are about to die go once more, with their bytes.
+        each.extend(batch.into_iter().filter(|one| outcomes[one.index].is_none()));
     }
     // What depends on its neighbours (events in an order, repeats of one id) runs as it came.
     each.sort_by_key(|one| one.index);
@@ -195,7 +200,7 @@ async fn split_run(
                         if answers.len() == 1 { inner.clean.load(Relaxed).saturating_add(1) } else { 0 };
                     inner.clean.store(clean, Relaxed);
                 }
-                decode(slice, answers, outcomes)?;
+                decode(inner, slice, answers, outcomes)?;
                 continue;
             }
             Err(error) => error,
@@ -288,7 +293,7 @@ async fn send(
 /// Whether a statement changed anything: all but duplicates, busy ones, mismatches and those too old may have.
 fn wrote(answers: &[Answer], count: usize) -> bool {
     let others = answers.iter().filter(|answer| answer.0 > 0);
-    others.clone().count() < count || others.clone().any(|answer| !matches!(answer.1, 2 | 3 | 9 | 10))
+    others.clone().count() < count || others.clone().any(|answer| !matches!(answer.1, 0 | 2 | 3 | 9 | 10))
 }
 
 /// Claims, column by column. A column that nobody uses is sent as NULL.
@@ -305,6 +310,7 @@ struct Columns<'a> {
     notes: Option<Vec<Option<&'a str>>>,
     aggregates: Option<Vec<Option<&'a str>>>,
     seqs: Option<Vec<Option<i64>>>,
+    bodies: Bodies<'a>,
     distinct_weeks: Vec<i16>,
 }
 
@@ -334,6 +340,7 @@ impl<'a> Columns<'a> {
             notes: column(slice, |claim| claim.note.as_deref()),
             aggregates: column(slice, |claim| claim.order.as_ref().map(|o| o.aggregate.as_str())),
             seqs: column(slice, |claim| claim.order.as_ref().map(|o| o.seq as i64)),
+            bodies: Bodies::of(slice.iter().map(|one| one.claim.body.as_ref())),
             distinct_weeks,
         }
     }
@@ -367,9 +374,10 @@ impl<'a> Columns<'a> {
                 .bind(terms.attempts_max)
                 .bind(inner.owner)
                 .bind(check)
-                .bind(fresh);
+                .bind(fresh)
+                .bind(slice.iter().any(|one| one.claim.body.is_some()));
         }
-        query
+        let query = query
             .bind(&self.notes)
             .bind(&self.aggregates)
             .bind(&self.seqs)
@@ -386,6 +394,8 @@ impl<'a> Columns<'a> {
             .bind(terms.baseline)
             .bind(terms.gap_us)
             .bind(terms.skip)
+            .bind(slice[0].claim.hold);
+        self.bodies.bind(query)
     }
 }
 
@@ -426,6 +436,7 @@ impl Terms {
                 terms.flags = if track.is_some() { 2 } else { 0 };
             }
             Mode::Done => terms.mode = "D",
+            Mode::Refused => terms.mode = "X",
             Mode::Failed(failure) => {
                 terms.mode = "F";
                 terms.attempts_max = attempts(failure.attempts_max);
@@ -450,8 +461,16 @@ impl Terms {
 }
 
 /// Puts the answers where they belong: row 0 is everybody's, further rows are the exceptions.
-fn decode(slice: &[Ready<'_>], answers: Vec<Answer>, outcomes: &mut [Option<Result<Outcome>>]) -> Result<()> {
+fn decode(
+    inner: &Inner,
+    slice: &[Ready<'_>],
+    answers: Vec<Answer>,
+    outcomes: &mut [Option<Result<Outcome>>],
+) -> Result<()> {
     for answer in answers {
+        if answer.9 == Some(true) {
+            inner.settings.ledger.reused.note();
+        }
         if answer.0 == 0 {
             for one in slice {
                 outcomes[one.index] = Some(outcome(one.week, &answer));
@@ -462,13 +481,13 @@ fn decode(slice: &[Ready<'_>], answers: Vec<Answer>, outcomes: &mut [Option<Resu
             .ok()
             .and_then(|at| slice.get(at))
             .ok_or_else(|| Error::Corrupt(format!("an answer for claim {} of {}", answer.0, slice.len())))?;
-        outcomes[one.index] = Some(outcome(one.week, &answer));
+        outcomes[one.index] = (answer.1 != 0).then(|| outcome(one.week, &answer));
     }
     Ok(())
 }
 
 fn outcome(week: Week, answer: &Answer) -> Result<Outcome> {
-    let (_, kind, token, at, attempts, state, owner, seq, suspect) = answer;
+    let (_, kind, token, at, attempts, state, owner, seq, suspect, _) = answer;
     let corrupt = |what: &str| Error::Corrupt(format!("an answer of kind {kind} without {what}"));
     let at = || at.map(Time::from_micros).ok_or_else(|| corrupt("a time"));
     let attempts = || attempts.map(|n| n as u32).ok_or_else(|| corrupt("attempts"));

@@ -6,6 +6,7 @@
 
 mod claim;
 mod error;
+mod held;
 mod read;
 mod schema;
 mod settle;
@@ -27,10 +28,10 @@ pub use schema::{ACCEPTS, VERSION, grants_sql, schema_sql};
 
 use crate::clock::Time;
 use crate::error::{Error, Result};
-use crate::id::{Scope, Tenant};
+use crate::id::{Scope, Tenant, Topic};
 use crate::ledger::{
-    Audit, Capabilities, Claim, Cursor, Entry, Extend, Filter, Finding, Identity, Intervene, Intervened,
-    Ledger, Outcome, Page, Settings, Settle, Settled, Stat, SweepTerms, Swept, Week,
+    Audit, Capabilities, Claim, Copied, Cursor, Due, Entry, Extend, Filter, Finding, Identity, Intervene,
+    Intervened, Ledger, Marker, Outcome, Page, Settings, Settle, Settled, Stat, SweepTerms, Swept, Week,
 };
 use error::{Meaning, meaning, translate};
 
@@ -114,7 +115,6 @@ struct Sql {
     claim_each: Arc<str>,
     settle_done: Arc<str>,
     settle_each: Arc<str>,
-    settle_one: Arc<str>,
     extend: Arc<str>,
     scope: Arc<str>,
     known: Arc<str>,
@@ -126,22 +126,20 @@ impl Sql {
         Sql {
             claim_batch: sql(
                 "select * from {s}.claim_batch($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::jsonb[], $10, \
-                 $11::text::\"char\", $12, $13, $14, $15, $16, $17)",
+                 $11::text::\"char\", $12, $13, $14, $15, $16, $17, $18)",
             ),
             claim_each: sql(
                 "select * from {s}.claim_each($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::jsonb[], $10, $11, $12, \
-                 $13::text::\"char\", $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25)",
+                 $13::text::\"char\", $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, \
+                 $26, $27, $28, $29, $30, $31, $32)",
             ),
             settle_done: sql(
                 "select * from {s}.settle_done($1, $2, $3, $4, $5::text[]::jsonb[], $6, $7::text::\"char\", \
                  $8::text::\"char\")",
             ),
             settle_each: sql(
-                "select * from {s}.settle_each($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::jsonb[], $10, $11, $12)",
-            ),
-            settle_one: sql(
-                "select 1, * from {s}.settle_one($1, $2, $3, $4, $5::text::\"char\", $6, $7, $8, null, $9, $10, null, \
-                 true, $11, $12, $13)",
+                "select * from {s}.settle_each($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::jsonb[], $10, $11, $12, $13, \
+                 $14, $15, $16, $17, $18)",
             ),
             extend: sql("select * from {s}.extend_batch($1, $2, $3, $4, $5)"),
             scope: sql("select o_number, o_fresh from {s}.scope_number($1, $2)"),
@@ -415,6 +413,26 @@ impl Ledger for PgLedger {
 
     async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
         read::list(&self.0, filter, after, limit).await
+    }
+
+    async fn due(&self, scope: &Scope, limit: usize) -> Result<Due> {
+        held::due(&self.0, scope, limit).await
+    }
+
+    async fn outlet(&self, scope: &Scope, limit: usize) -> Result<Vec<Entry>> {
+        held::outlet(&self.0, scope, limit).await
+    }
+
+    async fn copied(&self, entries: &[Copied]) -> Result<()> {
+        held::copied(&self.0, entries).await
+    }
+
+    async fn mark(&self, scope: &Scope, markers: &[Marker]) -> Result<()> {
+        held::mark(&self.0, scope, markers).await
+    }
+
+    async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
+        held::markers(&self.0, scope, topic, partitions).await
     }
 
     async fn stat(&self) -> Result<Stat> {

@@ -38,11 +38,11 @@ pub(super) fn state(stored: Option<&str>) -> Result<State> {
 }
 
 /// The columns of a row, of `e` (an entry or a held one) with `w` its owner's name; bytes come from `h`.
-fn columns(schema: &str) -> String {
+pub(super) fn columns(schema: &str) -> String {
     format!(
         "e.scope, e.week, e.id, e.state::text, e.token, e.nonce, e.attempts, {schema}.us(e.first_at), {schema}.us(e.at), \
          w.name, e.fingerprint, e.aggregate, e.seq, e.topic, e.partition, e.\"offset\", e.metadata::text, e.note, e.flags, \
-         h.payload, h.header_names, h.header_values"
+         h.payload, h.header_names, h.header_values, h.key, {schema}.us(h.stamp)"
     )
 }
 
@@ -75,6 +75,8 @@ fn row(found: &PgRow) -> Result<Row> {
             .map(|name| String::from_utf8_lossy(&name).into_owned())
             .zip(values.unwrap_or_default())
             .collect::<Headers>(),
+        key: found.get::<Option<Vec<u8>>, _>(22).map(Into::into),
+        timestamp: found.get::<Option<i64>, _>(23).map(Time::from_micros),
     });
     Ok(Row {
         state: state(Some(found.get::<&str, _>(3)))?,
@@ -91,6 +93,8 @@ fn row(found: &PgRow) -> Result<Row> {
         note: found.get::<Option<String>, _>(17).map(Into::into),
         tracked: flags & 2 != 0,
         alone: flags & 1 != 0,
+        suspect: flags & 8 != 0,
+        unordered: flags & 16 != 0,
         body,
     })
 }
@@ -142,7 +146,7 @@ pub(super) async fn find(
     );
     let in_held = format!(
         "select {} from {s}.held e left join {s}.owner w on w.number = e.owner cross join lateral \
-         (select e.payload, e.header_names, e.header_values) h where e.week = $1 and e.scope = $2 and e.id = $3 {lock}",
+         (select e.payload, e.header_names, e.header_values, e.key, e.stamp) h where e.week = $1 and e.scope = $2 and e.id = $3 {lock}",
         columns(s)
     );
     for sql in [in_week, in_held] {
@@ -209,7 +213,8 @@ pub(super) async fn put_head(
     let s = &inner.settings.schema;
     let sql = format!(
         "update {s}.head set last = $3, lease_seq = $4, lease_token = case when $4::bigint is null then null else lease_token end, \
-         lease_until = case when $4::bigint is null then null else lease_until end, retrying = $5, parked = $6 \
+         lease_until = case when $4::bigint is null then null else lease_until end, retrying = $5, parked = $6, \
+         gap_at = timestamptz 'epoch' + $7 * interval '1 microsecond' \
          where scope = $1 and aggregate = $2"
     );
     sqlx::query(AssertSqlSafe(sql))
@@ -220,6 +225,7 @@ pub(super) async fn put_head(
         .bind(head.lease.map(|lease| lease.seq as i64))
         .bind(head.retrying.iter().map(|n| *n as i64).collect::<Vec<_>>())
         .bind(head.parked.map(|n| n as i64))
+        .bind(head.gap_at.map(Time::as_micros))
         .execute(connection)
         .await
         .map(|_| ())
@@ -300,6 +306,17 @@ pub(super) async fn known(inner: &Inner, identities: &[Identity]) -> Result<Vec<
     Ok(known)
 }
 
+/// An entry of the columns of a row, with the names of tenant and scope behind them.
+pub(super) fn entry(found: &PgRow) -> Result<Entry> {
+    let tenant: String = found.get(24);
+    let identity = Identity {
+        tenant: if tenant.is_empty() { None } else { Some(Tenant::new(tenant)?) },
+        scope: Scope::new(found.get::<String, _>(25))?,
+        id: EventId::from_key(&found.get::<Vec<u8>, _>(2))?,
+    };
+    Ok(row(found)?.entry(identity, Week::from_number(found.get(1))?))
+}
+
 pub(super) async fn list(
     inner: &Inner,
     filter: &Filter,
@@ -318,7 +335,9 @@ pub(super) async fn list(
          and (cardinality($7::text[]) = 0 or (case when e.state = 'C' and (e.flags & 2) <> 0 and e.at <= {s}.ledger_now() \
               then 'O' else e.state::text end) = any ($7)) \
          and ($8::bigint is null or {s}.us(e.first_at) >= $8) and ($9::bigint is null or {s}.us(e.first_at) < $9) \
-         and ($10::text is null or e.metadata ->> $10 = $11)"
+         and ($10::text is null or e.metadata ->> $10 = $11) \
+         and ($13::text is null or e.aggregate = $13) and ($14::text is null or e.topic = $14) \
+         and ($15::int is null or e.partition = $15)"
         .replace("{s}", s);
     let page = "and ($1::smallint is null or (e.week, e.scope, e.id) > ($1, $2, $3)) order by e.week, e.scope, e.id limit $12";
     let in_weeks = format!(
@@ -331,7 +350,7 @@ pub(super) async fn list(
     let in_held = format!(
         "(select {columns}, c.tenant, c.scope from {s}.held e join {s}.scope c on c.number = e.scope \
          left join {s}.owner w on w.number = e.owner \
-         cross join lateral (select e.payload, e.header_names, e.header_values) h \
+         cross join lateral (select e.payload, e.header_names, e.header_values, e.key, e.stamp) h \
          where {gone} {wanted} {page})",
         columns = columns(s),
         gone = if held_only {
@@ -363,6 +382,9 @@ pub(super) async fn list(
         .bind(filter.metadata.as_ref().map(|(key, _)| key))
         .bind(filter.metadata.as_ref().map(|(_, value)| value))
         .bind(i64::try_from(limit).unwrap_or(i64::MAX - 1).saturating_add(1))
+        .bind(filter.aggregate.as_ref().map(Aggregate::as_str))
+        .bind(filter.topic.as_ref().map(Topic::as_str))
+        .bind(filter.partition)
         .fetch_all(&mut *connection)
         .await
         .map_err(|e| translate(what, e))?;
@@ -370,15 +392,8 @@ pub(super) async fn list(
     let mut entries = Vec::with_capacity(rows.len().min(limit));
     let mut last = None;
     for found in rows.iter().take(limit) {
-        let (scope, week, key): (i32, i16, Vec<u8>) = (found.get(0), found.get(1), found.get(2));
-        let tenant: String = found.get(22);
-        let identity = Identity {
-            tenant: if tenant.is_empty() { None } else { Some(Tenant::new(tenant)?) },
-            scope: Scope::new(found.get::<String, _>(23))?,
-            id: EventId::from_key(&key)?,
-        };
-        entries.push(row(found)?.entry(identity, Week::from_number(week)?));
-        last = Some(CursorParts { week, scope, key });
+        entries.push(entry(found)?);
+        last = Some(CursorParts { week: found.get(1), scope: found.get(0), key: found.get(2) });
     }
     Ok(Page { entries, next: if more { last.map(|parts| parts.encode()) } else { None } })
 }

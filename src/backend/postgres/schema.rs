@@ -86,7 +86,7 @@ pub fn grants_sql(schema: &str, role: &str) -> Result<String> {
     check_name(role)?;
     Ok(format!(
         "grant usage on schema {schema} to {role};\n\
-         grant select, insert, update, delete on {schema}.entry, {schema}.held, {schema}.head, {schema}.touch, {schema}.awaited to {role};\n\
+         grant select, insert, update, delete on {schema}.entry, {schema}.held, {schema}.head, {schema}.touch, {schema}.awaited, {schema}.marker to {role};\n\
          grant select, insert on {schema}.scope, {schema}.owner, {schema}.audit to {role};\n\
          grant select on {schema}.meta, {schema}.dropped, {schema}.entries to {role};\n\
          grant usage on all sequences in schema {schema} to {role};\n\

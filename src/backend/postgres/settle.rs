@@ -9,6 +9,7 @@ use sqlx::{AssertSqlSafe, Postgres};
 
 use super::claim::{is_out_of_time, split};
 use super::error::{Meaning, meaning, translate};
+use super::held::Bodies;
 use super::{Inner, read};
 use crate::clock::Time;
 use crate::error::{Error, Result};
@@ -41,8 +42,12 @@ pub(super) async fn settle(inner: &Inner, settles: &[Settle]) -> Result<Vec<Resu
             answers.push(Some(Err(error)));
             continue;
         }
+        // Nothing of an unknown scope was ever claimed; asking does not register it.
+        let Some(scope) = read::scope(inner, &settle.identity).await? else {
+            answers.push(Some(Ok(Settled::Fenced { state: None })));
+            continue;
+        };
         answers.push(None);
-        let scope = inner.scope(&settle.identity).await?;
         let one = Ready { index, scope, week: settle.week, key: settle.identity.id.key(), settle };
         match &settle.verdict {
             Verdict::Done { .. } if settle.order.is_none() => done.push(one),
@@ -67,11 +72,7 @@ pub(super) async fn settle(inner: &Inner, settles: &[Settle]) -> Result<Vec<Resu
         send_parts(inner, &group, &mut answers, |slice| Columns::of(slice, Some((from, to)))).await?;
         each.extend(repeats);
     }
-    let (with_body, plain): (Vec<_>, Vec<_>) = each.into_iter().partition(|one| body(one.settle).is_some());
-    send_parts(inner, &plain, &mut answers, |slice| Columns::of(slice, None)).await?;
-    for one in with_body {
-        send_parts(inner, &[one], &mut answers, |slice| Columns::of(slice, None)).await?;
-    }
+    send_parts(inner, &each, &mut answers, |slice| Columns::of(slice, None)).await?;
     let missing = || Err(Error::Corrupt("a settling without an answer".into()));
     Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(missing)).collect())
 }
@@ -81,6 +82,63 @@ fn body(settle: &Settle) -> Option<&Body> {
         Verdict::Retry { body, .. } | Verdict::Dead { body, .. } => body.as_ref(),
         _ => None,
     }
+}
+
+/// Settles in the caller's transaction, one by one under the whole rule book; what is locked or bad harms only itself.
+pub(super) async fn settle_in(
+    inner: &Inner,
+    connection: &mut sqlx::PgConnection,
+    settles: &[Settle],
+) -> Result<Vec<Result<Settled>>> {
+    let fenced = || Ok(Settled::Fenced { state: None });
+    let mut answers: Vec<Result<Settled>> = settles.iter().map(|_| fenced()).collect();
+    let mut ready = Vec::with_capacity(settles.len());
+    for (index, settle) in settles.iter().enumerate() {
+        if let Err(error) = inner.settings.ledger.check_settle(settle) {
+            answers[index] = Err(error);
+            continue;
+        }
+        let scope = match inner.known_scope(&settle.identity) {
+            Some(scope) => Some(scope),
+            None => read::find_scope(inner, &mut *connection, &settle.identity).await?,
+        };
+        let Some(scope) = scope else { continue };
+        ready.push(Ready { index, scope, week: settle.week, key: settle.identity.id.key(), settle });
+    }
+    let mut parts = vec![0..ready.len()];
+    while let Some(part) = parts.pop().filter(|part| !part.is_empty()) {
+        let slice = &ready[part.clone()];
+        let savepoint = async |connection: &mut sqlx::PgConnection, sql: &'static str| {
+            sqlx::raw_sql(sql).execute(connection).await.map_err(|e| translate("settling", e))
+        };
+        savepoint(&mut *connection, "savepoint hapax_settle").await?;
+        let columns = Columns::of(slice, None);
+        let result = columns.query(inner).fetch_all(&mut *connection).await;
+        let end = match &result {
+            Ok(_) => "release savepoint hapax_settle",
+            Err(_) => "rollback to savepoint hapax_settle; release savepoint hapax_settle",
+        };
+        match result {
+            Ok(rows) => {
+                savepoint(&mut *connection, end).await?;
+                for row in &rows {
+                    if let Some(one) = slice.get(row.0 as usize - 1) {
+                        answers[one.index] = settled(row);
+                    }
+                }
+            }
+            Err(error) if matches!(meaning(&error), Meaning::Locked | Meaning::Data) => {
+                savepoint(&mut *connection, end).await?;
+                if slice.len() > 1 {
+                    split(&part, &mut parts);
+                } else {
+                    answers[slice[0].index] = Err(translate("settling", error));
+                }
+            }
+            Err(error) => return Err(translate("settling", error)),
+        }
+    }
+    Ok(answers)
 }
 
 async fn send_parts<'a, 'r>(
@@ -148,7 +206,7 @@ fn settled((_, kind, at, state): &Answer) -> Result<Settled> {
 struct Columns<'a> {
     /// `Some` for the fast UPDATE from one state to another.
     fast: Option<(&'static str, &'static str)>,
-    body: Option<&'a Body>,
+    bodies: Bodies<'a>,
     scopes: Vec<i32>,
     weeks: Vec<i16>,
     keys: Vec<&'a [u8]>,
@@ -162,9 +220,6 @@ struct Columns<'a> {
     skip: Vec<bool>,
     advance: Vec<Option<i64>>,
     distinct_weeks: Vec<i16>,
-    /// Bytes, because a name may hold a NUL, which text cannot.
-    header_names: Option<Vec<&'a [u8]>>,
-    header_values: Option<Vec<&'a [u8]>>,
 }
 
 impl<'a> Columns<'a> {
@@ -179,10 +234,9 @@ impl<'a> Columns<'a> {
         let mut distinct_weeks = weeks.clone();
         distinct_weeks.sort_unstable();
         distinct_weeks.dedup();
-        let body = slice.first().and_then(|one| body(one.settle));
         Columns {
             fast,
-            body,
+            bodies: Bodies::of(slice.iter().map(|one| body(one.settle))),
             scopes: slice.iter().map(|one| one.scope).collect(),
             weeks,
             keys: slice.iter().map(|one| &*one.key).collect(),
@@ -205,8 +259,6 @@ impl<'a> Columns<'a> {
                 .collect(),
             advance: slice.iter().map(|one| one.settle.advance_to.map(|seq| seq as i64)).collect(),
             distinct_weeks,
-            header_names: body.map(|body| body.headers.iter().map(|(name, _)| name.as_bytes()).collect()),
-            header_values: body.map(|body| body.headers.iter().map(|(_, value)| value).collect()),
         }
     }
 
@@ -224,23 +276,7 @@ impl<'a> Columns<'a> {
                 .bind(from)
                 .bind(to);
         }
-        if let Some(body) = self.body {
-            return start(&inner.sql.settle_one)
-                .bind(self.scopes[0])
-                .bind(self.weeks[0])
-                .bind(self.keys[0])
-                .bind(self.tokens[0])
-                .bind(self.states[0])
-                .bind(self.after[0])
-                .bind(self.counted[0])
-                .bind(self.notes[0])
-                .bind(self.aggregates[0])
-                .bind(self.skip[0])
-                .bind(&body.payload[..])
-                .bind(&self.header_names)
-                .bind(&self.header_values);
-        }
-        start(&inner.sql.settle_each)
+        let query = start(&inner.sql.settle_each)
             .bind(&self.scopes)
             .bind(&self.weeks)
             .bind(&self.keys)
@@ -252,7 +288,8 @@ impl<'a> Columns<'a> {
             .bind(&self.metadata)
             .bind(&self.aggregates)
             .bind(&self.skip)
-            .bind(&self.advance)
+            .bind(&self.advance);
+        self.bodies.bind(query)
     }
 }
 
@@ -278,7 +315,8 @@ fn note(settle: &Settle) -> Option<&str> {
 pub(super) async fn extend(inner: &Inner, extends: &[Extend]) -> Result<Vec<Result<Settled>>> {
     let mut scopes = Vec::with_capacity(extends.len());
     for extend in extends {
-        scopes.push(inner.scope(&extend.identity).await?);
+        // No scope has number 0: an unknown one is not registered for this.
+        scopes.push(read::scope(inner, &extend.identity).await?.unwrap_or(0));
     }
     // By key, like everybody.
     let mut order: Vec<usize> = (0..extends.len()).collect();
@@ -375,8 +413,7 @@ pub(super) async fn intervene(inner: &Inner, intervene: &Intervene) -> Result<In
         .fetch_one(&mut *tx)
         .await
         .map_err(|e| translate(what, e))?;
-    let decided =
-        transition::intervene(intervene.what, &intervene.why, &before.row, &head, now, Token(token));
+    let decided = transition::intervene(intervene, &before.row, &head, now, Token(token));
     if intervene.dry_run || decided.is_err() {
         // At once, and not when the connection gets round to it: nobody shall meet our locks.
         tx.rollback().await.map_err(|e| translate(what, e))?;
@@ -389,7 +426,7 @@ pub(super) async fn intervene(inner: &Inner, intervene: &Intervene) -> Result<In
     let answer = |row: &transition::Row| row.clone().entry(identity.clone(), week);
     let result = Intervened { before: answer(&before.row), after: next.as_ref().map(answer) };
     let letter = next.as_ref().map(|row| read::letter(row.state));
-    let sql = format!("select {schema}.store($1, $2, $3, $4::text::\"char\", $5, $6, $7, $8)");
+    let sql = format!("select {schema}.store($1, $2, $3, $4::text::\"char\", $5, $6, $7, $8, $9, $10)");
     sqlx::query(AssertSqlSafe(sql))
         .persistent(false)
         .bind(before.scope)
@@ -400,6 +437,8 @@ pub(super) async fn intervene(inner: &Inner, intervene: &Intervene) -> Result<In
         .bind(next.as_ref().map_or(0, |row| row.attempts as i32))
         .bind(next.as_ref().map_or(0, |row| row.at.as_micros()))
         .bind(next.as_ref().and_then(|row| row.note.as_deref()))
+        .bind(next.as_ref().is_some_and(|row| row.body.is_none()) && before.row.body.is_some())
+        .bind(next.as_ref().is_some_and(|row| row.unordered))
         .execute(&mut *tx)
         .await
         .map_err(|e| translate(what, e))?;

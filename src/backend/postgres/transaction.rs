@@ -4,9 +4,10 @@ use sqlx::{AssertSqlSafe, PgConnection, PgTransaction};
 
 use super::claim::{Ready, Target, run};
 use super::error::translate;
-use super::{Inner, PgLedger, read};
+use super::{Inner, PgLedger, held, read, settle};
 use crate::error::{Error, Result};
-use crate::ledger::{Claim, Outcome, Week};
+use crate::id::Scope;
+use crate::ledger::{Claim, Marker, Outcome, Settle, Settled, Week};
 
 /// How long a doubt is asked about: the server needs a while to notice that a client is gone.
 const TRIES_MAX: u32 = 100;
@@ -25,6 +26,21 @@ impl PgLedger {
         claims: &[Claim],
     ) -> Result<Vec<Result<Outcome>>> {
         claim_in(&self.0, &mut *tx, claims, self).await
+    }
+
+    /// Settles claims in a transaction of yours: recorded when it commits, with whatever else it did. The token decides as
+    /// always. [`Error::Contended`] on the outside asks for the whole transaction to be tried again.
+    pub async fn settle_in(
+        &self,
+        tx: &mut PgTransaction<'_>,
+        settles: &[Settle],
+    ) -> Result<Vec<Result<Settled>>> {
+        settle::settle_in(&self.0, &mut *tx, settles).await
+    }
+
+    /// Notes markers in a transaction of yours; see [`Ledger::mark`](crate::Ledger::mark).
+    pub async fn mark_in(&self, tx: &mut PgTransaction<'_>, scope: &Scope, markers: &[Marker]) -> Result<()> {
+        held::mark_in(&self.0, &mut *tx, scope, markers).await
     }
 
     /// Whether a same-transaction claim whose COMMIT was never answered took effect. It asks by making the same claim

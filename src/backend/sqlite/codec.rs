@@ -15,24 +15,30 @@ use crate::ledger::{Body, Metadata, Nonce, State, Token};
 
 /// The columns of an entry besides its key, in the order in which they are bound, from parameter 3.
 pub(super) const COLUMNS: &str = "state, token, nonce, attempts, first_at, at, flags, owner, fingerprint, topic, part, \
-     pos, aggregate, seq, metadata, note, payload, headers";
+     pos, aggregate, seq, metadata, note, payload, headers, key, stamp";
 
 /// The same columns for [`Stored`], owners and topics by name.
 pub(super) const READ: &str = "state, token, nonce, attempts, first_at, at, flags, \
      (SELECT name FROM main.hapax_name WHERE number = owner), fingerprint, \
-     (SELECT name FROM main.hapax_name WHERE number = topic), part, pos, aggregate, seq, metadata, note, payload, headers";
+     (SELECT name FROM main.hapax_name WHERE number = topic), part, pos, aggregate, seq, metadata, note, payload, headers, \
+     key, stamp";
 
 /// How many columns [`READ`] has.
-pub(super) const READ_COUNT: usize = 18;
+pub(super) const READ_COUNT: usize = 20;
 
 /// The states in which an entry is open ([`State::is_open`]), as SQL.
 pub(super) const OPEN: &str = "(0, 2, 3, 7)";
 
 /// An at-most-once claim whose end is awaited, as SQL; the same words as in the index of a week.
-pub(super) const AWAITED: &str = "state = 4 AND flags = 1";
+pub(super) const AWAITED: &str = "state = 4 AND flags & 1";
+
+/// A dead one that is held and was not copied out, as SQL; the same words as in the index of a week.
+pub(super) const UNCOPIED: &str = "state = 3 AND payload IS NOT NULL AND copied IS NOT token";
 
 const TRACKED: i64 = 1;
 const ALONE: i64 = 2;
+const SUSPECT: i64 = 4;
+const UNORDERED: i64 = 8;
 
 /// The number a state is stored under: its place in [`State::ALL`].
 pub(super) fn state_code(state: State) -> i64 {
@@ -77,7 +83,10 @@ impl ToSql for Blob<'_> {
 }
 
 fn flags(row: &Row) -> i64 {
-    i64::from(row.tracked) * TRACKED + i64::from(row.alone) * ALONE
+    i64::from(row.tracked) * TRACKED
+        + i64::from(row.alone) * ALONE
+        + i64::from(row.suspect) * SUSPECT
+        + i64::from(row.unordered) * UNORDERED
 }
 
 /// Binds what most rows of a batch have in common: parameters 3, 4, 6, 9 and 10.
@@ -111,7 +120,7 @@ pub(super) fn has_rest(row: &Row) -> bool {
         || row.body.is_some()
 }
 
-/// Binds the columns that few rows have, parameters 11 to 20.
+/// Binds the columns that few rows have, parameters 11 to 22.
 pub(super) fn bind_rest(statement: &mut Statement<'_>, row: &Row, names: Names) -> rusqlite::Result<()> {
     let (aggregate, seq) =
         row.order.as_ref().map(|(aggregate, seq)| (aggregate.as_str(), *seq as i64)).unzip();
@@ -126,7 +135,10 @@ pub(super) fn bind_rest(statement: &mut Statement<'_>, row: &Row, names: Names) 
     statement.raw_bind_parameter(17, row.metadata.as_ref().map(Metadata::as_str))?;
     statement.raw_bind_parameter(18, row.note.as_deref())?;
     statement.raw_bind_parameter(19, Blob(row.body.as_ref().map(|body| &body.payload[..])))?;
-    statement.raw_bind_parameter(20, Blob(headers.as_deref()))
+    statement.raw_bind_parameter(20, Blob(headers.as_deref()))?;
+    let body = row.body.as_ref();
+    statement.raw_bind_parameter(21, Blob(body.and_then(|body| body.key.as_deref())))?;
+    statement.raw_bind_parameter(22, body.and_then(|body| body.timestamp).map(Time::as_micros))
 }
 
 /// A row as it was read, before its texts are checked.
@@ -146,6 +158,8 @@ impl Stored {
         let topic: Option<String> = columns.get(9)?;
         let aggregate: Option<String> = columns.get(12)?;
         let payload: Option<Vec<u8>> = columns.get(16)?;
+        let key: Option<Vec<u8>> = columns.get(18)?;
+        let stamp: Option<i64> = columns.get(19)?;
         let flags: i64 = columns.get(6)?;
         let row = Row {
             state: State::Done,
@@ -162,7 +176,14 @@ impl Stored {
             note: columns.get::<_, Option<String>>(15)?.map(Into::into),
             tracked: flags & TRACKED != 0,
             alone: flags & ALONE != 0,
-            body: payload.map(|payload| Body { payload: payload.into(), headers: Headers::default() }),
+            suspect: flags & SUSPECT != 0,
+            unordered: flags & UNORDERED != 0,
+            body: payload.map(|payload| Body {
+                payload: payload.into(),
+                headers: Headers::default(),
+                key: key.map(Bytes::from),
+                timestamp: stamp.map(Time::from_micros),
+            }),
         };
         Ok(Stored {
             state: columns.get(0)?,

@@ -184,8 +184,8 @@ impl<'c> Desk<'c> {
             codec::bind_common(&mut statement, row, names)?;
             codec::bind_own(&mut statement, row)?;
             codec::bind_rest(&mut statement, row, names)?;
-            if statement.parameter_count() > 20 {
-                statement.raw_bind_parameter(21, key.week.number())?;
+            if statement.parameter_count() > 22 {
+                statement.raw_bind_parameter(23, key.week.number())?;
             }
             statement.raw_execute()
         };
@@ -202,8 +202,9 @@ impl<'c> Desk<'c> {
     }
 }
 
-/// Parameters 3 to 20.
-const VALUES: &str = "?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20";
+/// Parameters 3 to 22.
+const VALUES: &str =
+    "?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22";
 
 /// The statement that stores a new row unless its key is taken.
 pub(super) fn insert_sql(week: Week) -> String {
@@ -244,6 +245,13 @@ impl Rows for Desk<'_> {
         };
         self.memo.scopes.insert(key, known);
         Ok(known)
+    }
+
+    fn known_scope(&mut self, tenant: Option<&Tenant>, scope: &Scope) -> Result<Option<i32>> {
+        if let Some((number, _)) = self.memo.scopes.get(&(tenant.cloned(), scope.clone())) {
+            return Ok(Some(*number));
+        }
+        Ok(find_scope(self.conn, tenant, scope)?.map(|(number, _)| number))
     }
 
     fn token(&mut self) -> Result<Token> {
@@ -309,7 +317,7 @@ impl Rows for Desk<'_> {
         let names = self.names(row)?;
         if known.dropped.is_some() {
             let sql = format!(
-                "UPDATE main.hapax_kept SET ({COLUMNS}) = ({VALUES}) WHERE scope = ?1 AND id = ?2 AND week = ?21"
+                "UPDATE main.hapax_kept SET ({COLUMNS}) = ({VALUES}) WHERE scope = ?1 AND id = ?2 AND week = ?23"
             );
             if self.write(&sql, key, row, names)? > 0 {
                 return Ok(());
@@ -318,7 +326,7 @@ impl Rows for Desk<'_> {
         if !known.made {
             // Stale or parked news of a week that is gone: kept beside what was open then, the week is not made again.
             let sql = format!(
-                "INSERT INTO main.hapax_kept (scope, id, {COLUMNS}, week) VALUES (?1, ?2, {VALUES}, ?21)"
+                "INSERT INTO main.hapax_kept (scope, id, {COLUMNS}, week) VALUES (?1, ?2, {VALUES}, ?23)"
             );
             self.write(&sql, key, row, names)?;
             return Ok(());

@@ -11,6 +11,7 @@ mod codec;
 mod connect;
 mod desk;
 mod fault;
+mod held;
 mod quick;
 mod read;
 mod reader;
@@ -35,10 +36,11 @@ use self::connect::Access;
 use self::read::Listing;
 use crate::clock::{Clock, SystemClock, Time};
 use crate::error::{Error, Result};
+use crate::id::{Scope, Topic};
 use crate::ledger::{
-    Audit, Capabilities, Claim, Cursor, CursorParts, Entry, Extend, Filter, Finding, Identity, Intervene,
-    Intervened, Ledger, Outcome, Page, Settings, Settle, Settled, Stat, SweepTerms, Swept, Week, extend_rows,
-    intervene_rows, settle_rows,
+    Audit, Capabilities, Claim, Copied, Cursor, CursorParts, Due, Entry, Extend, Filter, Finding, Identity,
+    Intervene, Intervened, Ledger, Marker, Outcome, Page, Settings, Settle, Settled, Stat, SweepTerms, Swept,
+    Week, extend_rows, intervene_rows, settle_rows,
 };
 
 /// A ledger in an SQLite file. Clones share its connections; dropping the last closes them.
@@ -226,6 +228,31 @@ impl Ledger for SqliteLedger {
         let after = after.map(|cursor| CursorParts::decode(&cursor.0)).transpose()?;
         let listing = Listing { filter: filter.clone(), after, limit, now: self.0.clock.now() };
         answer(self.0.read.send(move |conn| listing.page(conn))).await
+    }
+
+    async fn due(&self, scope: &Scope, limit: usize) -> Result<Due> {
+        let (scope, now) = (scope.clone(), self.0.clock.now());
+        answer(self.0.read.send(move |conn| held::due(conn, &scope, limit, now))).await
+    }
+
+    async fn outlet(&self, scope: &Scope, limit: usize) -> Result<Vec<Entry>> {
+        let scope = scope.clone();
+        answer(self.0.read.send(move |conn| held::outlet(conn, &scope, limit))).await
+    }
+
+    async fn copied(&self, entries: &[Copied]) -> Result<()> {
+        let entries = entries.to_vec();
+        answer(self.0.write.send(move |desk| held::copied(desk, &entries))).await
+    }
+
+    async fn mark(&self, scope: &Scope, markers: &[Marker]) -> Result<()> {
+        let (scope, markers) = (scope.clone(), markers.to_vec());
+        answer(self.0.write.send(move |desk| held::mark(desk.conn, &scope, &markers))).await
+    }
+
+    async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
+        let (scope, topic, partitions) = (scope.clone(), topic.clone(), partitions.to_vec());
+        answer(self.0.read.send(move |conn| held::markers(conn, &scope, &topic, &partitions))).await
     }
 
     async fn stat(&self) -> Result<Stat> {

@@ -112,10 +112,10 @@ pub(super) fn get(conn: &Connection, identity: &Identity, week: Week) -> Result<
 }
 
 /// Who stands behind the numbers of scopes.
-struct Scopes(HashMap<i32, (Option<Tenant>, Scope)>);
+pub(super) struct Scopes(HashMap<i32, (Option<Tenant>, Scope)>);
 
 impl Scopes {
-    fn read(conn: &Connection) -> Result<Self> {
+    pub(super) fn read(conn: &Connection) -> Result<Self> {
         let rows: Vec<(i32, String, String)> = conn
             .prepare_cached("SELECT number, tenant, scope FROM main.hapax_scope")
             .and_then(|mut statement| {
@@ -129,12 +129,12 @@ impl Scopes {
         Ok(Scopes(known.collect::<Result<_>>()?))
     }
 
-    fn get(&self, number: i32) -> Result<&(Option<Tenant>, Scope)> {
+    pub(super) fn get(&self, number: i32) -> Result<&(Option<Tenant>, Scope)> {
         self.0.get(&number).ok_or_else(|| Error::Corrupt(format!("scope number {number}")))
     }
 
     /// The numbers a filter leaves; none if it leaves all.
-    fn wanted(&self, filter: &Filter) -> Option<Vec<i32>> {
+    pub(super) fn wanted(&self, filter: &Filter) -> Option<Vec<i32>> {
         if filter.tenant.is_none() && filter.scope.is_none() {
             return None;
         }
@@ -242,6 +242,12 @@ impl Listing {
         }
         if let Some(until) = self.filter.until {
             and("first_at < ?", vec![Value::from(until.as_micros())]);
+        }
+        if let Some(aggregate) = &self.filter.aggregate {
+            and("aggregate = ?", vec![Value::from(aggregate.as_str().to_owned())]);
+        }
+        if let Some(partition) = self.filter.partition {
+            and("part = ?", vec![Value::from(partition)]);
         }
         if !self.filter.states.is_empty() {
             let mut codes: BTreeSet<i64> =

@@ -6,6 +6,7 @@
 
 use rusqlite::{Connection, OptionalExtension, params};
 
+use super::codec::{AWAITED, UNCOPIED};
 use super::connect::immediate;
 use super::fault::Doing;
 use crate::error::{Error, Result};
@@ -25,7 +26,12 @@ CREATE TABLE main.hapax_kept (week INTEGER NOT NULL, scope INTEGER NOT NULL, id 
     state INTEGER NOT NULL, token INTEGER NOT NULL, nonce INTEGER NOT NULL, attempts INTEGER NOT NULL,
     first_at INTEGER NOT NULL, at INTEGER NOT NULL, flags INTEGER NOT NULL, owner INTEGER, fingerprint BLOB,
     topic INTEGER, part INTEGER, pos INTEGER, aggregate TEXT, seq INTEGER, metadata TEXT, note TEXT,
-    payload BLOB, headers BLOB, PRIMARY KEY (week, scope, id)) STRICT, WITHOUT ROWID;
+    payload BLOB, headers BLOB, key BLOB, stamp INTEGER, copied INTEGER,
+    PRIMARY KEY (week, scope, id)) STRICT, WITHOUT ROWID;
+CREATE INDEX main.hapax_held_kept ON hapax_kept (scope, state, at) WHERE payload IS NOT NULL;
+CREATE INDEX main.hapax_out_kept ON hapax_kept (scope, at) WHERE state = 3 AND payload IS NOT NULL AND copied IS NOT token;
+CREATE TABLE main.hapax_marker (scope TEXT NOT NULL, topic TEXT NOT NULL, part INTEGER NOT NULL,
+    first INTEGER NOT NULL, last INTEGER NOT NULL, PRIMARY KEY (scope, topic, part)) STRICT, WITHOUT ROWID;
 CREATE TABLE main.hapax_audit (number INTEGER PRIMARY KEY, at INTEGER NOT NULL, by TEXT NOT NULL,
     what TEXT NOT NULL, identity TEXT NOT NULL, why TEXT NOT NULL) STRICT;
 "];
@@ -45,8 +51,8 @@ pub fn schema_sql() -> String {
     format!("{};\n{}", META.trim(), MIGRATIONS.concat().trim()).replace("main.", "")
 }
 
-/// Makes the table of a week, in the caller's transaction. The index holds only the at-most-once claims whose end is
-/// awaited, so nobody else pays for it.
+/// Makes the table of a week, in the caller's transaction. Its indexes hold only the at-most-once claims whose end is
+/// awaited, and what is held with its bytes, so nobody else pays for them.
 pub(super) fn create_week(conn: &Connection, week: Week) -> Result<()> {
     let n = week.number();
     conn.execute_batch(&format!(
@@ -54,9 +60,11 @@ pub(super) fn create_week(conn: &Connection, week: Week) -> Result<()> {
             state INTEGER NOT NULL, token INTEGER NOT NULL, nonce INTEGER NOT NULL, attempts INTEGER NOT NULL,
             first_at INTEGER NOT NULL, at INTEGER NOT NULL, flags INTEGER NOT NULL, owner INTEGER,
             fingerprint BLOB, topic INTEGER, part INTEGER, pos INTEGER, aggregate TEXT, seq INTEGER,
-            metadata TEXT, note TEXT, payload BLOB, headers BLOB,
+            metadata TEXT, note TEXT, payload BLOB, headers BLOB, key BLOB, stamp INTEGER, copied INTEGER,
             PRIMARY KEY (scope, id)) STRICT, WITHOUT ROWID;
-        CREATE INDEX main.hapax_due_{n} ON hapax_entry_{n} (at) WHERE state = 4 AND flags = 1;"
+        CREATE INDEX main.hapax_due_{n} ON hapax_entry_{n} (at) WHERE {AWAITED};
+        CREATE INDEX main.hapax_held_{n} ON hapax_entry_{n} (scope, state, at) WHERE payload IS NOT NULL;
+        CREATE INDEX main.hapax_out_{n} ON hapax_entry_{n} (scope, at) WHERE {UNCOPIED};"
     ))
     .doing("making the table of a week")
 }

@@ -225,8 +225,8 @@ fn drop_week(desk: &mut Desk<'_>, old: Old, now: Time) -> Result<bool> {
         desk.conn
             .execute(
                 &format!(
-                    "INSERT OR REPLACE INTO main.hapax_kept (week, scope, id, {COLUMNS}) \
-                     SELECT {number}, scope, id, {COLUMNS} FROM main.hapax_entry_{number} WHERE state IN {OPEN}"
+                    "INSERT OR REPLACE INTO main.hapax_kept (week, scope, id, {COLUMNS}, copied) \
+                     SELECT {number}, scope, id, {COLUMNS}, copied FROM main.hapax_entry_{number} WHERE state IN {OPEN}"
                 ),
                 [],
             )

@@ -5,9 +5,10 @@ use rusqlite::{Connection, OptionalExtension, Transaction};
 use super::desk::{Desk, Memo};
 #[cfg(feature = "testing")]
 use super::fault::Doing;
-use super::{SqliteLedger, quick, schema, wait};
+use super::{SqliteLedger, held, quick, schema, wait};
 use crate::error::{Error, Result};
-use crate::ledger::{Claim, Key, Outcome, Rows, Token};
+use crate::id::Scope;
+use crate::ledger::{Claim, Key, Marker, Outcome, Rows, Settle, Settled, Token, settle_rows};
 
 impl SqliteLedger {
     /// Claims events in the caller's own transaction, on the caller's own connection to the ledger's file: claims and
@@ -57,6 +58,23 @@ impl SqliteLedger {
         let outcomes = quick::claim(&mut desk, claims, &self.0.settings)?;
         desk.finish()?;
         Ok(outcomes)
+    }
+
+    /// Settles claims in the caller's own transaction, under the same rules as [`claim_in`](SqliteLedger::claim_in): the
+    /// settling is recorded when that transaction commits.
+    pub fn settle_in(&self, tx: &Transaction<'_>, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
+        self.enter(tx)?;
+        let mut memo = Memo::default();
+        let mut desk = Desk::new(tx, &mut memo, &*self.0.clock);
+        let answers = settle_rows(&mut desk, settles, &self.0.settings)?;
+        desk.finish()?;
+        Ok(answers)
+    }
+
+    /// Notes markers in the caller's own transaction; see [`Ledger::mark`](crate::Ledger::mark).
+    pub fn mark_in(&self, tx: &Transaction<'_>, scope: &Scope, markers: &[Marker]) -> Result<()> {
+        self.enter(tx)?;
+        held::mark(tx, scope, markers)
     }
 
     /// Draws a token. As the first statement it takes the right to write, and it finds only this ledger's row.

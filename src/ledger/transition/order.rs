@@ -42,6 +42,30 @@ impl Head {
         self.lease.is_some_and(|lease| lease.seq == seq && lease.token == token)
     }
 
+    /// Whether nothing that is known here keeps a held event from being claimed: it has its turn, or was overtaken and will
+    /// be told that it is stale. A strict order may still find that one before it is missing.
+    pub(crate) fn lets(&self, seq: u64, now: Time) -> bool {
+        let in_the_way = |lease: &HeadLease| lease.until > now || lease.seq < seq;
+        self.is_past(seq)
+            || (self.parked.is_none_or(|parked| seq <= parked)
+                && !self.lease.as_ref().is_some_and(in_the_way)
+                && self.retrying.range(..seq).next().is_none())
+    }
+
+    /// Goes on past `seq`, which will not run: all the way, unless something below it is still to come.
+    pub(super) fn pass(&mut self, seq: u64) {
+        self.retrying.remove(&seq);
+        if self.parked != Some(seq) {
+            return;
+        }
+        self.parked = None;
+        let below = self.lease.is_some_and(|lease| lease.seq < seq)
+            || self.retrying.first().is_some_and(|owed| *owed < seq);
+        if !below {
+            self.advance(seq);
+        }
+    }
+
     pub(super) fn advance(&mut self, seq: u64) {
         let last = self.last.map_or(seq, |last| last.max(seq));
         self.last = Some(last);
@@ -106,7 +130,7 @@ impl Head {
 pub(super) enum Place {
     Go,
     Stale(u64),
-    Wait(Option<u64>),
+    Wait(u64),
     Parked(u64),
 }
 
@@ -123,13 +147,13 @@ pub(super) fn place(head: &mut Head, order: &Order, now: Time) -> Place {
         && lease.seq != order.seq
         && (lease.until > now || lease.seq < order.seq)
     {
-        return Place::Wait(Some(lease.seq));
+        return Place::Wait(lease.seq);
     }
     if let Some(lease) = head.lease.filter(|lease| lease.seq == order.seq && lease.until > now) {
-        return Place::Wait(Some(lease.seq)); // another id under the same number
+        return Place::Wait(lease.seq); // another id under the same number
     }
     if let Some(lower) = head.retrying.range(..order.seq).next() {
-        return Place::Wait(Some(*lower));
+        return Place::Wait(*lower);
     }
     if let OrderPolicy::Strict { gap_timeout, .. } = order.policy {
         return gap(head, order.seq, gap_timeout, now);
@@ -147,5 +171,5 @@ fn gap(head: &mut Head, seq: u64, gap_timeout: Duration, now: Time) -> Place {
         head.park(next);
         return Place::Parked(next);
     }
-    Place::Wait(Some(next))
+    Place::Wait(next)
 }

@@ -38,6 +38,10 @@ pub struct Row {
     pub tracked: bool,
     /// Whether its run goes alone, so that a death of the process counts.
     pub alone: bool,
+    /// Whether the run before this one ended with its process.
+    pub suspect: bool,
+    /// Whether it runs without order, whatever a claim says: someone took its order away.
+    pub unordered: bool,
     /// The event's bytes while it is held.
     pub body: Option<Body>,
 }

@@ -69,7 +69,19 @@ impl World {
             };
             Order { aggregate: Aggregate::new(aggregate).unwrap(), seq, policy, on_dead }
         });
+        claim.body = rng.chance(40).then(body);
+        claim.hold = claim.body.is_some() && rng.chance(50);
         claim
+    }
+}
+
+/// Some bytes.
+fn body() -> Body {
+    Body {
+        payload: "bytes".into(),
+        headers: Headers::from_iter([("a", "1"), ("b", "2")]),
+        key: Some("key".into()),
+        timestamp: Some(Time::from_millis(1_772_625_600_000)),
     }
 }
 
@@ -87,11 +99,12 @@ pub(super) fn leased(lease: Duration) -> Mode {
 }
 
 pub(super) fn any_mode(rng: &mut Rng) -> Mode {
-    match rng.below(10) {
+    match rng.below(11) {
         0..4 => leased(secs(rng.pick(&[50, 350, 1050]))),
         4..6 => Mode::Lease(LeaseTerms { lease: secs(350), attempts_max: 3, alone: false }),
         6 => Mode::Once { track: rng.pick(&[None, Some(secs(350))]) },
         7 | 8 => Mode::Done,
+        9 => Mode::Refused,
         _ => Mode::Failed(FailureTerms {
             attempts_max: 3,
             backoff_base: secs(30),
@@ -115,7 +128,7 @@ pub(super) fn any_verdict(mode: Mode, rng: &mut Rng) -> Verdict {
     match roll {
         0..4 => Verdict::Done { metadata: None },
         4..8 => {
-            let body = rng.chance(30).then(|| Body { payload: "bytes".into(), headers: Headers::default() });
+            let body = rng.chance(30).then(body);
             let after = secs(rng.pick(&[0, 50, 350]));
             Verdict::Retry { after, counted: rng.chance(70), note: Some("boom".into()), body }
         }

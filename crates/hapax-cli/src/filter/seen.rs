@@ -260,6 +260,8 @@ fn done(identity: Identity) -> Claim {
         metadata: None,
         mode: Mode::Done,
         note: None,
+        body: None,
+        hold: false,
         nonce: Nonce(0),
     }
 }

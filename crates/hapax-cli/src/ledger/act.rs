@@ -106,6 +106,7 @@ pub async fn act(
         what,
         by: by.clone(),
         why: args.why.clone(),
+        out_of_order: false,
         dry_run,
     };
     // All are tried without effect first: a mistake in the list changes nothing at all.
@@ -156,7 +157,8 @@ fn who(args: &ActArgs) -> Result<String, Failure> {
 /// The states an intervention can be meant for, when none are named.
 fn states(what: Intervention) -> Vec<State> {
     match what {
-        Intervention::Redrive => vec![State::Dead],
+        Intervention::Redrive | Intervention::Drop => vec![State::Dead],
+        Intervention::Skip => vec![State::Parked],
         Intervention::Retry => vec![State::Dead, State::Retry, State::Lost, State::Parked],
         Intervention::Release => vec![State::Leased],
         Intervention::Kill => vec![State::Leased, State::Retry, State::Parked],

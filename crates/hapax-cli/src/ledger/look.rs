@@ -57,6 +57,7 @@ impl FilterArgs {
             since: self.since.map(|when| when.at(now)),
             until: self.until.map(|when| when.at(now)),
             metadata: self.meta.clone(),
+            ..Filter::default()
         })
     }
 }

@@ -39,7 +39,7 @@ create table {schema}.entry (
   owner       int,
   week        smallint not null,
   attempts    smallint not null,
-  flags       smallint not null, -- 1 runs alone, 2 end is tracked, 4 has a row in held
+  flags       smallint not null, -- 1 runs alone, 2 end is tracked, 4 has a row in held, 8 the run before died, 16 order taken away
   state       "char" not null,   -- L leased, D done, R retry, X dead, C claimed, F finished, O lost, P parked, S stale
   id          bytea not null,    -- 16 bytes of a UUID, else the text (a 16-byte text has a zero behind it)
   fingerprint bytea,
@@ -62,7 +62,25 @@ create table {schema}.held (
   payload       bytea,
   header_names  bytea[],
   header_values bytea[],
+  key           bytea,
+  stamp         timestamptz, -- the record's own time
+  copied        bigint,      -- the token under which a dead one was copied out
   primary key (scope, id, week)
+);
+create index held_due on {schema}.held (scope, at) where payload is not null and state in ('L', 'R', 'P');
+create index held_out on {schema}.held (scope, at) where payload is not null and state = 'X' and copied is distinct from token;
+
+-- An event's bytes.
+create type {schema}.body as (payload bytea, header_names bytea[], header_values bytea[], key bytea, stamp timestamptz);
+
+-- Which offsets the next batch of same-transaction claims covers, committed with the batch before.
+create table {schema}.marker (
+  scope     text collate "C" not null,
+  topic     text collate "C" not null,
+  partition int not null,
+  first     bigint not null,
+  last      bigint not null,
+  primary key (scope, topic, partition)
 );
 
 -- How far each aggregate has come, per scope.
@@ -200,17 +218,16 @@ begin
 end $$;
 
 -- Stores a row where it was found (its week, or held once the week is gone), or as a new one; false if someone else's new
--- row was faster. Keeps held in step: what is parked or dead is in it, what has ended is not.
+-- row was faster. Keeps held in step: what is parked or dead is in it, what has ended is not, and needs no bytes any more.
 create function {schema}.put(
-  e {schema}.entry, p_have boolean, p_in_held boolean, p_hold boolean,
-  p_payload bytea, p_header_names bytea[], p_header_values bytea[]
+  e {schema}.entry, p_have boolean, p_in_held boolean, p_hold boolean, p_body {schema}.body, p_bare boolean default false
 ) returns boolean language plpgsql volatile
 set enable_seqscan = off as $$
-declare v_held boolean := (e.flags & 4) <> 0 or p_in_held;
+declare v_held boolean := (e.flags & 4) <> 0 or p_in_held; v_bare boolean := p_bare or e.state in ('D', 'F', 'S');
 begin
   if p_hold or e.state in ('P', 'X') then
     e.flags := e.flags | 4;
-  elsif e.state in ('D', 'F', 'S') and not p_in_held then
+  elsif v_bare and not p_in_held then
     e.flags := e.flags & ~4;
   end if;
   if p_in_held then
@@ -228,20 +245,33 @@ begin
     perform {schema}.touch_weeks(array[e.week], {schema}.ledger_now());
   end if;
   if (e.flags & 4) <> 0 or p_in_held then
-    insert into {schema}.held select (e).*, p_payload, p_header_names, p_header_values
+    insert into {schema}.held
+    select (e).*, p_body.payload, p_body.header_names, p_body.header_values, p_body.key, p_body.stamp
     on conflict (scope, id, week) do update set
       at = excluded.at, token = excluded.token, nonce = excluded.nonce, owner = excluded.owner,
       attempts = excluded.attempts, flags = excluded.flags, state = excluded.state, fingerprint = excluded.fingerprint,
       seq = excluded.seq, aggregate = excluded.aggregate, partition = excluded.partition, "offset" = excluded."offset",
-      topic = excluded.topic, note = excluded.note, metadata = excluded.metadata,
-      payload = coalesce(excluded.payload, held.payload),
-      header_names = coalesce(excluded.header_names, held.header_names),
-      header_values = coalesce(excluded.header_values, held.header_values);
+      topic = excluded.topic, note = excluded.note, metadata = excluded.metadata;
+    if v_bare or p_body.payload is not null then
+      update {schema}.held h set payload = p_body.payload, header_names = p_body.header_names,
+        header_values = p_body.header_values, key = p_body.key, stamp = p_body.stamp
+      where h.scope = e.scope and h.id = e.id and h.week = e.week and (h.payload is not null or p_body.payload is not null);
+    end if;
   elsif v_held then
     delete from {schema}.held h where h.scope = e.scope and h.id = e.id and h.week = e.week;
   end if;
   return true;
 end $$;
+
+-- The i-th of bodies that came column by column; headers are flat, p_at of them belong to those before.
+create function {schema}.body_of(
+  p_payload bytea[], p_header_names bytea[], p_header_values bytea[], p_header_count int[], p_key bytea[], p_stamp bigint[],
+  i int, p_at int
+) returns {schema}.body language sql immutable as $$
+  select case when p_payload[i] is not null then row(p_payload[i],
+    p_header_names[p_at + 1 : p_at + p_header_count[i]], p_header_values[p_at + 1 : p_at + p_header_count[i]], p_key[i],
+    timestamptz 'epoch' + p_stamp[i] * interval '1 microsecond')::{schema}.body end
+$$;
 
 -- The head of an aggregate, locked. Heads are locked before entries, everywhere: one global order.
 create function {schema}.lock_head(p_scope int, p_aggregate text) returns {schema}.head language plpgsql volatile

@@ -1,21 +1,23 @@
 -- Claims. The state machine of src/ledger/transition.rs in SQL; the model test compares the two.
 -- Kinds of outcome: 1 first, 2 duplicate, 3 busy, 4 retry later, 5 wait, 6 stale, 7 parked, 8 dead, 9 mismatch, 10 too old.
 
--- One claim, by the whole rule book. Modes: L lease, O at most once, D done, F failed.
+-- One claim, by the whole rule book. Modes: L lease, O at most once, D done, F failed, X refused.
+-- p_hold: park what would have to wait. p_ask: answer 0 where it would die, so that it is sent again with its bytes.
 create function {schema}.claim_one(
   p_scope int, p_week smallint, p_id bytea, p_nonce bigint, p_fingerprint bytea, p_topic text, p_partition int,
   p_offset bigint, p_metadata jsonb, p_mode "char", p_for bigint, p_flags smallint, p_attempts_max int, p_base bigint,
   p_cap bigint, p_permille int, p_note text, p_owner int, p_check_fingerprint boolean, p_aggregate text, p_seq bigint,
-  p_strict boolean, p_baseline bigint, p_gap bigint, p_skip boolean, p_token bigint,
+  p_strict boolean, p_baseline bigint, p_gap bigint, p_skip boolean, p_hold boolean,
+  p_ask boolean, p_body {schema}.body, p_token bigint,
   out o_kind int, out o_token bigint, out o_at bigint, out o_attempts int, out o_state text, out o_owner int,
-  out o_seq bigint, out o_suspect boolean
+  out o_seq bigint, out o_suspect boolean, out o_reused boolean
 ) language plpgsql volatile set enable_seqscan = off as $$
 declare
   e {schema}.entry; n {schema}.entry; h {schema}.head; g {schema}.head;
   v_have boolean; v_in_held boolean; v_dropped boolean; v_now timestamptz; v_on bigint; v_runs int;
   v_lapsed boolean; v_place int;
 begin
-  o_suspect := false;
+  o_suspect := false; o_reused := false;
   <<again>> loop
     if p_aggregate is not null then h := {schema}.lock_head(p_scope, p_aggregate); end if;
     select * into e from {schema}.entry x where x.week = p_week and x.scope = p_scope and x.id = p_id for update;
@@ -30,6 +32,7 @@ begin
         v_have := found; v_in_held := found;
       end if;
     end if;
+    if v_have and (e.flags & 16) <> 0 then p_aggregate := null; p_seq := null; end if;
     v_now := {schema}.ledger_now(); -- after the locks: a wait must not shorten what follows
     p_token := nextval('{schema}.token'); -- after the locks too: whoever runs later has the higher one
     o_state := e.state; o_owner := e.owner; o_at := {schema}.us(e.at); o_attempts := e.attempts; o_token := e.token;
@@ -37,22 +40,23 @@ begin
       if e.nonce = p_nonce then
         if p_mode = 'L' and e.state = 'L' and (p_aggregate is null or (h.lease_seq = p_seq and h.lease_token = e.token)) then
           e.at := v_now + p_for * interval '1 microsecond';
-          perform {schema}.put(e, true, v_in_held, false, null, null, null);
+          perform {schema}.put(e, true, v_in_held, false, null);
           if p_aggregate is not null then
             h.lease_until := e.at; perform {schema}.put_head(h);
           end if;
-          o_kind := 1; o_at := {schema}.us(e.at); return;
+          o_kind := 1; o_at := {schema}.us(e.at); o_suspect := (e.flags & 8) <> 0; return;
         elsif (p_mode = 'O' and e.state = 'C') or (p_mode = 'D' and e.state = 'D') then
-          o_kind := 1; return;
+          o_kind := 1; o_suspect := (e.flags & 8) <> 0; return;
         elsif p_mode = 'F' and e.state = 'R' then
           o_kind := 4; return;
         end if;
       end if;
       if p_check_fingerprint and e.fingerprint <> p_fingerprint then o_kind := 9; return; end if;
+      o_reused := coalesce(e.fingerprint <> p_fingerprint, false);
       case e.state
-        when 'L' then if e.at > v_now then o_kind := 3; return; end if;
-        when 'R' then if e.at > v_now and p_mode <> 'F' then o_kind := 4; return; end if;
-        when 'P' then null;
+        when 'L' then if e.at > v_now or p_mode = 'X' then o_kind := 3; return; end if;
+        when 'R' then if (e.at > v_now and p_mode <> 'F') or p_mode = 'X' then o_kind := 4; return; end if;
+        when 'P' then if p_mode = 'X' then o_kind := 7; o_seq := coalesce(h.parked, e.seq, 0); return; end if;
         when 'S' then o_kind := 6; o_seq := coalesce(h.last, e.seq, 0); return;
         when 'X' then o_kind := 8; return;
         else o_kind := 2; return;
@@ -63,10 +67,16 @@ begin
     n := e;
     n.token := p_token; n.nonce := p_nonce; n.scope := p_scope; n.week := p_week; n.id := p_id; n.at := v_now;
     n.attempts := coalesce(e.attempts, 0); n.first_at := coalesce(e.first_at, v_now); n.owner := p_owner;
-    n.flags := coalesce(e.flags & 4, 0)::smallint; n.fingerprint := coalesce(e.fingerprint, p_fingerprint);
+    n.flags := coalesce(e.flags & 20, 0)::smallint; n.fingerprint := coalesce(e.fingerprint, p_fingerprint);
     n.seq := p_seq; n.aggregate := p_aggregate; n.note := null;
     if p_topic is not null then n.topic := p_topic; n.partition := p_partition; n."offset" := p_offset; end if;
     n.metadata := coalesce(p_metadata, e.metadata);
+
+    if p_mode = 'X' then -- beside every order; a week that was dropped takes it too: it is held
+      n.state := 'X'; n.note := coalesce(p_note, 'refused'); n.seq := null; n.aggregate := null;
+      if not {schema}.put(n, false, v_dropped, false, p_body) then continue again; end if;
+      o_kind := 8; o_at := {schema}.us(v_now); o_attempts := 0; return;
+    end if;
 
     if p_aggregate is not null then
       g := h; v_place := 1; v_on := null;
@@ -89,15 +99,15 @@ begin
       if v_place = 6 then
         n.state := 'S';
         -- A week that was dropped takes no new rows.
-        if not (v_dropped and not v_have) and not {schema}.put(n, v_have, v_in_held, false, null, null, null) then
+        if not (v_dropped and not v_have) and not {schema}.put(n, v_have, v_in_held, false, null) then
           continue again;
         end if;
         o_kind := 6; return;
       end if;
       if v_dropped and not v_have then o_kind := 10; return; end if;
-      if v_place = 7 and p_mode <> 'F' then
+      if (v_place = 7 or (v_place = 5 and p_hold)) and p_mode <> 'F' then
         n.state := 'P';
-        if not {schema}.put(n, v_have, v_in_held, false, null, null, null) then continue again; end if;
+        if not {schema}.put(n, v_have, v_in_held, false, p_body) then continue again; end if;
         perform {schema}.put_head({schema}.head_owe(h, p_seq));
         o_kind := 7; return;
       elsif v_place = 5 and p_mode <> 'F' then
@@ -113,10 +123,11 @@ begin
     v_runs := case when not v_have then 0 when e.state = 'L' and (e.flags & 1) = 0 then greatest(e.attempts - 1, 0)
               else e.attempts end;
     if (p_mode = 'F' and v_runs + 1 >= p_attempts_max) or (p_mode = 'L' and v_lapsed and v_runs >= p_attempts_max) then
+      if p_ask then o_kind := 0; return; end if;
       n.state := 'X'; n.attempts := least(v_runs + (p_mode = 'F')::int, 32767);
       n.note := case when p_mode = 'F' then coalesce(p_note, 'failed')
                 else format('its process died or stopped answering in each of %s runs', v_runs) end;
-      if not {schema}.put(n, v_have, v_in_held, false, null, null, null) then continue again; end if;
+      if not {schema}.put(n, v_have, v_in_held, false, p_body) then continue again; end if;
       if p_aggregate is not null then perform {schema}.put_head({schema}.head_die(h, p_seq, e.token, p_skip)); end if;
       o_kind := 8; o_at := {schema}.us(v_now); o_attempts := n.attempts; return;
     end if;
@@ -124,16 +135,17 @@ begin
     if p_mode = 'F' then
       n.state := 'R'; n.note := p_note;
       n.at := v_now + trunc(least(p_base::numeric * 2 ^ least(v_runs, 30), p_cap) * p_permille / 1000)::bigint * interval '1 microsecond';
-      if not {schema}.put(n, v_have, v_in_held, false, null, null, null) then continue again; end if;
+      if not p_hold then p_body := null; end if;
+      if not {schema}.put(n, v_have, v_in_held, p_body.payload is not null, p_body) then continue again; end if;
       if p_aggregate is not null then
         perform {schema}.put_head({schema}.head_owe({schema}.head_let_go(h, p_seq, e.token), p_seq));
       end if;
       o_kind := 4; o_at := {schema}.us(n.at); o_attempts := n.attempts; return;
     end if;
     n.state := case p_mode when 'L' then 'L' when 'O' then 'C' else 'D' end;
-    n.flags := n.flags | p_flags;
+    n.flags := n.flags | p_flags | case when v_lapsed then 8 else 0 end;
     n.at := v_now + p_for * interval '1 microsecond';
-    if not {schema}.put(n, v_have, v_in_held, false, null, null, null) then continue again; end if;
+    if not {schema}.put(n, v_have, v_in_held, false, null) then continue again; end if;
     if (n.flags & 2) <> 0 and n.state = 'C' then
       insert into {schema}.awaited (at, token, scope, week, id) values (n.at, p_token, p_scope, p_week, p_id);
     end if;
@@ -157,13 +169,14 @@ end $$;
 -- A batch of claims without order, in key order: one multi-row INSERT, and the rule book only for those that were there
 -- before. Row 0 of the answer is what every first one gets; further rows are the others, by their place in the arrays.
 -- p_fresh: the caller expects all of them to be new. Then a plain INSERT is tried first, which costs a third less than one
--- that must be able to skip; it changes no outcome.
+-- that must be able to skip; it changes no outcome. p_bodies: whoever would die is answered 0, to be sent again with its bytes.
 create function {schema}.claim_batch(
   p_scope int[], p_week smallint[], p_id bytea[], p_nonce bigint[], p_fingerprint bytea[], p_topic text[],
   p_partition int[], p_offset bigint[], p_metadata jsonb[], p_weeks smallint[], p_mode "char", p_for bigint,
-  p_flags smallint, p_attempts_max int, p_owner int, p_check_fingerprint boolean, p_fresh boolean default false
+  p_flags smallint, p_attempts_max int, p_owner int, p_check_fingerprint boolean, p_fresh boolean default false,
+  p_bodies boolean default false
 ) returns table (o_i int, o_kind int, o_token bigint, o_at bigint, o_attempts int, o_state text, o_owner text,
-                 o_seq bigint, o_suspect boolean)
+                 o_seq bigint, o_suspect boolean, o_reused boolean)
 language plpgsql volatile
 set lock_timeout = '{lock_timeout}' set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan as $$
@@ -223,6 +236,7 @@ begin
       select v_at, v_token, u.scope, u.week, u.id from unnest(p_scope, p_week, p_id) as u(scope, week, id);
     end if;
     o_i := 0; o_kind := 1; o_token := v_token; o_at := {schema}.us(v_at); o_attempts := 1; o_state := v_new; o_suspect := false;
+    o_reused := false;
     return next;
     if v_count = cardinality(p_id) then return; end if;
   end if;
@@ -239,6 +253,7 @@ begin
      order by u.i
   loop
     o_i := r.i; o_attempts := r.attempts; o_owner := r.name; o_seq := null; o_suspect := false; o_state := r.state; o_token := r.x_token;
+    o_reused := coalesce(r.x_fingerprint <> r.fingerprint, false);
     if r.state in ('D', 'C', 'F', 'O') and r.x_nonce <> r.nonce
        and (not p_check_fingerprint or (r.x_fingerprint = r.fingerprint) is not false) then
       o_kind := 2; o_at := {schema}.us(r.at);
@@ -249,9 +264,9 @@ begin
     else
       select * into o from {schema}.claim_one(r.scope, r.week, r.id, r.nonce, r.fingerprint, r.topic, r.partition,
         r."offset", r.metadata, p_mode, p_for, p_flags, p_attempts_max, 0, 0, 0, null, p_owner, p_check_fingerprint,
-        null, null, false, null, 0, false, v_token);
+        null, null, false, null, 0, false, false, p_bodies, null, v_token);
       o_kind := o.o_kind; o_token := o.o_token; o_at := o.o_at; o_attempts := o.o_attempts; o_state := o.o_state;
-      o_seq := o.o_seq; o_suspect := o.o_suspect;
+      o_seq := o.o_seq; o_suspect := o.o_suspect; o_reused := o.o_reused;
       select name into o_owner from {schema}.owner where number = o.o_owner;
     end if;
     return next;
@@ -263,12 +278,14 @@ create function {schema}.claim_each(
   p_scope int[], p_week smallint[], p_id bytea[], p_nonce bigint[], p_fingerprint bytea[], p_topic text[],
   p_partition int[], p_offset bigint[], p_metadata jsonb[], p_note text[], p_aggregate text[], p_seq bigint[],
   p_mode "char", p_for bigint, p_flags smallint, p_attempts_max int, p_base bigint, p_cap bigint,
-  p_permille int, p_owner int, p_check_fingerprint boolean, p_strict boolean, p_baseline bigint, p_gap bigint, p_skip boolean
+  p_permille int, p_owner int, p_check_fingerprint boolean, p_strict boolean, p_baseline bigint, p_gap bigint, p_skip boolean,
+  p_hold boolean, p_payload bytea[], p_header_names bytea[], p_header_values bytea[], p_header_count int[], p_key bytea[],
+  p_stamp bigint[]
 ) returns table (o_i int, o_kind int, o_token bigint, o_at bigint, o_attempts int, o_state text, o_owner text,
-                 o_seq bigint, o_suspect boolean)
+                 o_seq bigint, o_suspect boolean, o_reused boolean)
 language plpgsql volatile
 set lock_timeout = '{lock_timeout}' set enable_seqscan = off as $$
-declare v_token bigint := nextval('{schema}.token'); o record; i int; a text;
+declare v_token bigint := nextval('{schema}.token'); o record; i int; a text; v_at int := 0;
 begin
   -- All heads first, in one order, so that two batches never wait for each other crosswise.
   for a, i in select distinct on (x.a, x.s) x.a, x.s from unnest(p_aggregate, p_scope) x(a, s)
@@ -278,9 +295,11 @@ begin
   for i in 1 .. cardinality(p_id) loop
     select * into o from {schema}.claim_one(p_scope[i], p_week[i], p_id[i], p_nonce[i], p_fingerprint[i], p_topic[i],
       p_partition[i], p_offset[i], p_metadata[i], p_mode, p_for, p_flags, p_attempts_max, p_base, p_cap, p_permille,
-      p_note[i], p_owner, p_check_fingerprint, p_aggregate[i], p_seq[i], p_strict, p_baseline, p_gap, p_skip, v_token);
+      p_note[i], p_owner, p_check_fingerprint, p_aggregate[i], p_seq[i], p_strict, p_baseline, p_gap, p_skip, p_hold,
+      false, {schema}.body_of(p_payload, p_header_names, p_header_values, p_header_count, p_key, p_stamp, i, v_at), v_token);
+    v_at := v_at + coalesce(p_header_count[i], 0);
     o_i := i; o_kind := o.o_kind; o_token := o.o_token; o_at := o.o_at; o_attempts := o.o_attempts; o_state := o.o_state;
-    o_seq := o.o_seq; o_suspect := o.o_suspect;
+    o_seq := o.o_seq; o_suspect := o.o_suspect; o_reused := o.o_reused;
     select name into o_owner from {schema}.owner where number = o.o_owner;
     return next;
   end loop;

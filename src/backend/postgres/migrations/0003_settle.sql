@@ -3,8 +3,7 @@
 -- One settling, by the whole rule book. o_kind: 1 recorded (now or before), 0 fenced.
 create function {schema}.settle_one(
   p_scope int, p_week smallint, p_id bytea, p_token bigint, p_state "char", p_after bigint, p_counted boolean, p_note text,
-  p_metadata jsonb, p_aggregate text, p_skip boolean, p_advance bigint, p_hold boolean, p_payload bytea,
-  p_header_names bytea[], p_header_values bytea[], out o_kind int, out o_at bigint, out o_state text
+  p_metadata jsonb, p_aggregate text, p_skip boolean, p_advance bigint, p_body {schema}.body, out o_kind int, out o_at bigint, out o_state text
 ) language plpgsql volatile set enable_seqscan = off as $$
 declare e {schema}.entry; h {schema}.head; v_in_held boolean := false; v_now timestamptz;
 begin
@@ -32,7 +31,7 @@ begin
   o_kind := 1;
   if e.state = 'C' and e.seq is not null and p_state = 'R' then
     e.state := 'O'; e.at := v_now; e.note := 'given back after its aggregate had moved on';
-    perform {schema}.put(e, true, v_in_held, false, null, null, null);
+    perform {schema}.put(e, true, v_in_held, false, null);
     o_at := {schema}.us(v_now); return;
   end if;
   e.state := p_state; e.at := v_now;
@@ -56,7 +55,7 @@ begin
   else
     e.note := p_note;
   end if;
-  perform {schema}.put(e, true, v_in_held, p_hold, p_payload, p_header_names, p_header_values);
+  perform {schema}.put(e, true, v_in_held, p_body.payload is not null, p_body);
   if e.seq is not null then perform {schema}.put_head(h); end if;
   o_at := {schema}.us(e.at);
 end $$;
@@ -99,7 +98,7 @@ begin
      order by u.i
   loop
     select * into o from {schema}.settle_one(r.scope, r.week, r.id, r.token, p_to, 0, true, null, r.metadata, null, false,
-      null, false, null, null, null);
+      null, null);
     o_i := r.i; o_kind := o.o_kind; o_at := o.o_at; o_state := o.o_state;
     return next;
   end loop;
@@ -108,10 +107,11 @@ end $$;
 -- Settlings one after the other, by the whole rule book.
 create function {schema}.settle_each(
   p_scope int[], p_week smallint[], p_id bytea[], p_token bigint[], p_state text[], p_after bigint[], p_counted boolean[],
-  p_note text[], p_metadata jsonb[], p_aggregate text[], p_skip boolean[], p_advance bigint[]
+  p_note text[], p_metadata jsonb[], p_aggregate text[], p_skip boolean[], p_advance bigint[],
+  p_payload bytea[], p_header_names bytea[], p_header_values bytea[], p_header_count int[], p_key bytea[], p_stamp bigint[]
 ) returns table (o_i int, o_kind int, o_at bigint, o_state text)
 language plpgsql volatile set lock_timeout = '{lock_timeout}' set enable_seqscan = off as $$
-declare o record; i int; a text;
+declare o record; i int; a text; v_at int := 0;
 begin
   for a, i in select distinct on (x.a, x.s) x.a, x.s from unnest(p_aggregate, p_scope) x(a, s)
                where x.a is not null order by x.a, x.s loop
@@ -119,7 +119,9 @@ begin
   end loop;
   for i in 1 .. cardinality(p_id) loop
     select * into o from {schema}.settle_one(p_scope[i], p_week[i], p_id[i], p_token[i], p_state[i]::"char", p_after[i],
-      p_counted[i], p_note[i], p_metadata[i], p_aggregate[i], p_skip[i], p_advance[i], false, null, null, null);
+      p_counted[i], p_note[i], p_metadata[i], p_aggregate[i], p_skip[i], p_advance[i],
+      {schema}.body_of(p_payload, p_header_names, p_header_values, p_header_count, p_key, p_stamp, i, v_at));
+    v_at := v_at + coalesce(p_header_count[i], 0);
     o_i := i; o_kind := o.o_kind; o_at := o.o_at; o_state := o.o_state;
     return next;
   end loop;
@@ -165,7 +167,7 @@ begin
           h.lease_until := e.at;
           perform {schema}.put_head(h);
         end if;
-        perform {schema}.put(e, true, v_in_held, false, null, null, null);
+        perform {schema}.put(e, true, v_in_held, false, null);
         o_kind := 1; o_at := {schema}.us(e.at);
       end if;
     end if;
@@ -175,7 +177,8 @@ end $$;
 
 -- Stores what an intervention decided; a null state removes the entry.
 create function {schema}.store(
-  p_scope int, p_week smallint, p_id bytea, p_state "char", p_token bigint, p_attempts int, p_at bigint, p_note text
+  p_scope int, p_week smallint, p_id bytea, p_state "char", p_token bigint, p_attempts int, p_at bigint, p_note text,
+  p_bare boolean, p_unordered boolean
 ) returns void language plpgsql volatile set enable_seqscan = off as $$
 declare e {schema}.entry; v_in_held boolean := false;
 begin
@@ -193,5 +196,6 @@ begin
   end if;
   e.state := p_state; e.token := p_token; e.attempts := p_attempts; e.note := p_note;
   e.at := timestamptz 'epoch' + p_at * interval '1 microsecond';
-  perform {schema}.put(e, true, v_in_held, false, null, null, null);
+  if p_unordered then e.flags := e.flags | 16; e.seq := null; e.aggregate := null; end if;
+  perform {schema}.put(e, true, v_in_held, false, null, p_bare);
 end $$;

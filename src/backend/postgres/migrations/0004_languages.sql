@@ -92,7 +92,7 @@ begin
     select * into o from {schema}.claim_one(v_scope, v_week, v_key,
       coalesce(p_nonce, ('x' || substr(md5(gen_random_uuid()::text), 1, 16))::bit(64)::bigint), p_fingerprint, p_topic,
       p_partition, p_offset, p_metadata, 'D', 0, 0::smallint, 0, 0, 0, 0, null, {schema}.owner_number(p_owner), true, null, null,
-      false, null, 0, false, nextval('{schema}.token'));
+      false, null, 0, false, false, false, null, nextval('{schema}.token'));
   exception when lock_not_available then
     outcome := 'busy'; return;
   end;
@@ -123,7 +123,7 @@ begin
     select * into o from {schema}.claim_one(v_scope, v_week, v_key,
       coalesce(p_nonce, ('x' || substr(md5(gen_random_uuid()::text), 1, 16))::bit(64)::bigint), null, null, null, null, null,
       'L', p_seconds * 1000000::bigint, 1::smallint, p_attempts_max, 0, 0, 0, null, {schema}.owner_number(p_owner), true,
-      null, null, false, null, 0, false, nextval('{schema}.token'));
+      null, null, false, null, 0, false, false, false, null, nextval('{schema}.token'));
   exception when lock_not_available then
     outcome := 'busy'; return;
   end;
@@ -147,7 +147,7 @@ begin
   perform {schema}.by_id_alone('settle');
   v_scope := {schema}.scope_of(p_tenant, p_scope);
   select * into o from {schema}.settle_one(v_scope, {schema}.week_of_id(v_key), v_key, p_token, v_state,
-    p_after_seconds * 1000000::bigint, true, p_note, p_metadata, null, false, null, false, null, null, null);
+    p_after_seconds * 1000000::bigint, true, p_note, p_metadata, null, false, null, null);
   return o.o_kind = 1;
 end $$;
 

@@ -1,0 +1,215 @@
+//! What waits: held events that are due, dead ones on their way out, and the markers of transactional batches. All of it
+//! is read from held and its indexes, never from the weeks.
+
+use sqlx::postgres::PgArguments;
+use sqlx::query::QueryAs;
+use sqlx::{AssertSqlSafe, PgConnection, Postgres};
+
+use super::error::translate;
+use super::{Inner, read};
+use crate::clock::Time;
+use crate::error::Result;
+use crate::id::{Scope, Topic};
+use crate::ledger::{Body, Copied, Due, Entry, Marker};
+
+/// Bodies, column by column. Names of headers are bytes, because one may hold a NUL, which text cannot; all headers are in
+/// one array, because arrays of arrays must be of one length.
+#[derive(Default)]
+pub(super) struct Bodies<'a> {
+    payloads: Option<Vec<Option<&'a [u8]>>>,
+    names: Option<Vec<&'a [u8]>>,
+    values: Option<Vec<&'a [u8]>>,
+    counts: Option<Vec<i32>>,
+    keys: Option<Vec<Option<&'a [u8]>>>,
+    stamps: Option<Vec<Option<i64>>>,
+}
+
+impl<'a> Bodies<'a> {
+    pub(super) fn of(bodies: impl Iterator<Item = Option<&'a Body>> + Clone) -> Self {
+        if bodies.clone().all(|body| body.is_none()) {
+            return Bodies::default();
+        }
+        let headers = || bodies.clone().flatten().flat_map(|body| body.headers.iter());
+        let count = |body: Option<&Body>| body.map_or(0, |body| body.headers.iter().count() as i32);
+        Bodies {
+            payloads: Some(bodies.clone().map(|body| body.map(|body| &body.payload[..])).collect()),
+            names: Some(headers().map(|(name, _)| name.as_bytes()).collect()),
+            values: Some(headers().map(|(_, value)| value).collect()),
+            counts: Some(bodies.clone().map(count).collect()),
+            keys: Some(bodies.clone().map(|body| body.and_then(|body| body.key.as_deref())).collect()),
+            stamps: Some(
+                bodies.map(|body| body.and_then(|body| body.timestamp).map(Time::as_micros)).collect(),
+            ),
+        }
+    }
+
+    pub(super) fn bind<'q, O>(
+        &'q self,
+        query: QueryAs<'q, Postgres, O, PgArguments>,
+    ) -> QueryAs<'q, Postgres, O, PgArguments> {
+        query
+            .bind(&self.payloads)
+            .bind(&self.names)
+            .bind(&self.values)
+            .bind(&self.counts)
+            .bind(&self.keys)
+            .bind(&self.stamps)
+    }
+}
+
+/// The rows that SQL selects, whole.
+fn select(s: &str, from: &str) -> String {
+    format!(
+        "select {columns}, c.tenant, c.scope from {from} join {s}.scope c on c.number = e.scope \
+         left join {s}.owner w on w.number = e.owner \
+         cross join lateral (select e.payload, e.header_names, e.header_values, e.key, e.stamp) h",
+        columns = read::columns(s)
+    )
+}
+
+async fn entries(
+    connection: &mut PgConnection,
+    sql: String,
+    scope: &Scope,
+    limit: usize,
+) -> Result<Vec<Entry>> {
+    let rows = sqlx::query(AssertSqlSafe(sql))
+        .persistent(false)
+        .bind(scope.as_str())
+        .bind(i64::try_from(limit).unwrap_or(i64::MAX))
+        .fetch_all(connection)
+        .await
+        .map_err(|e| translate("looking for what is held", e))?;
+    rows.iter().map(read::entry).collect()
+}
+
+/// What may be claimed now: the rule is that of `Head::lets`.
+pub(super) async fn due(inner: &Inner, scope: &Scope, limit: usize) -> Result<Due> {
+    let s = &inner.settings.schema;
+    let ready = format!(
+        "(select e.scope, e.week, e.id, rank() over (partition by e.scope, e.aggregate, \
+             case when e.aggregate is null then e.id end, case when e.aggregate is null then e.week end order by e.seq) as n \
+            from (select {s}.ledger_now() as now offset 0) t cross join {s}.scope c join {s}.held e on e.scope = c.number \
+            left join {s}.head g on g.scope = e.scope and g.aggregate = e.aggregate \
+           where c.scope = $1 and e.payload is not null and e.state in ('L', 'R', 'P') and e.at <= t.now \
+             and (e.aggregate is null or g.scope is null or e.seq <= g.last or \
+                  ((e.seq > g.parked) is not true and (g.lease_until > t.now or g.lease_seq < e.seq) is not true \
+                   and not exists (select from unnest(g.retrying) o where o < e.seq)))) r"
+    );
+    let from = format!(
+        "{ready} join {s}.held e on r.n = 1 and e.scope = r.scope and e.week = r.week and e.id = r.id"
+    );
+    let mut connection = inner.begin().await?;
+    let sql = format!("{} order by e.at limit $2", select(s, &from));
+    let entries = entries(&mut connection, sql, scope, limit).await?;
+    let held: i64 = sqlx::query_scalar(AssertSqlSafe(format!(
+        "select count(*) from {s}.held e join {s}.scope c on c.number = e.scope \
+          where c.scope = $1 and e.payload is not null"
+    )))
+    .persistent(false)
+    .bind(scope.as_str())
+    .fetch_one(&mut *connection)
+    .await
+    .map_err(|e| translate("counting what is held", e))?;
+    Ok(Due { entries, held: held as u64 })
+}
+
+/// Dead ones that were not copied out yet.
+pub(super) async fn outlet(inner: &Inner, scope: &Scope, limit: usize) -> Result<Vec<Entry>> {
+    let s = &inner.settings.schema;
+    let sql = format!(
+        "{} where c.scope = $1 and e.payload is not null and e.state = 'X' and e.copied is distinct from e.token \
+         order by e.at limit $2",
+        select(s, &format!("{s}.held e"))
+    );
+    entries(&mut *inner.begin().await?, sql, scope, limit).await
+}
+
+/// Notes that dead ones were copied out.
+pub(super) async fn copied(inner: &Inner, copied: &[Copied]) -> Result<()> {
+    let s = &inner.settings.schema;
+    let (mut scopes, mut weeks, mut keys, mut tokens) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for (identity, week, token) in copied {
+        if let Some(scope) = read::scope(inner, identity).await? {
+            scopes.push(scope);
+            weeks.push(week.number());
+            keys.push(identity.id.key());
+            tokens.push(token.0);
+        }
+    }
+    let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
+    let what = "noting what was copied out";
+    let mut tx = inner.begin().await?;
+    sqlx::query(AssertSqlSafe(format!(
+        "update {s}.held h set copied = h.token from unnest($1::int[], $2::smallint[], $3::bytea[], $4::bigint[]) \
+           as u(scope, week, id, token) \
+          where h.scope = u.scope and h.week = u.week and h.id = u.id and h.token = u.token and h.state = 'X'"
+    )))
+    .persistent(false)
+    .bind(&scopes)
+    .bind(&weeks)
+    .bind(&keys)
+    .bind(&tokens)
+    .execute(&mut *tx)
+    .await
+    .map_err(|e| translate(what, e))?;
+    tx.commit().await.map_err(|e| translate(what, e))
+}
+
+pub(super) async fn mark(inner: &Inner, scope: &Scope, markers: &[Marker]) -> Result<()> {
+    let mut tx = inner.begin().await?;
+    mark_in(inner, &mut tx, scope, markers).await?;
+    tx.commit().await.map_err(|e| translate("noting a marker", e))
+}
+
+/// Notes markers, an empty one goes. In one order, so that two who mark the same partitions do not meet crosswise.
+pub(super) async fn mark_in(
+    inner: &Inner,
+    connection: &mut PgConnection,
+    scope: &Scope,
+    markers: &[Marker],
+) -> Result<()> {
+    let s = &inner.settings.schema;
+    let upsert = format!(
+        "insert into {s}.marker (scope, topic, partition, first, last) values ($1, $2, $3, $4, $5) \
+         on conflict (scope, topic, partition) do update set first = excluded.first, last = excluded.last"
+    );
+    let delete = format!("delete from {s}.marker where scope = $1 and topic = $2 and partition = $3");
+    let mut sorted: Vec<&Marker> = markers.iter().collect();
+    sorted.sort_by(|a, b| (a.topic.as_str(), a.partition).cmp(&(b.topic.as_str(), b.partition)));
+    for marker in sorted {
+        let sql = if marker.is_empty() { &delete } else { &upsert };
+        let mut query = sqlx::query(AssertSqlSafe(sql.clone()))
+            .persistent(!inner.pooled())
+            .bind(scope.as_str())
+            .bind(marker.topic.as_str())
+            .bind(marker.partition);
+        if !marker.is_empty() {
+            query = query.bind(marker.first).bind(marker.last);
+        }
+        query.execute(&mut *connection).await.map_err(|e| translate("noting a marker", e))?;
+    }
+    Ok(())
+}
+
+/// The markers of partitions, by partition.
+pub(super) async fn markers(
+    inner: &Inner,
+    scope: &Scope,
+    topic: &Topic,
+    partitions: &[i32],
+) -> Result<Vec<Marker>> {
+    let s = &inner.settings.schema;
+    let rows: Vec<(i32, i64, i64)> = sqlx::query_as(AssertSqlSafe(format!(
+        "select partition, first, last from {s}.marker where scope = $1 and topic = $2 and partition = any ($3) order by 1"
+    )))
+    .persistent(false)
+    .bind(scope.as_str())
+    .bind(topic.as_str())
+    .bind(partitions)
+    .fetch_all(&mut *inner.begin().await?)
+    .await
+    .map_err(|e| translate("reading markers", e))?;
+    let marker = |(partition, first, last)| Marker { topic: topic.clone(), partition, first, last };
+    Ok(rows.into_iter().map(marker).collect())
+}

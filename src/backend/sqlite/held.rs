@@ -1,0 +1,174 @@
+//! What waits: held events that are due, dead ones on their way out, and the markers of transactional batches. All of it
+//! is found by indexes that hold nothing else.
+
+use std::collections::BTreeSet;
+
+use rusqlite::{Connection, OptionalExtension, params};
+
+use super::codec::{self, HEAD, READ, READ_COUNT, Stored, UNCOPIED};
+use super::desk::Desk;
+use super::fault::Doing;
+use super::read::{Scopes, weeks};
+use crate::clock::Time;
+use crate::error::Result;
+use crate::id::{EventId, Scope, Topic};
+use crate::ledger::transition::Row;
+use crate::ledger::{Copied, Due, Entry, Filter, Identity, Marker, Rows, Week, runnable};
+
+/// A held row, with its week, the number of its scope, and its key.
+type Found = (Week, i32, Vec<u8>, Row);
+
+/// The tables there are, each with the SQL that names a row's week.
+fn tables(conn: &Connection) -> Result<Vec<(String, String)>> {
+    let weeks = weeks(conn)?.into_iter().map(|week| week.number());
+    let tables = weeks.map(|n| (format!("main.hapax_entry_{n}"), n.to_string()));
+    Ok(tables.chain([("main.hapax_kept".to_owned(), "week".to_owned())]).collect())
+}
+
+/// The rows of a scope, of all its tenants, that SQL selects; oldest first.
+fn select(conn: &Connection, scopes: &[i32], which: &str, now: Time, limit: i64) -> Result<Vec<Found>> {
+    let mut found = Vec::new();
+    for (table, week) in tables(conn)? {
+        let sql = format!(
+            "SELECT {READ}, {week}, id FROM {table} WHERE scope = ?1 AND {which} AND at <= ?2 ORDER BY at LIMIT ?3"
+        );
+        let mut statement = conn.prepare_cached(&sql).doing("looking for what is held")?;
+        for scope in scopes {
+            let rows: Vec<(i16, Vec<u8>, Stored)> = statement
+                .query_map(params![scope, now.as_micros(), limit], |columns| {
+                    Ok((columns.get(READ_COUNT)?, columns.get(READ_COUNT + 1)?, Stored::read(columns)?))
+                })
+                .and_then(Iterator::collect)
+                .doing("looking for what is held")?;
+            for (week, key, stored) in rows {
+                found.push((Week::from_number(week)?, *scope, key, stored.row()?));
+            }
+        }
+    }
+    found.sort_by_key(|(.., row)| row.at);
+    Ok(found)
+}
+
+fn of_scope(conn: &Connection, scope: &Scope) -> Result<(Scopes, Vec<i32>)> {
+    let scopes = Scopes::read(conn)?;
+    let filter = Filter { scope: Some(scope.clone()), ..Filter::default() };
+    let numbers = scopes.wanted(&filter).unwrap_or_default();
+    Ok((scopes, numbers))
+}
+
+fn entry(scopes: &Scopes, week: Week, number: i32, key: &[u8], row: Row) -> Result<Entry> {
+    let (tenant, scope) = scopes.get(number)?.clone();
+    Ok(row.entry(Identity { tenant, scope, id: EventId::from_key(key)? }, week))
+}
+
+/// What may be claimed now.
+pub(super) fn due(conn: &Connection, scope: &Scope, limit: usize, now: Time) -> Result<Due> {
+    let (scopes, numbers) = of_scope(conn, scope)?;
+    let rows = select(conn, &numbers, "state IN (0, 2, 7) AND payload IS NOT NULL", now, i64::MAX)?;
+    let rows = rows.into_iter().map(|(week, number, key, row)| ((week, number, key), number, row)).collect();
+    let runnable = runnable(rows, limit, now, |number, aggregate| {
+        conn.prepare_cached(&format!(
+            "SELECT {HEAD} FROM main.hapax_head WHERE scope = ?1 AND aggregate = ?2"
+        ))
+        .and_then(|mut s| s.query_row(params![number, aggregate.as_str()], codec::head).optional())
+        .doing("reading the head of an aggregate")
+    })?;
+    let entries =
+        runnable.into_iter().map(|((week, number, key), row)| entry(&scopes, week, number, &key, row));
+    Ok(Due { entries: entries.collect::<Result<_>>()?, held: count(conn, &numbers)? })
+}
+
+fn count(conn: &Connection, numbers: &[i32]) -> Result<u64> {
+    let mut held = 0;
+    for (table, _) in tables(conn)? {
+        let sql = format!("SELECT count(*) FROM {table} WHERE scope = ?1 AND payload IS NOT NULL");
+        let mut statement = conn.prepare_cached(&sql).doing("counting what is held")?;
+        for number in numbers {
+            held += statement
+                .query_row([number], |row| row.get::<_, i64>(0))
+                .doing("counting what is held")? as u64;
+        }
+    }
+    Ok(held)
+}
+
+/// Dead ones that were not copied out yet.
+pub(super) fn outlet(conn: &Connection, scope: &Scope, limit: usize) -> Result<Vec<Entry>> {
+    let (scopes, numbers) = of_scope(conn, scope)?;
+    let most = i64::try_from(limit).unwrap_or(i64::MAX);
+    let dead = select(conn, &numbers, UNCOPIED, Time::from_micros(i64::MAX), most)?;
+    let entries = dead.into_iter().take(limit);
+    entries.map(|(week, number, key, row)| entry(&scopes, week, number, &key, row)).collect()
+}
+
+/// Notes that dead ones were copied out.
+pub(super) fn copied(desk: &mut Desk<'_>, entries: &[Copied]) -> Result<()> {
+    let made: BTreeSet<Week> = weeks(desk.conn)?.into_iter().collect();
+    for (identity, week, token) in entries {
+        let Some(scope) = desk.known_scope(identity.tenant.as_ref(), &identity.scope)? else { continue };
+        let n = week.number();
+        let mut tables = vec![format!("UPDATE main.hapax_kept SET copied = token WHERE week = {n} AND")];
+        if made.contains(week) {
+            tables.push(format!("UPDATE main.hapax_entry_{n} SET copied = token WHERE"));
+        }
+        for update in tables {
+            desk.conn
+                .prepare_cached(&format!("{update} scope = ?1 AND id = ?2 AND token = ?3 AND state = 3"))
+                .and_then(|mut s| s.execute(params![scope, &identity.id.key()[..], token.0]))
+                .doing("noting what was copied out")?;
+        }
+    }
+    Ok(())
+}
+
+/// Notes markers; an empty one goes.
+pub(super) fn mark(conn: &Connection, scope: &Scope, markers: &[Marker]) -> Result<()> {
+    for marker in markers {
+        let key = params![scope.as_str(), marker.topic.as_str(), marker.partition];
+        let done = if marker.is_empty() {
+            conn.prepare_cached("DELETE FROM main.hapax_marker WHERE scope = ?1 AND topic = ?2 AND part = ?3")
+                .and_then(|mut s| s.execute(key))
+        } else {
+            conn.prepare_cached(
+                "INSERT OR REPLACE INTO main.hapax_marker (scope, topic, part, first, last) VALUES (?1, ?2, ?3, ?4, ?5)",
+            )
+            .and_then(|mut s| {
+                s.execute(params![
+                    scope.as_str(),
+                    marker.topic.as_str(),
+                    marker.partition,
+                    marker.first,
+                    marker.last
+                ])
+            })
+        };
+        done.doing("noting a marker")?;
+    }
+    Ok(())
+}
+
+/// The markers of partitions, by partition.
+pub(super) fn markers(
+    conn: &Connection,
+    scope: &Scope,
+    topic: &Topic,
+    partitions: &[i32],
+) -> Result<Vec<Marker>> {
+    let wanted: BTreeSet<i32> = partitions.iter().copied().collect();
+    let mut statement = conn
+        .prepare_cached(
+            "SELECT first, last FROM main.hapax_marker WHERE scope = ?1 AND topic = ?2 AND part = ?3",
+        )
+        .doing("reading markers")?;
+    let mut found = Vec::new();
+    for partition in wanted {
+        let marker = statement
+            .query_row(params![scope.as_str(), topic.as_str(), partition], |row| {
+                Ok(Marker { topic: topic.clone(), partition, first: row.get(0)?, last: row.get(1)? })
+            })
+            .optional()
+            .doing("reading markers")?;
+        found.extend(marker);
+    }
+    Ok(found)
+}

@@ -1,0 +1,111 @@
+//! What a person may do to an entry, against the normal course.
+
+use super::{Head, Row};
+use crate::clock::Time;
+use crate::error::{Error, Result};
+use crate::ledger::{Intervene, Intervention, OnDead, State, Token};
+
+/// Decides an intervention. None means the entry goes.
+pub fn intervene(
+    intervene: &Intervene,
+    row: &Row,
+    head: &Head,
+    now: Time,
+    token: Token,
+) -> Result<(Option<Row>, Option<Head>)> {
+    let what = intervene.what;
+    fits(what, row, now)?;
+    let mut next = Row { token, at: now, ..row.clone() };
+    let mut head = head.clone();
+    let seq = row.order.as_ref().map(|(_, seq)| *seq);
+    match what {
+        Intervention::Redrive | Intervention::Retry | Intervention::Release => {
+            next.state = State::Retry;
+            if what != Intervention::Release {
+                next.attempts = 0;
+            }
+            if let Some(seq) = seq {
+                if what != Intervention::Release && head.is_past(seq) {
+                    moved_on(intervene, seq, &head)?;
+                    next.order = None;
+                    next.unordered = true;
+                    return Ok((Some(next), None));
+                }
+                head.let_go(seq, Some(row.token));
+                head.owe(seq);
+            }
+        }
+        Intervention::Kill => {
+            next.state = State::Dead;
+            next.note = Some(intervene.why.as_str().into());
+            if let Some(seq) = seq {
+                head.die(seq, Some(row.token), OnDead::Park);
+            }
+        }
+        Intervention::Drop => {
+            next.state = State::Lost;
+            next.body = None;
+            next.note = Some(format!("dropped by {}: {}", intervene.by, intervene.why).into());
+            if let Some(seq) = seq {
+                head.pass(seq);
+            }
+        }
+        Intervention::Skip => {
+            let behind = head.parked.filter(|parked| seq.is_some_and(|seq| seq > *parked));
+            let behind = behind.ok_or_else(|| Error::Conflict {
+                expected: "an aggregate that is parked behind a dead or missing seq below this entry".into(),
+                actual: "one that is not".into(),
+            })?;
+            head.pass(behind);
+            next.note = Some(
+                format!("its aggregate was sent past seq {behind} by {}: {}", intervene.by, intervene.why)
+                    .into(),
+            );
+        }
+        Intervention::Forget => {
+            if let Some(seq) = seq {
+                head.let_go(seq, Some(row.token));
+                head.retrying.remove(&seq);
+                head.parked = head.parked.filter(|parked| *parked != seq);
+            }
+            return Ok((None, seq.map(|_| head)));
+        }
+    }
+    Ok((Some(next), seq.map(|_| head)))
+}
+
+fn fits(what: Intervention, row: &Row, now: Time) -> Result<()> {
+    let (fits, meant) = match what {
+        Intervention::Redrive => (row.state == State::Dead, "redriven (a dead one)"),
+        Intervention::Retry => (
+            matches!(row.state, State::Retry | State::Lost | State::Parked) || row.is_overdue(now),
+            "retried (one in retry, lost or parked)",
+        ),
+        Intervention::Release => (row.state == State::Leased, "released (a leased one)"),
+        Intervention::Kill => (
+            matches!(row.state, State::Leased | State::Retry | State::Parked),
+            "killed (a leased, retrying or parked one)",
+        ),
+        Intervention::Drop => (row.state == State::Dead, "dropped (a dead one)"),
+        Intervention::Skip => (row.state == State::Parked, "let past (a parked one)"),
+        Intervention::Forget => (true, "forgotten"),
+    };
+    if fits {
+        return Ok(());
+    }
+    Err(Error::Conflict {
+        expected: format!("an entry that can be {meant}"),
+        actual: format!("one that is {}", row.state),
+    })
+}
+
+/// An order is left only by permission.
+fn moved_on(intervene: &Intervene, seq: u64, head: &Head) -> Result<()> {
+    if intervene.out_of_order {
+        return Ok(());
+    }
+    Err(Error::Conflict {
+        expected: format!("an aggregate that waits for seq {seq}, or leave to run it out of order"),
+        actual: format!("one that has moved on to {}", head.last.unwrap_or(seq)),
+    })
+}

@@ -1,0 +1,344 @@
+//! What is held with its bytes: parked instead of waiting, due, refused, copied out, dropped and skipped; markers.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::Harness;
+use super::kit::{
+    DAY, LEASE, PAST_LEASE, another, claim, done, entry, expect, failed, first, intervene, intervening,
+    is_fenced, latest, lease, lease_beside, one, open, run, settled, settling, strict, sweep, there, v7_at,
+};
+use crate::error::Error;
+use crate::event::{Headers, Origin};
+use crate::id::{Scope, Tenant, Topic};
+use crate::ledger::{
+    Body, Claim, Filter, Identity, Intervention, Ledger, Marker, MismatchRule, Mode, Outcome, Settings,
+    State, Verdict,
+};
+
+fn body(text: &'static str) -> Body {
+    Body {
+        payload: text.into(),
+        headers: Headers::from_iter(
+            [("a", &b"1\0"[..]), ("", b""), ("a", b"2")].map(|(n, v)| (n, Bytes::from(v))),
+        ),
+        key: Some(Bytes::from_static(b"\xff\0key")),
+        timestamp: Some(super::noon()),
+    }
+}
+
+fn with(claim: Claim, text: &'static str) -> Claim {
+    Claim { body: Some(body(text)), ..claim }
+}
+
+fn held(claim: Claim) -> Claim {
+    Claim { hold: true, ..with(claim, "held") }
+}
+
+fn scope() -> Scope {
+    claim("e", lease()).identity.scope
+}
+
+async fn due(ledger: &impl Ledger) -> Vec<String> {
+    let due = ledger.due(&scope(), 100).await.unwrap();
+    assert!(due.entries.iter().all(|entry| entry.body.is_some()));
+    due.entries.into_iter().map(|entry| entry.identity.id.to_string()).collect()
+}
+
+/// A claim that ends dead keeps the bytes it brought: attempts used up by deaths, and by counted failures.
+pub async fn c5_a_dead_claim_keeps_its_bytes(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    for (mine, text) in [(claim("alone", lease()), "alone"), (latest(1), "ordered")] {
+        let mine = with(mine, text);
+        for _ in 0..super::kit::ATTEMPTS_MAX {
+            first(&ledger, &another(&mine)).await;
+            assert_eq!(there(&ledger, &mine).await.body, None, "bytes of what runs are not stored");
+            harness.advance(PAST_LEASE).await;
+        }
+        expect(&ledger, &another(&mine), "dead").await;
+        assert_eq!(there(&ledger, &mine).await.body, Some(body(text)));
+    }
+    let mine = with(claim("failed", failed()), "failed");
+    for _ in 1..super::kit::ATTEMPTS_MAX {
+        expect(&ledger, &another(&mine), "retry_later").await;
+        assert_eq!(there(&ledger, &mine).await.body, None, "it did not say hold");
+    }
+    expect(&ledger, &another(&mine), "dead").await;
+    assert_eq!(there(&ledger, &mine).await.body, Some(body("failed")));
+}
+
+/// A held retry is due at its time, for all tenants of the scope, oldest first, and no further than asked.
+pub async fn c6_held_is_due_when_its_time_has_come(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let mut tenant = claim("tenant", failed());
+    tenant.identity.tenant = Some(Tenant::new("acme").unwrap());
+    for (n, mine) in [claim("b", failed()), tenant, claim("a", failed())].into_iter().enumerate() {
+        let mine = if n == 2 { mine } else { held(mine) };
+        expect(&ledger, &mine, "retry_later").await;
+        harness.advance(Duration::from_secs(1)).await;
+    }
+    assert_eq!(due(&ledger).await, Vec::<String>::new());
+    harness.advance(LEASE).await;
+    assert_eq!(due(&ledger).await, ["b", "tenant"], "a was not held");
+    let one = ledger.due(&scope(), 1).await.unwrap();
+    assert_eq!((one.entries.len(), one.held), (1, 2));
+    assert_eq!(one.entries[0].body, Some(body("held")));
+    assert_eq!(ledger.due(&Scope::new("other").unwrap(), 9).await.unwrap().held, 0);
+}
+
+/// It stays held while it runs again, is due again when that run's lease lapses, and leaves when it is done.
+pub async fn c6_a_held_one_stays_held_while_it_runs(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    expect(&ledger, &held(claim("e", failed())), "retry_later").await;
+    harness.advance(LEASE).await;
+    first(&ledger, &claim("e", lease())).await;
+    assert!(due(&ledger).await.is_empty());
+    assert_eq!(ledger.due(&scope(), 9).await.unwrap().held, 1);
+    harness.advance(PAST_LEASE).await;
+    assert_eq!(due(&ledger).await, ["e"]);
+    run(&ledger, &claim("e", lease())).await;
+    assert_eq!(ledger.due(&scope(), 9).await.unwrap().held, 0);
+    assert_eq!(there(&ledger, &claim("e", lease())).await.body, None);
+}
+
+/// What would wait is parked with its bytes, answers so again when redelivered, and runs in its turn.
+pub async fn c6_hold_parks_what_would_wait(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let five = latest(5);
+    let grant = first(&ledger, &five).await;
+    for _ in 0..2 {
+        for seq in [6, 7] {
+            assert_eq!(one(&ledger, &held(latest(seq))).await, Outcome::Parked { behind: 5 });
+            let parked = there(&ledger, &latest(seq)).await;
+            assert_eq!((parked.state, parked.body), (State::Parked, Some(body("held"))));
+        }
+    }
+    assert!(due(&ledger).await.is_empty());
+    settled(&ledger, &five, &grant, done()).await;
+    for id in ["e6", "e7"] {
+        assert_eq!(due(&ledger).await, [id], "only the lowest");
+        let seq = if id == "e6" { 6 } else { 7 };
+        run(&ledger, &latest(seq)).await;
+    }
+    assert_eq!(ledger.due(&scope(), 9).await.unwrap().held, 0);
+}
+
+/// A parked one whose aggregate has moved past it is due, so that it is told so and leaves.
+pub async fn c6_what_was_overtaken_is_due_and_stale(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let six = latest(6);
+    let grant = first(&ledger, &six).await;
+    assert_eq!(one(&ledger, &held(latest(5))).await, Outcome::Parked { behind: 6 });
+    settled(&ledger, &six, &grant, done()).await;
+    assert_eq!(due(&ledger).await, ["e5"]);
+    assert_eq!(one(&ledger, &latest(5)).await, Outcome::Stale { last: 6 });
+    assert_eq!(ledger.due(&scope(), 9).await.unwrap().held, 0);
+}
+
+/// What cannot run is dead at once, with note and bytes, and parks nobody; what is there already stays as it is.
+pub async fn c5_refused_is_dead_beside_every_order(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let refused = with(Claim { mode: Mode::Refused, note: Some("not JSON".into()), ..latest(5) }, "bad");
+    for mine in [refused.clone(), refused.clone(), another(&refused)] {
+        assert!(matches!(one(&ledger, &mine).await, Outcome::Dead { attempts: 0, .. }));
+    }
+    let found = there(&ledger, &refused).await;
+    assert_eq!(
+        (found.state, found.note.as_deref(), found.body),
+        (State::Dead, Some("not JSON"), Some(body("bad")))
+    );
+    run(&ledger, &latest(6)).await;
+    let live = claim("live", lease());
+    let grant = first(&ledger, &live).await;
+    expect(&ledger, &Claim { mode: Mode::Refused, ..another(&live) }, "busy").await;
+    settled(&ledger, &live, &grant, done()).await;
+    expect(&ledger, &Claim { mode: Mode::Refused, ..another(&live) }, "duplicate").await;
+    intervene(&ledger, &refused, Intervention::Redrive).await.unwrap();
+    run(&ledger, &Claim { order: None, ..another(&latest(5)) }).await;
+}
+
+/// An event that is too old can still be recorded as dead, and is found.
+pub async fn c10_refused_of_a_dropped_week_is_kept(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let start = ledger.now().await.unwrap();
+    let of = |n| Claim::new(Identity::new(scope(), v7_at(start, n)), Mode::Done);
+    expect(&ledger, &of(1), "claimed").await;
+    harness.advance(DAY * 30).await;
+    sweep(&ledger, DAY * 7).await;
+    expect(&ledger, &of(2), "too_old").await;
+    let refused = with(Claim { mode: Mode::Refused, note: Some("too old".into()), ..of(2) }, "old");
+    for mine in [refused.clone(), another(&refused), of(2)] {
+        expect(&ledger, &mine, "dead").await;
+    }
+    assert_eq!(there(&ledger, &refused).await.body, Some(body("old")));
+    assert_eq!(ledger.outlet(&scope(), 9).await.unwrap().len(), 1);
+}
+
+/// The outlet has each death once: marked under its token, and again when it died again.
+pub async fn c2_the_outlet_copies_once_per_death(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let mine = claim("e", lease());
+    let mut stale = None;
+    for _ in 0..2 {
+        let grant = first(&ledger, &another(&mine)).await;
+        let verdict = Verdict::Dead { note: "poison".into(), body: Some(body("dead")) };
+        settled(&ledger, &mine, &grant, verdict).await;
+        let out = ledger.outlet(&scope(), 9).await.unwrap();
+        assert_eq!(out.len(), 1);
+        assert_eq!(out[0].body, Some(body("dead")));
+        let copied = (out[0].identity.clone(), out[0].week, out[0].token);
+        if let Some(stale) = stale.replace(copied.clone()) {
+            ledger.copied(&[stale]).await.unwrap();
+            assert_eq!(ledger.outlet(&scope(), 9).await.unwrap().len(), 1, "a stale token marks nothing");
+        }
+        for _ in 0..2 {
+            ledger.copied(std::slice::from_ref(&copied)).await.unwrap();
+            assert!(ledger.outlet(&scope(), 9).await.unwrap().is_empty());
+        }
+        intervene(&ledger, &mine, Intervention::Redrive).await.unwrap();
+    }
+}
+
+/// Settlings and markers of a transaction come with its commit, and not without it. Markers replace and remove.
+pub async fn c4_settling_and_marking_in_a_transaction(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let topic = Topic::new("orders").unwrap();
+    let marker = |partition, first, last| Marker { topic: topic.clone(), partition, first, last };
+    let mine = latest(1);
+    let grant = first(&ledger, &mine).await;
+    let settles = [settling(&mine, &grant, done()), settling(&claim("nobody", lease()), &grant, done())];
+    let marks = [marker(1, 10, 19), marker(0, 0, 0)];
+    for commit in [false, true] {
+        let answers =
+            harness.settle_in_transaction(&ledger, &settles, (&scope(), &marks), commit).await.unwrap();
+        let fenced: Vec<bool> = answers.into_iter().map(|answer| is_fenced(answer.unwrap())).collect();
+        assert_eq!(fenced, [false, true]);
+        let wanted = if commit { State::Done } else { State::Leased };
+        assert_eq!(there(&ledger, &mine).await.state, wanted);
+        let found = ledger.markers(&scope(), &topic, &[0, 1, 2]).await.unwrap();
+        assert_eq!(found.len(), if commit { 2 } else { 0 });
+    }
+    ledger.mark(&scope(), &[marker(1, 20, 29), Marker::clear(topic.clone(), 0)]).await.unwrap();
+    assert_eq!(ledger.markers(&scope(), &topic, &[0, 1]).await.unwrap(), [marker(1, 20, 29)]);
+    assert!(ledger.markers(&Scope::new("other").unwrap(), &topic, &[1]).await.unwrap().is_empty());
+    run(&ledger, &latest(2)).await;
+}
+
+/// The same claim again is told the same about the run before.
+pub async fn c7_a_repeat_is_as_suspect_as_the_first(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    first(&ledger, &claim("e", lease_beside())).await;
+    harness.advance(PAST_LEASE).await;
+    let again = claim("e", lease());
+    for _ in 0..2 {
+        assert!(first(&ledger, &again).await.suspect);
+    }
+}
+
+/// With `warn` a reused id is answered as the original, and counted whatever the answer.
+pub async fn c9_warned_mismatches_are_counted(harness: &impl Harness) {
+    let settings = Settings { mismatch: MismatchRule::Warn, ..Settings::default() };
+    let ledger = harness.open(settings).await;
+    let with =
+        |n: u8, id: &str| Claim { fingerprint: Some(super::kit::fingerprint(n)), ..claim(id, lease()) };
+    let grant = first(&ledger, &with(1, "e")).await;
+    assert_eq!(ledger.settings().reused.take(), 0);
+    expect(&ledger, &with(2, "e"), "busy").await;
+    settled(&ledger, &with(1, "e"), &grant, done()).await;
+    expect(&ledger, &with(1, "e"), "duplicate").await;
+    expect(&ledger, &with(2, "e"), "duplicate").await;
+    assert_eq!((ledger.settings().reused.take(), ledger.settings().reused.take()), (2, 0));
+}
+
+/// Settling, extending and intervening in an unknown scope finds nothing and leaves nothing.
+pub async fn c2_an_unknown_scope_is_not_registered(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let start = ledger.now().await.unwrap();
+    let of = |scope: &str, n| Claim::new(Identity::new(Scope::new(scope).unwrap(), v7_at(start, n)), lease());
+    let grant = first(&ledger, &of("known", 1)).await;
+    let unknown = of("unknown", 1);
+    assert!(is_fenced(super::kit::settle(&ledger, &unknown, &grant, done()).await));
+    assert!(is_fenced(super::kit::extend(&ledger, &unknown, &grant, LEASE).await));
+    assert!(matches!(intervene(&ledger, &unknown, Intervention::Kill).await, Err(Error::NotFound(_))));
+    settled(&ledger, &of("known", 1), &grant, done()).await;
+    harness.advance(DAY * 30).await;
+    sweep(&ledger, DAY * 7).await;
+    expect(&ledger, &of("known", 2), "too_old").await;
+    expect(&ledger, &unknown, "claimed").await; // its scope begins now, after the drop
+}
+
+/// A dropped one is lost with its bytes, and its aggregate goes on past it. Only the dead can be dropped.
+pub async fn order_drop_goes_on_past_the_dead_one(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let one_ = strict(1);
+    let grant = first(&ledger, &one_).await;
+    assert!(intervene(&ledger, &one_, Intervention::Drop).await.is_err());
+    let verdict = Verdict::Dead { note: "poison".into(), body: Some(body("dead")) };
+    settled(&ledger, &one_, &grant, verdict).await;
+    assert_eq!(one(&ledger, &held(strict(2))).await, Outcome::Parked { behind: 1 });
+    let mut dry = intervening(&one_, Intervention::Drop);
+    dry.dry_run = true;
+    assert_eq!(ledger.intervene(&dry).await.unwrap().after.unwrap().state, State::Lost);
+    assert_eq!(one(&ledger, &held(strict(2))).await, Outcome::Parked { behind: 1 });
+    intervene(&ledger, &one_, Intervention::Drop).await.unwrap();
+    let lost = there(&ledger, &one_).await;
+    assert_eq!((lost.state, lost.body), (State::Lost, None));
+    assert!(lost.note.unwrap().contains("ada"));
+    assert_eq!(ledger.audit(9).await.unwrap()[0].what, "drop");
+    assert_eq!(due(&ledger).await, ["e2"]);
+    run(&ledger, &strict(2)).await;
+    assert_eq!(ledger.due(&scope(), 9).await.unwrap().held, 0);
+}
+
+/// A skip lets an aggregate go on past the missing one it is parked behind; one that is not parked is refused.
+pub async fn order_skip_by_hand_goes_on_past_a_gap(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    run(&ledger, &strict(1)).await;
+    assert_eq!(one(&ledger, &held(strict(3))).await, Outcome::Parked { behind: 2 });
+    assert!(intervene(&ledger, &strict(3), Intervention::Skip).await.is_err(), "2 may still come");
+    harness.advance(PAST_LEASE).await;
+    assert_eq!(due(&ledger).await, ["e3"], "so that somebody notices the timeout");
+    assert_eq!(one(&ledger, &held(strict(3))).await, Outcome::Parked { behind: 2 });
+    assert!(due(&ledger).await.is_empty());
+    let before = there(&ledger, &strict(3)).await.token;
+    let after = intervene(&ledger, &strict(3), Intervention::Skip).await.unwrap().after.unwrap();
+    assert!(after.token > before && after.state == State::Parked);
+    assert_eq!(due(&ledger).await, ["e3"]);
+    run(&ledger, &strict(3)).await;
+    assert_eq!(one(&ledger, &strict(2)).await, Outcome::Stale { last: 3 });
+}
+
+/// A redrive of what the order has passed is refused, or by permission runs without order, however it is claimed.
+pub async fn order_out_of_order_by_permission(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let mut five = latest(5);
+    five.order.as_mut().unwrap().on_dead = crate::ledger::OnDead::Skip;
+    let grant = first(&ledger, &five).await;
+    settled(&ledger, &five, &grant, super::kit::dead()).await;
+    run(&ledger, &latest(6)).await;
+    let mut redrive = intervening(&five, Intervention::Redrive);
+    assert!(matches!(ledger.intervene(&redrive).await, Err(Error::Conflict { .. })));
+    redrive.out_of_order = true;
+    assert_eq!(ledger.intervene(&redrive).await.unwrap().after.unwrap().order, None);
+    run(&ledger, &another(&five)).await;
+    expect(&ledger, &another(&five), "duplicate").await;
+    assert_eq!(entry(&ledger, &five).await.unwrap().order, None);
+    assert_eq!(one(&ledger, &latest(4)).await, Outcome::Stale { last: 6 });
+}
+
+/// Filters by aggregate, topic and partition.
+pub async fn listing_filters_by_aggregate_and_origin(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let topic = Topic::new("orders").unwrap();
+    run(&ledger, &latest(1)).await;
+    run(&ledger, &Claim { origin: Some(Origin::new(topic.clone(), 3, 7)), ..claim("o", lease()) }).await;
+    let count = async |filter: Filter| ledger.list(&filter, None, 9).await.unwrap().entries.len();
+    let aggregate = latest(1).order.map(|order| order.aggregate);
+    let by = Filter::default;
+    assert_eq!(count(Filter { aggregate, ..by() }).await, 1);
+    assert_eq!(count(Filter { topic: Some(topic.clone()), ..by() }).await, 1);
+    assert_eq!(count(Filter { topic: Some(Topic::new("x").unwrap()), ..by() }).await, 0);
+    assert_eq!(count(Filter { topic: Some(topic.clone()), partition: Some(3), ..by() }).await, 1);
+    assert_eq!(count(Filter { topic: Some(topic), partition: Some(4), ..by() }).await, 0);
+}
