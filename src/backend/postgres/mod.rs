@@ -8,6 +8,7 @@ mod claim;
 mod error;
 mod read;
 mod schema;
+mod seal;
 mod settle;
 mod sweep;
 mod transaction;
