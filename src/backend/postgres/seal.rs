@@ -5,7 +5,7 @@
 //! counted leaves a touch that was not seen.* A writer leaves none only if it finds one that is less than an hour old by
 //! the time it has written (`touch_weeks`). Hence two steps:
 //!
-//! 1. *Mark*: all touches there are lie an hour back or more. Note the first transaction number that is still free.
+//! 1. *Mark*: all touches there are lie an hour back or more. The transaction that marks notes its own number.
 //! 2. *Count*, once no transaction with a lower number is open, in one snapshot with the touches. Whoever is not counted
 //!    got its number after the mark, and looked at the clock after that: every touch of before is too old for it, so it has
 //!    added one, however long its transaction takes, in whatever isolation.
@@ -85,26 +85,18 @@ async fn seal_week(inner: &Inner, week: i16, quiet: i64) -> Result<()> {
 async fn mark(inner: &Inner, week: i16, quiet: i64) -> Result<()> {
     let s = &inner.settings.schema;
     let mut tx = inner.begin().await?;
-    let marked = execute(
+    // The number of this very transaction: lower ones were given out before. (A snapshot's xmax will not do: it is the first
+    // that had not ended, not the first that was free.)
+    execute(
         &mut tx,
         format!(
-            "insert into {s}.sealed as s (week, at) values ({week}, {s}.ledger_now()) \
-             on conflict (week) do update set at = excluded.at, rows = null, scopes = null, ids = null \
-             where s.rows is not null or s.after is null or s.at < excluded.at - interval '1 day' or exists (select from {s}.touch t \
+            "insert into {s}.sealed as s (week, at, mark) values ({week}, {s}.ledger_now(), pg_current_xact_id()) \
+             on conflict (week) do update set at = excluded.at, mark = excluded.mark, rows = null, scopes = null, ids = null \
+             where s.rows is not null or s.at < excluded.at - interval '1 day' or exists (select from {s}.touch t \
                where t.week = {week} and t.at >= s.at - {quiet} * interval '1 microsecond')"
         ),
     )
     .await?;
-    if marked > 0 {
-        // A statement of its own: its snapshot is younger than the time above.
-        execute(
-            &mut tx,
-            format!(
-                "update {s}.sealed set after = pg_snapshot_xmax(pg_current_snapshot()) where week = {week}"
-            ),
-        )
-        .await?;
-    }
     tx.commit().await.map_err(|e| translate(WHAT, e))
 }
 
@@ -116,7 +108,7 @@ async fn count(inner: &Inner, week: i16, quiet: i64) -> Result<()> {
     execute(&mut tx, "set transaction isolation level repeatable read".into()).await?;
     let seen: Option<Vec<i64>> = sqlx::query_scalar(AssertSqlSafe(format!(
         "select array(select t.number from {s}.touch t where t.week = {week}) from {s}.sealed s \
-          where s.week = {week} and s.rows is null and s.after <= pg_snapshot_xmin(pg_current_snapshot()) \
+          where s.week = {week} and s.rows is null and s.mark < pg_snapshot_xmin(pg_current_snapshot()) \
             and not exists (select from {s}.touch t where t.week = {week} and t.at >= s.at - {quiet} * interval '1 microsecond')"
     )))
     .persistent(false)

@@ -106,11 +106,11 @@ create table {schema}.dropped (
 );
 
 -- Weeks that are over and quiet, counted ahead of their drop; void once there is a touch that is not in `seen`. While
--- `rows` is null it is only marked: it is counted when no transaction numbered below `after` is open.
+-- `rows` is null it is only marked: it is counted when no transaction numbered up to `mark` is open.
 create table {schema}.sealed (
   week   smallint primary key,
   at     timestamptz not null,
-  after  xid8,
+  mark   xid8 not null,
   rows   bigint,
   open   bigint,                       -- how many of them are open
   scopes int[],                        -- and which, if they are not too many
