@@ -13,7 +13,7 @@ pub const VERSION: i32 = 1;
 pub const ACCEPTS: i32 = 1;
 
 /// How long a claim waits for somebody's open transaction before it calls the id busy.
-const LOCK_TIMEOUT: &str = "100ms";
+pub(super) const LOCK_TIMEOUT: &str = "100ms";
 
 /// Each step brings the schema to the version of its place, from 1. A released step is never changed.
 const STEPS: [&[&str]; VERSION as usize] = [&[
