@@ -246,7 +246,7 @@ async fn a_wrong_password_is_a_sentence_without_it() {
     .await;
     for who in ["app:wrong-one", "app", "nobody-of-that-name:wrong-one"] {
         let error = PgLedger::connect(&cluster.url_as(who), PgSettings::default()).await.expect_err(who);
-        let text = error.chain().to_string();
+        let text = error.chain();
         println!("{who}: {text}");
         assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
         assert!(text.contains("refused the connection") && !text.contains("wrong-one"), "{text}");
