@@ -22,6 +22,7 @@ use crate::error::Result;
 use crate::id::Scope;
 use crate::ledger::{Claim, Ledger, Marker, Outcome, Settings, Settle, Settled};
 
+pub mod bus;
 mod cases;
 pub mod crash;
 pub mod kit;
