@@ -21,6 +21,13 @@ use crate::error::{Error, Result};
 use crate::event::{Headers, Origin};
 use crate::id::Topic;
 
+mod group;
+mod hands;
+pub mod memory;
+mod route;
+
+pub use memory::MemoryBus;
+
 /// What is published, and what a received record is made of. Cloning shares the bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Record {

@@ -1,0 +1,129 @@
+//! What a member believes to be in its hands, and what it hears when the group sees it otherwise.
+
+use std::collections::BTreeMap;
+
+use super::{Assigned, Heard, Partition};
+use crate::error::{Error, Result};
+
+/// A partition of this member, as the group has it.
+#[derive(Debug, Clone)]
+pub(super) struct Mine {
+    pub assigned: Assigned,
+    /// Whether the group wants it back.
+    pub revoking: bool,
+    /// Where it begins, if it is new here.
+    pub begin: i64,
+}
+
+/// A partition of this member, as the member has it.
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    epoch: u64,
+    /// The offset that is delivered next.
+    position: i64,
+    paused: bool,
+    /// The member knows that it is wanted back.
+    revoked: bool,
+}
+
+/// A member's partitions.
+#[derive(Debug, Default)]
+pub(super) struct Hands {
+    held: BTreeMap<Partition, Held>,
+    /// Which partition delivers first next time, so that a busy one does not starve the others.
+    turn: usize,
+}
+
+impl Hands {
+    /// What there is to hear, if the group and the member disagree: bad news first.
+    pub(super) fn hear(&mut self, mine: &[Mine]) -> Option<Heard> {
+        let held = |p: &Partition, epoch| {
+            mine.iter().any(|m| m.assigned.partition == *p && m.assigned.epoch == epoch)
+        };
+        let lost: Vec<_> = self
+            .held
+            .iter()
+            .filter(|(partition, own)| !held(partition, own.epoch))
+            .map(|(partition, own)| Assigned { partition: partition.clone(), epoch: own.epoch })
+            .collect();
+        if !lost.is_empty() {
+            self.drop_all(&lost);
+            return Some(Heard::Lost(lost));
+        }
+        let mut revoked = Vec::new();
+        for m in mine.iter().filter(|m| m.revoking) {
+            if let Some(own) = self.held.get_mut(&m.assigned.partition).filter(|own| !own.revoked) {
+                own.revoked = true;
+                revoked.push(m.assigned.clone());
+            }
+        }
+        if !revoked.is_empty() {
+            return Some(Heard::Revoked(revoked));
+        }
+        let new: Vec<_> = mine.iter().filter(|m| !self.held.contains_key(&m.assigned.partition)).collect();
+        if new.is_empty() {
+            return None;
+        }
+        for m in &new {
+            let own = Held { epoch: m.assigned.epoch, position: m.begin, paused: false, revoked: false };
+            self.held.insert(m.assigned.partition.clone(), own);
+        }
+        Some(Heard::Given(new.into_iter().map(|m| m.assigned.clone()).collect()))
+    }
+
+    /// The partitions that deliver, each with its epoch and the offset it is at; another one first each time.
+    pub(super) fn readable(&self) -> Vec<(Assigned, i64)> {
+        let mut all: Vec<_> = self
+            .held
+            .iter()
+            .filter(|(_, own)| !own.paused && !own.revoked)
+            .map(|(partition, own)| {
+                (Assigned { partition: partition.clone(), epoch: own.epoch }, own.position)
+            })
+            .collect();
+        if !all.is_empty() {
+            let first = self.turn % all.len();
+            all.rotate_left(first);
+        }
+        all
+    }
+
+    /// Everything below an offset was delivered.
+    pub(super) fn delivered(&mut self, partition: &Partition, next: i64) {
+        self.turn = self.turn.wrapping_add(1);
+        if let Some(own) = self.held.get_mut(partition) {
+            own.position = next;
+        }
+    }
+
+    /// Stops or resumes delivery. What is not in hand has gone meanwhile, and delivers nothing anyway.
+    pub(super) fn pause(&mut self, partitions: &[Partition], paused: bool) {
+        for partition in partitions {
+            if let Some(own) = self.held.get_mut(partition) {
+                own.paused = paused;
+            }
+        }
+    }
+
+    /// Goes on at another offset.
+    pub(super) fn seek(&mut self, partition: &Partition, offset: i64) -> Result<()> {
+        if offset < 0 {
+            return Err(Error::invalid("offset", format!("{offset} of {partition}; offsets begin at 0")));
+        }
+        let own = self
+            .held
+            .get_mut(partition)
+            .ok_or_else(|| Error::Fenced { what: format!("{partition} is not in this member's hands") })?;
+        own.position = offset;
+        Ok(())
+    }
+
+    /// Forgets partitions, if they are still those of the epochs given.
+    pub(super) fn drop_all(&mut self, partitions: &[Assigned]) {
+        for assigned in partitions {
+            if self.held.get(&assigned.partition).is_some_and(|own| own.epoch == assigned.epoch) {
+                self.held.remove(&assigned.partition);
+            }
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! A bus in memory: for tests, and for what lives within one process. Nothing of it survives the process.
+//!
+//! A member lives as long as its subscriber is not dropped; it has no heartbeat that could fail. Keys go where
+//! Kafka's Java client would send them; records without a key go to the partitions in turn.
+
+mod state;
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use self::state::State;
+use super::hands::Hands;
+use super::{
+    Assigned, Bus, Capabilities, Heard, Partition, Record, Subscriber, Subscription, TopicInfo, TopicTerms,
+};
+use crate::clock::{Clock, SystemClock};
+use crate::error::Result;
+use crate::event::Origin;
+use crate::id::Topic;
+
+/// The most records a subscriber hears at once.
+const RECORDS_MAX: usize = 500;
+
+/// A bus in memory. Clones share everything.
+#[derive(Clone)]
+pub struct MemoryBus {
+    shared: Arc<Shared>,
+    /// Whether the members that joined through this bus are not heard of any more (tests only).
+    silent: Arc<AtomicBool>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Notify,
+    clock: Arc<dyn Clock>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change is complete before anything can panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the state and wakes whoever waits.
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let value = change(&mut self.lock());
+        self.changed.notify_waiters();
+        value
+    }
+}
+
+impl fmt::Debug for MemoryBus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryBus").finish_non_exhaustive()
+    }
+}
+
+impl Default for MemoryBus {
+    fn default() -> Self {
+        MemoryBus::new()
+    }
+}
+
+impl MemoryBus {
+    /// An empty bus.
+    pub fn new() -> Self {
+        MemoryBus::with_clock(Arc::new(SystemClock))
+    }
+
+    /// An empty bus whose records are stamped, and swept, by a clock of the caller's.
+    pub fn with_clock(clock: Arc<dyn Clock>) -> Self {
+        let shared = Shared { state: Mutex::default(), changed: Notify::new(), clock };
+        MemoryBus { shared: Arc::new(shared), silent: Arc::default() }
+    }
+
+    /// Throws the member that holds a partition out of its group, as if its session had timed out. It hears `Lost`
+    /// next, and joins again after that. False: nobody holds it.
+    #[cfg(feature = "testing")]
+    pub fn expire(&self, group: &str, partition: &Partition) -> bool {
+        self.shared.change(|state| state.expire(group, partition))
+    }
+
+    /// The same records and groups, for members of which the bus can stop hearing separately.
+    #[cfg(feature = "testing")]
+    #[must_use]
+    pub fn reopened(&self) -> Self {
+        MemoryBus { shared: self.shared.clone(), silent: Arc::default() }
+    }
+
+    /// Whether the members that joined through this opening stand still: they are thrown out of their groups, and
+    /// their subscribers hear nothing until this is taken back.
+    #[cfg(feature = "testing")]
+    pub fn silence(&self, silent: bool) {
+        self.silent.store(silent, Ordering::SeqCst);
+        self.shared.change(|state| {
+            if silent {
+                state.expire_silent();
+            }
+        });
+    }
+
+    /// Removes the records of a partition below an offset, as retention would.
+    #[cfg(feature = "testing")]
+    pub fn remove_below(&self, partition: &Partition, offset: i64) -> Result<()> {
+        self.shared.change(|state| state.remove_below(partition, offset))
+    }
+}
+
+#[async_trait]
+impl Bus for MemoryBus {
+    async fn publish(&self, topic: &Topic, records: &[Record]) -> Result<Vec<Result<Origin>>> {
+        let now = self.shared.clock.now();
+        self.shared.change(|state| state.publish(topic, records, now))
+    }
+
+    async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
+        self.shared.lock().check(&subscription)?;
+        let mut member = Member { bus: self.clone(), subscription, number: 0, hands: Hands::default() };
+        member.join();
+        Ok(Box::new(member))
+    }
+
+    async fn create_topic(&self, topic: &Topic, terms: TopicTerms) -> Result<bool> {
+        self.shared.change(|state| state.create_topic(topic, terms))
+    }
+
+    async fn topic(&self, topic: &Topic) -> Result<Option<TopicInfo>> {
+        Ok(self.shared.lock().topic(topic))
+    }
+
+    async fn range(&self, partition: &Partition) -> Result<(i64, i64)> {
+        self.shared.lock().range(partition)
+    }
+
+    async fn committed(&self, group: &str, partition: &Partition) -> Result<Option<i64>> {
+        let state = self.shared.lock();
+        state.range(partition)?;
+        Ok(state.committed(group, partition))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { bus: "memory", durable: false, shared: false }
+    }
+}
+
+/// A member of a group.
+struct Member {
+    bus: MemoryBus,
+    subscription: Subscription,
+    /// Its number in the group; another one each time it joins.
+    number: u64,
+    hands: Hands,
+}
+
+impl Member {
+    fn join(&mut self) {
+        let (subscription, silent) = (&self.subscription, &self.bus.silent);
+        self.number =
+            self.bus.shared.change(|state| state.join(subscription, silent.clone(), Instant::now()));
+    }
+
+    /// What there is to hear now; otherwise, when to look again at the latest.
+    fn hear(&mut self) -> std::result::Result<Heard, Option<Instant>> {
+        if self.bus.silent.load(Ordering::SeqCst) {
+            return Err(None);
+        }
+        let group = &*self.subscription.group;
+        let mut state = self.bus.shared.lock();
+        if state.expire_overdue(group, Instant::now()) {
+            self.bus.shared.changed.notify_waiters();
+        }
+        let mine = state.mine(group, self.number);
+        if let Some(heard) = self.hands.hear(mine.as_deref().unwrap_or_default()) {
+            return Ok(heard);
+        }
+        if mine.is_none() {
+            drop(state);
+            self.join();
+            return self.hear();
+        }
+        let mut records = Vec::new();
+        for (assigned, position) in self.hands.readable() {
+            let before = records.len();
+            state.read(&assigned.partition, position, RECORDS_MAX - before, &mut records);
+            if let Some(last) = records[before..].last() {
+                self.hands.delivered(&assigned.partition, last.origin.offset + 1);
+            }
+        }
+        if records.is_empty() { Err(state.overdue_at(group)) } else { Ok(Heard::Records(records)) }
+    }
+}
+
+#[async_trait]
+impl Subscriber for Member {
+    async fn next(&mut self) -> Result<Heard> {
+        loop {
+            let shared = self.bus.shared.clone();
+            let mut changed = std::pin::pin!(shared.changed.notified());
+            changed.as_mut().enable(); // what changes from here on is not missed
+            match self.hear() {
+                Ok(heard) => return Ok(heard),
+                Err(None) => changed.await,
+                Err(Some(at)) => {
+                    let _ = tokio::time::timeout_at(at, changed).await; // either way, look again
+                }
+            }
+        }
+    }
+
+    async fn pause(&mut self, partitions: &[Partition]) -> Result<()> {
+        self.hands.pause(partitions, true);
+        Ok(())
+    }
+
+    async fn resume(&mut self, partitions: &[Partition]) -> Result<()> {
+        self.hands.pause(partitions, false);
+        Ok(())
+    }
+
+    async fn seek(&mut self, partition: &Partition, offset: i64) -> Result<()> {
+        self.hands.seek(partition, offset)
+    }
+
+    async fn commit(&mut self, offsets: &[(Assigned, i64)]) -> Result<Vec<Result<()>>> {
+        let (group, number) = (&*self.subscription.group, self.number);
+        let mut state = self.bus.shared.lock();
+        Ok(offsets.iter().map(|(assigned, offset)| state.commit(group, number, assigned, *offset)).collect())
+    }
+
+    async fn give_back(&mut self, partitions: &[Assigned]) -> Result<()> {
+        self.hands.drop_all(partitions);
+        let (group, number) = (&*self.subscription.group, self.number);
+        self.bus.shared.change(|state| state.give_back(group, number, partitions, Instant::now()));
+        Ok(())
+    }
+
+    async fn leave(self: Box<Self>) -> Result<()> {
+        Ok(()) // dropping it is leaving
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let (group, number) = (&*self.subscription.group, self.number);
+        self.bus.shared.change(|state| state.leave(group, number, Instant::now()));
+    }
+}
