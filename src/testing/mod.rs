@@ -23,6 +23,8 @@ use crate::ledger::{Claim, Ledger, Outcome, Settings};
 
 mod cases;
 pub mod crash;
+#[cfg(feature = "kafka")]
+pub mod kafka;
 pub mod kit;
 mod memory;
 pub mod mutants;

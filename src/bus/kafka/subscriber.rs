@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use rdkafka::config::FromClientConfigAndContext;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use rdkafka::error::KafkaError;
+use rdkafka::types::RDKafkaErrorCode as Code;
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 use tokio::sync::oneshot;
 
@@ -74,6 +75,10 @@ impl KafkaSubscriber {
                 self.inbox.check(assigned).map_err(Refusal::All)?;
             }
             let (consumer, list) = (self.consumer().map_err(Refusal::All)?.clone(), list.clone());
+            // The group has them already, and the member has not heard of it yet.
+            if consumer.assignment_lost() {
+                return Err(Refusal::Some(KafkaError::ConsumerCommit(Code::AssignmentLost)));
+            }
             let commit = tokio::task::spawn_blocking(move || consumer.commit(&list, CommitMode::Sync));
             let wait = by.saturating_duration_since(Instant::now());
             let Ok(done) = tokio::time::timeout(wait, commit).await else {

@@ -1,0 +1,90 @@
+//! What tests do to a real Kafka that a bus has no word for: transactions, topics with other settings, deletion.
+
+use std::time::Duration;
+
+use rdkafka::ClientConfig;
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
+use rdkafka::{Offset, TopicPartitionList};
+
+use crate::bus::Partition;
+use crate::bus::kafka::{KafkaBus, KafkaSettings};
+use crate::id::Topic;
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The broker of the tests.
+pub fn brokers() -> String {
+    std::env::var("HAPAX_TEST_KAFKA").expect("HAPAX_TEST_KAFKA: run scripts/test")
+}
+
+/// Settings for it, quick to notice a member that stands still.
+pub fn settings() -> KafkaSettings {
+    let mut settings = KafkaSettings::new(brokers());
+    settings.poll_interval_max = Duration::from_secs(6);
+    settings
+}
+
+/// A connection of its own.
+pub async fn connect(settings: KafkaSettings) -> KafkaBus {
+    KafkaBus::connect(settings).await.expect("Kafka is there")
+}
+
+fn admin() -> AdminClient<DefaultClientContext> {
+    ClientConfig::new().set("bootstrap.servers", brokers()).create().expect("an admin client")
+}
+
+/// Makes a topic with settings of its own.
+pub async fn topic_with(topic: &Topic, partitions: i32, config: &[(&str, &str)]) {
+    let new = config
+        .iter()
+        .fold(NewTopic::new(topic.as_str(), partitions, TopicReplication::Fixed(1)), |new, (k, v)| {
+            new.set(k, v)
+        });
+    let options = AdminOptions::new().operation_timeout(Some(TIMEOUT));
+    for made in admin().create_topics([&new], &options).await.expect("an answer") {
+        made.expect("the topic is made");
+    }
+}
+
+/// Deletes a topic.
+pub async fn delete_topic(topic: &Topic) {
+    let options = AdminOptions::new().operation_timeout(Some(TIMEOUT));
+    for gone in admin().delete_topics(&[topic.as_str()], &options).await.expect("an answer") {
+        gone.expect("the topic is deleted");
+    }
+}
+
+/// Removes the records of a partition below an offset, as retention does.
+pub async fn remove_below(partition: &Partition, offset: i64) {
+    let mut list = TopicPartitionList::new();
+    list.add_partition_offset(partition.topic.as_str(), partition.number, Offset::Offset(offset))
+        .expect("an offset");
+    let removed = admin().delete_records(&list, &AdminOptions::new()).await.expect("an answer");
+    for element in removed.elements() {
+        element.error().expect("records are removed");
+    }
+}
+
+/// Publishes payloads to partition 0 in one transaction, and commits or aborts it. Blocks.
+pub fn transaction(topic: &Topic, payloads: &[&str], commit: bool) {
+    let producer: BaseProducer = ClientConfig::new()
+        .set("bootstrap.servers", brokers())
+        .set("transactional.id", uuid::Uuid::new_v4().to_string())
+        .create()
+        .expect("a producer");
+    producer.init_transactions(TIMEOUT).expect("transactions");
+    producer.begin_transaction().expect("a transaction");
+    for payload in payloads {
+        let record = BaseRecord::<(), str>::to(topic.as_str()).partition(0).payload(payload);
+        producer.send(record).map_err(|(error, _)| error).expect("it is sent");
+    }
+    // What aborts must have reached the log first, to be skipped there.
+    producer.flush(TIMEOUT).expect("it is acknowledged");
+    if commit {
+        producer.commit_transaction(TIMEOUT).expect("it is committed");
+    } else {
+        producer.abort_transaction(TIMEOUT).expect("it is aborted");
+    }
+}
