@@ -46,6 +46,11 @@ pub async fn topic_with(topic: &Topic, partitions: i32, config: &[(&str, &str)])
     for made in admin().create_topics([&new], &options).await.expect("an answer") {
         made.expect("the topic is made");
     }
+    // The broker's clients learn of it a moment later.
+    let bus = connect(settings()).await;
+    while bus.topic(topic).await.expect("an answer").is_none() {
+        tokio::task::yield_now().await;
+    }
 }
 
 /// Deletes a topic.

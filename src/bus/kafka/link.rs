@@ -54,8 +54,11 @@ impl Link {
 
     fn failed(&self, code: Code, reason: &str) {
         let mut state = self.state();
-        reason.clone_into(&mut state.reason);
         let away = matches!(code, Code::AllBrokersDown);
+        if !away || state.reason.is_empty() {
+            reason.clone_into(&mut state.reason);
+        }
+        let reason = state.reason.clone(); // of a broker: that all are down says little
         // A single broker that is away is no outage, and all of them are one line.
         let connection =
             matches!(code, Code::BrokerTransportFailure | Code::Resolve | Code::OperationTimedOut);
@@ -70,7 +73,7 @@ impl Link {
         }
         drop(state);
         if away {
-            tracing::warn!(target: "hapax::kafka", client = %self.who, reason, "Kafka is away");
+            tracing::warn!(target: "hapax::kafka", client = %self.who, %reason, "Kafka is away");
         } else if code != Code::AutoOffsetReset && code != Code::PollExceeded {
             tracing::warn!(target: "hapax::kafka", client = %self.who, code = ?code, "{reason}");
         }
