@@ -21,6 +21,7 @@ use async_trait::async_trait;
 use crate::error::Result;
 use crate::ledger::{Claim, Ledger, Outcome, Settings};
 
+pub mod bus;
 mod cases;
 pub mod crash;
 #[cfg(feature = "kafka")]
