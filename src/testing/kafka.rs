@@ -1,15 +1,18 @@
-//! What tests do to a real Kafka that a bus has no word for: transactions, topics with other settings, deletion.
+//! A real Kafka under test, and what tests do to it that a bus has no word for: transactions, topics with other settings,
+//! deletion.
 
 use std::time::Duration;
 
+use async_trait::async_trait;
 use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use rdkafka::{Offset, TopicPartitionList};
 
-use crate::bus::Partition;
-use crate::bus::kafka::{KafkaBus, KafkaSettings};
+use super::bus::BusHarness;
+use crate::bus::kafka::{GroupProtocol, KafkaBus, KafkaSettings};
+use crate::bus::{Bus, Partition};
 use crate::id::Topic;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -91,5 +94,39 @@ pub fn transaction(topic: &Topic, payloads: &[&str], commit: bool) {
         producer.commit_transaction(TIMEOUT).expect("it is committed");
     } else {
         producer.abort_transaction(TIMEOUT).expect("it is aborted");
+    }
+}
+
+/// The bus over the broker of the tests.
+#[derive(Debug)]
+pub struct KafkaBusHarness(GroupProtocol);
+
+impl KafkaBusHarness {
+    /// With groups of either protocol.
+    pub fn new(protocol: GroupProtocol) -> Self {
+        KafkaBusHarness(protocol)
+    }
+}
+
+#[async_trait]
+impl BusHarness for KafkaBusHarness {
+    type Bus = KafkaBus;
+
+    async fn open(&self) -> KafkaBus {
+        let mut settings = settings();
+        settings.group_protocol = self.0;
+        connect(settings).await
+    }
+
+    async fn silence(&self, bus: &KafkaBus) {
+        bus.silence(true);
+    }
+
+    async fn wake(&self, bus: &KafkaBus) {
+        bus.silence(false);
+    }
+
+    async fn remove_below(&self, partition: &Partition, offset: i64) {
+        remove_below(partition, offset).await;
     }
 }

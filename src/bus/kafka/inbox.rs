@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
 
+use crate::bus::route::bytes_of;
 use crate::bus::{Assigned, Heard, Partition, Received};
 use crate::error::{Error, Result};
 
@@ -337,11 +338,4 @@ impl Inbox {
         self.lock().leaving = true;
         self.bell.ring();
     }
-}
-
-/// How many bytes of a record count against the bound.
-pub(super) fn bytes_of(record: &crate::bus::Record) -> usize {
-    let part = |bytes: &Option<bytes::Bytes>| bytes.as_ref().map_or(0, bytes::Bytes::len);
-    let headers: usize = record.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
-    64 + part(&record.key) + part(&record.payload) + headers
 }

@@ -19,8 +19,9 @@ use rdkafka::statistics::Statistics;
 use rdkafka::types::{RDKafkaErrorCode as Code, RDKafkaRespErr};
 use rdkafka::{Offset, TopicPartitionList};
 
-use super::inbox::{Inbox, Seek, bytes_of};
+use super::inbox::{Inbox, Seek};
 use super::link::{Context, Link, meaning, meaning_of};
+use crate::bus::route::bytes_of;
 use crate::bus::{Partition, Received, Record, Start};
 use crate::clock::Time;
 use crate::error::Error;

@@ -50,6 +50,7 @@ use self::link::{Context, Link, meaning, meaning_of};
 use self::member::Member;
 use self::publish::Publisher;
 use self::subscriber::KafkaSubscriber;
+use super::route::{check_name, check_topic, no_partition, no_topic};
 use super::{Bus, Capabilities, Partition, Record, Start, Subscriber, Subscription, TopicInfo, TopicTerms};
 use crate::error::{Error, Result};
 use crate::event::Origin;
@@ -128,13 +129,6 @@ impl KafkaBus {
         Ok(bus)
     }
 
-    /// The same cluster, for members that can be silenced separately.
-    #[cfg(feature = "testing")]
-    #[must_use]
-    pub fn reopened(&self) -> Self {
-        KafkaBus { shared: self.shared.clone(), silent: Arc::default() }
-    }
-
     /// Whether the members that joined through this opening stand still, as if their process were stopped: after
     /// `poll_interval_max` they are out of their groups.
     #[cfg(feature = "testing")]
@@ -174,7 +168,7 @@ impl KafkaBus {
 
     /// How many partitions a topic has and how many replicas; none: there is no such topic.
     async fn partitions(&self, topic: &Topic) -> Result<Option<(i32, i32)>> {
-        check_name(topic)?;
+        check_name(topic)?; // librdkafka takes one that begins with ^ for a pattern
         let name = topic.clone();
         let looked = self.ask(move |reader, timeout| {
             let metadata = reader.client().fetch_metadata(Some(name.as_str()), timeout)?;
@@ -291,11 +285,7 @@ impl Bus for KafkaBus {
     }
 
     async fn create_topic(&self, topic: &Topic, terms: TopicTerms) -> Result<bool> {
-        check_name(topic)?;
-        if terms.partitions < 1 {
-            let problem = format!("{} for {topic}; a topic has at least 1", terms.partitions);
-            return Err(Error::invalid("partitions", problem));
-        }
+        check_topic(topic, &terms)?;
         let timeout = self.shared.settings.answer_timeout;
         let retention =
             terms.retention.map_or_else(|| "-1".to_owned(), |retention| retention.as_millis().to_string());
@@ -398,27 +388,4 @@ fn reader(settings: &KafkaSettings, group: Option<&str>, link: &Arc<Link>) -> Re
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(|e| Error::unavailable("talking to Kafka", e))
-}
-
-/// librdkafka would take a name that begins with `^` for a pattern.
-fn check_name(topic: &Topic) -> Result<()> {
-    let name = topic.as_str();
-    let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'));
-    if plain && name.len() <= 249 && !matches!(name, "." | "..") {
-        return Ok(());
-    }
-    Err(Error::invalid(
-        "topic",
-        format!(
-            "{topic} is no name for one: it needs 1 to 249 of the characters A-Z a-z 0-9 . _ -, and is neither . nor .."
-        ),
-    ))
-}
-
-fn no_topic(topic: &Topic) -> Error {
-    Error::NotFound(format!("there is no topic {topic}"))
-}
-
-fn no_partition(partition: &Partition) -> Error {
-    Error::NotFound(format!("there is no partition {partition}"))
 }
