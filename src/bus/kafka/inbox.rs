@@ -152,9 +152,23 @@ impl Inbox {
                 state.lanes.remove(p).map(|lane| Assigned { partition: p.clone(), epoch: lane.epoch })
             })
             .collect();
-        if !lost.is_empty() {
-            self.tell(&mut state, Ok(Heard::Lost(lost)));
+        if lost.is_empty() {
+            return;
         }
+        // What is gone is not asked for any more.
+        forget(&mut state.news, |heard| matches!(heard, Heard::Revoked(_)), &lost);
+        self.tell(&mut state, Ok(Heard::Lost(lost)));
+    }
+
+    /// All of them are.
+    pub(super) fn lost_all(&self) {
+        let mut state = self.lock();
+        state.returning = None;
+        let all: Vec<_> = state.lanes.keys().cloned().collect();
+        // Whoever waits for a seek hears that the partition is not in hand any more.
+        state.seeks.clear();
+        drop(state);
+        self.lost(&all);
     }
 
     /// Those of which librdkafka must be told that they were given back, once all of them were or time is up. What was not
@@ -219,6 +233,16 @@ impl Inbox {
             lane.records.clear();
             lane.bytes = 0;
         }
+    }
+
+    /// Whether the subscriber has heard all news.
+    pub(super) fn is_heard(&self) -> bool {
+        !self.silent.load(Ordering::SeqCst) && self.lock().news.is_empty()
+    }
+
+    /// How many gifts there were.
+    pub(super) fn epoch(&self) -> u64 {
+        self.lock().epoch
     }
 
     pub(super) fn is_leaving(&self) -> bool {
@@ -330,6 +354,8 @@ impl Inbox {
                 state.lanes.remove(&assigned.partition);
             }
         }
+        // Who has given something back need not hear that it was lost since.
+        forget(&mut state.news, |heard| matches!(heard, Heard::Lost(_)), partitions);
         drop(state);
         self.bell.ring();
     }
@@ -338,4 +364,14 @@ impl Inbox {
         self.lock().leaving = true;
         self.bell.ring();
     }
+}
+
+/// Takes partitions out of news that were not heard yet.
+fn forget(news: &mut VecDeque<Result<Heard>>, which: impl Fn(&Heard) -> bool, partitions: &[Assigned]) {
+    for heard in news.iter_mut().flatten().filter(|heard| which(heard)) {
+        if let Heard::Revoked(some) | Heard::Lost(some) = heard {
+            some.retain(|assigned| !partitions.contains(assigned));
+        }
+    }
+    news.retain(|heard| !matches!(heard, Ok(Heard::Revoked(some) | Heard::Lost(some)) if some.is_empty()));
 }

@@ -232,7 +232,7 @@ impl KafkaSettings {
     }
 
     /// Kafka wants it no shorter than the session.
-    fn poll_interval(&self, subscription: &Subscription) -> Duration {
+    pub(super) fn poll_interval(&self, subscription: &Subscription) -> Duration {
         match self.group_protocol {
             GroupProtocol::Classic => self.poll_interval_max.max(subscription.session_timeout),
             GroupProtocol::Consumer => self.poll_interval_max,
