@@ -25,6 +25,8 @@ use crate::ledger::{Claim, Ledger, Marker, Outcome, Settings, Settle, Settled};
 pub mod bus;
 mod cases;
 pub mod crash;
+#[cfg(feature = "kafka")]
+pub mod kafka;
 pub mod kit;
 mod memory;
 pub mod mutants;
