@@ -61,6 +61,6 @@ pub(super) async fn first(inner: &Inner, one: &Ready<'_>) -> sqlx::Result<Option
         .fetch_optional(&inner.pool)
         .await?;
     Ok(first.map(|(token, at)| {
-        (0, 1, Some(token), Some(at), Some(1), Some(state.to_owned()), None, None, Some(false))
+        (0, 1, Some(token), Some(at), Some(1), Some(state.to_owned()), None, None, Some(false), Some(false))
     }))
 }
