@@ -123,6 +123,8 @@ impl Marks {
         for (topic, numbers) in by_topic {
             for marker in ledger.markers(scope, &topic, &numbers).await? {
                 let partition = Partition { topic: marker.topic, number: marker.partition };
+                // It is ours to clear from now on; our own batches still need one of their own.
+                self.lock().insert(partition.clone(), Mark { covered: Some(i64::MIN), ..Mark::default() });
                 unfinished.push((partition, marker.first, marker.last));
             }
         }
