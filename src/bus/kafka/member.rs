@@ -259,7 +259,7 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
         match consumer.poll(Duration::ZERO) {
             Some(Ok(message)) => {
                 (idle, told) = (0, None);
-                member.link.answered();
+                member.link.delivered();
                 if let Some(received) = member.received(&message) {
                     let bytes = bytes_of(&received.record);
                     inbox.push(received, bytes);
@@ -280,6 +280,7 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
             None if idle == 0 => idle = 1,
             None => {
                 idle = 0;
+                member.link.drained();
                 inbox.bell.wait(IDLE);
             }
         }
