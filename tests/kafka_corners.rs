@@ -1,6 +1,6 @@
 //! What only a real Kafka does: transactions, compaction, back-pressure, members that are slow, brokers that are not there.
 #![cfg(all(feature = "testing", feature = "kafka"))]
-#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
 //! The broker is killed (kill -9) under load and comes back: nothing that was acknowledged is missing, what cannot be done is
 //! told in bounded time, and the log has a few lines about it, not one per second.
 #![cfg(all(feature = "testing", feature = "kafka"))]
-#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;

@@ -317,7 +317,7 @@ impl Inbox {
 
     pub(super) fn seek(&self, seek: Seek) -> Result<()> {
         let mut state = self.lock();
-        if !state.lanes.get(&seek.partition).is_some_and(|lane| !lane.wanted) {
+        if state.lanes.get(&seek.partition).is_none_or(|lane| lane.wanted) {
             return Err(Error::Fenced { what: format!("{} is not in this member's hands", seek.partition) });
         }
         state.seeks.push(seek);

@@ -100,7 +100,7 @@ impl Member {
     }
 
     fn assign(&self, consumer: &MemberConsumer, list: &mut TopicPartitionList, partitions: Vec<Partition>) {
-        let fresh = if self.start == Start::Latest { self.from_now_on(consumer, list) } else { None };
+        let fresh = if self.start == Start::Latest { self.begin_now(consumer, list) } else { None };
         let assigned = match consumer.rebalance_protocol() {
             RebalanceProtocol::Cooperative => consumer.incremental_assign(list),
             _ => consumer.assign(list),
@@ -129,7 +129,7 @@ impl Member {
 
     /// "From now on" is from the group's first gift of a partition, whoever has it later: the ends of those partitions of
     /// which nothing was committed are where they begin, and are committed as such.
-    fn from_now_on(
+    fn begin_now(
         &self,
         consumer: &MemberConsumer,
         list: &mut TopicPartitionList,
