@@ -21,12 +21,18 @@ use crate::error::{Error, Result};
 use crate::event::{Headers, Origin};
 use crate::id::Topic;
 
+#[cfg(feature = "sqlite")]
+pub mod embedded;
 mod group;
 mod hands;
 pub mod memory;
+mod open;
 mod route;
 
+#[cfg(feature = "sqlite")]
+pub use embedded::EmbeddedBus;
 pub use memory::MemoryBus;
+pub use open::{EMBEDDED_FILE, OpenSettings, open};
 
 /// What is published, and what a received record is made of. Cloning shares the bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
