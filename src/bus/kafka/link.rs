@@ -146,9 +146,11 @@ pub(super) fn meaning(doing: impl Into<String>, error: KafkaError) -> Error {
     match code(&error) {
         Some(code) => meaning_of(doing, code, error),
         None => match error {
-            KafkaError::ClientConfig(..) | KafkaError::ClientCreation(_) => {
-                Error::Config(format!("{doing}: {error}"))
+            // Not its value, which may be a secret.
+            KafkaError::ClientConfig(_, problem, name, _) => {
+                Error::Config(format!("{doing}: the property {name}: {problem}"))
             }
+            KafkaError::ClientCreation(_) => Error::Config(format!("{doing}: {error}")),
             error => Error::unavailable(doing, error),
         },
     }
