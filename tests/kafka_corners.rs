@@ -252,6 +252,40 @@ async fn what_is_not_given_back_in_time_is_lost() {
     }
 }
 
+/// One that does not listen, on a topic where nothing happens: others get what it had, and it joins again when it listens.
+#[tokio::test]
+async fn a_subscriber_that_does_not_listen_loses_its_partitions() {
+    for protocol in [GroupProtocol::Classic, GroupProtocol::Consumer] {
+        let mut settings = settings();
+        settings.group_protocol = protocol;
+        let (bus, topic, group) = stage(settings, 2).await;
+        let mut first = bus.subscribe(subscription(&group, &topic)).await.unwrap();
+        let mine = given(&mut first).await;
+        assert_eq!(mine.len(), 2);
+        let began = Instant::now();
+        let mut second = bus.subscribe(subscription(&group, &topic)).await.unwrap();
+        let mut got = 0;
+        while got < 2 {
+            got += given(&mut second).await.len();
+        }
+        println!("{protocol:?}: who does not listen has nothing after {:?}", began.elapsed());
+        let late = first.commit(&[(mine[0].clone(), 0)]).await.unwrap();
+        assert!(matches!(late[0], Err(Error::Fenced { .. })), "{late:?}");
+        let Heard::Lost(lost) = next(&mut first).await else { panic!("lost") };
+        assert_eq!(lost, mine);
+        let giving = async {
+            let Heard::Revoked(revoked) = next(&mut second).await else { panic!("revoked") };
+            second.give_back(&revoked).await.unwrap();
+            revoked
+        };
+        let (revoked, again) = tokio::join!(giving, given(&mut first));
+        assert_eq!(revoked.len(), again.len());
+        assert!(again[0].epoch > mine[0].epoch, "another gift, another epoch");
+        first.leave().await.unwrap();
+        second.leave().await.unwrap();
+    }
+}
+
 /// A pause holds while other partitions come and go, and what waited in this process is neither lost nor heard twice.
 #[tokio::test]
 async fn a_pause_survives_rebalances_of_others() {

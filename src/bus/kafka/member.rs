@@ -1,7 +1,7 @@
 //! A member's thread: the only one that polls librdkafka for it, and so the one on which the group's wishes arrive.
 //!
-//! It polls while there is room in the inbox. If the subscriber does not come for what is there, it stops, and after
-//! `poll_interval_max` librdkafka leaves the group: a member that hangs does not keep its partitions.
+//! It polls while there is room in the inbox. If the subscriber does not come for `poll_interval_max`, it leaves the group
+//! until it does: a member that hangs does not keep its partitions.
 //!
 //! A partition that is wanted back is not waited for inside the callback: librdkafka is told when it was given back, and
 //! until then the thread goes on. (librdkafka itself delivers nothing meanwhile, of the others neither.)
@@ -238,8 +238,9 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
         if inbox.is_leaving() {
             return End::Left;
         }
-        // What came in the meantime is out of date: the group has gone on without this member.
-        if polled.elapsed() >= member.poll_interval {
+        // Either this thread stood still, and the group has gone on without it; or the subscriber does not come for what is
+        // there, and the group shall.
+        if polled.elapsed() >= member.poll_interval || !inbox.is_listened_to(member.poll_interval) {
             return End::Again;
         }
         if inbox.silent.load(Ordering::SeqCst) {
