@@ -56,9 +56,8 @@ async fn until_oldest(bus: &impl Bus, number: i32, oldest: i64) {
             tokio::task::yield_now().await;
         }
     };
-    if tokio::time::timeout(Duration::from_mins(1), waiting).await.is_err() {
-        panic!("{:?} should begin at {oldest}", bus.range(&partition(number)).await);
-    }
+    let swept = tokio::time::timeout(Duration::from_mins(1), waiting).await;
+    assert!(swept.is_ok(), "{:?} should begin at {oldest}", bus.range(&partition(number)).await);
 }
 
 #[tokio::test]

@@ -64,7 +64,7 @@ fn not_built_in(name: &str, feature: &str) -> Error {
 }
 
 /// Opens the bus a URL names: `memory:`, `embedded` (a file in the data directory), `embedded:FILE` or
-/// `kafka://HOST:PORT[,HOST:PORT]`. One that is not built in answers with the name of its feature.
+/// `kafka://HOST:PORT[,HOST:PORT][?PROPERTY=VALUE&…]`. One that is not built in answers with the name of its feature.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
@@ -95,6 +95,17 @@ fn open_embedded(_: PathBuf, _: &OpenSettings) -> Result<Arc<dyn Bus>> {
     Err(not_built_in("the embedded bus", "sqlite"))
 }
 
+#[cfg(feature = "kafka")]
+async fn open_kafka(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Bus>> {
+    use super::kafka::{KafkaBus, KafkaSettings};
+    let mut kafka = KafkaSettings::from_url(url)?;
+    if let Some(bytes) = settings.record_bytes_max {
+        kafka = kafka.property("message.max.bytes", bytes.to_string());
+    }
+    Ok(Arc::new(KafkaBus::connect(kafka).await?))
+}
+
+#[cfg(not(feature = "kafka"))]
 #[allow(clippy::unused_async)] // a server is waited for
 async fn open_kafka(_: &str, _: &OpenSettings) -> Result<Arc<dyn Bus>> {
     Err(not_built_in("Kafka", "kafka"))

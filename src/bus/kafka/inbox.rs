@@ -70,6 +70,20 @@ struct State {
     over: Option<Error>,
     /// Which lane delivers first next time, so that a busy one does not starve the others.
     turn: usize,
+    /// Whether `next` is waiting at the moment, and when it last did.
+    listening: bool,
+    listened: Option<Instant>,
+}
+
+/// Notes that nobody waits any more, also when the wait was cancelled.
+struct Listening<'i>(&'i Inbox);
+
+impl Drop for Listening<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.listening = false;
+        state.listened = Some(Instant::now());
+    }
 }
 
 pub(super) struct Inbox {
@@ -235,9 +249,15 @@ impl Inbox {
         }
     }
 
-    /// Whether the subscriber has heard all news.
-    pub(super) fn is_heard(&self) -> bool {
-        !self.silent.load(Ordering::SeqCst) && self.lock().news.is_empty()
+    /// Whether the subscriber has heard all news, and listens for more.
+    pub(super) fn is_heard(&self, within: Duration) -> bool {
+        !self.silent.load(Ordering::SeqCst) && self.lock().news.is_empty() && self.is_listened_to(within)
+    }
+
+    /// Whether `next` waits, or did not long ago.
+    pub(super) fn is_listened_to(&self, within: Duration) -> bool {
+        let mut state = self.lock();
+        state.listening || state.listened.get_or_insert_with(Instant::now).elapsed() < within
     }
 
     /// How many gifts there were.
@@ -259,6 +279,8 @@ impl Inbox {
 
     /// Waits for what is heard next. Cancel safe: what is taken is returned at once.
     pub(super) async fn next(&self) -> Result<Heard> {
+        self.lock().listening = true;
+        let _listening = Listening(self);
         loop {
             let mut heard = std::pin::pin!(self.heard.notified());
             heard.as_mut().enable(); // what comes from here on is not missed
@@ -317,7 +339,7 @@ impl Inbox {
 
     pub(super) fn seek(&self, seek: Seek) -> Result<()> {
         let mut state = self.lock();
-        if !state.lanes.get(&seek.partition).is_some_and(|lane| !lane.wanted) {
+        if state.lanes.get(&seek.partition).is_none_or(|lane| lane.wanted) {
             return Err(Error::Fenced { what: format!("{} is not in this member's hands", seek.partition) });
         }
         state.seeks.push(seek);

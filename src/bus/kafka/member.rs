@@ -1,7 +1,7 @@
 //! A member's thread: the only one that polls librdkafka for it, and so the one on which the group's wishes arrive.
 //!
-//! It polls while there is room in the inbox. If the subscriber does not come for what is there, it stops, and after
-//! `poll_interval_max` librdkafka leaves the group: a member that hangs does not keep its partitions.
+//! It polls while there is room in the inbox. If the subscriber does not come for `poll_interval_max`, it leaves the group
+//! until it does: a member that hangs does not keep its partitions.
 //!
 //! A partition that is wanted back is not waited for inside the callback: librdkafka is told when it was given back, and
 //! until then the thread goes on. (librdkafka itself delivers nothing meanwhile, of the others neither.)
@@ -100,7 +100,7 @@ impl Member {
     }
 
     fn assign(&self, consumer: &MemberConsumer, list: &mut TopicPartitionList, partitions: Vec<Partition>) {
-        let fresh = if self.start == Start::Latest { self.from_now_on(consumer, list) } else { None };
+        let fresh = if self.start == Start::Latest { self.begin_now(consumer, list) } else { None };
         let assigned = match consumer.rebalance_protocol() {
             RebalanceProtocol::Cooperative => consumer.incremental_assign(list),
             _ => consumer.assign(list),
@@ -129,7 +129,7 @@ impl Member {
 
     /// "From now on" is from the group's first gift of a partition, whoever has it later: the ends of those partitions of
     /// which nothing was committed are where they begin, and are committed as such.
-    fn from_now_on(
+    fn begin_now(
         &self,
         consumer: &MemberConsumer,
         list: &mut TopicPartitionList,
@@ -238,8 +238,9 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
         if inbox.is_leaving() {
             return End::Left;
         }
-        // What came in the meantime is out of date: the group has gone on without this member.
-        if polled.elapsed() >= member.poll_interval {
+        // Either this thread stood still, and the group has gone on without it; or the subscriber does not come for what is
+        // there, and the group shall.
+        if polled.elapsed() >= member.poll_interval || !inbox.is_listened_to(member.poll_interval) {
             return End::Again;
         }
         if inbox.silent.load(Ordering::SeqCst) {
@@ -259,7 +260,7 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
         match consumer.poll(Duration::ZERO) {
             Some(Ok(message)) => {
                 (idle, told) = (0, None);
-                member.link.answered();
+                member.link.delivered();
                 if let Some(received) = member.received(&message) {
                     let bytes = bytes_of(&received.record);
                     inbox.push(received, bytes);
@@ -280,6 +281,7 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
             None if idle == 0 => idle = 1,
             None => {
                 idle = 0;
+                member.link.drained();
                 inbox.bell.wait(IDLE);
             }
         }

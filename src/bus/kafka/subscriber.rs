@@ -144,7 +144,7 @@ fn be_member(mut consumer: Arc<MemberConsumer>, config: &ClientConfig, member: &
         slot.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(consumer);
         // Whoever does not listen gets nothing: it joins when the subscriber has heard of it.
-        while !inbox.is_leaving() && !inbox.is_heard() {
+        while !inbox.is_leaving() && !inbox.is_heard(member.poll_interval) {
             inbox.bell.wait(IDLE);
         }
         match client(config, member) {
