@@ -66,6 +66,28 @@ pub(super) async fn weeks(ledger: &RedisLedger) -> Result<BTreeMap<Week, (Time, 
     weeks.collect()
 }
 
+/// How many entries each (week, scope) has; those without any are left out. Most scopes have none in most weeks.
+pub(super) async fn filled(
+    ledger: &RedisLedger,
+    weeks: impl IntoIterator<Item = Week>,
+    numbers: &[i32],
+) -> Result<BTreeMap<(Week, i32), u64>> {
+    let mut filled = BTreeMap::new();
+    for week in weeks {
+        for numbers in numbers.chunks(SCAN_COUNT) {
+            let mut pipe = redis::pipe();
+            for number in numbers {
+                pipe.cmd("HLEN").arg(ledger.key(&week_key(week, *number)));
+            }
+            let counts: Vec<u64> =
+                pipe.query_async(&mut ledger.connection()).await.doing("counting entries")?;
+            let counts = numbers.iter().zip(counts).filter(|(_, count)| *count > 0);
+            filled.extend(counts.map(|(number, count)| ((week, *number), count)));
+        }
+    }
+    Ok(filled)
+}
+
 /// Goes through a hash, a part at a time. Fields that are there all the time are met at least once.
 pub(super) async fn scan(
     ledger: &RedisLedger,
@@ -168,11 +190,9 @@ pub(super) async fn list(
             }
             continue;
         }
-        for scope in &numbers {
-            scan(ledger, &week_key(week, *scope), |id, stored| {
-                lowest.take(Key { week, scope: *scope, id }, &stored)
-            })
-            .await?;
+        for (_, scope) in filled(ledger, [week], &numbers).await?.into_keys() {
+            let all = |id, stored: Vec<u8>| lowest.take(Key { week, scope, id }, &stored);
+            scan(ledger, &week_key(week, scope), all).await?;
         }
     }
     let mut found = lowest.entries.into_iter();
@@ -202,17 +222,16 @@ pub(super) async fn stat(ledger: &RedisLedger) -> Result<Stat> {
         held += u64::from(row.body.is_some());
         Ok(())
     };
-    for week in weeks.keys() {
-        for scope in scopes.0.keys() {
-            // A field may be met twice while the hash grows or shrinks.
-            let mut met = BTreeMap::new();
-            scan(ledger, &week_key(*week, *scope), |id, stored| {
-                met.insert(id, stored);
-                Ok(())
-            })
-            .await?;
-            met.values().try_for_each(|stored| count(*scope, stored))?;
-        }
+    let numbers = scopes.wanted(&Filter::default());
+    for (week, scope) in filled(ledger, weeks.keys().copied(), &numbers).await?.into_keys() {
+        // A field may be met twice while the hash grows or shrinks.
+        let mut met = BTreeMap::new();
+        scan(ledger, &week_key(week, scope), |id, stored| {
+            met.insert(id, stored);
+            Ok(())
+        })
+        .await?;
+        met.values().try_for_each(|stored| count(scope, stored))?;
     }
     let mut kept = BTreeMap::new();
     scan(ledger, ":kept", |field, stored| {

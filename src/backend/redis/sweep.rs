@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::connect::Doing;
 use super::desk::{Args, index_key, index_of, is_awaited};
-use super::read::{Scopes, scan, weeks};
+use super::read::{Scopes, filled, scan, weeks};
 use super::want::{Wants, member, member_key, stamp, week_key};
 use super::{RedisLedger, Result, codec};
 use crate::clock::Time;
@@ -18,9 +18,9 @@ pub(super) async fn sweep(ledger: &RedisLedger, terms: SweepTerms) -> Result<Swe
     let cutoff = now.minus(terms.retention);
     let numbers = Scopes::read(ledger).await?.wanted(&Filter::default());
     let mut swept = Swept { lost: mark_lost(ledger, now, terms).await?, ..Swept::default() };
-    for number in &numbers {
+    for (_, number) in filled(ledger, [Week::TIMELESS], &numbers).await?.into_keys() {
         swept.rows +=
-            forget_old(ledger, &week_key(Week::TIMELESS, *number), Some(*number), cutoff, terms).await?;
+            forget_old(ledger, &week_key(Week::TIMELESS, number), Some(number), cutoff, terms).await?;
     }
     // Those kept from a dropped week go one by one once they are settled; their week answers for them.
     swept.rows += forget_old(ledger, ":kept", None, cutoff, terms).await?;
@@ -150,22 +150,13 @@ struct Seen {
 
 async fn look_at(ledger: &RedisLedger, week: Week, numbers: &[i32]) -> Result<Seen> {
     let mut seen = Seen::default();
-    for number in numbers {
-        let hash = week_key(week, *number);
-        let rows: u64 = redis::cmd("HLEN")
-            .arg(ledger.key(&hash))
-            .query_async(&mut ledger.connection())
-            .await
-            .doing("counting entries")?;
-        if rows == 0 {
-            continue;
-        }
+    for ((_, number), rows) in filled(ledger, [week], numbers).await? {
         seen.rows += rows;
-        scan(ledger, &hash, |id, stored| {
+        scan(ledger, &week_key(week, number), |id, stored| {
             if codec::state(&stored)?.is_open() {
-                seen.open.insert((*number, id));
+                seen.open.insert((number, id));
             } else {
-                let key = Key { week, scope: *number, id };
+                let key = Key { week, scope: number, id };
                 seen.leaving.extend(indexes_left(&key, &codec::row(&stored)?));
             }
             Ok(())
