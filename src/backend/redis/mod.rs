@@ -3,7 +3,7 @@
 //! The ledger decides as the others do: the rows that a batch is about are read in one script, with the server's time; the
 //! transition function decides here; and a second script writes what was decided, all of it or nothing, if every row, head,
 //! week and scope it was decided from is unchanged and no more than a second has passed by the server's clock. Otherwise it is
-//! read and decided again. `docs/decisions/0008-redis-ledger.md` says why.
+//! read and decided again. `docs/decisions/0009-redis-ledger.md` says why.
 //!
 //! What it cannot promise: with `appendfsync` other than `always` the last acknowledged writes are lost with the machine, and
 //! a replica that takes over may lack some. [`Ledger::check`] tells. Effects cannot be written in the claim's transaction.
@@ -30,7 +30,7 @@ use redis::aio::ConnectionManager;
 pub use transaction::RedisTransaction;
 pub use window::RedisWindow;
 
-use connect::{Doing, manager};
+use connect::{manager, run};
 use desk::{Desk, contended, wants_of};
 use script::Scripts;
 use want::{Found, Reply, Wants};
@@ -48,6 +48,8 @@ use crate::ledger::{
 /// What this build writes, and the oldest build that may work on it.
 const VERSION: i64 = 1;
 const ACCEPTS: i64 = 1;
+/// How many events one script is about: the server serves nobody else meanwhile. A larger batch is several.
+const BATCH_MAX: usize = 1000;
 /// How often a decision is made anew before it is given up: only a crowd on the same entries gets there.
 const ATTEMPTS_MAX: u32 = 200;
 
@@ -141,8 +143,7 @@ impl RedisLedger {
         let mut open = self.0.scripts.open.key(&self.0.prefix);
         open.arg(VERSION).arg(ACCEPTS).arg(rule).arg(uuid::Uuid::new_v4().to_string());
         open.arg(i32::from(migrate == Migrate::Auto));
-        let meta: Vec<String> =
-            open.invoke_async(&mut self.connection()).await.doing("opening the ledger")?;
+        let meta: Vec<String> = run(&self.0.connection, &open, "opening the ledger").await?;
         let [version, accepts, stored_rule] = meta.as_slice() else {
             return Err(Error::Schema(format!(
                 "there is no ledger at {}; make it with `hapax ledger init`, or set ledger.migrate = auto",
@@ -178,8 +179,7 @@ impl RedisLedger {
     async fn look(&self, wants: Wants) -> Result<Found> {
         let mut script = self.0.scripts.read.key(&self.0.prefix);
         wants.put(&mut script);
-        let reply: Reply =
-            script.invoke_async(&mut self.connection()).await.doing("reading from the ledger")?;
+        let reply: Reply = run(&self.0.connection, &script, "reading from the ledger").await?;
         wants.found(reply)
     }
 
@@ -190,8 +190,7 @@ impl RedisLedger {
         for arg in &args {
             script.arg(arg.as_slice());
         }
-        let answer: String =
-            script.invoke_async(&mut self.connection()).await.doing("writing to the ledger")?;
+        let answer: String = run(&self.0.connection, &script, "writing to the ledger").await?;
         Ok(answer == "ok")
     }
 
@@ -228,6 +227,30 @@ impl RedisLedger {
         Err(contended())
     }
 
+    async fn claim_some(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
+        let wants = || Wants::claims(claims, &self.0.settings);
+        if wants().is_empty() {
+            // Nothing to ask: each breaks a rule, and is told which.
+            let told = |claim| Err(self.0.settings.check(claim).err().unwrap_or_else(contended));
+            return Ok(claims.iter().map(told).collect());
+        }
+        self.decide(wants, |desk, settings| claim_rows(desk, claims, settings)).await
+    }
+
+    async fn known_some(&self, identities: &[Identity]) -> Result<Vec<bool>> {
+        let route = |identity: &Identity| Week::route(self.0.settings.identity, &identity.id, None);
+        let weeks: Vec<Week> = identities.iter().map(route).collect::<Result<_>>()?;
+        let wants = wants_of(identities.iter().zip(weeks.iter().copied()));
+        let mut desk = Desk::new(self.look(wants).await?)?;
+        let known = |(identity, week): (&Identity, &Week)| {
+            let scope = desk.known_scope(identity.tenant.as_ref(), &identity.scope)?;
+            let Some(scope) = scope else { return Ok(false) };
+            let row = desk.row(&Key { week: *week, scope, id: identity.id.key().into_owned() })?;
+            Ok(row.is_some_and(|row| matches!(row.state, State::Done | State::Finished)))
+        };
+        identities.iter().zip(&weeks).map(known).collect()
+    }
+
     /// Whether a claim made in a transaction was committed: for those who lost the acknowledgement.
     pub async fn was_committed(&self, claim: &Claim) -> Result<bool> {
         let week = self.0.settings.check(claim)?;
@@ -249,30 +272,31 @@ fn check_name(name: &str) -> Result<()> {
 #[async_trait]
 impl Ledger for RedisLedger {
     async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
-        let wants = || Wants::claims(claims, &self.0.settings);
-        if wants().is_empty() {
-            // Nothing to ask: each breaks a rule, and is told which.
-            let told = |claim| Err(self.0.settings.check(claim).err().unwrap_or_else(contended));
-            return Ok(claims.iter().map(told).collect());
+        let mut outcomes = Vec::with_capacity(claims.len());
+        for claims in claims.chunks(BATCH_MAX) {
+            outcomes.append(&mut self.claim_some(claims).await?);
         }
-        self.decide(wants, |desk, settings| claim_rows(desk, claims, settings)).await
+        Ok(outcomes)
     }
 
     async fn settle(&self, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
-        if settles.is_empty() {
-            return Ok(Vec::new());
+        let mut answers = Vec::with_capacity(settles.len());
+        for settles in settles.chunks(BATCH_MAX) {
+            let wants = || wants_of(settles.iter().map(|settle| (&settle.identity, settle.week)));
+            let decide = |desk: &mut Desk, settings: &Settings| settle_rows(desk, settles, settings);
+            answers.append(&mut self.decide(wants, decide).await?);
         }
-        let wants = || wants_of(settles.iter().map(|settle| (&settle.identity, settle.week)));
-        self.decide(wants, |desk, settings| settle_rows(desk, settles, settings)).await
+        Ok(answers)
     }
 
     async fn extend(&self, extends: &[Extend]) -> Result<Vec<Result<Settled>>> {
-        if extends.is_empty() {
-            return Ok(Vec::new());
+        let mut answers = Vec::with_capacity(extends.len());
+        for extends in extends.chunks(BATCH_MAX) {
+            let wants = || wants_of(extends.iter().map(|extend| (&extend.identity, extend.week)));
+            let some = self.decide(wants, |desk, _| extend_rows(desk, extends)).await?;
+            answers.extend(some.into_iter().map(Ok));
         }
-        let wants = || wants_of(extends.iter().map(|extend| (&extend.identity, extend.week)));
-        let answers = self.decide(wants, |desk, _| extend_rows(desk, extends)).await?;
-        Ok(answers.into_iter().map(Ok).collect())
+        Ok(answers)
     }
 
     async fn get(&self, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>> {
@@ -282,21 +306,11 @@ impl Ledger for RedisLedger {
     }
 
     async fn known(&self, identities: &[Identity]) -> Result<Vec<bool>> {
-        let weeks: Vec<Week> = identities
-            .iter()
-            .map(|identity| Week::route(self.0.settings.identity, &identity.id, None))
-            .collect::<Result<_>>()?;
-        if identities.is_empty() {
-            return Ok(Vec::new());
+        let mut known = Vec::with_capacity(identities.len());
+        for identities in identities.chunks(BATCH_MAX) {
+            known.append(&mut self.known_some(identities).await?);
         }
-        let mut desk = Desk::new(self.look(wants_of(identities.iter().zip(weeks.iter().copied()))).await?)?;
-        let known = |(identity, week): (&Identity, &Week)| {
-            let scope = desk.known_scope(identity.tenant.as_ref(), &identity.scope)?;
-            let Some(scope) = scope else { return Ok(false) };
-            let row = desk.row(&Key { week: *week, scope, id: identity.id.key().into_owned() })?;
-            Ok(row.is_some_and(|row| matches!(row.state, State::Done | State::Finished)))
-        };
-        identities.iter().zip(&weeks).map(known).collect()
+        Ok(known)
     }
 
     async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
@@ -347,7 +361,7 @@ impl Ledger for RedisLedger {
 
     async fn now(&self) -> Result<Time> {
         let script = self.0.scripts.now.key(&self.0.prefix);
-        let now: i64 = script.invoke_async(&mut self.connection()).await.doing("asking for the time")?;
+        let now: i64 = run(&self.0.connection, &script, "asking for the time").await?;
         Ok(Time::from_micros(now))
     }
 

@@ -88,6 +88,9 @@ pub(super) async fn filled(
     Ok(filled)
 }
 
+/// A field of a hash and its value.
+type Field = (Vec<u8>, Vec<u8>);
+
 /// Goes through a hash, a part at a time. Fields that are there all the time are met at least once.
 pub(super) async fn scan(
     ledger: &RedisLedger,
@@ -96,7 +99,7 @@ pub(super) async fn scan(
 ) -> Result<()> {
     let mut cursor: u64 = 0;
     loop {
-        let (next, fields): (u64, Vec<(Vec<u8>, Vec<u8>)>) = redis::cmd("HSCAN")
+        let (next, fields): (u64, Vec<Field>) = redis::cmd("HSCAN")
             .arg(ledger.key(key))
             .arg(cursor)
             .arg("COUNT")

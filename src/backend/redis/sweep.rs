@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::connect::Doing;
+use super::connect::{Doing, run};
 use super::desk::{Args, index_key, index_of, is_awaited};
 use super::read::{Scopes, filled, scan, weeks};
 use super::want::{Wants, member, member_key, stamp, week_key};
@@ -133,8 +133,7 @@ async fn forget_old(
             script.arg(hash).arg(field.as_slice()).arg(stamp.as_slice());
             script.arg(index.as_slice()).arg(member.as_slice());
         }
-        let batch: u64 =
-            script.invoke_async(&mut ledger.connection()).await.doing("forgetting old entries")?;
+        let batch: u64 = run(&ledger.0.connection, &script, "forgetting old entries").await?;
         gone += batch;
     }
     Ok(gone)
@@ -185,7 +184,7 @@ async fn drop_week(
     for arg in &args.0 {
         script.arg(arg.as_slice());
     }
-    let counts: Vec<u64> = script.invoke_async(&mut ledger.connection()).await.doing("dropping a week")?;
+    let counts: Vec<u64> = run(&ledger.0.connection, &script, "dropping a week").await?;
     Ok(match counts.as_slice() {
         [rows, kept] => Some((*rows, *kept)),
         _ => None,

@@ -168,6 +168,9 @@ pub(super) enum Place {
     Kept,
 }
 
+/// A stored row, and where it is.
+pub(super) type Stored = (Place, Vec<u8>);
+
 /// What was found, at one moment.
 #[derive(Debug, Default)]
 pub(super) struct Found {
@@ -180,7 +183,7 @@ pub(super) struct Found {
     /// Whether it is made, and the highest number a scope had when it was dropped.
     pub weeks: BTreeMap<Week, (bool, Option<i32>)>,
     /// Stored rows, and the stored heads of their aggregates.
-    pub rows: HashMap<Key, (Option<(Place, Vec<u8>)>, Vec<u8>)>,
+    pub rows: HashMap<Key, (Option<Stored>, Vec<u8>)>,
     pub heads: Vec<(i32, Aggregate, Vec<u8>)>,
 }
 
