@@ -1,4 +1,4 @@
-//! The consumer's pipeline on memory: what each step does. The same promises on real servers are in `consumer_kafka.rs`.
+//! The consumer's pipeline on memory: what each step does. The same promises on real servers are in `acceptance.rs` and `chaos.rs`.
 #![cfg(feature = "testing")]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

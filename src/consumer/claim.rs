@@ -131,7 +131,8 @@ impl Desk {
                 Key::Record(Partition { topic: origin.topic.clone(), number: origin.partition }, key)
             }),
         };
-        Arrival { event, received, source, key, waits: None, alone: false, cancel }
+        let span = self.core.delivery_span(event.as_ref().ok(), &received.origin);
+        Arrival { event, received, source, key, waits: None, alone: false, cancel, span }
     }
 
     /// What the ledger knows a delivery as; none if there is no event.
