@@ -109,7 +109,7 @@ impl Default for State {
             draining: None,
             next_commit: now,
             next_look: now,
-            next_lag: now + LAG_INTERVAL,
+            next_lag: now,
             too_old: 0,
             cancel: watch::channel(false).0,
             counts: BTreeMap::new(),
