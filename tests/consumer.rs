@@ -677,3 +677,29 @@ async fn bytes_in_flight_are_bounded() {
     handle.stop();
     running.await.unwrap().unwrap();
 }
+
+/// A failed head holds back its own key, for as long as its attempts last, and nobody else's.
+#[tokio::test]
+async fn t41_a_failed_head_blocks_its_key_only_and_not_for_ever() {
+    let world = World::new(1).await;
+    let keyed = |key: &str, id: &str| record(Some(key), serde_json::json!({ "event_id": id }));
+    world.publish(&[keyed("a", "bad"), keyed("a", "after-bad"), keyed("b", "b-1"), keyed("b", "b-2")]).await;
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&seen);
+    let counts = run_until(
+        world.consumer(),
+        move |event, _| {
+            let id = event.id.to_string();
+            log.lock().unwrap().push(id.clone());
+            async move { if id == "bad" { Err(Failed::retryable("no")) } else { Ok(()) } }
+        },
+        "through",
+        |handle| async move { passed(&handle) == 4 },
+    )
+    .await;
+    assert_eq!((counts["done"], counts["dead"]), (3, 1));
+    let seen = seen.lock().unwrap();
+    let at = |id: &str| seen.iter().rposition(|seen| seen == id).unwrap();
+    assert!(at("after-bad") > at("bad"), "behind the last try of its head");
+    assert!(at("b-2") < at("bad"), "other keys do not wait for it");
+}

@@ -123,6 +123,7 @@ impl Desk {
         let event = self.settings.decoder.decode(&received).map_err(|error| error.to_string());
         let ordered = self.settings.order.is_some();
         let key = match &event {
+            _ if crate::crash_point::mutant!("claim before order") => None,
             Ok(Event { aggregate: Some(aggregate), seq: Some(_), tenant, .. }) if ordered => {
                 Some(Key::Aggregate(tenant.clone(), aggregate.clone()))
             }

@@ -389,6 +389,9 @@ impl Pipeline {
         for arrival in arrivals {
             if let Some(hand) = self.hand_of(arrival) {
                 hand.running += 1;
+                if crate::crash_point::mutant!("commit before settle") {
+                    hand.watermark.finish(arrival.received.origin.offset);
+                }
             }
         }
     }
