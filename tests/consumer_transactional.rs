@@ -2,6 +2,8 @@
 #![cfg(all(feature = "testing", feature = "postgres", feature = "sqlite"))]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "support/proxy.rs"]
+mod proxy;
 #[path = "support/postgres.rs"]
 #[allow(dead_code)]
 mod support;
@@ -310,4 +312,63 @@ async fn sqlite_effects_of_duplicates_happen_once_and_poison_is_dead() {
     assert_eq!((paid, counts["done"]), (49, 49), "{counts:?}");
     let committed = bus.committed("billing", &Partition { topic: topic(), number: 0 }).await.unwrap();
     assert!(committed.is_some());
+}
+
+/// COMMITs whose answer never comes, and COMMITs that never arrive, cut one after the other while the consumer works: no
+/// event is lost, none takes effect twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t31_postgres_cut_commits_of_a_consumer_lose_and_double_nothing() {
+    let direct = support::pool(4).await;
+    let proxy = Arc::new(proxy::Proxy::new(&support::url()).await);
+    let through = support::pool_to(&proxy.url(&support::url()), 4).await;
+    let ledger = PgLedger::with_pool(through, support::settings(&support::fresh_schema())).await.unwrap();
+    let table = format!("effect_{}", uuid::Uuid::new_v4().simple());
+    support::run(&direct, format!("create table {table} (id text)")).await;
+    let records: Vec<_> =
+        (0..400).map(|n| record(None, serde_json::json!({"event_id": format!("e-{n}")}))).collect();
+    let bus = bus(&records).await;
+    let insert = format!("insert into {table} (id) values ($1)");
+    let cutting = tokio::spawn({
+        let proxy = Arc::clone(&proxy);
+        async move {
+            for n in 0..40 {
+                let before = proxy.lost();
+                if n % 2 == 0 {
+                    proxy.lose_commit()
+                } else {
+                    proxy.lose_answer()
+                }
+                while proxy.lost() == before {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                tokio::time::sleep(Duration::from_millis(30)).await; // let something through
+            }
+        }
+    });
+    let builder = consumer(&bus, &ledger).with(|settings| settings.batch_max = 4);
+    let counts = run(
+        builder,
+        transactional::<PgLedger, _>(move |tx, event| {
+            let insert = insert.clone();
+            Box::pin(async move {
+                sqlx::query(sqlx::AssertSqlSafe(insert))
+                    .bind(event.id.to_string())
+                    .execute(&mut **tx)
+                    .await?;
+                Ok(())
+            })
+        }),
+        400,
+    )
+    .await;
+    cutting.abort();
+    let cut = proxy.lost();
+    let (ids, rows): (i64, i64) =
+        sqlx::query_as(sqlx::AssertSqlSafe(format!("select count(distinct id), count(*) from {table}")))
+            .fetch_one(&direct)
+            .await
+            .unwrap();
+    println!("{cut} messages cut; {ids} of 400 took effect, {} of them twice; {counts:?}", rows - ids);
+    assert!(cut >= 5, "{cut} cuts");
+    assert_eq!((ids, rows), (400, 400));
 }
