@@ -75,10 +75,12 @@ const HELD: &str = "consumer_held";
 const LAG: &str = "consumer_lag";
 const REBALANCES: &str = "consumer_rebalances_total";
 const AWAY: &str = "consumer_ledger_outages_total";
+const WINDOW_CHECKS: &str = "dedup_window_checks_total";
+const WINDOW_UNREMEMBERED: &str = "dedup_window_unremembered_total";
 const SCOPE: &str = "consumer_scope_id";
 
 /// Every metric there is.
-pub const METRICS: [Metric; 19] = [
+pub const METRICS: [Metric; 21] = [
     metric(CLAIMS, Kind::Counter, &[SCOPE, "outcome"], "Claims by what they came to"),
     metric(CHECKS, Kind::Counter, &["result"], "Checks before processing, by what they came to"),
     metric(DURATION, Kind::Histogram, &[SCOPE, "result"], "How long handlers ran, in seconds"),
@@ -93,6 +95,8 @@ pub const METRICS: [Metric; 19] = [
     metric(SWEPT_ENTRIES, Kind::Counter, &[], "Entries forgotten after the retention"),
     metric(SWEPT_WEEKS, Kind::Counter, &[], "Weeks dropped after the retention"),
     metric(SWEEP_FAILURES, Kind::Counter, &[], "Sweeps that failed"),
+    metric(WINDOW_CHECKS, Kind::Counter, &["result"], "Looks into the window, by what they came to"),
+    metric(WINDOW_UNREMEMBERED, Kind::Counter, &[], "Done events that the window could not be told of"),
     metric(REUSED, Kind::Counter, &[], "Deliveries of reused ids that were let pass as the original"),
     metric(
         DELIVERIES,
@@ -426,6 +430,44 @@ impl ConsumerMeter {
 
     pub(crate) fn ledger_away(&self) {
         count(&self.0.key(AWAY, []), 1);
+    }
+}
+
+/// What a window emits.
+#[derive(Debug)]
+pub(crate) struct WindowMeter {
+    hit: Key,
+    miss: Key,
+    unfiltered: Key,
+    unremembered: Key,
+}
+
+impl WindowMeter {
+    pub(crate) fn new(prefix: Option<&str>) -> Self {
+        let check = |result| Key::from_parts(prefixed(prefix, WINDOW_CHECKS), vec![label("result", result)]);
+        WindowMeter {
+            hit: check("hit"),
+            miss: check("miss"),
+            unfiltered: check("unfiltered"),
+            unremembered: Key::from_name(prefixed(prefix, WINDOW_UNREMEMBERED)),
+        }
+    }
+
+    pub(crate) fn checked(&self, seen: &[bool]) {
+        let hits = seen.iter().filter(|seen| **seen).count();
+        for (key, events) in [(&self.hit, hits), (&self.miss, seen.len() - hits)] {
+            if events > 0 {
+                count(key, events as u64);
+            }
+        }
+    }
+
+    pub(crate) fn unfiltered(&self, events: usize) {
+        count(&self.unfiltered, events as u64);
+    }
+
+    pub(crate) fn unremembered(&self, events: usize) {
+        count(&self.unremembered, events as u64);
     }
 }
 

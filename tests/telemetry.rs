@@ -12,7 +12,8 @@ use hapax::error::Source;
 use hapax::guard::{DeadLetter, DeadLetters, GuardBuilder};
 use hapax::ledger::{Intervene, Intervention};
 use hapax::telemetry::{Kind, METRICS, SPANS};
-use hapax::{Event, EventId, Guard, Ledger, Origin, Outcome, Topic};
+use hapax::window::{MemoryWindow, OnOutage, OutageWindow, Window, WindowSettings};
+use hapax::{Error, Event, EventId, Guard, Ledger, Origin, Outcome, Topic};
 use metrics::{
     Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, SharedString, Unit,
 };
@@ -124,6 +125,36 @@ impl DeadLetters for Letters {
     }
 }
 
+/// A window that is away.
+#[derive(Debug)]
+struct Away;
+
+#[async_trait]
+impl Window for Away {
+    async fn seen(&self, _: &[hapax::ledger::Identity]) -> hapax::Result<Vec<bool>> {
+        Err(Error::unavailable("looking", "it is away"))
+    }
+    async fn remember(&self, _: &[hapax::ledger::Identity]) -> hapax::Result<()> {
+        Err(Error::unavailable("writing", "it is away"))
+    }
+    async fn check(&self, _: Option<Duration>) -> Vec<hapax::ledger::Finding> {
+        Vec::new()
+    }
+}
+
+async fn look_through_windows(prefix: Option<&str>) {
+    let scope = hapax::Scope::new("billing").unwrap();
+    let event = [hapax::ledger::Identity::new(scope, EventId::new("e").unwrap())];
+    let window = MemoryWindow::new(WindowSettings::new("1"), 10).unwrap();
+    let window = OutageWindow::new(window, OnOutage::PassThrough).telemetry_prefix(prefix);
+    assert_eq!(window.seen(&event).await.unwrap(), [false]);
+    window.remember(&event).await.unwrap();
+    assert_eq!(window.seen(&event).await.unwrap(), [true]);
+    let away = OutageWindow::new(Away, OnOutage::PassThrough).telemetry_prefix(prefix);
+    assert_eq!(away.seen(&event).await.unwrap(), [false]);
+    away.remember(&event).await.unwrap();
+}
+
 /// Does everything once.
 async fn live(guard: Guard<Faulty>, unguarded: Guard<Faulty>) {
     let origin = Origin::new(Topic::new("orders").unwrap(), 3, 42);
@@ -179,7 +210,12 @@ fn seen(prefix: Option<&str>) -> (Recorder, Spans) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let subscriber = tracing_subscriber::registry().with(spans.clone());
     tracing::subscriber::with_default(subscriber, || {
-        metrics::with_local_recorder(&recorder, || runtime.block_on(live(guard, unguarded)));
+        metrics::with_local_recorder(&recorder, || {
+            runtime.block_on(async {
+                live(guard, unguarded).await;
+                look_through_windows(prefix).await;
+            })
+        });
     });
     (recorder, spans)
 }

@@ -21,6 +21,7 @@ mod table;
 mod tests;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use load::{Place, Sources, Value, hide_password};
@@ -31,6 +32,7 @@ use crate::error::{Error, Result};
 use crate::guard::{Guard, GuardSettings};
 use crate::id::{Owner, Scope};
 use crate::ledger::{IdentityRule, MismatchRule, Settings, SweepTerms};
+use crate::window::{OnOutage, OutageWindow, Window, WindowSettings};
 
 /// What to do about the schema when a ledger is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -56,6 +58,8 @@ pub struct Config {
     pub lease: LeaseConfig,
     /// `retry.*`
     pub retry: RetryConfig,
+    /// `window.*`
+    pub window: WindowConfig,
     /// `telemetry.prefix`
     pub telemetry_prefix: String,
     values: Vec<Value>,
@@ -123,6 +127,18 @@ pub struct RetryConfig {
     pub backoff_max: Duration,
 }
 
+/// Settings of the window.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct WindowConfig {
+    /// Which window, if there is one; may hold a password.
+    pub url: Option<String>,
+    /// How long it remembers.
+    pub ttl: Duration,
+    /// What happens while it is away.
+    pub outage: OnOutage,
+}
+
 impl Config {
     /// Resolves and checks all settings.
     pub fn load(sources: &Sources) -> Result<Self> {
@@ -166,6 +182,14 @@ impl Config {
                 attempts_max: of.int("retry.attempts_max")? as u32,
                 backoff_base: Duration::from_millis(of.int("retry.backoff_base_ms")?),
                 backoff_max: Duration::from_millis(of.int("retry.backoff_max_ms")?),
+            },
+            window: WindowConfig {
+                url: Some(of.text("window.url")?.to_owned()).filter(|url| !url.is_empty()),
+                ttl: Duration::from_secs(of.int("window.ttl_hours")? * 3600),
+                outage: match of.text("window.outage")? {
+                    "pause" => OnOutage::Pause,
+                    _ => OnOutage::PassThrough,
+                },
             },
             telemetry_prefix: of.text("telemetry.prefix")?.to_owned(),
             data_dir,
@@ -269,6 +293,16 @@ impl Config {
     pub async fn guard(&self) -> Result<Guard> {
         let ledger = crate::backend::open(&self.ledger.url, &self.open_settings()).await?;
         Guard::with_settings(ledger, self.guard_settings())
+    }
+
+    /// Opens the window, if one is configured, with its policy in front. `epoch` is the ledger's: what was remembered under
+    /// another one is a miss.
+    pub fn window(&self, epoch: impl Into<String>) -> Result<Option<Arc<dyn Window>>> {
+        let Some(url) = &self.window.url else { return Ok(None) };
+        let settings = WindowSettings::new(epoch).ttl(self.window.ttl);
+        let window = crate::window::open(url, settings)?;
+        let prefix = Some(self.telemetry_prefix.as_str()).filter(|prefix| !prefix.is_empty());
+        Ok(Some(Arc::new(OutageWindow::new(window, self.window.outage).telemetry_prefix(prefix))))
     }
 
     /// Terms of a sweep, in transactions of 10,000 rows.

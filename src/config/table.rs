@@ -205,6 +205,25 @@ pub const SETTINGS: &[Setting] = &[
     ),
     row("retry.backoff_base_ms", int(1, 86_400_000), "1000", "the pause after the first failure; it doubles"),
     row("retry.backoff_max_ms", int(1, 30 * 86_400_000), "300000", "the longest pause"),
+    Setting {
+        secret: true,
+        ..row(
+            "window.url",
+            Kind::Text,
+            "",
+            "memory: or redis://HOST:PORT, a filter in front of the ledger; unset: none",
+        )
+    },
+    also(
+        row("window.ttl_hours", int(1, 720), "24", "how long the window remembers what is done"),
+        &["EVENT_DEDUP_TTL_HOURS"],
+    ),
+    row(
+        "window.outage",
+        Kind::Choice(&["pass_through", "pause"]),
+        "pass_through",
+        "while the window is away: let everything pass to the ledger (counted), or wait until it is back",
+    ),
     row("telemetry.prefix", Kind::Text, "", "put before the names of spans and metrics"),
 ];
 

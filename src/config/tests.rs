@@ -25,6 +25,9 @@ fn defaults_are_what_the_documentation_says() {
     assert_eq!(config.lease.heartbeat, Duration::from_secs(30));
     assert!(config.dedup.enabled);
     assert!(config.dedup.default_scope.is_none());
+    assert!(config.window.url.is_none() && config.window("1").unwrap().is_none());
+    assert_eq!(config.window.ttl, Duration::from_secs(24 * 3600));
+    assert_eq!(config.window.outage, OnOutage::PassThrough);
     assert!(config.values().iter().all(|value| value.place == Place::Default));
     assert_eq!(config.values().len(), SETTINGS.len());
 }
@@ -86,7 +89,10 @@ fn registry_switch() {
 
 #[test]
 fn impossible_values_name_the_place_and_the_range() {
-    let cases: [(&str, &str, &[&str]); 9] = [
+    let cases: [(&str, &str, &[&str]); 12] = [
+        ("EVENT_DEDUP_TTL_HOURS", "0", &["window.ttl_hours", "1 to 720"]),
+        ("EVENT_DEDUP_TTL_HOURS", "721", &["1 to 720"]),
+        ("HAPAX_WINDOW_OUTAGE", "ignore", &["pass_through, pause"]),
         ("HAPAX_LEDGER_RETENTION_DAYS", "0", &["1 to 36500"]),
         ("HAPAX_RETRY_ATTEMPTS_MAX", "0", &["1 to 32767"]),
         ("HAPAX_RETRY_ATTEMPTS_MAX", "32768", &["1 to 32767"]),
@@ -102,6 +108,25 @@ fn impossible_values_name_the_place_and_the_range() {
         assert!(text.contains(name), "{text}");
         assert!(parts.iter().all(|part| text.contains(part)), "{text}");
     }
+}
+
+#[test]
+fn a_window_is_configured() {
+    let sources = Sources::new().env([
+        ("EVENT_DEDUP_TTL_HOURS", "720"),
+        ("HAPAX_WINDOW_URL", "memory:"),
+        ("HAPAX_WINDOW_OUTAGE", "pause"),
+    ]);
+    let config = load(&sources).unwrap();
+    assert_eq!(config.window.ttl, crate::window::WindowSettings::TTL_MAX);
+    assert_eq!(config.window.outage, OnOutage::Pause);
+    assert!(config.window("1").unwrap().is_some());
+    assert!(config.window("").is_err(), "a window needs an epoch");
+    let other = load(&Sources::new().env([("HAPAX_WINDOW_URL", "memcached://u:s3cret@h")])).unwrap();
+    let text = other.window("1").unwrap_err().to_string();
+    assert!(text.contains("names no window") && !text.contains("s3cret"), "{text}");
+    let both = Sources::new().env([("EVENT_DEDUP_TTL_HOURS", "24"), ("HAPAX_WINDOW_TTL_HOURS", "25")]);
+    assert!(problem(&both).contains("disagree"));
 }
 
 #[test]

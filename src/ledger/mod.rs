@@ -35,6 +35,7 @@ pub use entry::{
     Stat, State, SweepTerms, Swept,
 };
 pub use held::{Copied, Due, Marker, Reused};
+pub(crate) use outage::Outage;
 pub use week::{IdentityRule, Week};
 
 use crate::clock::Time;

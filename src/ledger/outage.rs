@@ -1,4 +1,4 @@
-//! One line when the ledger goes away, one when it is back; nothing in between, however many calls fail.
+//! One line when something goes away, one when it is back; nothing in between, however many calls fail.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -6,29 +6,48 @@ use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 
-/// Whether the ledger is away, as far as the last call knows.
-#[derive(Default)]
-pub(super) struct Outage(Mutex<Option<Instant>>);
+/// Whether something is away, as far as the last call knows.
+#[derive(Debug)]
+pub(crate) struct Outage {
+    what: &'static str,
+    since: Mutex<Option<Instant>>,
+}
+
+impl Default for Outage {
+    fn default() -> Self {
+        Outage::of("the ledger")
+    }
+}
 
 impl Outage {
+    pub(crate) fn of(what: &'static str) -> Self {
+        Outage { what, since: Mutex::new(None) }
+    }
+
     /// Takes note of how a statement ended.
     pub(super) fn note<T>(&self, result: &Result<T>) {
-        let mut since = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match result {
-            Err(error @ Error::Unavailable { .. }) => {
-                if since.is_none() {
-                    *since = Some(Instant::now());
-                    drop(since);
-                    tracing::warn!(target: "hapax", error = %error.chain(), "the ledger is away");
-                }
-            }
+            Err(error @ Error::Unavailable { .. }) => self.began(error),
             // Any other answer is an answer.
-            _ => {
-                if let Some(began) = since.take() {
-                    drop(since);
-                    tracing::info!(target: "hapax", seconds = began.elapsed().as_secs_f64(), "the ledger is back");
-                }
-            }
+            _ => self.ended(),
+        }
+    }
+
+    /// A call failed.
+    pub(crate) fn began(&self, error: &Error) {
+        let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
+        if since.is_none() {
+            *since = Some(Instant::now());
+            drop(since);
+            tracing::warn!(target: "hapax", error = %error.chain(), "{} is away", self.what);
+        }
+    }
+
+    /// A call was answered.
+    pub(crate) fn ended(&self) {
+        let began = self.since.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(began) = began {
+            tracing::info!(target: "hapax", seconds = began.elapsed().as_secs_f64(), "{} is back", self.what);
         }
     }
 }

@@ -1,14 +1,187 @@
-//! stand-in
-use crate::error::Result;
-use crate::ledger::Identity;
+//! The window: a best-effort filter with a time limit in front of the ledger.
+//!
+//! Its life with an event: the window is *read* before the claim, and an event it has [seen](Window::seen) is skipped without
+//! asking the ledger; it is *written* only after the event is done ([`remember`](Window::remember)), so a run that fails or
+//! dies is never skipped. It is never the sole guard: what it does not know is claimed as ever, and what it knows is only
+//! believed within one epoch of the ledger. The caller says which epoch that is: a ledger that was restored or failed over has
+//! another one, and what an older window remembers is then a miss.
+//!
+//! ```
+//! use hapax::window::{MemoryWindow, Window, WindowSettings};
+//! use hapax::{EventId, Scope, ledger::Identity};
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> hapax::Result<()> {
+//! let window = MemoryWindow::new(WindowSettings::new("1"), 100_000)?;
+//! let mine = [Identity::new(Scope::new("mailer")?, EventId::new("order-17-paid")?)];
+//! assert_eq!(window.seen(&mine).await?, [false]);
+//! window.remember(&mine).await?; // after it is done, never before
+//! assert_eq!(window.seen(&mine).await?, [true]);
+//! # Ok(()) }
+//! ```
+
+mod memory;
+mod outage;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
 use async_trait::async_trait;
-/// stand-in
+
+pub use memory::MemoryWindow;
+pub use outage::{OnOutage, OutageWindow};
+
+use crate::config::hide_password;
+use crate::error::{Error, Result};
+use crate::ledger::{Finding, Identity, Level};
+
+/// A best-effort filter with a time limit.
+///
+/// # Contract
+///
+/// 1. An identity is seen only if it was remembered under the same epoch, not longer ago than the time limit.
+/// 2. Two identities never share a key: tenant, scope and id are each part of it.
+/// 3. Both calls take batches and cost one round trip each.
+/// 4. It may forget at any time. Nothing may rest on its memory.
 #[async_trait]
-pub trait Window: std::fmt::Debug + Send + Sync + 'static {
-    /// seen
+pub trait Window: fmt::Debug + Send + Sync + 'static {
+    /// Which of these were done before, as far as the window knows, in the order given.
     async fn seen(&self, identities: &[Identity]) -> Result<Vec<bool>>;
-    /// remember
+
+    /// Remembers what is done. Call it after the ledger has said so, never before.
     async fn remember(&self, identities: &[Identity]) -> Result<()>;
-    /// check
-    async fn check(&self, redelivery: Option<std::time::Duration>) -> Vec<crate::ledger::Finding>;
+
+    /// Checks what the window is good for. `redelivery` is how far back anything can be delivered again: the longest retention
+    /// of the topics, or the age at which dead letters are still redriven.
+    async fn check(&self, redelivery: Option<Duration>) -> Vec<Finding>;
+}
+
+#[async_trait]
+impl<W: Window + ?Sized> Window for Arc<W> {
+    async fn seen(&self, identities: &[Identity]) -> Result<Vec<bool>> {
+        (**self).seen(identities).await
+    }
+    async fn remember(&self, identities: &[Identity]) -> Result<()> {
+        (**self).remember(identities).await
+    }
+    async fn check(&self, redelivery: Option<Duration>) -> Vec<Finding> {
+        (**self).check(redelivery).await
+    }
+}
+
+/// What a window is told when it is made.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct WindowSettings {
+    /// The ledger's epoch: what was remembered under another one is a miss.
+    pub epoch: String,
+    /// How long the window remembers.
+    pub ttl: Duration,
+}
+
+impl WindowSettings {
+    /// The shortest memory.
+    pub const TTL_MIN: Duration = Duration::from_secs(3600);
+    /// The longest memory.
+    pub const TTL_MAX: Duration = Duration::from_secs(30 * 86_400);
+    /// The longest epoch, in bytes: it is stored with every key.
+    pub const EPOCH_BYTES_MAX: usize = 64;
+
+    /// A day's memory under an epoch.
+    pub fn new(epoch: impl Into<String>) -> Self {
+        WindowSettings { epoch: epoch.into(), ttl: Duration::from_secs(86_400) }
+    }
+
+    /// The same with another memory.
+    #[must_use]
+    pub fn ttl(self, ttl: Duration) -> Self {
+        WindowSettings { ttl, ..self }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        if !(Self::TTL_MIN..=Self::TTL_MAX).contains(&self.ttl) {
+            return Err(Error::Config(format!(
+                "the window's time limit is {} s; it takes {} s (an hour) to {} s (30 days)",
+                self.ttl.as_secs(),
+                Self::TTL_MIN.as_secs(),
+                Self::TTL_MAX.as_secs()
+            )));
+        }
+        if self.epoch.is_empty() || self.epoch.len() > Self::EPOCH_BYTES_MAX {
+            return Err(Error::Config(format!(
+                "the window's epoch has {} bytes; it needs 1 to {}",
+                self.epoch.len(),
+                Self::EPOCH_BYTES_MAX
+            )));
+        }
+        Ok(())
+    }
+
+    /// A memory shorter than what can come back lets the rest through to the ledger: fine, but worth knowing.
+    pub(crate) fn check_redelivery(&self, redelivery: Option<Duration>) -> Finding {
+        let hours = |time: Duration| time.as_secs().div_ceil(3600);
+        let ttl = hours(self.ttl);
+        match redelivery {
+            Some(redelivery) if self.ttl < redelivery => Finding {
+                level: Level::Warning,
+                check: "window.ttl",
+                message: format!(
+                    "the window remembers {ttl} h, and events can be delivered again for {} h: older ones pass it and \
+                     only the ledger stops them",
+                    hours(redelivery)
+                ),
+            },
+            _ => Finding {
+                level: Level::Fine,
+                check: "window.ttl",
+                message: format!("the window remembers {ttl} h"),
+            },
+        }
+    }
+}
+
+/// The key of an identity: `dedup:event:TENANT:SCOPE:ID`, each part percent-encoded, so that no two identities share one. No
+/// tenant is an empty part, which no tenant's name is.
+///
+/// ```
+/// use hapax::{EventId, Scope, Tenant, ledger::Identity};
+/// let mut mine = Identity::new(Scope::new("a:b").unwrap(), EventId::new("7").unwrap());
+/// assert_eq!(hapax::window::key(&mine), "dedup:event::a%3Ab:7");
+/// mine.tenant = Some(Tenant::new("acme").unwrap());
+/// assert_eq!(hapax::window::key(&mine), "dedup:event:acme:a%3Ab:7");
+/// ```
+pub fn key(identity: &Identity) -> String {
+    use std::fmt::Write as _;
+    const PLAIN: percent_encoding::AsciiSet =
+        percent_encoding::NON_ALPHANUMERIC.remove(b'.').remove(b'_').remove(b'~').remove(b'-');
+    let mut key = String::from("dedup:event");
+    let tenant = identity.tenant.as_ref().map_or("", |tenant| tenant.as_str());
+    for part in [tenant, identity.scope.as_str(), &identity.id.as_str()] {
+        let _ = write!(key, ":{}", percent_encoding::utf8_percent_encode(part, &PLAIN)); // a String takes everything
+    }
+    key
+}
+
+/// Makes the window a URL names: `memory:` or `redis://HOST`. Nothing is connected yet: whether a server that is away stops
+/// anybody is up to [`OutageWindow`]. One that is not built in answers with the name of its feature.
+pub fn open(url: &str, settings: WindowSettings) -> Result<Arc<dyn Window>> {
+    match url.split_once(':') {
+        Some(("memory", "")) => Ok(Arc::new(MemoryWindow::new(settings, MemoryWindow::ENTRIES_MAX)?)),
+        Some(("redis" | "rediss" | "valkey" | "valkeys", _)) => open_redis(url, settings),
+        _ => Err(Error::Config(format!(
+            "{:?} names no window; known are memory: and redis://HOST:PORT",
+            hide_password(url)
+        ))),
+    }
+}
+
+#[cfg(feature = "redis")]
+fn open_redis(url: &str, settings: WindowSettings) -> Result<Arc<dyn Window>> {
+    Ok(Arc::new(crate::backend::redis::RedisWindow::new(url, settings)?))
+}
+
+#[cfg(not(feature = "redis"))]
+fn open_redis(_url: &str, _settings: WindowSettings) -> Result<Arc<dyn Window>> {
+    Err(Error::Unsupported("Redis is not built in; build hapax with the feature `redis`".into()))
 }

@@ -1,0 +1,74 @@
+//! Connections, and what their errors mean.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use redis::aio::{ConnectionManager, ConnectionManagerConfig};
+use redis::{Client, ErrorKind, RedisError, ServerErrorKind};
+
+use crate::config::hide_password;
+use crate::error::{Error, Result};
+
+/// A connection that comes back by itself. Nothing is connected yet. A command that fails is never sent again by it: whether
+/// that is right depends on the command.
+pub(super) fn manager(url: &str, timeout: Duration) -> Result<ConnectionManager> {
+    let bad = |error: RedisError| {
+        // The driver's text may hold the URL, and the URL a password.
+        Error::Config(format!(
+            "{:?} is no Redis URL that can be used: {}",
+            hide_password(url),
+            error.category()
+        ))
+    };
+    let client = Client::open(url).map_err(bad)?;
+    let config = ConnectionManagerConfig::new()
+        .set_connection_timeout(Some(timeout))
+        .set_response_timeout(Some(timeout))
+        .set_min_delay(Duration::from_millis(20))
+        .set_number_of_retries(1);
+    if tokio::runtime::Handle::try_current().is_err() {
+        return Err(Error::Config("a Redis connection needs a Tokio runtime around it".into()));
+    }
+    ConnectionManager::new_lazy_with_config(client, config).map_err(bad)
+}
+
+/// Says what was being done when a command failed.
+pub(super) trait Doing<T> {
+    fn doing(self, what: &str) -> Result<T>;
+}
+
+impl<T> Doing<T> for redis::RedisResult<T> {
+    fn doing(self, what: &str) -> Result<T> {
+        self.map_err(|error| fault(what, error))
+    }
+}
+
+fn fault(what: &str, error: RedisError) -> Error {
+    let what = what.to_owned();
+    match error.kind() {
+        ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::NoPerm)
+        | ErrorKind::AuthenticationFailed => Error::Refused { what, source: Some(error.into()) },
+        ErrorKind::Extension if matches!(error.code(), Some("OOM" | "MISCONF" | "NOAUTH" | "NOREPLICAS")) => {
+            Error::Refused { what, source: Some(error.into()) }
+        }
+        ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask | ServerErrorKind::CrossSlot) => {
+            Error::Unsupported(format!("{what}: the server is part of a Redis Cluster ({error})"))
+        }
+        ErrorKind::InvalidClientConfig => Error::Config(format!("{what}: {error}")),
+        ErrorKind::Server(ServerErrorKind::ResponseError)
+        | ErrorKind::UnexpectedReturnType
+        | ErrorKind::Parse
+        | ErrorKind::Extension => Error::Corrupt(format!("{what}: {error}")),
+        _ => Error::unavailable(what, error),
+    }
+}
+
+/// What the server says about itself (`INFO`), by name.
+pub(super) async fn info(connection: &ConnectionManager) -> Result<HashMap<String, String>> {
+    let text: String = redis::cmd("INFO")
+        .query_async(&mut connection.clone())
+        .await
+        .doing("asking the server about itself")?;
+    let pairs = text.lines().filter_map(|line| line.trim().split_once(':'));
+    Ok(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+}

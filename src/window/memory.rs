@@ -1,0 +1,133 @@
+//! A window in this process's memory.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::{Window, WindowSettings};
+use crate::clock::{Clock, SystemClock, Time};
+use crate::error::{Error, Result};
+use crate::ledger::{Finding, Identity, Level};
+
+/// A window in memory, for one process. It is bounded: when it is full, what was remembered longest ago goes. Clones share it.
+#[derive(Debug, Clone)]
+pub struct MemoryWindow {
+    clock: Arc<dyn Clock>,
+    settings: Arc<WindowSettings>,
+    entries_max: usize,
+    memory: Arc<Mutex<Memory>>,
+}
+
+/// One time limit for all, so the order of remembering is the order of forgetting.
+#[derive(Debug, Default)]
+struct Memory {
+    entries: HashMap<Identity, Seen>,
+    oldest: BTreeMap<u64, Identity>,
+    turn: u64,
+}
+
+#[derive(Debug)]
+struct Seen {
+    turn: u64,
+    until: Time,
+    epoch: Arc<str>,
+}
+
+impl MemoryWindow {
+    /// How many entries a window has that is opened by its URL: about 200 MB at most.
+    pub const ENTRIES_MAX: usize = 1_000_000;
+
+    /// An empty one of at most `entries_max` entries.
+    pub fn new(settings: WindowSettings, entries_max: usize) -> Result<Self> {
+        MemoryWindow::with_clock(settings, entries_max, Arc::new(SystemClock))
+    }
+
+    /// An empty one on a clock of your own.
+    pub fn with_clock(settings: WindowSettings, entries_max: usize, clock: Arc<dyn Clock>) -> Result<Self> {
+        settings.check()?;
+        if entries_max == 0 {
+            return Err(Error::Config("a window needs room for at least one entry".into()));
+        }
+        Ok(MemoryWindow { clock, settings: Arc::new(settings), entries_max, memory: Arc::default() })
+    }
+
+    /// The same memory as one of another epoch sees it.
+    #[must_use]
+    pub fn in_epoch(&self, epoch: impl Into<String>) -> Self {
+        let settings = WindowSettings { epoch: epoch.into(), ..(*self.settings).clone() };
+        MemoryWindow { settings: Arc::new(settings), ..self.clone() }
+    }
+
+    /// How many entries it has.
+    pub fn len(&self) -> usize {
+        self.lock().entries.len()
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Memory {
+    /// Forgets what is past its time, and as much as there is no room for.
+    fn trim(&mut self, now: Time, entries_max: usize) {
+        while let Some((turn, identity)) = self.oldest.pop_first() {
+            let keep = self.entries.len() <= entries_max
+                && self.entries.get(&identity).is_some_and(|seen| seen.until > now);
+            if keep {
+                self.oldest.insert(turn, identity);
+                return;
+            }
+            self.entries.remove(&identity);
+        }
+    }
+}
+
+#[async_trait]
+impl Window for MemoryWindow {
+    async fn seen(&self, identities: &[Identity]) -> Result<Vec<bool>> {
+        let now = self.clock.now();
+        let memory = self.lock();
+        let seen = |identity| {
+            let known: Option<&Seen> = memory.entries.get(identity);
+            known.is_some_and(|seen| seen.until > now && *seen.epoch == *self.settings.epoch)
+        };
+        Ok(identities.iter().map(seen).collect())
+    }
+
+    async fn remember(&self, identities: &[Identity]) -> Result<()> {
+        let now = self.clock.now();
+        let epoch: Arc<str> = self.settings.epoch.as_str().into();
+        let mut memory = self.lock();
+        for identity in identities {
+            memory.turn += 1;
+            let seen =
+                Seen { turn: memory.turn, until: now.plus(self.settings.ttl), epoch: Arc::clone(&epoch) };
+            let turn = seen.turn;
+            if let Some(before) = memory.entries.insert(identity.clone(), seen) {
+                memory.oldest.remove(&before.turn);
+            }
+            memory.oldest.insert(turn, identity.clone());
+        }
+        memory.trim(now, self.entries_max);
+        Ok(())
+    }
+
+    async fn check(&self, redelivery: Option<Duration>) -> Vec<Finding> {
+        let message = format!(
+            "the window is in memory: it begins empty with each process and has room for {} events",
+            self.entries_max
+        );
+        vec![
+            Finding { level: Level::Fine, check: "window.memory", message },
+            self.settings.check_redelivery(redelivery),
+        ]
+    }
+}

@@ -1,0 +1,94 @@
+//! A Valkey under test: the server that `HAPAX_TEST_VALKEY_URL` names, and a gate in front of it that can be shut.
+#![allow(dead_code)] // each test binary uses its part
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic is how a test fails
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+/// Where the server is. A missing one is a failure, never a skip.
+pub fn url() -> String {
+    std::env::var("HAPAX_TEST_VALKEY_URL").expect(
+        "HAPAX_TEST_VALKEY_URL is not set: run `scripts/test`, or `scripts/services up` and `eval \"$(scripts/services env)\"`",
+    )
+}
+
+/// Its host and port.
+pub fn address() -> String {
+    let url = url();
+    let rest = url.split_once("://").expect("a URL").1;
+    rest.split('/').next().expect("an address").rsplit('@').next().expect("an address").to_owned()
+}
+
+/// A connection of the test's own.
+pub async fn connection() -> redis::aio::MultiplexedConnection {
+    let client = redis::Client::open(url()).expect("a URL");
+    client.get_multiplexed_async_connection().await.expect("the test server answers")
+}
+
+/// Waits for a state, not for a time; a minute without it is a failure.
+pub async fn until(what: &str, mut there: impl AsyncFnMut() -> bool) {
+    let end = std::time::Instant::now() + Duration::from_secs(60);
+    while !there().await {
+        assert!(std::time::Instant::now() < end, "waited a minute until {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// A gate in front of the server: shut, it ends every connection and every new one.
+pub struct Gate {
+    address: SocketAddr,
+    open: watch::Sender<bool>,
+    turned_away: Arc<AtomicUsize>,
+}
+
+impl Gate {
+    pub async fn new() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let gate = Gate {
+            address: listener.local_addr().expect("an address"),
+            open: watch::Sender::new(true),
+            turned_away: Arc::default(),
+        };
+        let (open, turned_away) = (gate.open.subscribe(), Arc::clone(&gate.turned_away));
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                if !*open.borrow() {
+                    turned_away.fetch_add(1, Ordering::SeqCst);
+                    continue;
+                }
+                let mut open = open.clone();
+                tokio::spawn(async move {
+                    let mut server = TcpStream::connect(address()).await.expect("the test server answers");
+                    let _ = (client.set_nodelay(true), server.set_nodelay(true)); // only slower without
+                    tokio::select! {
+                        _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
+                        _ = open.wait_for(|open| !open) => {}
+                    }
+                });
+            }
+        });
+        gate
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://{}", self.address)
+    }
+
+    pub fn shut(&self) {
+        self.open.send_replace(false);
+    }
+
+    pub fn open(&self) {
+        self.open.send_replace(true);
+    }
+
+    /// How many it turned away.
+    pub fn turned_away(&self) -> usize {
+        self.turned_away.load(Ordering::SeqCst)
+    }
+}
