@@ -6,6 +6,9 @@
 //! (someone else may have them already; commit nothing). Each gift has an epoch; what a member still does under an older
 //! epoch changes nothing.
 
+#[cfg(feature = "kafka")]
+pub mod kafka;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;

@@ -44,8 +44,8 @@ pub(super) fn bytes_of(record: &Record) -> usize {
     part(&record.key) + part(&record.payload) + headers
 }
 
-/// Whether a topic of this name and these terms can be made.
-pub(super) fn check_topic(topic: &Topic, terms: &TopicTerms) -> Result<()> {
+/// Whether a topic may have this name.
+pub(super) fn check_name(topic: &Topic) -> Result<()> {
     let name = topic.as_str();
     let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'));
     if !plain || name.len() > TOPIC_CHARS_MAX || matches!(name, "." | "..") {
@@ -57,6 +57,12 @@ pub(super) fn check_topic(topic: &Topic, terms: &TopicTerms) -> Result<()> {
             ),
         ));
     }
+    Ok(())
+}
+
+/// Whether a topic of this name and these terms can be made.
+pub(super) fn check_topic(topic: &Topic, terms: &TopicTerms) -> Result<()> {
+    check_name(topic)?;
     if !(1..=PARTITIONS_MAX).contains(&terms.partitions) {
         return Err(Error::invalid(
             "partitions",

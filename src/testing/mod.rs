@@ -22,8 +22,11 @@ use crate::error::Result;
 use crate::id::Scope;
 use crate::ledger::{Claim, Ledger, Marker, Outcome, Settings, Settle, Settled};
 
+pub mod bus;
 mod cases;
 pub mod crash;
+#[cfg(feature = "kafka")]
+pub mod kafka;
 pub mod kit;
 mod memory;
 pub mod mutants;

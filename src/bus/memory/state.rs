@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -72,6 +72,7 @@ struct Membership {
     topics: Vec<Topic>,
     start: Start,
     revoke_timeout: Duration,
+    #[cfg_attr(not(feature = "testing"), expect(dead_code, reason = "only tests make members stand still"))]
     silent: Arc<AtomicBool>,
 }
 
@@ -283,7 +284,7 @@ impl State {
         let names: Vec<_> = self.groups.keys().cloned().collect();
         for name in names {
             let Some(group) = self.groups.get_mut(&name) else { continue };
-            let silent = |m: &&u64| group.members[*m].silent.load(Ordering::SeqCst);
+            let silent = |m: &&u64| group.members[*m].silent.load(std::sync::atomic::Ordering::SeqCst);
             let members: Vec<u64> = group.members.keys().filter(silent).copied().collect();
             for member in members {
                 group.throw_out(member);

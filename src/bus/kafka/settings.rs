@@ -1,0 +1,325 @@
+//! How to reach Kafka and how to take part: what may be set, and what may not because the promise rests on it.
+
+use std::time::Duration;
+
+use rdkafka::ClientConfig;
+use rdkafka::config::RDKafkaLogLevel;
+
+use crate::bus::{Start, Subscription};
+use crate::error::{Error, Result};
+
+/// How a group shares out its partitions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum GroupProtocol {
+    /// Members agree among themselves (cooperative-sticky): works with every broker. Gives up: a quick rebalance, since all
+    /// members must take part in each.
+    #[default]
+    Classic,
+    /// The broker decides (KIP-848). Gives up: brokers older than 4.0, and the subscription's `session_timeout`, which is
+    /// the broker's to set here (`group.consumer.session.timeout.ms`).
+    Consumer,
+}
+
+/// Which records are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Isolation {
+    /// Those of committed transactions, and those without one. Gives up: records behind a transaction that is still open.
+    #[default]
+    Committed,
+    /// All. Gives up: the promise of producers that what they aborted never happened.
+    Uncommitted,
+}
+
+/// How to reach Kafka and how to take part.
+///
+/// ```
+/// use hapax::bus::kafka::KafkaSettings;
+/// let settings = KafkaSettings::new("127.0.0.1:9092").property("client.rack", "a");
+/// assert!(settings.check().is_ok());
+/// let refused = settings.property("enable.auto.commit", "true").check().unwrap_err();
+/// assert!(refused.to_string().contains("enable.auto.commit"));
+/// ```
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct KafkaSettings {
+    /// Where to begin to look: `host:port`, separated by commas.
+    pub brokers: String,
+    /// Properties of librdkafka, as they are (security, compression, sizes …). What the promise rests on is refused.
+    pub properties: Vec<(String, String)>,
+    /// How groups share out their partitions.
+    pub group_protocol: GroupProtocol,
+    /// Which records are read.
+    pub isolation: Isolation,
+    /// How many copies a new topic gets; none is the broker's default.
+    pub replication: Option<i32>,
+    /// How long a question to the broker may take, and a commit.
+    pub answer_timeout: Duration,
+    /// How long a record may wait for its acknowledgement.
+    pub publish_timeout: Duration,
+    /// How long a member may go without calling `next` before its partitions go to others.
+    pub poll_interval_max: Duration,
+    /// How many records wait in this process for `next`, besides those that librdkafka has fetched.
+    pub buffer_records_max: usize,
+    /// How many bytes they may have.
+    pub buffer_bytes_max: usize,
+}
+
+/// Properties that are ours to set, and why.
+const OURS: [(&str, &str); 14] = [
+    ("bootstrap.servers", "it is `brokers`"),
+    ("metadata.broker.list", "it is `brokers`"),
+    ("group.id", "it is the subscription's group"),
+    ("group.protocol", "it is `group_protocol`"),
+    ("partition.assignment.strategy", "partitions move one by one (cooperative-sticky), never all at once"),
+    ("session.timeout.ms", "it is the subscription's `session_timeout`"),
+    ("max.poll.interval.ms", "it is `poll_interval_max`"),
+    ("auto.offset.reset", "it is the subscription's `start`"),
+    ("isolation.level", "it is `isolation`"),
+    ("enable.auto.commit", "an offset is committed when its effects are, never by a timer"),
+    ("enable.auto.offset.store", "an offset is stored when its effects are, never on delivery"),
+    ("enable.partition.eof", "nobody asked to hear of it"),
+    ("transactional.id", "records are published one by one, each with its own answer"),
+    ("message.timeout.ms", "it is `publish_timeout`"),
+];
+
+impl KafkaSettings {
+    /// Brokers, and what suits most.
+    pub fn new(brokers: impl Into<String>) -> Self {
+        KafkaSettings {
+            brokers: brokers.into(),
+            properties: Vec::new(),
+            group_protocol: GroupProtocol::default(),
+            isolation: Isolation::default(),
+            replication: None,
+            answer_timeout: Duration::from_secs(10),
+            publish_timeout: Duration::from_secs(30),
+            poll_interval_max: Duration::from_secs(300),
+            buffer_records_max: 1_000,
+            buffer_bytes_max: 16 << 20,
+        }
+    }
+
+    /// Adds a property of librdkafka.
+    #[must_use]
+    pub fn property(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.properties.push((name.into(), value.into()));
+        self
+    }
+
+    /// Refuses what would break the promise. [`connect`](super::KafkaBus::connect) asks this first.
+    pub fn check(&self) -> Result<()> {
+        if self.brokers.split(',').any(|broker| broker.trim().is_empty()) {
+            return Err(Error::Config(format!(
+                "brokers of Kafka are host:port, separated by commas; {:?} has an empty one",
+                self.brokers
+            )));
+        }
+        for (name, value) in &self.properties {
+            self.check_property(name.trim(), value.trim())?;
+        }
+        for (what, time) in [
+            ("answer_timeout", self.answer_timeout),
+            ("publish_timeout", self.publish_timeout),
+            ("poll_interval_max", self.poll_interval_max),
+        ] {
+            if time < Duration::from_millis(100) || time > Duration::from_secs(86_400) {
+                return Err(Error::Config(format!(
+                    "{what} of Kafka is {time:?}; it must be 100 ms to a day"
+                )));
+            }
+        }
+        if self.buffer_records_max == 0 || self.buffer_bytes_max == 0 {
+            return Err(Error::Config(
+                "the buffer of a Kafka member needs room for 1 record at least".into(),
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_property(&self, name: &str, value: &str) -> Result<()> {
+        let refused =
+            |why: &str| Err(Error::Config(format!("the Kafka property {name}={value} is refused: {why}")));
+        if let Some((_, why)) = OURS.iter().find(|(ours, _)| *ours == name) {
+            return refused(why);
+        }
+        match name {
+            "enable.idempotence" if value != "true" => {
+                refused("without it a retry inside the client could publish a record twice or out of order")
+            }
+            "acks" | "request.required.acks" if value != "all" && value != "-1" => {
+                refused("a record counts as published when all replicas in sync have it (acks=all)")
+            }
+            "heartbeat.interval.ms" | "group.protocol.type"
+                if self.group_protocol == GroupProtocol::Consumer =>
+            {
+                refused("in the `consumer` group protocol the broker decides that")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What all clients have in common.
+    fn base(&self) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        config.set_log_level(RDKafkaLogLevel::Info);
+        config.set("bootstrap.servers", &self.brokers).set("client.id", "hapax");
+        // A broker that comes back is noticed soon; in between, librdkafka backs off up to this.
+        config.set("reconnect.backoff.max.ms", "2000");
+        config
+    }
+
+    /// Those of the user's properties that a kind of client knows: librdkafka warns about the others at every start.
+    fn with_properties(&self, mut config: ClientConfig, foreign: &[&str]) -> ClientConfig {
+        for (name, value) in &self.properties {
+            if !foreign.contains(&name.trim()) {
+                config.set(name.trim(), value.trim());
+            }
+        }
+        config
+    }
+
+    pub(super) fn producer(&self) -> ClientConfig {
+        let mut config = self.base();
+        config
+            .set("enable.idempotence", "true")
+            .set("acks", "all")
+            .set("message.timeout.ms", millis(self.publish_timeout))
+            // As Java producers do, so that all publishers agree on a key's partition.
+            .set("partitioner", "murmur2_random")
+            .set("queue.buffering.max.messages", "20000")
+            .set("queue.buffering.max.kbytes", "65536");
+        self.with_properties(config, &["heartbeat.interval.ms", "group.instance.id", "group.remote.assignor"])
+    }
+
+    /// A client that asks questions and belongs to no group.
+    pub(super) fn reader(&self) -> ClientConfig {
+        let mut config = self.base();
+        config.set("isolation.level", self.isolation.word()).set("enable.auto.commit", "false");
+        self.with_properties(config, PRODUCERS_OWN)
+    }
+
+    pub(super) fn member(&self, subscription: &Subscription) -> ClientConfig {
+        let mut config = self.base();
+        config
+            .set("group.id", subscription.group.as_ref())
+            .set("enable.auto.commit", "false")
+            .set("enable.auto.offset.store", "false")
+            .set("enable.partition.eof", "false")
+            .set("isolation.level", self.isolation.word())
+            .set("max.poll.interval.ms", millis(self.poll_interval(subscription)))
+            .set(
+                "auto.offset.reset",
+                match subscription.start {
+                    Start::Earliest => "earliest",
+                    Start::Latest => "latest",
+                    Start::Refuse => "error",
+                },
+            )
+            // Bounds what is fetched ahead.
+            .set("queued.max.messages.kbytes", "16384")
+            .set("fetch.max.bytes", "16777216")
+            // When that bound was met: look again soon, not after a second.
+            .set("fetch.queue.backoff.ms", "50");
+        match self.group_protocol {
+            GroupProtocol::Classic => config
+                .set("group.protocol", "classic")
+                .set("partition.assignment.strategy", "cooperative-sticky")
+                .set("session.timeout.ms", millis(subscription.session_timeout))
+                .set("heartbeat.interval.ms", millis((subscription.session_timeout / 3).min(HEARTBEAT_MAX))),
+            GroupProtocol::Consumer => config.set("group.protocol", "consumer"),
+        };
+        self.with_properties(config, PRODUCERS_OWN)
+    }
+
+    /// Kafka wants it no shorter than the session.
+    fn poll_interval(&self, subscription: &Subscription) -> Duration {
+        match self.group_protocol {
+            GroupProtocol::Classic => self.poll_interval_max.max(subscription.session_timeout),
+            GroupProtocol::Consumer => self.poll_interval_max,
+        }
+    }
+
+    /// How long a revoked partition is waited for: the broker waits for no member longer than the poll interval.
+    pub(super) fn revoke_timeout(&self, subscription: &Subscription) -> Duration {
+        subscription.revoke_timeout.min(self.poll_interval(subscription) * 9 / 10)
+    }
+}
+
+const HEARTBEAT_MAX: Duration = Duration::from_secs(3);
+
+const PRODUCERS_OWN: &[&str] = &[
+    "enable.idempotence",
+    "acks",
+    "request.required.acks",
+    "linger.ms",
+    "queue.buffering.max.ms",
+    "queue.buffering.max.messages",
+    "queue.buffering.max.kbytes",
+    "batch.size",
+    "batch.num.messages",
+    "compression.type",
+    "compression.codec",
+    "compression.level",
+    "partitioner",
+    "request.timeout.ms",
+    "retries",
+    "message.send.max.retries",
+    "sticky.partitioning.linger.ms",
+    "enable.gapless.guarantee",
+];
+
+impl Isolation {
+    fn word(self) -> &'static str {
+        match self {
+            Isolation::Committed => "read_committed",
+            Isolation::Uncommitted => "read_uncommitted",
+        }
+    }
+}
+
+fn millis(time: Duration) -> String {
+    time.as_millis().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_promise_rests_on_is_refused_with_a_sentence() {
+        for (name, value) in [
+            ("enable.auto.commit", "true"),
+            ("enable.auto.offset.store", "true"),
+            ("enable.idempotence", "false"),
+            ("acks", "1"),
+            ("request.required.acks", "0"),
+            ("isolation.level", "read_uncommitted"),
+            (" group.id ", "other"),
+        ] {
+            let error = KafkaSettings::new("b:1").property(name, value).check().unwrap_err();
+            assert_eq!(error.code(), "config", "{name}");
+            assert!(error.to_string().contains(name.trim()), "{error}");
+        }
+        for (name, value) in
+            [("acks", "all"), ("acks", "-1"), ("enable.idempotence", "true"), ("linger.ms", "5")]
+        {
+            KafkaSettings::new("b:1").property(name, value).check().unwrap();
+        }
+        KafkaSettings::new("b:1,,c:2").check().unwrap_err();
+    }
+
+    #[test]
+    fn the_broker_decides_on_sessions_in_the_consumer_protocol() {
+        let subscription = Subscription::new("g", [crate::Topic::new("t").unwrap()]).unwrap();
+        let mut settings = KafkaSettings::new("b:1");
+        let classic = settings.member(&subscription);
+        assert_eq!(classic.get("session.timeout.ms"), Some("45000"));
+        assert_eq!(classic.get("partition.assignment.strategy"), Some("cooperative-sticky"));
+        settings.group_protocol = GroupProtocol::Consumer;
+        let consumer = settings.member(&subscription);
+        for name in ["session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy"] {
+            assert_eq!(consumer.get(name), None, "{name}");
+        }
+        settings.property("heartbeat.interval.ms", "100").check().unwrap_err();
+    }
+}

@@ -1,0 +1,222 @@
+//! The async side of a member.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use rdkafka::config::FromClientConfigAndContext;
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
+use rdkafka::error::KafkaError;
+use rdkafka::types::RDKafkaErrorCode as Code;
+use rdkafka::{ClientConfig, Offset, TopicPartitionList};
+use tokio::sync::oneshot;
+
+use super::inbox::{Inbox, Seek};
+use super::link::{code, meaning, passes_soon};
+use super::member::{Member, MemberConsumer, run, to_list};
+use crate::bus::{Assigned, Heard, Partition, Subscriber};
+use crate::error::{Error, Result};
+
+/// How long to wait before a commit is tried again that the group's rearranging was in the way of.
+const AGAIN: Duration = Duration::from_millis(50);
+
+pub(super) struct KafkaSubscriber {
+    /// None once left.
+    consumer: Option<Arc<MemberConsumer>>,
+    inbox: Arc<Inbox>,
+    group: Arc<str>,
+    answer_timeout: Duration,
+    /// Hears when the thread has ended and the group was left.
+    left: oneshot::Receiver<()>,
+}
+
+impl KafkaSubscriber {
+    /// Joins. Blocks for a moment: librdkafka starts its threads.
+    pub(super) fn join(config: &ClientConfig, member: Member) -> Result<Self> {
+        let (inbox, group, answer_timeout) =
+            (member.inbox.clone(), member.group.clone(), member.answer_timeout);
+        let topics = member.topics.clone();
+        let joining = || format!("joining the group {group:?}");
+        let mut consumer =
+            BaseConsumer::from_config_and_context(config, member).map_err(|e| meaning(joining(), e))?;
+        let bell = inbox.bell.clone();
+        consumer.set_nonempty_callback(move || bell.ring());
+        let topics: Vec<&str> = topics.iter().map(crate::id::Topic::as_str).collect();
+        consumer.subscribe(&topics).map_err(|e| meaning(joining(), e))?;
+        let consumer = Arc::new(consumer);
+        let (done, left) = oneshot::channel();
+        let own = consumer.clone();
+        std::thread::Builder::new()
+            .name("hapax-kafka".into())
+            .spawn(move || {
+                run(&own);
+                drop(own); // leaves the group, if nobody else holds it
+                let _ = done.send(()); // nobody may be waiting
+            })
+            .map_err(|e| Error::unavailable("starting the thread of a Kafka member", e))?;
+        Ok(KafkaSubscriber { consumer: Some(consumer), inbox, group, answer_timeout, left })
+    }
+
+    fn consumer(&self) -> Result<&Arc<MemberConsumer>> {
+        self.consumer
+            .as_ref()
+            .ok_or_else(|| Error::Unavailable { what: "the group was left".into(), source: None })
+    }
+
+    /// One commit for some partitions, together. What the group's rearranging is in the way of is tried again.
+    async fn commit_together(&self, offsets: &[(Assigned, i64)], by: Instant) -> Result<(), Refusal> {
+        let mut list = TopicPartitionList::with_capacity(offsets.len());
+        for (Assigned { partition, .. }, offset) in offsets {
+            list.add_partition_offset(partition.topic.as_str(), partition.number, Offset::Offset(*offset))?;
+        }
+        let list = Arc::new(list);
+        loop {
+            for (assigned, _) in offsets {
+                self.inbox.check(assigned).map_err(Refusal::All)?;
+            }
+            let (consumer, list) = (self.consumer().map_err(Refusal::All)?.clone(), list.clone());
+            // The group has them already, and the member has not heard of it yet.
+            if consumer.assignment_lost() {
+                return Err(Refusal::Some(KafkaError::ConsumerCommit(Code::AssignmentLost)));
+            }
+            let commit = tokio::task::spawn_blocking(move || consumer.commit(&list, CommitMode::Sync));
+            let wait = by.saturating_duration_since(Instant::now());
+            let Ok(done) = tokio::time::timeout(wait, commit).await else {
+                return Err(Refusal::All(Error::Unavailable {
+                    what: format!(
+                        "committing for the group {:?}: no answer within {:?}",
+                        self.group, self.answer_timeout
+                    ),
+                    source: None,
+                }));
+            };
+            match done.map_err(|e| Refusal::All(Error::unavailable("committing", e)))? {
+                Ok(()) => return Ok(()),
+                Err(error) if code(&error).is_some_and(passes_soon) && Instant::now() + AGAIN < by => {
+                    tokio::time::sleep(AGAIN).await;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn meaning(&self, error: KafkaError) -> Error {
+        meaning(format!("committing for the group {:?}", self.group), error)
+    }
+}
+
+/// Why a commit of several partitions did not go through.
+enum Refusal {
+    /// It holds for all of them.
+    All(Error),
+    /// It may hold for one of them only.
+    Some(KafkaError),
+}
+
+impl From<KafkaError> for Refusal {
+    fn from(error: KafkaError) -> Self {
+        Refusal::Some(error)
+    }
+}
+
+#[async_trait]
+impl Subscriber for KafkaSubscriber {
+    async fn next(&mut self) -> Result<Heard> {
+        self.inbox.next().await
+    }
+
+    async fn pause(&mut self, partitions: &[Partition]) -> Result<()> {
+        let mine = self.inbox.set_paused(partitions, true);
+        self.consumer()?.pause(&to_list(&mine)).map_err(|e| meaning("pausing", e))
+    }
+
+    async fn resume(&mut self, partitions: &[Partition]) -> Result<()> {
+        let mine = self.inbox.set_paused(partitions, false);
+        self.consumer()?.resume(&to_list(&mine)).map_err(|e| meaning("resuming", e))?;
+        self.inbox.nudge();
+        Ok(())
+    }
+
+    async fn seek(&mut self, partition: &Partition, offset: i64) -> Result<()> {
+        if offset < 0 {
+            return Err(Error::invalid("offset", format!("{offset} of {partition}; offsets begin at 0")));
+        }
+        let (answer, answered) = oneshot::channel();
+        let by = Instant::now() + self.answer_timeout;
+        self.inbox.seek(Seek { partition: partition.clone(), offset, by, answer })?;
+        answered.await.unwrap_or_else(|_| {
+            Err(Error::Fenced { what: format!("{partition} is not in this member's hands") })
+        })
+    }
+
+    async fn commit(&mut self, offsets: &[(Assigned, i64)]) -> Result<Vec<Result<()>>> {
+        let mut answers: Vec<Result<()>> = offsets
+            .iter()
+            .map(|(assigned, offset)| {
+                self.inbox.check(assigned)?;
+                if *offset < 0 {
+                    let problem = format!("{offset} of {}; offsets begin at 0", assigned.partition);
+                    return Err(Error::invalid("offset", problem));
+                }
+                Ok(())
+            })
+            .collect();
+        let ours: Vec<usize> = (0..offsets.len()).filter(|at| answers[*at].is_ok()).collect();
+        if ours.is_empty() {
+            return Ok(answers);
+        }
+        let by = Instant::now() + self.answer_timeout;
+        // Of a partition that is named twice, the last one counts.
+        let last = |at: &usize| {
+            !ours.iter().any(|other| other > at && offsets[*other].0.partition == offsets[*at].0.partition)
+        };
+        let together: Vec<_> = ours.iter().filter(|at| last(at)).map(|at| offsets[*at].clone()).collect();
+        match self.commit_together(&together, by).await {
+            Ok(()) => {}
+            Err(Refusal::All(error)) => ours.iter().for_each(|at| answers[*at] = Err(error.copy())),
+            // librdkafka says only that one of them failed: each by itself.
+            Err(Refusal::Some(error)) => {
+                for at in &ours {
+                    answers[*at] = if together.len() == 1 {
+                        Err(self.meaning(error.clone()))
+                    } else {
+                        match self.commit_together(&offsets[*at..=*at], by).await {
+                            Ok(()) => Ok(()),
+                            Err(Refusal::All(error)) => Err(error),
+                            Err(Refusal::Some(error)) => Err(self.meaning(error)),
+                        }
+                    };
+                }
+            }
+        }
+        Ok(answers)
+    }
+
+    async fn give_back(&mut self, partitions: &[Assigned]) -> Result<()> {
+        self.inbox.give_back(partitions);
+        Ok(())
+    }
+
+    async fn leave(mut self: Box<Self>) -> Result<()> {
+        self.consumer = None;
+        self.inbox.leave();
+        match tokio::time::timeout(self.answer_timeout, &mut self.left).await {
+            Ok(_) => Ok(()),
+            Err(_) => Err(Error::Unavailable {
+                what: format!(
+                    "leaving the group {:?}: no answer within {:?}; it will notice by itself when the session ends",
+                    self.group, self.answer_timeout
+                ),
+                source: None,
+            }),
+        }
+    }
+}
+
+impl Drop for KafkaSubscriber {
+    fn drop(&mut self) {
+        // The consumer is closed where it is dropped last, which blocks: that shall be the thread.
+        self.consumer = None;
+        self.inbox.leave();
+    }
+}

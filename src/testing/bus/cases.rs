@@ -1,0 +1,74 @@
+//! The one list of cases.
+
+/// Enrols a bus in every conformance case: a module of tests named after the cases, each on a harness of its own.
+///
+/// ```text
+/// hapax::bus_conformance!(kafka, KafkaHarness::new().await);
+/// ```
+#[macro_export]
+macro_rules! bus_conformance {
+    ($module:ident, $harness:expr) => {
+        mod $module {
+            #[allow(unused_imports)]
+            use super::*;
+            $crate::__bus_cases! { [tests ($harness)] }
+        }
+    };
+}
+
+/// The one list. A case that is not here does not run; one that is here runs on every bus.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __bus_cases {
+    ([$($how:tt)*]) => {
+        $crate::__bus_expand! { [$($how)*]
+            publish {
+                b1_each_record_is_answered_with_where_it_lies
+                b1_what_is_acknowledged_others_see
+                b1_an_unknown_topic_is_an_error
+                b1_a_topic_is_made_once
+                b2_a_key_has_one_partition
+                b2_a_partition_keeps_its_publishers_order
+                b10_offsets_are_never_reused
+                b10_what_was_removed_leaves_a_gap
+            }
+            consume {
+                b4_a_group_goes_on_at_its_commit
+                b4_earliest_begins_with_the_oldest
+                b4_latest_begins_with_what_comes
+                b4_refuse_does_not_begin
+                b5_a_commit_is_the_offset_after
+                b8_a_paused_partition_is_silent_and_others_go_on
+                b8_membership_survives_a_pause
+                b9_seek_goes_back_and_forth
+                b9_seek_to_what_was_removed_goes_on_above
+                next_can_be_cancelled
+            }
+            members {
+                b3_each_partition_is_in_one_hand
+                b3_groups_do_not_share
+                b5_a_commit_of_an_epoch_that_is_over_is_fenced
+                b6_a_revoked_partition_moves_once_it_is_given_back
+                b6_who_never_gives_back_is_thrown_out
+                b7_a_silent_member_loses_its_partitions
+                b7_who_leaves_is_not_waited_for
+            }
+        }
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __bus_expand {
+    ([tests ($harness:expr)] $($theme:ident { $($case:ident)* })*) => {$($(
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $case() {
+            let harness = $harness;
+            $crate::testing::bus::$theme::$case(&harness).await;
+        }
+    )*)*};
+    ([names] $($theme:ident { $($case:ident)* })*) => { &[$($(stringify!($case),)*)*] };
+}
+
+/// The names of all cases.
+pub const NAMES: &[&str] = __bus_cases!([names]);

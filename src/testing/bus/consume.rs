@@ -1,0 +1,186 @@
+//! Clauses 4, 5, 8 and 9: one member, where it begins, what it commits, pauses and seeks.
+
+use std::time::Duration;
+
+use super::BusHarness;
+use super::kit::{Ear, Stage, until};
+use crate::bus::{Bus, Start};
+
+/// A new member goes on where the group was.
+pub async fn b4_a_group_goes_on_at_its_commit<H: BusHarness>(harness: &H) {
+    let stage = Stage::new(harness, 1).await;
+    let partition = stage.partition(0);
+    stage.publish_some(10).await;
+    let mut ear = stage.member("a").await;
+    until(&mut ear, "all records", |ear| ear.records.len() >= 10).await;
+    let assigned = ear.assigned(&partition);
+    ear.commit(&assigned, 4).await.unwrap();
+    ear.leave().await;
+    let mut ear = stage.member("b").await;
+    until(&mut ear, "the rest", |ear| ear.records.len() >= 6).await;
+    assert_eq!(ear.offsets(&partition), [4, 5, 6, 7, 8, 9]);
+    ear.leave().await;
+}
+
+/// Without a commit, `Earliest` is the oldest record there is.
+pub async fn b4_earliest_begins_with_the_oldest<H: BusHarness>(harness: &H) {
+    let stage = Stage::new(harness, 1).await;
+    stage.publish_some(4).await;
+    harness.remove_below(&stage.partition(0), 2).await;
+    let mut ear = stage.member("a").await;
+    until(&mut ear, "the oldest", |ear| ear.records.len() >= 2).await;
+    assert_eq!(ear.offsets(&stage.partition(0)), [2, 3]);
+    assert_eq!(stage.committed(0).await, None, "reading is not committing");
+    ear.leave().await;
+}
+
+/// `Latest` is what comes once the partition is given.
+pub async fn b4_latest_begins_with_what_comes<H: BusHarness>(harness: &H) {
+    let stage = Stage::new(harness, 1).await;
+    stage.publish_some(4).await;
+    let mut subscription = stage.subscription();
+    subscription.start = Start::Latest;
+    let mut ear = Ear::new("a", stage.bus.subscribe(subscription).await.unwrap());
+    until(&mut ear, "the partition", |ear| ear.held.len() == 1).await;
+    stage.publish_some(2).await;
+    until(&mut ear, "what comes", |ear| ear.records.len() >= 2).await;
+    assert_eq!(ear.offsets(&stage.partition(0)), [4, 5]);
+    ear.leave().await;
+}
+
+/// `Refuse` is an error until something was committed.
+pub async fn b4_refuse_does_not_begin<H: BusHarness>(harness: &H) {
+    let stage = Stage::new(harness, 1).await;
+    stage.publish_some(4).await;
+    let mut subscription = stage.subscription();
+    subscription.start = Start::Refuse;
+    let refused = async {
+        let mut subscriber = stage.bus.subscribe(subscription.clone()).await?;
+        for _ in 0..4 {
+            let heard = subscriber.next().await?;
+            assert!(!matches!(heard, crate::bus::Heard::Records(_)), "it began by itself: {heard:?}");
+        }
+        subscriber.leave().await
+    };
+    let refused = tokio::time::timeout(super::DEADLINE, refused).await.expect("an answer");
+    refused.expect_err("nothing was committed");
+    let mut ear = stage.member("a").await;
+    until(&mut ear, "all records", |ear| ear.records.len() >= 4).await;
+    let assigned = ear.assigned(&stage.partition(0));
+    ear.commit(&assigned, 3).await.unwrap();
+    ear.leave().await;
+    let mut ear = Ear::new("b", stage.bus.subscribe(subscription).await.unwrap());
+    until(&mut ear, "the last one", |ear| !ear.records.is_empty()).await;
+    assert_eq!(ear.offsets(&stage.partition(0)), [3]);
+    ear.leave().await;
+}
+
+/// What is committed is what others see as committed.
+pub async fn b5_a_commit_is_the_offset_after<H: BusHarness>(harness: &H) {
+    let stage = Stage::new(harness, 2).await;
+    stage.fill(3).await;
+    let mut ear = stage.member("a").await;
+    until(&mut ear, "both partitions", |ear| ear.held.len() == 2).await;
+    assert_eq!(stage.committed(0).await, None);
+    let (zero, one) = (ear.assigned(&stage.partition(0)), ear.assigned(&stage.partition(1)));
+    let answers = ear.subscriber().commit(&[(one.clone(), 2), (zero, 3)]).await.unwrap();
+    assert!(answers.len() == 2 && answers.iter().all(Result::is_ok), "{answers:?}");
+    let other = harness.open().await;
+    assert_eq!(other.committed(&stage.group, &stage.partition(0)).await.unwrap(), Some(3));
+    assert_eq!(other.committed(&stage.group, &stage.partition(1)).await.unwrap(), Some(2));
+    assert_eq!(other.committed(&harness.unique("group"), &stage.partition(1)).await.unwrap(), None);
+    ear.commit(&one, 3).await.unwrap();
+    assert_eq!(stage.committed(1).await, Some(3));
+    ear.leave().await;
+}
+
+/// The paused one waits, the other one does not.
+pub async fn b8_a_paused_partition_is_silent_and_others_go_on<H: BusHarness>(harness: &H) {
+    let stage = Stage::new(harness, 2).await;
+    let (paused, other) = (stage.partition(0), stage.partition(1));
+    let mut ear = stage.member("a").await;
+    until(&mut ear, "both partitions", |ear| ear.held.len() == 2).await;
+    ear.subscriber().pause(std::slice::from_ref(&paused)).await.unwrap();
+    stage.fill(5).await;
+    let (_, end) = stage.bus.range(&other).await.unwrap();
+    until(&mut ear, "the other partition", |ear| ear.offsets(&other).last() == Some(&(end - 1))).await;
+    assert!(ear.offsets(&paused).is_empty(), "a paused partition delivers {:?}", ear.offsets(&paused));
+    ear.subscriber().resume(std::slice::from_ref(&paused)).await.unwrap();
+    let (_, end) = stage.bus.range(&paused).await.unwrap();
+    until(&mut ear, "the resumed one", |ear| ear.offsets(&paused).last() == Some(&(end - 1))).await;
+    assert_eq!(ear.offsets(&paused), (0..end).collect::<Vec<_>>());
+    ear.leave().await;
+}
+
+/// Everything paused for longer than a session: it is still a member, in the same epoch.
+pub async fn b8_membership_survives_a_pause<H: BusHarness>(harness: &H) {
+    let stage = Stage::new(harness, 1).await;
+    let partition = stage.partition(0);
+    stage.publish_some(3).await;
+    let mut ear = stage.member("a").await;
+    until(&mut ear, "all records", |ear| ear.records.len() >= 3).await;
+    let assigned = ear.assigned(&partition);
+    ear.subscriber().pause(std::slice::from_ref(&partition)).await.unwrap();
+    stage.publish_some(3).await;
+    let paused = tokio::time::Instant::now();
+    let long = harness.session() * 2 + Duration::from_millis(100);
+    until(&mut ear, "time to pass", |_| paused.elapsed() > long).await;
+    assert_eq!(ear.records.len(), 3);
+    ear.commit(&assigned, 3).await.expect("it is still a member");
+    ear.subscriber().resume(std::slice::from_ref(&partition)).await.unwrap();
+    until(&mut ear, "the rest", |ear| ear.records.len() >= 6).await;
+    assert_eq!(ear.assigned(&partition), assigned, "the epoch is the same");
+    assert_eq!(ear.lost, []);
+    ear.leave().await;
+}
+
+/// Back, forth, and while it is paused.
+pub async fn b9_seek_goes_back_and_forth<H: BusHarness>(harness: &H) {
+    let stage = Stage::new(harness, 1).await;
+    let partition = stage.partition(0);
+    stage.publish_some(6).await;
+    let mut ear = stage.member("a").await;
+    until(&mut ear, "all records", |ear| ear.records.len() >= 6).await;
+    ear.seek(&partition, 2).await;
+    until(&mut ear, "them again", |ear| ear.records.len() >= 10).await;
+    ear.subscriber().pause(std::slice::from_ref(&partition)).await.unwrap();
+    ear.seek(&partition, 5).await;
+    ear.subscriber().resume(std::slice::from_ref(&partition)).await.unwrap();
+    until(&mut ear, "the last one again", |ear| ear.records.len() >= 11).await;
+    assert_eq!(ear.offsets(&partition), [0, 1, 2, 3, 4, 5, 2, 3, 4, 5, 5]);
+    ear.leave().await;
+}
+
+/// Where there is nothing any more, the next above is next.
+pub async fn b9_seek_to_what_was_removed_goes_on_above<H: BusHarness>(harness: &H) {
+    let stage = Stage::new(harness, 1).await;
+    let partition = stage.partition(0);
+    stage.publish_some(6).await;
+    let mut ear = stage.member("a").await;
+    until(&mut ear, "all records", |ear| ear.records.len() >= 6).await;
+    harness.remove_below(&partition, 3).await;
+    ear.seek(&partition, 1).await;
+    until(&mut ear, "what is left", |ear| ear.records.len() >= 9).await;
+    assert_eq!(ear.offsets(&partition), [0, 1, 2, 3, 4, 5, 3, 4, 5]);
+    ear.leave().await;
+}
+
+/// A call of `next` that is dropped loses nothing.
+pub async fn next_can_be_cancelled<H: BusHarness>(harness: &H) {
+    let stage = Stage::new(harness, 1).await;
+    let partition = stage.partition(0);
+    let mut ear = stage.member("a").await;
+    for _ in 0..20 {
+        stage.publish_some(1).await;
+        for pause_us in [0, 100, 1000] {
+            let next = ear.subscriber().next();
+            // Dropped at whatever point it has come to; what it returns in time is kept.
+            if let Ok(heard) = tokio::time::timeout(Duration::from_micros(pause_us), next).await {
+                ear.take(heard.unwrap()).await;
+            }
+        }
+    }
+    until(&mut ear, "all records", |ear| ear.records.len() >= 20).await;
+    assert_eq!(ear.offsets(&partition), (0..20).collect::<Vec<_>>());
+    ear.leave().await;
+}

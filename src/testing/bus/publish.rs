@@ -1,0 +1,157 @@
+//! Clauses 1, 2 and 10: what is published, where it lies, what stays.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::BusHarness;
+use super::kit::{Stage, publish, record, until};
+use crate::bus::{Bus, Record, TopicTerms};
+use crate::clock::Time;
+use crate::error::Error;
+use crate::event::Headers;
+use crate::id::Topic;
+
+/// Key, payload, headers and time arrive as they were sent, where the answer said.
+pub async fn b1_each_record_is_answered_with_where_it_lies<H: BusHarness>(harness: &H) {
+    let stage = Stage::new(harness, 3).await;
+    let headers: Headers =
+        [("id", &b"1"[..]), ("id", &b"2"[..]), ("empty", &b""[..]), ("raw", &b"\xff\x00"[..])]
+            .into_iter()
+            .map(|(name, value)| (name, bytes::Bytes::from_static(value)))
+            .collect();
+    let timestamp = Some(Time::parse("2026-03-04T12:00:00.123Z").unwrap());
+    let sent = [
+        Record { headers, timestamp, ..record("a", "full") },
+        Record { payload: None, ..record("a", "") },
+        record("b", ""),
+        Record { key: None, ..record("", "no key") },
+        Record { payload: Some(vec![0; 100_000].into()), ..record("c", "") },
+    ];
+    let origins = stage.publish(&sent).await;
+    assert_eq!(origins.iter().cloned().collect::<std::collections::HashSet<_>>().len(), sent.len());
+    let mut ear = stage.member("a").await;
+    until(&mut ear, "all records", |ear| ear.records.len() >= sent.len()).await;
+    for (record, origin) in sent.iter().zip(&origins) {
+        let received = ear.records.iter().find(|received| received.origin == *origin).expect("it lies there");
+        let stamped = received.record.timestamp;
+        assert!(stamped.is_some(), "the bus fills in a time");
+        assert_eq!(received.record, Record { timestamp: record.timestamp.or(stamped), ..record.clone() });
+    }
+    ear.leave().await;
+}
+
+/// Acknowledged is visible, to another opening too.
+pub async fn b1_what_is_acknowledged_others_see<H: BusHarness>(harness: &H) {
+    let stage = Stage::new(harness, 1).await;
+    let other = harness.open().await;
+    assert_eq!(other.range(&stage.partition(0)).await.unwrap(), (0, 0));
+    for n in 1..=3 {
+        let origins = stage.publish_some(1).await;
+        let (_, end) = other.range(&stage.partition(0)).await.unwrap();
+        assert!(end > origins[0].offset, "record {n} is at {}, the end is {end}", origins[0].offset);
+    }
+    assert!(stage.bus.publish(&stage.topic, &[]).await.unwrap().is_empty());
+}
+
+/// Nothing is made by a slip of the pen.
+pub async fn b1_an_unknown_topic_is_an_error<H: BusHarness>(harness: &H) {
+    let stage = Stage::new(harness, 1).await;
+    let unknown = Topic::new(harness.unique("unknown")).unwrap();
+    assert_eq!(stage.bus.topic(&unknown).await.unwrap(), None);
+    let answer = stage.bus.publish(&unknown, &[record("a", "x")]).await;
+    assert!(answer.as_ref().map_or(true, |answers| answers[0].is_err()), "{answer:?}");
+    let mut subscription = stage.subscription();
+    subscription.topics.push(unknown.clone());
+    let refused = stage.bus.subscribe(subscription).await.map(|_| ()).unwrap_err();
+    assert!(refused.to_string().contains(unknown.as_str()), "{refused}");
+    assert!(matches!(refused, Error::NotFound(_)), "{refused:?}");
+    assert_eq!(stage.bus.topic(&unknown).await.unwrap(), None, "asking made it");
+}
+
+/// Making a topic that is there changes nothing; bad names and numbers are refused.
+pub async fn b1_a_topic_is_made_once<H: BusHarness>(harness: &H) {
+    let stage = Stage::new(harness, 2).await;
+    assert!(!stage.bus.create_topic(&stage.topic, TopicTerms::new(7)).await.unwrap());
+    let info = stage.bus.topic(&stage.topic).await.unwrap().expect("it is there");
+    assert_eq!(info.partitions, 2);
+    for (name, partitions) in [("a b", 1), ("a/b", 1), ("..", 1), ("fine", 0), ("fine", -1)] {
+        let topic = Topic::new(name).unwrap();
+        let refused = stage.bus.create_topic(&topic, TopicTerms::new(partitions)).await;
+        assert!(refused.is_err(), "{name} with {partitions} partitions is {refused:?}");
+    }
+    assert!(stage.bus.range(&stage.partition(2)).await.is_err(), "there are two partitions");
+}
+
+/// One key, one partition, whoever publishes.
+pub async fn b2_a_key_has_one_partition<H: BusHarness>(harness: &H) {
+    let stage = Stage::new(harness, 4).await;
+    let other = harness.open().await;
+    let records: Vec<_> = (0..100).map(|n| record(&format!("key-{}", n % 25), "x")).collect();
+    let mut places: BTreeMap<_, BTreeSet<i32>> = BTreeMap::new();
+    let origins = [stage.publish(&records).await, publish(&other, &stage.topic, &records).await].concat();
+    for (record, origin) in records.iter().cycle().zip(origins) {
+        places.entry(record.key.clone()).or_default().insert(origin.partition);
+    }
+    assert!(places.values().all(|partitions| partitions.len() == 1), "{places:?}");
+    let used: BTreeSet<_> = places.values().flatten().collect();
+    assert!(used.len() > 1, "25 keys in one of 4 partitions");
+}
+
+/// Several publishers at once: each one's records of a key arrive in the order it published them.
+pub async fn b2_a_partition_keeps_its_publishers_order<H: BusHarness>(harness: &H) {
+    const BATCHES: usize = 10;
+    let stage = Stage::new(harness, 2).await;
+    let (one, two) = (harness.open().await, harness.open().await);
+    let run = |bus: H::Bus, name: &'static str| {
+        let topic = stage.topic.clone();
+        async move {
+            for batch in 0..BATCHES {
+                let records: Vec<_> =
+                    (0..5).map(|n| record(&format!("key-{n}"), &format!("{name}:{batch}"))).collect();
+                publish(&bus, &topic, &records).await;
+            }
+        }
+    };
+    tokio::join!(run(one, "one"), run(two, "two"));
+    let mut ear = stage.member("a").await;
+    until(&mut ear, "all records", |ear| ear.records.len() >= BATCHES * 10).await;
+    let mut last: BTreeMap<(bytes::Bytes, String), usize> = BTreeMap::new();
+    for received in &ear.records {
+        let payload = received.record.payload.clone().unwrap();
+        let (name, batch) = std::str::from_utf8(&payload).unwrap().split_once(':').unwrap();
+        let batch: usize = batch.parse().unwrap();
+        let before = last.insert((received.record.key.clone().unwrap(), name.to_owned()), batch);
+        assert_eq!(before.map_or(0, |before| before + 1), batch, "{received:?}");
+    }
+    ear.leave().await;
+}
+
+/// An offset belongs to its record for ever, also when nothing is left.
+pub async fn b10_offsets_are_never_reused<H: BusHarness>(harness: &H) {
+    let stage = Stage::new(harness, 1).await;
+    let last = stage.publish_some(5).await[4].offset;
+    let (_, end) = stage.bus.range(&stage.partition(0)).await.unwrap();
+    harness.remove_below(&stage.partition(0), end).await;
+    assert_eq!(stage.bus.range(&stage.partition(0)).await.unwrap(), (end, end));
+    let again = harness.open().await;
+    let origin = publish(&again, &stage.topic, &[record("one-key", "new")]).await.remove(0);
+    assert!(origin.offset > last, "{} was used before", origin.offset);
+    assert!(origin.offset >= end);
+}
+
+/// A group that was behind retention goes on with what is left.
+pub async fn b10_what_was_removed_leaves_a_gap<H: BusHarness>(harness: &H) {
+    let stage = Stage::new(harness, 1).await;
+    let partition = stage.partition(0);
+    stage.publish_some(6).await;
+    let mut ear = stage.member("a").await;
+    until(&mut ear, "the first records", |ear| ear.records.len() >= 6).await;
+    let assigned = ear.assigned(&partition);
+    ear.commit(&assigned, 1).await.unwrap();
+    ear.leave().await;
+    harness.remove_below(&partition, 4).await;
+    assert_eq!(stage.bus.range(&partition).await.unwrap(), (4, 6));
+    let mut ear = stage.member("b").await;
+    until(&mut ear, "what is left", |ear| ear.records.len() >= 2).await;
+    assert_eq!(ear.offsets(&partition), [4, 5]);
+    ear.leave().await;
+}
