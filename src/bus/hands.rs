@@ -30,6 +30,8 @@ struct Held {
 #[derive(Debug, Default)]
 pub(super) struct Hands {
     held: BTreeMap<Partition, Held>,
+    /// Up to which epoch each was given back. The group may learn of it later.
+    returned: BTreeMap<Partition, u64>,
     /// Which partition delivers first next time, so that a busy one does not starve the others.
     turn: usize,
 }
@@ -60,7 +62,9 @@ impl Hands {
         if !revoked.is_empty() {
             return Some(Heard::Revoked(revoked));
         }
-        let new: Vec<_> = mine.iter().filter(|m| !self.held.contains_key(&m.assigned.partition)).collect();
+        let returned = |m: &Mine| self.returned.get(&m.assigned.partition) >= Some(&m.assigned.epoch);
+        let is_new = |m: &&Mine| !self.held.contains_key(&m.assigned.partition) && !returned(m);
+        let new: Vec<_> = mine.iter().filter(is_new).collect();
         if new.is_empty() {
             return None;
         }
@@ -118,8 +122,17 @@ impl Hands {
         Ok(())
     }
 
+    /// Partitions are given back.
+    pub(super) fn give_back(&mut self, partitions: &[Assigned]) {
+        self.drop_all(partitions);
+        for assigned in partitions {
+            let epoch = self.returned.entry(assigned.partition.clone()).or_default();
+            *epoch = assigned.epoch.max(*epoch);
+        }
+    }
+
     /// Forgets partitions, if they are still those of the epochs given.
-    pub(super) fn drop_all(&mut self, partitions: &[Assigned]) {
+    fn drop_all(&mut self, partitions: &[Assigned]) {
         for assigned in partitions {
             if self.held.get(&assigned.partition).is_some_and(|own| own.epoch == assigned.epoch) {
                 self.held.remove(&assigned.partition);

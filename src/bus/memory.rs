@@ -233,7 +233,7 @@ impl Subscriber for Member {
     }
 
     async fn give_back(&mut self, partitions: &[Assigned]) -> Result<()> {
-        self.hands.drop_all(partitions);
+        self.hands.give_back(partitions);
         let (group, number) = (&*self.subscription.group, self.number);
         self.bus.shared.change(|state| state.give_back(group, number, partitions, Instant::now()));
         Ok(())

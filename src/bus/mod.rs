@@ -21,11 +21,15 @@ use crate::error::{Error, Result};
 use crate::event::{Headers, Origin};
 use crate::id::Topic;
 
+#[cfg(feature = "sqlite")]
+pub mod embedded;
 mod group;
 mod hands;
 pub mod memory;
 mod route;
 
+#[cfg(feature = "sqlite")]
+pub use embedded::EmbeddedBus;
 pub use memory::MemoryBus;
 
 /// What is published, and what a received record is made of. Cloning shares the bytes.

@@ -71,7 +71,7 @@ pub(super) struct Names {
 }
 
 /// Bytes that may be absent.
-pub(super) struct Blob<'a>(pub Option<&'a [u8]>);
+pub(crate) struct Blob<'a>(pub Option<&'a [u8]>);
 
 impl ToSql for Blob<'_> {
     fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
@@ -222,12 +222,12 @@ impl Stored {
 }
 
 /// A stored text that breaks the rules of its kind is nobody's input: the file is wrong.
-pub(super) fn sound<T>(result: Result<T>) -> Result<T> {
+pub(crate) fn sound<T>(result: Result<T>) -> Result<T> {
     result.map_err(|error| Error::Corrupt(error.to_string()))
 }
 
 /// Headers as bytes: for each, the lengths of name and value, then both.
-fn pack(headers: &Headers) -> Vec<u8> {
+pub(crate) fn pack(headers: &Headers) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (name, value) in headers.iter() {
         for part in [name.as_bytes(), value] {
@@ -238,7 +238,8 @@ fn pack(headers: &Headers) -> Vec<u8> {
     bytes
 }
 
-fn unpack(mut bytes: &[u8]) -> Result<Headers> {
+/// The headers of [`pack`].
+pub(crate) fn unpack(mut bytes: &[u8]) -> Result<Headers> {
     fn part(bytes: &mut &[u8]) -> Option<Vec<u8>> {
         let (length, rest) = bytes.split_first_chunk::<4>()?;
         let (part, rest) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
@@ -248,7 +249,7 @@ fn unpack(mut bytes: &[u8]) -> Result<Headers> {
     let mut headers = Vec::new();
     while !bytes.is_empty() {
         let pair = part(&mut bytes).and_then(|name| String::from_utf8(name).ok()).zip(part(&mut bytes));
-        let (name, value) = pair.ok_or_else(|| Error::Corrupt("headers of a held event".into()))?;
+        let (name, value) = pair.ok_or_else(|| Error::Corrupt("headers".into()))?;
         headers.push((name, Bytes::from(value)));
     }
     Ok(headers.into_iter().collect())

@@ -16,24 +16,29 @@ const WAITS_MAX: i32 = 500;
 
 /// Whether a file may be written to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Access {
+pub(crate) enum Access {
     /// Made if it is missing.
     Write,
     Read,
 }
 
-/// Opens a file. Its name is taken literally: no URIs.
-pub(super) fn open(path: &Path, access: Access) -> Result<Connection> {
+/// Opens a ledger's file.
+pub(crate) fn open(path: &Path, access: Access) -> Result<Connection> {
     if path.as_os_str().is_empty() || path == Path::new(":memory:") {
         return Err(Error::invalid("ledger file", "it needs a name: a ledger in memory is MemoryLedger"));
     }
+    open_file(path, access, "ledger")
+}
+
+/// Opens a file. Its name is taken literally: no URIs.
+pub(crate) fn open_file(path: &Path, access: Access, what: &str) -> Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_NO_MUTEX
         | match access {
             Access::Write => OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE,
             Access::Read => OpenFlags::SQLITE_OPEN_READ_ONLY,
         };
     let mut conn =
-        Connection::open_with_flags(path, flags).doing(&format!("opening the ledger {}", path.display()))?;
+        Connection::open_with_flags(path, flags).doing(&format!("opening the {what} {}", path.display()))?;
     conn.set_prepared_statement_cache_capacity(256);
     conn.busy_handler(Some(wait)).doing("setting how long to wait")?;
     Ok(conn)
@@ -46,7 +51,7 @@ fn wait(waits: i32) -> bool {
 }
 
 /// Makes the file's journal a write-ahead log, and every commit durable before it is acknowledged.
-pub(super) fn make_durable(conn: &Connection) -> Result<()> {
+pub(crate) fn make_durable(conn: &Connection) -> Result<()> {
     // Changing the mode of a fresh file meets others doing the same, and SQLite does not wait by itself then.
     let mode: String = patiently(|| {
         conn.query_row("PRAGMA main.journal_mode = WAL", [], |row| row.get(0))
@@ -54,7 +59,7 @@ pub(super) fn make_durable(conn: &Connection) -> Result<()> {
     })?;
     if mode != "wal" {
         return Err(Error::Unsupported(format!(
-            "the file's journal mode stays {mode:?}: a ledger needs a file system on which SQLite can keep a \
+            "the file's journal mode stays {mode:?}: it must lie on a file system on which SQLite can keep a \
              write-ahead log"
         )));
     }
@@ -62,7 +67,7 @@ pub(super) fn make_durable(conn: &Connection) -> Result<()> {
 }
 
 /// Tries again while another connection is in the way.
-pub(super) fn patiently<T>(mut run: impl FnMut() -> Result<T>) -> Result<T> {
+pub(crate) fn patiently<T>(mut run: impl FnMut() -> Result<T>) -> Result<T> {
     let mut tries = 1;
     loop {
         match run() {
@@ -76,7 +81,7 @@ pub(super) fn patiently<T>(mut run: impl FnMut() -> Result<T>) -> Result<T> {
 }
 
 /// Runs a transaction that has the right to write from its start.
-pub(super) fn immediate<T>(conn: &Connection, what: &str, mut run: impl FnMut() -> Result<T>) -> Result<T> {
+pub(crate) fn immediate<T>(conn: &Connection, what: &str, mut run: impl FnMut() -> Result<T>) -> Result<T> {
     patiently(|| {
         begin(conn, what)?;
         let result = run().and_then(|value| commit(conn, what).map(|()| value));
@@ -88,17 +93,17 @@ pub(super) fn immediate<T>(conn: &Connection, what: &str, mut run: impl FnMut() 
 }
 
 /// Begins a transaction that has the right to write.
-pub(super) fn begin(conn: &Connection, what: &str) -> Result<()> {
+pub(crate) fn begin(conn: &Connection, what: &str) -> Result<()> {
     simple(conn, "BEGIN IMMEDIATE", what)
 }
 
 /// Makes it so.
-pub(super) fn commit(conn: &Connection, what: &str) -> Result<()> {
+pub(crate) fn commit(conn: &Connection, what: &str) -> Result<()> {
     simple(conn, "COMMIT", what)
 }
 
 /// Undoes what SQLite has not undone by itself.
-pub(super) fn roll_back(conn: &Connection) {
+pub(crate) fn roll_back(conn: &Connection) {
     if !conn.is_autocommit()
         && let Err(error) = conn.execute_batch("ROLLBACK")
     {
@@ -107,7 +112,7 @@ pub(super) fn roll_back(conn: &Connection) {
 }
 
 /// Runs a statement without parameters that is used again and again.
-pub(super) fn simple(conn: &Connection, sql: &str, what: &str) -> Result<()> {
+pub(crate) fn simple(conn: &Connection, sql: &str, what: &str) -> Result<()> {
     conn.prepare_cached(sql).and_then(|mut statement| statement.raw_execute()).doing(what)?;
     Ok(())
 }

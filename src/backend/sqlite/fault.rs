@@ -5,7 +5,7 @@ use rusqlite::ErrorCode;
 use crate::error::{Error, Result};
 
 /// Gives a driver's error its meaning.
-pub(super) trait Doing<T> {
+pub(crate) trait Doing<T> {
     /// `what` was being done.
     fn doing(self, what: &str) -> Result<T>;
 }
@@ -17,7 +17,7 @@ impl<T> Doing<T> for rusqlite::Result<T> {
 }
 
 /// The meaning of a driver's error.
-pub(super) fn meaning(what: &str, error: rusqlite::Error) -> Error {
+pub(crate) fn meaning(what: &str, error: rusqlite::Error) -> Error {
     let says = |why: &str| format!("{what}: {why}");
     match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked | ErrorCode::FileLockingProtocolFailed) => {

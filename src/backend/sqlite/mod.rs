@@ -7,14 +7,14 @@
 //! The file may be the user's own (all tables are named `hapax_…`): then [`SqliteLedger::claim_in`] makes claim and
 //! effect one transaction. It must not lie on a network file system: SQLite's locks do not hold there.
 
-mod codec;
-mod connect;
+pub(crate) mod codec;
+pub(crate) mod connect;
 mod desk;
-mod fault;
+pub(crate) mod fault;
 mod held;
 mod quick;
 mod read;
-mod reader;
+pub(crate) mod reader;
 mod schema;
 mod sweep;
 mod transaction;
@@ -61,7 +61,7 @@ struct Inner {
 }
 
 /// Waits for the threads, so that the file is closed when the ledger is gone.
-struct Threads(Vec<JoinHandle<()>>);
+pub(crate) struct Threads(pub(crate) Vec<JoinHandle<()>>);
 
 impl Drop for Threads {
     fn drop(&mut self) {
@@ -77,11 +77,11 @@ impl fmt::Debug for SqliteLedger {
     }
 }
 
-fn thread_gone() -> Error {
-    Error::Unavailable { what: "the ledger's thread has ended".into(), source: None }
+pub(crate) fn thread_gone() -> Error {
+    Error::Unavailable { what: "the thread that serves the file has ended".into(), source: None }
 }
 
-async fn answer<T>(receiver: oneshot::Receiver<Result<T>>) -> Result<T> {
+pub(crate) async fn answer<T>(receiver: oneshot::Receiver<Result<T>>) -> Result<T> {
     receiver.await.map_err(|_| thread_gone())?
 }
 

@@ -11,11 +11,11 @@ use crate::error::Result;
 type Question = Box<dyn FnOnce(&Connection) + Send>;
 
 /// Sends questions to the thread that reads.
-pub(super) struct Questions(Sender<Question>);
+pub(crate) struct Questions(Sender<Question>);
 
 impl Questions {
     /// Asks something of one state of the file.
-    pub(super) fn send<T: Send + 'static>(
+    pub(crate) fn send<T: Send + 'static>(
         &self,
         ask: impl FnOnce(&Connection) -> Result<T> + Send + 'static,
     ) -> oneshot::Receiver<Result<T>> {
@@ -36,7 +36,7 @@ fn in_snapshot<T>(conn: &Connection, ask: impl FnOnce(&Connection) -> Result<T>)
 }
 
 /// Starts the thread. It ends when its questions are dropped.
-pub(super) fn start(conn: Connection) -> std::io::Result<(Questions, std::thread::JoinHandle<()>)> {
+pub(crate) fn start(conn: Connection) -> std::io::Result<(Questions, std::thread::JoinHandle<()>)> {
     let (send, receive) = channel::<Question>();
     let thread = std::thread::Builder::new().name("hapax-sqlite-read".into()).spawn(move || {
         while let Ok(question) = receive.recv() {

@@ -1,0 +1,176 @@
+//! A member of a group on the embedded bus.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use rusqlite::Connection;
+
+use super::{Inner, group, log};
+use crate::backend::sqlite::answer;
+use crate::backend::sqlite::fault::Doing;
+use crate::bus::hands::{Hands, Mine};
+use crate::bus::{Assigned, Heard, Partition, Received, Subscriber, Subscription};
+use crate::error::Result;
+
+/// The most records a subscriber hears at once.
+const RECORDS_MAX: usize = 500;
+/// And about how many bytes of them.
+const BYTES_MAX: usize = 4 << 20;
+/// How long to wait before looking again for what other processes did: the first time, and at most.
+const PAUSE_MIN: Duration = Duration::from_millis(2);
+const PAUSE_MAX: Duration = Duration::from_millis(50);
+
+pub(super) struct Member {
+    inner: Arc<Inner>,
+    subscription: Subscription,
+    /// Another one each time it joins.
+    number: i64,
+    hands: Hands,
+    /// The state of the file in which there was nothing to hear; none once that may have changed on this side.
+    seen: Option<i64>,
+}
+
+/// What there is for a member in one state of the file.
+struct Look {
+    version: i64,
+    mine: Option<Vec<Mine>>,
+    records: Vec<Received>,
+}
+
+/// Looks for a member; none if the file is as it was.
+fn look(
+    conn: &Connection,
+    member: i64,
+    readable: &[(Assigned, i64)],
+    seen: Option<i64>,
+) -> Result<Option<Look>> {
+    // Changes whenever another connection has committed, also one of another process.
+    let version = conn
+        .prepare_cached("PRAGMA main.data_version")
+        .and_then(|mut statement| statement.query_row([], |row| row.get(0)))
+        .doing("looking for changes")?;
+    if seen == Some(version) {
+        return Ok(None);
+    }
+    let mine = group::mine(conn, member)?;
+    let mut records = Vec::new();
+    let (mut records_left, mut bytes_left) = (RECORDS_MAX, BYTES_MAX);
+    for (assigned, position) in readable {
+        let held = mine.iter().flatten().find(|(_, m)| m.assigned == *assigned && !m.revoking);
+        if let Some((part, _)) = held {
+            let left = (&mut records_left, &mut bytes_left);
+            log::read(conn, *part, &assigned.partition, *position, left, &mut records)?;
+        }
+    }
+    let mine = mine.map(|mine| mine.into_iter().map(|(_, mine)| mine).collect());
+    Ok(Some(Look { version, mine, records }))
+}
+
+impl Member {
+    pub(super) async fn join(inner: Arc<Inner>, subscription: Subscription) -> Result<Self> {
+        let mut member = Member { inner, subscription, number: 0, hands: Hands::default(), seen: None };
+        member.enter().await?;
+        Ok(member)
+    }
+
+    /// Joins under a new number. If this is cancelled the member is in all the same, and dropping it takes it out.
+    async fn enter(&mut self) -> Result<()> {
+        let common = &self.inner.common;
+        common.end(self.number);
+        let number = (uuid::Uuid::new_v4().as_u128() as i64) & i64::MAX;
+        self.number = number;
+        common.begin(number, self.subscription.session_timeout, self.subscription.revoke_timeout);
+        let subscription = self.subscription.clone();
+        let joined = self.inner.write.send(move |conn, now| group::join(conn, &subscription, number, now));
+        answer(joined).await?
+    }
+
+    /// What there is to hear now.
+    async fn hear(&mut self) -> Result<Option<Heard>> {
+        let (member, readable, seen) = (self.number, self.hands.readable(), self.seen);
+        let looked = self.inner.read.send(move |conn| look(conn, member, &readable, seen));
+        let Some(look) = answer(looked).await? else { return Ok(None) };
+        // From here on nothing waits: what is taken note of is returned.
+        if let Some(heard) = self.hands.hear(look.mine.as_deref().unwrap_or_default()) {
+            return Ok(Some(heard));
+        }
+        if look.mine.is_none() {
+            self.enter().await?;
+            return Ok(None);
+        }
+        if look.records.is_empty() {
+            self.seen = Some(look.version);
+            return Ok(None);
+        }
+        for received in &look.records {
+            let partition =
+                Partition { topic: received.origin.topic.clone(), number: received.origin.partition };
+            self.hands.delivered(&partition, received.origin.offset + 1);
+        }
+        Ok(Some(Heard::Records(look.records)))
+    }
+}
+
+#[async_trait]
+impl Subscriber for Member {
+    async fn next(&mut self) -> Result<Heard> {
+        let inner = self.inner.clone();
+        let mut pause = PAUSE_MIN;
+        loop {
+            let mut changed = std::pin::pin!(inner.common.changed.notified());
+            changed.as_mut().enable(); // what changes from here on is not missed
+            if let Some(heard) = self.hear().await? {
+                self.seen = None;
+                return Ok(heard);
+            }
+            let changed_here = tokio::time::timeout(pause, changed).await.is_ok();
+            pause = if changed_here { PAUSE_MIN } else { (pause * 2).min(PAUSE_MAX) };
+        }
+    }
+
+    async fn pause(&mut self, partitions: &[Partition]) -> Result<()> {
+        self.hands.pause(partitions, true);
+        Ok(())
+    }
+
+    async fn resume(&mut self, partitions: &[Partition]) -> Result<()> {
+        self.hands.pause(partitions, false);
+        self.seen = None;
+        Ok(())
+    }
+
+    async fn seek(&mut self, partition: &Partition, offset: i64) -> Result<()> {
+        self.seen = None;
+        self.hands.seek(partition, offset)
+    }
+
+    async fn commit(&mut self, offsets: &[(Assigned, i64)]) -> Result<Vec<Result<()>>> {
+        let (member, offsets) = (self.number, offsets.to_vec());
+        answer(self.inner.write.send(move |conn, now| group::commit(conn, member, &offsets, now))).await
+    }
+
+    async fn give_back(&mut self, partitions: &[Assigned]) -> Result<()> {
+        let (member, given) = (self.number, partitions.to_vec());
+        let done = self.inner.write.send(move |conn, now| group::give_back(conn, member, &given, now));
+        // It is on its way and cannot be taken back, so it is not in hand any more, answered or not.
+        self.hands.give_back(partitions);
+        answer(done).await
+    }
+
+    async fn leave(mut self: Box<Self>) -> Result<()> {
+        let member = std::mem::take(&mut self.number);
+        self.inner.common.end(member);
+        answer(self.inner.write.send(move |conn, now| group::leave(conn, member, now))).await
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let member = self.number;
+        self.inner.common.end(member);
+        if member != 0 {
+            drop(self.inner.write.send(move |conn, now| group::leave(conn, member, now)));
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! A bus in an SQLite file: durable, and shared by the processes of one machine.
+//!
+//! Publishing goes to the one thread of the process that writes; what waits there goes into one transaction, and is
+//! acknowledged once that is flushed to disk. Members of a group in several processes meet in the file: each process
+//! gives signs of life of its members from a thread of its own, so a slow handler stays a member, and a process that is
+//! dead or stopped does not. A member that was thrown out hears of it, and its commits are refused.
+//!
+//! A key's partition is `murmur2(key) & 0x7fffffff` modulo the number of partitions, as Kafka's Java client has it;
+//! records without a key go to the partitions in turn. Retention counts from when the bus took a record, by its own
+//! clock. The file must be the bus's own (one writer per file), and must not lie on a network file system.
+
+mod group;
+mod log;
+mod member;
+mod schema;
+mod writer;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use self::member::Member;
+use self::writer::Common;
+use super::{Bus, Capabilities, Partition, Record, Subscriber, Subscription, TopicInfo, TopicTerms};
+use crate::backend::sqlite::connect::{self, Access};
+use crate::backend::sqlite::{Threads, answer, reader};
+use crate::clock::{Clock, SystemClock};
+use crate::error::{Error, Result};
+use crate::event::Origin;
+use crate::id::Topic;
+
+/// What an embedded bus can be told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EmbeddedSettings {
+    /// The most bytes of a record: key, payload and headers.
+    pub record_bytes_max: usize,
+    /// How often old records are looked for.
+    pub sweep_interval: Duration,
+}
+
+impl Default for EmbeddedSettings {
+    fn default() -> Self {
+        EmbeddedSettings { record_bytes_max: 1 << 20, sweep_interval: Duration::from_secs(60) }
+    }
+}
+
+/// A bus in an SQLite file. Clones share its connections; dropping the last, and every subscriber, closes them.
+#[derive(Clone)]
+pub struct EmbeddedBus(Arc<Inner>);
+
+struct Inner {
+    // The senders go first, so that the threads that are then waited for end.
+    write: writer::Requests,
+    read: reader::Questions,
+    _threads: Threads,
+    common: Arc<Common>,
+    settings: EmbeddedSettings,
+    path: PathBuf,
+}
+
+impl fmt::Debug for EmbeddedBus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EmbeddedBus").field("path", &self.0.path).finish_non_exhaustive()
+    }
+}
+
+impl EmbeddedBus {
+    /// Opens a file, making it if it is missing; its directory must be there. Several processes may do so at once.
+    ///
+    /// Blocks while another process makes the tables.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::open_with(path, EmbeddedSettings::default(), Arc::new(SystemClock))
+    }
+
+    /// Opens a file with settings and a clock of the caller's. All processes that share a file must have the same time.
+    pub fn open_with(
+        path: impl AsRef<Path>,
+        settings: EmbeddedSettings,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self> {
+        let path = path.as_ref();
+        if path.as_os_str().is_empty() || path == Path::new(":memory:") {
+            return Err(Error::invalid("bus file", "it needs a name: a bus in memory is MemoryBus"));
+        }
+        let conn = connect::open_file(path, Access::Write, "bus")?;
+        connect::make_durable(&conn)?;
+        schema::make(&conn)?;
+        let read = connect::open_file(path, Access::Read, "bus")?;
+        let common = Arc::new(Common::default());
+        let failed = |error| Error::unavailable("starting a thread of the bus", error);
+        let (write, writes) =
+            writer::start(conn, clock, common.clone(), settings.sweep_interval).map_err(failed)?;
+        let (read, reads) = reader::start(read).map_err(failed)?;
+        Ok(EmbeddedBus(Arc::new(Inner {
+            write,
+            read,
+            _threads: Threads(vec![writes, reads]),
+            common,
+            settings,
+            path: path.to_owned(),
+        })))
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// Whether the members that joined through this opening give no signs of life.
+    #[cfg(feature = "testing")]
+    pub fn silence(&self, silent: bool) {
+        self.0.common.silent.store(silent, std::sync::atomic::Ordering::SeqCst);
+    }
+
+    /// Removes the records of a partition below an offset, as retention would.
+    #[cfg(feature = "testing")]
+    pub async fn remove_below(&self, partition: &Partition, offset: i64) -> Result<()> {
+        let partition = partition.clone();
+        answer(self.0.write.send(move |conn, _| log::remove(conn, &partition, offset))).await?
+    }
+}
+
+#[async_trait]
+impl Bus for EmbeddedBus {
+    async fn publish(&self, topic: &Topic, records: &[Record]) -> Result<Vec<Result<Origin>>> {
+        let (topic, records, max) = (topic.clone(), records.to_vec(), self.0.settings.record_bytes_max);
+        answer(self.0.write.send(move |conn, now| log::publish(conn, &topic, &records, max, now))).await?
+    }
+
+    async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
+        Ok(Box::new(Member::join(self.0.clone(), subscription).await?))
+    }
+
+    async fn create_topic(&self, topic: &Topic, terms: TopicTerms) -> Result<bool> {
+        super::route::check_topic(topic, &terms)?;
+        let topic = topic.clone();
+        answer(self.0.write.send(move |conn, _| log::create(conn, &topic, &terms))).await
+    }
+
+    async fn topic(&self, topic: &Topic) -> Result<Option<TopicInfo>> {
+        let topic = topic.clone();
+        answer(self.0.read.send(move |conn| log::info(conn, &topic))).await
+    }
+
+    async fn range(&self, partition: &Partition) -> Result<(i64, i64)> {
+        let partition = partition.clone();
+        let part = answer(self.0.read.send(move |conn| log::part(conn, &partition))).await??;
+        Ok((part.oldest, part.next))
+    }
+
+    async fn committed(&self, group: &str, partition: &Partition) -> Result<Option<i64>> {
+        let (group, partition) = (group.to_owned(), partition.clone());
+        answer(self.0.read.send(move |conn| group::committed(conn, &group, &partition))).await
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { bus: "embedded", durable: true, shared: true }
+    }
+}

@@ -1,0 +1,229 @@
+//! The one thread that writes. Requests that wait for it go into one transaction: one flush to disk for all of them.
+//! Between requests it does what nobody asks for: it tells the groups that this process's members live, and sweeps.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rusqlite::Connection;
+use tokio::sync::{Notify, oneshot};
+
+use super::{group, log};
+use crate::backend::sqlite::connect::{begin, commit, patiently, roll_back};
+use crate::backend::sqlite::thread_gone;
+use crate::clock::{Clock, Time};
+use crate::error::{Error, Result};
+
+/// The most requests in one transaction.
+const REQUESTS_MAX: usize = 256;
+/// Signs of life come at least this often.
+const BEAT_MAX: Duration = Duration::from_secs(3);
+/// And not more often than this.
+const BEAT_MIN: Duration = Duration::from_millis(20);
+
+/// A request. It may be run several times, each time after the last was undone.
+trait Work: Send {
+    fn run(&mut self, conn: &Connection, now: Time) -> Result<()>;
+    /// Answers with what the last run came to: `Ok` only once it is committed.
+    fn answer(self: Box<Self>, committed: Result<()>);
+}
+
+struct Task<T, F> {
+    run: F,
+    value: Option<T>,
+    answer: oneshot::Sender<Result<T>>,
+}
+
+impl<T: Send, F: FnMut(&Connection, Time) -> Result<T> + Send> Work for Task<T, F> {
+    fn run(&mut self, conn: &Connection, now: Time) -> Result<()> {
+        self.value = Some((self.run)(conn, now)?);
+        Ok(())
+    }
+
+    fn answer(self: Box<Self>, committed: Result<()>) {
+        let Task { value, answer, .. } = *self;
+        let _ = answer.send(committed.and_then(|()| value.ok_or_else(thread_gone))); // nobody may be waiting any more
+    }
+}
+
+/// Sends requests to the thread that writes.
+pub(super) struct Requests(Sender<Box<dyn Work>>);
+
+impl Requests {
+    /// Runs something in a transaction, perhaps with other requests; answered once it is committed. What it finds
+    /// wrong with the request is part of its value: an error undoes the whole transaction.
+    pub(super) fn send<T: Send + 'static>(
+        &self,
+        run: impl FnMut(&Connection, Time) -> Result<T> + Send + 'static,
+    ) -> oneshot::Receiver<Result<T>> {
+        let (answer, receiver) = oneshot::channel();
+        // If the thread is gone the answer's sender is dropped with the request, and the receiver sees that.
+        let _ = self.0.send(Box::new(Task { run, value: None, answer }));
+        receiver
+    }
+}
+
+/// What the writing thread and the members of this process share.
+#[derive(Default)]
+pub(super) struct Common {
+    /// The members that live here, and how often each must be heard of.
+    members: Mutex<BTreeMap<i64, Duration>>,
+    /// Signalled after each commit of this process.
+    pub(super) changed: Notify,
+    /// No signs of life, as if the process stood still (tests only).
+    pub(super) silent: AtomicBool,
+}
+
+impl Common {
+    fn members(&self) -> MutexGuard<'_, BTreeMap<i64, Duration>> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on there are signs of life of a member.
+    pub(super) fn begin(&self, member: i64, session: Duration, revoke: Duration) {
+        self.members().insert(member, (session.min(revoke) / 4).clamp(BEAT_MIN, BEAT_MAX));
+    }
+
+    /// No more of them.
+    pub(super) fn end(&self, member: i64) {
+        self.members().remove(&member);
+    }
+}
+
+/// Starts the thread. It ends when its requests are dropped.
+pub(super) fn start(
+    conn: Connection,
+    clock: Arc<dyn Clock>,
+    common: Arc<Common>,
+    sweep_interval: Duration,
+) -> std::io::Result<(Requests, std::thread::JoinHandle<()>)> {
+    let (send, receive) = channel();
+    let mut writer = Writer {
+        conn,
+        clock,
+        common,
+        sweep_interval,
+        beaten: Instant::now(),
+        sweep_at: Time::default(),
+        sweep_waits: BEAT_MAX,
+    };
+    let thread =
+        std::thread::Builder::new().name("hapax-bus-write".into()).spawn(move || writer.serve(&receive))?;
+    Ok((Requests(send), thread))
+}
+
+struct Writer {
+    conn: Connection,
+    clock: Arc<dyn Clock>,
+    common: Arc<Common>,
+    sweep_interval: Duration,
+    /// When the last sign of life was given.
+    beaten: Instant,
+    /// When to look for something to sweep again.
+    sweep_at: Time,
+    /// How long to wait for requests before going on with a sweep.
+    sweep_waits: Duration,
+}
+
+impl Writer {
+    fn serve(&mut self, requests: &Receiver<Box<dyn Work>>) {
+        loop {
+            match requests.recv_timeout(self.beat_in().unwrap_or(BEAT_MAX).min(self.sweep_waits)) {
+                Ok(first) => {
+                    let mut group = vec![first];
+                    group.extend(requests.try_iter().take(REQUESTS_MAX - 1));
+                    self.handle(group);
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            self.beat();
+            self.sweep();
+        }
+    }
+
+    fn handle(&mut self, mut group: Vec<Box<dyn Work>>) {
+        let error = match self.transact(&mut group) {
+            Ok(()) => {
+                group.into_iter().for_each(|work| work.answer(Ok(())));
+                self.common.changed.notify_waiters();
+                return;
+            }
+            Err(error) => error,
+        };
+        // One request's trouble is not its neighbours': each goes again, alone.
+        let alone = group.len() == 1;
+        for mut work in group {
+            let result = if alone || matches!(error, Error::Contended { .. }) {
+                Err(error.copy())
+            } else {
+                self.transact(std::slice::from_mut(&mut work))
+            };
+            work.answer(result);
+        }
+        self.common.changed.notify_waiters();
+    }
+
+    fn transact(&mut self, group: &mut [Box<dyn Work>]) -> Result<()> {
+        self.once(|conn, now| group.iter_mut().try_for_each(|work| work.run(conn, now)))
+    }
+
+    fn once<T>(&self, mut run: impl FnMut(&Connection, Time) -> Result<T>) -> Result<T> {
+        patiently(|| {
+            begin(&self.conn, "beginning a transaction of the bus")?;
+            // Taken once the right to write is there: whoever writes later has the later time.
+            let now = self.clock.now();
+            let result = run(&self.conn, now)
+                .and_then(|value| commit(&self.conn, "committing to the bus").map(|()| value));
+            if result.is_err() {
+                roll_back(&self.conn);
+            }
+            result
+        })
+    }
+
+    /// How long until signs of life are due; none if there is nobody to give any.
+    fn beat_in(&self) -> Option<Duration> {
+        let every = self.common.members().values().min().copied()?;
+        Some(every.saturating_sub(self.beaten.elapsed()))
+    }
+
+    fn beat(&mut self) {
+        if self.beat_in() != Some(Duration::ZERO) {
+            return;
+        }
+        self.beaten = Instant::now();
+        if self.common.silent.load(Ordering::SeqCst) {
+            return;
+        }
+        let members: Vec<i64> = self.common.members().keys().copied().collect();
+        match self.once(|conn, now| group::beat(conn, &members, now)) {
+            Ok(true) => self.common.changed.notify_waiters(),
+            Ok(false) => {}
+            Err(error) => tracing::warn!(error = error.chain(), "the bus did not take a sign of life"),
+        }
+    }
+
+    fn sweep(&mut self) {
+        let now = self.clock.now();
+        if now < self.sweep_at {
+            return;
+        }
+        let interval = self.sweep_interval;
+        match self.once(|conn, now| log::sweep_some(conn, interval, now)) {
+            // A long sweep goes in small steps, between which requests are served.
+            Ok(true) => self.sweep_waits = Duration::ZERO,
+            Ok(false) => {
+                self.sweep_waits = BEAT_MAX;
+                self.sweep_at = now.plus(interval);
+            }
+            Err(error) => {
+                tracing::warn!(error = error.chain(), "the bus could not be swept");
+                self.sweep_waits = BEAT_MAX;
+                self.sweep_at = now.plus(interval);
+            }
+        }
+    }
+}
