@@ -1,5 +1,6 @@
 //! The buses pass the conformance suite.
 #![cfg(feature = "testing")]
+#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 
 use hapax::testing::bus::MemoryBusHarness;
 

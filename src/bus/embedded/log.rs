@@ -249,10 +249,7 @@ pub(super) fn sweep_some(conn: &Connection, interval: Duration, now: Time) -> Re
              AND (t.retention_us IS NOT NULL OR p.bytes > t.retention_bytes) ORDER BY p.number",
         )
         .and_then(|mut statement| {
-            let rows = statement
-                .query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))?
-                .collect();
-            rows
+            statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))?.collect()
         })
         .doing(what)?;
     let mut left = SWEEP_STEP;

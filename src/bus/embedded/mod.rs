@@ -8,6 +8,10 @@
 //! A key's partition is `murmur2(key) & 0x7fffffff` modulo the number of partitions, as Kafka's Java client has it;
 //! records without a key go to the partitions in turn. Retention counts from when the bus took a record, by its own
 //! clock. The file must be the bus's own (one writer per file), and must not lie on a network file system.
+//!
+//! What it cannot do: a process that is stopped (not killed) in the middle of a transaction keeps the file locked, and
+//! everybody else hears `Contended` until it goes on or is killed. Space that retention frees is used again, the file
+//! does not shrink.
 
 mod group;
 mod log;

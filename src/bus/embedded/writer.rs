@@ -147,7 +147,9 @@ impl Writer {
     fn handle(&mut self, mut group: Vec<Box<dyn Work>>) {
         let error = match self.transact(&mut group) {
             Ok(()) => {
-                group.into_iter().for_each(|work| work.answer(Ok(())));
+                for work in group {
+                    work.answer(Ok(()));
+                }
                 self.common.changed.notify_waiters();
                 return;
             }
@@ -167,21 +169,19 @@ impl Writer {
     }
 
     fn transact(&mut self, group: &mut [Box<dyn Work>]) -> Result<()> {
-        self.once(|conn, now| group.iter_mut().try_for_each(|work| work.run(conn, now)))
+        patiently(|| self.once(|conn, now| group.iter_mut().try_for_each(|work| work.run(conn, now))))
     }
 
-    fn once<T>(&self, mut run: impl FnMut(&Connection, Time) -> Result<T>) -> Result<T> {
-        patiently(|| {
-            begin(&self.conn, "beginning a transaction of the bus")?;
-            // Taken once the right to write is there: whoever writes later has the later time.
-            let now = self.clock.now();
-            let result = run(&self.conn, now)
-                .and_then(|value| commit(&self.conn, "committing to the bus").map(|()| value));
-            if result.is_err() {
-                roll_back(&self.conn);
-            }
-            result
-        })
+    fn once<T>(&self, run: impl FnOnce(&Connection, Time) -> Result<T>) -> Result<T> {
+        begin(&self.conn, "beginning a transaction of the bus")?;
+        // Taken once the right to write is there: whoever writes later has the later time.
+        let now = self.clock.now();
+        let result = run(&self.conn, now)
+            .and_then(|value| commit(&self.conn, "committing to the bus").map(|()| value));
+        if result.is_err() {
+            roll_back(&self.conn);
+        }
+        result
     }
 
     /// How long until signs of life are due; none if there is nobody to give any.

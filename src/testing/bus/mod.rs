@@ -18,6 +18,7 @@ use crate::bus::{Bus, Partition, Subscription};
 mod cases;
 mod kit;
 mod memory;
+pub mod mutants;
 
 pub mod consume;
 pub mod members;

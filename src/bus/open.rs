@@ -1,0 +1,126 @@
+//! One URL picks a bus.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::{Bus, MemoryBus};
+use crate::config::hide_password;
+use crate::error::{Error, Result};
+
+/// The file of the embedded bus within the data directory.
+pub const EMBEDDED_FILE: &str = "bus.db";
+
+/// What opening a bus takes; each bus uses its part.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct OpenSettings {
+    /// Where `embedded` without a file keeps its file. It must be there.
+    pub data: Option<PathBuf>,
+    /// The most bytes of a record, where the bus lets itself be told; none is the bus's own limit.
+    pub record_bytes_max: Option<usize>,
+}
+
+/// A bus, as a URL names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Named<'u> {
+    Memory,
+    Embedded(PathBuf),
+    Kafka(&'u str),
+}
+
+impl<'u> Named<'u> {
+    fn of(url: &'u str, data: Option<&PathBuf>) -> Result<Self> {
+        match url.split_once(':').unwrap_or((url, "")) {
+            ("memory", "") => Ok(Named::Memory),
+            ("embedded", "") => match data {
+                Some(data) => Ok(Named::Embedded(data.join(EMBEDDED_FILE))),
+                None => Err(Error::Config(
+                    "embedded names no file and there is no data directory; write embedded:FILE".into(),
+                )),
+            },
+            ("embedded", path) => match path.strip_prefix("//").unwrap_or(path) {
+                "" => Err(Error::Config("embedded:// names no file; write embedded:FILE".into())),
+                path => Ok(Named::Embedded(path.into())),
+            },
+            ("kafka", servers) if servers.strip_prefix("//").is_some_and(|s| !s.is_empty()) => {
+                Ok(Named::Kafka(url))
+            }
+            ("kafka", _) => Err(Error::Config(format!(
+                "{:?} names no server; write kafka://HOST:PORT[,HOST:PORT]",
+                hide_password(url)
+            ))),
+            _ => Err(Error::Config(format!(
+                "{:?} names no bus; known are memory:, embedded, embedded:FILE and kafka://HOST:PORT[,HOST:PORT]",
+                hide_password(url)
+            ))),
+        }
+    }
+}
+
+/// Only builds without a feature need it.
+#[allow(dead_code)]
+fn not_built_in(name: &str, feature: &str) -> Error {
+    Error::Unsupported(format!("{name} is not built in; build hapax with the feature `{feature}`"))
+}
+
+/// Opens the bus a URL names: `memory:`, `embedded` (a file in the data directory), `embedded:FILE` or
+/// `kafka://HOST:PORT[,HOST:PORT]`. One that is not built in answers with the name of its feature.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+/// use hapax::bus::{OpenSettings, open};
+/// let bus = open("memory:", &OpenSettings::default()).await.unwrap();
+/// assert_eq!(bus.capabilities().bus, "memory");
+/// assert!(open("carrier-pigeon:", &OpenSettings::default()).await.is_err());
+/// # });
+/// ```
+pub async fn open(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Bus>> {
+    match Named::of(url, settings.data.as_ref())? {
+        Named::Memory => Ok(Arc::new(MemoryBus::new())),
+        Named::Embedded(path) => open_embedded(path, settings),
+        Named::Kafka(url) => open_kafka(url, settings).await,
+    }
+}
+
+#[cfg(feature = "sqlite")]
+fn open_embedded(path: PathBuf, settings: &OpenSettings) -> Result<Arc<dyn Bus>> {
+    use super::embedded::{EmbeddedBus, EmbeddedSettings};
+    let mut terms = EmbeddedSettings::default();
+    terms.record_bytes_max = settings.record_bytes_max.unwrap_or(terms.record_bytes_max);
+    Ok(Arc::new(EmbeddedBus::open_with(path, terms, Arc::new(crate::clock::SystemClock))?))
+}
+
+#[cfg(not(feature = "sqlite"))]
+fn open_embedded(_: PathBuf, _: &OpenSettings) -> Result<Arc<dyn Bus>> {
+    Err(not_built_in("the embedded bus", "sqlite"))
+}
+
+#[allow(clippy::unused_async)] // a server is waited for
+async fn open_kafka(_: &str, _: &OpenSettings) -> Result<Arc<dyn Bus>> {
+    Err(not_built_in("Kafka", "kafka"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn urls_name_buses() {
+        let data = PathBuf::from("data");
+        let of = |url| Named::of(url, Some(&data));
+        assert_eq!(of("memory:").unwrap(), Named::Memory);
+        assert_eq!(of("embedded").unwrap(), Named::Embedded(Path::new("data").join("bus.db")));
+        assert_eq!(of("embedded:").unwrap(), Named::Embedded(Path::new("data").join("bus.db")));
+        assert_eq!(of("embedded:a/b.db").unwrap(), Named::Embedded("a/b.db".into()));
+        assert_eq!(of("embedded:///a/b.db").unwrap(), Named::Embedded("/a/b.db".into()));
+        assert_eq!(of("kafka://a:1,b:2").unwrap(), Named::Kafka("kafka://a:1,b:2"));
+        assert!(Named::of("embedded", None).unwrap_err().to_string().contains("embedded:FILE"));
+        for bad in ["", "kafka:", "kafka://", "embedded://", "memory:x", "amqp://host"] {
+            assert!(of(bad).is_err(), "{bad:?}");
+        }
+        let secret = of("amqp://me:secret@host").unwrap_err().to_string();
+        assert!(!secret.contains("secret"), "{secret}");
+    }
+}

@@ -1,0 +1,195 @@
+//! Deliberately broken buses. Each makes a mistake that people make; the suite must catch every one of them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::{BusHarness, MemoryBusHarness};
+use crate::bus::{
+    Assigned, Bus, Capabilities, Heard, MemoryBus, Partition, Record, Subscriber, Subscription, TopicInfo,
+    TopicTerms,
+};
+use crate::error::{Error, Result};
+use crate::event::Origin;
+use crate::id::Topic;
+
+/// What is broken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BusMutant {
+    /// Records of a key go wherever it is the turn of.
+    KeyIgnored,
+    /// A commit is the last finished record, not the one after it.
+    CommitsTheLast,
+    /// A commit is taken under whatever epoch the member has now.
+    EpochIgnored,
+    /// A commit that was refused is called done.
+    FencedIsDone,
+    /// What was revoked is given back before its member has finished.
+    GivesBackAtOnce,
+    /// Pausing does nothing.
+    PauseIgnored,
+    /// Seeking goes one too far back.
+    SeeksOneBefore,
+    /// What `next` was about to return when it was cancelled is gone.
+    LosesWhenCancelled,
+    /// Nobody is told of what was lost.
+    LostUntold,
+}
+
+/// A broken bus in memory.
+#[derive(Debug)]
+pub struct MutantBusHarness {
+    mutant: BusMutant,
+    sound: MemoryBusHarness,
+}
+
+impl MutantBusHarness {
+    /// With this mistake.
+    pub fn new(mutant: BusMutant) -> Self {
+        MutantBusHarness { mutant, sound: MemoryBusHarness::new() }
+    }
+}
+
+#[async_trait]
+impl BusHarness for MutantBusHarness {
+    type Bus = MutantBus;
+
+    async fn open(&self) -> MutantBus {
+        MutantBus { mutant: self.mutant, bus: self.sound.open().await }
+    }
+
+    async fn silence(&self, bus: &MutantBus) {
+        self.sound.silence(&bus.bus).await;
+    }
+
+    async fn wake(&self, bus: &MutantBus) {
+        self.sound.wake(&bus.bus).await;
+    }
+
+    async fn remove_below(&self, partition: &Partition, offset: i64) {
+        self.sound.remove_below(partition, offset).await;
+    }
+
+    fn session(&self) -> Duration {
+        self.sound.session()
+    }
+}
+
+/// A memory bus with a mistake.
+#[derive(Debug)]
+pub struct MutantBus {
+    mutant: BusMutant,
+    bus: MemoryBus,
+}
+
+#[async_trait]
+impl Bus for MutantBus {
+    async fn publish(&self, topic: &Topic, records: &[Record]) -> Result<Vec<Result<Origin>>> {
+        let mut records = records.to_vec();
+        if self.mutant == BusMutant::KeyIgnored {
+            records.iter_mut().for_each(|record| record.key = None);
+        }
+        self.bus.publish(topic, &records).await
+    }
+
+    async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
+        let member = self.bus.subscribe(subscription).await?;
+        Ok(Box::new(MutantMember { mutant: self.mutant, member, epochs: BTreeMap::new() }))
+    }
+
+    async fn create_topic(&self, topic: &Topic, terms: TopicTerms) -> Result<bool> {
+        self.bus.create_topic(topic, terms).await
+    }
+
+    async fn topic(&self, topic: &Topic) -> Result<Option<TopicInfo>> {
+        self.bus.topic(topic).await
+    }
+
+    async fn range(&self, partition: &Partition) -> Result<(i64, i64)> {
+        self.bus.range(partition).await
+    }
+
+    async fn committed(&self, group: &str, partition: &Partition) -> Result<Option<i64>> {
+        self.bus.committed(group, partition).await
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.bus.capabilities()
+    }
+}
+
+struct MutantMember {
+    mutant: BusMutant,
+    member: Box<dyn Subscriber>,
+    epochs: BTreeMap<Partition, u64>,
+}
+
+#[async_trait]
+impl Subscriber for MutantMember {
+    async fn next(&mut self) -> Result<Heard> {
+        loop {
+            let heard = self.member.next().await?;
+            if self.mutant == BusMutant::LosesWhenCancelled {
+                tokio::task::yield_now().await;
+            }
+            match &heard {
+                Heard::Given(given) => {
+                    self.epochs.extend(given.iter().map(|a| (a.partition.clone(), a.epoch)));
+                }
+                Heard::Revoked(revoked) if self.mutant == BusMutant::GivesBackAtOnce => {
+                    self.member.give_back(revoked).await?;
+                }
+                Heard::Lost(_) if self.mutant == BusMutant::LostUntold => continue,
+                _ => {}
+            }
+            return Ok(heard);
+        }
+    }
+
+    async fn pause(&mut self, partitions: &[Partition]) -> Result<()> {
+        if self.mutant == BusMutant::PauseIgnored {
+            return Ok(());
+        }
+        self.member.pause(partitions).await
+    }
+
+    async fn resume(&mut self, partitions: &[Partition]) -> Result<()> {
+        self.member.resume(partitions).await
+    }
+
+    async fn seek(&mut self, partition: &Partition, offset: i64) -> Result<()> {
+        let too_far = i64::from(self.mutant == BusMutant::SeeksOneBefore);
+        self.member.seek(partition, (offset - too_far).max(0)).await
+    }
+
+    async fn commit(&mut self, offsets: &[(Assigned, i64)]) -> Result<Vec<Result<()>>> {
+        let mut offsets = offsets.to_vec();
+        for (assigned, offset) in &mut offsets {
+            match self.mutant {
+                BusMutant::CommitsTheLast => *offset = (*offset - 1).max(0),
+                BusMutant::EpochIgnored => {
+                    assigned.epoch = self.epochs.get(&assigned.partition).copied().unwrap_or(0);
+                }
+                _ => {}
+            }
+        }
+        let mut answers = self.member.commit(&offsets).await?;
+        if self.mutant == BusMutant::FencedIsDone {
+            for answer in &mut answers {
+                if matches!(answer, Err(Error::Fenced { .. })) {
+                    *answer = Ok(());
+                }
+            }
+        }
+        Ok(answers)
+    }
+
+    async fn give_back(&mut self, partitions: &[Assigned]) -> Result<()> {
+        self.member.give_back(partitions).await
+    }
+
+    async fn leave(self: Box<Self>) -> Result<()> {
+        self.member.leave().await
+    }
+}
