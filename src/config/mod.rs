@@ -143,6 +143,8 @@ pub struct WindowConfig {
     pub url: Option<String>,
     /// How long it remembers.
     pub ttl: Duration,
+    /// The ledger's epoch: what was remembered under another one is a miss.
+    pub epoch: String,
     /// What happens while it is away.
     pub outage: OnOutage,
 }
@@ -194,6 +196,10 @@ impl Config {
             window: WindowConfig {
                 url: Some(of.text("window.url")?.to_owned()).filter(|url| !url.is_empty()),
                 ttl: Duration::from_secs(of.int("window.ttl_hours")? * 3600),
+                epoch: Some(of.text("window.epoch")?)
+                    .filter(|epoch| !epoch.is_empty())
+                    .unwrap_or("1")
+                    .to_owned(),
                 outage: match of.text("window.outage")? {
                     "pause" => OnOutage::Pause,
                     _ => OnOutage::PassThrough,

@@ -219,6 +219,12 @@ pub const SETTINGS: &[Setting] = &[
         &["EVENT_DEDUP_TTL_HOURS"],
     ),
     row(
+        "window.epoch",
+        Kind::Name,
+        "1",
+        "the ledger's epoch: give another after the ledger was restored or failed over, and the window is empty",
+    ),
+    row(
         "window.outage",
         Kind::Choice(&["pass_through", "pause"]),
         "pass_through",
