@@ -67,6 +67,8 @@ const SWEPT_WEEKS: &str = "dedup_swept_weeks_total";
 const SWEEP_FAILURES: &str = "dedup_sweep_failures_total";
 const REUSED: &str = "dedup_reused_ids_total";
 const UNGUARDED: &str = "dedup_unguarded";
+const WINDOW_CHECKS: &str = "dedup_window_checks_total";
+const WINDOW_UNREMEMBERED: &str = "dedup_window_unremembered_total";
 const DELIVERIES: &str = "consumer_deliveries_total";
 const IN_FLIGHT: &str = "consumer_in_flight";
 const DISTANCE: &str = "consumer_watermark_distance";
@@ -75,8 +77,6 @@ const HELD: &str = "consumer_held";
 const LAG: &str = "consumer_lag";
 const REBALANCES: &str = "consumer_rebalances_total";
 const AWAY: &str = "consumer_ledger_outages_total";
-const WINDOW_CHECKS: &str = "dedup_window_checks_total";
-const WINDOW_UNREMEMBERED: &str = "dedup_window_unremembered_total";
 const SCOPE: &str = "consumer_scope_id";
 
 /// Every metric there is.

@@ -216,3 +216,25 @@ async fn a_locked_file_is_contention() {
     blocker.execute_batch("ROLLBACK").unwrap();
     assert_eq!(publish(&bus, &records(1, 1)).await, [(0, 0)]);
 }
+
+/// A sign of life from before the clock was set back is none.
+#[tokio::test]
+async fn a_clock_that_is_set_back_keeps_no_dead_alive() {
+    let file = File::new();
+    let ahead = ManualClock::new(noon().plus(Duration::from_secs(3600)));
+    let settings = EmbeddedSettings::default();
+    let (still, bus) = (EmbeddedBus::open_with(file.path(), settings, Arc::new(ahead)).unwrap(), file.open());
+    bus.create_topic(&topic(), TopicTerms::new(1)).await.unwrap();
+    let mut subscription = Subscription::new("g", [topic()]).unwrap();
+    subscription.session_timeout = Duration::from_millis(400); // beats every 100 ms
+    let mut dead = still.subscribe(subscription.clone()).await.unwrap();
+    let Heard::Given(before) = dead.next().await.unwrap() else { panic!("a gift comes first") };
+    still.silence(true);
+    // Its last sign of life lies an hour ahead of what the clock says now.
+    let mut member = bus.subscribe(subscription).await.unwrap();
+    let heard = tokio::time::timeout(Duration::from_mins(1), member.next()).await.expect("an heir");
+    let Heard::Given(given) = heard.unwrap() else { panic!("a gift comes first") };
+    assert_eq!(given[0].partition, partition(0));
+    still.silence(false);
+    assert_eq!(dead.next().await.unwrap(), Heard::Lost(before));
+}

@@ -1,4 +1,4 @@
-//! A full disk under PostgreSQL. Run by `scripts/full-disk`, which needs root to mount a small one.
+//! A full disk under PostgreSQL. Run by `scripts/full-disk`, a part of `scripts/test`, which needs root to mount a small one.
 #![cfg(all(feature = "testing", feature = "postgres"))]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a panic is how a test fails
 

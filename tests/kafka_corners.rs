@@ -1,6 +1,6 @@
 //! What only a real Kafka does: transactions, compaction, back-pressure, members that are slow, brokers that are not there.
 #![cfg(all(feature = "testing", feature = "kafka"))]
-#![allow(clippy::expect_used, reason = "a panic is how a test fails")]
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use std::time::{Duration, Instant};
 
@@ -157,6 +157,23 @@ async fn what_is_not_there_is_told_in_bounded_time() {
 }
 
 #[tokio::test]
+async fn a_url_opens_it() {
+    let url = format!("kafka://{}?group.protocol=consumer", hapax::testing::kafka::brokers());
+    let mut terms = hapax::bus::OpenSettings::default();
+    terms.record_bytes_max = Some(100_000);
+    let bus = hapax::bus::open(&url, &terms).await.unwrap();
+    let capabilities = bus.capabilities();
+    assert!(capabilities.bus == "kafka" && capabilities.durable && capabilities.shared, "{capabilities:?}");
+    let topic = Topic::new(unique("topic")).unwrap();
+    bus.create_topic(&topic, TopicTerms::new(1)).await.unwrap();
+    let answers = bus.publish(&topic, &[record("k", &"x".repeat(200_000))]).await.unwrap();
+    assert!(matches!(answers[0], Err(Error::Invalid { .. })), "{answers:?}");
+    let typo = format!("{url}&no.such.property=1");
+    let error = hapax::bus::open(&typo, &terms).await.err().expect("an error");
+    assert!(error.to_string().contains("no.such.property") && error.code() == "config", "{error}");
+}
+
+#[tokio::test]
 async fn a_record_that_is_too_large_is_refused_and_its_neighbours_are_not() {
     let (bus, topic, _) = stage(settings(), 1).await;
     let large = "x".repeat(2 << 20);
@@ -230,6 +247,40 @@ async fn what_is_not_given_back_in_time_is_lost() {
         let (wanted, got) = tokio::join!(listening, given(&mut second));
         println!("{protocol:?}: wanted back after {wanted:?}, moved after {:?}", began.elapsed());
         assert_eq!(got.len(), 1);
+        first.leave().await.unwrap();
+        second.leave().await.unwrap();
+    }
+}
+
+/// One that does not listen, on a topic where nothing happens: others get what it had, and it joins again when it listens.
+#[tokio::test]
+async fn a_subscriber_that_does_not_listen_loses_its_partitions() {
+    for protocol in [GroupProtocol::Classic, GroupProtocol::Consumer] {
+        let mut settings = settings();
+        settings.group_protocol = protocol;
+        let (bus, topic, group) = stage(settings, 2).await;
+        let mut first = bus.subscribe(subscription(&group, &topic)).await.unwrap();
+        let mine = given(&mut first).await;
+        assert_eq!(mine.len(), 2);
+        let began = Instant::now();
+        let mut second = bus.subscribe(subscription(&group, &topic)).await.unwrap();
+        let mut got = 0;
+        while got < 2 {
+            got += given(&mut second).await.len();
+        }
+        println!("{protocol:?}: who does not listen has nothing after {:?}", began.elapsed());
+        let late = first.commit(&[(mine[0].clone(), 0)]).await.unwrap();
+        assert!(matches!(late[0], Err(Error::Fenced { .. })), "{late:?}");
+        let Heard::Lost(lost) = next(&mut first).await else { panic!("lost") };
+        assert_eq!(lost, mine);
+        let giving = async {
+            let Heard::Revoked(revoked) = next(&mut second).await else { panic!("revoked") };
+            second.give_back(&revoked).await.unwrap();
+            revoked
+        };
+        let (revoked, again) = tokio::join!(giving, given(&mut first));
+        assert_eq!(revoked.len(), again.len());
+        assert!(again[0].epoch > mine[0].epoch, "another gift, another epoch");
         first.leave().await.unwrap();
         second.leave().await.unwrap();
     }

@@ -293,7 +293,9 @@ async fn t43_a_sweep_killed_at_any_step_is_finished_later() {
     if let Some((_, schema)) = role() {
         return sweeper(&schema).await;
     }
-    for point in ["sweep.announced", "sweep.copied", "sweep.detached", "sweep.dropped"] {
+    for point in
+        ["sweep.marked", "sweep.sealed", "sweep.announced", "sweep.copied", "sweep.detached", "sweep.dropped"]
+    {
         for settle_between in [false, true] {
             let harness = stage().await;
             let week = old_week(&harness).await;

@@ -453,7 +453,7 @@ async fn told_by_sqlstate() {
         run(
             &pool,
             format!(
-                "create or replace function {schema}.touch_weeks(p_weeks smallint[], p_now timestamptz) returns void \
+                "create or replace function {schema}.ledger_now() returns timestamptz volatile \
                  language plpgsql as $$ begin raise exception '{text}' using errcode = '{state}'; end $$"
             ),
         )
@@ -469,7 +469,7 @@ async fn told_by_sqlstate() {
     run(
         &pool,
         format!(
-            "create or replace function {schema}.touch_weeks(p_weeks smallint[], p_now timestamptz) returns void \
+            "create or replace function {schema}.ledger_now() returns timestamptz volatile \
              language plpgsql as $$ begin raise exception 'disk full' using errcode = '55P03'; end $$"
         ),
     )

@@ -11,8 +11,10 @@ pub(super) struct Mine {
     pub assigned: Assigned,
     /// Whether the group wants it back.
     pub revoking: bool,
-    /// Where it begins, if it is new here.
-    pub begin: i64,
+    /// What the group has committed of it.
+    pub committed: Option<i64>,
+    /// Its oldest record.
+    pub oldest: i64,
 }
 
 /// A partition of this member, as the member has it.
@@ -69,7 +71,14 @@ impl Hands {
             return None;
         }
         for m in &new {
-            let own = Held { epoch: m.assigned.epoch, position: m.begin, paused: false, revoked: false };
+            let position = m.committed.unwrap_or(m.oldest);
+            if position < m.oldest {
+                tracing::warn!(
+                    partition = %m.assigned.partition, committed = position, oldest = m.oldest,
+                    "retention removed records that the group had not finished"
+                );
+            }
+            let own = Held { epoch: m.assigned.epoch, position, paused: false, revoked: false };
             self.held.insert(m.assigned.partition.clone(), own);
         }
         Some(Heard::Given(new.into_iter().map(|m| m.assigned.clone()).collect()))

@@ -64,7 +64,7 @@ fn not_built_in(name: &str, feature: &str) -> Error {
 }
 
 /// Opens the bus a URL names: `memory:`, `embedded` (a file in the data directory), `embedded:FILE` or
-/// `kafka://HOST:PORT[,HOST:PORT][?NAME=VALUE&…]`, where the names are properties of librdkafka. One that is not built in answers with the name of its feature.
+/// `kafka://HOST:PORT[,HOST:PORT][?PROPERTY=VALUE&…]`. One that is not built in answers with the name of its feature.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
@@ -96,41 +96,19 @@ fn open_embedded(_: PathBuf, _: &OpenSettings) -> Result<Arc<dyn Bus>> {
 }
 
 #[cfg(feature = "kafka")]
-async fn open_kafka(url: &str, _: &OpenSettings) -> Result<Arc<dyn Bus>> {
+async fn open_kafka(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Bus>> {
     use super::kafka::{KafkaBus, KafkaSettings};
-    let (brokers, properties) = kafka_parts(url)?;
-    let settings = properties
-        .into_iter()
-        .fold(KafkaSettings::new(brokers), |settings, (name, value)| settings.property(name, value));
-    Ok(Arc::new(KafkaBus::connect(settings).await?))
+    let mut kafka = KafkaSettings::from_url(url)?;
+    if let Some(bytes) = settings.record_bytes_max {
+        kafka = kafka.property("message.max.bytes", bytes.to_string());
+    }
+    Ok(Arc::new(KafkaBus::connect(kafka).await?))
 }
 
 #[cfg(not(feature = "kafka"))]
-#[allow(clippy::unused_async)] // as the one that is built in
-async fn open_kafka(url: &str, _: &OpenSettings) -> Result<Arc<dyn Bus>> {
-    kafka_parts(url)?;
+#[allow(clippy::unused_async)] // a server is waited for
+async fn open_kafka(_: &str, _: &OpenSettings) -> Result<Arc<dyn Bus>> {
     Err(not_built_in("Kafka", "kafka"))
-}
-
-/// Brokers and librdkafka's properties: `kafka://a:9092,b:9092?client.rack=a&sasl.username=me`, percent-encoded.
-fn kafka_parts(url: &str) -> Result<(String, Vec<(String, String)>)> {
-    let rest = url.strip_prefix("kafka://").unwrap_or(url);
-    let (brokers, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let mut properties = Vec::new();
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        let text = |part: &str| {
-            percent_encoding::percent_decode_str(part).decode_utf8().map(std::borrow::Cow::into_owned)
-        };
-        let parts =
-            pair.split_once('=').and_then(|(name, value)| Some((text(name).ok()?, text(value).ok()?)));
-        properties.push(parts.ok_or_else(|| {
-            Error::Config(format!(
-                "{:?}: after the ? come properties of librdkafka as NAME=VALUE, separated by &, percent-encoded",
-                hide_password(url)
-            ))
-        })?);
-    }
-    Ok((brokers.trim_end_matches('/').to_owned(), properties))
 }
 
 #[cfg(test)]
@@ -153,10 +131,6 @@ mod tests {
         for bad in ["", "kafka:", "kafka://", "embedded://", "memory:x", "amqp://host"] {
             assert!(of(bad).is_err(), "{bad:?}");
         }
-        let (brokers, properties) = kafka_parts("kafka://a:1,b:2?client.rack=x%20y&acks=all").unwrap();
-        assert_eq!((brokers.as_str(), properties.len()), ("a:1,b:2", 2));
-        assert_eq!(properties[0], ("client.rack".to_owned(), "x y".to_owned()));
-        assert!(kafka_parts("kafka://a:1?acks").is_err());
         let secret = of("amqp://me:secret@host").unwrap_err().to_string();
         assert!(!secret.contains("secret"), "{secret}");
     }

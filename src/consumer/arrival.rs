@@ -91,7 +91,7 @@ impl Arrival {
     }
 
     /// What the entry keeps of this run.
-    pub(crate) fn metadata(&self, group: &str, took: Duration) -> Option<Metadata> {
+    pub(crate) fn metadata(&self, group: &str, took: Option<Duration>) -> Option<Metadata> {
         let event = self.event.as_ref().ok()?;
         let correlation = event
             .headers
@@ -105,7 +105,7 @@ impl Arrival {
             "partition": self.received.origin.partition,
             "offset": self.received.origin.offset,
             "correlation_id": correlation,
-            "processing_time_ms": u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+            "processing_time_ms": took.map(|took| u64::try_from(took.as_millis()).unwrap_or(u64::MAX)),
         });
         Metadata::try_from(json).ok()
     }

@@ -12,27 +12,37 @@ pub struct Failed {
     error: Source,
     fatal: bool,
     after: Option<Duration>,
+    /// Which event of a batch it was, if that is known.
+    at: Option<usize>,
 }
 
 impl Failed {
     /// It may succeed next time.
     pub fn retryable(error: impl Into<Source>) -> Self {
-        Failed { error: error.into(), fatal: false, after: None }
+        Failed { error: error.into(), fatal: false, after: None, at: None }
     }
 
     /// It may succeed next time, but not before this pause.
     pub fn retry_after(error: impl Into<Source>, after: Duration) -> Self {
-        Failed { error: error.into(), fatal: false, after: Some(after) }
+        Failed { error: error.into(), fatal: false, after: Some(after), at: None }
     }
 
     /// No run will succeed: straight to the dead letters.
     pub fn fatal(error: impl Into<Source>) -> Self {
-        Failed { error: error.into(), fatal: true, after: None }
+        Failed { error: error.into(), fatal: true, after: None, at: None }
     }
 
     /// Whether no run will succeed.
     pub fn is_fatal(&self) -> bool {
         self.fatal
+    }
+
+    pub(crate) fn at(self, at: usize) -> Self {
+        Failed { at: Some(at), ..self }
+    }
+
+    pub(crate) fn place(&self) -> Option<usize> {
+        self.at
     }
 
     /// The pause the handler asked for.

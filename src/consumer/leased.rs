@@ -126,10 +126,10 @@ where
         self.desk.core.handled(took, matches!(handled, Ok(Ok(()))));
         match handled {
             Ok(Ok(())) => {
-                let metadata = arrival.metadata(&self.desk.group, took);
+                let metadata = arrival.metadata(&self.desk.group, Some(took));
                 settled(lease.settle(Verdict::Done { metadata }).await, Ending::Passed("done"))
             }
-            Ok(Err(failed)) => self.failed(lease, &failed, arrival).await,
+            Ok(Err(failed)) => settle_failure(&self.desk, lease, &failed, arrival).await,
             // Someone else may be running it; the next question tells.
             Err(lost) => {
                 tracing::debug!(target: "hapax", %lost, "run cancelled");
@@ -137,25 +137,26 @@ where
             }
         }
     }
+}
 
-    async fn failed(&self, lease: Lease, failed: &Failed, arrival: &Arrival) -> Ending {
-        let settings = &self.desk.settings;
-        if failed.is_fatal() || lease.attempt() >= settings.attempts_max {
-            let verdict = Verdict::Dead { note: note(failed), body: Some(arrival.body()) };
-            return settled(lease.settle(verdict).await, Ending::Passed("dead"));
-        }
-        let pause =
-            settings.guard().failure_terms().pause(lease.attempt()).max(failed.after().unwrap_or_default());
-        let held = pause > settings.hold_max && arrival.may_be_held();
-        let verdict = Verdict::Retry {
-            after: pause,
-            counted: true,
-            note: Some(note(failed)),
-            body: held.then(|| arrival.body()),
-        };
-        let ending = if held { Ending::Passed("held") } else { Ending::Later(pause) };
-        settled(lease.settle(verdict).await, ending)
+/// What a failed run under a lease leads to: another one later, or the dead letters.
+pub(super) async fn settle_failure(desk: &Desk, lease: Lease, failed: &Failed, arrival: &Arrival) -> Ending {
+    let settings = &desk.settings;
+    if failed.is_fatal() || lease.attempt() >= settings.attempts_max {
+        let verdict = Verdict::Dead { note: note(failed), body: Some(arrival.body()) };
+        return settled(lease.settle(verdict).await, Ending::Passed("dead"));
     }
+    let pause =
+        settings.guard().failure_terms().pause(lease.attempt()).max(failed.after().unwrap_or_default());
+    let held = pause > settings.hold_max && arrival.may_be_held();
+    let verdict = Verdict::Retry {
+        after: pause,
+        counted: true,
+        note: Some(note(failed)),
+        body: held.then(|| arrival.body()),
+    };
+    let ending = if held { Ending::Passed("held") } else { Ending::Later(pause) };
+    settled(lease.settle(verdict).await, ending)
 }
 
 async fn give_back(lease: Lease, ending: Ending) -> Ending {
@@ -209,7 +210,7 @@ where
         self.desk.core.handled(took, handled.is_ok());
         let (answer, ending) = match handled {
             Ok(()) => {
-                let metadata = arrival.metadata(&self.desk.group, took);
+                let metadata = arrival.metadata(&self.desk.group, Some(took));
                 (claimed.end(Verdict::Finished { metadata }).await, Ending::Passed("finished"))
             }
             Err(failed) => (claimed.lost(failed).await, Ending::Passed("lost")),

@@ -19,6 +19,8 @@ pub struct Progress {
     pub paused: usize,
     /// Events that the scope holds in the ledger.
     pub held: u64,
+    /// Records behind the end of this process's partitions, when they were last asked for.
+    pub lag: Option<i64>,
 }
 
 /// Counts for metrics and for whoever watches.
@@ -67,7 +69,10 @@ impl Meter {
         self.metrics.ledger_away();
     }
 
-    pub(super) fn lag(&self, lag: i64) {
-        self.metrics.lag(lag);
+    pub(super) fn lag(&self, lag: Option<i64>) {
+        if let Some(lag) = lag {
+            self.change(|progress| progress.lag = Some(lag));
+            self.metrics.lag(lag);
+        }
     }
 }

@@ -41,11 +41,13 @@ mod decode;
 mod handle;
 mod held;
 mod leased;
+mod marks;
 mod meter;
 mod offsets;
 mod order;
 mod pipeline;
 mod settings;
+mod transactional;
 mod worker;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -62,6 +64,10 @@ pub use meter::Progress;
 pub use offsets::Watermark;
 pub use order::{KeyQueues, Lane, LaneRun};
 pub use settings::{ConsumerSettings, OutagePolicy, Wants};
+pub use transactional::{
+    BatchHandler, Batched, Each, HandledIn, Transactional, TransactionalLedger, transactional,
+    transactional_batch,
+};
 pub use worker::Guarantee;
 
 use crate::bus::{Bus, Subscription, TopicTerms};

@@ -105,6 +105,8 @@ impl Pipeline {
                 self.hands.remove(&assigned.partition);
             }
             self.meter.partitions(self.hands.len());
+            let partitions: Vec<_> = revoked.iter().map(|assigned| assigned.partition.clone()).collect();
+            self.worker.release(&partitions).await;
             self.subscriber.give_back(&revoked).await?;
         }
         self.pause_and_resume().await?;
@@ -190,6 +192,8 @@ impl Pipeline {
         let now = *self.stop.borrow() == crate::consumer::Stop::Now;
         if !now {
             self.commit().await?;
+            let partitions: Vec<_> = self.hands.keys().cloned().collect();
+            self.worker.release(&partitions).await;
         }
         let counts = std::mem::take(&mut self.state.counts);
         let leaving = self.subscriber.leave();

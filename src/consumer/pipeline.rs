@@ -69,6 +69,7 @@ pub(super) struct Tasks {
     lone: bool,
     look: JoinSet<Result<Due>>,
     probe: JoinSet<bool>,
+    lag: JoinSet<Option<i64>>,
     remember: Vec<Identity>,
 }
 
@@ -82,6 +83,7 @@ pub(super) struct State {
     draining: Option<Instant>,
     next_commit: Instant,
     next_look: Instant,
+    next_lag: Instant,
     too_old: u32,
     /// Says true when what is held in memory from the ledger must stop.
     cancel: watch::Sender<bool>,
@@ -99,6 +101,7 @@ impl Default for State {
             draining: None,
             next_commit: now,
             next_look: now,
+            next_lag: now + LAG_INTERVAL,
             too_old: 0,
             cancel: watch::channel(false).0,
             counts: BTreeMap::new(),
@@ -117,6 +120,7 @@ impl Pipeline {
                 Some(ended) = self.tasks.running.join_next() => self.put_away(ended)?, // → watermark
                 Some(due) = self.tasks.look.join_next() => self.take_due(due),
                 Some(back) = self.tasks.probe.join_next() => self.state.away = !back.unwrap_or(false),
+                Some(lag) = self.tasks.lag.join_next() => self.meter.lag(lag.ok().flatten()),
                 () = tokio::time::sleep_until(wake) => {}
                 changed = self.stop.changed() => self.told(changed.is_err()),
             }
@@ -532,6 +536,12 @@ impl Pipeline {
                 tokio::spawn(async move { window.remember(&done).await });
             }
         }
+        if now >= self.state.next_lag && self.tasks.lag.is_empty() {
+            self.state.next_lag = now + LAG_INTERVAL;
+            let at: Vec<_> =
+                self.hands.iter().map(|(of, hand)| (of.clone(), hand.watermark.position())).collect();
+            self.tasks.lag.spawn(lag(Arc::clone(&self.bus), at));
+        }
         if self.state.draining.is_some_and(|deadline| now >= deadline) {
             for hand in self.hands.values() {
                 hand.cancel.send_replace(true);
@@ -539,6 +549,19 @@ impl Pipeline {
             self.state.cancel.send_replace(true);
         }
     }
+}
+
+/// How often the ends of the partitions are asked for.
+const LAG_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How many records are between the positions and the ends of their partitions; none if the bus does not say.
+async fn lag(bus: Arc<dyn Bus>, at: Vec<(Partition, Option<i64>)>) -> Option<i64> {
+    let mut behind = 0;
+    for (partition, position) in at {
+        let (first, end) = bus.range(&partition).await.ok()?;
+        behind += end - position.unwrap_or(first).clamp(first, end);
+    }
+    Some(behind)
 }
 
 /// Runs lanes; a record without an event goes to the dead letters instead.

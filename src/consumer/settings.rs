@@ -149,7 +149,7 @@ impl ConsumerSettings {
             wants: Wants::default(),
             order: None,
             concurrency: 64,
-            batch_max: 500,
+            batch_max: 200,
             in_flight_max: 4096,
             handler_timeout: Duration::from_secs(30),
             lease: Duration::from_secs(30),

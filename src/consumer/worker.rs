@@ -48,6 +48,11 @@ pub trait Worker: Send + Sync + 'static {
         endings
     }
 
+    /// Partitions are given back, and nothing of them is under way.
+    async fn release(&self, partitions: &[Partition]) {
+        let _ = partitions;
+    }
+
     /// Partitions were given: which of their offsets are suspect, because a batch with them never ended.
     async fn suspects(&self, partitions: &[Partition]) -> Result<Vec<(Partition, i64, i64)>> {
         let _ = partitions;

@@ -298,7 +298,7 @@ impl Lease {
         settled.ok_or_fenced(&self.run.key, self.run.token)
     }
 
-    fn settling(&self, verdict: Verdict) -> Settle {
+    pub(crate) fn settling(&self, verdict: Verdict) -> Settle {
         Settle {
             identity: self.run.key.clone(),
             week: self.week,
@@ -307,6 +307,11 @@ impl Lease {
             order: self.order.clone(),
             advance_to: None,
         }
+    }
+
+    /// Leaves it as it is: someone else settles it, or it lapses.
+    pub(crate) fn leave_open(mut self) {
+        self.open = false;
     }
 
     fn extending(&self) -> Extend {

@@ -129,4 +129,8 @@ impl BusHarness for KafkaBusHarness {
     async fn remove_below(&self, partition: &Partition, offset: i64) {
         remove_below(partition, offset).await;
     }
+
+    fn others_go_on(&self) -> bool {
+        false
+    }
 }

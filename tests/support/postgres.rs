@@ -186,7 +186,11 @@ pub struct PgHarness {
 
 impl PgHarness {
     pub async fn new() -> Self {
-        let pool = pool(12).await;
+        PgHarness::on(pool(12).await).await
+    }
+
+    /// On a server of one's own.
+    pub async fn on(pool: PgPool) -> Self {
         let schema = fresh_schema();
         PgLedger::with_pool(pool.clone(), settings(&schema)).await.expect("a fresh ledger");
         let us = Time::as_micros(noon());

@@ -11,7 +11,7 @@ use sqlx::{AssertSqlSafe, PgConnection, Postgres};
 
 use super::error::{Meaning, meaning, translate};
 use super::held::Bodies;
-use super::{Inner, read};
+use super::{Inner, lone, read};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::Owner;
@@ -61,7 +61,7 @@ impl Ready<'_> {
 }
 
 /// One row of an answer.
-type Answer = (
+pub(super) type Answer = (
     i32,
     i32,
     Option<i64>,
@@ -258,9 +258,21 @@ async fn send(
     slice: &[Ready<'_>],
     sql: &Arc<str>,
 ) -> sqlx::Result<Vec<Answer>> {
+    let own = matches!(target, Target::Own);
+    if let [one] = slice
+        && own
+        && Arc::ptr_eq(sql, &inner.sql.claim_batch)
+        && !inner.pooled()
+        && lone::is_plain(one)
+    {
+        crate::crash_point!("claim.sending");
+        if let Some(answer) = lone::first(inner, one).await? {
+            crate::crash_point!("claim.answered");
+            return Ok(vec![answer]);
+        }
+    }
     let columns = Columns::of(slice);
-    let fresh =
-        matches!(target, Target::Own) && slice.len() >= FRESH_MIN && inner.clean.load(Relaxed) >= CLEAN_MIN;
+    let fresh = own && slice.len() >= FRESH_MIN && inner.clean.load(Relaxed) >= CLEAN_MIN;
     let query = columns.query(inner, slice, sql, fresh);
     match target {
         Target::Own => {
@@ -401,10 +413,10 @@ impl<'a> Columns<'a> {
 
 /// What a whole statement shares.
 #[derive(Default)]
-struct Terms {
-    mode: &'static str,
-    lasting_us: i64,
-    flags: i16,
+pub(super) struct Terms {
+    pub mode: &'static str,
+    pub lasting_us: i64,
+    pub flags: i16,
     attempts_max: i32,
     base_us: i64,
     cap_us: i64,
@@ -420,7 +432,7 @@ fn us(duration: Duration) -> i64 {
 }
 
 impl Terms {
-    fn of(claim: &Claim) -> Self {
+    pub fn of(claim: &Claim) -> Self {
         let mut terms = Terms::default();
         let attempts = |max: u32| i32::try_from(max).unwrap_or(i32::MAX);
         match claim.mode {

@@ -7,8 +7,10 @@
 mod claim;
 mod error;
 mod held;
+mod lone;
 mod read;
 mod schema;
+mod seal;
 mod settle;
 mod sweep;
 mod transaction;
@@ -113,6 +115,7 @@ struct Inner {
 struct Sql {
     claim_batch: Arc<str>,
     claim_each: Arc<str>,
+    lone: Arc<str>,
     settle_done: Arc<str>,
     settle_each: Arc<str>,
     extend: Arc<str>,
@@ -128,6 +131,7 @@ impl Sql {
                 "select * from {s}.claim_batch($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::jsonb[], $10, \
                  $11::text::\"char\", $12, $13, $14, $15, $16, $17, $18)",
             ),
+            lone: sql(&lone::sql(schema::LOCK_TIMEOUT)),
             claim_each: sql(
                 "select * from {s}.claim_each($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::jsonb[], $10, $11, $12, \
                  $13::text::\"char\", $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, \

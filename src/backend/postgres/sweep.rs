@@ -2,7 +2,8 @@
 //!
 //! A week goes in steps, each committed, so that a sweep killed between any two of them is finished by the next one:
 //! the drop is announced → what is still open is copied to held → the partition is detached (concurrently: nobody waits)
-//! → it is looked at once more, and attached again if someone wrote to it meanwhile → it is dropped.
+//! → it is attached again if someone wrote to it meanwhile → it is dropped. A week that was sealed ([`super::seal`]) is
+//! looked at through its seal; only one that could not be sealed is looked at row by row, before it is detached and after.
 //!
 //! While a partition is attached its rows are the truth, and copies in held follow them; once it is detached held is the
 //! truth, and a late copy would undo what was settled there since. So copying happens under a lock that keeps the
@@ -12,13 +13,14 @@ use sqlx::{AssertSqlSafe, PgConnection};
 
 use super::Inner;
 use super::error::translate;
+use super::seal;
 use crate::error::{Error, Result};
 use crate::ledger::{SweepTerms, Swept, Week};
 
-const WHAT: &str = "sweeping";
+pub(super) const WHAT: &str = "sweeping";
 
 /// States that must outlive their week.
-const OPEN: &str = "('L', 'R', 'X', 'P')";
+pub(super) const OPEN: &str = "('L', 'R', 'X', 'P')";
 /// What a row of a week and its copy in held have in common, but for the key.
 const COLUMNS: [&str; 16] = [
     "first_at",
@@ -46,8 +48,10 @@ pub(super) async fn sweep(inner: &Inner, mut terms: SweepTerms) -> Result<Swept>
     terms.batch_max = terms.batch_max.max(1);
     let mut swept = Swept { lost: mark_lost(inner, terms).await?, ..Swept::default() };
     sweep_rows(inner, terms, &mut swept).await?;
-    let due = due(inner, terms).await?;
-    for number in due {
+    if !terms.dry_run {
+        seal::seal_weeks(inner, terms).await?;
+    }
+    for number in due(inner, terms).await? {
         let week = Week::from_number(number)?;
         if terms.dry_run {
             let (rows, open) = count(inner, number).await?;
@@ -63,11 +67,11 @@ pub(super) async fn sweep(inner: &Inner, mut terms: SweepTerms) -> Result<Swept>
     Ok(swept)
 }
 
-fn us(terms: SweepTerms) -> i64 {
+pub(super) fn us(terms: SweepTerms) -> i64 {
     i64::try_from(terms.retention.as_micros()).unwrap_or(i64::MAX)
 }
 
-async fn execute(connection: &mut PgConnection, sql: String) -> Result<u64> {
+pub(super) async fn execute(connection: &mut PgConnection, sql: String) -> Result<u64> {
     sqlx::raw_sql(AssertSqlSafe(sql))
         .execute(connection)
         .await
@@ -209,8 +213,11 @@ async fn mark_lost(inner: &Inner, terms: SweepTerms) -> Result<u64> {
 async fn count(inner: &Inner, week: i16) -> Result<(u64, u64)> {
     let s = &inner.settings.schema;
     let mut connection = inner.begin().await?;
+    if let Some(seal) = seal::seal_of(s, &mut connection, week).await? {
+        return Ok((seal.rows, seal.open));
+    }
     let (rows, open): (i64, i64) = sqlx::query_as(AssertSqlSafe(format!(
-        "select count(*), count(*) filter (where state in ('L', 'R', 'X', 'P')) from {s}.entry_{week}"
+        "select count(*), count(*) filter (where state in {OPEN}) from {s}.entry_{week}"
     )))
     .persistent(false)
     .fetch_one(&mut *connection)
@@ -229,7 +236,7 @@ async fn drop_week(inner: &Inner, week: i16, terms: SweepTerms, swept: &mut Swep
 
 /// Whether an error says that someone else is at it: the table is gone, is being detached, or two met in a deadlock that
 /// the other one survived. Whatever is left to do, the next sweep does.
-fn is_anothers(error: &Error) -> bool {
+pub(super) fn is_anothers(error: &Error) -> bool {
     let code = std::error::Error::source(error)
         .and_then(|source| source.downcast_ref::<sqlx::Error>())
         .and_then(|error| error.as_database_error())
@@ -264,19 +271,26 @@ async fn drop_steps(inner: &Inner, week: i16, terms: SweepTerms, swept: &mut Swe
     .fetch_one(&mut *tx)
     .await
     .map_err(|e| translate(WHAT, e))?;
-    // Nobody has written since it was looked at, or it would be late.
-    let (rows, held) = if let Some(looked) = looked {
-        looked
-    } else {
-        let (rows, newer) = look_again(s, &mut tx, week).await?;
-        late |= newer;
-        (rows, 0)
+    let held = looked.map_or(0, |looked| looked.open);
+    let rows = match looked {
+        // Nobody has written since it was sealed, or it would be late.
+        Some(looked) if looked.sealed => looked.rows,
+        _ if late => 0,
+        _ => {
+            let (rows, newer) = look_again(s, &mut tx, week).await?;
+            late = newer;
+            rows
+        }
     };
     if late {
         attach_again(s, &mut tx, week).await?;
     } else {
         execute(&mut tx, format!("drop table {s}.entry_{week}")).await?;
-        execute(&mut tx, format!("delete from {s}.touch where week = {week}")).await?;
+        execute(
+            &mut tx,
+            format!("delete from {s}.touch where week = {week}; delete from {s}.sealed where week = {week}"),
+        )
+        .await?;
         execute(&mut tx, format!("delete from {s}.held where week = {week} and state not in {OPEN}")).await?;
         if rows == 0 {
             call_off(s, &mut tx, week).await?; // nothing was forgotten with it
@@ -294,7 +308,7 @@ async fn drop_steps(inner: &Inner, week: i16, terms: SweepTerms, swept: &mut Swe
     Ok(Some(rows))
 }
 
-/// What another sweep left behind is looked at row by row: how many there are, and whether one is newer than its copy.
+/// What was not sealed, or was left behind by another sweep, is looked at row by row: how many there are, and whether one is newer than its copy.
 async fn look_again(s: &str, tx: &mut PgConnection, week: i16) -> Result<(u64, bool)> {
     let (rows, newer): (i64, bool) = sqlx::query_as(AssertSqlSafe(format!(
         "select count(*), coalesce(bool_or(case when h.id is null then e.state in {OPEN} else {} end), false) \
@@ -337,6 +351,7 @@ async fn attach_again(s: &str, tx: &mut PgConnection, week: i16) -> Result<()> {
             "alter table {s}.entry attach partition {s}.entry_{week} for values from ({week}) to ({})",
             week + 1
         ),
+        format!("delete from {s}.sealed where week = {week}"),
     ] {
         execute(tx, sql).await?;
     }
@@ -401,36 +416,47 @@ async fn announce(inner: &Inner, week: i16, terms: SweepTerms) -> Result<Announc
     Ok(if announced == 0 { Announced::NotDue } else { Announced::Now })
 }
 
-/// Copies what is still open, and takes back copies of what has ended since an earlier attempt. Says how many rows there are
-/// and how many were open; none if the week is out already.
-async fn copy_open(inner: &Inner, week: i16) -> Result<Option<(u64, u64)>> {
+/// What was known of a week when its open rows were copied.
+#[derive(Debug, Clone, Copy)]
+struct Looked {
+    rows: u64,
+    open: u64,
+    /// By its seal, so that everybody who wrote later has left a touch.
+    sealed: bool,
+}
+
+/// Copies what is still open, and takes back copies of what has ended since an earlier attempt; none if the week is out
+/// already.
+async fn copy_open(inner: &Inner, week: i16) -> Result<Option<Looked>> {
     let s = &inner.settings.schema;
     let Some(mut tx) = begin_attached(inner, week).await? else { return Ok(None) };
-    // Mostly nothing is open, and one look at the rows is all there is to do.
-    let (rows, open, copies): (i64, i64, bool) = sqlx::query_as(AssertSqlSafe(format!(
-        "select count(*), count(*) filter (where state in {OPEN}), exists (select from {s}.held h where h.week = {week}) \
-           from {s}.entry_{week}"
-    )))
-    .persistent(false)
-    .fetch_one(&mut *tx)
-    .await
-    .map_err(|e| translate(WHAT, e))?;
-    if copies {
-        execute(
-            &mut tx,
-            format!(
-                "delete from {s}.held h where h.week = {week} and exists (select from {s}.entry_{week} e \
-                 where e.scope = h.scope and e.id = h.id and e.state not in {OPEN})"
-            ),
+    let seal = seal::seal_of(s, &mut tx, week).await?;
+    // Copies are few: each is looked up by its key, whatever the statistics say.
+    let by_key = ["seqscan", "hashjoin", "mergejoin"].map(|way| format!("set local enable_{way} = off"));
+    execute(
+        &mut tx,
+        format!(
+            "{}; delete from {s}.held h where h.week = {week} and exists (select from {s}.entry_{week} e \
+             where e.scope = h.scope and e.id = h.id and e.state not in {OPEN})",
+            by_key.join("; ")
+        ),
+    )
+    .await?;
+    let from = if seal.is_some_and(|seal| seal.keyed) {
+        format!(
+            "{s}.sealed s cross join unnest(s.scopes, s.ids) u (scope, id) \
+             join {s}.entry_{week} e on s.week = {week} and e.scope = u.scope and e.id = u.id"
         )
-        .await?;
-    }
-    if open > 0 {
+    } else {
+        format!("{s}.entry_{week} e")
+    };
+    let mut copied = 0;
+    if seal.is_none_or(|seal| seal.open > 0) {
         let columns = COLUMNS.map(|column| format!("{column} = excluded.{column}"));
-        execute(
+        copied = execute(
             &mut tx,
             format!(
-                "insert into {s}.held select e.* from {s}.entry_{week} e where e.state in {OPEN} \
+                "insert into {s}.held select e.* from {from} where e.state in {OPEN} \
                  on conflict (scope, id, week) do update set {}",
                 columns.join(", ")
             ),
@@ -438,7 +464,10 @@ async fn copy_open(inner: &Inner, week: i16) -> Result<Option<(u64, u64)>> {
         .await?;
     }
     tx.commit().await.map_err(|e| translate(WHAT, e))?;
-    Ok(Some((rows as u64, open as u64)))
+    Ok(Some(match seal {
+        Some(seal) => Looked { rows: seal.rows, open: seal.open, sealed: true },
+        None => Looked { rows: 0, open: copied, sealed: false },
+    }))
 }
 
 /// Takes the partition out without making anybody wait; finishes what a killed sweep had begun.

@@ -182,3 +182,53 @@ fn make_beside(ledger: PgLedger, claim: Claim) {
         }
     });
 }
+
+#[async_trait::async_trait]
+impl crate::consumer::TransactionalLedger for PgLedger {
+    type Transaction = PgTransaction<'static>;
+
+    async fn begin(&self, idle_max: std::time::Duration) -> Result<PgTransaction<'static>> {
+        let ms = idle_max.as_millis().min(i32::MAX as u128);
+        let begin = format!("BEGIN; SET LOCAL idle_in_transaction_session_timeout = {ms}");
+        let begun = self.pool().begin_with(AssertSqlSafe(begin)).await;
+        begun.map_err(|error| translate("beginning a transaction", error))
+    }
+
+    async fn claim_in(
+        &self,
+        tx: &mut PgTransaction<'static>,
+        claims: &[Claim],
+    ) -> Result<Vec<Result<Outcome>>> {
+        PgLedger::claim_in(self, tx, claims).await
+    }
+
+    async fn settle_in(
+        &self,
+        tx: &mut PgTransaction<'static>,
+        settles: &[Settle],
+    ) -> Result<Vec<Result<Settled>>> {
+        PgLedger::settle_in(self, tx, settles).await
+    }
+
+    async fn mark_in(
+        &self,
+        tx: &mut PgTransaction<'static>,
+        scope: &Scope,
+        markers: &[Marker],
+    ) -> Result<()> {
+        PgLedger::mark_in(self, tx, scope, markers).await
+    }
+
+    async fn commit(&self, tx: PgTransaction<'static>) -> Result<()> {
+        tx.commit().await.map_err(|error| translate("committing", error))
+    }
+
+    async fn roll_back(&self, tx: PgTransaction<'static>) {
+        // Should this not arrive, the server undoes it when the connection goes.
+        let _ = tx.rollback().await;
+    }
+
+    async fn was_committed(&self, claim: &Claim) -> Result<bool> {
+        PgLedger::was_committed(self, claim).await
+    }
+}

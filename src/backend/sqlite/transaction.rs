@@ -3,7 +3,6 @@
 use rusqlite::{Connection, OptionalExtension, Transaction};
 
 use super::desk::{Desk, Memo};
-#[cfg(feature = "testing")]
 use super::fault::Doing;
 use super::{SqliteLedger, held, quick, schema, wait};
 use crate::error::{Error, Result};
@@ -51,6 +50,10 @@ impl SqliteLedger {
     #[doc(alias = "try_claim_in")]
     #[doc(alias = "tryClaimSameTx")]
     pub fn claim_in(&self, tx: &Transaction<'_>, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
+        self.claim_on(tx, claims)
+    }
+
+    fn claim_on(&self, tx: &Connection, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
         let token = self.enter(tx)?;
         let mut memo = Memo::default();
         let mut desk = Desk::new(tx, &mut memo, &*self.0.clock);
@@ -63,6 +66,10 @@ impl SqliteLedger {
     /// Settles claims in the caller's own transaction, under the same rules as [`claim_in`](SqliteLedger::claim_in): the
     /// settling is recorded when that transaction commits.
     pub fn settle_in(&self, tx: &Transaction<'_>, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
+        self.settle_on(tx, settles)
+    }
+
+    fn settle_on(&self, tx: &Connection, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
         self.enter(tx)?;
         let mut memo = Memo::default();
         let mut desk = Desk::new(tx, &mut memo, &*self.0.clock);
@@ -125,5 +132,69 @@ impl SqliteLedger {
             let sql = format!("PRAGMA main.max_page_count = {pages}");
             desk.conn.query_row(&sql, [], |_| Ok(())).doing("limiting the file")
         }))
+    }
+}
+
+/// A transaction of the consumer on the ledger's file: effects go through its connection.
+#[derive(Debug)]
+pub struct SqliteTransaction(Connection);
+
+impl std::ops::Deref for SqliteTransaction {
+    type Target = Connection;
+    fn deref(&self) -> &Connection {
+        &self.0
+    }
+}
+
+/// What may wait for other writers, or for the disk, runs where blocking is fine.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| Err(Error::unavailable("a transaction on the ledger's file", error)))
+}
+
+#[async_trait::async_trait]
+impl crate::consumer::TransactionalLedger for SqliteLedger {
+    type Transaction = SqliteTransaction;
+
+    /// A stopped process holds the whole file, which no time limit of SQLite can end: `idle_max` is the handler's timeout.
+    async fn begin(&self, _idle_max: std::time::Duration) -> Result<SqliteTransaction> {
+        let path = self.0.path.clone();
+        blocking(move || {
+            let conn = super::connect::open(&path, super::connect::Access::Write)?;
+            super::connect::make_durable(&conn)?;
+            conn.execute_batch("BEGIN IMMEDIATE").doing("beginning a transaction")?;
+            Ok(SqliteTransaction(conn))
+        })
+        .await
+    }
+
+    async fn claim_in(&self, tx: &mut SqliteTransaction, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
+        self.claim_on(&tx.0, claims)
+    }
+
+    async fn settle_in(
+        &self,
+        tx: &mut SqliteTransaction,
+        settles: &[Settle],
+    ) -> Result<Vec<Result<Settled>>> {
+        self.settle_on(&tx.0, settles)
+    }
+
+    async fn mark_in(&self, tx: &mut SqliteTransaction, scope: &Scope, markers: &[Marker]) -> Result<()> {
+        self.enter(&tx.0)?;
+        held::mark(&tx.0, scope, markers)
+    }
+
+    async fn commit(&self, tx: SqliteTransaction) -> Result<()> {
+        blocking(move || tx.0.execute_batch("COMMIT").doing("committing")).await
+    }
+
+    async fn roll_back(&self, tx: SqliteTransaction) {
+        drop(tx); // closing the connection undoes it
+    }
+
+    async fn was_committed(&self, claim: &Claim) -> Result<bool> {
+        let (ledger, claim) = (self.clone(), claim.clone());
+        blocking(move || SqliteLedger::was_committed(&ledger, &claim)).await
     }
 }

@@ -145,11 +145,12 @@ fn throw_out(conn: &Connection, member: i64) -> Result<()> {
     Ok(())
 }
 
-/// Throws out who gave no sign of life, or did not give back in time.
+/// Throws out who gave no sign of life, or did not give back in time. A sign of life from the future was given before the
+/// clock was set back; it does not count, or the dead would live on until then.
 fn expire(conn: &Connection, group: i64, now: Time) -> Result<bool> {
     let dead: Vec<i64> = rows(
         conn,
-        "SELECT number FROM main.bus_member WHERE grp = ?1 AND (seen + session_us < ?2 OR number IN \
+        "SELECT number FROM main.bus_member WHERE grp = ?1 AND (seen + session_us < ?2 OR seen - session_us > ?2 OR number IN \
          (SELECT member FROM main.bus_held WHERE grp = ?1 AND revoke_by < ?2))",
         [group, now.as_micros()],
         |row| row.get(0),
@@ -168,11 +169,7 @@ fn expire(conn: &Connection, group: i64, now: Time) -> Result<bool> {
 pub(super) fn beat(conn: &Connection, members: &[i64], now: Time) -> Result<bool> {
     let mut groups = BTreeSet::new();
     for member in members {
-        run(
-            conn,
-            "UPDATE main.bus_member SET seen = max(seen, ?2) WHERE number = ?1",
-            [*member, now.as_micros()],
-        )?;
+        run(conn, "UPDATE main.bus_member SET seen = ?2 WHERE number = ?1", [*member, now.as_micros()])?;
         groups.extend(rows(conn, "SELECT grp FROM main.bus_member WHERE number = ?1", [*member], |row| {
             row.get::<_, i64>(0)
         })?);
@@ -191,20 +188,20 @@ pub(super) fn beat(conn: &Connection, members: &[i64], now: Time) -> Result<bool
 pub(super) fn mine(conn: &Connection, member: i64) -> Result<Option<Vec<(i64, Mine)>>> {
     let group = rows(conn, "SELECT grp FROM main.bus_member WHERE number = ?1", [member], |row| row.get(0))?;
     let Some(group) = group.first().copied() else { return Ok(None) };
-    let held: Vec<(i64, String, i32, i64, bool, i64)> = rows(
+    let held: Vec<(i64, String, i32, i64, bool, Option<i64>, i64)> = rows(
         conn,
-        "SELECT h.part, t.name, p.place, h.epoch, h.revoke_by IS NOT NULL, ifnull(c.pos, 0) FROM main.bus_held h \
+        "SELECT h.part, t.name, p.place, h.epoch, h.revoke_by IS NOT NULL, c.pos, p.oldest FROM main.bus_held h \
          JOIN main.bus_part p ON p.number = h.part JOIN main.bus_topic t ON t.number = p.topic \
          LEFT JOIN main.bus_committed c ON c.grp = h.grp AND c.part = h.part \
          WHERE h.grp = ?1 AND h.member = ?2 ORDER BY h.part",
         [group, member],
-        |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?, row.get(5)?)),
+        |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?, row.get(5)?, row.get(6)?)),
     )?;
     let mut mine = Vec::with_capacity(held.len());
-    for (part, topic, number, epoch, revoking, begin) in held {
+    for (part, topic, number, epoch, revoking, committed, oldest) in held {
         let partition = Partition { topic: sound(Topic::new(topic))?, number };
         let assigned = Assigned { partition, epoch: epoch.unsigned_abs() };
-        mine.push((part, Mine { assigned, revoking, begin }));
+        mine.push((part, Mine { assigned, revoking, committed, oldest }));
     }
     Ok(Some(mine))
 }

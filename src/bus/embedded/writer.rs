@@ -208,7 +208,8 @@ impl Writer {
 
     fn sweep(&mut self) {
         let now = self.clock.now();
-        if now < self.sweep_at {
+        // Not yet; but a clock that was set back does not put it off for ever.
+        if now < self.sweep_at && self.sweep_at.since(now) <= self.sweep_interval {
             return;
         }
         let interval = self.sweep_interval;

@@ -70,6 +70,20 @@ struct State {
     over: Option<Error>,
     /// Which lane delivers first next time, so that a busy one does not starve the others.
     turn: usize,
+    /// Whether `next` is waiting at the moment, and when it last did.
+    listening: bool,
+    listened: Option<Instant>,
+}
+
+/// Notes that nobody waits any more, also when the wait was cancelled.
+struct Listening<'i>(&'i Inbox);
+
+impl Drop for Listening<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.listening = false;
+        state.listened = Some(Instant::now());
+    }
 }
 
 pub(super) struct Inbox {
@@ -152,9 +166,23 @@ impl Inbox {
                 state.lanes.remove(p).map(|lane| Assigned { partition: p.clone(), epoch: lane.epoch })
             })
             .collect();
-        if !lost.is_empty() {
-            self.tell(&mut state, Ok(Heard::Lost(lost)));
+        if lost.is_empty() {
+            return;
         }
+        // What is gone is not asked for any more.
+        forget(&mut state.news, |heard| matches!(heard, Heard::Revoked(_)), &lost);
+        self.tell(&mut state, Ok(Heard::Lost(lost)));
+    }
+
+    /// All of them are.
+    pub(super) fn lost_all(&self) {
+        let mut state = self.lock();
+        state.returning = None;
+        let all: Vec<_> = state.lanes.keys().cloned().collect();
+        // Whoever waits for a seek hears that the partition is not in hand any more.
+        state.seeks.clear();
+        drop(state);
+        self.lost(&all);
     }
 
     /// Those of which librdkafka must be told that they were given back, once all of them were or time is up. What was not
@@ -221,6 +249,22 @@ impl Inbox {
         }
     }
 
+    /// Whether the subscriber has heard all news, and listens for more.
+    pub(super) fn is_heard(&self, within: Duration) -> bool {
+        !self.silent.load(Ordering::SeqCst) && self.lock().news.is_empty() && self.is_listened_to(within)
+    }
+
+    /// Whether `next` waits, or did not long ago.
+    pub(super) fn is_listened_to(&self, within: Duration) -> bool {
+        let mut state = self.lock();
+        state.listening || state.listened.get_or_insert_with(Instant::now).elapsed() < within
+    }
+
+    /// How many gifts there were.
+    pub(super) fn epoch(&self) -> u64 {
+        self.lock().epoch
+    }
+
     pub(super) fn is_leaving(&self) -> bool {
         self.lock().leaving
     }
@@ -235,6 +279,8 @@ impl Inbox {
 
     /// Waits for what is heard next. Cancel safe: what is taken is returned at once.
     pub(super) async fn next(&self) -> Result<Heard> {
+        self.lock().listening = true;
+        let _listening = Listening(self);
         loop {
             let mut heard = std::pin::pin!(self.heard.notified());
             heard.as_mut().enable(); // what comes from here on is not missed
@@ -293,7 +339,7 @@ impl Inbox {
 
     pub(super) fn seek(&self, seek: Seek) -> Result<()> {
         let mut state = self.lock();
-        if !state.lanes.get(&seek.partition).is_some_and(|lane| !lane.wanted) {
+        if state.lanes.get(&seek.partition).is_none_or(|lane| lane.wanted) {
             return Err(Error::Fenced { what: format!("{} is not in this member's hands", seek.partition) });
         }
         state.seeks.push(seek);
@@ -330,6 +376,8 @@ impl Inbox {
                 state.lanes.remove(&assigned.partition);
             }
         }
+        // Who has given something back need not hear that it was lost since.
+        forget(&mut state.news, |heard| matches!(heard, Heard::Lost(_)), partitions);
         drop(state);
         self.bell.ring();
     }
@@ -338,4 +386,14 @@ impl Inbox {
         self.lock().leaving = true;
         self.bell.ring();
     }
+}
+
+/// Takes partitions out of news that were not heard yet.
+fn forget(news: &mut VecDeque<Result<Heard>>, which: impl Fn(&Heard) -> bool, partitions: &[Assigned]) {
+    for heard in news.iter_mut().flatten().filter(|heard| which(heard)) {
+        if let Heard::Revoked(some) | Heard::Lost(some) = heard {
+            some.retain(|assigned| !partitions.contains(assigned));
+        }
+    }
+    news.retain(|heard| !matches!(heard, Ok(Heard::Revoked(some) | Heard::Lost(some)) if some.is_empty()));
 }

@@ -21,6 +21,8 @@ pub(super) struct Link {
 #[derive(Default)]
 struct State {
     away_since: Option<Instant>,
+    /// Whether what was fetched before they went away is used up: only what comes after that is a sign of life.
+    drained: bool,
     /// The last error told: the same again is no news.
     told: Option<Code>,
     /// Why the last connection failed.
@@ -47,6 +49,18 @@ impl Link {
         }
     }
 
+    /// A record came, which may have been fetched before.
+    pub(super) fn delivered(&self) {
+        if self.state().drained {
+            self.answered();
+        }
+    }
+
+    /// Nothing of what was fetched is left.
+    pub(super) fn drained(&self) {
+        self.state().drained = true;
+    }
+
     /// Why the last connection failed, if one did.
     pub(super) fn reason(&self) -> String {
         self.state().reason.clone()
@@ -70,6 +84,7 @@ impl Link {
         state.told = Some(code);
         if away {
             state.away_since.get_or_insert_with(Instant::now);
+            state.drained = false;
         }
         drop(state);
         if away {
@@ -81,7 +96,8 @@ impl Link {
 
     fn line(&self, level: RDKafkaLogLevel, about: &str, line: &str) {
         // Connections come and go, and each attempt would be a line: `failed` tells what there is to tell.
-        let connection = matches!(about, "FAIL" | "ERROR" | "REQTMOUT");
+        // And each partition's leader would be a line.
+        let connection = matches!(about, "FAIL" | "ERROR" | "REQTMOUT" | "METADATAUPDATE");
         match level {
             _ if connection => tracing::debug!(target: "hapax::kafka", client = %self.who, about, "{line}"),
             RDKafkaLogLevel::Emerg
@@ -130,9 +146,11 @@ pub(super) fn meaning(doing: impl Into<String>, error: KafkaError) -> Error {
     match code(&error) {
         Some(code) => meaning_of(doing, code, error),
         None => match error {
-            KafkaError::ClientConfig(..) | KafkaError::ClientCreation(_) => {
-                Error::Config(format!("{doing}: {error}"))
+            // Not its value, which may be a secret.
+            KafkaError::ClientConfig(_, problem, name, _) => {
+                Error::Config(format!("{doing}: the property {name}: {problem}"))
             }
+            KafkaError::ClientCreation(_) => Error::Config(format!("{doing}: {error}")),
             error => Error::unavailable(doing, error),
         },
     }

@@ -1,12 +1,16 @@
 //! A member's thread: the only one that polls librdkafka for it, and so the one on which the group's wishes arrive.
 //!
-//! It polls while there is room in the inbox. If the subscriber does not come for what is there, it stops, and after
-//! `poll_interval_max` librdkafka leaves the group: a member that hangs does not keep its partitions.
+//! It polls while there is room in the inbox. If the subscriber does not come for `poll_interval_max`, it leaves the group
+//! until it does: a member that hangs does not keep its partitions.
 //!
 //! A partition that is wanted back is not waited for inside the callback: librdkafka is told when it was given back, and
-//! until then the thread goes on.
+//! until then the thread goes on. (librdkafka itself delivers nothing meanwhile, of the others neither.)
+//!
+//! A member that was thrown out joins again with a client of its own: librdkafka 2.12 may come out of that with a fatal
+//! error or with partitions that nobody was told of (confluentinc/librdkafka#5541).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -29,11 +33,12 @@ use crate::event::{Headers, Origin};
 use crate::id::Topic;
 
 /// How long the thread sleeps when nothing happens: what it looks after by itself (deadlines) is late by this at most.
-const IDLE: Duration = Duration::from_millis(100);
+pub(super) const IDLE: Duration = Duration::from_millis(100);
 
 pub(super) type MemberConsumer = BaseConsumer<Member>;
 
 /// What librdkafka's callbacks know of the member.
+#[derive(Clone)]
 pub(super) struct Member {
     pub(super) link: Arc<Link>,
     pub(super) inbox: Arc<Inbox>,
@@ -42,6 +47,9 @@ pub(super) struct Member {
     pub(super) start: Start,
     pub(super) answer_timeout: Duration,
     pub(super) revoke_timeout: Duration,
+    pub(super) poll_interval: Duration,
+    /// Whether its client is being closed: what the group still wants of that one, it gets at once.
+    pub(super) retired: Arc<AtomicBool>,
 }
 
 impl ClientContext for Member {
@@ -56,6 +64,12 @@ impl ClientContext for Member {
 
 impl ConsumerContext for Member {
     fn rebalance(&self, consumer: &MemberConsumer, err: RDKafkaRespErr, list: &mut TopicPartitionList) {
+        if self.retired.load(Ordering::SeqCst) {
+            if err != RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS {
+                unassign(consumer, list);
+            }
+            return;
+        }
         self.link.answered();
         let partitions = self.partitions(list);
         if err == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS {
@@ -86,7 +100,7 @@ impl Member {
     }
 
     fn assign(&self, consumer: &MemberConsumer, list: &mut TopicPartitionList, partitions: Vec<Partition>) {
-        let fresh = if self.start == Start::Latest { self.from_now_on(consumer, list) } else { None };
+        let fresh = if self.start == Start::Latest { self.begin_now(consumer, list) } else { None };
         let assigned = match consumer.rebalance_protocol() {
             RebalanceProtocol::Cooperative => consumer.incremental_assign(list),
             _ => consumer.assign(list),
@@ -115,7 +129,7 @@ impl Member {
 
     /// "From now on" is from the group's first gift of a partition, whoever has it later: the ends of those partitions of
     /// which nothing was committed are where they begin, and are committed as such.
-    fn from_now_on(
+    fn begin_now(
         &self,
         consumer: &MemberConsumer,
         list: &mut TopicPartitionList,
@@ -167,6 +181,23 @@ impl Member {
         }
     }
 
+    /// What follows from an error that librdkafka does not recover from.
+    fn fatal(&self, code: Code) -> End {
+        match code {
+            Code::FencedInstanceId
+            | Code::UnreleasedInstanceId
+            | Code::GroupAuthorizationFailed
+            | Code::UnsupportedVersion
+            | Code::UnsupportedFeature
+            | Code::UnsupportedAssignor
+            | Code::GroupMaxSizeReached => {
+                let doing = format!("being a member of the group {:?} ({})", self.group, self.link.reason());
+                End::Over(meaning_of(doing, code, KafkaError::MessageConsumptionFatal(code)))
+            }
+            _ => End::Again,
+        }
+    }
+
     fn received(&self, message: &BorrowedMessage<'_>) -> Option<Received> {
         let topic = self.topic(message.topic())?.clone();
         let headers = message.headers().map_or_else(Headers::default, |headers| {
@@ -185,21 +216,39 @@ impl Member {
     }
 }
 
-/// The thread. Returns when the member leaves, or cannot go on.
-pub(super) fn run(consumer: &MemberConsumer) {
+/// How a client's time as a member ended.
+pub(super) enum End {
+    /// The subscriber wanted to.
+    Left,
+    /// It was thrown out, or its client is of no use any more: another one joins.
+    Again,
+    /// It cannot go on.
+    Over(Error),
+}
+
+/// The thread, as long as one client is the member.
+pub(super) fn run(consumer: &MemberConsumer) -> End {
     let member = consumer.context().clone();
     let inbox = &member.inbox;
     let mut seeks: Vec<Seek> = Vec::new();
     let mut told: Option<Code> = None;
     let mut idle = 0;
-    while !inbox.is_leaving() {
-        if inbox.silent.load(std::sync::atomic::Ordering::SeqCst) {
+    let mut polled = Instant::now();
+    loop {
+        if inbox.is_leaving() {
+            return End::Left;
+        }
+        // Either this thread stood still, and the group has gone on without it; or the subscriber does not come for what is
+        // there, and the group shall.
+        if polled.elapsed() >= member.poll_interval || !inbox.is_listened_to(member.poll_interval) {
+            return End::Again;
+        }
+        if inbox.silent.load(Ordering::SeqCst) {
             inbox.bell.wait(IDLE);
             continue;
         }
         seeks.extend(inbox.seeks());
         seeks.retain_mut(|seek| !try_seek(consumer, inbox, seek));
-        seeks.retain(|seek| !seek.answer.is_closed());
         if let Some(partitions) = inbox.returned(|| consumer.assignment_lost()) {
             unassign(consumer, &to_list(&partitions));
         }
@@ -207,41 +256,36 @@ pub(super) fn run(consumer: &MemberConsumer) {
             inbox.bell.wait(IDLE);
             continue;
         }
+        polled = Instant::now();
         match consumer.poll(Duration::ZERO) {
             Some(Ok(message)) => {
                 (idle, told) = (0, None);
-                member.link.answered();
+                member.link.delivered();
                 if let Some(received) = member.received(&message) {
                     let bytes = bytes_of(&received.record);
                     inbox.push(received, bytes);
                 }
             }
-            Some(Err(KafkaError::MessageConsumptionFatal(code))) => {
-                let doing = format!("being a member of the group {:?}", member.group);
-                return inbox.end(meaning_of(doing, code, KafkaError::MessageConsumptionFatal(code)));
-            }
-            Some(Err(error)) => {
-                if let Some(code) = error.rdkafka_error_code()
-                    && told != Some(code)
-                    && let Some(error) = member.serious(code)
-                {
-                    told = Some(code);
-                    inbox.failed(error);
+            Some(Err(error)) => match error.rdkafka_error_code() {
+                Some(Code::PollExceeded) => return End::Again,
+                Some(code) if matches!(error, KafkaError::MessageConsumptionFatal(_)) => {
+                    return member.fatal(code);
                 }
-            }
+                Some(code) if told != Some(code) => {
+                    told = Some(code);
+                    member.serious(code).into_iter().for_each(|error| inbox.failed(error));
+                }
+                _ => {}
+            },
             // Also after an event that was no message: the queue is empty when nothing comes twice.
             None if idle == 0 => idle = 1,
             None => {
                 idle = 0;
+                member.link.drained();
                 inbox.bell.wait(IDLE);
             }
         }
     }
-    // librdkafka would wait for this for ever.
-    if let Some(partitions) = inbox.returned(|| true) {
-        unassign(consumer, &to_list(&partitions));
-    }
-    inbox.end(Error::Unavailable { what: format!("the group {:?} was left", member.group), source: None });
 }
 
 /// True when it is answered. A partition that was given a moment ago may not be ready for it.
@@ -262,7 +306,7 @@ fn try_seek(consumer: &MemberConsumer, inbox: &Inbox, seek: &mut Seek) -> bool {
     true
 }
 
-fn unassign(consumer: &MemberConsumer, list: &TopicPartitionList) {
+pub(super) fn unassign(consumer: &MemberConsumer, list: &TopicPartitionList) {
     let done = match consumer.rebalance_protocol() {
         RebalanceProtocol::Cooperative => consumer.incremental_unassign(list),
         _ => consumer.unassign(),

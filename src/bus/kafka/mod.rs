@@ -278,9 +278,11 @@ impl Bus for KafkaBus {
             start: subscription.start,
             answer_timeout: settings.answer_timeout,
             revoke_timeout: settings.revoke_timeout(&subscription),
+            poll_interval: settings.poll_interval(&subscription),
+            retired: Arc::default(),
         };
         let config = settings.member(&subscription);
-        let subscriber = blocking(move || KafkaSubscriber::join(&config, member)).await??;
+        let subscriber = blocking(move || KafkaSubscriber::join(config, member)).await??;
         Ok(Box::new(subscriber))
     }
 

@@ -1,5 +1,6 @@
 //! How to reach Kafka and how to take part: what may be set, and what may not because the promise rests on it.
 
+use std::fmt;
 use std::time::Duration;
 
 use rdkafka::ClientConfig;
@@ -39,7 +40,7 @@ pub enum Isolation {
 /// let refused = settings.property("enable.auto.commit", "true").check().unwrap_err();
 /// assert!(refused.to_string().contains("enable.auto.commit"));
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 #[non_exhaustive]
 pub struct KafkaSettings {
     /// Where to begin to look: `host:port`, separated by commas.
@@ -62,6 +63,25 @@ pub struct KafkaSettings {
     pub buffer_records_max: usize,
     /// How many bytes they may have.
     pub buffer_bytes_max: usize,
+}
+
+impl fmt::Debug for KafkaSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Values may be secrets.
+        let names: Vec<&str> = self.properties.iter().map(|(name, _)| name.as_str()).collect();
+        f.debug_struct("KafkaSettings")
+            .field("brokers", &self.brokers)
+            .field("properties", &names)
+            .field("group_protocol", &self.group_protocol)
+            .field("isolation", &self.isolation)
+            .field("replication", &self.replication)
+            .field("answer_timeout", &self.answer_timeout)
+            .field("publish_timeout", &self.publish_timeout)
+            .field("poll_interval_max", &self.poll_interval_max)
+            .field("buffer_records_max", &self.buffer_records_max)
+            .field("buffer_bytes_max", &self.buffer_bytes_max)
+            .finish()
+    }
 }
 
 /// Properties that are ours to set, and why.
@@ -97,6 +117,60 @@ impl KafkaSettings {
             buffer_records_max: 1_000,
             buffer_bytes_max: 16 << 20,
         }
+    }
+
+    /// Reads `kafka://HOST:PORT[,HOST:PORT][?PROPERTY=VALUE&…]`: properties of librdkafka, percent-encoded where needed, and
+    /// among them `group.protocol` and `isolation.level`.
+    ///
+    /// ```
+    /// use hapax::bus::kafka::{GroupProtocol, KafkaSettings};
+    /// let settings = KafkaSettings::from_url("kafka://a:9092,b:9092?group.protocol=consumer&client.rack=x%20y").unwrap();
+    /// assert_eq!(settings.brokers, "a:9092,b:9092");
+    /// assert_eq!(settings.group_protocol, GroupProtocol::Consumer);
+    /// assert_eq!(settings.properties, [("client.rack".to_owned(), "x y".to_owned())]);
+    /// ```
+    pub fn from_url(url: &str) -> Result<Self> {
+        let bad = |problem: String| {
+            Error::Config(format!(
+                "{problem}; a Kafka URL is kafka://HOST:PORT[,HOST:PORT][?PROPERTY=VALUE&…]"
+            ))
+        };
+        let rest =
+            url.strip_prefix("kafka://").ok_or_else(|| bad("it does not begin with kafka://".into()))?;
+        let (brokers, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let brokers = brokers.trim_end_matches('/');
+        if brokers.contains(['/', '@']) {
+            return Err(bad(
+                "brokers are names and ports only (users and passwords are properties: sasl.username, \
+                            sasl.password)"
+                    .into(),
+            ));
+        }
+        let mut settings = KafkaSettings::new(brokers);
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) =
+                pair.split_once('=').ok_or_else(|| bad(format!("the property {pair:?} has no value")))?;
+            let value = percent_encoding::percent_decode_str(value)
+                .decode_utf8()
+                .map_err(|_| bad(format!("the value of {name} is not UTF-8")))?;
+            match (name, &*value) {
+                ("group.protocol", "classic") => settings.group_protocol = GroupProtocol::Classic,
+                ("group.protocol", "consumer") => settings.group_protocol = GroupProtocol::Consumer,
+                ("isolation.level", "read_committed") => settings.isolation = Isolation::Committed,
+                ("isolation.level", "read_uncommitted") => settings.isolation = Isolation::Uncommitted,
+                ("group.protocol", _) => {
+                    return Err(bad(format!("group.protocol is classic or consumer, not {value:?}")));
+                }
+                ("isolation.level", _) => {
+                    return Err(bad(format!(
+                        "isolation.level is read_committed or read_uncommitted, not {value:?}"
+                    )));
+                }
+                _ => settings = settings.property(name, value),
+            }
+        }
+        settings.check()?;
+        Ok(settings)
     }
 
     /// Adds a property of librdkafka.
@@ -232,7 +306,7 @@ impl KafkaSettings {
     }
 
     /// Kafka wants it no shorter than the session.
-    fn poll_interval(&self, subscription: &Subscription) -> Duration {
+    pub(super) fn poll_interval(&self, subscription: &Subscription) -> Duration {
         match self.group_protocol {
             GroupProtocol::Classic => self.poll_interval_max.max(subscription.session_timeout),
             GroupProtocol::Consumer => self.poll_interval_max,
@@ -306,6 +380,29 @@ mod tests {
             KafkaSettings::new("b:1").property(name, value).check().unwrap();
         }
         KafkaSettings::new("b:1,,c:2").check().unwrap_err();
+    }
+
+    #[test]
+    fn urls_are_read_and_secrets_are_not_shown() {
+        let settings = KafkaSettings::from_url("kafka://a:1,b:2/?sasl.password=p%26w&acks=all").unwrap();
+        assert_eq!(settings.brokers, "a:1,b:2");
+        assert_eq!(settings.properties[0].1, "p&w");
+        assert!(!format!("{settings:?}").contains("p&w"));
+        for bad in [
+            "http://a",
+            "kafka://",
+            "kafka://a:1,",
+            "kafka://me:pw@a:1",
+            "kafka://a:1?acks",
+            "kafka://a:1?acks=0",
+            "kafka://a:1?group.protocol=new",
+            "kafka://a:1?isolation.level=none",
+            "kafka://a:1?enable.auto.commit=true",
+        ] {
+            let error = KafkaSettings::from_url(bad).unwrap_err();
+            assert_eq!(error.code(), "config", "{bad}");
+            assert!(!error.to_string().contains("pw"), "{error}");
+        }
     }
 
     #[test]

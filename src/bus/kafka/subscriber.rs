@@ -1,6 +1,7 @@
 //! The async side of a member.
 
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -13,16 +14,21 @@ use tokio::sync::oneshot;
 
 use super::inbox::{Inbox, Seek};
 use super::link::{code, meaning, passes_soon};
-use super::member::{Member, MemberConsumer, run, to_list};
+use super::member::{End, IDLE, Member, MemberConsumer, run, to_list, unassign};
 use crate::bus::{Assigned, Heard, Partition, Subscriber};
 use crate::error::{Error, Result};
 
 /// How long to wait before a commit is tried again that the group's rearranging was in the way of.
 const AGAIN: Duration = Duration::from_millis(50);
 
+/// How often in a row a member may be thrown out without having been given anything.
+const FRUITLESS_MAX: u32 = 5;
+
+/// The client that is the member now; none once it left.
+type Slot = Arc<Mutex<Option<Arc<MemberConsumer>>>>;
+
 pub(super) struct KafkaSubscriber {
-    /// None once left.
-    consumer: Option<Arc<MemberConsumer>>,
+    slot: Slot,
     inbox: Arc<Inbox>,
     group: Arc<str>,
     answer_timeout: Duration,
@@ -32,35 +38,29 @@ pub(super) struct KafkaSubscriber {
 
 impl KafkaSubscriber {
     /// Joins. Blocks for a moment: librdkafka starts its threads.
-    pub(super) fn join(config: &ClientConfig, member: Member) -> Result<Self> {
+    pub(super) fn join(config: ClientConfig, member: Member) -> Result<Self> {
         let (inbox, group, answer_timeout) =
             (member.inbox.clone(), member.group.clone(), member.answer_timeout);
-        let topics = member.topics.clone();
-        let joining = || format!("joining the group {group:?}");
-        let mut consumer =
-            BaseConsumer::from_config_and_context(config, member).map_err(|e| meaning(joining(), e))?;
-        let bell = inbox.bell.clone();
-        consumer.set_nonempty_callback(move || bell.ring());
-        let topics: Vec<&str> = topics.iter().map(crate::id::Topic::as_str).collect();
-        consumer.subscribe(&topics).map_err(|e| meaning(joining(), e))?;
-        let consumer = Arc::new(consumer);
+        let consumer = client(&config, &member)?;
+        let slot: Slot = Arc::new(Mutex::new(Some(consumer.clone())));
         let (done, left) = oneshot::channel();
-        let own = consumer.clone();
+        let its_slot = slot.clone();
         std::thread::Builder::new()
             .name("hapax-kafka".into())
             .spawn(move || {
-                run(&own);
-                drop(own); // leaves the group, if nobody else holds it
+                be_member(consumer, &config, &member, &its_slot);
                 let _ = done.send(()); // nobody may be waiting
             })
             .map_err(|e| Error::unavailable("starting the thread of a Kafka member", e))?;
-        Ok(KafkaSubscriber { consumer: Some(consumer), inbox, group, answer_timeout, left })
+        Ok(KafkaSubscriber { slot, inbox, group, answer_timeout, left })
     }
 
-    fn consumer(&self) -> Result<&Arc<MemberConsumer>> {
-        self.consumer
-            .as_ref()
-            .ok_or_else(|| Error::Unavailable { what: "the group was left".into(), source: None })
+    fn consumer(&self) -> Result<Arc<MemberConsumer>> {
+        let slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner);
+        slot.clone().ok_or_else(|| Error::Unavailable {
+            what: format!("the group {:?} was left", self.group),
+            source: None,
+        })
     }
 
     /// One commit for some partitions, together. What the group's rearranging is in the way of is tried again.
@@ -74,7 +74,7 @@ impl KafkaSubscriber {
             for (assigned, _) in offsets {
                 self.inbox.check(assigned).map_err(Refusal::All)?;
             }
-            let (consumer, list) = (self.consumer().map_err(Refusal::All)?.clone(), list.clone());
+            let (consumer, list) = (self.consumer().map_err(Refusal::All)?, list.clone());
             // The group has them already, and the member has not heard of it yet.
             if consumer.assignment_lost() {
                 return Err(Refusal::Some(KafkaError::ConsumerCommit(Code::AssignmentLost)));
@@ -105,6 +105,70 @@ impl KafkaSubscriber {
     }
 }
 
+/// A client that joins the group.
+fn client(config: &ClientConfig, member: &Member) -> Result<Arc<MemberConsumer>> {
+    let joining = |error| meaning(format!("joining the group {:?}", member.group), error);
+    let context = Member { retired: Arc::default(), ..member.clone() };
+    let mut consumer = BaseConsumer::from_config_and_context(config, context).map_err(joining)?;
+    let bell = member.inbox.bell.clone();
+    consumer.set_nonempty_callback(move || bell.ring());
+    let topics: Vec<&str> = member.topics.iter().map(crate::id::Topic::as_str).collect();
+    consumer.subscribe(&topics).map_err(joining)?;
+    Ok(Arc::new(consumer))
+}
+
+/// The whole life of a member, on its thread: one client after the other, if it must be.
+fn be_member(mut consumer: Arc<MemberConsumer>, config: &ClientConfig, member: &Member, slot: &Slot) {
+    let inbox = &member.inbox;
+    let mut fruitless = 0;
+    let error = loop {
+        let epoch = inbox.epoch();
+        let end = run(&consumer);
+        // What is closed shall not keep the group waiting, and what it is told concerns nobody.
+        consumer.context().retired.store(true, Ordering::SeqCst);
+        match end {
+            End::Left => break Error::Unavailable { what: "the group was left".into(), source: None },
+            End::Over(error) => break error,
+            End::Again => {}
+        }
+        tracing::warn!(target: "hapax::kafka", group = %member.group, "thrown out of the group; joining again");
+        fruitless = if inbox.epoch() == epoch { fruitless + 1 } else { 0 };
+        inbox.lost_all();
+        if fruitless > FRUITLESS_MAX {
+            break Error::Unavailable {
+                what: format!("the group {:?} throws this member out again and again", member.group),
+                source: None,
+            };
+        }
+        // The old one goes first: two of one `group.instance.id` would be in each other's way.
+        slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(consumer);
+        // Whoever does not listen gets nothing: it joins when the subscriber has heard of it.
+        while !inbox.is_leaving() && !inbox.is_heard(member.poll_interval) {
+            inbox.bell.wait(IDLE);
+        }
+        match client(config, member) {
+            Ok(new) => consumer = new,
+            Err(error) => {
+                inbox.lost_all();
+                return inbox.end(error);
+            }
+        }
+        if !inbox.is_leaving() {
+            *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(consumer.clone());
+        }
+    };
+    slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+    // librdkafka would wait for ever for what was wanted back.
+    if let Some(partitions) = inbox.returned(|| true) {
+        unassign(&consumer, &to_list(&partitions));
+    }
+    inbox.lost_all();
+    inbox.end(error);
+    // Leaves the group, if no commit is still under way.
+    drop(consumer);
+}
+
 /// Why a commit of several partitions did not go through.
 enum Refusal {
     /// It holds for all of them.
@@ -127,11 +191,17 @@ impl Subscriber for KafkaSubscriber {
 
     async fn pause(&mut self, partitions: &[Partition]) -> Result<()> {
         let mine = self.inbox.set_paused(partitions, true);
+        if mine.is_empty() {
+            return Ok(());
+        }
         self.consumer()?.pause(&to_list(&mine)).map_err(|e| meaning("pausing", e))
     }
 
     async fn resume(&mut self, partitions: &[Partition]) -> Result<()> {
         let mine = self.inbox.set_paused(partitions, false);
+        if mine.is_empty() {
+            return Ok(());
+        }
         self.consumer()?.resume(&to_list(&mine)).map_err(|e| meaning("resuming", e))?;
         self.inbox.nudge();
         Ok(())
@@ -198,7 +268,7 @@ impl Subscriber for KafkaSubscriber {
     }
 
     async fn leave(mut self: Box<Self>) -> Result<()> {
-        self.consumer = None;
+        *self.slot.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.inbox.leave();
         match tokio::time::timeout(self.answer_timeout, &mut self.left).await {
             Ok(_) => Ok(()),
@@ -216,7 +286,7 @@ impl Subscriber for KafkaSubscriber {
 impl Drop for KafkaSubscriber {
     fn drop(&mut self) {
         // The consumer is closed where it is dropped last, which blocks: that shall be the thread.
-        self.consumer = None;
+        *self.slot.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.inbox.leave();
     }
 }

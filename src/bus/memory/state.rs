@@ -218,7 +218,8 @@ impl State {
             held.map(|(partition, holding)| Mine {
                 assigned: Assigned { partition: partition.clone(), epoch: holding.epoch },
                 revoking: holding.revoke_by.is_some(),
-                begin: group.committed.get(partition).copied().unwrap_or(0),
+                committed: group.committed.get(partition).copied(),
+                oldest: self.log(partition).map_or(0, |log| log.oldest),
             })
             .collect(),
         )

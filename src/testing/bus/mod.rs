@@ -47,6 +47,12 @@ pub trait BusHarness: Send + Sync {
     /// Removes the records of a partition below an offset, as retention does.
     async fn remove_below(&self, partition: &Partition, offset: i64);
 
+    /// Whether a member's other partitions go on while one is asked back. Where the client library stops all of them
+    /// (librdkafka does), they go on once it is given back.
+    fn others_go_on(&self) -> bool {
+        true
+    }
+
     /// The shortest session the bus allows, and can keep on a loaded machine.
     fn session(&self) -> Duration {
         Duration::from_secs(6)

@@ -123,6 +123,19 @@ create table {schema}.dropped (
   seen      bigint[] not null default '{}' -- touches that were there when the drop was announced
 );
 
+-- Weeks that are over and quiet, counted ahead of their drop; void once there is a touch that is not in `seen`. While
+-- `rows` is null it is only marked: it is counted when no transaction numbered up to `mark` is open.
+create table {schema}.sealed (
+  week   smallint primary key,
+  at     timestamptz not null,
+  mark   xid8 not null,
+  rows   bigint,
+  open   bigint,                       -- how many of them are open
+  scopes int[],                        -- and which, if they are not too many
+  ids    bytea[],
+  seen   bigint[] not null default '{}'
+);
+
 create table {schema}.audit (
   number   bigint generated always as identity primary key,
   at       timestamptz not null,
@@ -169,10 +182,12 @@ begin
   return v;
 end $$;
 
+-- Called after the write, and looks at the clock itself: whoever writes has its transaction number by then, which is what
+-- a seal relies on.
 create function {schema}.touch_weeks(p_weeks smallint[], p_now timestamptz) returns void language sql volatile as $$
   insert into {schema}.touch (week, at)
-  select w, p_now from unnest(p_weeks) w
-  where w > 0 and not exists (select from {schema}.touch t where t.week = w and t.at > p_now - interval '1 hour')
+  select w, greatest(p_now, n.now) from unnest(p_weeks) w cross join (select {schema}.ledger_now() as now offset 0) n
+  where w > 0 and not exists (select from {schema}.touch t where t.week = w and t.at > n.now - interval '1 hour')
 $$;
 
 -- Makes a week: bounded, so that the runtime role can be given it without owning the tables. A week that begins with leases

@@ -1,0 +1,313 @@
+//! Transactional consumers: claim and effect are one transaction, on PostgreSQL and on SQLite.
+#![cfg(all(feature = "testing", feature = "postgres", feature = "sqlite"))]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "support/postgres.rs"]
+#[allow(dead_code)]
+mod support;
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hapax::backend::postgres::PgLedger;
+use hapax::backend::sqlite::SqliteLedger;
+use hapax::bus::memory::MemoryBus;
+use hapax::bus::{Bus, Partition, Record, TopicTerms};
+use hapax::consumer::{
+    Consumer, ConsumerBuilder, Failed, Guarantee, TransactionalLedger, transactional, transactional_batch,
+};
+use hapax::ledger::{Filter, Ledger, Marker, OnDead, OrderPolicy, Settings, State};
+use hapax::{Scope, Topic};
+
+fn topic() -> Topic {
+    Topic::new("orders").unwrap()
+}
+
+fn record(key: Option<&str>, json: serde_json::Value) -> Record {
+    Record {
+        key: key.map(|key| key.to_owned().into()),
+        payload: Some(json.to_string().into()),
+        ..Record::default()
+    }
+}
+
+async fn until<F: Future<Output = bool>>(what: &str, mut is: impl FnMut() -> F) {
+    for _ in 0..6000 {
+        if is().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("never came: {what}");
+}
+
+async fn bus(records: &[Record]) -> Arc<MemoryBus> {
+    let bus = Arc::new(MemoryBus::default());
+    bus.create_topic(&topic(), TopicTerms::new(2)).await.unwrap();
+    for answer in bus.publish(&topic(), records).await.unwrap() {
+        answer.unwrap();
+    }
+    bus
+}
+
+fn consumer<L: TransactionalLedger>(bus: &Arc<MemoryBus>, ledger: &L) -> ConsumerBuilder<L> {
+    let bus: Arc<dyn Bus> = bus.clone();
+    Consumer::builder(bus, ledger.clone()).scope("billing").topic("orders").with(|settings| {
+        settings.backoff_base = Duration::from_millis(5);
+        settings.backoff_max = Duration::from_millis(20);
+        settings.held_interval = Duration::from_millis(20);
+        settings.concurrency = 3;
+        settings.batch_max = 64;
+    })
+}
+
+/// Runs until so many deliveries are through, then drains.
+async fn run<L: TransactionalLedger>(
+    builder: ConsumerBuilder<L>,
+    guarantee: impl Guarantee<L> + 'static,
+    passed: u64,
+) -> BTreeMap<&'static str, u64> {
+    let consumer = builder.build().unwrap();
+    let handle = consumer.handle();
+    let running = tokio::spawn(consumer.run(guarantee));
+    until("all through", || async {
+        assert!(!running.is_finished(), "it ended by itself");
+        handle.progress().passed.values().sum::<u64>() == passed
+    })
+    .await;
+    handle.stop();
+    running.await.unwrap().unwrap()
+}
+
+async fn pg() -> (PgLedger, String) {
+    let ledger = support::ledger(8).await;
+    let table = format!("effect_{}", uuid::Uuid::new_v4().simple());
+    sqlx::query(sqlx::AssertSqlSafe(format!(
+        "create table {table} (id text, number bigint generated always as identity)"
+    )))
+    .execute(ledger.pool())
+    .await
+    .unwrap();
+    (ledger, table)
+}
+
+async fn effects(ledger: &PgLedger, table: &str) -> Vec<String> {
+    sqlx::query_scalar(sqlx::AssertSqlSafe(format!("select id from {table} order by number")))
+        .fetch_all(ledger.pool())
+        .await
+        .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_effects_of_duplicates_happen_once() {
+    let (ledger, table) = pg().await;
+    let records: Vec<_> =
+        (0..600).map(|n| record(None, serde_json::json!({"event_id": format!("e-{}", n % 200)}))).collect();
+    let bus = bus(&records).await;
+    let insert = format!("insert into {table} (id) values ($1)");
+    let counts = run(
+        consumer(&bus, &ledger),
+        transactional::<PgLedger, _>(move |tx, event| {
+            let insert = insert.clone();
+            Box::pin(async move {
+                sqlx::query(sqlx::AssertSqlSafe(insert))
+                    .bind(event.id.to_string())
+                    .execute(&mut **tx)
+                    .await?;
+                Ok(())
+            })
+        }),
+        600,
+    )
+    .await;
+    let effects = effects(&ledger, &table).await;
+    assert_eq!((counts["done"], counts["duplicate"], effects.len()), (200, 400, 200));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_one_poison_event_costs_one_event_in_a_batch_handler() {
+    let (ledger, table) = pg().await;
+    let records: Vec<_> =
+        (0..128).map(|n| record(None, serde_json::json!({"event_id": format!("e-{n}")}))).collect();
+    let bus = bus(&records).await;
+    let insert = format!("insert into {table} (id) select unnest($1::text[])");
+    let counts = run(
+        consumer(&bus, &ledger),
+        transactional_batch::<PgLedger, _>(move |tx, events| {
+            let insert = insert.clone();
+            Box::pin(async move {
+                let ids: Vec<_> = events.iter().map(|event| event.id.to_string()).collect();
+                let poison = ids.iter().any(|id| id == "e-77");
+                sqlx::query(sqlx::AssertSqlSafe(insert)).bind(ids).execute(&mut **tx).await?;
+                if poison { Err(Failed::retryable("poison")) } else { Ok(()) }
+            })
+        }),
+        128,
+    )
+    .await;
+    assert_eq!((counts["done"], counts["dead"]), (127, 1));
+    let effects = effects(&ledger, &table).await;
+    assert_eq!(effects.len(), 127);
+    assert!(!effects.contains(&"e-77".to_owned()));
+    let filter = Filter { states: vec![State::Dead], ..Filter::default() };
+    let dead = ledger.list(&filter, None, 9).await.unwrap().entries.remove(0);
+    assert_eq!((dead.attempts, dead.note.as_deref()), (5, Some("poison")));
+    assert_eq!(dead.body.unwrap().payload, br#"{"event_id":"e-77"}"#[..]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_order_holds_in_batches_while_one_fails() {
+    let (ledger, table) = pg().await;
+    let mut records = Vec::new();
+    for seq in 1..=40u64 {
+        for aggregate in ["a", "b", "c"] {
+            let id = format!("{aggregate}-{seq:02}");
+            records.push(record(
+                Some(aggregate),
+                serde_json::json!({"event_id": id, "aggregate_id": aggregate, "seq": seq}),
+            ));
+        }
+    }
+    let bus = bus(&records).await;
+    let insert = format!("insert into {table} (id) values ($1)");
+    let flaky = Arc::new(AtomicU32::new(0));
+    let counts = run(
+        consumer(&bus, &ledger).order(OrderPolicy::Latest, OnDead::Park),
+        transactional::<PgLedger, _>(move |tx, event| {
+            let (insert, flaky) = (insert.clone(), Arc::clone(&flaky));
+            Box::pin(async move {
+                let id = event.id.to_string();
+                if id == "b-10" && flaky.fetch_add(1, Ordering::SeqCst) < 2 {
+                    return Err(Failed::retryable("not yet"));
+                }
+                sqlx::query(sqlx::AssertSqlSafe(insert)).bind(id).execute(&mut **tx).await?;
+                Ok(())
+            })
+        }),
+        120,
+    )
+    .await;
+    assert_eq!(counts["done"], 120);
+    let effects = effects(&ledger, &table).await;
+    for aggregate in ["a", "b", "c"] {
+        let of: Vec<_> = effects.iter().filter(|id| id.starts_with(aggregate)).cloned().collect();
+        let expected: Vec<_> = (1..=40).map(|seq| format!("{aggregate}-{seq:02}")).collect();
+        assert_eq!(of, expected);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_keys_without_numbers_keep_the_order_of_their_offsets() {
+    let (ledger, table) = pg().await;
+    let records: Vec<_> = (0..90)
+        .map(|n| {
+            record(
+                Some(["x", "y", "z"][n % 3]),
+                serde_json::json!({"event_id": format!("{}-{:02}", ["x", "y", "z"][n % 3], n)}),
+            )
+        })
+        .collect();
+    let bus = bus(&records).await;
+    let insert = format!("insert into {table} (id) values ($1)");
+    let flaky = Arc::new(AtomicU32::new(0));
+    run(
+        consumer(&bus, &ledger),
+        transactional::<PgLedger, _>(move |tx, event| {
+            let (insert, flaky) = (insert.clone(), Arc::clone(&flaky));
+            Box::pin(async move {
+                let id = event.id.to_string();
+                if id == "y-31" && flaky.fetch_add(1, Ordering::SeqCst) < 3 {
+                    return Err(Failed::retryable("not yet"));
+                }
+                sqlx::query(sqlx::AssertSqlSafe(insert)).bind(id).execute(&mut **tx).await?;
+                Ok(())
+            })
+        }),
+        90,
+    )
+    .await;
+    let effects = effects(&ledger, &table).await;
+    for key in ["x", "y", "z"] {
+        let of: Vec<_> = effects.iter().filter(|id| id.starts_with(key)).cloned().collect();
+        assert!(of.is_sorted() && of.len() == 30, "{of:?}");
+    }
+}
+
+/// The marker of a batch that never ended makes its offsets run one by one, each start committed first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_offsets_of_an_unfinished_marker_run_alone() {
+    let (ledger, _) = pg().await;
+    let records: Vec<_> =
+        (0..10).map(|n| record(Some("k"), serde_json::json!({"event_id": format!("e-{n}")}))).collect();
+    let bus = bus(&records).await;
+    let scope = Scope::new("billing").unwrap();
+    let both: Vec<_> =
+        (0..2).map(|partition| Marker { topic: topic(), partition, first: 0, last: 4 }).collect();
+    ledger.mark(&scope, &both).await.unwrap();
+    let sizes = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&sizes);
+    run(
+        consumer(&bus, &ledger),
+        transactional_batch::<PgLedger, _>(move |_, events| {
+            log.lock().unwrap().push((events.len(), events[0].id.to_string()));
+            Box::pin(async { Ok(()) })
+        }),
+        10,
+    )
+    .await;
+    let sizes = sizes.lock().unwrap();
+    let alone: Vec<_> =
+        sizes.iter().filter(|(_, first)| first.as_str() < "e-5").map(|(len, _)| *len).collect();
+    assert_eq!(alone, [1; 5], "{sizes:?}");
+    assert!(ledger.markers(&scope, &topic(), &[0, 1]).await.unwrap().is_empty(), "a stop clears them");
+}
+
+/// A pool of one connection never deadlocks, whatever the outcomes are.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t13_postgres_a_pool_of_one_suffices() {
+    let ledger = support::ledger(1).await;
+    let mut records: Vec<_> =
+        (0..50).map(|n| record(None, serde_json::json!({"event_id": format!("e-{}", n % 25)}))).collect();
+    records.push(record(None, serde_json::json!({"no": "id"})));
+    let bus = bus(&records).await;
+    let flaky = Arc::new(AtomicU32::new(0));
+    let counts = run(
+        consumer(&bus, &ledger),
+        transactional::<PgLedger, _>(move |_, event| {
+            let fails = event.id.to_string() == "e-7" && flaky.fetch_add(1, Ordering::SeqCst) < 2;
+            Box::pin(async move { if fails { Err(Failed::retryable("no")) } else { Ok(()) } })
+        }),
+        51,
+    )
+    .await;
+    assert_eq!((counts["done"], counts["refused"]), (25, 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sqlite_effects_of_duplicates_happen_once_and_poison_is_dead() {
+    let dir = tempfile::tempdir().unwrap();
+    let ledger = SqliteLedger::open(dir.path().join("app.db"), Settings::default()).unwrap();
+    let effects = rusqlite::Connection::open(dir.path().join("app.db")).unwrap();
+    effects.execute_batch("create table paid (id text)").unwrap();
+    let records: Vec<_> =
+        (0..100).map(|n| record(None, serde_json::json!({"event_id": format!("e-{}", n % 50)}))).collect();
+    let bus = bus(&records).await;
+    let counts = run(
+        consumer(&bus, &ledger),
+        transactional::<SqliteLedger, _>(|tx, event| {
+            Box::pin(async move {
+                tx.execute("insert into paid values (?1)", [event.id.to_string()])?;
+                if event.id.to_string() == "e-9" { Err(Failed::fatal("poison")) } else { Ok(()) }
+            })
+        }),
+        100,
+    )
+    .await;
+    let paid: i64 = effects.query_row("select count(*) from paid", [], |row| row.get(0)).unwrap();
+    assert_eq!((paid, counts["done"]), (49, 49), "{counts:?}");
+    let committed = bus.committed("billing", &Partition { topic: topic(), number: 0 }).await.unwrap();
+    assert!(committed.is_some());
+}
