@@ -15,6 +15,8 @@ pub struct ConsumerConfig {
     pub concurrency: usize,
     /// How many children `consume --exec` runs.
     pub handlers: usize,
+    /// How long a child may take to react to a cancel.
+    pub cancel_grace: Duration,
     /// How long handling one event may take.
     pub handler_timeout: Duration,
     /// How long a lease lasts unless it is extended.
@@ -49,6 +51,7 @@ impl ConsumerConfig {
         Ok(ConsumerConfig {
             concurrency: of.int("consumer.concurrency")? as usize,
             handlers: of.int("consumer.handlers")? as usize,
+            cancel_grace: ms("consumer.cancel_grace_ms")?,
             handler_timeout: ms("consumer.handler_timeout_ms")?,
             lease: Duration::from_secs(of.int("consumer.lease_s")?),
             heartbeat: Duration::from_secs(of.int("consumer.heartbeat_s")?),

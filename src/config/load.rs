@@ -91,7 +91,7 @@ fn shown(setting: &Setting, text: &str) -> String {
 /// ```
 pub fn hide_password(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once(':') else {
-        return if url.is_empty() { String::new() } else { "***".to_owned() };
+        return if url.is_empty() || url == "embedded" { url.to_owned() } else { "***".to_owned() };
     };
     if !scheme.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.')) {
         return "***".to_owned();

@@ -242,6 +242,12 @@ pub const SETTINGS: &[Setting] = &[
     },
     row("consumer.concurrency", int(1, 100_000), "64", "how many events are handled at once"),
     row("consumer.handlers", int(1, 1000), "1", "how many children `consume --exec` runs"),
+    row(
+        "consumer.cancel_grace_ms",
+        int(1, 3_600_000),
+        "5000",
+        "a child of `consume --exec` that does not react to a cancel for so long is killed",
+    ),
     row("consumer.handler_timeout_ms", int(1, 86_400_000), "30000", "how long handling one event may take"),
     row("consumer.lease_s", int(1, 86_400), "30", "how long a consumer's lease lasts unless extended"),
     row("consumer.heartbeat_s", int(1, 86_399), "10", "how often a consumer's lease is extended"),

@@ -15,8 +15,6 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::exec::{Common, Order, Request, Seat};
 
-/// A child that does not react to a cancel for so long is killed, with whatever it started.
-const CANCEL_GRACE: Duration = Duration::from_secs(5);
 /// A child whose input has ended is killed after so long.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
 /// What a child wrote before it ended is read for so long.
@@ -152,7 +150,7 @@ impl Life {
                 }
                 () = sleep_until(patience.unwrap_or_else(Instant::now)), if patience.is_some() => {
                     if last_words.is_none() {
-                        eprintln!("hapax: the handler did not react to a cancel within {CANCEL_GRACE:?}; it is killed");
+                        eprintln!("hapax: the handler did not react to a cancel within {:?}; it is killed", self.common.cancel_grace);
                     }
                     break;
                 }
@@ -183,7 +181,7 @@ impl Life {
                 let line = protocol::cancel(&id, token);
                 let key = (id, token);
                 if self.in_flight.remove(&key).is_some() {
-                    self.cancelled.insert(key, Instant::now() + CANCEL_GRACE);
+                    self.cancelled.insert(key, Instant::now() + self.common.cancel_grace);
                     self.tell_health();
                     self.write(format!("{line}\n"));
                 }

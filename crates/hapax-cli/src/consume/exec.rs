@@ -35,6 +35,8 @@ pub(super) struct Seat {
 
 /// What children share.
 pub(super) struct Common {
+    /// A child that does not react to a cancel for so long is killed, with whatever it started.
+    pub(super) cancel_grace: Duration,
     pub(super) restarts: AtomicU64,
     ignored: AtomicU64,
     groups: Mutex<HashSet<u32>>,
@@ -57,11 +59,12 @@ pub(super) struct Request {
 
 impl Pool {
     /// Starts the children. A command that ends at once is an error before anything was consumed.
-    pub async fn start(command: &str, children: usize) -> Result<Arc<Self>, Failure> {
+    pub async fn start(command: &str, children: usize, cancel_grace: Duration) -> Result<Arc<Self>, Failure> {
         if command.trim().is_empty() {
             return Err(Failure::config("--exec is blank; it takes a command"));
         }
         let common = Arc::new(Common {
+            cancel_grace,
             restarts: AtomicU64::new(0),
             ignored: AtomicU64::new(0),
             groups: Mutex::default(),

@@ -138,7 +138,9 @@ pub async fn run(global: &Global, args: &ConsumeArgs, gate: &Gate) -> Result<u8,
     }
     let consumer = builder.build()?;
     let pool = match &args.exec {
-        Some(command) => Some(Pool::start(command, config.consumer.handlers).await?),
+        Some(command) => {
+            Some(Pool::start(command, config.consumer.handlers, config.consumer.cancel_grace).await?)
+        }
         None => None,
     };
     let sink: Arc<dyn Sink> = match (&pool, http) {
