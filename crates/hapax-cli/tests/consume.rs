@@ -89,7 +89,9 @@ if do == 'always' or (do == 'once' and request['attempt'] == 1): os.kill(os.getp
     assert_eq!(ran.json()["handler_restarts"], 6, "{}", ran.err);
     let dead = entry(dir, "always");
     assert_eq!(dead["attempts"], 5);
-    assert!(dead["note"].as_str().unwrap().contains("signal: 9"), "{dead}");
+    // The shell tells a death by signal 9 as 137, where it has not made way for the command.
+    let note = dead["note"].as_str().unwrap();
+    assert!(note.contains("signal: 9") || note.contains("137"), "{dead}");
     assert_eq!(effects(dir).iter().filter(|line| line.starts_with("once")).count(), 2);
 }
 
@@ -263,7 +265,7 @@ fn wrong_configuration_is_a_sentence_and_an_exit_code() {
     let cases: [(&[&str], i32, &str); 19] = [
         (&["--scope", "s", "--exec", "true", "--topic", "nope"], 2, "there is no topic nope"),
         (&["--scope", "s", "--exec", "no-such-command-here"], 2, "127"),
-        (&["--scope", "s", "--exec", "true"], 2, "before it was given anything"),
+        (&["--scope", "s", "--exec", "true"], 2, "does not work"),
         (&["--scope", "s", "--exec", " "], 2, "--exec is blank"),
         (&["--scope", "s"], 2, "--http <URL>|--exec <CMD>"),
         (&["--scope", "s", "--exec", "cat", "--http", "http://x"], 2, "cannot be used with"),

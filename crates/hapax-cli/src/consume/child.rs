@@ -22,8 +22,9 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 /// The pause before a child that ended is started again; it doubles.
 const PAUSE_BASE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
-/// So many children in a row that ended before they were given anything: the command does not work.
-const IDLE_ENDS_MAX: u32 = 5;
+/// So many children in a row that ended without one reply, and never a reply before: the command does not work. More than the
+/// usual number of attempts, so that one event that kills its handler is dead before.
+const MUTE_ENDS_MAX: u32 = 10;
 /// A longer line is no reply.
 const LINE_BYTES_MAX: usize = 1024 * 1024;
 
@@ -33,7 +34,7 @@ type Orders = mpsc::UnboundedReceiver<Order>;
 pub(super) async fn supervise(command: String, mut orders: Orders, seat: Weak<Seat>, common: Arc<Common>) {
     let mut waiting = VecDeque::new();
     let mut pause = PAUSE_BASE;
-    let mut idle_ends = 0;
+    let mut mute_ends = Some(0); // none once there was a reply
     loop {
         let mut life = match Life::start(&command, &seat, &common) {
             Ok(life) => life,
@@ -45,15 +46,16 @@ pub(super) async fn supervise(command: String, mut orders: Orders, seat: Weak<Se
         let Some(status) = life.live(&mut orders).await else { return };
         if life.replied {
             pause = PAUSE_BASE;
+            mute_ends = None;
         }
-        idle_ends = if life.given { 0 } else { idle_ends + 1 };
-        // The shell's own words for "there is no such command" and "it cannot be run".
-        let unfit = matches!(status.and_then(|status| status.code()), Some(126 | 127)) && !life.replied;
+        mute_ends = mute_ends.map(|ends| ends + 1);
         let how = described(status);
-        if unfit || idle_ends >= IDLE_ENDS_MAX {
-            return common.give_up(format!(
-                "--exec {command:?} does not stay up: it {how} before it was given anything"
-            ));
+        if let Some(ends) = mute_ends
+            && is_unfit(status, ends, life.given)
+        {
+            let times = if ends == 1 { "at its start".to_owned() } else { format!("{ends} times") };
+            return common
+                .give_up(format!("--exec {command:?} does not work: it {how} {times} without one reply"));
         }
         drop(life);
         common.restarts.fetch_add(1, Ordering::Relaxed);
@@ -63,6 +65,13 @@ pub(super) async fn supervise(command: String, mut orders: Orders, seat: Weak<Se
         }
         pause = (pause * 2).min(PAUSE_MAX);
     }
+}
+
+/// Whether a command that has never replied is not worth another start.
+fn is_unfit(status: Option<ExitStatus>, ends: u32, given: bool) -> bool {
+    // The shell's own words for "it cannot be run" and "there is no such command".
+    let unknown = matches!(status.and_then(|status| status.code()), Some(126 | 127));
+    unknown || (ends == 1 && !given) || ends >= MUTE_ENDS_MAX
 }
 
 /// Waits before the next start; what comes meanwhile waits too. False: nobody has orders any more.
