@@ -188,22 +188,25 @@ pub(super) fn beat(conn: &Connection, members: &[i64], now: Time) -> Result<bool
 pub(super) fn mine(conn: &Connection, member: i64) -> Result<Option<Vec<(i64, Mine)>>> {
     let group = rows(conn, "SELECT grp FROM main.bus_member WHERE number = ?1", [member], |row| row.get(0))?;
     let Some(group) = group.first().copied() else { return Ok(None) };
-    let held: Vec<(i64, String, i32, i64, bool, Option<i64>, i64)> = rows(
+    let found = rows(
         conn,
         "SELECT h.part, t.name, p.place, h.epoch, h.revoke_by IS NOT NULL, c.pos, p.oldest FROM main.bus_held h \
          JOIN main.bus_part p ON p.number = h.part JOIN main.bus_topic t ON t.number = p.topic \
          LEFT JOIN main.bus_committed c ON c.grp = h.grp AND c.part = h.part \
          WHERE h.grp = ?1 AND h.member = ?2 ORDER BY h.part",
         [group, member],
-        |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?, row.get(5)?, row.get(6)?)),
+        |row| {
+            let topic: String = row.get(1)?;
+            let (number, epoch): (i32, i64) = (row.get(2)?, row.get(3)?);
+            let (part, revoking, committed, oldest) = (row.get(0)?, row.get(4)?, row.get(5)?, row.get(6)?);
+            Ok(sound(Topic::new(topic)).map(|topic| {
+                let partition = Partition { topic, number };
+                let assigned = Assigned { partition, epoch: epoch.unsigned_abs() };
+                (part, Mine { assigned, revoking, committed, oldest })
+            }))
+        },
     )?;
-    let mut mine = Vec::with_capacity(held.len());
-    for (part, topic, number, epoch, revoking, committed, oldest) in held {
-        let partition = Partition { topic: sound(Topic::new(topic))?, number };
-        let assigned = Assigned { partition, epoch: epoch.unsigned_abs() };
-        mine.push((part, Mine { assigned, revoking, committed, oldest }));
-    }
-    Ok(Some(mine))
+    found.into_iter().collect::<Result<_>>().map(Some)
 }
 
 /// The number of a partition if it is a member's under an epoch.

@@ -88,7 +88,9 @@ impl Bus for MutantBus {
     async fn publish(&self, topic: &Topic, records: &[Record]) -> Result<Vec<Result<Origin>>> {
         let mut records = records.to_vec();
         if self.mutant == BusMutant::KeyIgnored {
-            records.iter_mut().for_each(|record| record.key = None);
+            for record in &mut records {
+                record.key = None;
+            }
         }
         self.bus.publish(topic, &records).await
     }

@@ -1,0 +1,282 @@
+//! A world of real parts: a Kafka topic, a PostgreSQL ledger, an effect record that is independent of it, and consumer
+//! processes that can be killed, stopped and continued.
+#![allow(dead_code)] // each test binary uses its part
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax::backend::postgres::PgLedger;
+use hapax::bus::kafka::{KafkaBus, KafkaSettings};
+use hapax::bus::{Bus, Partition, Record, TopicTerms};
+use hapax::consumer::{Consumer, ConsumerBuilder, Failed, leased, transactional};
+use hapax::ledger::{Entry, Filter, Ledger as _, OnDead, OrderPolicy, State};
+use hapax::{Event, Topic};
+use sqlx::{AssertSqlSafe, PgPool};
+use tokio::process::Child;
+
+use super::support;
+
+/// The broker of the tests.
+pub fn brokers() -> String {
+    std::env::var("HAPAX_TEST_KAFKA")
+        .expect("HAPAX_TEST_KAFKA: run scripts/services up, then eval \"$(scripts/services env)\"")
+}
+
+pub async fn bus() -> Arc<KafkaBus> {
+    Arc::new(KafkaBus::connect(KafkaSettings::new(brokers())).await.expect("the broker of the tests"))
+}
+
+pub fn event(id: &str) -> Record {
+    record(None, serde_json::json!({ "event_id": id }))
+}
+
+pub fn numbered(id: &str, aggregate: &str, seq: u64) -> Record {
+    record(Some(aggregate), serde_json::json!({"event_id": id, "aggregate_id": aggregate, "seq": seq}))
+}
+
+pub fn record(key: Option<&str>, json: serde_json::Value) -> Record {
+    Record {
+        key: key.map(|key| key.to_owned().into()),
+        payload: Some(json.to_string().into()),
+        ..Record::default()
+    }
+}
+
+/// Waits for a state, never for a time.
+pub async fn until<F: Future<Output = bool>>(what: &str, mut is: impl FnMut() -> F) {
+    let end = tokio::time::Instant::now() + Duration::from_secs(120);
+    while tokio::time::Instant::now() < end {
+        if is().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("never came: {what}");
+}
+
+/// What a test's processes share.
+pub struct World {
+    pub test: &'static str,
+    pub topic: Topic,
+    pub schema: String,
+    pub url: String,
+    pub pool: PgPool,
+    pub bus: Arc<KafkaBus>,
+    pub ledger: PgLedger,
+}
+
+impl World {
+    /// A fresh topic and schema, on the server of the tests or on another.
+    pub async fn new(test: &'static str, partitions: i32) -> Self {
+        World::on(test, partitions, support::url()).await
+    }
+
+    pub async fn on(test: &'static str, partitions: i32, url: String) -> Self {
+        let pool = support::pool_to(&url, 6).await;
+        let schema = support::fresh_schema();
+        let ledger =
+            PgLedger::with_pool(pool.clone(), support::settings(&schema)).await.expect("a fresh ledger");
+        let topic = Topic::new(format!("t-{}", uuid::Uuid::new_v4().simple())).unwrap();
+        let bus = bus().await;
+        bus.create_topic(&topic, TopicTerms::new(partitions)).await.expect("a fresh topic");
+        let world = World { test, topic, schema, url, pool, bus, ledger };
+        // Unconstrained on purpose: whatever happens twice is there twice.
+        let sql = format!(
+            "create table {} (id text, worker int, number bigint generated always as identity)",
+            world.effects()
+        );
+        support::run(&world.pool, sql).await;
+        world
+    }
+
+    fn effects(&self) -> String {
+        format!("{}.effect", self.schema)
+    }
+
+    pub async fn publish(&self, records: &[Record]) {
+        for answer in self.bus.publish(&self.topic, records).await.expect("published") {
+            answer.expect("acknowledged");
+        }
+    }
+
+    /// A consumer process of this test binary; `knobs` are environment variables the worker reads.
+    pub fn spawn(&self, knobs: &[(&str, &str)]) -> Child {
+        let mut command = support::child(self.test, "worker", &self.schema);
+        command
+            .env("WORKER_TOPIC", self.topic.as_str())
+            .env("WORKER_URL", &self.url)
+            .stderr(Stdio::inherit());
+        for (name, value) in knobs {
+            command.env(name, value);
+        }
+        command.spawn().expect("a worker process")
+    }
+
+    /// How often each id took effect, in the independent record.
+    pub async fn effect_counts(&self) -> BTreeMap<String, i64> {
+        let sql = format!("select id, count(*) from {} group by id", self.effects());
+        let rows: Vec<(String, i64)> =
+            sqlx::query_as(AssertSqlSafe(sql)).fetch_all(&self.pool).await.expect("effects");
+        rows.into_iter().collect()
+    }
+
+    /// The ids in the order in which they took effect.
+    pub async fn effect_order(&self) -> Vec<String> {
+        let sql = format!("select id from {} order by number", self.effects());
+        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(&self.pool).await.expect("effects")
+    }
+
+    pub async fn entries(&self, state: State) -> Vec<Entry> {
+        let filter = Filter { states: vec![state], ..Filter::default() };
+        self.ledger.list(&filter, None, 10_000).await.expect("the ledger").entries
+    }
+
+    /// What the group has committed, over all partitions.
+    pub async fn committed(&self) -> i64 {
+        let partitions = self.bus.topic(&self.topic).await.unwrap().unwrap().partitions;
+        let mut sum = 0;
+        for number in 0..partitions {
+            let partition = Partition { topic: self.topic.clone(), number };
+            sum += self.bus.committed("worker", &partition).await.unwrap().unwrap_or(0);
+        }
+        sum
+    }
+
+    /// Waits until so many ids took effect, and says how many of them more than once.
+    pub async fn until_effects(&self, count: usize) -> usize {
+        until(&format!("{count} effects"), || async { self.effect_counts().await.len() >= count }).await;
+        let counts = self.effect_counts().await;
+        let doubled = counts.values().filter(|count| **count > 1).count();
+        println!("{}: {} ids took effect, {doubled} more than once", self.test, counts.len());
+        doubled
+    }
+}
+
+/// Sends a signal.
+pub fn signal(child: &Child, signal: &str) {
+    let pid = child.id().expect("it runs").to_string();
+    assert!(
+        std::process::Command::new("kill").args([&format!("-{signal}"), &pid]).status().unwrap().success()
+    );
+}
+
+fn knob(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+fn millis(name: &str, default: u64) -> Duration {
+    Duration::from_millis(knob(name).map_or(default, |value| value.parse().unwrap()))
+}
+
+/// The worker: one consumer process, until it is stopped by a signal or killed.
+pub async fn worker(schema: &str) {
+    let url = knob("WORKER_URL").unwrap();
+    let topic = knob("WORKER_TOPIC").unwrap();
+    let effects = format!("{schema}.effect");
+    let pool = support::pool_to(&url, 4).await;
+    let ledger = PgLedger::with_pool(pool.clone(), support::settings(schema)).await.expect("the ledger");
+    let bus: Arc<dyn Bus> = bus().await;
+    let builder = Consumer::builder(bus, ledger)
+        .scope(knob("WORKER_SCOPE").unwrap_or("worker".into()))
+        .topic(topic)
+        .with(|settings| {
+            settings.group = Some(knob("WORKER_GROUP").unwrap_or("worker".into()).into());
+            settings.lease = millis("WORKER_LEASE_MS", 3000);
+            settings.heartbeat = settings.lease / 3;
+            settings.session_timeout = Duration::from_secs(6);
+            settings.backoff_base = millis("WORKER_BACKOFF_MS", 50);
+            settings.backoff_max = Duration::from_secs(1);
+            settings.held_interval = Duration::from_millis(100);
+            settings.drain = Duration::from_secs(10);
+            settings.hold_max = millis("WORKER_HOLD_MS", 30_000);
+            settings.batch_max = 64;
+            settings.concurrency = if knob("WORKER_MODE").as_deref() == Some("leased") { 16 } else { 2 };
+            if let Some(outage) = knob("WORKER_OUTAGE") {
+                settings.outage = outage.parse().unwrap();
+            }
+            match knob("WORKER_ORDER").as_deref() {
+                Some("latest") => settings.order = Some((OrderPolicy::Latest, OnDead::Park)),
+                Some(other) => panic!("order {other}"),
+                None => {}
+            }
+        });
+    let built: Consumer<PgLedger> = ConsumerBuilder::build(builder).expect("a consumer");
+    let handle = built.handle();
+    tokio::spawn(async move {
+        let mut term = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()).unwrap();
+        term.recv().await;
+        handle.stop();
+        term.recv().await;
+        handle.stop_now();
+    });
+    let worker = i32::try_from(std::process::id()).unwrap();
+    let ended = if knob("WORKER_MODE").as_deref() == Some("leased") {
+        built
+            .run(leased(move |event: Event, run| {
+                let (pool, effects) = (pool.clone(), effects.clone());
+                async move {
+                    misbehave(&event)?;
+                    hapax::crash_point!("test.before-apply");
+                    apply_outside(&pool, &effects, worker, &run.key().id.to_string()).await?;
+                    hapax::crash_point!("test.after-apply");
+                    Ok(())
+                }
+            }))
+            .await
+    } else {
+        built
+            .run(transactional::<PgLedger, _>(move |tx, event| {
+                let insert = format!("insert into {effects} (id, worker) values ($1, $2)");
+                Box::pin(async move {
+                    misbehave(event)?;
+                    hapax::crash_point!("test.before-apply");
+                    sqlx::query(AssertSqlSafe(insert))
+                        .bind(event.id.to_string())
+                        .bind(worker)
+                        .execute(&mut **tx)
+                        .await?;
+                    hapax::crash_point!("test.after-apply");
+                    Ok(())
+                })
+            }))
+            .await
+    };
+    match ended {
+        Ok(counts) => eprintln!("worker {worker} ended: {counts:?}"),
+        Err(error) => {
+            eprintln!("worker {worker} cannot go on: {}", error.chain());
+            std::process::exit(3);
+        }
+    }
+}
+
+/// An outside store: it dedups on the key if it is told to.
+async fn apply_outside(pool: &PgPool, effects: &str, worker: i32, key: &str) -> Result<(), Failed> {
+    let sql = if knob("WORKER_SINK").as_deref() == Some("plain") {
+        format!("insert into {effects} (id, worker) values ($1, $2)")
+    } else {
+        format!(
+            "insert into {effects} (id, worker) select $1, $2 where not exists (select from {effects} where id = $1)"
+        )
+    };
+    sqlx::query(AssertSqlSafe(sql)).bind(key).bind(worker).execute(pool).await?;
+    Ok(())
+}
+
+/// What events can ask a worker to do.
+fn misbehave(event: &Event) -> Result<(), Failed> {
+    let id = event.id.to_string();
+    if id.starts_with("abort") {
+        std::process::abort();
+    }
+    if id.starts_with("poison") {
+        return Err(Failed::retryable("poison"));
+    }
+    if id.starts_with("fatal") {
+        return Err(Failed::fatal("fatal"));
+    }
+    Ok(())
+}
