@@ -131,7 +131,7 @@ impl Desk {
                 Key::Record(Partition { topic: origin.topic.clone(), number: origin.partition }, key)
             }),
         };
-        Arrival { event, received, source, key, waits: None, alone: false, cancel }
+        Arrival { event, received, source, key, waits: None, unordered: false, alone: false, cancel }
     }
 
     /// What the ledger knows a delivery as; none if there is no event.

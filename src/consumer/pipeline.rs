@@ -281,10 +281,9 @@ impl Pipeline {
             let Some(received) = held::received(&entry, &self.desk.settings.topics[0]) else { continue };
             let source = Source::Held(entry.identity.clone(), None);
             let mut arrival = self.desk.arrival(received, source, self.state.cancel.subscribe());
-            if let (Ok(event), None) = (&mut arrival.event, &entry.order) {
+            if entry.order.is_none() {
                 // It was redriven out of order, or never had one.
-                event.aggregate = None;
-                event.seq = None;
+                arrival.unordered = true;
                 arrival.key = None;
             }
             self.queues.push(arrival.key.clone(), arrival);

@@ -263,7 +263,7 @@ fn wrong_configuration_is_a_sentence_and_an_exit_code() {
     let consume = ["consume", "--topic", "orders", "--until-idle", "1"];
     let long = "g".repeat(256);
     let cases: [(&[&str], i32, &str); 19] = [
-        (&["--scope", "s", "--exec", "true", "--topic", "nope"], 2, "there is no topic nope"),
+        (&["--scope", "s", "--exec", "cat", "--topic", "nope"], 2, "there is no topic nope"),
         (&["--scope", "s", "--exec", "no-such-command-here"], 2, "127"),
         (&["--scope", "s", "--exec", "true"], 2, "does not work"),
         (&["--scope", "s", "--exec", " "], 2, "--exec is blank"),
