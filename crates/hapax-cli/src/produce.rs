@@ -288,3 +288,79 @@ fn read(args: &ProduceArgs) -> Result<mpsc::Receiver<Line>, Failure> {
     });
     Ok(lines)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+mod tests {
+    use std::sync::Mutex;
+
+    use async_trait::async_trait;
+    use clap::Parser;
+    use hapax::bus::{Capabilities, MemoryBus, Partition, Subscriber, Subscription, TopicInfo};
+    use hapax::{Origin, Result};
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    /// Loses the acknowledgement of the second record of the first batch, and everything of the second batch.
+    struct Forgetful {
+        bus: MemoryBus,
+        sent: Mutex<Vec<Vec<Record>>>,
+    }
+
+    #[async_trait]
+    impl Bus for Forgetful {
+        async fn publish(&self, topic: &Topic, records: &[Record]) -> Result<Vec<Result<Origin>>> {
+            let turn = {
+                let mut sent = self.sent.lock().unwrap();
+                sent.push(records.to_vec());
+                sent.len()
+            };
+            let lost = || Error::unavailable("an acknowledgement", "lost");
+            let mut answers = self.bus.publish(topic, records).await?;
+            match turn {
+                1 => answers[1] = Err(lost()),
+                2 => return Err(lost()),
+                _ => {}
+            }
+            Ok(answers)
+        }
+        async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
+            self.bus.subscribe(subscription).await
+        }
+        async fn create_topic(&self, topic: &Topic, terms: TopicTerms) -> Result<bool> {
+            self.bus.create_topic(topic, terms).await
+        }
+        async fn topic(&self, topic: &Topic) -> Result<Option<TopicInfo>> {
+            self.bus.topic(topic).await
+        }
+        async fn range(&self, partition: &Partition) -> Result<(i64, i64)> {
+            self.bus.range(partition).await
+        }
+        async fn committed(&self, group: &str, partition: &Partition) -> Result<Option<i64>> {
+            self.bus.committed(group, partition).await
+        }
+        fn capabilities(&self) -> Capabilities {
+            self.bus.capabilities()
+        }
+    }
+
+    #[tokio::test]
+    async fn ids_that_were_made_are_kept_over_retries() {
+        let cli = Cli::parse_from(["hapax", "produce", "--topic", "orders"]);
+        let Command::Produce(args) = cli.command else { panic!("it is produce") };
+        let bus = Forgetful { bus: MemoryBus::default(), sent: Mutex::default() };
+        bus.create_topic(&args.topic, TopicTerms::new(1)).await.unwrap();
+        let maker = Maker::new(&args).unwrap();
+        let mut batch: Vec<_> =
+            (0..3).map(|n| maker.record(format!("{{\"n\":{n}}}").into_bytes()).unwrap().0).collect();
+        let all = batch.clone();
+        let mut counts = Counts::default();
+        publish(&args, &bus, &mut batch, &mut counts).await.unwrap();
+        // From the first that was not acknowledged on, the same records again: same ids, same order.
+        let sent = bus.sent.lock().unwrap();
+        assert_eq!(*sent, [all.clone(), all[1..].to_vec(), all[1..].to_vec()]);
+        assert!(all.iter().all(|record| record.headers.get("eventId").is_some()));
+        assert_eq!((counts.published, counts.resent), (3, 4));
+    }
+}

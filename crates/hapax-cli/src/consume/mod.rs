@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args, ValueEnum};
-use hapax::bus::Start;
+use hapax::bus::{Start, Subscription};
 use hapax::config::Config;
 use hapax::consumer::{Consumer, ConsumerHandle, ConsumerSettings, Wants, at_most_once, leased};
 use hapax::ledger::{Baseline, OnDead, OrderPolicy};
@@ -183,6 +183,8 @@ fn settings(config: &Config, args: &ConsumeArgs) -> Result<ConsumerSettings, Fai
     })?;
     let mut settings = config.consumer_settings(scope, args.topic.clone())?;
     settings.group = args.group.as_deref().map(Into::into);
+    Subscription::new(settings.group(), settings.topics.iter().cloned())
+        .map_err(|e| Failure::config(format!("--group: {e}")))?;
     settings.start = match args.from {
         From::Earliest => Start::Earliest,
         From::Latest => Start::Latest,
