@@ -136,12 +136,11 @@ impl HttpSink {
     /// The pause that an answer asks for: seconds, or a date.
     fn retry_after(&self, response: &Response) -> Option<Duration> {
         let text = response.headers().get(RETRY_AFTER)?.to_str().ok()?.trim();
-        let after = match text.parse::<u64>() {
-            Ok(seconds) => Duration::from_secs(seconds),
-            Err(_) => {
-                let at = jiff::fmt::rfc2822::parse(text).ok()?.timestamp();
-                crate::Time::from_micros(at.as_microsecond()).since(SystemClock.now())
-            }
+        let after = if let Ok(seconds) = text.parse::<u64>() {
+            Duration::from_secs(seconds)
+        } else {
+            let at = jiff::fmt::rfc2822::parse(text).ok()?.timestamp();
+            crate::Time::from_micros(at.as_microsecond()).since(SystemClock.now())
         };
         Some(after.min(self.settings.retry_after_max))
     }

@@ -46,7 +46,7 @@ pub struct Global {
     /// How much to log on standard error
     #[arg(long, global = true, value_name = "LEVEL", value_enum, default_value = "warn")]
     pub log: Log,
-    /// Write metrics to this file at the end, in Prometheus' text format
+    /// Write metrics to this file at the end (consume: every 5 seconds too), in Prometheus' text format
     #[arg(long, global = true, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
     /// Speak JSON: results on standard output, counts and errors on standard error

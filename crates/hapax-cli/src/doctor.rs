@@ -1,10 +1,13 @@
 //! `hapax doctor`: every check there is, in one go.
 
+use std::sync::Arc;
+
 use clap::Args;
 use hapax::bus::Bus;
 use hapax::config::Config;
-use hapax::ledger::{Finding, Level};
-use hapax::{Ledger, Scope, Topic, consumer};
+use hapax::ledger::{Finding, Identity, Level};
+use hapax::window::{self, Window, WindowSettings};
+use hapax::{EventId, Ledger, Scope, Topic, consumer};
 use serde_json::json;
 
 use crate::cli::Global;
@@ -105,7 +108,7 @@ pub async fn run(global: &Global, args: &DoctorArgs) -> Result<u8, Failure> {
 }
 
 /// Opens the bus and asks it something. An embedded one that is not there is not made by looking.
-async fn look_at_bus(config: &Config) -> Result<std::sync::Arc<dyn Bus>, Failure> {
+async fn look_at_bus(config: &Config) -> Result<Arc<dyn Bus>, Failure> {
     let named = config.bus_url.strip_prefix("embedded:").filter(|path| !path.is_empty());
     let file = match named {
         Some(path) => Some(std::path::PathBuf::from(path.strip_prefix("//").unwrap_or(path))),
@@ -123,6 +126,15 @@ async fn look_at_bus(config: &Config) -> Result<std::sync::Arc<dyn Bus>, Failure
     Ok(bus)
 }
 
+/// Opens the window, if there is one, and asks it something, past the policy that would let an outage pass.
+async fn look_at_window(config: &Config) -> Result<Option<Arc<dyn Window>>, Failure> {
+    let Some(url) = &config.window.url else { return Ok(None) };
+    let settings = WindowSettings::new(config.window.epoch.as_str()).ttl(config.window.ttl);
+    let nobody = Identity::new(Scope::new("hapax-doctor")?, EventId::new("hapax-doctor")?);
+    window::open(url, settings)?.seen(&[nobody]).await?;
+    Ok(config.window(config.window.epoch.as_str())?)
+}
+
 /// What concerns several of them: topics against the ledger's retention, the window, clocks, knobs.
 async fn look_together(
     report: &mut Report,
@@ -131,10 +143,10 @@ async fn look_together(
     ledger: Option<&dyn Ledger>,
     bus: Option<&dyn Bus>,
 ) {
-    let window = match config.window(config.window.epoch.as_str()) {
+    let window = match look_at_window(config).await {
         Ok(window) => window,
-        Err(error) => {
-            report.failed("window", &error.into());
+        Err(failure) => {
+            report.failed("window", &failure);
             None
         }
     };

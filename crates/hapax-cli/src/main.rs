@@ -47,7 +47,7 @@ fn run(cli: Cli) -> Result<u8, Failure> {
     exporters::log(global.log, global.json);
     let metrics = global.metrics.as_deref().map(exporters::Metrics::collect).transpose()?;
     let code = match cli.command {
-        Command::Consume(args) => runtime.block_on(consume::run(global, &args, &gate)),
+        Command::Consume(args) => runtime.block_on(consume::run(global, &args, &gate, metrics.as_ref())),
         Command::Produce(args) => runtime.block_on(produce::run(global, &args)),
         Command::Dead(args) => runtime.block_on(letters::dead(global, &args)),
         Command::Parked(args) => runtime.block_on(letters::parked(global, &args)),

@@ -225,6 +225,45 @@ fn a_second_signal_ends_at_once_and_nothing_is_lost() {
 }
 
 #[test]
+fn a_process_killed_with_9_leaves_its_events_to_the_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let events: String = (0..200).map(|n| format!("{{\"event_id\":\"e-{n}\",\"k\":{}}}\n", n % 20)).collect();
+    let create = ["produce", "--topic", "orders", "--create", "4", "--key", "/k"];
+    run_with(dir, &create, events.as_bytes()).code(0);
+    let command = Sample::Python.handler(dir, "time.sleep(0.02)\neffect(request['id'])");
+    let quick = ["consumer.lease_s=2", "consumer.heartbeat_s=1", "consumer.session_timeout_ms=2000"];
+    let quick: Vec<_> = quick.iter().flat_map(|pair| ["--set", pair]).chain(["--concurrency", "4"]).collect();
+    let start = || hapax(dir, &consume_args(&command, &quick)).spawn().unwrap();
+    let (mut killed, other) = (start(), start());
+    wait_until("a part is done", || effects(dir).len() >= 40);
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    let done = || {
+        let told = run(dir, &["ledger", "stat", "--json"]).code(0).json();
+        let counts = told["counts"].as_array().unwrap().clone();
+        counts
+            .iter()
+            .filter(|count| count["state"] == "done")
+            .map(|count| count["count"].as_u64().unwrap())
+            .sum::<u64>()
+    };
+    wait_until("all is done", || done() == 200);
+    kill(&other, "-TERM");
+    let ran: Ran = other.wait_with_output().unwrap().into();
+    let ran = ran.code(143);
+    let (all, distinct) = (effects(dir), effects(dir).into_iter().collect::<std::collections::BTreeSet<_>>());
+    println!(
+        "{} effects, {} repeated; the survivor: {}",
+        all.len(),
+        all.len() - distinct.len(),
+        ran.out.trim()
+    );
+    assert_eq!(distinct.len(), 200, "nothing is lost");
+    assert!(all.len() - distinct.len() <= 4, "only what was in flight runs again");
+}
+
+#[test]
 fn at_most_once_loses_what_fails_and_says_so() {
     let dir = tempfile::tempdir().unwrap();
     produce(dir.path(), &lines(&[("a", ""), ("b", "fail")]));

@@ -181,6 +181,8 @@ fn doctor_says_what_is_wrong() {
     assert_eq!(levels(&short, "warning"), ["retention"]);
     let away = doctor(&["--ledger", "postgres://127.0.0.1:1/x"]).code(3);
     assert_eq!(levels(&away, "unreachable"), ["ledger"]);
+    let away = doctor(&["--window", "redis://127.0.0.1:1"]).code(3);
+    assert_eq!(levels(&away, "unreachable"), ["window"]);
     let table = run(dir, &["doctor"]).code(0);
     assert!(table.out.contains("embedded answers"), "{}", table.out);
 }

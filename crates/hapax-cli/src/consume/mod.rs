@@ -21,6 +21,7 @@ use hapax::{Kind, Ledger, Scope, Topic};
 use serde_json::json;
 
 use crate::cli::Global;
+use crate::exporters::Metrics;
 use crate::failure::Failure;
 use crate::signal::Gate;
 use crate::{open, print};
@@ -90,7 +91,7 @@ pub struct ConsumeArgs {
     /// Where a group begins that has committed nothing
     #[arg(long, value_enum, default_value_t = From::Earliest)]
     from: From,
-    /// End with exit code 0 once nothing has come for so many seconds
+    /// End with exit code 0 once nothing has come for so many seconds; what waits in the ledger for a far retry does not count
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     until_idle: Option<Duration>,
 }
@@ -124,7 +125,12 @@ fn seconds(text: &str) -> Result<Duration, String> {
     crate::cli::duration(&text)
 }
 
-pub async fn run(global: &Global, args: &ConsumeArgs, gate: &Gate) -> Result<u8, Failure> {
+pub async fn run(
+    global: &Global,
+    args: &ConsumeArgs,
+    gate: &Gate,
+    metrics: Option<&Metrics>,
+) -> Result<u8, Failure> {
     let signals = gate.take_signals();
     let config = config(global, args)?;
     let settings = settings(&config, args)?;
@@ -150,7 +156,7 @@ pub async fn run(global: &Global, args: &ConsumeArgs, gate: &Gate) -> Result<u8,
     };
     let handle = consumer.handle();
     let running = tokio::spawn(consume(consumer, sink, args.at_most_once));
-    let watched = watch::Watch::new(global, handle, args.until_idle, pool.clone());
+    let watched = watch::Watch::new(global, handle, args.until_idle, pool.clone(), metrics);
     let (ended, code) = watched.until_ended(running, signals).await;
     if let Some(pool) = &pool {
         pool.close().await;

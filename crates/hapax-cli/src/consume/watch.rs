@@ -10,16 +10,21 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::{ConsumerHandle, Ended, Pool};
 use crate::cli::Global;
+use crate::exporters::Metrics;
 use crate::failure::Failure;
 
 /// How often it is looked at.
 const TICK: Duration = Duration::from_millis(100);
 /// How often the line changes.
 const SHOWN_EVERY: Duration = Duration::from_millis(500);
+/// How often metrics are written.
+const WRITTEN_EVERY: Duration = Duration::from_secs(5);
 /// So long may a group take to give out its partitions before "nothing has come" counts.
 const JOINING_MAX: Duration = Duration::from_secs(20);
 
-pub(super) struct Watch {
+pub(super) struct Watch<'m> {
+    metrics: Option<&'m Metrics>,
+    written: Instant,
     handle: ConsumerHandle,
     until_idle: Option<Duration>,
     pool: Option<Arc<Pool>>,
@@ -30,16 +35,28 @@ pub(super) struct Watch {
     last_change: Option<Instant>,
 }
 
-impl Watch {
+impl<'m> Watch<'m> {
     pub(super) fn new(
         global: &Global,
         handle: ConsumerHandle,
         until_idle: Option<Duration>,
         pool: Option<Arc<Pool>>,
+        metrics: Option<&'m Metrics>,
     ) -> Self {
         let line = std::io::stderr().is_terminal() && !global.json;
         let now = Instant::now();
-        Watch { handle, until_idle, pool, line, shown: now, began: now, last: 0, last_change: None }
+        Watch {
+            metrics,
+            written: now,
+            handle,
+            until_idle,
+            pool,
+            line,
+            shown: now,
+            began: now,
+            last: 0,
+            last_change: None,
+        }
     }
 
     /// Waits for the end. The first signal drains, a second one ends at once. Answers what was done, and the exit code.
@@ -106,6 +123,12 @@ impl Watch {
         let quiet = self.last_change.map_or(Duration::ZERO, |since| now.duration_since(since));
         if self.until_idle.is_some_and(|idle| quiet >= idle) {
             self.handle.stop();
+        }
+        if let Some(metrics) = self.metrics.filter(|_| now.duration_since(self.written) >= WRITTEN_EVERY) {
+            self.written = now;
+            if let Err(failure) = metrics.write() {
+                tracing::warn!(target: "hapax", "{}", failure.message());
+            }
         }
         if self.line && now.duration_since(self.shown) >= SHOWN_EVERY {
             self.shown = now;
