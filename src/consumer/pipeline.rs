@@ -112,6 +112,7 @@ impl Default for State {
 impl Pipeline {
     /// Runs until it is told to stop. Every delivery takes the path of the module's first line.
     pub(super) async fn run(mut self) -> Result<BTreeMap<&'static str, u64>> {
+        self.told(false); // perhaps before it began
         loop {
             self.start_runnable(); // claim → handle → settle
             let wake = self.next_wake();

@@ -145,6 +145,9 @@ async fn resume(ledger: &dyn Ledger, args: &ChangeArgs) -> Result<Vec<(Intervent
     Ok(steps)
 }
 
+/// What stands in one line: the events of an aggregate, or one that has none.
+type Line = (Option<Tenant>, Scope, Option<Aggregate>, Option<Identity>);
+
 /// The first of the chosen parked events of each aggregate; those without one each for itself.
 async fn lowest(ledger: &dyn Ledger, args: &ChangeArgs) -> Result<Vec<Entry>, Failure> {
     let chosen = if args.all {
@@ -157,8 +160,7 @@ async fn lowest(ledger: &dyn Ledger, args: &ChangeArgs) -> Result<Vec<Entry>, Fa
         }
         chosen
     };
-    let mut first: BTreeMap<(Option<Tenant>, Scope, Option<Aggregate>, Option<Identity>), Entry> =
-        BTreeMap::new();
+    let mut first: BTreeMap<Line, Entry> = BTreeMap::new();
     for entry in chosen {
         let Identity { tenant, scope, .. } = entry.identity.clone();
         let aggregate = entry.order.as_ref().map(|(aggregate, _)| aggregate.clone());

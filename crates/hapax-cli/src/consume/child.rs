@@ -142,13 +142,13 @@ impl Life {
         loop {
             let patience = self.cancelled.values().copied().chain(last_words).min();
             tokio::select! {
-                order = orders.recv(), if last_words.is_none() => match order {
-                    Some(order) => self.take(order),
-                    None => {
+                order = orders.recv(), if last_words.is_none() => {
+                    let Some(order) = order else {
                         self.close().await;
                         return None;
-                    }
-                },
+                    };
+                    self.take(order);
+                }
                 line = self.lines.recv() => match line {
                     Some(line) => self.answer(line),
                     None => break,

@@ -131,7 +131,6 @@ pub async fn run(
     gate: &Gate,
     metrics: Option<&Metrics>,
 ) -> Result<u8, Failure> {
-    let signals = gate.take_signals();
     let config = config(global, args)?;
     let settings = settings(&config, args)?;
     let http = args.http.as_deref().map(HttpSink::new).transpose()?;
@@ -143,6 +142,7 @@ pub async fn run(
         builder = builder.window(window);
     }
     let consumer = builder.build()?;
+    let signals = gate.take_signals(); // until now there was nothing to drain
     let pool = match &args.exec {
         Some(command) => {
             Some(Pool::start(command, config.consumer.handlers, config.consumer.cancel_grace).await?)

@@ -134,10 +134,10 @@ impl<'m> Watch<'m> {
             self.shown = now;
             let words: Vec<_> =
                 progress.passed.iter().map(|(word, count)| format!("{word} {count}")).collect();
-            let paused =
+            let standing =
                 if progress.paused > 0 { format!(", {} paused", progress.paused) } else { String::new() };
             eprint!(
-                "\r\x1b[K{} partitions{paused}, in flight {}, held {}; {}",
+                "\r\x1b[K{} partitions{standing}, in flight {}, held {}; {}",
                 progress.partitions,
                 progress.in_flight,
                 progress.held,
