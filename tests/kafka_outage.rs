@@ -216,7 +216,9 @@ async fn a_broker_that_is_killed_under_load_loses_nothing() {
     for protocol in [GroupProtocol::Classic, GroupProtocol::Consumer] {
         survives(protocol).await;
         let told = std::mem::take(&mut *lines.0.lock().unwrap());
-        told.iter().for_each(|line| println!("  {line}"));
+        for line in &told {
+            println!("  {line}");
+        }
         assert!(told.iter().any(|line| line.contains("Kafka is away")), "an outage is told");
         assert!(told.iter().any(|line| line.contains("Kafka is back")), "and its end");
         assert!(told.len() <= 15, "{} lines for one outage", told.len());

@@ -214,7 +214,7 @@ fn seen(prefix: Option<&str>) -> (Recorder, Spans) {
             runtime.block_on(async {
                 live(guard, unguarded).await;
                 look_through_windows(prefix).await;
-            })
+            });
         });
     });
     (recorder, spans)

@@ -122,7 +122,7 @@ impl<S: tracing::Subscriber> Layer<S> for Lines {
 /// Hole 2, on a server that really goes away: what happens is chosen; one line begins and one ends the outage. One test, as
 /// another thread without a subscriber would switch the lines off for all.
 #[tokio::test]
-async fn t02_an_outage_is_handled_as_chosen_with_one_line_each() {
+async fn t02_window_outage_follows_its_policy() {
     let lines = Lines::default();
     let _guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(lines.clone()));
     everything_passes().await;

@@ -14,7 +14,7 @@ use crate::ledger::{Ledger, Settings};
 pub struct OpenSettings {
     /// For every backend.
     pub ledger: Settings,
-    /// The PostgreSQL schema.
+    /// The PostgreSQL schema; in Redis, the name of the ledger.
     pub schema: String,
     /// What to do about the schema.
     pub migrate: Migrate,
@@ -45,6 +45,7 @@ enum Backend<'u> {
     Memory,
     Sqlite(&'u str),
     Postgres(&'u str),
+    Redis(&'u str),
 }
 
 impl<'u> Backend<'u> {
@@ -59,8 +60,9 @@ impl<'u> Backend<'u> {
                 Ok(Backend::Sqlite(path))
             }
             Some(("postgres" | "postgresql", _)) => Ok(Backend::Postgres(url)),
+            Some(("redis" | "rediss" | "valkey" | "valkeys", _)) => Ok(Backend::Redis(url)),
             _ => Err(Error::Config(format!(
-                "{:?} names no ledger; known are memory:, sqlite:FILE and postgres://USER@HOST/DATABASE",
+                "{:?} names no ledger; known are memory:, sqlite:FILE, postgres://USER@HOST/DATABASE and redis://HOST:PORT",
                 hide_password(url)
             ))),
         }
@@ -73,7 +75,7 @@ fn not_built_in(name: &str, feature: &str) -> Error {
     Error::Unsupported(format!("{name} is not built in; build hapax with the feature `{feature}`"))
 }
 
-/// Opens the ledger a URL names: `memory:`, `sqlite:FILE` or `postgres://…`. One that is not built in answers with the
+/// Opens the ledger a URL names: `memory:`, `sqlite:FILE`, `postgres://…` or `redis://…`. One that is not built in answers with the
 /// name of its feature.
 ///
 /// ```
@@ -89,6 +91,7 @@ pub async fn open(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Ledger>>
         Backend::Memory => Ok(Arc::new(MemoryLedger::new(settings.ledger.clone()))),
         Backend::Sqlite(path) => open_sqlite(path, settings).await,
         Backend::Postgres(url) => open_postgres(url, settings).await,
+        Backend::Redis(url) => open_redis(url, settings).await,
     }
 }
 
@@ -101,6 +104,7 @@ pub async fn init(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Ledger>>
 pub fn schema_sql(url: &str, schema: &str) -> Result<String> {
     match Backend::of(url)? {
         Backend::Memory => Err(Error::Unsupported("a ledger in memory has no schema".into())),
+        Backend::Redis(_) => Err(Error::Unsupported("a ledger in Redis has no schema in SQL".into())),
         Backend::Sqlite(_) => sqlite_schema(),
         Backend::Postgres(_) => postgres_schema(schema),
     }
@@ -142,6 +146,25 @@ async fn open_postgres(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Led
 #[allow(clippy::unused_async)] // as the one that is built in
 async fn open_postgres(_url: &str, _settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
     Err(not_built_in("PostgreSQL", "postgres"))
+}
+
+#[cfg(feature = "redis")]
+async fn open_redis(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
+    use super::redis::{RedisLedger, RedisSettings};
+    let settings = RedisSettings {
+        ledger: settings.ledger.clone(),
+        name: settings.schema.clone(),
+        migrate: settings.migrate,
+        timeout: settings.acquire_timeout,
+        refuse: settings.refuse,
+    };
+    Ok(Arc::new(RedisLedger::connect(url, settings).await?))
+}
+
+#[cfg(not(feature = "redis"))]
+#[allow(clippy::unused_async)] // as the one that is built in
+async fn open_redis(_url: &str, _settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
+    Err(not_built_in("Redis", "redis"))
 }
 
 #[cfg_attr(feature = "sqlite", allow(clippy::unnecessary_wraps))] // the other build can fail

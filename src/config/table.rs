@@ -131,10 +131,15 @@ pub const SETTINGS: &[Setting] = &[
             "ledger.url",
             Kind::Text,
             "",
-            "memory:, sqlite:FILE or postgres://…; unset: sqlite:ledger.db in data.dir",
+            "memory:, sqlite:FILE, postgres://… or redis://…; unset: sqlite:ledger.db in data.dir",
         )
     },
-    row("ledger.schema", Kind::Identifier, "hapax", "the PostgreSQL schema of the ledger"),
+    row(
+        "ledger.schema",
+        Kind::Identifier,
+        "hapax",
+        "the PostgreSQL schema of the ledger; in Redis, its name",
+    ),
     row(
         "ledger.migrate",
         Kind::Choice(&["auto", "check"]),

@@ -208,9 +208,8 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> Worker for TransactionalWorker<
         let under_way = match self.marks.cover(&self.ledger, &self.desk.settings, lanes).await {
             Ok(under_way) => under_way,
             Err(error) => {
-                let mut error = Some(error);
-                let ending = |()| error.take().map_or(Ending::Later(PAUSE), away);
-                return lanes.iter().map(|_| ()).map(ending).map(|ending| vec![ending]).collect();
+                let mut ending = each_away(error);
+                return lanes.iter().map(|_| vec![ending()]).collect();
             }
         };
         let mut batch = Batch::of(lanes);
@@ -308,9 +307,9 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
                     pieces.push(piece);
                 }
                 Try::Again(error) => {
-                    let mut error = Some(error);
+                    let mut ending = each_away(error);
                     for (lane, _) in piece {
-                        batch.end(lane, error.take().map_or(Ending::Later(PAUSE), away));
+                        batch.end(lane, ending());
                     }
                 }
             }
@@ -529,6 +528,17 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
                 away(error)
             }
         }
+    }
+}
+
+/// The same error for every lane of a batch. It cannot be cloned, so all but the first have its text.
+fn each_away(error: Error) -> impl FnMut() -> Ending {
+    let (what, retryable) = (error.chain().to_string(), error.is_retryable());
+    let mut error = Some(error);
+    move || match error.take() {
+        Some(error) => away(error),
+        None if retryable => Ending::Away(Error::Unavailable { what: what.clone(), source: None }),
+        None => Ending::Later(PAUSE),
     }
 }
 

@@ -1,4 +1,5 @@
-//! Runs the transition function over stored rows, for backends that hold their rows in reach: memory and SQLite.
+//! Runs the transition function over stored rows, for backends that hold their rows in reach: memory, SQLite, and
+//! Redis, which reads them first and checks that they are unchanged when it writes.
 
 use std::collections::HashMap;
 

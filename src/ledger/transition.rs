@@ -1,6 +1,6 @@
 //! The state machine, as pure functions: what a command does to an entry and to the head of its aggregate.
 //!
-//! Memory and SQLite run these functions; PostgreSQL's SQL functions say the same in SQL and are compared with these
+//! Memory, SQLite and Redis run these functions; PostgreSQL's SQL functions say the same in SQL and are compared with these
 //! by the model test. Nothing here reads a clock, draws a number or touches storage.
 
 use std::sync::Arc;

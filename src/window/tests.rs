@@ -25,7 +25,7 @@ fn memory(entries_max: usize) -> (MemoryWindow, ManualClock) {
 
 /// Hole 1: the window says "seen" only for what was remembered, which happens after done.
 #[tokio::test]
-async fn t01_reading_remembers_nothing() {
+async fn t01_window_is_written_after_done() {
     let (window, _) = memory(10);
     for _ in 0..3 {
         assert_eq!(window.seen(&[event(1)]).await.unwrap(), [false]);
@@ -36,7 +36,7 @@ async fn t01_reading_remembers_nothing() {
 
 /// Hole 3: another scope, and another tenant, has seen nothing.
 #[tokio::test]
-async fn t03_scopes_and_tenants_are_apart() {
+async fn t03_window_keys_carry_the_scope() {
     let (window, _) = memory(10);
     window.remember(&[identity(Some("a"), "mailer", "e")]).await.unwrap();
     let others = [

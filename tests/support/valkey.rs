@@ -7,6 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use async_trait::async_trait;
+use hapax::backend::redis::{RedisLedger, RedisSettings};
+use hapax::ledger::{Claim, Marker, Outcome, Settings, Settle, Settled};
+use hapax::testing::{Harness, noon};
+use hapax::{Result, Scope};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
@@ -90,5 +95,104 @@ impl Gate {
     /// How many it turned away.
     pub fn turned_away(&self) -> usize {
         self.turned_away.load(Ordering::SeqCst)
+    }
+}
+
+/// A fresh ledger whose clock stands still until it is moved.
+pub struct RedisHarness {
+    pub name: String,
+}
+
+impl RedisHarness {
+    pub async fn new() -> Self {
+        let harness = RedisHarness { name: fresh_name() };
+        let _: () = redis::cmd("SET")
+            .arg(harness.clock())
+            .arg(hapax::Time::as_micros(noon()))
+            .query_async(&mut connection().await)
+            .await
+            .expect("the test server answers");
+        harness
+    }
+
+    fn clock(&self) -> String {
+        format!("hapax:{{{}}}:test_clock", self.name)
+    }
+}
+
+/// A name nobody else uses.
+pub fn fresh_name() -> String {
+    format!("t_{}", uuid::Uuid::new_v4().simple())
+}
+
+/// Settings of a ledger.
+pub fn settings(name: &str, ledger: Settings) -> RedisSettings {
+    let mut settings = RedisSettings::default();
+    settings.ledger = ledger;
+    name.clone_into(&mut settings.name);
+    settings
+}
+
+#[async_trait]
+impl Harness for RedisHarness {
+    type Ledger = RedisLedger;
+
+    async fn open(&self, ledger: Settings) -> RedisLedger {
+        RedisLedger::connect_on_test_clock(&url(), settings(&self.name, ledger))
+            .await
+            .expect("the ledger opens")
+    }
+
+    async fn advance(&self, by: Duration) {
+        let _: i64 = redis::cmd("INCRBY")
+            .arg(self.clock())
+            .arg(by.as_micros() as i64)
+            .query_async(&mut connection().await)
+            .await
+            .expect("the test server answers");
+    }
+
+    async fn in_transaction(
+        &self,
+        ledger: &RedisLedger,
+        claims: &[Claim],
+        commit: bool,
+    ) -> Result<Vec<Result<Outcome>>> {
+        loop {
+            let mut transaction = ledger.begin();
+            let outcomes = transaction.claim(claims).await?;
+            if !commit {
+                return Ok(outcomes);
+            }
+            match transaction.commit().await {
+                Err(hapax::Error::Contended { .. }) => {} // all of it again, as its docs ask
+                done => return done.map(|()| outcomes),
+            }
+        }
+    }
+
+    async fn settle_in_transaction(
+        &self,
+        ledger: &RedisLedger,
+        settles: &[Settle],
+        marks: (&Scope, &[Marker]),
+        commit: bool,
+    ) -> Result<Vec<Result<Settled>>> {
+        loop {
+            let mut transaction = ledger.begin();
+            let answers = transaction.settle(settles).await?;
+            transaction.mark(marks.0, marks.1).await?;
+            if !commit {
+                return Ok(answers);
+            }
+            match transaction.commit().await {
+                Err(hapax::Error::Contended { .. }) => {}
+                done => return done.map(|()| answers),
+            }
+        }
+    }
+
+    async fn was_committed(&self, ledger: &RedisLedger, claim: &Claim) -> Result<bool> {
+        ledger.was_committed(claim).await
     }
 }

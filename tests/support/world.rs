@@ -219,6 +219,7 @@ pub async fn worker(schema: &str) {
                 let (pool, effects) = (pool.clone(), effects.clone());
                 async move {
                     misbehave(&event)?;
+                    tokio::time::sleep(millis("WORKER_SLOW_MS", 0)).await;
                     hapax::crash_point!("test.before-apply");
                     apply_outside(&pool, &effects, worker, &run.key().id.to_string()).await?;
                     hapax::crash_point!("test.after-apply");
@@ -232,6 +233,7 @@ pub async fn worker(schema: &str) {
                 let insert = format!("insert into {effects} (id, worker) values ($1, $2)");
                 Box::pin(async move {
                     misbehave(event)?;
+                    tokio::time::sleep(millis("WORKER_SLOW_MS", 0)).await;
                     hapax::crash_point!("test.before-apply");
                     sqlx::query(AssertSqlSafe(insert))
                         .bind(event.id.to_string())

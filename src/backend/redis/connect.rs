@@ -63,6 +63,27 @@ fn fault(what: &str, error: RedisError) -> Error {
     }
 }
 
+/// Runs a script. One that the server does not know is sent in full; it may have forgotten it again before it is called, and as
+/// nothing was run then, it is sent again.
+pub(super) async fn run<T: redis::FromRedisValue>(
+    connection: &ConnectionManager,
+    script: &redis::ScriptInvocation<'_>,
+    what: &str,
+) -> Result<T> {
+    let mut sent = 0;
+    loop {
+        sent += 1;
+        match script.invoke_async(&mut connection.clone()).await {
+            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) && sent < SENT_MAX => {
+            }
+            answer => return answer.doing(what),
+        }
+    }
+}
+
+/// How often a script is sent in full before it is given up.
+const SENT_MAX: u32 = 10;
+
 /// What the server says about itself (`INFO`), by name.
 pub(super) async fn info(connection: &ConnectionManager) -> Result<HashMap<String, String>> {
     let text: String = redis::cmd("INFO")

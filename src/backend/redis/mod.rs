@@ -1,6 +1,380 @@
-//! Redis and Valkey: a window in front of any ledger.
+//! Redis and Valkey: a ledger, and a window in front of any ledger.
+//!
+//! The ledger decides as the others do: the rows that a batch is about are read in one script, with the server's time; the
+//! transition function decides here; and a second script writes what was decided, all of it or nothing, if every row, head,
+//! week and scope it was decided from is unchanged and no more than a second has passed by the server's clock. Otherwise it is
+//! read and decided again. `docs/decisions/0009-redis-ledger.md` says why.
+//!
+//! What it cannot promise: with `appendfsync` other than `always` the last acknowledged writes are lost with the machine, and
+//! a replica that takes over may lack some. [`Ledger::check`] tells. Effects cannot be written in the claim's transaction.
 
+mod check;
+mod codec;
 mod connect;
+mod desk;
+mod held;
+mod read;
+mod script;
+mod sweep;
+mod transaction;
+mod want;
 mod window;
 
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use redis::aio::ConnectionManager;
+
+pub use transaction::RedisTransaction;
 pub use window::RedisWindow;
+
+use connect::{manager, run};
+use desk::{Desk, contended, wants_of};
+use script::Scripts;
+use want::{Found, Reply, Wants};
+
+use crate::clock::Time;
+use crate::config::Migrate;
+use crate::error::{Error, Result};
+use crate::id::{Scope, Topic};
+use crate::ledger::{
+    Audit, Capabilities, Claim, Copied, Cursor, Due, Entry, Extend, Filter, Finding, Identity, IdentityRule,
+    Intervene, Intervened, Key, Ledger, Level, Marker, Nonce, Outcome, Page, Reused, Rows, Settings, Settle,
+    Settled, Stat, State, SweepTerms, Swept, Week, claim_rows, extend_rows, intervene_rows, settle_rows,
+};
+
+/// What this build writes, and the oldest build that may work on it.
+const VERSION: i64 = 1;
+const ACCEPTS: i64 = 1;
+/// How many events one script is about: the server serves nobody else meanwhile. A larger batch is several.
+const BATCH_MAX: usize = 1000;
+/// How often a decision is made anew before it is given up: only a crowd on the same entries gets there.
+const ATTEMPTS_MAX: u32 = 200;
+
+/// What a Redis ledger is told when it is opened.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct RedisSettings {
+    /// For every backend.
+    pub ledger: Settings,
+    /// The name of the ledger: its keys are `hapax:{NAME}:…`.
+    pub name: String,
+    /// Whether it is made if it is not there.
+    pub migrate: Migrate,
+    /// How long to wait for a connection or an answer.
+    pub timeout: Duration,
+    /// Whether a server that cannot keep the promises is refused. False for those who only look.
+    pub refuse: bool,
+}
+
+impl Default for RedisSettings {
+    fn default() -> Self {
+        RedisSettings {
+            ledger: Settings::default(),
+            name: "hapax".to_owned(),
+            migrate: Migrate::default(),
+            timeout: Duration::from_secs(10),
+            refuse: true,
+        }
+    }
+}
+
+/// A ledger in Redis or Valkey. Clones share it.
+#[derive(Clone)]
+pub struct RedisLedger(Arc<Inner>);
+
+struct Inner {
+    connection: ConnectionManager,
+    scripts: Scripts,
+    /// `hapax:{NAME}`: the braces keep all keys in one slot.
+    prefix: String,
+    settings: Settings,
+    /// Those who must decide anew take turns, so that they do not keep each other from it.
+    turn: tokio::sync::Mutex<()>,
+}
+
+impl fmt::Debug for RedisLedger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The connection knows the password.
+        f.debug_struct("RedisLedger").field("prefix", &self.0.prefix).finish_non_exhaustive()
+    }
+}
+
+impl RedisLedger {
+    /// Opens a ledger, and makes it if it is not there and may be made. A Redis Cluster, and a server that may evict keys, are
+    /// refused.
+    pub async fn connect(url: &str, settings: RedisSettings) -> Result<Self> {
+        RedisLedger::on(url, settings, Scripts::on_server_time()).await
+    }
+
+    /// Opens a ledger whose present is what the key `hapax:{NAME}:test_clock` says, in microseconds.
+    #[cfg(feature = "testing")]
+    pub async fn connect_on_test_clock(url: &str, settings: RedisSettings) -> Result<Self> {
+        RedisLedger::on(url, settings, Scripts::on_test_time()).await
+    }
+
+    async fn on(url: &str, settings: RedisSettings, scripts: Scripts) -> Result<Self> {
+        check_name(&settings.name)?;
+        let inner = Inner {
+            connection: manager(url, settings.timeout)?,
+            scripts,
+            prefix: format!("hapax:{{{}}}", settings.name),
+            settings: settings.ledger,
+            turn: tokio::sync::Mutex::new(()),
+        };
+        let ledger = RedisLedger(Arc::new(inner));
+        if settings.refuse {
+            let findings = check::findings(&ledger).await?;
+            if let Some(finding) = findings.into_iter().find(|finding| finding.level == Level::Refusal) {
+                return Err(Error::Unsupported(finding.message));
+            }
+        }
+        ledger.enter(settings.migrate).await?;
+        Ok(ledger)
+    }
+
+    async fn enter(&self, migrate: Migrate) -> Result<()> {
+        let rule = match self.0.settings.identity {
+            IdentityRule::Id => "id",
+            IdentityRule::IdAndTime => "id_and_time",
+        };
+        let mut open = self.0.scripts.open.key(&self.0.prefix);
+        open.arg(VERSION).arg(ACCEPTS).arg(rule).arg(uuid::Uuid::new_v4().to_string());
+        open.arg(i32::from(migrate == Migrate::Auto));
+        let meta: Vec<String> = run(&self.0.connection, &open, "opening the ledger").await?;
+        let [version, accepts, stored_rule] = meta.as_slice() else {
+            return Err(Error::Schema(format!(
+                "there is no ledger at {}; make it with `hapax ledger init`, or set ledger.migrate = auto",
+                self.0.prefix
+            )));
+        };
+        let number = |text: &String| text.parse::<i64>().unwrap_or(i64::MAX);
+        if number(version) > VERSION && number(accepts) > VERSION {
+            return Err(Error::Schema(format!(
+                "the ledger has version {version}, which accepts builds of version {accepts} and later; this build has \
+                 version {VERSION}. Use a newer hapax; nothing was changed"
+            )));
+        }
+        if stored_rule != rule {
+            return Err(Error::Config(format!(
+                "the ledger's identities follow the rule `{stored_rule}`, but `{rule}` is configured (ledger.identity); a \
+                 ledger keeps the rule it was made with"
+            )));
+        }
+        Ok(())
+    }
+
+    fn connection(&self) -> ConnectionManager {
+        self.0.connection.clone()
+    }
+
+    /// The full name of a key of this ledger.
+    fn key(&self, rest: &str) -> String {
+        format!("{}{rest}", self.0.prefix)
+    }
+
+    /// Reads what is wanted, at one moment.
+    async fn look(&self, wants: Wants) -> Result<Found> {
+        let mut script = self.0.scripts.read.key(&self.0.prefix);
+        wants.put(&mut script);
+        let reply: Reply = run(&self.0.connection, &script, "reading from the ledger").await?;
+        wants.found(reply)
+    }
+
+    /// Writes what was decided; false if something has changed since it was read.
+    async fn write(&self, desk: &Desk) -> Result<bool> {
+        let Some(args) = desk.writes() else { return Ok(true) };
+        let mut script = self.0.scripts.write.key(&self.0.prefix);
+        for arg in &args {
+            script.arg(arg.as_slice());
+        }
+        let answer: String = run(&self.0.connection, &script, "writing to the ledger").await?;
+        Ok(answer == "ok")
+    }
+
+    /// Reads, decides and writes, again and again until nothing has changed in between.
+    async fn decide<T>(
+        &self,
+        wants: impl Fn() -> Wants + Send + Sync,
+        decide: impl Fn(&mut Desk, &Settings) -> Result<T> + Send + Sync,
+    ) -> Result<T>
+    where
+        T: Send,
+    {
+        let mut turn = None;
+        for attempt in 0..ATTEMPTS_MAX {
+            let mut desk = Desk::new(self.look(wants()).await?)?;
+            // What a decision counts is counted when it is written, not when it is thrown away.
+            let settings = Settings { reused: Reused::default(), ..self.0.settings.clone() };
+            let answer = decide(&mut desk, &settings)?;
+            if self.write(&desk).await? {
+                for _ in 0..settings.reused.take() {
+                    self.0.settings.reused.note();
+                }
+                return Ok(answer);
+            }
+            if turn.is_none() {
+                turn = Some(self.0.turn.lock().await);
+            } else {
+                // Others are in other processes.
+                let most_us = u64::from(attempt.min(20)) * 500;
+                let pause_us = (Nonce::random().0 as u64) % (most_us + 1);
+                tokio::time::sleep(Duration::from_micros(pause_us)).await;
+            }
+        }
+        Err(contended())
+    }
+
+    async fn claim_some(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
+        let wants = || Wants::claims(claims, &self.0.settings);
+        if wants().is_empty() {
+            // Nothing to ask: each breaks a rule, and is told which.
+            let told = |claim| Err(self.0.settings.check(claim).err().unwrap_or_else(contended));
+            return Ok(claims.iter().map(told).collect());
+        }
+        self.decide(wants, |desk, settings| claim_rows(desk, claims, settings)).await
+    }
+
+    async fn known_some(&self, identities: &[Identity]) -> Result<Vec<bool>> {
+        let route = |identity: &Identity| Week::route(self.0.settings.identity, &identity.id, None);
+        let weeks: Vec<Week> = identities.iter().map(route).collect::<Result<_>>()?;
+        let wants = wants_of(identities.iter().zip(weeks.iter().copied()));
+        let mut desk = Desk::new(self.look(wants).await?)?;
+        let known = |(identity, week): (&Identity, &Week)| {
+            let scope = desk.known_scope(identity.tenant.as_ref(), &identity.scope)?;
+            let Some(scope) = scope else { return Ok(false) };
+            let row = desk.row(&Key { week: *week, scope, id: identity.id.key().into_owned() })?;
+            Ok(row.is_some_and(|row| matches!(row.state, State::Done | State::Finished)))
+        };
+        identities.iter().zip(&weeks).map(known).collect()
+    }
+
+    /// Whether a claim made in a transaction was committed: for those who lost the acknowledgement.
+    pub async fn was_committed(&self, claim: &Claim) -> Result<bool> {
+        let week = self.0.settings.check(claim)?;
+        let desk = Desk::new(self.look(wants_of([(&claim.identity, week)])).await?)?;
+        Ok(desk.rows_read().any(|(_, row)| row.nonce == claim.nonce))
+    }
+}
+
+fn check_name(name: &str) -> Result<()> {
+    let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.'));
+    if plain && !name.is_empty() && name.len() <= 63 {
+        return Ok(());
+    }
+    Err(Error::Config(format!(
+        "the ledger's name is {name:?}; it takes 1 to 63 of the characters A-Z a-z 0-9 _ - ."
+    )))
+}
+
+#[async_trait]
+impl Ledger for RedisLedger {
+    async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
+        let mut outcomes = Vec::with_capacity(claims.len());
+        for claims in claims.chunks(BATCH_MAX) {
+            outcomes.append(&mut self.claim_some(claims).await?);
+        }
+        Ok(outcomes)
+    }
+
+    async fn settle(&self, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
+        let mut answers = Vec::with_capacity(settles.len());
+        for settles in settles.chunks(BATCH_MAX) {
+            let wants = || wants_of(settles.iter().map(|settle| (&settle.identity, settle.week)));
+            let decide = |desk: &mut Desk, settings: &Settings| settle_rows(desk, settles, settings);
+            answers.append(&mut self.decide(wants, decide).await?);
+        }
+        Ok(answers)
+    }
+
+    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Result<Settled>>> {
+        let mut answers = Vec::with_capacity(extends.len());
+        for extends in extends.chunks(BATCH_MAX) {
+            let wants = || wants_of(extends.iter().map(|extend| (&extend.identity, extend.week)));
+            let some = self.decide(wants, |desk, _| extend_rows(desk, extends)).await?;
+            answers.extend(some.into_iter().map(Ok));
+        }
+        Ok(answers)
+    }
+
+    async fn get(&self, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>> {
+        let week = Week::route(self.0.settings.identity, &identity.id, time)?;
+        let desk = Desk::new(self.look(wants_of([(identity, week)])).await?)?;
+        Ok(desk.rows_read().next().map(|(_, row)| row.entry(identity.clone(), week)))
+    }
+
+    async fn known(&self, identities: &[Identity]) -> Result<Vec<bool>> {
+        let mut known = Vec::with_capacity(identities.len());
+        for identities in identities.chunks(BATCH_MAX) {
+            known.append(&mut self.known_some(identities).await?);
+        }
+        Ok(known)
+    }
+
+    async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
+        read::list(self, filter, after, limit).await
+    }
+
+    async fn due(&self, scope: &Scope, limit: usize) -> Result<Due> {
+        held::due(self, scope, limit).await
+    }
+
+    async fn outlet(&self, scope: &Scope, limit: usize) -> Result<Vec<Entry>> {
+        held::outlet(self, scope, limit).await
+    }
+
+    async fn copied(&self, entries: &[Copied]) -> Result<()> {
+        held::copied(self, entries).await
+    }
+
+    async fn mark(&self, scope: &Scope, markers: &[Marker]) -> Result<()> {
+        held::mark(self, scope, markers).await
+    }
+
+    async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
+        held::markers(self, scope, topic, partitions).await
+    }
+
+    async fn stat(&self) -> Result<Stat> {
+        read::stat(self).await
+    }
+
+    async fn intervene(&self, intervene: &Intervene) -> Result<Intervened> {
+        let week = Week::route(self.0.settings.identity, &intervene.identity.id, intervene.time)?;
+        let wants = || wants_of([(&intervene.identity, week)]);
+        self.decide(wants, |desk, settings| intervene_rows(desk, intervene, settings)).await
+    }
+
+    async fn audit(&self, limit: usize) -> Result<Vec<Audit>> {
+        read::audit(self, limit).await
+    }
+
+    async fn sweep(&self, terms: SweepTerms) -> Result<Swept> {
+        sweep::sweep(self, terms).await
+    }
+
+    async fn check(&self) -> Result<Vec<Finding>> {
+        check::findings(self).await
+    }
+
+    async fn now(&self) -> Result<Time> {
+        let script = self.0.scripts.now.key(&self.0.prefix);
+        let now: i64 = run(&self.0.connection, &script, "asking for the time").await?;
+        Ok(Time::from_micros(now))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        // As durable as the server is told to be: `check` says what is missing.
+        Capabilities { backend: "redis", durable: false, shared: true, transactional: false }
+    }
+
+    fn settings(&self) -> &Settings {
+        &self.0.settings
+    }
+
+    fn parallel_batches(&self) -> usize {
+        2
+    }
+}

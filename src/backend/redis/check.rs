@@ -1,0 +1,124 @@
+//! What the promises rest on, as far as the server tells.
+
+use std::collections::HashMap;
+
+use super::RedisLedger;
+use super::connect::info;
+use crate::error::Result;
+use crate::ledger::{Finding, Level};
+
+/// What the server says about itself, judged.
+pub(super) async fn findings(ledger: &RedisLedger) -> Result<Vec<Finding>> {
+    let info = info(&ledger.0.connection).await?;
+    // A managed server may keep its configuration to itself.
+    let fsync: Option<HashMap<String, String>> =
+        redis::cmd("CONFIG").arg("GET").arg("appendfsync").query_async(&mut ledger.connection()).await.ok();
+    Ok(judge(&info, fsync.as_ref().and_then(|config| config.get("appendfsync")).map(String::as_str)))
+}
+
+fn judge(info: &HashMap<String, String>, fsync: Option<&str>) -> Vec<Finding> {
+    let of = |name: &str| info.get(name).map_or("unknown", String::as_str);
+    let mut findings = Vec::new();
+    let mut tell = |level, check, message: String| findings.push(Finding { level, check, message });
+    let version = info.get("valkey_version").map(|version| format!("Valkey {version}"));
+    tell(Level::Fine, "version", version.unwrap_or_else(|| format!("Redis {}", of("redis_version"))));
+    if of("cluster_enabled") == "1" {
+        tell(
+            Level::Refusal,
+            "cluster",
+            "the server is part of a Redis Cluster; this ledger has one sequence of tokens for all its keys and needs a single \
+             server (a primary, with replicas if you like)"
+                .into(),
+        );
+    }
+    match of("maxmemory_policy") {
+        "noeviction" => tell(Level::Fine, "maxmemory_policy", "maxmemory-policy is noeviction".into()),
+        policy => tell(
+            Level::Refusal,
+            "maxmemory_policy",
+            format!(
+                "maxmemory-policy is {policy}: when its memory is full the server would forget what took effect; set \
+                 noeviction"
+            ),
+        ),
+    }
+    if of("aof_enabled") == "1" {
+        match fsync {
+            Some("always") => tell(Level::Fine, "durability", "appendfsync is always".into()),
+            Some(fsync) => tell(
+                Level::Warning,
+                "durability",
+                format!(
+                    "appendfsync is {fsync}: what was acknowledged {} is lost if the machine stops, and is run again; set \
+                     always",
+                    if fsync == "everysec" { "in the last second or two" } else { "since the system last wrote to disk" }
+                ),
+            ),
+            None => tell(
+                Level::Warning,
+                "durability",
+                "appendfsync cannot be read (CONFIG is not allowed): unless it is always, what was acknowledged last is lost if \
+                 the machine stops"
+                    .into(),
+            ),
+        }
+    } else {
+        tell(
+            Level::Warning,
+            "durability",
+            "appendonly is no: everything since the last snapshot is lost if the server stops, and is run again; set \
+             appendonly yes and appendfsync always"
+                .into(),
+        );
+    }
+    let replicas = of("connected_slaves");
+    if of("role") == "slave" {
+        tell(Level::Refusal, "role", "the server is a replica; a ledger needs the primary".into());
+    } else if replicas != "0" && replicas != "unknown" {
+        tell(
+            Level::Warning,
+            "replication",
+            format!(
+                "the server has {replicas} replicas, which follow it asynchronously: one that takes over may lack the last \
+                 acknowledged writes, and their events are run again"
+            ),
+        );
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn worst(changes: &[(&str, &str)], fsync: Option<&str>) -> Vec<(&'static str, Level)> {
+        let fine = [
+            ("valkey_version", "9.1.2"),
+            ("maxmemory_policy", "noeviction"),
+            ("cluster_enabled", "0"),
+            ("aof_enabled", "1"),
+            ("role", "master"),
+            ("connected_slaves", "0"),
+        ];
+        let info = fine.iter().chain(changes).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let findings =
+            judge(&info.collect(), fsync).into_iter().filter(|finding| finding.level > Level::Fine);
+        findings.map(|finding| (finding.check, finding.level)).collect()
+    }
+
+    #[test]
+    fn each_weakness_is_told() {
+        let always = Some("always");
+        assert!(worst(&[], always).is_empty());
+        assert_eq!(worst(&[("cluster_enabled", "1")], always), [("cluster", Level::Refusal)]);
+        assert_eq!(
+            worst(&[("maxmemory_policy", "allkeys-lru")], always),
+            [("maxmemory_policy", Level::Refusal)]
+        );
+        assert_eq!(worst(&[], Some("everysec")), [("durability", Level::Warning)]);
+        assert_eq!(worst(&[], None), [("durability", Level::Warning)]);
+        assert_eq!(worst(&[("aof_enabled", "0")], always), [("durability", Level::Warning)]);
+        assert_eq!(worst(&[("connected_slaves", "2")], always), [("replication", Level::Warning)]);
+        assert_eq!(worst(&[("role", "slave")], always), [("role", Level::Refusal)]);
+    }
+}

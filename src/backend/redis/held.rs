@@ -1,0 +1,169 @@
+//! What waits: held events that are due, dead ones on their way out, and the markers of transactional batches. Each is found
+//! by an index that holds nothing else.
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::connect::Doing;
+use super::desk::index_key;
+use super::read::{Scopes, rows};
+use super::want::{Wants, member_key, pair};
+use super::{RedisLedger, Result, codec, wants_of};
+use crate::error::Error;
+use crate::id::{Aggregate, Scope, Topic};
+use crate::ledger::transition::Head;
+use crate::ledger::{Copied, Due, Entry, Filter, Key, Ledger as _, Marker, Rows as _, runnable};
+
+/// How many entries of an index are looked at together.
+const PART: usize = 1000;
+
+async fn of_scope(ledger: &RedisLedger, scope: &Scope) -> Result<(Scopes, Vec<i32>)> {
+    let scopes = Scopes::read(ledger).await?;
+    let filter = Filter { scope: Some(scope.clone()), ..Filter::default() };
+    let numbers = scopes.wanted(&filter);
+    Ok((scopes, numbers))
+}
+
+/// A part of an index, by time, up to `until`.
+async fn part(
+    ledger: &RedisLedger,
+    index: &str,
+    scope: i32,
+    until: &str,
+    from: usize,
+    most: usize,
+) -> Result<Vec<Key>> {
+    let members: Vec<Vec<u8>> = redis::cmd("ZRANGEBYSCORE")
+        .arg(ledger.key(&index_key(index, scope)))
+        .arg("-inf")
+        .arg(until)
+        .arg("LIMIT")
+        .arg(from)
+        .arg(most)
+        .query_async(&mut ledger.connection())
+        .await
+        .doing("looking for what is held")?;
+    members.iter().map(|member| member_key(member)).collect()
+}
+
+/// What may be claimed now.
+pub(super) async fn due(ledger: &RedisLedger, scope: &Scope, limit: usize) -> Result<Due> {
+    let (scopes, numbers) = of_scope(ledger, scope).await?;
+    let now = ledger.now().await?;
+    let mut heads: HashMap<(i32, Aggregate), Option<Head>> = HashMap::new();
+    let mut waiting = Vec::new();
+    for number in &numbers {
+        // All of them, as those at the front may wait for those behind.
+        for from in (0..).step_by(PART) {
+            let keys = part(ledger, "due", *number, &now.as_micros().to_string(), from, PART).await?;
+            let last = keys.len() < PART;
+            for (key, stored, head) in rows(ledger, &keys).await? {
+                let row = codec::row(&stored)?;
+                if let Some((aggregate, _)) = &row.order {
+                    let head = if head.is_empty() { None } else { Some(codec::head(&head)?) };
+                    heads.insert((key.scope, aggregate.clone()), head);
+                }
+                waiting.push((key, *number, row));
+            }
+            if last {
+                break;
+            }
+        }
+    }
+    waiting.sort_by_key(|(.., row)| row.at);
+    let head = |scope, aggregate: &Aggregate| Ok(heads.get(&(scope, aggregate.clone())).cloned().flatten());
+    let runnable = runnable(waiting, limit, now, head)?;
+    let entries = runnable.into_iter().map(|(key, row)| scopes.entry(&key, row));
+    Ok(Due { entries: entries.collect::<Result<_>>()?, held: count(ledger, &numbers).await? })
+}
+
+async fn count(ledger: &RedisLedger, numbers: &[i32]) -> Result<u64> {
+    let mut pipe = redis::pipe();
+    for number in numbers {
+        for index in ["due", "out", "rest"] {
+            pipe.cmd("ZCARD").arg(ledger.key(&index_key(index, *number)));
+        }
+    }
+    if numbers.is_empty() {
+        return Ok(0);
+    }
+    let counts: Vec<u64> = pipe.query_async(&mut ledger.connection()).await.doing("counting what is held")?;
+    Ok(counts.iter().sum())
+}
+
+/// Dead ones that were not copied out yet.
+pub(super) async fn outlet(ledger: &RedisLedger, scope: &Scope, limit: usize) -> Result<Vec<Entry>> {
+    let (scopes, numbers) = of_scope(ledger, scope).await?;
+    let mut dead = Vec::new();
+    for number in numbers {
+        let keys = part(ledger, "out", number, "+inf", 0, limit).await?;
+        for (key, stored, _) in rows(ledger, &keys).await? {
+            dead.push((key, codec::row(&stored)?));
+        }
+    }
+    dead.sort_by_key(|(_, row)| row.at);
+    dead.into_iter().take(limit).map(|(key, row)| scopes.entry(&key, row)).collect()
+}
+
+/// Notes that dead ones were copied out.
+pub(super) async fn copied(ledger: &RedisLedger, entries: &[Copied]) -> Result<()> {
+    if entries.is_empty() {
+        return Ok(());
+    }
+    let wants = || wants_of(entries.iter().map(|(identity, week, _)| (identity, *week)));
+    ledger
+        .decide(wants, |desk, _| {
+            for (identity, week, token) in entries {
+                let Some(scope) = desk.known_scope(identity.tenant.as_ref(), &identity.scope)? else {
+                    continue;
+                };
+                desk.copied(Key { week: *week, scope, id: identity.id.key().into_owned() }, *token)?;
+            }
+            Ok(())
+        })
+        .await
+}
+
+pub(super) fn marker_field(scope: &Scope, topic: &Topic, partition: i32) -> String {
+    format!("{}\0{}\0{partition}", scope.as_str(), topic.as_str())
+}
+
+/// Notes markers; an empty one goes.
+pub(super) async fn mark(ledger: &RedisLedger, scope: &Scope, markers: &[Marker]) -> Result<()> {
+    if markers.is_empty() {
+        return Ok(());
+    }
+    ledger
+        .decide(Wants::default, |desk, _| {
+            desk.mark(scope, markers);
+            Ok(())
+        })
+        .await
+}
+
+/// The markers of partitions, by partition.
+pub(super) async fn markers(
+    ledger: &RedisLedger,
+    scope: &Scope,
+    topic: &Topic,
+    partitions: &[i32],
+) -> Result<Vec<Marker>> {
+    let wanted: BTreeSet<i32> = partitions.iter().copied().collect();
+    if wanted.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut get = redis::cmd("HMGET");
+    get.arg(ledger.key(":markers"));
+    for partition in &wanted {
+        get.arg(marker_field(scope, topic, *partition));
+    }
+    let stored: Vec<Option<Vec<u8>>> =
+        get.query_async(&mut ledger.connection()).await.doing("reading markers")?;
+    let mut markers = Vec::new();
+    for (partition, offsets) in wanted.into_iter().zip(stored) {
+        let Some(offsets) = offsets else { continue };
+        let (first, last) =
+            pair(&offsets)?.ok_or_else(|| Error::Corrupt("a marker without offsets".into()))?;
+        markers.push(Marker { topic: topic.clone(), partition, first, last });
+    }
+    Ok(markers)
+}

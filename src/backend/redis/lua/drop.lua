@@ -1,0 +1,32 @@
+-- Drops a week that nobody has written to since it was looked at, and keeps what is open in it.
+-- KEYS[1]: the ledger. ARGV: the week; what was noted of it; how many rows are open, each (scope, id); then entries of indexes
+-- that lose their row, each (index, member). Returns nothing, or how many rows it had and how many of them are kept.
+local p = KEYS[1]
+local at = 0
+local function take()
+  at = at + 1
+  return ARGV[at]
+end
+local week, noted = take(), take()
+if redis.call('HGET', p .. ':weeks', week) ~= noted then return {} end
+local kept = 0
+for _ = 1, tonumber(take()) do
+  local scope, id = take(), take()
+  local row = redis.call('HGET', p .. ':w:' .. week .. ':' .. scope, id)
+  if row then
+    redis.call('HSET', p .. ':kept', week .. ':' .. scope .. ':' .. id, row)
+    kept = kept + 1
+  end
+end
+while at < #ARGV do redis.call('ZREM', p .. take(), take()) end
+local scopes = tonumber(redis.call('HGET', p .. ':meta', 'scopes') or '0')
+local rows = 0
+for scope = 1, scopes do
+  local key = p .. ':w:' .. week .. ':' .. string.format('%d', scope)
+  rows = rows + redis.call('HLEN', key)
+  redis.call('UNLINK', key)
+end
+redis.call('HDEL', p .. ':weeks', week)
+redis.call('HSET', p .. ':dropped', week, string.format('%.0f:%d', present(), scopes))
+redis.call('HINCRBY', p .. ':meta', 'weeks', 1)
+return { rows, kept }

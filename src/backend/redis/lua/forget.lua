@@ -1,0 +1,13 @@
+-- Removes rows that are still as they were seen. KEYS[1]: the ledger. ARGV: rows as (key, field, stamp, index or nothing, member).
+-- Returns how many went.
+local p = KEYS[1]
+local gone = 0
+for n = 1, #ARGV, 5 do
+  local key = p .. ARGV[n]
+  if string.sub(redis.call('HGET', key, ARGV[n + 1]) or '', 1, 6) == ARGV[n + 2] then
+    redis.call('HDEL', key, ARGV[n + 1])
+    if ARGV[n + 3] ~= '' then redis.call('ZREM', p .. ARGV[n + 3], ARGV[n + 4]) end
+    gone = gone + 1
+  end
+end
+return gone

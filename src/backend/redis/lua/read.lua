@@ -1,0 +1,64 @@
+-- Reads what a decision needs, at one moment, and changes nothing.
+-- KEYS[1]: the ledger. ARGV: names of scopes; weeks; rows as (scope, week, id); heads as (scope, aggregate); each list behind
+-- its length. A scope is its place among the names or, negative, its number.
+local p = KEYS[1]
+local at = 0
+local function take()
+  at = at + 1
+  return ARGV[at]
+end
+local meta = redis.call('HMGET', p .. ':meta', 'token', 'weeks', 'scopes')
+
+local numbers, scopes = {}, {}
+for n = 1, tonumber(take()) do
+  local known = redis.call('HGET', p .. ':scopes', take()) or ''
+  scopes[n] = known
+  numbers[n] = string.match(known, '^(%d+):')
+end
+local function number(scope)
+  scope = tonumber(scope)
+  if scope < 0 then return string.format('%d', -scope) end
+  return numbers[scope]
+end
+
+local weeks, dropped = {}, {}
+for n = 1, tonumber(take()) do
+  local week = take()
+  weeks[2 * n - 1] = redis.call('HGET', p .. ':weeks', week) or ''
+  dropped[week] = redis.call('HGET', p .. ':dropped', week) or ''
+  weeks[2 * n] = dropped[week]
+end
+
+-- An aggregate stands behind the stamp (6 bytes) and the state (1) of a row, with its length in two bytes before it.
+local function head_of(scope, row)
+  local length = string.byte(row, 8) * 256 + string.byte(row, 9)
+  if length == 0 then return '' end
+  return redis.call('HGET', p .. ':h:' .. scope, string.sub(row, 10, 9 + length)) or ''
+end
+
+local rows = {}
+for n = 1, tonumber(take()) do
+  local scope, week, id = number(take()), take(), take()
+  local where, row, head = '', '', ''
+  if scope then
+    row = redis.call('HGET', p .. ':w:' .. week .. ':' .. scope, id) or ''
+    where = 'w'
+    if row == '' and dropped[week] ~= '' then
+      row = redis.call('HGET', p .. ':kept', week .. ':' .. scope .. ':' .. id) or ''
+      where = 'k'
+    end
+    if row == '' then where = '' else head = head_of(scope, row) end
+  end
+  rows[3 * n - 2], rows[3 * n - 1], rows[3 * n] = where, row, head
+end
+
+local heads = {}
+for n = 1, tonumber(take()) do
+  local scope, aggregate = number(take()), take()
+  heads[n] = scope and redis.call('HGET', p .. ':h:' .. scope, aggregate) or ''
+end
+
+return {
+  string.format('%.0f', present()), meta[1] or '0', meta[2] or '0', redis.call('HLEN', p .. ':weeks'), meta[3] or '0',
+  scopes, weeks, rows, heads,
+}

@@ -1,0 +1,52 @@
+-- Writes what was decided, if everything it was decided from is still so, and soon enough after.
+-- KEYS[1]: the ledger. ARGV: when it was decided; the version of the weeks; how many scopes there were, if one is new; the
+-- highest token; how many checks, each (key, field, stamp or nothing); then what to do.
+local p = KEYS[1]
+local at = 0
+local function take()
+  at = at + 1
+  return ARGV[at]
+end
+local meta = p .. ':meta'
+local decided, weeks, scopes, token = tonumber(take()), take(), take(), tonumber(take())
+local now = present()
+-- Whoever slept over it decides anew: leases may have lapsed since.
+if math.abs(now - decided) > 1000000 then return 'late' end
+if (redis.call('HGET', meta, 'weeks') or '0') ~= weeks then return 'changed' end
+if scopes ~= '' and (redis.call('HGET', meta, 'scopes') or '0') ~= scopes then return 'changed' end
+for _ = 1, tonumber(take()) do
+  local key, field, stamp = take(), take(), take()
+  local value = redis.call('HGET', p .. key, field)
+  if string.sub(value or '', 1, 6) ~= stamp then return 'changed' end
+end
+
+-- Every write has a number of its own, so a value that came back is still another one.
+local turn = redis.call('HINCRBY', meta, 'stamp', 1)
+local stamp, rest = '', turn
+for _ = 1, 6 do
+  stamp = string.char(rest % 256) .. stamp
+  rest = math.floor(rest / 256)
+end
+if token > tonumber(redis.call('HGET', meta, 'token') or '0') then
+  redis.call('HSET', meta, 'token', string.format('%.0f', token))
+end
+local touched = string.format('%.0f:%.0f', decided, turn)
+local act = {
+  set = function() redis.call('HSET', p .. take(), take(), stamp .. take()) end,
+  note = function() redis.call('HSET', p .. take(), take(), take()) end,
+  del = function() redis.call('HDEL', p .. take(), take()) end,
+  zadd = function() redis.call('ZADD', p .. take(), take(), take()) end,
+  zrem = function() redis.call('ZREM', p .. take(), take()) end,
+  touch = function() redis.call('HSET', p .. ':weeks', take(), touched) end,
+  week = function()
+    redis.call('HSET', p .. ':weeks', take(), touched)
+    redis.call('HINCRBY', meta, 'weeks', 1)
+  end,
+  scope = function()
+    redis.call('HSET', p .. ':scopes', take(), take())
+    redis.call('HINCRBY', meta, 'scopes', 1)
+  end,
+  audit = function() redis.call('LPUSH', p .. ':audit', take()) end,
+}
+while at < #ARGV do act[take()]() end
+return 'ok'

@@ -1,0 +1,50 @@
+//! The server-side scripts. Each runs as one step: nobody else is served meanwhile, so what it checks still holds when it
+//! writes. They are sent by their hash, and in full only to a server that does not know them yet.
+
+use redis::Script;
+
+/// The server's present, in microseconds.
+const SERVER_TIME: &str = "local function present()
+  local time = redis.call('TIME')
+  return time[1] * 1000000 + time[2]
+end
+";
+
+/// A present that a test sets. Its text differs, so these are other scripts: those of a real ledger never look at that key.
+#[cfg(feature = "testing")]
+const TEST_TIME: &str =
+    "local function present() return tonumber(redis.call('GET', KEYS[1] .. ':test_clock')) end
+";
+
+#[derive(Debug)]
+pub(super) struct Scripts {
+    pub(super) open: Script,
+    pub(super) now: Script,
+    pub(super) read: Script,
+    pub(super) write: Script,
+    pub(super) forget: Script,
+    pub(super) drop: Script,
+}
+
+impl Scripts {
+    pub(super) fn on_server_time() -> Self {
+        Scripts::with(SERVER_TIME)
+    }
+
+    #[cfg(feature = "testing")]
+    pub(super) fn on_test_time() -> Self {
+        Scripts::with(TEST_TIME)
+    }
+
+    fn with(present: &str) -> Self {
+        let script = |text: &str| Script::new(&format!("{present}{text}"));
+        Scripts {
+            open: script(include_str!("lua/open.lua")),
+            now: script("return string.format('%.0f', present())"),
+            read: script(include_str!("lua/read.lua")),
+            write: script(include_str!("lua/write.lua")),
+            forget: script(include_str!("lua/forget.lua")),
+            drop: script(include_str!("lua/drop.lua")),
+        }
+    }
+}

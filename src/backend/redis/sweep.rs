@@ -1,0 +1,192 @@
+//! Forgetting. What may go is looked for outside of any script, so that nobody waits for it; each step that changes something
+//! is one script, so a sweep that is killed is finished by the next.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::connect::{Doing, run};
+use super::desk::{Args, index_key, index_of, is_awaited};
+use super::read::{Scopes, filled, scan, weeks};
+use super::want::{Wants, member, member_key, stamp, week_key};
+use super::{RedisLedger, Result, codec};
+use crate::clock::Time;
+use crate::ledger::transition::Row;
+use crate::ledger::{Filter, Key, Ledger as _, Rows as _, State, SweepTerms, Swept, Week, may_sweep};
+
+/// Sweeps.
+pub(super) async fn sweep(ledger: &RedisLedger, terms: SweepTerms) -> Result<Swept> {
+    let now = ledger.now().await?;
+    let cutoff = now.minus(terms.retention);
+    let numbers = Scopes::read(ledger).await?.wanted(&Filter::default());
+    let mut swept = Swept { lost: mark_lost(ledger, now, terms).await?, ..Swept::default() };
+    for (_, number) in filled(ledger, [Week::TIMELESS], &numbers).await?.into_keys() {
+        swept.rows +=
+            forget_old(ledger, &week_key(Week::TIMELESS, number), Some(number), cutoff, terms).await?;
+    }
+    // Those kept from a dropped week go one by one once they are settled; their week answers for them.
+    swept.rows += forget_old(ledger, ":kept", None, cutoff, terms).await?;
+    for (week, (touched, noted)) in weeks(ledger).await? {
+        if week.is_timeless() || touched >= cutoff || week.end() >= cutoff {
+            continue;
+        }
+        let seen = look_at(ledger, week, &numbers).await?;
+        if terms.dry_run {
+            swept.weeks.push((week, seen.rows));
+            swept.held += seen.open.len() as u64;
+        } else if let Some((rows, kept)) = drop_week(ledger, week, &noted, &seen).await? {
+            swept.weeks.push((week, rows));
+            swept.held += kept;
+        }
+    }
+    Ok(swept)
+}
+
+/// At-most-once claims whose end is overdue are lost.
+async fn mark_lost(ledger: &RedisLedger, now: Time, terms: SweepTerms) -> Result<u64> {
+    let mut lost = 0;
+    let most = terms.batch_max.max(1) as usize;
+    let mut from = 0;
+    loop {
+        let members: Vec<Vec<u8>> = redis::cmd("ZRANGEBYSCORE")
+            .arg(ledger.key(":awaited"))
+            .arg("-inf")
+            .arg(now.as_micros())
+            .arg("LIMIT")
+            .arg(from)
+            .arg(most)
+            .query_async(&mut ledger.connection())
+            .await
+            .doing("looking for overdue claims")?;
+        let keys: Vec<Key> = members.iter().map(|member| member_key(member)).collect::<Result<_>>()?;
+        if keys.is_empty() {
+            return Ok(lost);
+        }
+        // A rehearsal leaves them where they are, and looks past them.
+        from += if terms.dry_run { keys.len() } else { 0 };
+        let marked = ledger
+            .decide(
+                || Wants::keys(&keys),
+                |desk, _| {
+                    let mut marked = 0;
+                    for key in &keys {
+                        let Some(mut row) = desk.row(key)?.filter(|row| row.is_overdue(now)) else {
+                            continue;
+                        };
+                        row.state = State::Lost;
+                        row.note = Some("its end was never reported".into());
+                        marked += 1;
+                        if !terms.dry_run {
+                            desk.put_quietly(key, &row)?;
+                        }
+                    }
+                    Ok(marked)
+                },
+            )
+            .await?;
+        lost += marked;
+        if marked == 0 && !terms.dry_run {
+            return Ok(lost); // another sweep was faster
+        }
+    }
+}
+
+/// The indexes that a row leaves when it goes.
+fn indexes_left(key: &Key, row: &Row) -> impl Iterator<Item = (String, Vec<u8>)> {
+    let held = index_of(row).map(|index| (index_key(index, key.scope), member(key)));
+    let awaited = is_awaited(row).then(|| (":awaited".to_owned(), member(key)));
+    held.into_iter().chain(awaited)
+}
+
+/// Removes settled rows of a hash that are older than the cutoff, a batch to a script. Returns how many went, or would.
+async fn forget_old(
+    ledger: &RedisLedger,
+    hash: &str,
+    scope: Option<i32>,
+    cutoff: Time,
+    terms: SweepTerms,
+) -> Result<u64> {
+    let mut old: BTreeMap<Vec<u8>, [Vec<u8>; 3]> = BTreeMap::new();
+    scan(ledger, hash, |field, stored| {
+        if codec::state(&stored)?.is_open() {
+            return Ok(());
+        }
+        let row = codec::row(&stored)?;
+        if may_sweep(&row, cutoff) {
+            let key = match scope {
+                Some(scope) => Key { week: Week::TIMELESS, scope, id: field.clone() },
+                None => member_key(&field)?,
+            };
+            // Its end is not awaited: it would be overdue, and was marked as lost before.
+            let (index, member) = indexes_left(&key, &row).next().unwrap_or_default();
+            old.insert(field, [stamp(&stored), index.into_bytes(), member]);
+        }
+        Ok(())
+    })
+    .await?;
+    if terms.dry_run {
+        return Ok(old.len() as u64);
+    }
+    let mut gone = 0;
+    let old: Vec<_> = old.into_iter().collect();
+    for batch in old.chunks(terms.batch_max.max(1) as usize) {
+        let mut script = ledger.0.scripts.forget.key(&ledger.0.prefix);
+        for (field, [stamp, index, member]) in batch {
+            script.arg(hash).arg(field.as_slice()).arg(stamp.as_slice());
+            script.arg(index.as_slice()).arg(member.as_slice());
+        }
+        let batch: u64 = run(&ledger.0.connection, &script, "forgetting old entries").await?;
+        gone += batch;
+    }
+    Ok(gone)
+}
+
+/// What was seen in a week.
+#[derive(Default)]
+struct Seen {
+    rows: u64,
+    open: BTreeSet<(i32, Vec<u8>)>,
+    leaving: Vec<(String, Vec<u8>)>,
+}
+
+async fn look_at(ledger: &RedisLedger, week: Week, numbers: &[i32]) -> Result<Seen> {
+    let mut seen = Seen::default();
+    for ((_, number), rows) in filled(ledger, [week], numbers).await? {
+        seen.rows += rows;
+        scan(ledger, &week_key(week, number), |id, stored| {
+            if codec::state(&stored)?.is_open() {
+                seen.open.insert((number, id));
+            } else {
+                let key = Key { week, scope: number, id };
+                seen.leaving.extend(indexes_left(&key, &codec::row(&stored)?));
+            }
+            Ok(())
+        })
+        .await?;
+    }
+    Ok(seen)
+}
+
+/// Drops a week that is still as it was seen: whoever writes to it makes it younger than the cutoff, and then it stays.
+async fn drop_week(
+    ledger: &RedisLedger,
+    week: Week,
+    noted: &[u8],
+    seen: &Seen,
+) -> Result<Option<(u64, u64)>> {
+    let mut args = Args::default();
+    args.text(week.number().to_string()).bytes(noted.to_vec()).text(seen.open.len().to_string());
+    for (scope, id) in &seen.open {
+        args.text(scope.to_string()).bytes(id.clone());
+    }
+    for (index, member) in &seen.leaving {
+        args.text(index).bytes(member.clone());
+    }
+    let mut script = ledger.0.scripts.drop.key(&ledger.0.prefix);
+    for arg in &args.0 {
+        script.arg(arg.as_slice());
+    }
+    let counts: Vec<u64> = run(&ledger.0.connection, &script, "dropping a week").await?;
+    Ok(match counts.as_slice() {
+        [rows, kept] => Some((*rows, *kept)),
+        _ => None,
+    })
+}

@@ -1,0 +1,229 @@
+//! Consumers through kills, stops, rebalances and outages: real processes, real Kafka, real PostgreSQL, and an effect record that the
+//! ledger knows nothing of. In each: nothing lost, nothing doubled, order kept; the counts are printed.
+#![cfg(all(feature = "testing", feature = "postgres", feature = "kafka"))]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "support/cluster.rs"]
+mod cluster;
+#[path = "support/postgres.rs"]
+#[allow(dead_code)]
+mod support;
+#[path = "support/world.rs"]
+mod world;
+
+use std::future::Future;
+use std::time::Duration;
+
+use hapax::ledger::{Intervene, Intervention, Ledger as _, State};
+use world::{World, event, numbered, record, signal, until};
+
+macro_rules! world {
+    ($test:literal, $partitions:expr) => {{
+        if let Some((_, schema)) = support::role() {
+            return world::worker(&schema).await;
+        }
+        World::new($test, $partitions).await
+    }};
+}
+
+/// An event that aborts its process reaches the dead letters, and its 63 neighbours take effect: in a transactional batch.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t22_an_event_that_aborts_the_process_is_dead_and_its_neighbours_are_not() {
+    let world = world!("t22_an_event_that_aborts_the_process_is_dead_and_its_neighbours_are_not", 1);
+    let mut records: Vec<_> = (0..63).map(|n| event(&format!("e-{n}"))).collect();
+    records.insert(20, event("abort-1"));
+    world.publish(&records).await;
+    let deaths = keep_alive(&world, &[("WORKER_LEASE_MS", "900")], || async {
+        world.entries(State::Dead).await.len() == 1 && world.effect_counts().await.len() == 63
+    })
+    .await;
+    let dead = world.entries(State::Dead).await;
+    println!(
+        "63 took effect, the killer is dead after {} counted runs and {deaths} deaths",
+        dead[0].attempts
+    );
+    assert_eq!(dead[0].identity.id.to_string(), "abort-1");
+    assert_eq!(world.until_effects(63).await, 0);
+    assert_eq!(dead[0].body.as_ref().unwrap().payload, br#"{"event_id":"abort-1"}"#[..]);
+    // It was deaths alone that counted: five, and the one in the batch that made it suspect.
+    assert!((5..=8).contains(&deaths), "{deaths}");
+}
+
+/// The same under leases.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t22_a_leased_event_that_aborts_the_process_is_dead_and_its_neighbours_are_not() {
+    let world = world!("t22_a_leased_event_that_aborts_the_process_is_dead_and_its_neighbours_are_not", 1);
+    let mut records: Vec<_> = (0..30).map(|n| event(&format!("e-{n}"))).collect();
+    records.insert(7, event("abort-1"));
+    world.publish(&records).await;
+    let knobs = [("WORKER_MODE", "leased"), ("WORKER_LEASE_MS", "900")];
+    let deaths = keep_alive(&world, &knobs, || async {
+        world.entries(State::Dead).await.len() == 1 && world.effect_counts().await.len() == 30
+    })
+    .await;
+    println!("30 took effect, the killer is dead after {deaths} deaths");
+    assert_eq!(world.until_effects(30).await, 0, "the sink dedups on the key");
+    assert_eq!(world.entries(State::Done).await.len(), 30);
+}
+
+/// Restarts a worker whenever it dies, until a state is reached; says how often it died.
+async fn keep_alive<F: Future<Output = bool>>(
+    world: &World,
+    knobs: &[(&str, &str)],
+    mut is: impl FnMut() -> F,
+) -> u32 {
+    let mut deaths = 0;
+    let mut worker = world.spawn(knobs);
+    let end = tokio::time::Instant::now() + Duration::from_secs(180);
+    while !is().await {
+        assert!(tokio::time::Instant::now() < end, "never came, after {deaths} deaths");
+        if worker.try_wait().unwrap().is_some() {
+            deaths += 1;
+            worker = world.spawn(knobs);
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    deaths
+}
+
+/// A stopped process (SIGSTOP) past its lease and its session: others do its work, and when it wakes up it settles nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t20_a_stopped_worker_settles_nothing_when_it_wakes_up() {
+    let test = "t20_a_stopped_worker_settles_nothing_when_it_wakes_up";
+    if let Some((_, schema)) = support::role() {
+        return world::worker(&schema).await;
+    }
+    for mode in ["leased", "transactional"] {
+        let world = World::new(test, 2).await;
+        let knobs = [("WORKER_MODE", mode), ("WORKER_LEASE_MS", "1500"), ("WORKER_SLOW_MS", "100")];
+        let sleeper = world.spawn(&knobs);
+        let records: Vec<_> = (0..100).map(|n| event(&format!("e-{n}"))).collect();
+        world.publish(&records).await;
+        until("it is at work", || async {
+            !world.entries(State::Done).await.is_empty() || !world.entries(State::Leased).await.is_empty()
+        })
+        .await;
+        signal(&sleeper, "STOP");
+        let _other = world.spawn(&knobs);
+        until("the other has done all", || async { world.effect_counts().await.len() == 100 }).await;
+        signal(&sleeper, "CONT");
+        until("everything committed", || async { world.committed().await == 100 }).await;
+        let doubled = world.until_effects(100).await;
+        println!("{mode}: 100 of 100, {doubled} repeated");
+        assert_eq!(doubled, 0);
+        assert_eq!(world.entries(State::Done).await.len(), 100);
+    }
+}
+
+/// Three processes, restarted one after the other under load.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rolling_restart_under_load_loses_and_doubles_nothing() {
+    let world = world!("a_rolling_restart_under_load_loses_and_doubles_nothing", 6);
+    let mut workers: Vec<_> = (0..3).map(|_| world.spawn(&[("WORKER_ORDER", "latest")])).collect();
+    let mut published = 0u64;
+    for round in 0..3 {
+        let records: Vec<_> = (0..200)
+            .map(|_| {
+                published += 1;
+                let aggregate = published % 20;
+                numbered(&format!("{aggregate}-{published:04}"), &format!("a-{aggregate}"), published)
+            })
+            .collect();
+        world.publish(&records[..100]).await;
+        let mut leaving = std::mem::replace(&mut workers[round], world.spawn(&[("WORKER_ORDER", "latest")]));
+        if round == 1 {
+            signal(&leaving, "KILL");
+        } else {
+            signal(&leaving, "TERM");
+        }
+        world.publish(&records[100..]).await;
+        let status =
+            tokio::time::timeout(Duration::from_secs(60), leaving.wait()).await.expect("it ends").unwrap();
+        assert_eq!(status.success(), round != 1);
+    }
+    assert_eq!(world.until_effects(600).await, 0);
+    until("everything committed", || async { world.committed().await == 600 }).await;
+    let order = world.effect_order().await;
+    for aggregate in 0..20 {
+        let prefix = format!("{aggregate}-");
+        let of: Vec<_> = order.iter().filter(|id| id.starts_with(&prefix)).collect();
+        assert!(of.is_sorted() && of.len() == 30, "{of:?}");
+    }
+}
+
+/// PostgreSQL killed with -9 and restarted under load, three times.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t36_postgres_killed_under_load_loses_and_doubles_nothing() {
+    let test = "t36_postgres_killed_under_load_loses_and_doubles_nothing";
+    if let Some((_, schema)) = support::role() {
+        return world::worker(&schema).await;
+    }
+    let mut server = cluster::Cluster::new().await;
+    let world = World::on(test, 3, server.url()).await;
+    let workers = [world.spawn(&[]), world.spawn(&[("WORKER_MODE", "leased")])];
+    for round in 0..3 {
+        let records: Vec<_> = (0..200).map(|n| event(&format!("e-{round}-{n}"))).collect();
+        world.publish(&records).await;
+        until("some of it is done", || async { world.effect_counts().await.len() > round * 200 }).await;
+        server.kill();
+        server.start().await;
+    }
+    let doubled = world.until_effects(600).await;
+    until("the offsets move again", || async { world.committed().await == 600 }).await;
+    println!("600 of 600 after three kills of the ledger, {doubled} repeated");
+    assert_eq!(doubled, 0);
+    drop(workers);
+}
+
+/// A rebalance during a backoff does not shorten it, and seq 11 does not overtake seq 10 that is waiting for its retry elsewhere.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t23_a_backoff_survives_a_rebalance_and_holds_back_its_successor() {
+    let world = world!("t23_a_backoff_survives_a_rebalance_and_holds_back_its_successor", 1);
+    let json = |id: &str, seq: u64| {
+        record(Some("a"), serde_json::json!({"event_id": id, "aggregate_id": "a", "seq": seq}))
+    };
+    let knobs = [("WORKER_ORDER", "latest"), ("WORKER_MODE", "leased"), ("WORKER_BACKOFF_MS", "900")];
+    let mut first = world.spawn(&knobs);
+    world.publish(&[json("poison-10", 10)]).await;
+    until("in backoff", || async { !world.entries(State::Retry).await.is_empty() }).await;
+    let due = world.entries(State::Retry).await[0].at;
+    signal(&first, "KILL");
+    first.wait().await.unwrap();
+    world.publish(&[json("e-11", 11)]).await;
+    let _second = world.spawn(&knobs);
+    until("the head is dead", || async { !world.entries(State::Dead).await.is_empty() }).await;
+    let dead = world.entries(State::Dead).await.remove(0);
+    assert!(dead.at > due && dead.attempts == 5, "the stored time was kept, and the runs were counted on");
+    until("its successor is parked", || async { world.entries(State::Parked).await.len() == 1 }).await;
+    assert!(world.effect_counts().await.is_empty(), "nothing overtook it");
+    // One command away from going on: past the dead one.
+    let skip = Intervene {
+        identity: world.entries(State::Parked).await[0].identity.clone(),
+        time: None,
+        what: Intervention::Skip,
+        by: "operator".into(),
+        why: "10 is beyond repair".into(),
+        dry_run: false,
+        out_of_order: false,
+    };
+    world.ledger.intervene(&skip).await.unwrap();
+    assert_eq!(world.until_effects(1).await, 0);
+}
+
+/// SIGTERM while handlers run: they finish, offsets are committed, nothing runs again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_drains_and_what_it_did_is_not_run_again() {
+    let world = world!("a_stop_drains_and_what_it_did_is_not_run_again", 2);
+    let records: Vec<_> = (0..200).map(|n| event(&format!("e-{n}"))).collect();
+    world.publish(&records).await;
+    let knobs = [("WORKER_MODE", "leased"), ("WORKER_SINK", "plain"), ("WORKER_SLOW_MS", "50")];
+    let mut worker = world.spawn(&knobs);
+    until("it is at work", || async { world.effect_counts().await.len() > 10 }).await;
+    signal(&worker, "TERM");
+    let status =
+        tokio::time::timeout(Duration::from_secs(30), worker.wait()).await.expect("it drains").unwrap();
+    assert!(status.success());
+    assert!(world.entries(State::Leased).await.is_empty(), "nothing is left in its hands");
+    let _next = world.spawn(&knobs);
+    assert_eq!(world.until_effects(200).await, 0, "not even with a sink that does not dedup");
+}
