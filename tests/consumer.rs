@@ -515,9 +515,7 @@ async fn what_is_redriven_out_of_order_runs_as_itself() {
     let builder = || world.consumer().order(OrderPolicy::Latest, OnDead::Skip);
     run_until(
         builder(),
-        |event, _| async move {
-            if event.seq == Some(1) { Err(Failed::fatal("not yet")) } else { Ok(()) }
-        },
+        |event, _| async move { if event.seq == Some(1) { Err(Failed::fatal("not yet")) } else { Ok(()) } },
         "both through",
         |handle| async move { passed(&handle) == 2 },
     )

@@ -228,7 +228,8 @@ fn a_second_signal_ends_at_once_and_nothing_is_lost() {
 fn a_process_killed_with_9_leaves_its_events_to_the_other() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    let events = (0..200).fold(String::new(), |text, n| text + &format!("{{\"event_id\":\"e-{n}\",\"k\":{}}}\n", n % 20));
+    let events = (0..200)
+        .fold(String::new(), |text, n| text + &format!("{{\"event_id\":\"e-{n}\",\"k\":{}}}\n", n % 20));
     let create = ["produce", "--topic", "orders", "--create", "4", "--key", "/k"];
     run_with(dir, &create, events.as_bytes()).code(0);
     let command = Sample::Python.handler(dir, "time.sleep(0.02)\neffect(request['id'])");
