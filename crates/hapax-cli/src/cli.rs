@@ -34,7 +34,7 @@ pub struct Global {
     /// Where embedded data lives (data.dir)
     #[arg(long, global = true, value_name = "DIR")]
     pub data: Option<String>,
-    /// Which ledger: memory:, sqlite:FILE or postgres://… (ledger.url)
+    /// Which ledger: memory:, sqlite:FILE, postgres://… or redis://… (ledger.url)
     #[arg(long, global = true, value_name = "URL")]
     pub ledger: Option<String>,
     /// Which bus: embedded, embedded:FILE or kafka://HOST:PORT (bus.url)
