@@ -23,7 +23,7 @@ export class Fatal extends Error {}
  * aborted when nobody waits for the reply any more: hand it to fetch and the like.
  */
 async function handle(request, signal) {
-  const order = request.event.payload?.order ?? "?";
+  const order = request.event.payload?.order ?? request.event.payload?.aggregate ?? "?";
   console.error(`mail for order ${order} (event ${request.id}, attempt ${request.attempt})`);
 }
 

@@ -31,7 +31,7 @@ def handle(request, cancelled):
     """
     event = request["event"]
     payload = event["payload"]
-    order = payload.get("order", "?") if isinstance(payload, dict) else "?"
+    order = payload.get("order", payload.get("aggregate", "?")) if isinstance(payload, dict) else "?"
     print(f"mail for order {order} (event {request['id']}, attempt {request['attempt']})", file=sys.stderr)
 
 

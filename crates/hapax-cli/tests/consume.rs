@@ -183,11 +183,11 @@ effect(f\"{request['id']} done\")",
 }
 
 /// A consumer that is in the middle of an event that does not end by itself.
-fn in_the_middle(dir: &Path) -> Child {
+fn in_the_middle(dir: &Path, more: &[&str]) -> Child {
     produce(dir, &lines(&[("a", "")]));
     let command =
         Sample::Python.handler(dir, "effect(f'began {os.getpid()}')\nwait_for('go')\neffect('ended')");
-    let child = hapax(dir, &consume_args(&command, &[])).spawn().unwrap();
+    let child = hapax(dir, &consume_args(&command, more)).spawn().unwrap();
     wait_until("the handler began", || !effects(dir).is_empty());
     child
 }
@@ -200,7 +200,7 @@ fn kill(child: &Child, signal: &str) {
 #[test]
 fn sigterm_drains() {
     let dir = tempfile::tempdir().unwrap();
-    let child = in_the_middle(dir.path());
+    let child = in_the_middle(dir.path(), &[]);
     kill(&child, "-TERM");
     std::fs::write(dir.path().join("go"), "").unwrap();
     let ran: Ran = child.wait_with_output().unwrap().into();
@@ -211,9 +211,25 @@ fn sigterm_drains() {
 }
 
 #[test]
+fn what_does_not_end_before_the_deadline_is_given_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let child = in_the_middle(dir.path(), &["--set", "consumer.drain_ms=200"]);
+    kill(&child, "-TERM");
+    let ran: Ran = child.wait_with_output().unwrap().into();
+    let ran = ran.code(143);
+    assert_eq!(count(&ran, "done"), 0, "{}", ran.out);
+    let entry = entry(dir.path(), "a");
+    assert_eq!(
+        (&entry["state"], &entry["attempts"]),
+        (&"retry".into(), &0.into()),
+        "given back, not failed: {entry}"
+    );
+}
+
+#[test]
 fn a_second_signal_ends_at_once_and_nothing_is_lost() {
     let dir = tempfile::tempdir().unwrap();
-    let child = in_the_middle(dir.path());
+    let child = in_the_middle(dir.path(), &[]);
     let handler = effects(dir.path())[0].strip_prefix("began ").unwrap().to_owned();
     kill(&child, "-INT");
     kill(&child, "-INT");
@@ -296,6 +312,31 @@ fn only_the_kinds_that_are_wanted_run() {
 }
 
 #[test]
+fn producers_may_have_names_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let line =
+        |n: u32| format!("{{\"ref\":\"r-{n}\",\"o\":{{\"id\":\"order-1\",\"n\":{n}}},\"what\":\"paid\"}}\n");
+    let produce = ["produce", "--topic", "orders", "--create", "1", "--id", "/ref", "--header", "who=acme"];
+    run_with(dir, &produce, [line(2), line(1), line(2)].concat().as_bytes()).code(0);
+    let command = Sample::Python.handler(
+        dir,
+        "event = request['event']
+effect(f\"{request['tenant']} {request['id']} {event['kind']} {event['aggregate']} {event['seq']}\")",
+    );
+    let places = ["--id-at", "/ref", "--aggregate-at", "/o/id", "--seq-at", "/o/n", "--kind-at", "/what"];
+    let order = ["--tenant-at", "header:who", "--order", "strict", "--on-dead", "park", "--first-seq", "1"];
+    // What came too early waits in memory for so long before it lets the one behind it pass.
+    let soon = ["--set", "consumer.hold_ms_max=100"];
+    let ran = consume(dir, &command, &[&places[..], &order, &soon].concat()).code(0);
+    assert_eq!(effects(dir), ["acme r-1 paid order-1 1", "acme r-2 paid order-1 2"], "{}", ran.out);
+    for (flag, place) in [("--seq-at", "n"), ("--id-at", "n"), ("--aggregate-at", "header:")] {
+        let ran = consume(dir, "cat", &[flag, place]).code(2);
+        assert!(ran.err.contains(flag), "{}", ran.err);
+    }
+}
+
+#[test]
 fn wrong_configuration_is_a_sentence_and_an_exit_code() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
@@ -325,7 +366,20 @@ fn wrong_configuration_is_a_sentence_and_an_exit_code() {
         (&["--scope", "s", "--exec", "cat", "--order", "latest"], 2, "--on-dead"),
         (&["--scope", "s", "--exec", "cat", "--outage", "ignore"], 2, "pause, fail_fast, dead_letter"),
         (&["--scope", "s", "--exec", "cat", "--set", "consumer.heartbeat_s=30"], 2, "must be shorter than"),
-        (&["--scope", "s", "--exec", "cat", "--ledger", "postgres://127.0.0.1:1/x"], 3, "unavailable"),
+        (
+            &[
+                "--scope",
+                "s",
+                "--exec",
+                "cat",
+                "--ledger",
+                "postgres://127.0.0.1:1/x",
+                "--set",
+                "ledger.acquire_timeout_ms=300",
+            ],
+            3,
+            "unavailable",
+        ),
     ];
     for (args, code, told) in cases {
         let ran = run(dir, &[&consume[..], args].concat());

@@ -4,6 +4,7 @@
 //! sink), signals, the progress line and the counts at the end.
 
 mod child;
+mod decode;
 mod exec;
 mod watch;
 
@@ -58,6 +59,8 @@ pub struct ConsumeArgs {
     /// Every process gets every event: needs a --scope of its own for each, with a name that stays over restarts
     #[arg(long, conflicts_with = "group")]
     broadcast: bool,
+    #[command(flatten)]
+    places: decode::PlaceArgs,
     /// Only events of this kind; may be repeated
     #[arg(long)]
     kind: Vec<Kind>,
@@ -195,6 +198,7 @@ fn settings(config: &Config, args: &ConsumeArgs) -> Result<ConsumerSettings, Fai
         From::Earliest => Start::Earliest,
         From::Latest => Start::Latest,
     };
+    args.places.apply(&mut settings.decoder)?;
     if !args.kind.is_empty() {
         settings.wants = Wants::Kinds(args.kind.clone());
     }
