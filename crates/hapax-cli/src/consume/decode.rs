@@ -9,6 +9,7 @@ use crate::failure::Failure;
 /// Each takes a JSON pointer into the payload (`/order/id`) or `header:NAME`; without it the usual names are tried
 /// (docs/handlers.md).
 #[derive(Debug, Args)]
+#[allow(clippy::struct_field_names, reason = "they are named as their flags are")]
 pub(super) struct PlaceArgs {
     /// Where the id is: a JSON pointer, header:NAME, `sha256` (of the payload) or `offset` (catches redelivery only).
     /// Repeat it to try several in order [default: header idempotency_key, ce_id or eventId, then /eventId, /event_id]
