@@ -15,3 +15,22 @@ macro_rules! crash_point {
 macro_rules! crash_point {
     ($name:literal) => {};
 }
+
+/// Whether a `testing` build was told (`HAPAX_MUTANT`) to do this step wrong, so that a test can show that it would notice;
+/// never in any other build.
+#[cfg(feature = "testing")]
+macro_rules! mutant {
+    ($name:literal) => {
+        $crate::testing::crash::is_mutant($name)
+    };
+}
+
+/// Whether to do a step wrong: never in this build.
+#[cfg(not(feature = "testing"))]
+macro_rules! mutant {
+    ($name:literal) => {
+        false
+    };
+}
+
+pub(crate) use mutant;

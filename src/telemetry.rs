@@ -115,7 +115,7 @@ pub const METRICS: [Metric; 21] = [
 ];
 
 /// Every span there is, with its fields.
-pub const SPANS: [(&str, &[&str]); 3] = [
+pub const SPANS: [(&str, &[&str]); 4] = [
     (
         "dedup.try_claim",
         &[
@@ -131,6 +131,20 @@ pub const SPANS: [(&str, &[&str]); 3] = [
     ),
     ("dedup.process", &["otel.name", "consumer.scope_id", "event.id", "dedup.attempt", "trace.parent"]),
     ("dedup.sweep", &["otel.name"]),
+    (
+        "consumer.delivery",
+        &[
+            "otel.name",
+            "otel.kind",
+            "consumer.scope_id",
+            "event.id",
+            "kafka.topic",
+            "kafka.partition",
+            "kafka.offset",
+            "trace.parent",
+            "consumer.ending",
+        ],
+    ),
 ];
 
 /// Tells the recorder in place what each metric means. Call it again after installing another one.

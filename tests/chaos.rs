@@ -93,26 +93,30 @@ async fn t20_a_stopped_worker_settles_nothing_when_it_wakes_up() {
     if let Some((_, schema)) = support::role() {
         return world::worker(&schema).await;
     }
+    let mut cases = tokio::task::JoinSet::new();
     for mode in ["leased", "transactional"] {
-        let world = World::new(test, 2).await;
-        let knobs = [("WORKER_MODE", mode), ("WORKER_LEASE_MS", "1500"), ("WORKER_SLOW_MS", "100")];
-        let sleeper = world.spawn(&knobs);
-        let records: Vec<_> = (0..100).map(|n| event(&format!("e-{n}"))).collect();
-        world.publish(&records).await;
-        until("it is at work", || async {
-            !world.entries(State::Done).await.is_empty() || !world.entries(State::Leased).await.is_empty()
-        })
-        .await;
-        signal(&sleeper, "STOP");
-        let _other = world.spawn(&knobs);
-        until("the other has done all", || async { world.effect_counts().await.len() == 100 }).await;
-        signal(&sleeper, "CONT");
-        until("everything committed", || async { world.committed().await == 100 }).await;
-        let doubled = world.until_effects(100).await;
-        println!("{mode}: 100 of 100, {doubled} repeated");
-        assert_eq!(doubled, 0);
-        assert_eq!(world.entries(State::Done).await.len(), 100);
+        cases.spawn(async move {
+            let world = World::new(test, 2).await;
+            let knobs = [("WORKER_MODE", mode), ("WORKER_LEASE_MS", "1500"), ("WORKER_SLOW_MS", "100")];
+            let sleeper = world.spawn(&knobs);
+            let records: Vec<_> = (0..100).map(|n| event(&format!("e-{n}"))).collect();
+            world.publish(&records).await;
+            until("it is at work", || async {
+                !world.entries(State::Done).await.is_empty() || !world.entries(State::Leased).await.is_empty()
+            })
+            .await;
+            signal(&sleeper, "STOP");
+            let _other = world.spawn(&knobs);
+            until("the other has done all", || async { world.effect_counts().await.len() == 100 }).await;
+            signal(&sleeper, "CONT");
+            until("everything committed", || async { world.committed().await == 100 }).await;
+            let doubled = world.until_effects(100).await;
+            println!("{mode}: 100 of 100, {doubled} repeated");
+            assert_eq!(doubled, 0);
+            assert_eq!(world.entries(State::Done).await.len(), 100);
+        });
     }
+    cases.join_all().await;
 }
 
 /// Three processes, restarted one after the other under load.
@@ -121,6 +125,17 @@ async fn a_rolling_restart_under_load_loses_and_doubles_nothing() {
     let world = world!("a_rolling_restart_under_load_loses_and_doubles_nothing", 6);
     let mut workers: Vec<_> = (0..3).map(|_| world.spawn(&[("WORKER_ORDER", "latest")])).collect();
     let mut published = 0u64;
+    let mut warm = 0;
+    until("all three are at work", || {
+        warm += 1;
+        let record = event(&format!("warm-{warm}"));
+        let world = &world;
+        async move {
+            world.publish(&[record]).await;
+            world.workers().await == 3
+        }
+    })
+    .await;
     for round in 0..3 {
         let records: Vec<_> = (0..200)
             .map(|_| {
@@ -141,8 +156,9 @@ async fn a_rolling_restart_under_load_loses_and_doubles_nothing() {
             tokio::time::timeout(Duration::from_secs(60), leaving.wait()).await.expect("it ends").unwrap();
         assert_eq!(status.success(), round != 1);
     }
-    assert_eq!(world.until_effects(600).await, 0);
-    until("everything committed", || async { world.committed().await == 600 }).await;
+    let all = 600 + warm;
+    assert_eq!(world.until_effects(all).await, 0);
+    until("everything committed", || async { world.committed().await == i64::try_from(all).unwrap() }).await;
     let order = world.effect_order().await;
     for aggregate in 0..20 {
         let prefix = format!("{aggregate}-");

@@ -1,4 +1,4 @@
-//! The consumer's pipeline on memory: what each step does. The same promises on real servers are in `consumer_kafka.rs`.
+//! The consumer's pipeline on memory: what each step does. The same promises on real servers are in `acceptance.rs` and `chaos.rs`.
 #![cfg(feature = "testing")]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -546,4 +546,212 @@ async fn what_is_redriven_out_of_order_runs_as_itself() {
     .await;
     assert_eq!(counts.get("done"), Some(&1), "{counts:?}");
     assert_eq!(*seen.lock().unwrap(), [("a".to_owned(), Some(1))], "the handler sees it as it is");
+}
+
+#[tokio::test]
+async fn t45_what_nobody_wants_costs_no_ledger_write() {
+    let world = World::new(1).await;
+    let mut records: Vec<_> = (0..10).map(|n| event(&format!("e-{n}"))).collect();
+    records[3].headers = [("ce_type".to_owned(), b"wanted".to_vec())].into_iter().collect();
+    world.publish(&records).await;
+    let counts = run_until(
+        world.consumer().with(|settings| settings.wants = Wants::Kinds(vec![Kind::new("wanted").unwrap()])),
+        |_, _| async { Ok(()) },
+        "through",
+        |handle| async move { passed(&handle) == 10 },
+    )
+    .await;
+    assert_eq!((counts["unwanted"], counts["done"]), (9, 1));
+    assert_eq!(world.states().await.len(), 1, "one row, for the one that was wanted");
+    assert_eq!(world.committed(0).await, Some(10));
+}
+
+/// The window is asked before the claim and told only after done: what failed is not in it, what is in it is skipped.
+#[tokio::test]
+async fn t01_the_window_is_read_before_the_claim_and_written_after_done() {
+    use hapax::ledger::Identity;
+    use hapax::window::{MemoryWindow, Window, WindowSettings};
+    let world = World::new(1).await;
+    let window = Arc::new(MemoryWindow::new(WindowSettings::new("epoch-1"), 1000).unwrap());
+    let identity =
+        |id: &str| Identity::new(hapax::Scope::new("mailer").unwrap(), hapax::EventId::new(id).unwrap());
+    window.remember(&[identity("seen-before")]).await.unwrap();
+    world.publish(&[event("seen-before"), event("good"), event("bad"), event("good")]).await;
+    let counts =
+        run_until(
+            world.consumer().window(Arc::clone(&window) as Arc<dyn Window>),
+            |event, _| async move {
+                if event.id.to_string() == "bad" { Err(Failed::fatal("no")) } else { Ok(()) }
+            },
+            "through",
+            |handle| async move { passed(&handle) == 4 },
+        )
+        .await;
+    assert_eq!((counts["window"], counts["done"], counts["dead"]), (1, 1, 1), "{counts:?}");
+    until("remembered", || async { window.seen(&[identity("good")]).await.unwrap() == [true] }).await;
+    assert_eq!(
+        window.seen(&[identity("bad")]).await.unwrap(),
+        [false],
+        "what failed is not skipped next time"
+    );
+    // A window that is newer than a restored ledger says another epoch, and is not believed.
+    let restored = World::new(1).await;
+    restored.publish(&[event("good")]).await;
+    let other = Arc::new(MemoryWindow::new(WindowSettings::new("epoch-2"), 1000).unwrap());
+    let counts = run_until(
+        restored.consumer().window(other),
+        |_, _| async { Ok(()) },
+        "through",
+        |handle| async move { passed(&handle) == 1 },
+    )
+    .await;
+    assert_eq!(counts["done"], 1);
+}
+
+#[tokio::test]
+async fn too_many_events_that_are_too_old_stop_the_consumer_with_a_sentence() {
+    use hapax::clock::ManualClock;
+    use hapax::ledger::{Settings, SweepTerms};
+    let clock = ManualClock::new(hapax::Time::parse("2026-03-02T00:00:00Z").unwrap());
+    let bus = Arc::new(MemoryBus::default());
+    bus.create_topic(&topic("orders"), TopicTerms::new(1)).await.unwrap();
+    let ledger = Arc::new(MemoryLedger::with_clock(Settings::default(), Arc::new(clock.clone())));
+    let world = World { bus, ledger };
+    // Ids of a week that the scope has seen and that was dropped since (UUIDv7 of 2026-03-02).
+    let ids: Vec<_> = (0..20).map(|n| format!("019cab7f-ec00-7000-8000-0000000000{n:02x}")).collect();
+    world.publish(&ids.iter().map(|id| event(id)).collect::<Vec<_>>()).await;
+    run_until(
+        world.consumer(),
+        |_, _| async { Ok(()) },
+        "through",
+        |handle| async move { passed(&handle) == 20 },
+    )
+    .await;
+    clock.advance(Duration::from_hours(60 * 24));
+    let terms = SweepTerms { retention: Duration::from_hours(24), batch_max: 1000, dry_run: false };
+    assert_eq!(world.ledger.sweep(terms).await.unwrap().weeks.len(), 1);
+    let again = World { bus: Arc::new(MemoryBus::default()), ledger: Arc::clone(&world.ledger) };
+    again.bus.create_topic(&topic("orders"), TopicTerms::new(1)).await.unwrap();
+    again.publish(&ids.iter().map(|id| event(id)).collect::<Vec<_>>()).await;
+    let consumer = again.consumer().with(|settings| settings.too_old_max = 10).build().unwrap();
+    let ran = Arc::new(AtomicU32::new(0));
+    let counter = Arc::clone(&ran);
+    let error = consumer
+        .run(leased(move |_, _| {
+            counter.fetch_add(1, Ordering::SeqCst);
+            async { Ok(()) }
+        }))
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("too_old_max"), "{error}");
+    assert_eq!(ran.load(Ordering::SeqCst), 0, "too old is never a first");
+}
+
+#[tokio::test]
+async fn at_the_cap_of_held_events_partitions_pause() {
+    let world = World::new(1).await;
+    let records: Vec<_> = (1..=9).map(|seq| numbered(&format!("e-{seq}"), "order-1", seq)).collect();
+    world.publish(&records).await;
+    let consumer = world
+        .consumer()
+        .order(OrderPolicy::Latest, OnDead::Park)
+        .with(|settings| settings.held_max = 3)
+        .build()
+        .unwrap();
+    let handle = consumer.handle();
+    let running = tokio::spawn(consumer.run(leased(|event: Event, _| async move {
+        if event.seq == Some(1) { Err(Failed::fatal("broken")) } else { Ok(()) }
+    })));
+    until("paused", || async { handle.progress().paused == 1 && handle.progress().held >= 3 }).await;
+    handle.stop();
+    running.await.unwrap().unwrap();
+}
+
+/// A handler that does not end by itself is given back at the deadline, uncounted; at most once, it is lost.
+#[tokio::test]
+async fn a_stop_gives_back_what_does_not_end_in_time() {
+    for once in [false, true] {
+        let world = World::new(1).await;
+        world.publish(&[event("endless")]).await;
+        let consumer =
+            world.consumer().with(|settings| settings.drain = Duration::from_millis(50)).build().unwrap();
+        let handle = consumer.handle();
+        let begun = Arc::new(tokio::sync::Notify::new());
+        let signal = Arc::clone(&begun);
+        let running = if once {
+            tokio::spawn(consumer.run(at_most_once(move |_| {
+                signal.notify_one();
+                std::future::pending()
+            })))
+        } else {
+            tokio::spawn(consumer.run(leased(move |_, _| {
+                signal.notify_one();
+                std::future::pending()
+            })))
+        };
+        begun.notified().await;
+        handle.stop();
+        running.await.unwrap().unwrap();
+        let entry = world.ledger.list(&Filter::default(), None, 9).await.unwrap().entries.remove(0);
+        if once {
+            assert_eq!(entry.state, State::Lost);
+        } else {
+            assert_eq!((entry.state, entry.attempts), (State::Retry, 0), "given back, not counted");
+            assert_ne!(world.committed(0).await, Some(1), "the offset is not passed");
+        }
+    }
+}
+
+#[tokio::test]
+async fn bytes_in_flight_are_bounded() {
+    let world = World::new(1).await;
+    let big = "x".repeat(100_000);
+    let records: Vec<_> = (0..30)
+        .map(|n| record(None, serde_json::json!({"event_id": format!("e-{n}"), "big": big})))
+        .collect();
+    let consumer = world.consumer().with(|settings| settings.in_flight_bytes_max = 300_000).build().unwrap();
+    let handle = consumer.handle();
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
+    let open = Arc::clone(&gate);
+    let running = tokio::spawn(consumer.run(leased(move |_, _| {
+        let gate = Arc::clone(&gate);
+        async move {
+            gate.acquire().await?.forget();
+            Ok(())
+        }
+    })));
+    for one in records.chunks(1) {
+        world.publish(one).await;
+    }
+    until("paused", || async { handle.progress().paused == 1 }).await;
+    open.add_permits(1000);
+    until("through", || async { passed(&handle) == 30 }).await;
+    handle.stop();
+    running.await.unwrap().unwrap();
+}
+
+/// A failed head holds back its own key, for as long as its attempts last, and nobody else's.
+#[tokio::test]
+async fn t41_a_failed_head_blocks_its_key_only_and_not_for_ever() {
+    let world = World::new(1).await;
+    let keyed = |key: &str, id: &str| record(Some(key), serde_json::json!({ "event_id": id }));
+    world.publish(&[keyed("a", "bad"), keyed("a", "after-bad"), keyed("b", "b-1"), keyed("b", "b-2")]).await;
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&seen);
+    let counts = run_until(
+        world.consumer(),
+        move |event, _| {
+            let id = event.id.to_string();
+            log.lock().unwrap().push(id.clone());
+            async move { if id == "bad" { Err(Failed::retryable("no")) } else { Ok(()) } }
+        },
+        "through",
+        |handle| async move { passed(&handle) == 4 },
+    )
+    .await;
+    assert_eq!((counts["done"], counts["dead"]), (3, 1));
+    let seen = seen.lock().unwrap();
+    let at = |id: &str| seen.iter().rposition(|seen| seen == id).unwrap();
+    assert!(at("after-bad") > at("bad"), "behind the last try of its head");
+    assert!(at("b-2") < at("bad"), "other keys do not wait for it");
 }

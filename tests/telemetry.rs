@@ -155,6 +155,32 @@ async fn look_through_windows(prefix: Option<&str>) {
     away.remember(&event).await.unwrap();
 }
 
+/// One delivery that meets a ledger that is away, and takes effect when it is back.
+async fn consume(prefix: Option<String>) {
+    use hapax::bus::{Bus, Record as BusRecord, TopicTerms, memory::MemoryBus};
+    use hapax::consumer::{Consumer, Handled, leased};
+    let bus = Arc::new(MemoryBus::default());
+    let orders = Topic::new("orders").unwrap();
+    bus.create_topic(&orders, TopicTerms::new(1)).await.unwrap();
+    let headers =
+        [("eventId", "consumed"), ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")];
+    let record = BusRecord { headers: headers.into_iter().collect(), ..BusRecord::default() };
+    bus.publish(&orders, &[record]).await.unwrap();
+    let ledger = Faulty::default();
+    ledger.faults.claims_lost.store(12, Ordering::SeqCst);
+    let builder = Consumer::builder(bus, ledger).scope("billing").topic("orders");
+    let consumer = builder.with(move |settings| settings.telemetry_prefix = prefix).build().unwrap();
+    let handle = consumer.handle();
+    let counts = consumer
+        .run(leased(move |_, _| {
+            handle.stop();
+            async { Handled::Ok(()) }
+        }))
+        .await
+        .unwrap();
+    assert_eq!(counts["done"], 1);
+}
+
 /// Does everything once.
 async fn live(guard: Guard<Faulty>, unguarded: Guard<Faulty>) {
     let origin = Origin::new(Topic::new("orders").unwrap(), 3, 42);
@@ -213,6 +239,7 @@ fn seen(prefix: Option<&str>) -> (Recorder, Spans) {
         metrics::with_local_recorder(&recorder, || {
             runtime.block_on(async {
                 live(guard, unguarded).await;
+                consume(prefix.map(str::to_owned)).await;
                 look_through_windows(prefix).await;
             });
         });

@@ -39,6 +39,8 @@ pub struct Arrival {
     pub(crate) alone: bool,
     /// Says true when the partition goes to someone else or the process must end.
     pub(crate) cancel: watch::Receiver<bool>,
+    /// From its arrival until it is through.
+    pub(crate) span: tracing::Span,
 }
 
 /// Where a delivery came from.
@@ -51,7 +53,15 @@ pub enum Source {
 }
 
 impl Arrival {
-    /// Bytes in memory, more or less.
+    /// How much memory it takes, more or less.
+    pub(crate) fn bytes(&self) -> usize {
+        let record = &self.received.record;
+        let headers: usize = record.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let of = |bytes: &Option<Bytes>| bytes.as_ref().map_or(0, Bytes::len);
+        of(&record.payload) + of(&record.key) + headers + 256
+    }
+
+    /// Its bytes, as they are held.
     pub(crate) fn body(&self) -> Body {
         let record = &self.received.record;
         Body {
@@ -113,6 +123,11 @@ impl Arrival {
             "processing_time_ms": took.map(|took| u64::try_from(took.as_millis()).unwrap_or(u64::MAX)),
         });
         Metadata::try_from(json).ok()
+    }
+
+    /// Whether it was told to stop.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        *self.cancel.borrow()
     }
 
     /// Ends when it is told to stop.

@@ -123,6 +123,7 @@ impl Desk {
         let event = self.settings.decoder.decode(&received).map_err(|error| error.to_string());
         let ordered = self.settings.order.is_some();
         let key = match &event {
+            _ if crate::crash_point::mutant!("claim before order") => None,
             Ok(Event { aggregate: Some(aggregate), seq: Some(_), tenant, .. }) if ordered => {
                 Some(Key::Aggregate(tenant.clone(), aggregate.clone()))
             }
@@ -131,7 +132,8 @@ impl Desk {
                 Key::Record(Partition { topic: origin.topic.clone(), number: origin.partition }, key)
             }),
         };
-        Arrival { event, received, source, key, waits: None, unordered: false, alone: false, cancel }
+        let span = self.core.delivery_span(event.as_ref().ok(), &received.origin);
+        Arrival { event, received, source, key, waits: None, unordered: false, alone: false, cancel, span }
     }
 
     /// What the ledger knows a delivery as; none if there is no event.

@@ -117,6 +117,7 @@ where
         crate::crash_point!("consumer.after-claim");
         let began = Instant::now();
         let work = within(self.desk.settings.handler_timeout, (self.handler)(event, lease.info()));
+        let work = tracing::Instrument::instrument(work, arrival.span.clone());
         let handled = tokio::select! {
             handled = lease.run(work) => handled,
             () = arrival.cancelled() => return give_back(lease, Ending::Cancelled).await,

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::{Hand, Pipeline};
 use crate::bus::{Assigned, Partition};
+use crate::consumer::OutagePolicy;
 use crate::consumer::arrival::Source;
 use crate::consumer::offsets::Watermark;
 use crate::error::{Error, Result};
@@ -19,7 +20,15 @@ impl Pipeline {
     pub(super) async fn given(&mut self, given: Vec<Assigned>) -> Result<()> {
         self.meter.rebalanced();
         let partitions: Vec<_> = given.iter().map(|assigned| assigned.partition.clone()).collect();
-        let suspects = self.worker.suspects(&partitions).await?;
+        let (suspects, unsure) = match self.worker.suspects(&partitions).await {
+            Ok(suspects) => (suspects, false),
+            // Nobody can say while the ledger is away: then all of them are, until it can be asked.
+            Err(error) if error.is_retryable() && self.desk.settings.outage != OutagePolicy::FailFast => {
+                self.state.away = true;
+                (partitions.iter().map(|partition| (partition.clone(), i64::MIN, i64::MAX)).collect(), true)
+            }
+            Err(error) => return Err(error),
+        };
         for assigned in given {
             let partition = assigned.partition.clone();
             tracing::info!(target: "hapax", %partition, epoch = assigned.epoch, "partition given");
@@ -30,10 +39,12 @@ impl Pipeline {
                 watermark: Watermark::default(),
                 committed: None,
                 running: 0,
+                bytes: 0,
                 paused: false,
                 cancel: watch::channel(false).0,
                 revoked: None,
                 suspects: suspects.collect(),
+                unsure,
             };
             self.hands.insert(partition, hand);
         }
@@ -109,6 +120,7 @@ impl Pipeline {
             self.worker.release(&partitions).await;
             self.subscriber.give_back(&revoked).await?;
         }
+        self.ask_for_suspects().await;
         self.pause_and_resume().await?;
         if now >= self.state.next_commit {
             self.commit().await?;
@@ -117,15 +129,41 @@ impl Pipeline {
         Ok(())
     }
 
+    /// Asks for what could not be asked for when partitions were given.
+    async fn ask_for_suspects(&mut self) {
+        let unsure: Vec<_> = self
+            .hands
+            .values()
+            .filter(|hand| hand.unsure)
+            .map(|hand| hand.assigned.partition.clone())
+            .collect();
+        if unsure.is_empty() || self.state.away {
+            return;
+        }
+        let Ok(suspects) = self.worker.suspects(&unsure).await else { return };
+        for partition in unsure {
+            if let Some(hand) = self.hands.get_mut(&partition) {
+                hand.unsure = false;
+                let of = suspects.iter().filter(|(of, ..)| *of == partition);
+                hand.suspects = of.map(|(_, first, last)| (*first, *last)).collect();
+            }
+        }
+    }
+
     /// A partition pauses at its limit and goes on at half of it.
     async fn pause_and_resume(&mut self) -> Result<()> {
         let max = self.desk.settings.in_flight_max;
+        let bytes_max = self.desk.settings.in_flight_bytes_max;
         let stop = self.state.full || self.state.draining.is_some();
         let (mut pause, mut resume) = (Vec::<Partition>::new(), Vec::new());
         for hand in self.hands.values_mut().filter(|hand| hand.revoked.is_none()) {
             let (unfinished, distance) = (hand.watermark.unfinished(), hand.watermark.distance());
-            let over = stop || unfinished >= max || distance >= max * DISTANCE_FACTOR;
-            let under = !stop && unfinished <= max / 2 && distance <= max * DISTANCE_FACTOR / 2;
+            let over =
+                stop || unfinished >= max || hand.bytes >= bytes_max || distance >= max * DISTANCE_FACTOR;
+            let under = !stop
+                && unfinished <= max / 2
+                && hand.bytes <= bytes_max / 2
+                && distance <= max * DISTANCE_FACTOR / 2;
             if over && !hand.paused {
                 hand.paused = true;
                 pause.push(hand.assigned.partition.clone());

@@ -21,6 +21,7 @@ use super::worker::Worker;
 use super::{OutagePolicy, Stop};
 use crate::bus::{Assigned, Bus, Heard, Partition, Received, Subscriber};
 use crate::error::{Error, Result};
+use crate::id::Topic;
 use crate::ledger::{Claim, Due, Identity, Mode, OrderPolicy};
 use crate::window::Window;
 
@@ -30,12 +31,16 @@ pub(super) struct Hand {
     pub(super) watermark: Watermark,
     committed: Option<i64>,
     running: usize,
+    /// Of unfinished deliveries.
+    bytes: usize,
     paused: bool,
     cancel: watch::Sender<bool>,
     /// Until when what runs may finish, if the group wants it back.
     revoked: Option<Instant>,
     /// Offsets of a batch that never ended.
     suspects: Vec<(i64, i64)>,
+    /// Whether it could not be asked for them yet.
+    unsure: bool,
 }
 
 /// What a task reports of one lane.
@@ -70,6 +75,9 @@ pub(super) struct Tasks {
     look: JoinSet<Result<Due>>,
     probe: JoinSet<bool>,
     lag: JoinSet<Option<i64>>,
+    /// Batches that the window has not been asked about, and the one it is being asked about.
+    unasked: VecDeque<Vec<Arrival>>,
+    window: JoinSet<(Vec<Arrival>, HashSet<Identity>)>,
     remember: Vec<Identity>,
 }
 
@@ -101,7 +109,7 @@ impl Default for State {
             draining: None,
             next_commit: now,
             next_look: now,
-            next_lag: now + LAG_INTERVAL,
+            next_lag: now,
             too_old: 0,
             cancel: watch::channel(false).0,
             counts: BTreeMap::new(),
@@ -120,6 +128,7 @@ impl Pipeline {
                 heard = self.subscriber.next() => self.hear(heard).await?, // match → window → order
                 Some(ended) = self.tasks.running.join_next() => self.put_away(ended)?, // → watermark
                 Some(due) = self.tasks.look.join_next() => self.take_due(due),
+                Some(answer) = self.tasks.window.join_next() => self.answered(answer)?,
                 Some(back) = self.tasks.probe.join_next() => self.state.away = !back.unwrap_or(false),
                 Some(lag) = self.tasks.lag.join_next() => self.meter.lag(lag.ok().flatten()),
                 () = tokio::time::sleep_until(wake) => {}
@@ -160,6 +169,7 @@ impl Pipeline {
             self.state.draining = Some(Instant::now() + self.desk.settings.drain);
             self.queues.retain(|_| false);
             self.alone.clear();
+            self.tasks.unasked.clear();
         }
     }
 
@@ -172,7 +182,7 @@ impl Pipeline {
                     tracing::info!(target: "hapax", "the bus is back");
                 }
                 match heard {
-                    Heard::Records(records) => self.take_in(records).await,
+                    Heard::Records(records) => self.take_in(records),
                     Heard::Given(given) => self.given(given).await?,
                     Heard::Revoked(revoked) => self.revoked(&revoked),
                     Heard::Lost(lost) => self.lost(&lost),
@@ -189,7 +199,7 @@ impl Pipeline {
         Ok(())
     }
 
-    async fn take_in(&mut self, records: Vec<Received>) {
+    fn take_in(&mut self, records: Vec<Received>) {
         if self.state.draining.is_some() {
             return;
         }
@@ -205,6 +215,7 @@ impl Pipeline {
             }
             let mut arrival =
                 self.desk.arrival(received, Source::Bus(hand.assigned.clone()), hand.cancel.subscribe());
+            hand.bytes += arrival.bytes();
             let offset = arrival.received.origin.offset;
             arrival.alone = hand.suspects.iter().any(|(first, last)| (*first..=*last).contains(&offset));
             if self.is_wanted(&arrival) {
@@ -213,8 +224,18 @@ impl Pipeline {
                 self.pass(&arrival, "unwanted");
             }
         }
-        for arrival in self.unseen(arrivals).await {
-            self.queues.push(arrival.key.clone(), arrival);
+        if self.window.is_none() {
+            return self.queue(arrivals);
+        }
+        self.tasks.unasked.push_back(arrivals);
+        self.ask_window();
+    }
+
+    fn queue(&mut self, arrivals: Vec<Arrival>) {
+        for arrival in arrivals {
+            if self.is_ours(&arrival) {
+                self.queues.push(arrival.key.clone(), arrival);
+            }
         }
     }
 
@@ -227,17 +248,33 @@ impl Pipeline {
         })
     }
 
-    /// Passes what the window knows to be done.
-    async fn unseen(&mut self, arrivals: Vec<Arrival>) -> Vec<Arrival> {
-        let Some(window) = self.window.clone() else { return arrivals };
-        let identities: Vec<_> =
-            arrivals.iter().filter_map(|arrival| self.desk.identity_of(arrival)).collect();
-        if identities.is_empty() {
-            return arrivals;
+    /// Asks the window about one batch at a time, so that deliveries stay in order. In a task: a window that is away may
+    /// make its callers wait, and the pipeline must not.
+    fn ask_window(&mut self) {
+        if !self.tasks.window.is_empty() {
+            return;
         }
-        let Ok(seen) = window.seen(&identities).await else { return arrivals }; // it said so itself
-        let seen: HashSet<_> =
-            identities.into_iter().zip(seen).filter_map(|(id, seen)| seen.then_some(id)).collect();
+        let (Some(window), Some(arrivals)) = (self.window.clone(), self.tasks.unasked.pop_front()) else {
+            return;
+        };
+        let desk = self.desk.clone();
+        self.tasks.window.spawn(async move {
+            let identities: Vec<_> =
+                arrivals.iter().filter_map(|arrival| desk.identity_of(arrival)).collect();
+            // One that fails has said so itself: then nothing was seen.
+            let seen = window.seen(&identities).await.unwrap_or_default();
+            let seen =
+                identities.into_iter().zip(seen).filter_map(|(identity, seen)| seen.then_some(identity));
+            (arrivals, seen.collect())
+        });
+    }
+
+    /// Passes what the window knows to be done.
+    fn answered(
+        &mut self,
+        answer: std::result::Result<(Vec<Arrival>, HashSet<Identity>), tokio::task::JoinError>,
+    ) -> Result<()> {
+        let (arrivals, seen) = answer.map_err(ended_badly)?;
         let mut unseen = Vec::with_capacity(arrivals.len());
         for arrival in arrivals {
             if self.desk.identity_of(&arrival).is_some_and(|identity| seen.contains(&identity)) {
@@ -246,7 +283,9 @@ impl Pipeline {
                 unseen.push(arrival);
             }
         }
-        unseen
+        self.queue(unseen);
+        self.ask_window();
+        Ok(())
     }
 
     /// What is due comes from the ledger as if it had just arrived.
@@ -333,14 +372,8 @@ impl Pipeline {
     }
 
     fn start(&mut self, lanes: Vec<(Lane<Key>, Vec<Arrival>)>) {
-        for arrival in lanes.iter().flat_map(|(_, arrivals)| arrivals) {
-            self.tasks.in_hand += 1;
-            if let Source::Bus(assigned) = &arrival.source
-                && let Some(hand) = self.hands.get_mut(&assigned.partition)
-                && hand.assigned == *assigned
-            {
-                hand.running += 1;
-            }
+        for (_, arrivals) in &lanes {
+            self.count_in_hand(arrivals);
         }
         let (worker, desk) = (Arc::clone(&self.worker), self.desk.clone());
         self.tasks.running.spawn(async move {
@@ -351,12 +384,23 @@ impl Pipeline {
         });
     }
 
+    fn count_in_hand(&mut self, arrivals: &[Arrival]) {
+        self.tasks.in_hand += arrivals.len();
+        for arrival in arrivals {
+            if let Some(hand) = self.hand_of(arrival) {
+                hand.running += 1;
+                if crate::crash_point::mutant!("commit before settle") {
+                    hand.watermark.finish(arrival.received.origin.offset);
+                }
+            }
+        }
+    }
+
     // --- back: watermark → commit -------------------------------------------------------------------------------
 
     fn put_away(&mut self, ended: std::result::Result<Vec<Ended>, tokio::task::JoinError>) -> Result<()> {
         // Handlers' panics are caught where they happen; this would be one of ours, and its lanes are gone with it.
-        let ended =
-            ended.map_err(|error| Error::Corrupt(format!("a task of the consumer ended badly: {error}")))?;
+        let ended = ended.map_err(ended_badly)?;
         self.tasks.lone = false;
         for Ended { lane, arrivals, endings } in ended {
             self.tasks.in_hand -= arrivals.len();
@@ -388,11 +432,13 @@ impl Pipeline {
                 Ending::Stop(error) => return Err(error),
                 Ending::Away(error) => match self.desk.settings.outage {
                     OutagePolicy::FailFast => return Err(error),
-                    OutagePolicy::DeadLetter => {
-                        self.copy_unclaimed(&arrival, &error);
-                        continue;
+                    OutagePolicy::DeadLetter if self.dead_topic_of(&arrival).is_some() => {
+                        self.meter.ledger_away();
+                        let rest = std::iter::once(arrival).chain(arrivals).collect();
+                        self.copy_unclaimed(lane, rest, &error);
+                        return Ok(());
                     }
-                    OutagePolicy::Pause => {
+                    OutagePolicy::DeadLetter | OutagePolicy::Pause => {
                         self.state.away = true;
                         self.meter.ledger_away();
                         until = Some(Instant::now() + Duration::from_millis(50));
@@ -437,11 +483,13 @@ impl Pipeline {
 
     /// A delivery is through: the watermark may pass it.
     fn pass(&mut self, arrival: &Arrival, word: &'static str) {
+        arrival.span.record("consumer.ending", word);
         *self.state.counts.entry(word).or_default() += 1;
         self.meter.passed(word);
         let offset = arrival.received.origin.offset;
         if let Some(hand) = self.hand_of(arrival) {
             hand.watermark.finish(offset);
+            hand.bytes = hand.bytes.saturating_sub(arrival.bytes());
         }
         if let Source::Held(identity, time) = &arrival.source {
             self.state.held.remove(identity);
@@ -482,20 +530,20 @@ impl Pipeline {
         Ok(())
     }
 
-    /// The ledger is away and the policy is to go on: the record's copy is all that remains of it here.
-    fn copy_unclaimed(&mut self, arrival: &Arrival, error: &Error) {
-        let origin = &arrival.received.origin;
-        let Some(topic) = self.desk.settings.dead_topic_of(&origin.topic) else {
-            self.state.away = true;
+    fn dead_topic_of(&self, arrival: &Arrival) -> Option<Topic> {
+        self.desk.settings.dead_topic_of(&arrival.received.origin.topic)
+    }
+
+    /// The ledger is away and the policy is to go on: the copy of the lane's first record is all that remains of it here.
+    fn copy_unclaimed(&mut self, lane: Lane<Key>, arrivals: Vec<Arrival>, error: &Error) {
+        let Some((first, topic)) =
+            arrivals.first().and_then(|first| Some((first, self.dead_topic_of(first)?)))
+        else {
             return;
         };
-        let record = held::unclaimed_record(&self.desk, &arrival.received, &error.chain().to_string());
+        let record = held::unclaimed_record(&self.desk, &first.received, &error.chain().to_string());
         let bus = Arc::clone(&self.bus);
-        let arrival = arrival.clone();
-        self.tasks.in_hand += 1;
-        if let Some(hand) = self.hand_of(&arrival) {
-            hand.running += 1;
-        }
+        self.count_in_hand(&arrivals);
         self.tasks.running.spawn(async move {
             let published = bus.publish(&topic, &[record]).await;
             let ending = match published.map(|mut answers| answers.pop()) {
@@ -506,8 +554,7 @@ impl Pipeline {
                 }
                 Ok(None) => Ending::Later(Duration::from_secs(1)),
             };
-            let lane = Lane::Own(0);
-            vec![Ended { lane, arrivals: vec![arrival], endings: vec![ending] }]
+            vec![Ended { lane, arrivals, endings: vec![ending] }]
         });
     }
 
@@ -549,6 +596,12 @@ impl Pipeline {
             self.state.cancel.send_replace(true);
         }
     }
+}
+
+/// Handlers' panics are caught where they happen: this would be one of ours, and its deliveries are gone with it.
+#[allow(clippy::needless_pass_by_value)] // a `map_err` function
+fn ended_badly(error: tokio::task::JoinError) -> Error {
+    Error::Corrupt(format!("a task of the consumer ended badly: {error}"))
 }
 
 /// How often the ends of the partitions are asked for.

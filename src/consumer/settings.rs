@@ -101,6 +101,8 @@ pub struct ConsumerSettings {
     pub batch_max: usize,
     /// How many deliveries of a partition are in memory at once; beyond it the partition pauses.
     pub in_flight_max: usize,
+    /// How many bytes they may have; beyond it the partition pauses.
+    pub in_flight_bytes_max: usize,
     /// How long a handler may take.
     pub handler_timeout: Duration,
     /// How long a lease lasts unless it is extended.
@@ -151,6 +153,7 @@ impl ConsumerSettings {
             concurrency: 64,
             batch_max: 200,
             in_flight_max: 4096,
+            in_flight_bytes_max: 32 * 1024 * 1024,
             handler_timeout: Duration::from_secs(30),
             lease: Duration::from_secs(30),
             heartbeat: Duration::from_secs(10),
@@ -196,6 +199,7 @@ impl ConsumerSettings {
         range("concurrency", self.concurrency, 100_000)?;
         range("batch_max", self.batch_max, 10_000)?;
         range("in_flight_max", self.in_flight_max, 10_000_000)?;
+        range("in_flight_bytes_max", self.in_flight_bytes_max, 1 << 40)?;
         range("topics", self.topics.len(), 1000)?;
         let hour = Duration::from_hours(1);
         for (key, value, max) in [

@@ -2,7 +2,7 @@
 //!
 //! One transaction per batch. A batch that fails is taken apart until the failing event is found, which is then counted in a
 //! transaction of its own and waits; its neighbours commit. A batch that ends with its process counts nothing by itself, so
-//! each leaves a *marker* of its offsets, committed before it begins (with the batch before it, if there is one): whoever
+//! a *marker* of its offsets is committed before it begins (one reaches over several batches): whoever
 //! finds an unfinished marker runs those offsets one by one, each under a committed lease, so that an event that kills its
 //! process is found and its neighbours are not.
 
@@ -158,6 +158,8 @@ enum Try {
     Failed(Failed, Option<usize>),
     /// Some lanes are blocked before others of their deliveries, which must not run yet: undone.
     Blocked(Vec<Answer>),
+    /// The process or one of the partitions was told to stop: undone.
+    Cancelled,
     /// The ledger did not answer, or the transaction is to be made again: undone.
     Again(Error),
 }
@@ -306,6 +308,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
                     pieces.push(second);
                     pieces.push(piece);
                 }
+                Try::Cancelled => piece.into_iter().for_each(|(lane, _)| batch.end(lane, Ending::Cancelled)),
                 Try::Again(error) => {
                     let mut ending = each_away(error);
                     for (lane, _) in piece {
@@ -379,7 +382,15 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
             return Try::Blocked(std::mem::take(&mut answers));
         }
         crate::crash_point!("consumer.after-claim");
-        if let Err(failed) = self.handle(&mut tx, &firsts.events).await {
+        let handled = tokio::select! {
+            handled = self.handle(&mut tx, &firsts.events) => Some(handled),
+            () = cancelled(piece.iter().map(|place| &lanes[place.0][place.1])) => None,
+        };
+        let Some(handled) = handled else {
+            self.ledger.roll_back(tx).await;
+            return Try::Cancelled;
+        };
+        if let Err(failed) = handled {
             self.ledger.roll_back(tx).await;
             let at = failed.place().and_then(|at| firsts.places.get(at)).copied();
             return Try::Failed(failed, at);
@@ -407,6 +418,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
                 continue;
             }
             let Some((outcome, claim)) = outcomes.next() else { continue };
+            self.desk.core.saw(&tracing::Span::none(), outcome.as_ref().ok());
             match outcome {
                 Ok(Outcome::First(_)) => {
                     firsts.claim.get_or_insert_with(|| claim.clone());
@@ -554,6 +566,13 @@ struct Firsts {
     places: Vec<usize>,
     /// One of their claims, to ask about should the commit not be answered.
     claim: Option<Claim>,
+}
+
+/// Ends when one of them is told to stop. Looks now and then: a batch is of few partitions, and a stop is not in a hurry.
+async fn cancelled<'a>(arrivals: impl Iterator<Item = &'a Arrival> + Clone) {
+    while !arrivals.clone().any(Arrival::is_cancelled) {
+        tokio::time::sleep(PAUSE).await;
+    }
 }
 
 /// Whether a first one stands behind one of its lane that must wait.

@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 
 use super::{Deliverable, Delivery, GuardSettings, InTransaction};
 use crate::error::{Error, Result};
+use crate::event::{Event, Origin};
 use crate::id::{Scope, Tenant};
 use crate::ledger::{
     Batcher, Claim, ClaimRef, Grant, Identity, Ledger, Mode, Order, Outcome, SweepTerms, Swept, Token, Week,
@@ -316,6 +317,23 @@ impl Core {
             kafka.partition = origin.map(|origin| origin.partition),
             kafka.offset = origin.map(|origin| origin.offset),
             dedup.outcome = tracing::field::Empty,
+        )
+    }
+
+    /// From a delivery's arrival until it is through, linked to the producer's trace.
+    pub(crate) fn delivery_span(&self, event: Option<&Event>, origin: &Origin) -> tracing::Span {
+        tracing::info_span!(
+            target: "hapax",
+            "consumer.delivery",
+            otel.name = self.telemetry().span_name(3),
+            otel.kind = "consumer",
+            consumer.scope_id = self.scope.as_ref().map(|(scope, _)| scope.as_str()),
+            event.id = event.map(|event| tracing::field::display(&event.id)),
+            kafka.topic = origin.topic.as_str(),
+            kafka.partition = origin.partition,
+            kafka.offset = origin.offset,
+            trace.parent = event.and_then(|event| event.trace).map(tracing::field::display),
+            consumer.ending = tracing::field::Empty,
         )
     }
 

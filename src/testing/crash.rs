@@ -23,6 +23,12 @@ pub fn crash_point(name: &str) {
     }
 }
 
+/// Whether `HAPAX_MUTANT` names this step: it is then to be done wrong.
+pub(crate) fn is_mutant(name: &str) -> bool {
+    static MUTANT: OnceLock<Option<String>> = OnceLock::new();
+    MUTANT.get_or_init(|| std::env::var("HAPAX_MUTANT").ok()).as_deref() == Some(name)
+}
+
 fn plan(text: &str) -> Option<(String, u64)> {
     let (name, hit) = text.rsplit_once(':')?;
     Some((name.to_owned(), hit.parse().ok()?))

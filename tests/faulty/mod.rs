@@ -25,6 +25,8 @@ pub struct Faulty {
 pub struct Faults {
     /// So many claims are made, but their acknowledgement is lost.
     pub claims_unheard: AtomicU32,
+    /// So many batches of claims do not reach the ledger.
+    pub claims_lost: AtomicU32,
     /// So many settlings do not reach the ledger.
     pub settles_lost: AtomicU32,
     /// So many extensions do not reach the ledger.
@@ -54,6 +56,9 @@ impl Ledger for Faulty {
             tokio::time::sleep(Duration::from_micros(pause)).await;
         }
         assert!(!one_of(&self.faults.panics), "a panic the test ordered");
+        if one_of(&self.faults.claims_lost) {
+            return away();
+        }
         let outcomes = self.inner.claim(claims).await;
         if one_of(&self.faults.claims_unheard) { away() } else { outcomes }
     }

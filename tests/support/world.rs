@@ -123,6 +123,12 @@ impl World {
         rows.into_iter().collect()
     }
 
+    /// How many processes had effects.
+    pub async fn workers(&self) -> i64 {
+        let sql = format!("select count(distinct worker) from {}", self.effects());
+        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.pool).await.expect("effects")
+    }
+
     /// The ids in the order in which they took effect.
     pub async fn effect_order(&self) -> Vec<String> {
         let sql = format!("select id from {} order by number", self.effects());

@@ -303,8 +303,10 @@ impl<H: Harness> Pair<'_, H> {
         };
         let left = self.ledgers.0.intervene(&intervene).await;
         let right = self.ledgers.1.intervene(&intervene).await;
-        if right.is_ok() && !intervene.dry_run {
-            self.spec.forget(&intervene.identity);
+        if let Ok(done) = &right
+            && !intervene.dry_run
+        {
+            self.spec.intervened(done);
         }
         let text = format!("{} {} dry {}", what.name(), intervene.identity, intervene.dry_run);
         self.same(&text, &shape(left), &shape(right));

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 
 use crate::clock::Time;
 use crate::id::{Aggregate, Scope};
-use crate::ledger::{Claim, Grant, Identity, Mode, Nonce, Outcome, Settle, Settled, Token, Verdict};
+use crate::ledger::{
+    Claim, Grant, Identity, Intervened, Mode, Nonce, Outcome, Settle, Settled, Token, Verdict,
+};
 
 /// Watches one ledger's answers.
 #[derive(Debug, Default)]
@@ -19,6 +21,7 @@ pub(crate) struct Spec {
 struct Known {
     live: Option<(Token, Time)>,
     over: bool,
+    unordered: bool,
 }
 
 impl Spec {
@@ -55,7 +58,7 @@ impl Spec {
         }
         known.live = matches!(claim.mode, Mode::Lease(_)).then_some((grant.token, grant.until));
         known.over = !matches!(claim.mode, Mode::Lease(_));
-        if let Some(order) = &claim.order {
+        if let Some(order) = claim.order.as_ref().filter(|_| !known.unordered) {
             let last = self.last.get(&(name.scope.clone(), order.aggregate.clone())).copied();
             assert!(
                 last.is_none_or(|last| order.seq > last),
@@ -112,7 +115,17 @@ impl Spec {
         }
     }
 
-    /// A person intervened, or a sweep forgot the entry: what was known of it no longer binds.
+    /// A person intervened: what was known of the entry no longer binds. One that was brought back out of order has none
+    /// from then on.
+    pub(crate) fn intervened(&mut self, done: &Intervened) {
+        let identity = &done.before.identity;
+        self.forget(identity);
+        if done.after.as_ref().is_some_and(|after| after.order.is_none()) {
+            self.identities.entry(identity.clone()).or_default().unordered = true;
+        }
+    }
+
+    /// A sweep forgot the entry.
     pub(crate) fn forget(&mut self, identity: &Identity) {
         self.identities.remove(identity);
     }
