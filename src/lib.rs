@@ -26,6 +26,7 @@ pub mod bus;
 pub mod consumer;
 pub mod guard;
 pub mod ledger;
+pub mod sink;
 pub mod sweep;
 #[cfg(feature = "testing")]
 pub mod testing;

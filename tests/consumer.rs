@@ -16,7 +16,7 @@ use hapax::consumer::{
 };
 use hapax::guard::Run;
 use hapax::id::Kind;
-use hapax::ledger::{Baseline, Filter, Ledger, OnDead, OrderPolicy, State};
+use hapax::ledger::{Baseline, Filter, Intervene, Intervention, Ledger, OnDead, OrderPolicy, State};
 use hapax::{Event, Topic};
 
 fn topic(name: &str) -> Topic {
@@ -494,6 +494,58 @@ async fn wrong_settings_are_sentences() {
         .unwrap();
     let error = missing.run(leased(|_, _| async { Ok(()) })).await.err().unwrap().to_string();
     assert!(error.contains("no topic nowhere"), "{error}");
+}
+
+#[tokio::test]
+async fn a_stop_before_the_start_is_heard() {
+    let world = World::new(1).await;
+    let consumer = world.consumer().build().unwrap();
+    consumer.handle().stop();
+    let running = consumer.run(leased(|_: Event, _: Run| async { Handled::Ok(()) }));
+    let ended = tokio::time::timeout(Duration::from_secs(30), running).await;
+    assert!(ended.expect("it ends by itself").unwrap().is_empty());
+}
+
+/// An event that was redriven out of order is claimed without its number. It is the same event all the same: taken for
+/// another one under a used id, it would be refused.
+#[tokio::test]
+async fn what_is_redriven_out_of_order_runs_as_itself() {
+    let world = World::new(1).await;
+    world.publish(&[numbered("a-1", "a", 1), numbered("a-2", "a", 2)]).await;
+    let builder = || world.consumer().order(OrderPolicy::Latest, OnDead::Skip);
+    run_until(
+        builder(),
+        |event, _| async move { if event.seq == Some(1) { Err(Failed::fatal("not yet")) } else { Ok(()) } },
+        "both through",
+        |handle| async move { passed(&handle) == 2 },
+    )
+    .await;
+    let entries = world.ledger.list(&Filter::default(), None, 9).await.unwrap().entries;
+    let dead = entries.into_iter().find(|entry| entry.state == State::Dead).unwrap();
+    let redrive = Intervene {
+        identity: dead.identity,
+        time: None,
+        what: Intervention::Redrive,
+        by: "tester".to_owned(),
+        why: "fixed".to_owned(),
+        out_of_order: true,
+        dry_run: false,
+    };
+    world.ledger.intervene(&redrive).await.unwrap();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let all = Arc::clone(&seen);
+    let counts = run_until(
+        builder(),
+        move |event, _| {
+            all.lock().unwrap().push((event.aggregate.unwrap().to_string(), event.seq));
+            async { Ok(()) }
+        },
+        "the redriven one is through",
+        |handle| async move { passed(&handle) == 1 },
+    )
+    .await;
+    assert_eq!(counts.get("done"), Some(&1), "{counts:?}");
+    assert_eq!(*seen.lock().unwrap(), [("a".to_owned(), Some(1))], "the handler sees it as it is");
 }
 
 #[tokio::test]

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::table::{SETTINGS, Setting, setting};
+use super::scoped::{is_variable, scope_of};
+use super::table::{ATTEMPTS_OF_SCOPE, SETTINGS, Setting, setting};
 use crate::error::{Error, Result};
 
 /// Variables that begin like these belong to the tools of this repository (tests, benches, servers), not to the configuration.
@@ -90,7 +91,7 @@ fn shown(setting: &Setting, text: &str) -> String {
 /// ```
 pub fn hide_password(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once(':') else {
-        return if url.is_empty() { String::new() } else { "***".to_owned() };
+        return if url.is_empty() || url == "embedded" { url.to_owned() } else { "***".to_owned() };
     };
     if !scheme.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.')) {
         return "***".to_owned();
@@ -127,7 +128,9 @@ pub fn hide_password(url: &str) -> String {
 #[derive(Debug, Clone, Default)]
 pub struct Sources {
     flags: Vec<(&'static Setting, String, String)>,
-    env: Vec<(String, String)>,
+    /// Of one scope each: scope, flag, value.
+    pub(super) scoped_flags: Vec<(String, String, String)>,
+    pub(super) env: Vec<(String, String)>,
     file: Option<(PathBuf, String)>,
 }
 
@@ -139,6 +142,10 @@ impl Sources {
 
     /// A flag, by the key (or an older name) of its setting. `flag` is what the user typed, for messages.
     pub fn flag(mut self, key: &str, flag: &str, value: impl Into<String>) -> Result<Self> {
+        if let Some(scope) = scope_of(key) {
+            self.scoped_flags.push((scope.to_owned(), flag.to_owned(), value.into()));
+            return Ok(self);
+        }
         self.flags.push((setting(key)?, flag.to_owned(), value.into()));
         Ok(self)
     }
@@ -240,7 +247,7 @@ impl Sources {
                     || setting.older_env.contains(&name.as_str())
                     || (setting.secret && name.strip_suffix("_FILE") == Some(&own))
             });
-            if !known {
+            if !known && !is_variable(name) {
                 let hint = if name.ends_with("_FILE") { "; only secrets come from *_FILE" } else { "" };
                 return Err(Error::Config(format!(
                     "the environment variable {name} is unknown{hint}; `hapax config show` lists them all"
@@ -259,20 +266,11 @@ impl Sources {
         flatten("", &table, &mut flat);
         let mut values: BTreeMap<&'static str, Value> = BTreeMap::new();
         for (key, raw) in flat {
+            if scope_of(&key).is_some() {
+                continue; // of one scope: `scoped_file` reads it
+            }
             let found = setting(&key).map_err(|e| Error::Config(format!("{}: {e}", path.display())))?;
-            let text = match raw {
-                toml::Value::String(text) => text.clone(),
-                toml::Value::Integer(number) => number.to_string(),
-                toml::Value::Boolean(truth) => truth.to_string(),
-                _ => {
-                    let range = found.kind.range();
-                    return Err(Error::Config(format!(
-                        "{}: {key} is a {}; it takes {range}",
-                        path.display(),
-                        raw.type_str()
-                    )));
-                }
-            };
+            let text = scalar(raw).ok_or_else(|| no_scalar(path, &key, raw, found))?;
             let new = value(found, Place::File(path.clone(), key), &text)?;
             let both = values.remove(found.key).into_iter().chain([new]).map(Ok);
             if let Some(value) = agreed(both)? {
@@ -281,6 +279,39 @@ impl Sources {
         }
         Ok(values)
     }
+}
+
+impl Sources {
+    /// What the configuration file says of single scopes: scope, place, value.
+    pub(super) fn scoped_file(&self) -> Result<Vec<(String, Place, String)>> {
+        let Some((path, text)) = &self.file else { return Ok(Vec::new()) };
+        let table: toml::Table = text
+            .parse()
+            .map_err(|e: toml::de::Error| Error::Config(format!("{}: {}", path.display(), e.message())))?;
+        let mut flat = Vec::new();
+        flatten("", &table, &mut flat);
+        let mut found = Vec::new();
+        for (key, raw) in flat {
+            let Some(scope) = scope_of(&key) else { continue };
+            let text = scalar(raw).ok_or_else(|| no_scalar(path, &key, raw, &ATTEMPTS_OF_SCOPE))?;
+            found.push((scope.to_owned(), Place::File(path.clone(), key.clone()), text));
+        }
+        Ok(found)
+    }
+}
+
+fn scalar(raw: &toml::Value) -> Option<String> {
+    match raw {
+        toml::Value::String(text) => Some(text.clone()),
+        toml::Value::Integer(number) => Some(number.to_string()),
+        toml::Value::Boolean(truth) => Some(truth.to_string()),
+        _ => None,
+    }
+}
+
+fn no_scalar(path: &Path, key: &str, raw: &toml::Value, setting: &Setting) -> Error {
+    let range = setting.kind.range();
+    Error::Config(format!("{}: {key} is a {}; it takes {range}", path.display(), raw.type_str()))
 }
 
 fn is_ours(name: &str) -> bool {
@@ -300,7 +331,7 @@ fn flatten<'t>(prefix: &str, table: &'t toml::Table, out: &mut Vec<(String, &'t 
     }
 }
 
-fn value(setting: &'static Setting, place: Place, text: &str) -> Result<Value> {
+pub(super) fn value(setting: &'static Setting, place: Place, text: &str) -> Result<Value> {
     match setting.kind.normal(text) {
         Some(text) => Ok(Value { setting, place, text }),
         None => Err(Error::Config(format!(
@@ -313,7 +344,7 @@ fn value(setting: &'static Setting, place: Place, text: &str) -> Result<Value> {
 }
 
 /// The first of several values, which must all be the same.
-fn agreed(values: impl Iterator<Item = Result<Value>>) -> Result<Option<Value>> {
+pub(super) fn agreed(values: impl Iterator<Item = Result<Value>>) -> Result<Option<Value>> {
     let mut first: Option<Value> = None;
     for value in values {
         let value = value?;

@@ -15,7 +15,9 @@
 //! assert_eq!(config.ledger.retention.as_secs(), 30 * 86_400);
 //! ```
 
+mod consumer;
 mod load;
+mod scoped;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -24,8 +26,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use consumer::ConsumerConfig;
 pub use load::{Place, Sources, Value, hide_password};
-pub use table::{Kind, SETTINGS, Setting, setting};
+pub use table::{ATTEMPTS_OF_SCOPE, Kind, SETTINGS, Setting, setting};
 
 use crate::backend::OpenSettings;
 use crate::error::{Error, Result};
@@ -60,9 +63,14 @@ pub struct Config {
     pub retry: RetryConfig,
     /// `window.*`
     pub window: WindowConfig,
+    /// Which bus; may hold a password.
+    pub bus_url: String,
+    /// `consumer.*`
+    pub consumer: ConsumerConfig,
     /// `telemetry.prefix`
     pub telemetry_prefix: String,
     values: Vec<Value>,
+    scoped: scoped::Scoped,
 }
 
 /// The ledger's settings.
@@ -135,6 +143,8 @@ pub struct WindowConfig {
     pub url: Option<String>,
     /// How long it remembers.
     pub ttl: Duration,
+    /// The ledger's epoch: what was remembered under another one is a miss.
+    pub epoch: String,
     /// What happens while it is away.
     pub outage: OnOutage,
 }
@@ -186,14 +196,21 @@ impl Config {
             window: WindowConfig {
                 url: Some(of.text("window.url")?.to_owned()).filter(|url| !url.is_empty()),
                 ttl: Duration::from_secs(of.int("window.ttl_hours")? * 3600),
+                epoch: Some(of.text("window.epoch")?)
+                    .filter(|epoch| !epoch.is_empty())
+                    .unwrap_or("1")
+                    .to_owned(),
                 outage: match of.text("window.outage")? {
                     "pause" => OnOutage::Pause,
                     _ => OnOutage::PassThrough,
                 },
             },
+            bus_url: of.text("bus.url")?.to_owned(),
+            consumer: ConsumerConfig::of(&of)?,
             telemetry_prefix: of.text("telemetry.prefix")?.to_owned(),
             data_dir,
             values,
+            scoped: scoped::Scoped::load(sources)?,
         };
         config.check()?;
         Ok(config)
@@ -203,6 +220,9 @@ impl Config {
     fn check(&self) -> Result<()> {
         if self.lease.heartbeat >= self.lease.timeout {
             return self.impossible("lease.heartbeat_s", "must be shorter than", "lease.timeout_s");
+        }
+        if self.consumer.heartbeat >= self.consumer.lease {
+            return self.impossible("consumer.heartbeat_s", "must be shorter than", "consumer.lease_s");
         }
         if self.retry.backoff_base > self.retry.backoff_max {
             return self.impossible(
@@ -233,6 +253,30 @@ impl Config {
     /// Every setting with its value and where it came from.
     pub fn values(&self) -> &[Value] {
         &self.values
+    }
+
+    /// What was said of single scopes (`consumer.<scope>.max_attempts`), under the key or variable that said it.
+    pub fn scoped_values(&self) -> impl Iterator<Item = (String, &Value)> {
+        self.scoped.all()
+    }
+
+    /// How many runs an event of a scope gets: `consumer.<scope>.max_attempts`, else `retry.attempts_max`.
+    ///
+    /// ```
+    /// use hapax::config::{Config, Sources};
+    /// let config = Config::load(&Sources::new().env([("PROJECTION_WORKER_MAX_RETRIES", "8")])).unwrap();
+    /// let attempts = |scope| config.attempts_max(&hapax::Scope::new(scope).unwrap()).unwrap();
+    /// assert_eq!((attempts("projection_worker"), attempts("mailer")), (8, 5));
+    /// ```
+    pub fn attempts_max(&self, scope: &Scope) -> Result<u32> {
+        let Some(value) = self.scoped.of(scope)? else { return Ok(self.retry.attempts_max) };
+        let text = value.text();
+        text.parse().map_err(|_| Error::Config(format!("{} = {text:?} is not a whole number", value.place)))
+    }
+
+    /// What the URL of the bus is, with its password hidden.
+    pub fn bus_url_shown(&self) -> String {
+        hide_password(&self.bus_url)
     }
 
     /// What the URL is, with its password hidden.

@@ -224,13 +224,93 @@ pub const SETTINGS: &[Setting] = &[
         &["EVENT_DEDUP_TTL_HOURS"],
     ),
     row(
+        "window.epoch",
+        Kind::Name,
+        "1",
+        "the ledger's epoch: give another after the ledger was restored or failed over, and the window is empty",
+    ),
+    row(
         "window.outage",
         Kind::Choice(&["pass_through", "pause"]),
         "pass_through",
         "while the window is away: let everything pass to the ledger (counted), or wait until it is back",
     ),
+    Setting {
+        flag: Some("--bus"),
+        secret: true,
+        ..row(
+            "bus.url",
+            Kind::Text,
+            "embedded",
+            "embedded (a file in data.dir), embedded:FILE or kafka://HOST:PORT[,HOST:PORT][?property=value]",
+        )
+    },
+    row("consumer.concurrency", int(1, 100_000), "64", "how many events are handled at once"),
+    row("consumer.handlers", int(1, 1000), "1", "how many children `consume --exec` runs"),
+    row(
+        "consumer.cancel_grace_ms",
+        int(1, 3_600_000),
+        "5000",
+        "a child of `consume --exec` that does not react to a cancel for so long is killed",
+    ),
+    row("consumer.handler_timeout_ms", int(1, 86_400_000), "30000", "how long handling one event may take"),
+    row("consumer.lease_s", int(1, 86_400), "30", "how long a consumer's lease lasts unless extended"),
+    row("consumer.heartbeat_s", int(1, 86_399), "10", "how often a consumer's lease is extended"),
+    row(
+        "consumer.in_flight_max",
+        int(1, 10_000_000),
+        "4096",
+        "how many deliveries of a partition are in memory at once; beyond it the partition pauses",
+    ),
+    row(
+        "consumer.hold_ms_max",
+        int(0, 86_400_000),
+        "30000",
+        "a retry further away than this waits in the ledger, and its offset is passed",
+    ),
+    row(
+        "consumer.held_max",
+        int(1, 1_000_000_000),
+        "100000",
+        "how many events a scope may hold in the ledger; at the cap partitions pause",
+    ),
+    row("consumer.held_interval_ms", int(1, 3_600_000), "500", "how often the ledger is asked what is due"),
+    row("consumer.commit_interval_ms", int(1, 3_600_000), "500", "how often offsets are committed"),
+    row("consumer.drain_ms", int(0, 3_600_000), "20000", "how long a stop waits for what runs"),
+    row(
+        "consumer.session_timeout_ms",
+        int(100, 3_600_000),
+        "45000",
+        "after this long without a sign of life a member's partitions go to others",
+    ),
+    row(
+        "consumer.gap_timeout_ms",
+        int(1, 86_400_000),
+        "60000",
+        "strict order: how long to wait for a missing seq before the aggregate is parked",
+    ),
+    row(
+        "consumer.outage",
+        Kind::Choice(&["pause", "fail_fast", "dead_letter"]),
+        "pause",
+        "while the ledger is away: wait, end with the error, or copy what arrives to the dead-letter topic",
+    ),
+    row(
+        "consumer.dead_topic",
+        Kind::Name,
+        "",
+        "where dead letters are copied to (blank: <topic>.dead; a lone hyphen: nowhere)",
+    ),
     row("telemetry.prefix", Kind::Text, "", "put before the names of spans and metrics"),
 ];
+
+/// What a scope may have for itself; `<scope>` is any scope's name.
+pub static ATTEMPTS_OF_SCOPE: Setting = row(
+    "consumer.<scope>.max_attempts",
+    int(1, ATTEMPTS_MAX as u64),
+    "",
+    "how many runs an event of this scope gets (unset: retry.attempts_max)",
+);
 
 /// The setting of a key or of one of its aliases.
 pub fn setting(name: &str) -> Result<&'static Setting> {

@@ -178,3 +178,43 @@ fn passwords_are_hidden_in_hostile_urls() {
         assert!(!hide_password(url).contains("s3cret"), "{url}: {}", hide_password(url));
     }
 }
+
+#[test]
+fn any_scope_may_have_its_own_number_of_runs() {
+    let scope = |name: &str| Scope::new(name).unwrap();
+    let file = Sources::new()
+        .toml("hapax.toml", "[consumer]\nconcurrency = 8\n[consumer.billing]\nmax_attempts = 3");
+    let config = load(&file).unwrap();
+    assert_eq!(config.consumer.concurrency, 8);
+    assert_eq!(config.attempts_max(&scope("billing")).unwrap(), 3);
+    assert_eq!(config.attempts_max(&scope("mailer")).unwrap(), 5);
+    assert_eq!(config.consumer_settings(scope("billing"), Vec::new()).unwrap().attempts_max, 3);
+    let env = file.env([("HAPAX_CONSUMER_BILLING_MAX_ATTEMPTS", "4")]);
+    assert_eq!(load(&env).unwrap().attempts_max(&scope("billing")).unwrap(), 4);
+    let flag = env.flag("consumer.billing.max_attempts", "--set", "6").unwrap();
+    assert_eq!(load(&flag).unwrap().attempts_max(&scope("billing")).unwrap(), 6);
+}
+
+#[test]
+fn the_workers_have_their_own_variables() {
+    for (name, variable) in [
+        ("instance_worker", "INSTANCE_WORKER_MAX_RETRY_ATTEMPTS"),
+        ("ontology_worker", "ONTOLOGY_WORKER_MAX_RETRY_ATTEMPTS"),
+        ("projection_worker", "PROJECTION_WORKER_MAX_RETRIES"),
+    ] {
+        let scope = Scope::new(name).unwrap();
+        assert_eq!(load(&Sources::new()).unwrap().attempts_max(&scope).unwrap(), 5);
+        let config = load(&Sources::new().env([(variable, "9")])).unwrap();
+        assert_eq!(config.attempts_max(&scope).unwrap(), 9);
+        let text = problem(&Sources::new().env([(variable, "0")]));
+        assert!(text.contains(variable) && text.contains("1 to 32767"), "{text}");
+        let own = format!("HAPAX_CONSUMER_{}_MAX_ATTEMPTS", name.to_ascii_uppercase());
+        let both = load(&Sources::new().env([(variable, "9"), (&own, "8")])).unwrap();
+        let text = both.attempts_max(&scope).unwrap_err().to_string();
+        assert!(text.contains(variable) && text.contains(&own), "{text}");
+    }
+    assert!(problem(&Sources::new().env([("HAPAX_CONSUMER_MAX_ATTEMPTS", "1")])).contains("unknown"));
+    assert!(
+        problem(&Sources::new().toml("hapax.toml", "[consumer.x]\nmax_attempts = [1]")).contains("array")
+    );
+}

@@ -33,6 +33,8 @@ pub struct Arrival {
     pub(crate) key: Option<Key>,
     /// Since when it has waited for others of its aggregate.
     pub(crate) waits: Option<Instant>,
+    /// Whether it was redriven out of order: it is claimed without its place in the aggregate, but stays what it is.
+    pub(crate) unordered: bool,
     /// Whether it runs with no other beside it, so that a death of the process is its own.
     pub(crate) alone: bool,
     /// Says true when the partition goes to someone else or the process must end.
@@ -76,6 +78,9 @@ impl Arrival {
         let event = self.event.as_ref().ok()?;
         let mut delivery = event.delivery().ok()?;
         delivery.body = Some(self.body());
+        if self.unordered {
+            delivery.order = None;
+        }
         Some(delivery)
     }
 

@@ -133,7 +133,7 @@ impl Desk {
             }),
         };
         let span = self.core.delivery_span(event.as_ref().ok(), &received.origin);
-        Arrival { event, received, source, key, waits: None, alone: false, cancel, span }
+        Arrival { event, received, source, key, waits: None, unordered: false, alone: false, cancel, span }
     }
 
     /// What the ledger knows a delivery as; none if there is no event.

@@ -120,6 +120,7 @@ impl Default for State {
 impl Pipeline {
     /// Runs until it is told to stop. Every delivery takes the path of the module's first line.
     pub(super) async fn run(mut self) -> Result<BTreeMap<&'static str, u64>> {
+        self.told(false); // perhaps before it began
         loop {
             self.start_runnable(); // claim → handle → settle
             let wake = self.next_wake();
@@ -320,10 +321,9 @@ impl Pipeline {
             let Some(received) = held::received(&entry, &self.desk.settings.topics[0]) else { continue };
             let source = Source::Held(entry.identity.clone(), None);
             let mut arrival = self.desk.arrival(received, source, self.state.cancel.subscribe());
-            if let (Ok(event), None) = (&mut arrival.event, &entry.order) {
+            if entry.order.is_none() {
                 // It was redriven out of order, or never had one.
-                event.aggregate = None;
-                event.seq = None;
+                arrival.unordered = true;
                 arrival.key = None;
             }
             self.queues.push(arrival.key.clone(), arrival);

@@ -13,7 +13,7 @@ use crate::failure::Failure;
 #[command(
     name = "hapax",
     version,
-    about = "Every event takes effect once: catch duplicates, look into a ledger, make and read ids",
+    about = "Every event takes effect once: consume a topic, catch duplicates, look into a ledger, make and read ids",
     after_help = "Exit codes: 0 done; 1 a promise or verification failed; 2 usage or configuration; \
                   3 a dependency is unavailable; 4 input rejected; 130 and 143 signals.\n\n\
                   Example: hapax filter --id /event_id events.jsonl"
@@ -34,11 +34,11 @@ pub struct Global {
     /// Where embedded data lives (data.dir)
     #[arg(long, global = true, value_name = "DIR")]
     pub data: Option<String>,
-    /// Which ledger: memory:, sqlite:FILE or postgres://… (ledger.url)
+    /// Which ledger: memory:, sqlite:FILE, postgres://… or redis://… (ledger.url)
     #[arg(long, global = true, value_name = "URL")]
     pub ledger: Option<String>,
-    /// Which bus
-    #[arg(long, global = true, value_name = "URL", hide = true)]
+    /// Which bus: embedded, embedded:FILE or kafka://HOST:PORT (bus.url)
+    #[arg(long, global = true, value_name = "URL")]
     pub bus: Option<String>,
     /// Any setting, as `hapax config show` lists them; may be repeated
     #[arg(long, global = true, value_name = "KEY=VALUE")]
@@ -46,7 +46,7 @@ pub struct Global {
     /// How much to log on standard error
     #[arg(long, global = true, value_name = "LEVEL", value_enum, default_value = "warn")]
     pub log: Log,
-    /// Write metrics to this file at the end, in Prometheus' text format
+    /// Write metrics to this file at the end (consume: every 5 seconds too), in Prometheus' text format
     #[arg(long, global = true, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
     /// Speak JSON: results on standard output, counts and errors on standard error
@@ -57,15 +57,25 @@ pub struct Global {
 impl Global {
     /// The configuration: flags, environment, file, defaults.
     pub fn load(&self) -> Result<Config, Failure> {
+        self.load_with(&[])
+    }
+
+    /// The same with flags that only one command has: key, flag, value.
+    pub fn load_with(&self, flags: &[(&str, &str, Option<String>)]) -> Result<Config, Failure> {
         let mut sources = Sources::new();
+        for (key, flag, value) in flags {
+            if let Some(value) = value {
+                sources = sources.flag(key, flag, value)?;
+            }
+        }
         if let Some(data) = &self.data {
             sources = sources.flag("data.dir", "--data", data)?;
         }
         if let Some(url) = &self.ledger {
             sources = sources.flag("ledger.url", "--ledger", url)?;
         }
-        if self.bus.is_some() {
-            return Err(Failure::config("--bus: this build has no bus yet"));
+        if let Some(url) = &self.bus {
+            sources = sources.flag("bus.url", "--bus", url)?;
         }
         for pair in &self.set {
             let (key, value) = pair
@@ -79,6 +89,16 @@ impl Global {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Run a handler for every event of a topic: each takes effect once
+    Consume(Box<crate::consume::ConsumeArgs>),
+    /// Put events from JSON Lines into a topic
+    Produce(crate::produce::ProduceArgs),
+    /// Look at dead letters, run them again or drop them
+    Dead(crate::letters::DeadArgs),
+    /// Look at events that wait behind something unresolved, and let them go on
+    Parked(crate::letters::ParkedArgs),
+    /// Run every check there is; exit 1 if a promise cannot be kept, 3 if something cannot be reached
+    Doctor(crate::doctor::DoctorArgs),
     /// Let only first occurrences of events through (JSON Lines in, JSON Lines out)
     Filter(crate::filter::FilterArgs),
     /// Make, derive and read event ids

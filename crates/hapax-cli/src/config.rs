@@ -40,10 +40,14 @@ pub fn run(global: &Global, args: &ConfigArgs) -> Result<u8, Failure> {
                 })
             })
             .collect();
-        print::json(&json!({"settings": values, "ledger": config.ledger_url_shown()}))?;
+        let scoped: Vec<_> = config
+            .scoped_values()
+            .map(|(key, value)| json!({"key": key, "value": value.shown(), "from": value.place.to_string()}))
+            .collect();
+        print::json(&json!({"settings": values, "scopes": scoped, "ledger": config.ledger_url_shown()}))?;
         return Ok(0);
     }
-    let rows: Vec<[String; 4]> = config
+    let mut rows: Vec<[String; 4]> = config
         .values()
         .iter()
         .map(|value| {
@@ -53,6 +57,11 @@ pub fn run(global: &Global, args: &ConfigArgs) -> Result<u8, Failure> {
             [value.setting.key.to_owned(), shown, value.place.to_string(), variables]
         })
         .collect();
+    rows.extend(
+        config.scoped_values().map(|(key, value)| {
+            [key, print::escaped(&value.shown()), value.place.to_string(), "-".to_owned()]
+        }),
+    );
     print::table(["setting", "value", "from", "variables"], &rows)?;
     Ok(0)
 }

@@ -37,8 +37,8 @@ pub fn log(level: Log, json: bool) {
     let _ = if json { lines.json().try_init() } else { lines.with_target(false).try_init() };
 }
 
-/// Collects metrics and writes them to a file at the end, in Prometheus' text format: for a collector of text files, since
-/// these commands do not live long enough to be scraped.
+/// Collects metrics and writes them to a file at the end (`consume`: every few seconds too), in Prometheus' text format: for a
+/// collector of text files, since most commands do not live long enough to be scraped.
 pub struct Metrics {
     file: PathBuf,
     handle: PrometheusHandle,

@@ -43,6 +43,22 @@ impl Failure {
         Failure::new(DEPENDENCY, code, message)
     }
 
+    /// The same failure, with what it is about.
+    #[must_use]
+    pub fn about(self, what: &str) -> Self {
+        Failure { message: format!("{what}: {}", self.message), ..self }
+    }
+
+    /// Whether something outside cannot be reached.
+    pub fn is_dependency(&self) -> bool {
+        self.exit == DEPENDENCY
+    }
+
+    /// The sentence.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
     /// Writing to standard output failed. A reader that left is no failure: there is nobody to tell.
     pub fn output(error: &std::io::Error) -> Self {
         if error.kind() == std::io::ErrorKind::BrokenPipe {

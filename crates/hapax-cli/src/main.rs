@@ -1,15 +1,20 @@
-//! The `hapax` command: catch duplicate events from the shell, look into a ledger, make and read ids.
+//! The `hapax` command: consume and produce events, catch duplicates from the shell, look into a ledger, make and read ids.
 //!
 //! One file (or folder) per group of commands; `cli` has the flags they share, `failure` what ends them early.
 
 mod cli;
 mod config;
+mod consume;
+mod doctor;
 mod exporters;
 mod failure;
 mod filter;
 mod id;
 mod ledger;
+mod letters;
+mod open;
 mod print;
+mod produce;
 mod signal;
 
 use std::process::ExitCode;
@@ -42,6 +47,11 @@ fn run(cli: Cli) -> Result<u8, Failure> {
     exporters::log(global.log, global.json);
     let metrics = global.metrics.as_deref().map(exporters::Metrics::collect).transpose()?;
     let code = match cli.command {
+        Command::Consume(args) => runtime.block_on(consume::run(global, &args, &gate, metrics.as_ref())),
+        Command::Produce(args) => runtime.block_on(produce::run(global, &args)),
+        Command::Dead(args) => runtime.block_on(letters::dead(global, &args)),
+        Command::Parked(args) => runtime.block_on(letters::parked(global, &args)),
+        Command::Doctor(args) => runtime.block_on(doctor::run(global, &args)),
         Command::Filter(args) => filter::run(global, &args, &runtime, &gate),
         Command::Id(args) => id::run(global, &args),
         Command::Config(args) => config::run(global, &args),

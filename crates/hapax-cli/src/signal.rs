@@ -1,22 +1,41 @@
 //! Ctrl-C and SIGTERM: end at once, but not in the middle of a line.
 //!
 //! There is nothing to undo: every command is safe to kill at any moment (`filter` writes before it records). The gate
-//! only keeps an orderly end from tearing an output line.
+//! only keeps an orderly end from tearing an output line. A command that has something to finish (`consume`) takes the
+//! signals over.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
+use tokio::sync::mpsc;
+
 use crate::failure::Failure;
+
+/// How long a command that was told twice may still take.
+const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// Held while output is being written.
 #[derive(Debug, Clone, Default)]
-pub struct Gate(Arc<Mutex<()>>);
+pub struct Gate(Arc<Mutex<()>>, Arc<Mutex<Option<mpsc::UnboundedSender<i32>>>>);
 
 impl Gate {
     /// Keeps the process from ending by a signal while the guard lives (for a second at most: a reader that takes
     /// nothing must not make us immortal).
     pub fn hold(&self) -> MutexGuard<'_, ()> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on signals do not end the process but are told here, by the exit code they lead to. After a second one the
+    /// process has three more seconds.
+    pub fn take_signals(&self) -> mpsc::UnboundedReceiver<i32> {
+        let (tell, told) = mpsc::unbounded_channel();
+        *self.1.lock().unwrap_or_else(PoisonError::into_inner) = Some(tell);
+        told
+    }
+
+    fn tell(&self, code: i32) -> bool {
+        let tell = self.1.lock().unwrap_or_else(PoisonError::into_inner);
+        tell.as_ref().is_some_and(|tell| tell.send(code).is_ok())
     }
 
     fn is_held(&self) -> bool {
@@ -29,10 +48,16 @@ pub fn listen(runtime: &tokio::runtime::Runtime) -> Result<Gate, Failure> {
     let gate = Gate::default();
     let seen = gate.clone();
     let _context = runtime.enter();
-    let signals = Signals::new()
+    let mut signals = Signals::new()
         .map_err(|e| Failure::dependency("runtime", format!("signals cannot be listened to: {e}")))?;
     runtime.spawn(async move {
-        let code = signals.wait().await;
+        let mut code = signals.wait().await;
+        if seen.tell(code) {
+            code = signals.wait().await;
+            if seen.tell(code) {
+                tokio::time::sleep(LAST_WORDS).await;
+            }
+        }
         for _ in 0..100 {
             if !seen.is_held() {
                 break;
@@ -60,7 +85,7 @@ impl Signals {
         })
     }
 
-    async fn wait(mut self) -> i32 {
+    async fn wait(&mut self) -> i32 {
         tokio::select! {
             _ = self.interrupt.recv() => 130,
             _ = self.terminate.recv() => 143,
@@ -77,7 +102,7 @@ impl Signals {
         Ok(Signals)
     }
 
-    async fn wait(self) -> i32 {
+    async fn wait(&mut self) -> i32 {
         // Without the handler the system's own way of ending us remains.
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending::<()>().await;

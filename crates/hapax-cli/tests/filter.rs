@@ -152,7 +152,6 @@ fn usage_mistakes_are_exit_2() {
         &["filter", "--show", "both"],
         &["filter", "/no/such/file"],
         &["filter", "--broken-to", "/no/such/folder/file"],
-        &["filter", "--bus", "kafka://x"],
         &["nonsense"],
         &[],
     ] {

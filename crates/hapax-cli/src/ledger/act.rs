@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use clap::Args;
 use hapax::config::Config;
-use hapax::ledger::{Identity, Intervene, Intervened, Intervention, State, SweepTerms};
+use hapax::ledger::{Entry, Identity, Intervene, Intervened, Intervention, State, SweepTerms};
 use hapax::{EventId, Guard, Ledger, Time};
 use serde_json::json;
 
-use super::look::{FilterArgs, entry_json, or_dash};
+use super::look::{WhichArgs, entry_json, or_dash};
 use crate::cli::Global;
 use crate::failure::{self, Failure};
 use crate::print;
@@ -64,14 +64,27 @@ pub async fn sweep(
 
 #[derive(Debug, Args)]
 pub struct ActArgs {
+    /// Only this state; may be repeated
+    #[arg(long)]
+    state: Vec<State>,
     #[command(flatten)]
-    filter: FilterArgs,
+    change: ChangeArgs,
+}
+
+/// What a person is asked before entries are changed.
+#[derive(Debug, Args)]
+pub struct ChangeArgs {
+    #[command(flatten)]
+    pub which: WhichArgs,
     /// Every entry that the filters above select, instead of named ones
     #[arg(long, conflicts_with = "ids")]
-    all: bool,
+    pub all: bool,
     /// The event's time, where the ledger's identity includes it
     #[arg(long, value_parser = Time::parse)]
     time: Option<Time>,
+    /// How many at most, with --all
+    #[arg(long, value_name = "N", requires = "all")]
+    pub limit: Option<usize>,
     /// Why, for the audit row
     #[arg(long, value_name = "TEXT")]
     why: String,
@@ -86,7 +99,14 @@ pub struct ActArgs {
     yes: bool,
     /// The events
     #[arg(required_unless_present = "all")]
-    ids: Vec<EventId>,
+    pub ids: Vec<EventId>,
+}
+
+impl ChangeArgs {
+    /// The event's time, where the ledger's identity includes it.
+    pub fn time(&self) -> Option<Time> {
+        self.time
+    }
 }
 
 pub async fn act(
@@ -95,24 +115,37 @@ pub async fn act(
     what: Intervention,
     args: &ActArgs,
 ) -> Result<u8, Failure> {
+    let states = if args.state.is_empty() { states(what) } else { args.state.clone() };
+    let targets = targets(ledger, &states, &args.change).await?;
+    let steps = targets.into_iter().map(|identity| (what, identity)).collect();
+    carry_out(global, ledger, steps, &args.change, false).await
+}
+
+/// Does what was asked for to each entry: first all without effect, then a question, then in earnest.
+pub async fn carry_out(
+    global: &Global,
+    ledger: &dyn Ledger,
+    steps: Vec<(Intervention, Identity)>,
+    args: &ChangeArgs,
+    out_of_order: bool,
+) -> Result<u8, Failure> {
     if args.why.trim().is_empty() {
         return Err(Failure::config("--why is blank; the audit row needs a reason"));
     }
     let by = who(args)?;
-    let targets = targets(ledger, what, args).await?;
-    let request = |identity: &Identity, dry_run| Intervene {
+    let request = |what: Intervention, identity: &Identity, dry_run| Intervene {
         identity: identity.clone(),
         time: args.time,
         what,
         by: by.clone(),
         why: args.why.clone(),
-        out_of_order: false,
+        out_of_order,
         dry_run,
     };
     // All are tried without effect first: a mistake in the list changes nothing at all.
     let mut plan = Vec::new();
-    for identity in &targets {
-        plan.push(intervene(ledger, request(identity, true)).await?);
+    for (what, identity) in &steps {
+        plan.push(intervene(ledger, request(*what, identity, true)).await?);
     }
     if args.dry_run {
         report(global, "would ", &plan)?;
@@ -122,12 +155,19 @@ pub async fn act(
         report(global, "", &[])?;
         return Ok(0);
     }
-    if !args.yes && !confirmed(what, &plan)? {
+    if !args.yes && !confirmed(&plan)? {
         return Err(Failure::new(failure::USAGE, "refused", "nothing was changed"));
     }
+    let line = std::io::stderr().is_terminal() && !global.json && steps.len() > 100;
     let mut done = Vec::new();
-    for identity in &targets {
-        done.push(intervene(ledger, request(identity, false)).await?);
+    for (what, identity) in &steps {
+        done.push(intervene(ledger, request(*what, identity, false)).await?);
+        if line && done.len() % 100 == 0 {
+            eprint!("\r{} of {}", done.len(), steps.len());
+        }
+    }
+    if line {
+        eprint!("\r\x1b[K");
     }
     report(global, "", &done)?;
     Ok(0)
@@ -142,10 +182,12 @@ async fn intervene(ledger: &dyn Ledger, request: Intervene) -> Result<(Intervent
             request.what = Intervention::Redrive;
         }
     }
-    Ok((request.what, ledger.intervene(&request).await?))
+    let done = ledger.intervene(&request).await;
+    let done = done.map_err(|error| Failure::from(error).about(&request.identity.to_string()))?;
+    Ok((request.what, done))
 }
 
-fn who(args: &ActArgs) -> Result<String, Failure> {
+fn who(args: &ChangeArgs) -> Result<String, Failure> {
     let user = || std::env::var("USER").ok().or_else(|| std::env::var("LOGNAME").ok());
     let by = args.by.clone().or_else(user).filter(|by| !by.trim().is_empty());
     if by.is_none() && args.dry_run {
@@ -166,38 +208,55 @@ fn states(what: Intervention) -> Vec<State> {
     }
 }
 
-async fn targets(ledger: &dyn Ledger, what: Intervention, args: &ActArgs) -> Result<Vec<Identity>, Failure> {
+/// The named entries, or those that the filters select, in the order in which they may run: by aggregate and seq.
+pub async fn targets(
+    ledger: &dyn Ledger,
+    states: &[State],
+    args: &ChangeArgs,
+) -> Result<Vec<Identity>, Failure> {
     if !args.all {
-        let scope = args.filter.scope.clone();
+        let scope = args.which.scope.clone();
         let scope =
             scope.ok_or_else(|| Failure::config("--scope is missing: an event is named by scope and id"))?;
         let identity = |id: &EventId| Identity {
-            tenant: args.filter.tenant.clone(),
+            tenant: args.which.tenant.clone(),
             scope: scope.clone(),
             id: id.clone(),
         };
         return Ok(args.ids.iter().map(identity).collect());
     }
-    if args.filter.is_empty() {
+    let mut found = entries(ledger, states, &args.which).await?;
+    found.truncate(args.limit.unwrap_or(usize::MAX));
+    Ok(found.into_iter().map(|entry| entry.identity).collect())
+}
+
+/// Everything that the filters select, by aggregate and seq.
+pub async fn entries(
+    ledger: &dyn Ledger,
+    states: &[State],
+    which: &WhichArgs,
+) -> Result<Vec<Entry>, Failure> {
+    if which.is_empty() {
         return Err(Failure::config("--all without a filter would be every entry; narrow it down"));
     }
-    let mut filter = args.filter.filter(ledger).await?;
-    if filter.states.is_empty() {
-        filter.states = states(what);
-    }
+    let filter = which.filter(ledger, states).await?;
     let mut found = Vec::new();
     let mut after = None;
     loop {
         let page = ledger.list(&filter, after.as_ref(), PAGE).await?;
-        found.extend(page.entries.into_iter().map(|entry| entry.identity));
+        found.extend(page.entries.into_iter().map(|entry| Entry { body: None, ..entry }));
         after = page.next;
         if after.is_none() {
-            return Ok(found);
+            break;
         }
     }
+    let place =
+        |e: &Entry| (e.identity.tenant.clone(), e.identity.scope.clone(), e.order.clone(), e.first_at);
+    found.sort_by_cached_key(place);
+    Ok(found)
 }
 
-fn confirmed(what: Intervention, plan: &[(Intervention, Intervened)]) -> Result<bool, Failure> {
+fn confirmed(plan: &[(Intervention, Intervened)]) -> Result<bool, Failure> {
     if !std::io::stdin().is_terminal() {
         return Err(Failure::config("this changes the ledger: give --yes (there is no terminal to ask on)"));
     }
@@ -207,7 +266,8 @@ fn confirmed(what: Intervention, plan: &[(Intervention, Intervened)]) -> Result<
     if plan.len() > 20 {
         eprintln!("… and {} more", plan.len() - 20);
     }
-    eprint!("{} {} entries? [y/N] ", what.name(), plan.len());
+    let what = plan.first().map_or("change", |(what, _)| what.name());
+    eprint!("{what} {} entries? [y/N] ", plan.len());
     let _ = std::io::stderr().flush(); // a question that cannot be seen will be answered by nothing
     let mut answer = String::new();
     std::io::stdin()

@@ -1,8 +1,8 @@
 //! Looking: `check`, `stat`, `ls`, `show`. Nothing here changes anything.
 
 use clap::Args;
-use hapax::ledger::{Cursor, Entry, Filter, Identity, Level, State};
-use hapax::{EventId, Ledger, Scope, Tenant, Time};
+use hapax::ledger::{Cursor, Entry, Filter, Finding, Identity, Level, State};
+use hapax::{Aggregate, EventId, Ledger, Scope, Tenant, Time, Topic};
 use serde_json::{Value, json};
 
 use crate::cli::Global;
@@ -15,12 +15,28 @@ pub struct FilterArgs {
     /// Only this state; may be repeated (leased, done, retry, dead, claimed, finished, lost, parked, stale)
     #[arg(long)]
     pub state: Vec<State>,
+    #[command(flatten)]
+    pub which: WhichArgs,
+}
+
+/// Which entries, whatever their state.
+#[derive(Debug, Clone, Args)]
+pub struct WhichArgs {
     /// Only this scope
     #[arg(long)]
     pub scope: Option<Scope>,
     /// Only this tenant
     #[arg(long)]
     pub tenant: Option<Tenant>,
+    /// Only this aggregate
+    #[arg(long)]
+    pub aggregate: Option<Aggregate>,
+    /// Only from this topic
+    #[arg(long)]
+    pub topic: Option<Topic>,
+    /// Only from this partition
+    #[arg(long, value_name = "N")]
+    pub partition: Option<i32>,
     /// First seen at or after: RFC 3339, or so long ago (24h)
     #[arg(long, value_name = "TIME")]
     pub since: Option<When>,
@@ -32,19 +48,21 @@ pub struct FilterArgs {
     pub meta: Option<(String, String)>,
 }
 
-impl FilterArgs {
+impl WhichArgs {
     /// Whether it narrows nothing down.
     pub fn is_empty(&self) -> bool {
-        self.state.is_empty()
-            && self.scope.is_none()
+        self.scope.is_none()
             && self.tenant.is_none()
+            && self.aggregate.is_none()
+            && self.topic.is_none()
+            && self.partition.is_none()
             && self.since.is_none()
             && self.until.is_none()
             && self.meta.is_none()
     }
 
     /// The ledger's filter; "ago" counts from the ledger's present.
-    pub async fn filter(&self, ledger: &dyn Ledger) -> hapax::Result<Filter> {
+    pub async fn filter(&self, ledger: &dyn Ledger, states: &[State]) -> hapax::Result<Filter> {
         let now = match (&self.since, &self.until) {
             (None, None) => Time::default(),
             _ => ledger.now().await?,
@@ -53,11 +71,13 @@ impl FilterArgs {
             tenant: self.tenant.clone(),
             scope: self.scope.clone(),
             id: None,
-            states: self.state.clone(),
+            states: states.to_vec(),
             since: self.since.map(|when| when.at(now)),
             until: self.until.map(|when| when.at(now)),
             metadata: self.meta.clone(),
-            ..Filter::default()
+            aggregate: self.aggregate.clone(),
+            topic: self.topic.clone(),
+            partition: self.partition,
         })
     }
 }
@@ -97,12 +117,19 @@ fn pair(text: &str) -> Result<(String, String), String> {
 pub struct ListArgs {
     #[command(flatten)]
     filter: FilterArgs,
+    #[command(flatten)]
+    page: PageArgs,
+}
+
+/// How much of a listing.
+#[derive(Debug, Args)]
+pub struct PageArgs {
     /// How many at most
     #[arg(long, default_value_t = 100)]
-    limit: usize,
+    pub limit: usize,
     /// Go on after a page: what `next` said
     #[arg(long, value_name = "CURSOR")]
-    after: Option<Cursor>,
+    pub after: Option<Cursor>,
 }
 
 #[derive(Debug, Args)]
@@ -124,7 +151,11 @@ pub struct ShowArgs {
 }
 
 pub async fn check(global: &Global, ledger: &dyn Ledger) -> Result<u8, Failure> {
-    let findings = ledger.check().await?;
+    findings(global, &ledger.check().await?)
+}
+
+/// Prints findings; exit code 1 if one is a refusal.
+pub fn findings(global: &Global, findings: &[Finding]) -> Result<u8, Failure> {
     let word = |level| match level {
         Level::Fine => "fine",
         Level::Warning => "warning",
@@ -180,8 +211,18 @@ pub async fn stat(global: &Global, ledger: &dyn Ledger) -> Result<u8, Failure> {
 }
 
 pub async fn list(global: &Global, ledger: &dyn Ledger, args: &ListArgs) -> Result<u8, Failure> {
-    let filter = args.filter.filter(ledger).await?;
-    let page = ledger.list(&filter, args.after.as_ref(), args.limit).await?;
+    let filter = args.filter.which.filter(ledger, &args.filter.state).await?;
+    list_page(global, ledger, &filter, &args.page).await
+}
+
+/// Lists a page of what a filter selects.
+pub async fn list_page(
+    global: &Global,
+    ledger: &dyn Ledger,
+    filter: &Filter,
+    args: &PageArgs,
+) -> Result<u8, Failure> {
+    let page = ledger.list(filter, args.after.as_ref(), args.limit).await?;
     if global.json {
         let entries: Vec<_> = page.entries.iter().map(|entry| entry_json(entry, false)).collect();
         let next = page.next.as_ref().map(ToString::to_string);
@@ -212,9 +253,23 @@ pub async fn list(global: &Global, ledger: &dyn Ledger, args: &ListArgs) -> Resu
 }
 
 pub async fn show(global: &Global, ledger: &dyn Ledger, args: &ShowArgs) -> Result<u8, Failure> {
+    show_if(global, ledger, args, None).await
+}
+
+/// Shows an entry, if it is in a state.
+pub async fn show_if(
+    global: &Global,
+    ledger: &dyn Ledger,
+    args: &ShowArgs,
+    state: Option<State>,
+) -> Result<u8, Failure> {
     let identity = Identity { tenant: args.tenant.clone(), scope: args.scope.clone(), id: args.id.clone() };
     let entry = ledger.get(&identity, args.time).await?;
     let entry = entry.ok_or_else(|| hapax::Error::NotFound(format!("no entry for {identity}")))?;
+    if let Some(state) = state.filter(|state| *state != entry.state) {
+        let told = format!("{identity} is {}, not {state}; `hapax ledger show` shows it", entry.state);
+        return Err(hapax::Error::NotFound(told).into());
+    }
     let value = entry_json(&entry, args.payload);
     if global.json {
         print::json(&value)?;
@@ -231,6 +286,33 @@ pub async fn show(global: &Global, ledger: &dyn Ledger, args: &ShowArgs) -> Resu
         })
         .collect();
     print::table(["field", "value"], &rows)?;
+    Ok(0)
+}
+
+#[derive(Debug, Args)]
+pub struct AuditArgs {
+    /// How many at most
+    #[arg(long, default_value_t = 100)]
+    limit: usize,
+}
+
+pub async fn audit(global: &Global, ledger: &dyn Ledger, args: &AuditArgs) -> Result<u8, Failure> {
+    let audit = ledger.audit(args.limit).await?;
+    if global.json {
+        let rows = audit.iter().map(|row| {
+            json!({"at": row.at.to_string(), "by": row.by, "what": row.what, "entry": row.identity, "why": row.why})
+        });
+        print::json(&json!({"audit": rows.collect::<Vec<_>>()}))?;
+        return Ok(0);
+    }
+    let rows: Vec<_> = audit
+        .iter()
+        .map(|row| {
+            let text = |text: &str| print::escaped(text);
+            [row.at.to_string(), text(&row.by), text(&row.what), text(&row.identity), text(&row.why)]
+        })
+        .collect();
+    print::table(["at", "by", "what", "entry", "why"], &rows)?;
     Ok(0)
 }
 
@@ -259,8 +341,13 @@ pub fn entry_json(entry: &Entry, payload: bool) -> Value {
         "note": entry.note.as_deref(),
         "tracked": entry.tracked,
         "payload_bytes": body.map(|b| b.payload.len()),
+        "headers": body.filter(|_| payload).map(|b| headers_json(&b.headers)),
         "payload": body.filter(|_| payload).map(|b| String::from_utf8_lossy(&b.payload)),
     })
+}
+
+fn headers_json(headers: &hapax::Headers) -> Value {
+    headers.iter().map(|(name, value)| (name.to_owned(), json!(String::from_utf8_lossy(value)))).collect()
 }
 
 pub fn or_dash(value: Option<&impl ToString>) -> String {

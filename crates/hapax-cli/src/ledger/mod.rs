@@ -1,7 +1,7 @@
 //! `hapax ledger`: look into a ledger and look after it.
 
-mod act;
-mod look;
+pub mod act;
+pub mod look;
 
 use std::sync::Arc;
 
@@ -42,6 +42,9 @@ enum LedgerCommand {
     /// Show one entry
     #[command(after_help = "Example: hapax ledger show --scope billing order-17-paid")]
     Show(look::ShowArgs),
+    /// The latest interventions: who did what to which entry, and why
+    #[command(after_help = "Example: hapax ledger audit --limit 20")]
+    Audit(look::AuditArgs),
     /// Forget what is older than the retention
     #[command(after_help = "Example: hapax ledger sweep --retention 7d --dry-run")]
     Sweep(act::SweepArgs),
@@ -75,6 +78,7 @@ pub async fn run(global: &Global, args: LedgerArgs) -> Result<u8, Failure> {
         LedgerCommand::Stat => look::stat(global, &*open(&config).await?).await,
         LedgerCommand::Ls(args) => look::list(global, &*open(&config).await?, &args).await,
         LedgerCommand::Show(args) => look::show(global, &*open(&config).await?, &args).await,
+        LedgerCommand::Audit(args) => look::audit(global, &*open(&config).await?, &args).await,
         LedgerCommand::Sweep(args) => act::sweep(global, &config, open(&config).await?, &args).await,
         LedgerCommand::Retry(args) => {
             act::act(global, &*open(&config).await?, Intervention::Retry, &args).await
@@ -108,7 +112,7 @@ async fn init(global: &Global, config: &Config) -> Result<u8, Failure> {
 }
 
 /// Opens the ledger. Looking into one that is not there is a mistake in its name, so none is made.
-async fn open(config: &Config) -> Result<Arc<dyn Ledger>, Failure> {
+pub async fn open(config: &Config) -> Result<Arc<dyn Ledger>, Failure> {
     if let Some(path) = sqlite_path(&config.ledger.url)
         && !path.exists()
     {

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, missing_docs, clippy::unwrap_used, clippy::format_push_string)]
 
+pub mod consume;
+
 use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};

@@ -1,0 +1,315 @@
+//! One child: started, spoken with, watched, and started again when it ends.
+
+use std::collections::{HashMap, VecDeque};
+use std::process::{ExitStatus, Stdio};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use hapax::consumer::{Failed, Handled};
+use hapax::sink::protocol::{self, Reply};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::exec::{Common, Order, Request, Seat};
+
+/// A child whose input has ended is killed after so long.
+const CLOSE_GRACE: Duration = Duration::from_secs(2);
+/// What a child wrote before it ended is read for so long.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+/// The pause before a child that ended is started again; it doubles.
+const PAUSE_BASE: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+/// So many children in a row that ended without one reply, and never a reply before: the command does not work. More than the
+/// usual number of attempts, so that one event that kills its handler is dead before.
+const MUTE_ENDS_MAX: u32 = 10;
+/// A longer line is no reply.
+const LINE_BYTES_MAX: usize = 1024 * 1024;
+
+type Orders = mpsc::UnboundedReceiver<Order>;
+
+/// Keeps one child running until nobody has orders for it any more.
+pub(super) async fn supervise(command: String, mut orders: Orders, seat: Weak<Seat>, common: Arc<Common>) {
+    let mut waiting = VecDeque::new();
+    let mut pause = PAUSE_BASE;
+    let mut mute_ends = Some(0); // none once there was a reply
+    loop {
+        let mut life = match Life::start(&command, &seat, &common) {
+            Ok(life) => life,
+            Err(error) => return common.give_up(format!("--exec {command:?} cannot be started: {error}")),
+        };
+        for request in waiting.drain(..) {
+            life.take(Order::Run(request));
+        }
+        let Some(status) = life.live(&mut orders).await else { return };
+        if life.replied {
+            pause = PAUSE_BASE;
+            mute_ends = None;
+        }
+        mute_ends = mute_ends.map(|ends| ends + 1);
+        let how = described(status);
+        if let Some(ends) = mute_ends
+            && is_unfit(status, ends, life.given)
+        {
+            let times = if ends == 1 { "at its start".to_owned() } else { format!("{ends} times") };
+            return common
+                .give_up(format!("--exec {command:?} does not work: it {how} {times} without one reply"));
+        }
+        drop(life);
+        common.restarts.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(target: "hapax", "the handler {how}; it is started again in {pause:?}");
+        if !rest(pause, &mut orders, &mut waiting).await {
+            return;
+        }
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+/// Whether a command that has never replied is not worth another start.
+fn is_unfit(status: Option<ExitStatus>, ends: u32, given: bool) -> bool {
+    // The shell's own words for "it cannot be run" and "there is no such command".
+    let unknown = matches!(status.and_then(|status| status.code()), Some(126 | 127));
+    unknown || (ends == 1 && !given) || ends >= MUTE_ENDS_MAX
+}
+
+/// Waits before the next start; what comes meanwhile waits too. False: nobody has orders any more.
+async fn rest(pause: Duration, orders: &mut Orders, waiting: &mut VecDeque<Request>) -> bool {
+    let until = Instant::now() + pause;
+    loop {
+        tokio::select! {
+            () = sleep_until(until) => return true,
+            order = orders.recv() => match order {
+                None => return false,
+                Some(Order::Run(request)) => waiting.push_back(request),
+                Some(Order::Cancel(id, token)) => waiting.retain(|r| r.id != id || r.token != token),
+            },
+        }
+    }
+}
+
+fn described(status: Option<ExitStatus>) -> String {
+    status.map_or_else(|| "was killed".to_owned(), |status| format!("ended with {status}"))
+}
+
+/// One run of the command.
+struct Life {
+    child: Child,
+    group: u32,
+    write: Option<mpsc::UnboundedSender<String>>,
+    lines: mpsc::Receiver<Option<Vec<u8>>>,
+    in_flight: HashMap<(String, i64), oneshot::Sender<Handled>>,
+    /// Cancelled and not reacted to, with the moment at which patience ends.
+    cancelled: HashMap<(String, i64), Instant>,
+    given: bool,
+    replied: bool,
+    seat: Weak<Seat>,
+    common: Arc<Common>,
+}
+
+impl Life {
+    fn start(command: &str, seat: &Weak<Seat>, common: &Arc<Common>) -> std::io::Result<Self> {
+        let mut shell = shell(command);
+        shell.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).kill_on_drop(true);
+        let mut child = shell.spawn()?;
+        let gone = || std::io::Error::other("it ended at once");
+        let group = child.id().ok_or_else(gone)?;
+        let (input, output) = (child.stdin.take().ok_or_else(gone)?, child.stdout.take().ok_or_else(gone)?);
+        let (write, to_write) = mpsc::unbounded_channel();
+        let (read, lines) = mpsc::channel(64);
+        tokio::spawn(write_lines(input, to_write));
+        tokio::spawn(read_lines(output, read));
+        common.began(group);
+        Ok(Life {
+            child,
+            group,
+            write: Some(write),
+            lines,
+            in_flight: HashMap::new(),
+            cancelled: HashMap::new(),
+            given: false,
+            replied: false,
+            seat: Weak::clone(seat),
+            common: Arc::clone(common),
+        })
+    }
+
+    /// Speaks with the child until it ends (how it ended; none: it was killed), or until nobody has orders any more (none).
+    async fn live(&mut self, orders: &mut Orders) -> Option<Option<ExitStatus>> {
+        let mut status = None;
+        let mut last_words: Option<Instant> = None;
+        loop {
+            let patience = self.cancelled.values().copied().chain(last_words).min();
+            tokio::select! {
+                order = orders.recv(), if last_words.is_none() => {
+                    let Some(order) = order else {
+                        self.close().await;
+                        return None;
+                    };
+                    self.take(order);
+                }
+                line = self.lines.recv() => match line {
+                    Some(line) => self.answer(line),
+                    None => break,
+                },
+                ended = self.child.wait(), if last_words.is_none() => {
+                    status = ended.ok();
+                    last_words = Some(Instant::now() + LAST_WORDS);
+                }
+                () = sleep_until(patience.unwrap_or_else(Instant::now)), if patience.is_some() => {
+                    if last_words.is_none() {
+                        eprintln!("hapax: the handler did not react to a cancel within {:?}; it is killed", self.common.cancel_grace);
+                    }
+                    break;
+                }
+            }
+        }
+        // Whatever it started goes with it.
+        kill_group(self.group);
+        if status.is_none() {
+            let waited = timeout(CLOSE_GRACE, self.child.wait()).await;
+            status = waited.ok().and_then(std::io::Result::ok);
+        }
+        let how = described(status);
+        for (_, reply) in self.in_flight.drain() {
+            // Nobody may wait any more.
+            let _ = reply.send(Err(Failed::retryable(format!("the handler {how} before it answered"))));
+        }
+        Some(status)
+    }
+
+    fn take(&mut self, order: Order) {
+        match order {
+            Order::Run(request) => {
+                self.given = true;
+                self.in_flight.insert((request.id, request.token), request.reply);
+                self.write(request.line);
+            }
+            Order::Cancel(id, token) => {
+                let line = protocol::cancel(&id, token);
+                let key = (id, token);
+                if self.in_flight.remove(&key).is_some() {
+                    self.cancelled.insert(key, Instant::now() + self.common.cancel_grace);
+                    self.tell_health();
+                    self.write(format!("{line}\n"));
+                }
+            }
+        }
+    }
+
+    fn write(&self, line: String) {
+        // A child that does not read any more is about to end; that is seen elsewhere.
+        let _ = self.write.as_ref().map(|write| write.send(line));
+    }
+
+    fn answer(&mut self, line: Option<Vec<u8>>) {
+        let Some(line) = line else {
+            return self.common.ignore(&format!("it has more than {LINE_BYTES_MAX} bytes"));
+        };
+        if line.iter().all(u8::is_ascii_whitespace) {
+            return;
+        }
+        let reply = match Reply::parse(&line) {
+            Ok(reply) => reply,
+            Err(why) => return self.common.ignore(&why),
+        };
+        let key = (reply.id, reply.token);
+        if let Some(waits) = self.in_flight.remove(&key) {
+            self.replied = true;
+            // Nobody may wait any more.
+            let _ = waits.send(reply.handled);
+        } else if self.cancelled.remove(&key).is_some() {
+            self.tell_health();
+            self.common.ignore(&format!("event {:?} was cancelled before this reply", key.0));
+        } else {
+            self.common.ignore(&format!("nothing waits for event {:?} with token {}", key.0, key.1));
+        }
+    }
+
+    fn tell_health(&self) {
+        if let Some(seat) = self.seat.upgrade() {
+            seat.unwell.store(!self.cancelled.is_empty(), Ordering::Relaxed);
+        }
+    }
+
+    /// Its input ends; it may end by itself, then it is killed.
+    async fn close(&mut self) {
+        self.write = None;
+        let _ = timeout(CLOSE_GRACE, self.child.wait()).await;
+        kill_group(self.group);
+        let _ = timeout(CLOSE_GRACE, self.child.wait()).await;
+    }
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        self.cancelled.clear();
+        self.tell_health();
+        self.common.ended(self.group);
+    }
+}
+
+#[cfg(unix)]
+fn shell(command: &str) -> Command {
+    let mut shell = Command::new("/bin/sh");
+    // A group of its own: it is ended with all it started, and a terminal's Ctrl-C is ours alone to handle.
+    shell.arg("-c").arg(command).process_group(0);
+    shell
+}
+
+#[cfg(not(unix))]
+fn shell(command: &str) -> Command {
+    let mut shell = Command::new("cmd");
+    shell.arg("/C").arg(command);
+    shell
+}
+
+#[cfg(unix)]
+pub(super) fn kill_group(group: u32) {
+    use rustix::process::{Pid, Signal, kill_process_group};
+    if let Some(group) = i32::try_from(group).ok().and_then(Pid::from_raw) {
+        // One that is gone already needs no killing.
+        let _ = kill_process_group(group, Signal::KILL);
+    }
+}
+
+#[cfg(not(unix))]
+pub(super) fn kill_group(_group: u32) {
+    // Children are killed when they are dropped.
+}
+
+async fn write_lines(mut input: ChildStdin, mut lines: mpsc::UnboundedReceiver<String>) {
+    while let Some(line) = lines.recv().await {
+        if input.write_all(line.as_bytes()).await.is_err() {
+            return; // the child is about to end; that is seen where its end is
+        }
+    }
+}
+
+/// Sends whole lines; none for one that is too long.
+async fn read_lines(output: ChildStdout, lines: mpsc::Sender<Option<Vec<u8>>>) {
+    let mut output = BufReader::new(output);
+    let mut line = Vec::new();
+    let mut too_long = false;
+    loop {
+        let Ok(chunk) = output.fill_buf().await else { return };
+        if chunk.is_empty() {
+            return; // a line without its end is no line
+        }
+        let end = memchr::memchr(b'\n', chunk);
+        let taken = end.map_or(chunk.len(), |end| end + 1);
+        too_long |= line.len() + taken > LINE_BYTES_MAX;
+        if !too_long {
+            line.extend_from_slice(&chunk[..taken]);
+        }
+        output.consume(taken);
+        if end.is_some() {
+            let whole = std::mem::take(&mut line);
+            let whole = if std::mem::take(&mut too_long) { None } else { Some(whole) };
+            if lines.send(whole).await.is_err() {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! `hapax consume`: a handler in any language for every event of a topic, each taking effect once.
+//!
+//! The library's consumer does the work; here is what surrounds it: the handler (`exec`, `child`, or the library's HTTP
+//! sink), signals, the progress line and the counts at the end.
+
+mod child;
+mod decode;
+mod exec;
+mod watch;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{ArgGroup, Args, ValueEnum};
+use hapax::bus::{Start, Subscription};
+use hapax::config::Config;
+use hapax::consumer::{Consumer, ConsumerHandle, ConsumerSettings, Wants, at_most_once, leased};
+use hapax::ledger::{Baseline, OnDead, OrderPolicy};
+use hapax::sink::{Effect, HttpSink, Sink};
+use hapax::{Kind, Ledger, Scope, Topic};
+use serde_json::json;
+
+use crate::cli::Global;
+use crate::exporters::Metrics;
+use crate::failure::Failure;
+use crate::signal::Gate;
+use crate::{open, print};
+use exec::Pool;
+
+/// Runs a handler for every event of a topic. A delivery that comes again does not run again; what fails is retried with
+/// growing pauses and ends in the dead letters (`hapax dead`).
+///
+/// Handlers speak JSON, version 1, over HTTP or on standard input and output: docs/handlers.md.
+#[derive(Debug, Args)]
+#[command(
+    group(ArgGroup::new("handler").required(true).args(["http", "exec"])),
+    after_help = "Examples:\n  \
+        hapax consume --topic orders --scope mailer --exec 'python3 clients/python/handler.py'\n  \
+        hapax consume --topic orders --scope search --http http://localhost:8080/events --bus kafka://localhost:9092\n  \
+        hapax consume --topic orders --scope demo --exec ./handler --until-idle 2"
+)]
+pub struct ConsumeArgs {
+    /// The topic; may be repeated
+    #[arg(long, required = true)]
+    topic: Vec<Topic>,
+    /// Whose effect it is: two consumers with one scope share the work [default: dedup.default_scope_id]
+    #[arg(long)]
+    scope: Option<Scope>,
+    /// POST each event to this URL
+    #[arg(long, value_name = "URL")]
+    http: Option<String>,
+    /// Run this command (by the shell) and speak with it in JSON Lines
+    #[arg(long, value_name = "CMD")]
+    exec: Option<String>,
+    /// The consumer group [default: the scope]
+    #[arg(long)]
+    group: Option<String>,
+    /// Every process gets every event: needs a --scope of its own for each, with a name that stays over restarts
+    #[arg(long, conflicts_with = "group")]
+    broadcast: bool,
+    #[command(flatten)]
+    places: decode::PlaceArgs,
+    /// Only events of this kind; may be repeated
+    #[arg(long)]
+    kind: Vec<Kind>,
+    /// How many events are handled at once (consumer.concurrency)
+    #[arg(long, value_name = "N")]
+    concurrency: Option<String>,
+    /// How many children --exec runs; each gets several events at a time (consumer.handlers)
+    #[arg(long, value_name = "N", conflicts_with = "http")]
+    handlers: Option<String>,
+    /// How long handling one event may take, such as 30s (consumer.handler_timeout_ms)
+    #[arg(long, value_name = "TIME", value_parser = crate::cli::duration)]
+    timeout: Option<Duration>,
+    /// How events of one aggregate follow each other; needs --on-dead
+    #[arg(long, value_enum)]
+    order: Option<Order>,
+    /// What a dead event does to its aggregate's successors: park them behind it, or skip it
+    #[arg(long, value_enum, requires = "order")]
+    on_dead: Option<Dead>,
+    /// Strict order begins with this seq [default: whatever comes first]
+    #[arg(long, value_name = "SEQ", requires = "order")]
+    first_seq: Option<u64>,
+    /// Never run an event twice: what fails is lost (and listed), not retried
+    #[arg(long)]
+    at_most_once: bool,
+    /// While the ledger is away: pause, fail_fast or dead_letter (consumer.outage)
+    #[arg(long, value_name = "POLICY")]
+    outage: Option<String>,
+    /// A filter in front of the ledger, such as redis://localhost (window.url)
+    #[arg(long, value_name = "URL")]
+    window: Option<String>,
+    /// Where a group begins that has committed nothing
+    #[arg(long, value_enum, default_value_t = From::Earliest)]
+    from: From,
+    /// End with exit code 0 once nothing has come for so many seconds; what waits in the ledger for a far retry does not count
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    until_idle: Option<Duration>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Order {
+    /// Never backwards: what arrives after a later one is stale
+    Latest,
+    /// n+1 follows n, nothing else
+    Strict,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Dead {
+    /// Its successors wait until it is redriven or dropped
+    Park,
+    /// Its successors go on
+    Skip,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum From {
+    /// With the oldest record
+    Earliest,
+    /// With what comes from now on
+    Latest,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let text = if text.bytes().all(|b| b.is_ascii_digit()) { format!("{text}s") } else { text.to_owned() };
+    crate::cli::duration(&text)
+}
+
+pub async fn run(
+    global: &Global,
+    args: &ConsumeArgs,
+    gate: &Gate,
+    metrics: Option<&Metrics>,
+) -> Result<u8, Failure> {
+    let config = config(global, args)?;
+    let settings = settings(&config, args)?;
+    let http = args.http.as_deref().map(HttpSink::new).transpose()?;
+    settings.check()?;
+    let bus = open::bus(&config).await?;
+    let ledger = open::ledger(&config).await?;
+    let mut builder = Consumer::builder(bus, ledger).settings(settings);
+    if let Some(window) = config.window(config.window.epoch.as_str())? {
+        builder = builder.window(window);
+    }
+    let consumer = builder.build()?;
+    let signals = gate.take_signals(); // until now there was nothing to drain
+    let pool = match &args.exec {
+        Some(command) => {
+            Some(Pool::start(command, config.consumer.handlers, config.consumer.cancel_grace).await?)
+        }
+        None => None,
+    };
+    let sink: Arc<dyn Sink> = match (&pool, http) {
+        (Some(pool), _) => Arc::<Pool>::clone(pool),
+        (None, Some(http)) => Arc::new(http),
+        (None, None) => return Err(Failure::config("give --http URL or --exec CMD")),
+    };
+    let handle = consumer.handle();
+    let running = tokio::spawn(consume(consumer, sink, args.at_most_once));
+    let watched = watch::Watch::new(global, handle, args.until_idle, pool.clone(), metrics);
+    let (ended, code) = watched.until_ended(running, signals).await;
+    if let Some(pool) = &pool {
+        pool.close().await;
+    }
+    report(global, &ended?, pool.as_deref())?;
+    Ok(code)
+}
+
+/// Flags are settings like others: the same checks, the same messages.
+fn config(global: &Global, args: &ConsumeArgs) -> Result<Config, Failure> {
+    let timeout = args.timeout.map(|timeout| timeout.as_millis().to_string());
+    global.load_with(&[
+        ("consumer.concurrency", "--concurrency", args.concurrency.clone()),
+        ("consumer.handlers", "--handlers", args.handlers.clone()),
+        ("consumer.handler_timeout_ms", "--timeout", timeout),
+        ("consumer.outage", "--outage", args.outage.clone()),
+        ("window.url", "--window", args.window.clone()),
+    ])
+}
+
+fn settings(config: &Config, args: &ConsumeArgs) -> Result<ConsumerSettings, Failure> {
+    if args.broadcast && args.scope.is_none() {
+        return Err(Failure::config(
+            "--broadcast needs a --scope of its own for each process, with a name that stays the same over restarts: \
+             processes with one scope would share the events instead of each getting all",
+        ));
+    }
+    let scope = args.scope.clone().or_else(|| config.dedup.default_scope.clone()).ok_or_else(|| {
+        Failure::config("--scope is missing: name whose effect it is (or set dedup.default_scope_id)")
+    })?;
+    let mut settings = config.consumer_settings(scope, args.topic.clone())?;
+    settings.group = args.group.as_deref().map(Into::into);
+    Subscription::new(settings.group(), settings.topics.iter().cloned())
+        .map_err(|e| Failure::config(format!("--group: {e}")))?;
+    settings.start = match args.from {
+        From::Earliest => Start::Earliest,
+        From::Latest => Start::Latest,
+    };
+    args.places.apply(&mut settings.decoder)?;
+    if !args.kind.is_empty() {
+        settings.wants = Wants::Kinds(args.kind.clone());
+    }
+    let on_dead = match args.on_dead {
+        Some(Dead::Park) => Some(OnDead::Park),
+        Some(Dead::Skip) => Some(OnDead::Skip),
+        None => None,
+    };
+    settings.order = match (args.order, on_dead) {
+        (None, _) => None,
+        (Some(_), None) => {
+            return Err(Failure::config(
+                "--order needs --on-dead: say whether a dead event parks its aggregate's successors or is skipped",
+            ));
+        }
+        (Some(Order::Latest), Some(_)) if args.first_seq.is_some() => {
+            return Err(Failure::config(
+                "--first-seq is for --order strict; latest begins with whatever comes",
+            ));
+        }
+        (Some(Order::Latest), Some(on_dead)) => Some((OrderPolicy::Latest, on_dead)),
+        (Some(Order::Strict), Some(on_dead)) => {
+            let baseline = args.first_seq.map_or(Baseline::FirstSeen, Baseline::From);
+            Some((OrderPolicy::Strict { baseline, gap_timeout: config.consumer.gap_timeout }, on_dead))
+        }
+    };
+    Ok(settings)
+}
+
+type Ended = hapax::Result<BTreeMap<&'static str, u64>>;
+
+async fn consume(consumer: Consumer<Arc<dyn Ledger>>, sink: Arc<dyn Sink>, once: bool) -> Ended {
+    let timeout = consumer.settings().handler_timeout;
+    let scope = consumer.settings().scope.clone();
+    if once {
+        let handler = at_most_once(move |event| {
+            let (sink, effect) = (Arc::clone(&sink), Effect::at_most_once(scope.clone(), event, timeout));
+            async move { sink.apply(effect).await }
+        });
+        return consumer.run(handler).await;
+    }
+    let handler = leased(move |event, run| {
+        let (sink, effect) = (Arc::clone(&sink), Effect::leased(event, &run, timeout));
+        async move { sink.apply(effect).await }
+    });
+    consumer.run(handler).await
+}
+
+/// What was done, for people on standard error, for tools on standard output.
+fn report(global: &Global, counts: &BTreeMap<&'static str, u64>, pool: Option<&Pool>) -> Result<(), Failure> {
+    let (restarts, ignored) = pool.map_or((0, 0), Pool::counts);
+    if global.json {
+        return print::json(&json!({
+            "deliveries": counts, "handler_restarts": restarts, "replies_ignored": ignored,
+        }));
+    }
+    let mut words: Vec<_> = counts.iter().map(|(word, count)| format!("{word} {count}")).collect();
+    if words.is_empty() {
+        words.push("nothing came".to_owned());
+    }
+    if restarts > 0 {
+        words.push(format!("handler restarts {restarts}"));
+    }
+    if ignored > 0 {
+        words.push(format!("replies ignored {ignored}"));
+    }
+    eprintln!("{}", words.join(", "));
+    Ok(())
+}

@@ -1,0 +1,163 @@
+//! What goes on around a running consumer: signals, the progress line, an end when nothing comes.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use super::{ConsumerHandle, Ended, Pool};
+use crate::cli::Global;
+use crate::exporters::Metrics;
+use crate::failure::Failure;
+
+/// How often it is looked at.
+const TICK: Duration = Duration::from_millis(100);
+/// How often the line changes.
+const SHOWN_EVERY: Duration = Duration::from_millis(500);
+/// How often metrics are written.
+const WRITTEN_EVERY: Duration = Duration::from_secs(5);
+/// So long may a group take to give out its partitions before "nothing has come" counts.
+const JOINING_MAX: Duration = Duration::from_secs(20);
+
+pub(super) struct Watch<'m> {
+    metrics: Option<&'m Metrics>,
+    written: Instant,
+    handle: ConsumerHandle,
+    until_idle: Option<Duration>,
+    pool: Option<Arc<Pool>>,
+    line: bool,
+    shown: Instant,
+    began: Instant,
+    last: u64,
+    last_change: Option<Instant>,
+}
+
+impl<'m> Watch<'m> {
+    pub(super) fn new(
+        global: &Global,
+        handle: ConsumerHandle,
+        until_idle: Option<Duration>,
+        pool: Option<Arc<Pool>>,
+        metrics: Option<&'m Metrics>,
+    ) -> Self {
+        let line = std::io::stderr().is_terminal() && !global.json;
+        let now = Instant::now();
+        Watch {
+            metrics,
+            written: now,
+            handle,
+            until_idle,
+            pool,
+            line,
+            shown: now,
+            began: now,
+            last: 0,
+            last_change: None,
+        }
+    }
+
+    /// Waits for the end. The first signal drains, a second one ends at once. Answers what was done, and the exit code.
+    pub(super) async fn until_ended(
+        mut self,
+        mut running: JoinHandle<Ended>,
+        mut signals: mpsc::UnboundedReceiver<i32>,
+    ) -> (Result<std::collections::BTreeMap<&'static str, u64>, Failure>, u8) {
+        let mut code = 0;
+        let mut broken = None;
+        let mut tick = interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let ended = loop {
+            tokio::select! {
+                ended = &mut running => break ended,
+                Some(signal) = signals.recv() => {
+                    let first = code == 0;
+                    code = u8::try_from(signal).unwrap_or(1);
+                    self.told(first);
+                }
+                sentence = broken_of(self.pool.as_deref()), if broken.is_none() => {
+                    broken = Some(sentence);
+                    self.handle.stop_now();
+                }
+                _ = tick.tick() => self.look(),
+            }
+        };
+        self.clear();
+        let ended = match (ended, broken) {
+            (_, Some(sentence)) => Err(Failure::config(sentence)),
+            (Ok(ended), None) => ended.map_err(Failure::from),
+            (Err(error), None) => {
+                Err(Failure::new(1, "corrupt", format!("the consumer ended badly: {error}")))
+            }
+        };
+        (ended, code)
+    }
+
+    fn told(&mut self, first: bool) {
+        self.clear();
+        if first {
+            eprintln!("hapax: draining; once more ends at once");
+            self.handle.stop();
+        } else {
+            self.handle.stop_now();
+            if let Some(pool) = &self.pool {
+                pool.kill();
+            }
+        }
+    }
+
+    fn look(&mut self) {
+        let progress = self.handle.progress();
+        let passed: u64 = progress.passed.values().sum();
+        let now = Instant::now();
+        if passed != self.last || progress.in_flight > 0 {
+            self.last = passed;
+            self.last_change = Some(now);
+        } else if self.last_change.is_none()
+            && (progress.partitions > 0 || now.duration_since(self.began) > JOINING_MAX)
+        {
+            self.last_change = Some(now);
+        }
+        let quiet = self.last_change.map_or(Duration::ZERO, |since| now.duration_since(since));
+        if self.until_idle.is_some_and(|idle| quiet >= idle) {
+            self.handle.stop();
+        }
+        if let Some(metrics) = self.metrics.filter(|_| now.duration_since(self.written) >= WRITTEN_EVERY) {
+            self.written = now;
+            if let Err(failure) = metrics.write() {
+                tracing::warn!(target: "hapax", "{}", failure.message());
+            }
+        }
+        if self.line && now.duration_since(self.shown) >= SHOWN_EVERY {
+            self.shown = now;
+            let words: Vec<_> =
+                progress.passed.iter().map(|(word, count)| format!("{word} {count}")).collect();
+            let standing =
+                if progress.paused > 0 { format!(", {} paused", progress.paused) } else { String::new() };
+            eprint!(
+                "\r\x1b[K{} partitions{standing}, in flight {}, held {}; {}",
+                progress.partitions,
+                progress.in_flight,
+                progress.held,
+                words.join(", ")
+            );
+            let _ = std::io::stderr().flush(); // a line that cannot be seen hurts nobody
+        }
+    }
+
+    fn clear(&self) {
+        if self.line {
+            eprint!("\r\x1b[K");
+        }
+    }
+}
+
+/// Ends when the pool's command turns out not to work; never without a pool.
+async fn broken_of(pool: Option<&Pool>) -> String {
+    match pool {
+        Some(pool) => pool.broken().await,
+        None => std::future::pending().await,
+    }
+}

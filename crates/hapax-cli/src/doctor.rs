@@ -1,0 +1,192 @@
+//! `hapax doctor`: every check there is, in one go.
+
+use std::sync::Arc;
+
+use clap::Args;
+use hapax::bus::Bus;
+use hapax::config::Config;
+use hapax::ledger::{Finding, Identity, Level};
+use hapax::window::{self, Window, WindowSettings};
+use hapax::{EventId, Ledger, Scope, Topic, consumer};
+use serde_json::json;
+
+use crate::cli::Global;
+use crate::failure::{self, Failure};
+use crate::{open, print};
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example: hapax doctor --bus kafka://localhost:9092 --topic orders --scope mailer --ledger postgres://localhost/app"
+)]
+pub struct DoctorArgs {
+    /// A topic to look at; may be repeated
+    #[arg(long)]
+    topic: Vec<Topic>,
+    /// The scope whose settings are looked at
+    #[arg(long)]
+    scope: Option<Scope>,
+    /// The window to look at (window.url)
+    #[arg(long, value_name = "URL")]
+    window: Option<String>,
+}
+
+/// What one look came to: a finding, or nobody there.
+struct Looked {
+    level: &'static str,
+    check: String,
+    message: String,
+}
+
+#[derive(Default)]
+struct Report {
+    looked: Vec<Looked>,
+    refused: bool,
+    unreachable: bool,
+}
+
+impl Report {
+    fn add(&mut self, finding: &Finding) {
+        let level = match finding.level {
+            Level::Fine => "fine",
+            Level::Warning => "warning",
+            Level::Refusal => "refusal",
+        };
+        self.refused |= finding.level == Level::Refusal;
+        self.say(level, finding.check, finding.message.clone());
+    }
+
+    fn say(&mut self, level: &'static str, check: &str, message: String) {
+        self.looked.push(Looked { level, check: check.to_owned(), message });
+    }
+
+    /// Something that could not be asked. What is wrong with the question itself is a refusal.
+    fn failed(&mut self, check: &str, failure: &Failure) {
+        if failure.is_dependency() {
+            self.unreachable = true;
+            self.say("unreachable", check, failure.message().to_owned());
+        } else {
+            self.refused = true;
+            self.say("refusal", check, failure.message().to_owned());
+        }
+    }
+}
+
+pub async fn run(global: &Global, args: &DoctorArgs) -> Result<u8, Failure> {
+    let config = global.load_with(&[("window.url", "--window", args.window.clone())])?;
+    let mut report = Report::default();
+    let ledger = match crate::ledger::open(&config).await {
+        Ok(ledger) => {
+            report.say("fine", "ledger", format!("{} answers", config.ledger_url_shown()));
+            Some(ledger)
+        }
+        Err(failure) => {
+            report.failed("ledger", &failure);
+            None
+        }
+    };
+    let bus = match look_at_bus(&config).await {
+        Ok(bus) => {
+            let (word, durable) = (bus.capabilities().bus, bus.capabilities().durable);
+            let told = format!("{} answers ({word})", config.bus_url_shown());
+            report.say(if durable { "fine" } else { "warning" }, "bus", told);
+            Some(bus)
+        }
+        Err(failure) => {
+            report.failed("bus", &failure);
+            None
+        }
+    };
+    look_together(&mut report, &config, args, ledger.as_deref(), bus.as_deref()).await;
+    print(global, &report)?;
+    Ok(if report.unreachable {
+        failure::DEPENDENCY
+    } else if report.refused {
+        failure::BROKEN_PROMISE
+    } else {
+        0
+    })
+}
+
+/// Opens the bus and asks it something. An embedded one that is not there is not made by looking.
+async fn look_at_bus(config: &Config) -> Result<Arc<dyn Bus>, Failure> {
+    let named = config.bus_url.strip_prefix("embedded:").filter(|path| !path.is_empty());
+    let file = match named {
+        Some(path) => Some(std::path::PathBuf::from(path.strip_prefix("//").unwrap_or(path))),
+        None if config.bus_url.trim_end_matches(':') == "embedded" => {
+            Some(config.data_dir.join(hapax::bus::EMBEDDED_FILE))
+        }
+        None => None,
+    };
+    if let Some(file) = file.filter(|file| !file.exists()) {
+        let told = format!("there is no embedded bus at {}; `hapax produce` makes one", file.display());
+        return Err(Failure::dependency("unavailable", told));
+    }
+    let bus = open::bus(config).await?;
+    bus.topic(&Topic::new("hapax-doctor")?).await?;
+    Ok(bus)
+}
+
+/// Opens the window, if there is one, and asks it something, past the policy that would let an outage pass.
+async fn look_at_window(config: &Config) -> Result<Option<Arc<dyn Window>>, Failure> {
+    let Some(url) = &config.window.url else { return Ok(None) };
+    let settings = WindowSettings::new(config.window.epoch.as_str()).ttl(config.window.ttl);
+    let nobody = Identity::new(Scope::new("hapax-doctor")?, EventId::new("hapax-doctor")?);
+    window::open(url, settings)?.seen(&[nobody]).await?;
+    Ok(config.window(config.window.epoch.as_str())?)
+}
+
+/// What concerns several of them: topics against the ledger's retention, the window, clocks, knobs.
+async fn look_together(
+    report: &mut Report,
+    config: &Config,
+    args: &DoctorArgs,
+    ledger: Option<&dyn Ledger>,
+    bus: Option<&dyn Bus>,
+) {
+    let window = match look_at_window(config).await {
+        Ok(window) => window,
+        Err(failure) => {
+            report.failed("window", &failure);
+            None
+        }
+    };
+    let Some(ledger) = ledger else { return };
+    let (Some(bus), false) = (bus, args.topic.is_empty()) else {
+        let mut findings = ledger.check().await;
+        if let (Ok(findings), Some(window)) = (&mut findings, &window) {
+            findings.extend(window.check(None).await);
+        }
+        return add_all(report, "ledger", findings);
+    };
+    let settings = Scope::new("doctor")
+        .and_then(|scope| config.consumer_settings(args.scope.clone().unwrap_or(scope), args.topic.clone()))
+        .and_then(|settings| settings.check().map(|()| settings));
+    let settings = match settings {
+        Ok(settings) => settings,
+        Err(error) => return report.failed("settings", &error.into()),
+    };
+    add_all(report, "consumer", consumer::check(bus, ledger, window.as_deref(), &settings).await);
+}
+
+fn add_all(report: &mut Report, check: &str, findings: hapax::Result<Vec<Finding>>) {
+    match findings {
+        Ok(findings) => findings.iter().for_each(|finding| report.add(finding)),
+        Err(error) => report.failed(check, &error.into()),
+    }
+}
+
+fn print(global: &Global, report: &Report) -> Result<(), Failure> {
+    if global.json {
+        let list = report
+            .looked
+            .iter()
+            .map(|looked| json!({"level": looked.level, "check": looked.check, "message": looked.message}));
+        return print::json(&json!({"findings": list.collect::<Vec<_>>()}));
+    }
+    let rows: Vec<_> = report
+        .looked
+        .iter()
+        .map(|looked| [looked.level.to_owned(), looked.check.clone(), print::escaped(&looked.message)])
+        .collect();
+    print::table(["level", "check", "finding"], &rows)
+}

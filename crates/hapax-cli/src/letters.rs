@@ -1,0 +1,203 @@
+//! `hapax dead` and `hapax parked`: what could not be processed, and what waits behind it.
+
+use std::collections::BTreeMap;
+
+use clap::{Args, Subcommand};
+use hapax::ledger::{Entry, Filter, Identity, Intervention, State};
+use hapax::{Aggregate, Ledger, Scope, Tenant};
+
+use crate::cli::Global;
+use crate::failure::Failure;
+use crate::ledger::act::{ChangeArgs, carry_out, entries, targets};
+use crate::ledger::look::{PageArgs, ShowArgs, WhichArgs, list_page, show_if};
+use crate::ledger::open;
+
+/// Entries taken from the ledger at a time.
+const PAGE: usize = 500;
+
+#[derive(Debug, Args)]
+pub struct DeadArgs {
+    #[command(subcommand)]
+    command: DeadCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum DeadCommand {
+    /// List dead letters, each with its reason
+    #[command(after_help = "Example: hapax dead ls --scope mailer --topic orders --since 24h")]
+    Ls(ListArgs),
+    /// Show one dead letter; its bytes and headers with --payload
+    #[command(after_help = "Example: hapax dead show --scope mailer --payload order-17-paid")]
+    Show(ShowArgs),
+    /// Run dead letters again, attempts reset, in the order of their aggregates
+    #[command(
+        after_help = "Example: hapax dead redrive --scope mailer --all --why 'fixed in 1.4.2' --dry-run"
+    )]
+    Redrive(RedriveArgs),
+    /// Give dead letters up: their bytes go, and their aggregates go on past them
+    #[command(after_help = "Example: hapax dead drop --scope mailer --why 'test data' order-17-paid")]
+    Drop(ChangeArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct ParkedArgs {
+    #[command(subcommand)]
+    command: ParkedCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum ParkedCommand {
+    /// List parked events
+    #[command(after_help = "Example: hapax parked ls --scope mailer --aggregate order-17")]
+    Ls(ListArgs),
+    /// Show one parked event; its bytes and headers with --payload
+    #[command(after_help = "Example: hapax parked show --scope mailer order-17-shipped")]
+    Show(ShowArgs),
+    /// Run what parked events wait behind again: the dead one of their aggregate, else themselves
+    #[command(
+        after_help = "Example: hapax parked resume --scope mailer --aggregate order-17 --all --why 'fixed in 1.4.2'"
+    )]
+    Resume(ChangeArgs),
+    /// Let aggregates go on past what their parked events wait behind (a dead one stays dead)
+    #[command(
+        after_help = "Example: hapax parked skip --scope mailer --aggregate order-17 --all --why 'seq 3 never existed'"
+    )]
+    Skip(ChangeArgs),
+}
+
+#[derive(Debug, Args)]
+struct ListArgs {
+    #[command(flatten)]
+    which: WhichArgs,
+    #[command(flatten)]
+    page: PageArgs,
+}
+
+#[derive(Debug, Args)]
+struct RedriveArgs {
+    #[command(flatten)]
+    change: ChangeArgs,
+    /// Also events whose aggregate has moved past them: they then run without order, for good
+    #[arg(long)]
+    out_of_order: bool,
+}
+
+pub async fn dead(global: &Global, args: &DeadArgs) -> Result<u8, Failure> {
+    let ledger = open(&global.load()?).await?;
+    match &args.command {
+        DeadCommand::Ls(args) => list(global, &*ledger, State::Dead, args).await,
+        DeadCommand::Show(args) => show_if(global, &*ledger, args, Some(State::Dead)).await,
+        DeadCommand::Redrive(args) => {
+            let steps = each(&*ledger, Intervention::Redrive, &args.change).await?;
+            carry_out(global, &*ledger, steps, &args.change, args.out_of_order).await
+        }
+        DeadCommand::Drop(args) => {
+            let steps = each(&*ledger, Intervention::Drop, args).await?;
+            carry_out(global, &*ledger, steps, args, false).await
+        }
+    }
+}
+
+pub async fn parked(global: &Global, args: &ParkedArgs) -> Result<u8, Failure> {
+    let ledger = open(&global.load()?).await?;
+    match &args.command {
+        ParkedCommand::Ls(args) => list(global, &*ledger, State::Parked, args).await,
+        ParkedCommand::Show(args) => show_if(global, &*ledger, args, Some(State::Parked)).await,
+        ParkedCommand::Resume(args) => {
+            let steps = resume(&*ledger, args).await?;
+            carry_out(global, &*ledger, steps, args, false).await
+        }
+        ParkedCommand::Skip(args) => {
+            // One of an aggregate moves all of it.
+            let steps =
+                lowest(&*ledger, args).await?.into_iter().map(|entry| (Intervention::Skip, entry.identity));
+            carry_out(global, &*ledger, steps.collect(), args, false).await
+        }
+    }
+}
+
+async fn list(global: &Global, ledger: &dyn Ledger, state: State, args: &ListArgs) -> Result<u8, Failure> {
+    let filter = args.which.filter(ledger, &[state]).await?;
+    list_page(global, ledger, &filter, &args.page).await
+}
+
+async fn each(
+    ledger: &dyn Ledger,
+    what: Intervention,
+    args: &ChangeArgs,
+) -> Result<Vec<(Intervention, Identity)>, Failure> {
+    let targets = targets(ledger, &[State::Dead], args).await?;
+    Ok(targets.into_iter().map(|identity| (what, identity)).collect())
+}
+
+/// The dead ones that the chosen parked events are behind, in order; where none is dead, the parked ones themselves.
+async fn resume(ledger: &dyn Ledger, args: &ChangeArgs) -> Result<Vec<(Intervention, Identity)>, Failure> {
+    let mut steps = Vec::new();
+    for parked in lowest(ledger, args).await? {
+        let mut heads = dead_heads(ledger, &parked).await?;
+        heads.sort_by_key(|head| head.order.as_ref().map(|(_, seq)| *seq));
+        if heads.is_empty() {
+            steps.push((Intervention::Retry, parked.identity));
+        } else {
+            steps.extend(heads.into_iter().map(|head| (Intervention::Redrive, head.identity)));
+        }
+    }
+    Ok(steps)
+}
+
+/// What stands in one line: the events of an aggregate, or one that has none.
+type Line = (Option<Tenant>, Scope, Option<Aggregate>, Option<Identity>);
+
+/// The first of the chosen parked events of each aggregate; those without one each for itself.
+async fn lowest(ledger: &dyn Ledger, args: &ChangeArgs) -> Result<Vec<Entry>, Failure> {
+    let chosen = if args.all {
+        entries(ledger, &[State::Parked], &args.which).await?
+    } else {
+        let mut chosen = Vec::new();
+        for identity in targets(ledger, &[State::Parked], args).await? {
+            let entry = ledger.get(&identity, args.time()).await?;
+            chosen.push(entry.ok_or_else(|| hapax::Error::NotFound(format!("no entry for {identity}")))?);
+        }
+        chosen
+    };
+    let mut first: BTreeMap<Line, Entry> = BTreeMap::new();
+    for entry in chosen {
+        let Identity { tenant, scope, .. } = entry.identity.clone();
+        let aggregate = entry.order.as_ref().map(|(aggregate, _)| aggregate.clone());
+        let alone = aggregate.is_none().then(|| entry.identity.clone());
+        let seq = |entry: &Entry| entry.order.as_ref().map(|(_, seq)| *seq);
+        let before = first.entry((tenant, scope, aggregate, alone)).or_insert_with(|| entry.clone());
+        if seq(&entry) < seq(before) {
+            *before = entry;
+        }
+    }
+    let mut first: Vec<_> = first.into_values().collect();
+    first.truncate(args.limit.unwrap_or(usize::MAX));
+    Ok(first)
+}
+
+async fn dead_heads(ledger: &dyn Ledger, parked: &Entry) -> Result<Vec<Entry>, Failure> {
+    let Some((aggregate, seq)) = &parked.order else { return Ok(Vec::new()) };
+    let filter = Filter {
+        tenant: parked.identity.tenant.clone(),
+        scope: Some(parked.identity.scope.clone()),
+        aggregate: Some(aggregate.clone()),
+        states: vec![State::Dead],
+        ..Filter::default()
+    };
+    let mut found = Vec::new();
+    let mut after = None;
+    loop {
+        let page = ledger.list(&filter, after.as_ref(), PAGE).await?;
+        let below = |entry: &Entry| {
+            // No tenant is a tenant of its own; the filter cannot say so.
+            entry.identity.tenant == parked.identity.tenant
+                && entry.order.as_ref().is_some_and(|(_, of)| of < seq)
+        };
+        found.extend(page.entries.into_iter().filter(below));
+        after = page.next;
+        if after.is_none() {
+            return Ok(found);
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! `hapax produce`: JSON Lines into a topic, each line with an id that stays the same however often it is sent.
+
+use std::io::{BufRead as _, BufReader, IsTerminal as _, Read, Write as _};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use clap::Args;
+use hapax::bus::{Bus, Record, TopicTerms};
+use hapax::id::{IdChain, IdSource};
+use hapax::{Error, EventId, Headers, Topic};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep};
+
+use crate::cli::Global;
+use crate::failure::Failure;
+use crate::{open, print};
+
+/// Lines published together at most.
+const BATCH: usize = 500;
+/// The pause before what was not acknowledged is sent again; it doubles.
+const PAUSE_BASE: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// Publishes JSON Lines. The id of a line is found as a consumer finds it (`/eventId`, then `/event_id`), or made once
+/// (UUIDv7, in the header `eventId`) and kept over retries.
+#[derive(Debug, Args)]
+#[command(after_help = "Example: hapax produce --topic orders --create 4 --key /order_id events.jsonl")]
+pub struct ProduceArgs {
+    /// A file of JSON Lines; `-` or none is standard input
+    file: Option<PathBuf>,
+    /// The topic
+    #[arg(long)]
+    topic: Topic,
+    /// Make the topic with so many partitions, if it is not there
+    #[arg(long, value_name = "PARTITIONS", value_parser = clap::value_parser!(i32).range(1..=10_000))]
+    create: Option<i32>,
+    /// Where the record's key is (a JSON pointer): lines of one key stay in order
+    #[arg(long, value_name = "POINTER")]
+    key: Option<String>,
+    /// Where the id is (a JSON pointer); put in the header `eventId`. A line without it is broken
+    #[arg(long, value_name = "POINTER")]
+    id: Option<String>,
+    /// A header for every record; may be repeated
+    #[arg(long, value_name = "NAME=VALUE")]
+    header: Vec<String>,
+    /// How long to go on trying while the bus is away
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = crate::cli::duration)]
+    patience: Duration,
+    /// A longer line is broken
+    #[arg(long, value_name = "BYTES", default_value_t = 1024 * 1024)]
+    line_bytes_max: usize,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    published: u64,
+    made_ids: u64,
+    resent: u64,
+}
+
+/// A line that came, or why there are no more.
+type Line = Result<(u64, Vec<u8>), Failure>;
+
+pub async fn run(global: &Global, args: &ProduceArgs) -> Result<u8, Failure> {
+    let config = global.load()?;
+    let maker = Maker::new(args)?;
+    let bus = open::bus(&config).await?;
+    if let Some(partitions) = args.create {
+        bus.create_topic(&args.topic, TopicTerms::new(partitions)).await?;
+    }
+    if bus.topic(&args.topic).await?.is_none() {
+        let told = format!("there is no topic {}; --create PARTITIONS makes it", args.topic);
+        return Err(Failure::config(told));
+    }
+    let mut lines = read(args)?;
+    let mut counts = Counts::default();
+    let line = std::io::stderr().is_terminal() && !global.json;
+    let ended = produce(args, &maker, &bus, &mut lines, &mut counts, line).await;
+    if line {
+        eprint!("\r\x1b[K");
+    }
+    if global.json {
+        print::json(&json!({
+            "topic": args.topic.as_str(), "published": counts.published,
+            "ids_made": counts.made_ids, "resent": counts.resent,
+        }))?;
+    } else {
+        eprintln!("{} published to {}, {} ids made", counts.published, args.topic, counts.made_ids);
+    }
+    ended.map(|()| 0)
+}
+
+async fn produce(
+    args: &ProduceArgs,
+    maker: &Maker,
+    bus: &Arc<dyn Bus>,
+    lines: &mut mpsc::Receiver<Line>,
+    counts: &mut Counts,
+    shown: bool,
+) -> Result<(), Failure> {
+    let mut batch = Vec::new();
+    let mut ended = None;
+    while ended.is_none() {
+        // What is there goes at once; a slow writer's lines do not wait for a full batch.
+        match lines.recv().await {
+            Some(line) => take(maker, line, &mut batch, counts, &mut ended),
+            None => break,
+        }
+        while batch.len() < BATCH && ended.is_none() {
+            match lines.try_recv() {
+                Ok(line) => take(maker, line, &mut batch, counts, &mut ended),
+                Err(_) => break,
+            }
+        }
+        publish(args, &**bus, &mut batch, counts).await?;
+        if shown {
+            eprint!("\r{} published ", counts.published);
+            let _ = std::io::stderr().flush(); // a line that cannot be seen hurts nobody
+        }
+    }
+    ended.map_or(Ok(()), Err)
+}
+
+fn take(
+    maker: &Maker,
+    line: Line,
+    batch: &mut Vec<Record>,
+    counts: &mut Counts,
+    ended: &mut Option<Failure>,
+) {
+    let made = line.and_then(|(number, line)| {
+        maker.record(line).map_err(|error| Failure::input(format!("line {number}: {error}")))
+    });
+    match made {
+        Ok((record, id_made)) => {
+            counts.made_ids += u64::from(id_made);
+            batch.push(record);
+        }
+        Err(failure) => *ended = Some(failure),
+    }
+}
+
+/// Publishes until all are acknowledged. From the first that was not, all are sent again, so that keys stay in order; their
+/// ids are the same, so whoever consumes them is not fooled.
+async fn publish(
+    args: &ProduceArgs,
+    bus: &dyn Bus,
+    batch: &mut Vec<Record>,
+    counts: &mut Counts,
+) -> Result<(), Failure> {
+    let mut pause = PAUSE_BASE;
+    let until = Instant::now() + args.patience;
+    while !batch.is_empty() {
+        let (accepted, error) = match bus.publish(&args.topic, batch).await {
+            Ok(answers) => {
+                let accepted = answers.iter().take_while(|answer| answer.is_ok()).count();
+                (accepted, answers.into_iter().find_map(Result::err))
+            }
+            Err(error) => (0, Some(error)),
+        };
+        counts.published += accepted as u64;
+        batch.drain(..accepted.min(batch.len()));
+        let Some(error) = error else {
+            if accepted == 0 {
+                return Err(Error::Corrupt("the bus answered nothing".into()).into());
+            }
+            pause = PAUSE_BASE;
+            continue;
+        };
+        if !error.is_retryable() || Instant::now() + pause > until {
+            return Err(error.into());
+        }
+        counts.resent += batch.len() as u64;
+        sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+    Ok(())
+}
+
+/// Makes records of lines.
+struct Maker {
+    key: Option<String>,
+    id: Option<IdChain>,
+    chain: IdChain,
+    headers: Headers,
+}
+
+impl Maker {
+    fn new(args: &ProduceArgs) -> Result<Self, Failure> {
+        if let Some(key) = args.key.as_deref().filter(|key| !key.is_empty() && !key.starts_with('/')) {
+            return Err(Failure::config(format!(
+                "--key {key:?} is no JSON pointer: it does not start with '/'"
+            )));
+        }
+        let id = args.id.clone().map(|pointer| IdChain::new([IdSource::Pointer(pointer)])).transpose();
+        let id = id.map_err(|e| Failure::config(format!("--id: {e}")))?;
+        let mut headers = Vec::new();
+        for pair in &args.header {
+            let (name, value) = pair
+                .split_once('=')
+                .filter(|(name, _)| !name.is_empty())
+                .ok_or_else(|| Failure::config(format!("--header {pair:?} is not NAME=VALUE")))?;
+            headers.push((name.to_owned(), value.to_owned()));
+        }
+        Ok(Maker {
+            key: args.key.clone(),
+            id,
+            chain: IdChain::default(),
+            headers: headers.into_iter().collect(),
+        })
+    }
+
+    /// The record of a line, and whether its id was made here.
+    fn record(&self, line: Vec<u8>) -> Result<(Record, bool), String> {
+        let value: Value = serde_json::from_slice(&line).map_err(|e| format!("it is not JSON ({e})"))?;
+        let payload = Bytes::from(line);
+        let key = match &self.key {
+            None => None,
+            Some(pointer) => Some(key_of(&value, pointer)?),
+        };
+        let (id, made) = match &self.id {
+            Some(chain) => {
+                let found = chain.find(&Headers::default(), &payload, None);
+                (Some(found.map_err(|e| e.to_string())?), false)
+            }
+            None => match self.chain.find(&self.headers, &payload, None) {
+                Ok(_) => (None, false),
+                // One that is there but cannot be one is a mistake in the line, not a reason to make another.
+                Err(error) if has_id(&value) => return Err(error.to_string()),
+                Err(_) => (Some(EventId::now_v7()), true),
+            },
+        };
+        let mut headers = self.headers.clone();
+        if let Some(id) = id {
+            let owned = self.headers.iter().map(|(n, v)| (n.to_owned(), Bytes::copy_from_slice(v)));
+            headers = owned.chain([("eventId".to_owned(), Bytes::from(id.as_str().into_owned()))]).collect();
+        }
+        Ok((Record { key, payload: Some(payload), headers, timestamp: None }, made))
+    }
+}
+
+fn has_id(value: &Value) -> bool {
+    ["/eventId", "/event_id"].iter().any(|path| value.pointer(path).is_some_and(|id| !id.is_null()))
+}
+
+fn key_of(value: &Value, pointer: &str) -> Result<Bytes, String> {
+    match value.pointer(pointer) {
+        Some(Value::String(text)) => Ok(Bytes::from(text.clone())),
+        Some(Value::Number(number)) => Ok(Bytes::from(number.to_string())),
+        Some(_) => Err(format!("its {pointer} is neither a text nor a number, so it is no key")),
+        None => Err(format!("it has no {pointer}, so it has no key")),
+    }
+}
+
+/// Reads lines on a thread of its own: standard input may have nothing to say for long.
+fn read(args: &ProduceArgs) -> Result<mpsc::Receiver<Line>, Failure> {
+    let path = args.file.clone().filter(|path| path.as_os_str() != "-");
+    let source: Box<dyn Read + Send> = match &path {
+        None => Box::new(std::io::stdin()),
+        Some(path) => {
+            let file = std::fs::File::open(path);
+            Box::new(file.map_err(|e| Failure::input(format!("{} cannot be read: {e}", path.display())))?)
+        }
+    };
+    let (send, lines) = mpsc::channel(2 * BATCH);
+    let max = args.line_bytes_max;
+    std::thread::spawn(move || {
+        let mut source = BufReader::new(source);
+        for number in 1.. {
+            let mut line = Vec::new();
+            let read = (&mut source).take(max as u64 + 1).read_until(b'\n', &mut line);
+            let line = match read {
+                Ok(0) => return,
+                Ok(_) if line.len() > max => Err(Failure::input(format!(
+                    "line {number}: it has more than {max} bytes (--line-bytes-max)"
+                ))),
+                Ok(_) => Ok((number, line.trim_ascii().to_vec())),
+                Err(error) => Err(Failure::input(format!("line {number}: it cannot be read: {error}"))),
+            };
+            let (last, blank) = (line.is_err(), matches!(&line, Ok((_, line)) if line.is_empty()));
+            if (!blank && send.blocking_send(line).is_err()) || last {
+                return;
+            }
+        }
+    });
+    Ok(lines)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+mod tests {
+    use std::sync::Mutex;
+
+    use async_trait::async_trait;
+    use clap::Parser;
+    use hapax::bus::{Capabilities, MemoryBus, Partition, Subscriber, Subscription, TopicInfo};
+    use hapax::{Origin, Result};
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    /// Loses the acknowledgement of the second record of the first batch, and everything of the second batch.
+    struct Forgetful {
+        bus: MemoryBus,
+        sent: Mutex<Vec<Vec<Record>>>,
+    }
+
+    #[async_trait]
+    impl Bus for Forgetful {
+        async fn publish(&self, topic: &Topic, records: &[Record]) -> Result<Vec<Result<Origin>>> {
+            let turn = {
+                let mut sent = self.sent.lock().unwrap();
+                sent.push(records.to_vec());
+                sent.len()
+            };
+            let lost = || Error::unavailable("an acknowledgement", "lost");
+            let mut answers = self.bus.publish(topic, records).await?;
+            match turn {
+                1 => answers[1] = Err(lost()),
+                2 => return Err(lost()),
+                _ => {}
+            }
+            Ok(answers)
+        }
+        async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
+            self.bus.subscribe(subscription).await
+        }
+        async fn create_topic(&self, topic: &Topic, terms: TopicTerms) -> Result<bool> {
+            self.bus.create_topic(topic, terms).await
+        }
+        async fn topic(&self, topic: &Topic) -> Result<Option<TopicInfo>> {
+            self.bus.topic(topic).await
+        }
+        async fn range(&self, partition: &Partition) -> Result<(i64, i64)> {
+            self.bus.range(partition).await
+        }
+        async fn committed(&self, group: &str, partition: &Partition) -> Result<Option<i64>> {
+            self.bus.committed(group, partition).await
+        }
+        fn capabilities(&self) -> Capabilities {
+            self.bus.capabilities()
+        }
+    }
+
+    #[tokio::test]
+    async fn ids_that_were_made_are_kept_over_retries() {
+        let cli = Cli::parse_from(["hapax", "produce", "--topic", "orders"]);
+        let Command::Produce(args) = cli.command else { panic!("it is produce") };
+        let bus = Forgetful { bus: MemoryBus::default(), sent: Mutex::default() };
+        bus.create_topic(&args.topic, TopicTerms::new(1)).await.unwrap();
+        let maker = Maker::new(&args).unwrap();
+        let mut batch: Vec<_> =
+            (0..3).map(|n| maker.record(format!("{{\"n\":{n}}}").into_bytes()).unwrap().0).collect();
+        let all = batch.clone();
+        let mut counts = Counts::default();
+        publish(&args, &bus, &mut batch, &mut counts).await.unwrap();
+        // From the first that was not acknowledged on, the same records again: same ids, same order.
+        let sent = bus.sent.lock().unwrap();
+        assert_eq!(*sent, [all.clone(), all[1..].to_vec(), all[1..].to_vec()]);
+        assert!(all.iter().all(|record| record.headers.get("eventId").is_some()));
+        assert_eq!((counts.published, counts.resent), (3, 4));
+    }
+}

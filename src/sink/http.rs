@@ -1,0 +1,209 @@
+//! Effects over HTTP: a POST per attempt, with `Idempotency-Key` and the token.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use reqwest::header::{HeaderMap, HeaderValue, RETRY_AFTER};
+use reqwest::{Client, Response, Url};
+use serde_json::Value;
+
+use super::{Effect, Sink, key, protocol};
+use crate::clock::{Clock as _, SystemClock};
+use crate::config::hide_password;
+use crate::consumer::{Failed, Handled};
+use crate::error::{Error, Result};
+
+/// What an HTTP sink is told.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct HttpSettings {
+    /// How much of an answer is read.
+    pub answer_bytes_max: usize,
+    /// How long connecting may take.
+    pub connect_timeout: Duration,
+    /// The longest `Retry-After` that is believed.
+    pub retry_after_max: Duration,
+}
+
+impl Default for HttpSettings {
+    fn default() -> Self {
+        HttpSettings {
+            answer_bytes_max: 64 * 1024,
+            connect_timeout: Duration::from_secs(10),
+            retry_after_max: Duration::from_hours(24),
+        }
+    }
+}
+
+/// Sends each event to a URL and understands the answers.
+///
+/// | answer | means |
+/// |---|---|
+/// | 2xx | done; if the body is a JSON object with `done`, `retry` or `fatal`, what that says |
+/// | 409 | the same key is in progress: again soon |
+/// | 422 | the same key with another content, or content that is refused: fatal |
+/// | 400, 410, 413, 414, 415, 431 | this event will never be taken: fatal |
+/// | 429, 503 and any other with `Retry-After` | again, not before that |
+/// | 408, 425, 5xx, no answer | again |
+/// | any other 4xx (401, 403, 404 …), 3xx | speaks of the endpoint and not of the event: again; redirects are not followed |
+///
+/// "Again" counts an attempt; when the attempts are used up the event is dead.
+///
+/// ```
+/// use hapax::sink::HttpSink;
+/// assert!(HttpSink::new("https://example.org/orders").is_ok());
+/// assert!(HttpSink::new("ftp://example.org").unwrap_err().to_string().contains("http"));
+/// ```
+#[derive(Debug, Clone)]
+pub struct HttpSink {
+    client: Client,
+    url: Url,
+    settings: HttpSettings,
+}
+
+impl HttpSink {
+    /// A sink at a URL, which must be `http` or `https`. Nothing is sent yet.
+    pub fn new(url: &str) -> Result<Self> {
+        HttpSink::with_settings(url, HttpSettings::default())
+    }
+
+    /// The same with settings.
+    pub fn with_settings(url: &str, settings: HttpSettings) -> Result<Self> {
+        let shown = hide_password(url);
+        let parsed =
+            Url::parse(url).map_err(|e| Error::Config(format!("the sink's URL {shown:?} is none: {e}")))?;
+        if !matches!(parsed.scheme(), "http" | "https") {
+            return Err(Error::Config(format!(
+                "the sink's URL {shown:?} is {}; it must be http or https",
+                parsed.scheme()
+            )));
+        }
+        if parsed.host_str().is_none_or(str::is_empty) {
+            return Err(Error::Config(format!("the sink's URL {shown:?} names no host")));
+        }
+        // Whoever installed one before us knows better.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let client = Client::builder()
+            .redirect(reqwest::redirect::Policy::none())
+            .connect_timeout(settings.connect_timeout)
+            .user_agent(concat!("hapax/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .map_err(|e| Error::Config(format!("no HTTP client for {shown:?}: {}", chain(&e))))?;
+        Ok(HttpSink { client, url: parsed, settings })
+    }
+
+    async fn send(&self, effect: &Effect) -> std::result::Result<Response, Failed> {
+        let mut headers = HeaderMap::new();
+        headers.insert("content-type", HeaderValue::from_static("application/json"));
+        if let Some((identity, token)) = &effect.lease {
+            let key = HeaderValue::try_from(key(identity)).map_err(Failed::fatal)?;
+            headers.insert("idempotency-key", key);
+            headers.insert("hapax-token", HeaderValue::from(token.0));
+        }
+        if let Some(trace) = &effect.event.trace {
+            headers.insert("traceparent", HeaderValue::try_from(trace.to_string()).map_err(Failed::fatal)?);
+        }
+        let request = self
+            .client
+            .post(self.url.clone())
+            .timeout(effect.timeout)
+            .headers(headers)
+            .body(protocol::request(effect, 0).to_string());
+        request.send().await.map_err(|error| {
+            let error = error.without_url(); // it may hold a password
+            Failed::retryable(format!("the sink gave no answer: {}", chain(&error)))
+        })
+    }
+
+    /// The answer's body, if it is not too long.
+    async fn body(&self, response: &mut Response) -> std::result::Result<Vec<u8>, Failed> {
+        let mut body = Vec::new();
+        loop {
+            let chunk = response.chunk().await.map_err(|error| {
+                Failed::retryable(format!("the sink's answer broke off: {}", chain(&error.without_url())))
+            })?;
+            let Some(chunk) = chunk else { return Ok(body) };
+            if body.len() + chunk.len() > self.settings.answer_bytes_max {
+                return Err(Failed::retryable(format!(
+                    "the sink's answer has more than {} bytes",
+                    self.settings.answer_bytes_max
+                )));
+            }
+            body.extend_from_slice(&chunk);
+        }
+    }
+
+    /// The pause that an answer asks for: seconds, or a date.
+    fn retry_after(&self, response: &Response) -> Option<Duration> {
+        let text = response.headers().get(RETRY_AFTER)?.to_str().ok()?.trim();
+        let after = if let Ok(seconds) = text.parse::<u64>() {
+            Duration::from_secs(seconds)
+        } else {
+            let at = jiff::fmt::rfc2822::parse(text).ok()?.timestamp();
+            crate::Time::from_micros(at.as_microsecond()).since(SystemClock.now())
+        };
+        Some(after.min(self.settings.retry_after_max))
+    }
+}
+
+#[async_trait]
+impl Sink for HttpSink {
+    async fn apply(&self, effect: Effect) -> Handled {
+        let mut response = self.send(&effect).await?;
+        let status = response.status();
+        let after = self.retry_after(&response);
+        let body = self.body(&mut response).await;
+        if status.is_success() {
+            return accepted(&body?, &effect);
+        }
+        let said = body.map(|body| said(&body)).unwrap_or_default();
+        let told = format!("the sink answered {status}{said}");
+        match (status.as_u16(), after) {
+            (409, after) => Err(Failed::retry_after(
+                format!("{told}: the same key is in progress"),
+                after.unwrap_or(Duration::ZERO),
+            )),
+            (400 | 410 | 413 | 414 | 415 | 422 | 431, _) => Err(Failed::fatal(told)),
+            (_, Some(after)) => Err(Failed::retry_after(told, after)),
+            _ if status.is_redirection() => {
+                Err(Failed::retryable(format!("{told}; redirects are not followed")))
+            }
+            _ => Err(Failed::retryable(told)),
+        }
+    }
+}
+
+/// A 2xx: done, unless the body says otherwise in the form of a reply.
+fn accepted(body: &[u8], effect: &Effect) -> Handled {
+    let Ok(Value::Object(fields)) = serde_json::from_slice::<Value>(body) else { return Ok(()) };
+    if !protocol::has_outcome(&fields) {
+        return Ok(());
+    }
+    let other = |name: &str, ours: Value| fields.get(name).is_some_and(|theirs| *theirs != ours);
+    let id = Value::from(effect.event.id.as_str().into_owned());
+    if other("id", id) || other("token", protocol::token(effect, 0).into()) {
+        return Err(Failed::retryable("the sink's answer is about another event or token"));
+    }
+    protocol::outcome(&fields)
+}
+
+/// The beginning of an answer, for the note.
+fn said(body: &[u8]) -> String {
+    let text = String::from_utf8_lossy(body);
+    let text: String = text.chars().filter(|c| !c.is_control()).take(200).collect();
+    if text.trim().is_empty() { String::new() } else { format!(" ({})", text.trim()) }
+}
+
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        next = cause.source();
+    }
+    text
+}

@@ -1,0 +1,238 @@
+//! The protocol that handlers of any language speak, version 1: one JSON object per request, one per reply.
+//! `docs/handlers.md` describes it for those who write handlers.
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Map, Value, json};
+
+use super::{Effect, key};
+use crate::consumer::{Failed, Handled};
+use crate::event::{Event, Headers};
+use crate::id::{Aggregate, Kind, Tenant};
+
+/// The version of the protocol.
+pub const VERSION: u64 = 1;
+/// The longest pause that a reply may ask for.
+const AFTER_MAX: Duration = Duration::from_hours(30 * 24);
+/// How much of a handler's error is kept.
+const ERROR_CHARS_MAX: usize = 4000;
+
+/// The request for one attempt. `number` stands for the token where there is none (at most once): it tells replies apart and
+/// fences nothing.
+///
+/// ```
+/// use hapax::{Event, EventId, Scope, sink::{Effect, protocol}};
+/// let event = Event::new(EventId::new("e-1").unwrap()).payload(r#"{"amount": 7}"#);
+/// let effect = Effect::at_most_once(Scope::new("mailer").unwrap(), event, std::time::Duration::from_secs(30));
+/// let request = protocol::request(&effect, 1);
+/// assert_eq!((&request["v"], &request["id"], &request["event"]["payload"]["amount"]), (&1.into(), &"e-1".into(), &7.into()));
+/// ```
+pub fn request(effect: &Effect, number: i64) -> Value {
+    let event = &effect.event;
+    json!({
+        "v": VERSION,
+        "tenant": event.tenant.as_ref().map(Tenant::as_str),
+        "scope": effect.scope.as_str(),
+        "id": event.id.as_str(),
+        "key": effect.lease.as_ref().map(|(identity, _)| key(identity)),
+        "token": token(effect, number),
+        "attempt": effect.attempt,
+        "deadline": effect.deadline.to_string(),
+        "timeout_ms": u64::try_from(effect.timeout.as_millis()).unwrap_or(u64::MAX),
+        "event": event_json(event),
+    })
+}
+
+/// The number that a reply must carry.
+pub fn token(effect: &Effect, number: i64) -> i64 {
+    effect.lease.as_ref().map_or(number, |(_, token)| token.0)
+}
+
+/// Tells a handler that nobody waits for its reply any more.
+pub fn cancel(id: &str, token: i64) -> Value {
+    json!({"v": VERSION, "cancel": {"id": id, "token": token}})
+}
+
+fn event_json(event: &Event) -> Value {
+    let origin = event.origin.as_ref();
+    let mut fields = Map::new();
+    let mut put = |name: &str, value: Value| fields.insert(name.to_owned(), value);
+    put("kind", json!(event.kind.as_ref().map(Kind::as_str)));
+    put("time", json!(event.time.map(|time| time.to_string())));
+    put("aggregate", json!(event.aggregate.as_ref().map(Aggregate::as_str)));
+    put("seq", json!(event.seq));
+    match serde_json::from_slice::<Value>(&event.payload) {
+        // Numbers that JSON's usual readers cannot hold would be changed by reading and writing them: those go as bytes.
+        Ok(value) if is_exact(&value) => put("payload", value),
+        _ => {
+            put("payload", json!(STANDARD.encode(&event.payload)));
+            put("payload_encoding", json!("base64"))
+        }
+    };
+    put("headers", headers_json(&event.headers));
+    put("topic", json!(origin.map(|origin| origin.topic.as_str())));
+    put("partition", json!(origin.map(|origin| origin.partition)));
+    put("offset", json!(origin.map(|origin| origin.offset)));
+    Value::Object(fields)
+}
+
+/// Whether a value survives being read and written: no number was rounded to a float that looks like a whole number.
+fn is_exact(value: &Value) -> bool {
+    match value {
+        Value::Number(number) => {
+            number.is_i64()
+                || number.is_u64()
+                || number.as_f64().is_some_and(|n| n.abs() < 2f64.powi(53) || n.fract() != 0.0)
+        }
+        Value::Array(items) => items.iter().all(is_exact),
+        Value::Object(fields) => fields.values().all(is_exact),
+        _ => true,
+    }
+}
+
+/// Headers by name: a text, or `{"base64": …}` where a value is no text. Of a name that comes twice the first one stands.
+fn headers_json(headers: &Headers) -> Value {
+    let mut fields = Map::new();
+    for (name, value) in headers.iter() {
+        let value = std::str::from_utf8(value)
+            .map_or_else(|_| json!({"base64": STANDARD.encode(value)}), |text| json!(text));
+        fields.entry(name.to_owned()).or_insert(value);
+    }
+    Value::Object(fields)
+}
+
+/// What a handler replied.
+#[derive(Debug)]
+pub struct Reply {
+    /// Which event.
+    pub id: String,
+    /// Under which token.
+    pub token: i64,
+    /// What became of it.
+    pub handled: Handled,
+}
+
+impl Reply {
+    /// Reads a reply, or says in a sentence why it is none. A reply that names its request and then makes no sense is a failed
+    /// attempt: waiting longer would not mend it.
+    ///
+    /// ```
+    /// use hapax::sink::protocol::Reply;
+    /// assert!(Reply::parse(br#"{"id": "e-1", "token": 7, "done": true}"#).unwrap().handled.is_ok());
+    /// assert!(Reply::parse(br#"{"id": "e-1", "token": 7, "fatal": true, "error": "no such order"}"#).unwrap().handled.is_err());
+    /// assert!(Reply::parse(b"hello").is_err());
+    /// ```
+    pub fn parse(line: &[u8]) -> Result<Self, String> {
+        let value: Value = serde_json::from_slice(line).map_err(|e| format!("it is not JSON ({e})"))?;
+        let Value::Object(fields) = value else { return Err("it is not a JSON object".to_owned()) };
+        let id = match fields.get("id") {
+            Some(Value::String(id)) => id.clone(),
+            _ => return Err("it has no id (a text)".to_owned()),
+        };
+        let token = fields.get("token").and_then(Value::as_i64).ok_or("it has no token (a whole number)")?;
+        Ok(Reply { id, token, handled: outcome(&fields) })
+    }
+}
+
+/// Whether an object has the form of an outcome at all.
+pub(crate) fn has_outcome(fields: &Map<String, Value>) -> bool {
+    ["done", "retry", "fatal"].iter().any(|name| fields.contains_key(*name))
+}
+
+/// The outcome in a reply.
+pub(crate) fn outcome(fields: &Map<String, Value>) -> Handled {
+    let said = |name: &str| match fields.get(name) {
+        None | Some(Value::Null | Value::Bool(false)) => Ok(false),
+        Some(Value::Bool(true)) => Ok(true),
+        Some(other) => Err(Failed::retryable(format!("the reply's {name} is {other}; it takes true"))),
+    };
+    let error = match fields.get("error") {
+        Some(Value::String(text)) => clean(text),
+        Some(Value::Null) | None => "the handler gave no reason".to_owned(),
+        Some(other) => clean(&other.to_string()),
+    };
+    match (said("done")?, said("retry")?, said("fatal")?) {
+        (true, false, false) => Ok(()),
+        (false, true, false) => match fields.get("after_ms") {
+            None | Some(Value::Null) => Err(Failed::retryable(error)),
+            Some(after) => {
+                match after.as_u64().map(Duration::from_millis).filter(|after| *after <= AFTER_MAX) {
+                    Some(after) => Err(Failed::retry_after(error, after)),
+                    None => Err(Failed::retryable(format!(
+                        "{error} (the reply's after_ms is {after}; it takes 0 to {} ms)",
+                        AFTER_MAX.as_millis()
+                    ))),
+                }
+            }
+        },
+        (false, false, true) => Err(Failed::fatal(error)),
+        _ => Err(Failed::retryable("the reply says not exactly one of done, retry and fatal")),
+    }
+}
+
+/// Text from outside as a note: bounded, without what no ledger stores.
+pub(crate) fn clean(text: &str) -> String {
+    text.chars().filter(|c| *c != '\0').take(ERROR_CHARS_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{EventId, Origin, Scope, Topic};
+
+    fn effect(payload: &[u8]) -> Effect {
+        let headers: Headers = [("a", &b"x"[..]), ("b", b"\xff"), ("a", b"y")]
+            .map(|(n, v)| (n.to_owned(), v.to_vec()))
+            .into_iter()
+            .collect();
+        let mut event = Event::new(EventId::new("e").unwrap()).payload(payload.to_vec()).origin(Origin::new(
+            Topic::new("t").unwrap(),
+            2,
+            42,
+        ));
+        event.headers = headers;
+        Effect::at_most_once(Scope::new("s").unwrap(), event, Duration::from_secs(3))
+    }
+
+    #[test]
+    fn payloads_are_json_or_marked_bytes() {
+        let of = |payload: &[u8]| request(&effect(payload), 1)["event"].clone();
+        assert_eq!(of(br#"{"a":1}"#)["payload"], json!({"a": 1}));
+        assert!(of(br#"{"a":1}"#).get("payload_encoding").is_none());
+        for bytes in [&b"\xff\x00"[..], b"", b"not json", br#"{"n":123456789012345678901234567890}"#] {
+            let event = of(bytes);
+            assert_eq!(event["payload_encoding"], "base64");
+            assert_eq!(STANDARD.decode(event["payload"].as_str().unwrap()).unwrap(), bytes);
+        }
+        let event = of(b"1");
+        assert_eq!(event["headers"], json!({"a": "x", "b": {"base64": "/w=="}}));
+        assert_eq!(
+            (&event["topic"], &event["partition"], &event["offset"]),
+            (&json!("t"), &json!(2), &json!(42))
+        );
+    }
+
+    #[test]
+    fn replies() {
+        let of = |text: &str| Reply::parse(text.as_bytes());
+        for bad in ["", "[]", "{}", r#"{"id":1,"token":1}"#, r#"{"id":"e","token":"1"}"#] {
+            assert!(of(bad).is_err(), "{bad}");
+        }
+        let failed =
+            |text: &str| of(&format!(r#"{{"id":"e","token":7,{text}}}"#)).unwrap().handled.unwrap_err();
+        let retry = failed(r#""retry":true,"after_ms":5000,"error":"busy""#);
+        assert_eq!(
+            (retry.is_fatal(), retry.after(), retry.to_string().as_str()),
+            (false, Some(Duration::from_secs(5)), "busy")
+        );
+        assert!(failed(r#""fatal":true"#).is_fatal());
+        for odd in
+            [r#""done":true,"fatal":true"#, r#""done":"yes""#, r#""x":1"#, r#""retry":true,"after_ms":-1"#]
+        {
+            let failed = failed(odd);
+            assert!(!failed.is_fatal() && !failed.to_string().is_empty(), "{odd}");
+        }
+    }
+}
