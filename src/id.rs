@@ -12,6 +12,7 @@ use uuid::Uuid;
 use crate::error::{Error, Result};
 
 mod find;
+pub(crate) use find::Json;
 pub use find::{IdChain, IdSource};
 
 /// The longest id or name, in characters.

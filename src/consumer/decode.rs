@@ -3,14 +3,13 @@
 //! Understood without configuration: an `eventId` (or `event_id`) in header or payload, CloudEvents in binary mode
 //! (`ce_…` headers) and in structured mode (`content-type: application/cloudevents+json`), and W3C `traceparent`.
 
-use bytes::Bytes;
 use serde_json::Value;
 
 use crate::bus::Received;
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::event::{Event, Headers};
-use crate::id::{Aggregate, EventId, IdChain, Kind, Tenant};
+use crate::id::{Aggregate, EventId, IdChain, Json, Kind, Tenant};
 
 /// Where the parts of an event are looked for: headers first, then the payload. The defaults are the names that common
 /// producers use.
@@ -87,13 +86,13 @@ impl Decoder {
     pub fn decode(&self, received: &Received) -> Result<Event> {
         let record = &received.record;
         let payload = record.payload.clone().unwrap_or_default();
-        let mut json = Json { payload: &payload, value: None };
+        let mut json = Json::of(&payload);
         let structured =
             record.headers.get("content-type").is_some_and(|value| value.starts_with(STRUCTURED));
         let id = if structured {
-            self.structured_id(&record.headers, &payload, &mut json, received)?
+            self.structured_id(&record.headers, &mut json, received)?
         } else {
-            self.id.find(&record.headers, &payload, Some(&received.origin))?
+            self.id.find_in(&record.headers, &mut json, Some(&received.origin))?
         };
         let mut event = Event::new(id).payload(payload.clone()).origin(received.origin.clone());
         event.headers = record.headers.clone();
@@ -113,38 +112,11 @@ impl Decoder {
         Ok(event)
     }
 
-    fn structured_id(
-        &self,
-        headers: &Headers,
-        payload: &Bytes,
-        json: &mut Json<'_>,
-        received: &Received,
-    ) -> Result<EventId> {
+    fn structured_id(&self, headers: &Headers, json: &mut Json<'_>, received: &Received) -> Result<EventId> {
         match json.get("/id") {
             Some(Value::String(id)) => EventId::new(id),
-            _ => self.id.find(headers, payload, Some(&received.origin)),
+            _ => self.id.find_in(headers, json, Some(&received.origin)),
         }
-    }
-}
-
-/// The payload as JSON, read once and only if asked for.
-struct Json<'p> {
-    payload: &'p Bytes,
-    value: Option<Option<Value>>,
-}
-
-impl Json<'_> {
-    fn get(&mut self, pointer: &str) -> Option<&Value> {
-        let payload = self.payload;
-        // Anything but an object or an array has nothing to point into.
-        let looks_it = || {
-            payload.iter().find(|byte| !byte.is_ascii_whitespace()).is_some_and(|b| matches!(b, b'{' | b'['))
-        };
-        self.value
-            .get_or_insert_with(|| looks_it().then(|| serde_json::from_slice(payload).ok()).flatten())
-            .as_ref()
-            .and_then(|value| value.pointer(pointer))
-            .filter(|value| !value.is_null())
     }
 }
 

@@ -42,6 +42,32 @@ impl Default for IdChain {
     }
 }
 
+/// A payload as JSON: read once, and only if asked for.
+pub(crate) struct Json<'p> {
+    payload: &'p Bytes,
+    value: Option<Option<serde_json::Value>>,
+}
+
+impl<'p> Json<'p> {
+    pub(crate) fn of(payload: &'p Bytes) -> Self {
+        Json { payload, value: None }
+    }
+
+    fn value(&mut self) -> Option<&serde_json::Value> {
+        self.value.get_or_insert_with(|| serde_json::from_slice(self.payload).ok()).as_ref()
+    }
+
+    /// What is at a pointer, if it is something.
+    pub(crate) fn get(&mut self, pointer: &str) -> Option<&serde_json::Value> {
+        // Anything but an object or an array has nothing to point into.
+        let first = self.payload.iter().find(|byte| !byte.is_ascii_whitespace());
+        if self.value.is_none() && !first.is_some_and(|byte| matches!(byte, b'{' | b'[')) {
+            return None;
+        }
+        self.value()?.pointer(pointer).filter(|value| !value.is_null())
+    }
+}
+
 impl IdChain {
     /// A chain of the given ways.
     ///
@@ -78,28 +104,32 @@ impl IdChain {
 
     /// Finds the id of a record.
     pub fn find(&self, headers: &Headers, payload: &Bytes, origin: Option<&Origin>) -> Result<EventId> {
-        let mut json = None; // parsed once, and only if a pointer is reached
+        self.find_in(headers, &mut Json::of(payload), origin)
+    }
+
+    pub(crate) fn find_in(
+        &self,
+        headers: &Headers,
+        json: &mut Json<'_>,
+        origin: Option<&Origin>,
+    ) -> Result<EventId> {
         for source in &self.0 {
             let found = match source {
                 IdSource::Header(name) => match headers.get(name) {
                     Some(value) => Some(header_id(name, value)?),
                     None => None,
                 },
-                IdSource::Pointer(path) => {
-                    let json =
-                        json.get_or_insert_with(|| serde_json::from_slice::<serde_json::Value>(payload).ok());
-                    match json.as_ref().and_then(|json| json.pointer(path)) {
-                        Some(value) => pointer_id(path, value)?,
-                        None => None,
-                    }
-                }
+                IdSource::Pointer(path) => match json.value().and_then(|json| json.pointer(path)) {
+                    Some(value) => pointer_id(path, value)?,
+                    None => None,
+                },
                 IdSource::Offset => match origin {
                     Some(o) => {
                         Some(EventId::new(format!("{}-{}-{}", o.topic.as_str(), o.partition, o.offset))?)
                     }
                     None => None,
                 },
-                IdSource::ContentHash => Some(content_hash(payload)),
+                IdSource::ContentHash => Some(content_hash(json.payload)),
             };
             if let Some(id) = found {
                 return Ok(id);

@@ -87,7 +87,11 @@ impl Metadata {
         let json = json.as_ref();
         let value: serde_json::Value = serde_json::from_str(json)
             .map_err(|e| Error::invalid("metadata", format!("it is not JSON ({e})")))?;
-        if has_nul(&value) {
+        Metadata::of(&value, json)
+    }
+
+    fn of(value: &serde_json::Value, json: &str) -> Result<Self> {
+        if has_nul(value) {
             return Err(Error::invalid("metadata", "a string in it has a NUL character; NUL is not allowed"));
         }
         Ok(Metadata(json.into()))
@@ -125,7 +129,7 @@ impl Metadata {
 impl TryFrom<serde_json::Value> for Metadata {
     type Error = Error;
     fn try_from(value: serde_json::Value) -> Result<Self> {
-        Metadata::new(value.to_string())
+        Metadata::of(&value, &value.to_string())
     }
 }
 

@@ -37,6 +37,10 @@ pub struct Options {
     pub quick: bool,
     /// Rows held.
     pub rows: Option<u64>,
+    /// Events in a transaction.
+    pub batch: usize,
+    /// Transactions at once.
+    pub concurrency: usize,
 }
 
 impl Options {

@@ -3,20 +3,28 @@
 //! Rivals and subject take turns, a figure is the median of the rounds, and what counts is the ratio. The machine's
 //! fsync rate is printed beside, because that is what most of these figures rest on. PostgreSQL is the one that
 //! `HAPAX_BENCH_POSTGRES_URL` (else `HAPAX_TEST_POSTGRES_URL`) names; every bench works in schemas of its own and drops
-//! them.
+//! them. Kafka and Valkey are those of `HAPAX_BENCH_KAFKA` and `HAPAX_BENCH_VALKEY_URL` (else `HAPAX_TEST_…`), with topics
+//! and keys of the bench's own.
 
 mod claims;
 mod filter;
 mod harness;
+mod kafka;
+mod keys;
+mod lag;
 mod lease;
 mod lone;
+mod member;
 mod ops;
 mod pg;
+mod pipeline;
+mod recovery;
 mod rivals;
 mod scale;
 mod size;
 mod sqlite;
 mod sweep;
+mod window;
 
 use std::process::ExitCode;
 
@@ -39,9 +47,15 @@ struct Cli {
     /// A tenth of the work, to see that it runs. Its figures mean little.
     #[arg(long)]
     quick: bool,
-    /// Rows held (scale, sweep, a full week of lease).
+    /// Rows held (scale, sweep, a full week of lease), or records in the topic (pipeline, lag).
     #[arg(long)]
     rows: Option<u64>,
+    /// Events in a transaction (pipeline).
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    batch: u16,
+    /// Transactions at once (pipeline).
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
+    concurrency: u16,
 }
 
 /// The benches.
@@ -63,12 +77,25 @@ enum Bench {
     Size,
     /// `hapax filter` against awk.
     Filter,
+    /// Kafka to PostgreSQL rows, exactly once.
+    Pipeline,
+    /// Keys in parallel within one partition.
+    Keys,
+    /// The window in Valkey.
+    Window,
+    /// One of three processes is killed.
+    Recovery,
+    /// Memory far behind the end of a topic.
+    Lag,
+    /// A consumer process, as recovery and lag start it.
+    #[value(hide = true)]
+    Member,
     /// All of them.
     All,
 }
 
 impl Bench {
-    const EACH: [Bench; 8] = [
+    const EACH: [Bench; 13] = [
         Bench::Claims,
         Bench::Lone,
         Bench::Lease,
@@ -77,6 +104,11 @@ impl Bench {
         Bench::Sweep,
         Bench::Size,
         Bench::Filter,
+        Bench::Pipeline,
+        Bench::Keys,
+        Bench::Window,
+        Bench::Recovery,
+        Bench::Lag,
     ];
 
     async fn run(self, options: &Options) -> Fallible<Vec<Report>> {
@@ -89,6 +121,12 @@ impl Bench {
             Bench::Sweep => Ok(vec![sweep::run(options).await?]),
             Bench::Size => Ok(vec![size::run(options).await?]),
             Bench::Filter => Ok(vec![filter::run(options)?]),
+            Bench::Pipeline => Ok(vec![pipeline::run(options).await?]),
+            Bench::Keys => Ok(vec![keys::run(options).await?]),
+            Bench::Window => window::run(options).await,
+            Bench::Recovery => Ok(vec![recovery::run(options).await?]),
+            Bench::Lag => Ok(vec![lag::run(options).await?]),
+            Bench::Member => member::run().await.map(|()| Vec::new()),
             Bench::All => {
                 Box::pin(async {
                     let mut all = Vec::new();
@@ -121,7 +159,16 @@ fn main() -> ExitCode {
 
 fn measure(cli: &Cli) -> Fallible<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let options = Options { rounds: cli.rounds.max(1), quick: cli.quick, rows: cli.rows };
+    let options = Options {
+        rounds: cli.rounds.max(1),
+        quick: cli.quick,
+        rows: cli.rows,
+        batch: usize::from(cli.batch),
+        concurrency: usize::from(cli.concurrency),
+    };
+    if cli.bench == Bench::Member {
+        return runtime.block_on(member::run());
+    }
     let machine = Machine::look(&runtime)?;
     if !cli.json {
         println!("{machine}");

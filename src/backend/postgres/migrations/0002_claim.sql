@@ -273,6 +273,58 @@ begin
   end loop;
 end $$;
 
+-- The heads of aggregates, locked: all of them first, in one order, so that two batches never wait for each other crosswise.
+-- Whoever waits for a head that is being made holds only such as it made itself, which come before it in that order.
+create function {schema}.lock_heads(p_scope int[], p_aggregate text[]) returns void language plpgsql volatile
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+begin
+  insert into {schema}.head (scope, aggregate)
+  select distinct x.s, x.a from unnest(p_scope, p_aggregate) x(s, a) where x.a is not null order by x.a, x.s
+  on conflict do nothing;
+  perform from (select distinct x.s, x.a from unnest(p_scope, p_aggregate) x(s, a) where x.a is not null) x
+    join {schema}.head h on h.scope = x.s and h.aggregate = x.a order by x.a, x.s for update of h;
+end $$;
+
+-- Ordered claims of done events whose heads are locked, as they mostly come: all new, each next in its aggregate's order, and
+-- nothing there runs, waits or is parked. One INSERT for the rows, one UPDATE for the heads. No row in the answer: it is not
+-- so, nothing was changed, and the rule book has to be asked.
+create function {schema}.claim_next(
+  p_scope int[], p_week smallint[], p_id bytea[], p_nonce bigint[], p_fingerprint bytea[], p_topic text[],
+  p_partition int[], p_offset bigint[], p_metadata jsonb[], p_aggregate text[], p_seq bigint[], p_flags smallint,
+  p_owner int, p_strict boolean
+) returns table (o_token bigint, o_at timestamptz)
+language plpgsql volatile
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan as $$
+declare v_weeks smallint[] := array(select distinct w from unnest(p_week) w);
+begin
+  if exists (select from {schema}.dropped d where d.week = any (v_weeks)) then return; end if;
+  if exists (
+    select from (select x.s, x.a, x.q, lag(x.q) over (partition by x.s, x.a order by x.i) as before
+                   from unnest(p_scope, p_aggregate, p_seq) with ordinality x(s, a, q, i)) u
+      join {schema}.head h on h.scope = u.s and h.aggregate = u.a
+     where h.lease_seq is not null or h.parked is not null or h.gap_at is not null or h.retrying <> '{}'
+        or case when p_strict then u.q is distinct from coalesce(u.before, h.last) + 1
+           else u.q <= coalesce(u.before, h.last) end)
+  then return; end if;
+  o_at := {schema}.ledger_now(); -- after the locks, as the token is: whoever runs later has the higher one
+  o_token := nextval('{schema}.token');
+  begin
+    insert into {schema}.entry (first_at, at, token, nonce, scope, owner, week, attempts, flags, state, id, fingerprint,
+                                seq, aggregate, topic, partition, "offset", metadata)
+    select o_at, o_at, o_token, u.nonce, u.scope, p_owner, u.week, 1, p_flags, 'D', u.id, u.fingerprint,
+           u.seq, u.aggregate, u.topic, u.partition, u."offset", u.metadata
+      from unnest(p_scope, p_week, p_id, p_nonce, p_fingerprint, p_topic, p_partition, p_offset, p_metadata, p_aggregate, p_seq)
+        as u(scope, week, id, nonce, fingerprint, topic, partition, "offset", metadata, aggregate, seq);
+  exception when unique_violation then
+    return; -- not all of them are new; nothing of this try remains
+  end;
+  update {schema}.head h set last = m.q
+    from (select x.s, x.a, max(x.q) as q from unnest(p_scope, p_aggregate, p_seq) x(s, a, q) group by x.s, x.a) m
+   where h.scope = m.s and h.aggregate = m.a;
+  perform {schema}.touch_weeks(v_weeks, o_at);
+  return next;
+end $$;
+
 -- Claims one after the other, by the whole rule book: ordered ones and counted failures.
 create function {schema}.claim_each(
   p_scope int[], p_week smallint[], p_id bytea[], p_nonce bigint[], p_fingerprint bytea[], p_topic text[],
@@ -285,13 +337,19 @@ create function {schema}.claim_each(
                  o_seq bigint, o_suspect boolean, o_reused boolean)
 language plpgsql volatile
 set lock_timeout = '{lock_timeout}' set enable_seqscan = off as $$
-declare v_token bigint := nextval('{schema}.token'); o record; i int; a text; v_at int := 0;
+declare v_token bigint := nextval('{schema}.token'); o record; i int; v_at int := 0;
 begin
-  -- All heads first, in one order, so that two batches never wait for each other crosswise.
-  for a, i in select distinct on (x.a, x.s) x.a, x.s from unnest(p_aggregate, p_scope) x(a, s)
-               where x.a is not null order by x.a, x.s loop
-    perform {schema}.lock_head(i, a);
-  end loop;
+  if p_aggregate is not null then perform {schema}.lock_heads(p_scope, p_aggregate); end if;
+  if p_mode = 'D' and cardinality(p_id) > 1 and p_aggregate is not null and array_position(p_aggregate, null::text) is null then
+    select * into o from {schema}.claim_next(p_scope, p_week, p_id, p_nonce, p_fingerprint, p_topic, p_partition, p_offset,
+      p_metadata, p_aggregate, p_seq, p_flags, p_owner, p_strict);
+    if found then -- row 0: what every one of them gets
+      o_i := 0; o_kind := 1; o_token := o.o_token; o_at := {schema}.us(o.o_at); o_attempts := 1; o_state := 'D';
+      o_suspect := false; o_reused := false;
+      return next;
+      return;
+    end if;
+  end if;
   for i in 1 .. cardinality(p_id) loop
     select * into o from {schema}.claim_one(p_scope[i], p_week[i], p_id[i], p_nonce[i], p_fingerprint[i], p_topic[i],
       p_partition[i], p_offset[i], p_metadata[i], p_mode, p_for, p_flags, p_attempts_max, p_base, p_cap, p_permille,

@@ -1,0 +1,112 @@
+//! A consumer process of its own: this binary again, told by its environment what to be.
+
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use hapax::backend::memory::MemoryLedger;
+use hapax::backend::postgres::{PgLedger, PgSettings};
+use hapax::consumer::{Consumer, ConsumerSettings, Handled, leased};
+use hapax::{Scope, Topic};
+use serde::{Deserialize, Serialize};
+use sqlx::AssertSqlSafe;
+use tokio::process::{Child, Command};
+
+use crate::harness::Fallible;
+use crate::kafka::bus;
+use crate::pg::pool;
+
+const ENV: &str = "HAPAX_BENCH_MEMBER";
+/// What a member prints when it is warm.
+pub const WARM: &str = "warm";
+
+/// What a process is to be.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Member {
+    /// Its topic.
+    pub topic: String,
+    /// Its group, and its scope.
+    pub group: String,
+    /// How long its handler waits.
+    pub wait_ms: u64,
+    /// How many handlers run at once.
+    pub concurrency: usize,
+    /// Lease and session timeout.
+    pub lease_s: u64,
+    /// The schema of its ledger and of its `effect` table; none: a ledger in memory, no effects.
+    pub schema: Option<String>,
+    /// After so many events it says that it is warm.
+    pub warm_after: usize,
+}
+
+impl Member {
+    /// Starts a process. It is killed when it is dropped.
+    pub fn start(&self) -> Fallible<Child> {
+        Ok(Command::new(std::env::current_exe()?)
+            .arg("member")
+            .env(ENV, serde_json::to_string(self)?)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()?)
+    }
+
+    fn settings(&self) -> Fallible<ConsumerSettings> {
+        let mut settings = ConsumerSettings::new(Scope::new(&self.group)?, vec![Topic::new(&self.topic)?]);
+        settings.dead_topic = Some(String::new());
+        settings.concurrency = self.concurrency;
+        settings.lease = Duration::from_secs(self.lease_s);
+        settings.heartbeat = settings.lease / 3;
+        settings.session_timeout = settings.lease;
+        Ok(settings)
+    }
+}
+
+/// Is one, until it is killed.
+pub async fn run() -> Fallible<()> {
+    let member: Member = serde_json::from_str(&std::env::var(ENV)?)?;
+    let (wait, warm_after) = (Duration::from_millis(member.wait_ms), member.warm_after);
+    let handled = Arc::new(AtomicUsize::new(0));
+    let count = move || {
+        if handled.fetch_add(1, Ordering::Relaxed) + 1 == warm_after {
+            println!("{WARM}");
+        }
+    };
+    let bus = bus().await?;
+    let Some(schema) = &member.schema else {
+        let consumer =
+            Consumer::builder(bus, MemoryLedger::default()).settings(member.settings()?).build()?;
+        let handler = leased(move |_event, _run| {
+            count();
+            async move {
+                tokio::time::sleep(wait).await;
+                Handled::Ok(())
+            }
+        });
+        consumer.run(handler).await?;
+        return Ok(());
+    };
+    let mut settings = PgSettings::default();
+    settings.schema.clone_from(schema);
+    let on = pool(8).await?;
+    let ledger = PgLedger::with_pool(on.clone(), settings).await?;
+    let consumer = Consumer::builder(bus, ledger).settings(member.settings()?).build()?;
+    let insert: Arc<str> = format!(
+        "insert into {schema}.effect (n, pid) values (($1::text::jsonb ->> 'n')::bigint, {})",
+        std::process::id()
+    )
+    .into();
+    let handler = leased(move |event: hapax::Event, _run| {
+        count();
+        let (on, insert) = (on.clone(), Arc::clone(&insert));
+        async move {
+            tokio::time::sleep(wait).await;
+            let payload = String::from_utf8_lossy(&event.payload).into_owned();
+            sqlx::query(AssertSqlSafe(insert)).bind(payload).execute(&on).await?;
+            Handled::Ok(())
+        }
+    });
+    consumer.run(handler).await?;
+    Ok(())
+}

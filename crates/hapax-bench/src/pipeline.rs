@@ -1,0 +1,296 @@
+//! Kafka to PostgreSQL rows, exactly once, against the same consumer without any dedup, and against a check, an effect and
+//! a mark per event.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hapax::EventId;
+use hapax::backend::postgres::PgLedger;
+use hapax::bus::Record;
+use hapax::bus::kafka::KafkaBus;
+use hapax::consumer::transactional_batch;
+use hapax::ledger::{OnDead, OrderPolicy};
+use rdkafka::Message;
+use rdkafka::consumer::{CommitMode, Consumer as _};
+use sqlx::postgres::PgConnection;
+use sqlx::{AssertSqlSafe, Connection, PgPool};
+use tokio::sync::{Mutex, mpsc};
+use tokio::task::JoinSet;
+
+use crate::harness::{Contestant, Fallible, Goal, Line, Options, Report, interleave};
+use crate::kafka::{Filled, bus, by_hand, consume, settings};
+use crate::pg::{SCOPE, Schema, execute, number, pool};
+use crate::rivals::{check_sql, insert_sql, rival_table};
+
+const PARTITIONS: i32 = 4;
+const AGGREGATES: usize = 1000;
+/// How many events are delivered before they are delivered again, where half are repeats.
+const REPLAYED: usize = 2000;
+/// Workers of the per-event flow; `claims` finds about this many to do best.
+const WORKERS: usize = 32;
+/// How often offsets are committed, as our default is.
+const COMMIT_INTERVAL: Duration = Duration::from_millis(500);
+
+/// What an event says, as its handler reads it.
+#[derive(serde::Deserialize)]
+struct Paid {
+    #[serde(deserialize_with = "uuid_of")]
+    event_id: uuid::Uuid,
+    aggregate_id: String,
+    amount: i64,
+    note: String,
+}
+
+fn uuid_of<'de, D: serde::Deserializer<'de>>(from: D) -> Result<uuid::Uuid, D::Error> {
+    let text: std::borrow::Cow<'de, str> = serde::Deserialize::deserialize(from)?;
+    uuid::Uuid::parse_str(&text).map_err(serde::de::Error::custom)
+}
+
+/// Where rows go, and how many at a time.
+#[derive(Clone)]
+struct Sink {
+    insert: Arc<str>,
+    batch: usize,
+    concurrency: usize,
+}
+
+impl Sink {
+    async fn make(schema: &Schema, on: &PgPool, options: &Options) -> Fallible<Self> {
+        let s = &schema.name;
+        let table = format!(
+            "create table {s}.paid (row bigint generated always as identity primary key, \
+             at timestamptz not null default now(), id bytea not null, aggregate text not null, amount bigint not null, \
+             note text not null)"
+        );
+        execute(on, table).await?;
+        let insert = format!(
+            "insert into {s}.paid (id, aggregate, amount, note) \
+             select * from unnest($1::bytea[], $2::text[], $3::bigint[], $4::text[])"
+        );
+        Ok(Sink { insert: insert.into(), batch: options.batch, concurrency: options.concurrency })
+    }
+
+    /// One multi-row insert.
+    async fn write(&self, connection: &mut PgConnection, rows: &[Paid]) -> sqlx::Result<()> {
+        let ids: Vec<&[u8]> = rows.iter().map(|row| &row.event_id.as_bytes()[..]).collect();
+        let aggregates: Vec<&str> = rows.iter().map(|row| &*row.aggregate_id).collect();
+        let amounts: Vec<i64> = rows.iter().map(|row| row.amount).collect();
+        let notes: Vec<&str> = rows.iter().map(|row| &*row.note).collect();
+        let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.insert)));
+        query.bind(ids).bind(aggregates).bind(amounts).bind(notes).execute(connection).await.map(drop)
+    }
+}
+
+async fn has_rows(on: &PgPool, schema: &Schema, expected: usize) -> Fallible<()> {
+    let rows = number(on, format!("select count(*) from {}.paid", schema.name)).await?;
+    if rows == expected as i64 { Ok(()) } else { Err(format!("{rows} rows instead of {expected}").into()) }
+}
+
+/// Exactly once: claims and rows in one transaction per batch.
+async fn ours(bus: &Arc<KafkaBus>, from: &Filled, options: &Options, ordered: bool) -> Fallible<f64> {
+    let on = pool(1).await?;
+    let schema = Schema::fresh(&on).await?;
+    let sink = Sink::make(&schema, &on, options).await?;
+    let guard = schema.guard(sink.concurrency as u32 + 2).await?;
+    let mut settings = settings(SCOPE, &from.topic)?;
+    (settings.batch_max, settings.concurrency) = (sink.batch, sink.concurrency);
+    settings.order = ordered.then_some((OrderPolicy::Latest, OnDead::Skip));
+    let handler = transactional_batch::<PgLedger, _>(move |tx, events| {
+        let sink = sink.clone();
+        Box::pin(async move {
+            let rows: Result<Vec<Paid>, _> =
+                events.iter().map(|event| serde_json::from_slice(&event.payload)).collect();
+            Ok(sink.write(tx, &rows?).await?)
+        })
+    });
+    let reached = consume(bus.clone(), guard.ledger().clone(), settings, handler, from.records).await?;
+    has_rows(&on, &schema, from.unique).await?;
+    drop(guard);
+    schema.drop().await?;
+    Ok(reached)
+}
+
+/// The same rows in the same batches, as many at once, offsets committed behind them: a repeat is a second row.
+async fn no_dedup(from: &Filled, options: &Options) -> Fallible<f64> {
+    let on = pool(options.concurrency as u32).await?;
+    let schema = Schema::fresh(&on).await?;
+    let sink = Sink::make(&schema, &on, options).await?;
+    let consumer = by_hand(&from.topic)?;
+    let (mut tasks, mut rows, mut got) = (JoinSet::new(), Vec::with_capacity(sink.batch), 0);
+    let mut began = None;
+    let mut committed = Instant::now();
+    while got < from.records {
+        let message = tokio::time::timeout(Duration::from_secs(60), consumer.recv()).await??;
+        began.get_or_insert_with(Instant::now);
+        rows.push(serde_json::from_slice::<Paid>(message.payload().unwrap_or_default())?);
+        got += 1;
+        let due = committed.elapsed() >= COMMIT_INTERVAL || got == from.records;
+        if rows.len() == sink.batch || due {
+            if tasks.len() >= sink.concurrency {
+                ended(tasks.join_next().await)?;
+            }
+            let (on, sink, rows) = (on.clone(), sink.clone(), std::mem::take(&mut rows));
+            tasks.spawn(async move {
+                let mut tx = on.begin().await?;
+                sink.write(&mut tx, &rows).await?;
+                tx.commit().await
+            });
+        }
+        if due {
+            while let Some(one) = tasks.join_next().await {
+                ended(Some(one))?;
+            }
+            consumer.commit_consumer_state(CommitMode::Async)?;
+            committed = Instant::now();
+        }
+    }
+    let reached = rate_since(got, began)?;
+    has_rows(&on, &schema, from.records).await?;
+    schema.drop().await?;
+    Ok(reached)
+}
+
+fn ended(one: Option<Result<sqlx::Result<()>, tokio::task::JoinError>>) -> Fallible<()> {
+    one.map_or(Ok(()), |one| Ok(one??))
+}
+
+fn rate_since(count: usize, began: Option<Instant>) -> Fallible<f64> {
+    Ok(count as f64 / began.ok_or("nothing was delivered")?.elapsed().as_secs_f64())
+}
+
+/// Per event: is it processed? Then one transaction with its row and its mark. Many workers at once.
+async fn per_event(from: &Filled, options: &Options, events: usize) -> Fallible<f64> {
+    let on = pool(WORKERS as u32).await?;
+    let schema = Schema::fresh(&on).await?;
+    let sink = Sink::make(&schema, &on, options).await?;
+    rival_table(&schema, &on).await?;
+    let (check, mark) = (check_sql(&schema.name), insert_sql(&schema.name));
+    let (send, receive) = mpsc::channel::<Paid>(WORKERS * 2);
+    let receive = Arc::new(Mutex::new(receive));
+    let mut tasks = JoinSet::new();
+    for _ in 0..WORKERS {
+        let (on, sink, receive) = (on.clone(), sink.clone(), Arc::clone(&receive));
+        let (check, mark) = (Arc::clone(&check), Arc::clone(&mark));
+        tasks.spawn(async move {
+            let mut connection = on.acquire().await?;
+            loop {
+                let next = receive.lock().await.recv().await;
+                let Some(row) = next else { return Ok(()) };
+                let id = row.event_id.to_string();
+                let known: bool = sqlx::query_scalar(AssertSqlSafe(Arc::clone(&check)))
+                    .bind(&id)
+                    .fetch_one(&mut *connection)
+                    .await?;
+                if known {
+                    continue;
+                }
+                let mut tx = connection.begin().await?;
+                sink.write(&mut tx, std::slice::from_ref(&row)).await?;
+                sqlx::query(AssertSqlSafe(Arc::clone(&mark)))
+                    .bind(&id)
+                    .bind(None::<&str>)
+                    .execute(&mut *tx)
+                    .await?;
+                tx.commit().await?;
+            }
+        });
+    }
+    let consumer = by_hand(&from.topic)?;
+    let (mut began, mut committed) = (None, Instant::now());
+    for _ in 0..events {
+        let message = tokio::time::timeout(Duration::from_secs(60), consumer.recv()).await??;
+        began.get_or_insert_with(Instant::now);
+        send.send(serde_json::from_slice(message.payload().unwrap_or_default())?).await?;
+        if committed.elapsed() >= COMMIT_INTERVAL {
+            consumer.commit_consumer_state(CommitMode::Async)?;
+            committed = Instant::now();
+        }
+    }
+    drop(send);
+    while let Some(one) = tasks.join_next().await {
+        ended(Some(one))?;
+    }
+    let reached = rate_since(events, began)?;
+    has_rows(&on, &schema, events).await?;
+    schema.drop().await?;
+    Ok(reached)
+}
+
+fn record(n: usize) -> Record {
+    let aggregate = format!("order-{}", n % AGGREGATES);
+    let payload = serde_json::json!({
+        "event_id": EventId::now_v7().to_string(), "aggregate_id": aggregate, "sequence_number": n / AGGREGATES + 1,
+        "event_type": "order.paid", "amount": n * 7 % 10_000, "note": "as agreed by telephone, in two parts",
+    });
+    Record { key: Some(aggregate.into()), payload: Some(payload.to_string().into()), ..Record::default() }
+}
+
+/// Unique events, and a topic of as many records of which half are repeats.
+async fn fill(bus: &KafkaBus, events: usize) -> Fallible<(Filled, Filled)> {
+    let records: Vec<Record> = (0..events).map(record).collect();
+    let mut unique = Filled::empty(bus, "unique", PARTITIONS).await?;
+    unique.publish(bus, &records).await?;
+    unique.unique = events;
+    let mut twice = Filled::empty(bus, "twice", PARTITIONS).await?;
+    for part in records[..events / 2].chunks(REPLAYED) {
+        twice.publish(bus, part).await?;
+        twice.publish(bus, part).await?;
+    }
+    twice.unique = events / 2;
+    Ok((unique, twice))
+}
+
+/// Runs it.
+pub async fn run(options: &Options) -> Fallible<Report> {
+    let events = options.rows.map_or_else(|| options.events(60_000), |rows| rows as usize);
+    let few = (events / 10).max(WORKERS);
+    let bus = bus().await?;
+    let (unique, twice) = fill(&bus, events).await?;
+    let lines = interleave(
+        options.rounds,
+        vec![
+            Contestant::new("hapax, unordered", || ours(&bus, &unique, options, false)),
+            Contestant::new("hapax, ordered by aggregate and seq (latest)", || {
+                ours(&bus, &unique, options, true)
+            }),
+            Contestant::new("hapax, unordered, half of the deliveries are repeats", || {
+                ours(&bus, &twice, options, false)
+            }),
+            Contestant::new("no dedup, same batches", || no_dedup(&unique, options)),
+            Contestant::new(format!("check, row and mark per event, {WORKERS} workers"), || {
+                per_event(&unique, options, few)
+            }),
+        ],
+    )
+    .await?;
+    unique.delete().await?;
+    twice.delete().await?;
+    let over = |one: usize, other: usize| lines[one].median() / lines[other].median();
+    Ok(Report {
+        title: "pipeline: Kafka to PostgreSQL rows".into(),
+        unit: "deliveries/s",
+        goals: vec![
+            Goal::at_least("unordered / no dedup", over(0, 3), 0.5),
+            Goal::at_least("ordered / no dedup", over(1, 3), 0.35),
+            Goal::at_least("unordered / per event", over(0, 4), 10.0),
+            Goal::at_least("half repeats, deliveries / unique only", over(2, 0), 1.0),
+            Goal::at_least("half repeats, first ones / unique only", over(2, 0) / 2.0, 1.0),
+        ],
+        notes: vec![note(options, events), each(&lines)],
+        lines,
+    })
+}
+
+fn note(options: &Options, events: usize) -> String {
+    format!(
+        "{events} records in {PARTITIONS} partitions, {AGGREGATES} keys; batches of {}, {} at once",
+        options.batch, options.concurrency
+    )
+}
+
+fn each(lines: &[Line]) -> String {
+    format!(
+        "{:.1} µs per delivery more than without dedup",
+        1e6 / lines[0].median() - 1e6 / lines[3].median()
+    )
+}

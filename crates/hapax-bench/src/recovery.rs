@@ -1,0 +1,140 @@
+//! One of three processes is killed: how long until its events are done.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, Instant};
+
+use hapax::EventId;
+use hapax::bus::kafka::KafkaBus;
+use hapax::bus::{Bus as _, Record};
+use sqlx::PgPool;
+
+use crate::harness::{Fallible, Goal, Line, Options, Report};
+use crate::kafka::{Filled, bus, fresh};
+use crate::member::Member;
+use crate::pg::{Schema, execute, number, pool};
+
+const PARTITIONS: i32 = 6;
+/// Lease and session timeout: the least a broker allows by default.
+const LEASE_S: u64 = 6;
+const LIMIT: Duration = Duration::from_secs(60);
+/// Events that each of the processes must have done before one is killed.
+const EACH_MIN: i64 = 30;
+
+/// Publishes some events every 20 ms until it is dropped. The count is of those that were acknowledged.
+fn steady(bus: Arc<KafkaBus>, topic: hapax::Topic, published: Arc<AtomicI64>) -> tokio::task::JoinHandle<()> {
+    tokio::spawn(async move {
+        let mut every = tokio::time::interval(Duration::from_millis(20));
+        let mut n = 0;
+        loop {
+            every.tick().await;
+            let records: Vec<Record> = (n..n + 6)
+                .map(|n: i64| {
+                    let payload = serde_json::json!({ "event_id": EventId::now_v7().to_string(), "n": n });
+                    Record {
+                        key: Some(format!("key-{}", n % 97).into()),
+                        payload: Some(payload.to_string().into()),
+                        ..Record::default()
+                    }
+                })
+                .collect();
+            if bus.publish(&topic, &records).await.is_err() {
+                return; // whoever waits for these will say so
+            }
+            n += 6;
+            published.store(n, Ordering::SeqCst);
+        }
+    })
+}
+
+async fn wait_for(on: &PgPool, sql: String, reached: impl Fn(i64) -> bool) -> Fallible<()> {
+    let limit = Instant::now() + LIMIT;
+    while !reached(number(on, sql.clone()).await?) {
+        if Instant::now() > limit {
+            return Err(format!("not within {LIMIT:?}: {sql}").into());
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Ok(())
+}
+
+/// Seconds from the kill until everything published before it is done, and how many events ran twice.
+async fn once(bus: &Arc<KafkaBus>) -> Fallible<(f64, i64)> {
+    let on = pool(2).await?;
+    let schema = Schema::fresh(&on).await?;
+    let s = &schema.name;
+    execute(
+        &on,
+        format!(
+            "create table {s}.effect (n bigint not null, pid int not null, at timestamptz default clock_timestamp())"
+        ),
+    )
+    .await?;
+    drop(schema.leasing_guard(1).await?);
+    let topic = Filled::empty(bus, "recovery", PARTITIONS).await?;
+    let member = Member {
+        topic: topic.topic.as_str().to_owned(),
+        group: fresh("recovery"),
+        wait_ms: 20,
+        concurrency: 32,
+        lease_s: LEASE_S,
+        schema: Some(s.clone()),
+        warm_after: 1,
+    };
+    let published = Arc::new(AtomicI64::new(0));
+    let publisher = steady(bus.clone(), topic.topic.clone(), Arc::clone(&published));
+    let mut members = vec![member.start()?, member.start()?, member.start()?];
+    let busy = format!(
+        "select count(*) from (select pid from {s}.effect group by pid having count(*) >= {EACH_MIN}) p"
+    );
+    wait_for(&on, busy, |members| members >= 3).await?;
+    let mut victim = members.swap_remove(0);
+    let pid = i64::from(victim.id().ok_or("a member ended by itself")?);
+    // It must be at work at this moment: partitions move for a while after the third one has joined.
+    let before = number(&on, format!("select count(*) from {s}.effect where pid = {pid}")).await?;
+    wait_for(&on, format!("select count(*) from {s}.effect where pid = {pid}"), |done| done > before).await?;
+    victim.start_kill()?; // SIGKILL
+    let (killed, all) = (Instant::now(), published.load(Ordering::SeqCst));
+    wait_for(&on, format!("select count(distinct n) from {s}.effect where n < {all}"), |done| done >= all)
+        .await?;
+    let took = killed.elapsed().as_secs_f64();
+    publisher.abort();
+    for mut member in members {
+        member.kill().await?;
+    }
+    victim.wait().await?;
+    let twice = number(&on, format!("select count(*) - count(distinct n) from {s}.effect")).await?;
+    schema.drop().await?;
+    topic.delete().await?;
+    Ok((took, twice))
+}
+
+/// Runs it.
+pub async fn run(options: &Options) -> Fallible<Report> {
+    let bus = bus().await?;
+    let (mut samples, mut twice) = (Vec::new(), 0);
+    for _ in 0..options.rounds {
+        let (took, again) = once(&bus).await?;
+        samples.push(took);
+        twice += again;
+    }
+    let line = Line::new(format!("kill -9 of one of three, lease and session {LEASE_S} s"), samples);
+    let bound = LEASE_S as f64 + 1.0;
+    Ok(Report {
+        title: "recovery: until everything published before the kill is done".into(),
+        unit: "s",
+        goals: vec![
+            Goal::at_most("median / (lease + 1 s)", line.median() / bound, 1.0),
+            Goal::at_most(
+                "slowest / (lease + 1 s)",
+                crate::harness::quantile(&line.samples, 1.0) / bound,
+                1.0,
+            ),
+        ],
+        lines: vec![line],
+        notes: vec![format!(
+            "{twice} effects ran again in {} kills (leased, a sink that does not dedup)",
+            options.rounds
+        )],
+    })
+}
