@@ -387,8 +387,9 @@ impl Ledger for MemoryLedger {
         let now = store.now();
         let (rows, held) = store.held(scope, &[State::Leased, State::Retry, State::Parked], now);
         let rows = rows.into_iter().map(|(key, row)| (key, key.scope, row.clone())).collect();
-        let head = |scope, aggregate: &Aggregate| Ok(store.heads.get(&(scope, aggregate.clone())).cloned());
-        let entries = runnable(rows, limit, now, head)?;
+        let head_of =
+            |scope, aggregate: &Aggregate| Ok(store.heads.get(&(scope, aggregate.clone())).cloned());
+        let entries = runnable(rows, limit, now, head_of)?;
         let entries = entries.iter().map(|(key, row)| store.entry(key, row)).collect::<Result<_>>()?;
         Ok(Due { entries, held })
     }

@@ -240,7 +240,7 @@ impl Pipeline {
         {
             Ok(left) => left?,
             Err(_) => {
-                tracing::warn!(target: "hapax", "the group was not left in time; it will notice by itself")
+                tracing::warn!(target: "hapax", "the group was not left in time; it will notice by itself");
             }
         }
         Ok(counts)

@@ -541,7 +541,7 @@ impl Pipeline {
         else {
             return;
         };
-        let record = held::unclaimed_record(&self.desk, &first.received, &error.chain().to_string());
+        let record = held::unclaimed_record(&self.desk, &first.received, &error.chain());
         let bus = Arc::clone(&self.bus);
         self.count_in_hand(&arrivals);
         self.tasks.running.spawn(async move {

@@ -227,16 +227,17 @@ impl ConsumerSettings {
 
     /// The guard's part of it.
     pub(crate) fn guard(&self) -> GuardSettings {
-        let mut guard = GuardSettings::default();
-        guard.scope = Some(self.scope.clone());
-        guard.lease = self.lease;
-        guard.heartbeat = self.heartbeat;
-        guard.attempts_max = self.attempts_max;
-        guard.backoff_base = self.backoff_base;
-        guard.backoff_max = self.backoff_max;
-        guard.retention = self.retention;
-        guard.order = self.order;
-        guard.telemetry_prefix.clone_from(&self.telemetry_prefix);
-        guard
+        GuardSettings {
+            scope: Some(self.scope.clone()),
+            lease: self.lease,
+            heartbeat: self.heartbeat,
+            attempts_max: self.attempts_max,
+            backoff_base: self.backoff_base,
+            backoff_max: self.backoff_max,
+            retention: self.retention,
+            order: self.order,
+            telemetry_prefix: self.telemetry_prefix.clone(),
+            ..GuardSettings::default()
+        }
     }
 }

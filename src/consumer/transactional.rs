@@ -545,7 +545,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
 
 /// The same error for every lane of a batch. It cannot be cloned, so all but the first have its text.
 fn each_away(error: Error) -> impl FnMut() -> Ending {
-    let (what, retryable) = (error.chain().to_string(), error.is_retryable());
+    let (what, retryable) = (error.chain(), error.is_retryable());
     let mut error = Some(error);
     move || match error.take() {
         Some(error) => away(error),

@@ -43,6 +43,7 @@ impl Default for IdChain {
 }
 
 /// A payload as JSON: read once, and only if asked for.
+#[allow(clippy::option_option)] // not read yet; read, and no JSON
 pub(crate) struct Json<'p> {
     payload: &'p Bytes,
     value: Option<Option<serde_json::Value>>,

@@ -189,8 +189,8 @@ impl crate::consumer::TransactionalLedger for PgLedger {
 
     async fn begin(&self, idle_max: std::time::Duration) -> Result<PgTransaction<'static>> {
         let ms = idle_max.as_millis().min(i32::MAX as u128);
-        let begin = format!("BEGIN; SET LOCAL idle_in_transaction_session_timeout = {ms}");
-        let begun = self.pool().begin_with(AssertSqlSafe(begin)).await;
+        let statement = format!("BEGIN; SET LOCAL idle_in_transaction_session_timeout = {ms}");
+        let begun = self.pool().begin_with(AssertSqlSafe(statement)).await;
         begun.map_err(|error| translate("beginning a transaction", error))
     }
 

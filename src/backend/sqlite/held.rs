@@ -20,7 +20,7 @@ type Found = (Week, i32, Vec<u8>, Row);
 
 /// The tables there are, each with the SQL that names a row's week.
 fn tables(conn: &Connection) -> Result<Vec<(String, String)>> {
-    let weeks = weeks(conn)?.into_iter().map(|week| week.number());
+    let weeks = weeks(conn)?.into_iter().map(Week::number);
     let tables = weeks.map(|n| (format!("main.hapax_entry_{n}"), n.to_string()));
     Ok(tables.chain([("main.hapax_kept".to_owned(), "week".to_owned())]).collect())
 }

@@ -9,6 +9,7 @@ use crate::ledger::{Body, Entry, Identity, Metadata, Nonce, Prior, State, Token,
 
 /// An entry as it is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools)] // each is a fact of its own, and a column
 pub struct Row {
     /// What became of it.
     pub state: State,
