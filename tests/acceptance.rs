@@ -6,7 +6,6 @@
 #[path = "support/cluster.rs"]
 mod cluster;
 #[path = "support/postgres.rs"]
-#[allow(dead_code)]
 mod support;
 #[path = "support/world.rs"]
 mod world;

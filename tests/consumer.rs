@@ -23,6 +23,7 @@ fn topic(name: &str) -> Topic {
     Topic::new(name).unwrap()
 }
 
+#[allow(clippy::needless_pass_by_value)] // a json! at every call
 fn record(key: Option<&str>, json: serde_json::Value) -> Record {
     Record {
         key: key.map(|key| key.to_owned().into()),

@@ -5,7 +5,6 @@
 #[path = "support/proxy.rs"]
 mod proxy;
 #[path = "support/postgres.rs"]
-#[allow(dead_code)]
 mod support;
 
 use std::collections::BTreeMap;
@@ -28,6 +27,7 @@ fn topic() -> Topic {
     Topic::new("orders").unwrap()
 }
 
+#[allow(clippy::needless_pass_by_value)] // a json! at every call
 fn record(key: Option<&str>, json: serde_json::Value) -> Record {
     Record {
         key: key.map(|key| key.to_owned().into()),
@@ -260,7 +260,7 @@ async fn postgres_offsets_of_an_unfinished_marker_run_alone() {
         10,
     )
     .await;
-    let sizes = sizes.lock().unwrap();
+    let sizes = sizes.lock().unwrap().clone();
     let alone: Vec<_> =
         sizes.iter().filter(|(_, first)| first.as_str() < "e-5").map(|(len, _)| *len).collect();
     assert_eq!(alone, [1; 5], "{sizes:?}");
@@ -334,9 +334,9 @@ async fn t31_postgres_cut_commits_of_a_consumer_lose_and_double_nothing() {
             for n in 0..40 {
                 let before = proxy.lost();
                 if n % 2 == 0 {
-                    proxy.lose_commit()
+                    proxy.lose_commit();
                 } else {
-                    proxy.lose_answer()
+                    proxy.lose_answer();
                 }
                 while proxy.lost() == before {
                     tokio::time::sleep(Duration::from_millis(1)).await;

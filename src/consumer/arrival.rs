@@ -105,6 +105,11 @@ impl Arrival {
         !matches!(self.key, Some(Key::Record(..)))
     }
 
+    /// Its number within its aggregate.
+    pub(crate) fn seq(&self) -> Option<u64> {
+        self.event.as_ref().ok().and_then(|event| event.seq)
+    }
+
     /// What the entry keeps of this run.
     pub(crate) fn metadata(&self, group: &str, took: Option<Duration>) -> Option<Metadata> {
         let event = self.event.as_ref().ok()?;

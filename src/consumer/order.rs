@@ -74,6 +74,11 @@ impl<K, T> Default for KeyQueues<K, T> {
 impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
     /// Queues an item behind its key's others.
     pub fn push(&mut self, key: Option<K>, item: T) {
+        self.push_before(key, item, |_| false);
+    }
+
+    /// Queues an item before the first of its key's others that it must precede. What is taken is taken.
+    pub fn push_before(&mut self, key: Option<K>, item: T, precedes: impl Fn(&T) -> bool) {
         self.number += 1;
         let lane = key.map_or(Lane::Own(self.number), Lane::Key);
         let queue = self.lanes.entry(lane.clone()).or_insert_with(|| Queue {
@@ -81,7 +86,8 @@ impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
             taken: false,
             delay: None,
         });
-        queue.items.push_back(item);
+        let at = queue.items.iter().position(precedes).unwrap_or(queue.items.len());
+        queue.items.insert(at, item);
         self.len += 1;
         if queue.items.len() == 1 && !queue.taken && queue.delay.is_none() {
             self.ready.push_back(lane);

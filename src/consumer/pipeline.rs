@@ -3,6 +3,9 @@
 //! One task owns everything that has an order (partitions, queues, watermarks) and waits for the next thing to happen;
 //! claims, handlers and settlings run in tasks of their own and report how each delivery ended.
 
+mod intake;
+mod partitions;
+
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,10 +22,10 @@ use super::offsets::Watermark;
 use super::order::{KeyQueues, Lane};
 use super::worker::Worker;
 use super::{OutagePolicy, Stop};
-use crate::bus::{Assigned, Bus, Heard, Partition, Received, Subscriber};
+use crate::bus::{Assigned, Bus, Partition, Subscriber};
 use crate::error::{Error, Result};
 use crate::id::Topic;
-use crate::ledger::{Claim, Due, Identity, Mode, OrderPolicy};
+use crate::ledger::{Claim, Due, Identity, Mode};
 use crate::window::Window;
 
 /// A partition in this process's hands.
@@ -170,163 +173,6 @@ impl Pipeline {
             self.queues.retain(|_| false);
             self.alone.clear();
             self.tasks.unasked.clear();
-        }
-    }
-
-    // --- in: match → window → order -----------------------------------------------------------------------------
-
-    async fn hear(&mut self, heard: Result<Heard>) -> Result<()> {
-        match heard {
-            Ok(heard) => {
-                if std::mem::take(&mut self.state.bus_away) {
-                    tracing::info!(target: "hapax", "the bus is back");
-                }
-                match heard {
-                    Heard::Records(records) => self.take_in(records),
-                    Heard::Given(given) => self.given(given).await?,
-                    Heard::Revoked(revoked) => self.revoked(&revoked),
-                    Heard::Lost(lost) => self.lost(&lost),
-                }
-            }
-            Err(error) if error.is_retryable() => {
-                if !std::mem::replace(&mut self.state.bus_away, true) {
-                    tracing::warn!(target: "hapax", error = %error.chain(), "the bus is away");
-                }
-                tokio::time::sleep(Duration::from_millis(200)).await;
-            }
-            Err(error) => return Err(error),
-        }
-        Ok(())
-    }
-
-    fn take_in(&mut self, records: Vec<Received>) {
-        if self.state.draining.is_some() {
-            return;
-        }
-        let mut arrivals = Vec::with_capacity(records.len());
-        for received in records {
-            let partition =
-                Partition { topic: received.origin.topic.clone(), number: received.origin.partition };
-            let Some(hand) = self.hands.get_mut(&partition).filter(|hand| hand.revoked.is_none()) else {
-                continue; // of a gift that is over
-            };
-            if !hand.watermark.receive(received.origin.offset) {
-                continue;
-            }
-            let mut arrival =
-                self.desk.arrival(received, Source::Bus(hand.assigned.clone()), hand.cancel.subscribe());
-            hand.bytes += arrival.bytes();
-            let offset = arrival.received.origin.offset;
-            arrival.alone = hand.suspects.iter().any(|(first, last)| (*first..=*last).contains(&offset));
-            if self.is_wanted(&arrival) {
-                arrivals.push(arrival);
-            } else {
-                self.pass(&arrival, "unwanted");
-            }
-        }
-        if self.window.is_none() {
-            return self.queue(arrivals);
-        }
-        self.tasks.unasked.push_back(arrivals);
-        self.ask_window();
-    }
-
-    fn queue(&mut self, arrivals: Vec<Arrival>) {
-        for arrival in arrivals {
-            if self.is_ours(&arrival) {
-                self.queues.push(arrival.key.clone(), arrival);
-            }
-        }
-    }
-
-    /// What no handler of the scope wants is passed, unless a strict order has to move past it.
-    fn is_wanted(&self, arrival: &Arrival) -> bool {
-        let settings = &self.desk.settings;
-        let strict = matches!(settings.order, Some((OrderPolicy::Strict { .. }, _)));
-        arrival.event.as_ref().map_or(true, |event| {
-            settings.wants.matches(event) || (strict && event.aggregate.is_some() && event.seq.is_some())
-        })
-    }
-
-    /// Asks the window about one batch at a time, so that deliveries stay in order. In a task: a window that is away may
-    /// make its callers wait, and the pipeline must not.
-    fn ask_window(&mut self) {
-        if !self.tasks.window.is_empty() {
-            return;
-        }
-        let (Some(window), Some(arrivals)) = (self.window.clone(), self.tasks.unasked.pop_front()) else {
-            return;
-        };
-        let desk = self.desk.clone();
-        self.tasks.window.spawn(async move {
-            let identities: Vec<_> =
-                arrivals.iter().filter_map(|arrival| desk.identity_of(arrival)).collect();
-            // One that fails has said so itself: then nothing was seen.
-            let seen = window.seen(&identities).await.unwrap_or_default();
-            let seen =
-                identities.into_iter().zip(seen).filter_map(|(identity, seen)| seen.then_some(identity));
-            (arrivals, seen.collect())
-        });
-    }
-
-    /// Passes what the window knows to be done.
-    fn answered(
-        &mut self,
-        answer: std::result::Result<(Vec<Arrival>, HashSet<Identity>), tokio::task::JoinError>,
-    ) -> Result<()> {
-        let (arrivals, seen) = answer.map_err(ended_badly)?;
-        let mut unseen = Vec::with_capacity(arrivals.len());
-        for arrival in arrivals {
-            if self.desk.identity_of(&arrival).is_some_and(|identity| seen.contains(&identity)) {
-                self.pass(&arrival, "window");
-            } else {
-                unseen.push(arrival);
-            }
-        }
-        self.queue(unseen);
-        self.ask_window();
-        Ok(())
-    }
-
-    /// What is due comes from the ledger as if it had just arrived.
-    fn take_due(&mut self, due: std::result::Result<Result<Due>, tokio::task::JoinError>) {
-        self.state.next_look = Instant::now() + self.desk.settings.held_interval;
-        let due = match due {
-            Ok(Ok(due)) => due,
-            Ok(Err(error)) => {
-                tracing::debug!(target: "hapax", error = %error.chain(), "the ledger was not looked at for what is due");
-                return;
-            }
-            Err(error) => {
-                tracing::error!(target: "hapax", %error, "looking for what is due ended badly");
-                return;
-            }
-        };
-        self.meter.held(due.held);
-        let full = due.held >= self.desk.settings.held_max;
-        if full != std::mem::replace(&mut self.state.full, full) {
-            if full {
-                tracing::warn!(target: "hapax", held = due.held, "the scope holds as many events as it may (held_max): partitions pause until some are resolved");
-            } else {
-                tracing::info!(target: "hapax", held = due.held, "the scope holds fewer events than it may: partitions go on");
-            }
-        }
-        if self.state.draining.is_some() {
-            return;
-        }
-        for entry in due.entries {
-            if !self.state.held.insert(entry.identity.clone()) {
-                continue;
-            }
-            let Some(received) = held::received(&entry, &self.desk.settings.topics[0]) else { continue };
-            let source = Source::Held(entry.identity.clone(), None);
-            let mut arrival = self.desk.arrival(received, source, self.state.cancel.subscribe());
-            if entry.order.is_none() {
-                // It was redriven out of order, or never had one.
-                arrival.unordered = true;
-                arrival.key = None;
-            }
-            self.queues.push(arrival.key.clone(), arrival);
         }
     }
 
@@ -628,6 +474,3 @@ async fn work(worker: &dyn Worker, desk: &Desk, lanes: &mut [Vec<Arrival>]) -> V
     };
     vec![vec![ending]]
 }
-
-#[path = "partitions.rs"]
-mod partitions;

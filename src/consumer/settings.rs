@@ -179,6 +179,11 @@ impl ConsumerSettings {
         self.group.clone().unwrap_or_else(|| self.scope.as_str().into())
     }
 
+    /// Whether numbers must follow each other without a gap.
+    pub(crate) fn is_strict(&self) -> bool {
+        matches!(self.order, Some((OrderPolicy::Strict { .. }, _)))
+    }
+
     /// The topic that dead letters of a topic are copied to.
     pub fn dead_topic_of(&self, topic: &Topic) -> Option<Topic> {
         match self.dead_topic.as_deref() {

@@ -37,6 +37,7 @@ pub fn numbered(id: &str, aggregate: &str, seq: u64) -> Record {
     record(Some(aggregate), serde_json::json!({"event_id": id, "aggregate_id": aggregate, "seq": seq}))
 }
 
+#[allow(clippy::needless_pass_by_value)] // a json! at every call
 pub fn record(key: Option<&str>, json: serde_json::Value) -> Record {
     Record {
         key: key.map(|key| key.to_owned().into()),

@@ -29,7 +29,7 @@ pub fn brokers() -> Fallible<String> {
 /// The bus.
 pub async fn bus() -> Fallible<Arc<KafkaBus>> {
     let bus = KafkaBus::connect(KafkaSettings::new(brokers()?)).await;
-    Ok(Arc::new(bus.map_err(|error| Missing(error.chain().to_string()))?))
+    Ok(Arc::new(bus.map_err(|error| Missing(error.chain()))?))
 }
 
 /// A name nobody else has.

@@ -77,14 +77,14 @@ pub async fn run() -> Fallible<()> {
     let Some(schema) = &member.schema else {
         let consumer =
             Consumer::builder(bus, MemoryLedger::default()).settings(member.settings()?).build()?;
-        let handler = leased(move |_event, _run| {
+        let work = leased(move |_event, _run| {
             count();
             async move {
                 tokio::time::sleep(wait).await;
                 Handled::Ok(())
             }
         });
-        consumer.run(handler).await?;
+        consumer.run(work).await?;
         return Ok(());
     };
     let mut settings = PgSettings::default();
@@ -97,7 +97,7 @@ pub async fn run() -> Fallible<()> {
         std::process::id()
     )
     .into();
-    let handler = leased(move |event: hapax::Event, _run| {
+    let work = leased(move |event: hapax::Event, _run| {
         count();
         let (on, insert) = (on.clone(), Arc::clone(&insert));
         async move {
@@ -107,6 +107,6 @@ pub async fn run() -> Fallible<()> {
             Handled::Ok(())
         }
     });
-    consumer.run(handler).await?;
+    consumer.run(work).await?;
     Ok(())
 }

@@ -82,7 +82,7 @@ async fn once(bus: &Arc<KafkaBus>) -> Fallible<(f64, i64)> {
         warm_after: 1,
     };
     let published = Arc::new(AtomicI64::new(0));
-    let publisher = steady(bus.clone(), topic.topic.clone(), Arc::clone(&published));
+    let steadily = steady(bus.clone(), topic.topic.clone(), Arc::clone(&published));
     let mut members = vec![member.start()?, member.start()?, member.start()?];
     let busy = format!(
         "select count(*) from (select pid from {s}.effect group by pid having count(*) >= {EACH_MIN}) p"
@@ -98,7 +98,7 @@ async fn once(bus: &Arc<KafkaBus>) -> Fallible<(f64, i64)> {
     wait_for(&on, format!("select count(distinct n) from {s}.effect where n < {all}"), |done| done >= all)
         .await?;
     let took = killed.elapsed().as_secs_f64();
-    publisher.abort();
+    steadily.abort();
     for mut member in members {
         member.kill().await?;
     }
