@@ -135,7 +135,7 @@ async fn a_rolling_restart_under_load_loses_and_doubles_nothing() {
         }
     })
     .await;
-    for round in 0..3 {
+    for (round, worker) in workers.iter_mut().enumerate() {
         let records: Vec<_> = (0..200)
             .map(|_| {
                 published += 1;
@@ -144,7 +144,7 @@ async fn a_rolling_restart_under_load_loses_and_doubles_nothing() {
             })
             .collect();
         world.publish(&records[..100]).await;
-        let mut leaving = std::mem::replace(&mut workers[round], world.spawn(&[("WORKER_ORDER", "latest")]));
+        let mut leaving = std::mem::replace(worker, world.spawn(&[("WORKER_ORDER", "latest")]));
         if round == 1 {
             signal(&leaving, "KILL");
         } else {
