@@ -136,6 +136,7 @@ impl Reply {
     }
 }
 
+#[cfg(feature = "http")]
 /// Whether an object has the form of an outcome at all.
 pub(crate) fn has_outcome(fields: &Map<String, Value>) -> bool {
     ["done", "retry", "fatal"].iter().any(|name| fields.contains_key(*name))
