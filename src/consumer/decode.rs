@@ -84,6 +84,11 @@ impl Decoder {
     /// # Ok::<(), hapax::Error>(())
     /// ```
     pub fn decode(&self, received: &Received) -> Result<Event> {
+        self.decode_for(received, true)
+    }
+
+    /// Without an order nobody looks at aggregate and seq, so one that cannot be read refuses nothing.
+    pub(super) fn decode_for(&self, received: &Received, ordered: bool) -> Result<Event> {
         let record = &received.record;
         let payload = record.payload.clone().unwrap_or_default();
         let mut json = Json::of(&payload);
@@ -103,9 +108,12 @@ impl Decoder {
             look(places, attribute, &record.headers, &mut json)
         };
         event.kind = find(&self.kind, "/type")?.map(Kind::new).transpose()?;
-        event.aggregate = find(&self.aggregate, "/subject")?.map(Aggregate::new).transpose()?;
+        let aggregate =
+            find(&self.aggregate, "/subject").and_then(|found| found.map(Aggregate::new).transpose());
+        event.aggregate = if ordered { aggregate? } else { aggregate.ok().flatten() };
         event.tenant = find(&self.tenant, "/tenant")?.map(Tenant::new).transpose()?;
-        event.seq = find(&self.seq, "/sequence")?.map(|text| seq(&text)).transpose()?;
+        let number = find(&self.seq, "/sequence").and_then(|found| found.map(|text| seq(&text)).transpose());
+        event.seq = if ordered { number? } else { number.ok().flatten() };
         // A time that cannot be read is no reason to refuse the event: it decides nothing.
         let time = find(&self.time, "/time").ok().flatten().and_then(|text| Time::parse(&text).ok());
         event.time = time.or(record.timestamp);

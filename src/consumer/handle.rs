@@ -45,6 +45,13 @@ impl Failed {
         self.at
     }
 
+    /// The error and what caused it.
+    pub(crate) fn causes(&self) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
+        std::iter::successors(Some(&*self.error as &(dyn std::error::Error + 'static)), |error| {
+            error.source()
+        })
+    }
+
     /// The pause the handler asked for.
     pub fn after(&self) -> Option<Duration> {
         self.after

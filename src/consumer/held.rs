@@ -14,37 +14,40 @@ use crate::ledger::{Due, Entry};
 /// How many entries one look takes.
 const LIMIT: usize = 200;
 
-/// One look: copies dead letters, and says what is due.
-pub(super) async fn look(desk: Desk, bus: Arc<dyn Bus>, room: usize) -> Result<Due> {
-    copy_dead(&desk, &*bus).await?;
-    desk.ledger.due(&desk.settings.scope, LIMIT.min(room)).await
+/// What one look came to: what is due, and whether all dead letters were copied. Neither waits for the other to succeed.
+pub(super) struct Looked {
+    pub(super) due: Result<Due>,
+    pub(super) copied: Result<()>,
 }
 
-/// Copies dead events to their dead-letter topic until none is left. Each is marked dead first, published second, and noted as
-/// copied third: a crash in between copies it again, a zombie copies nothing that is not dead.
+/// One look: copies dead letters, and says what is due.
+pub(super) async fn look(desk: Desk, bus: Arc<dyn Bus>, room: usize) -> Looked {
+    let due = desk.ledger.due(&desk.settings.scope, LIMIT.min(room)).await;
+    Looked { due, copied: copy_dead(&desk, &*bus).await }
+}
+
+/// Copies dead events to their dead-letter topic. Each is marked dead first, published second, and noted as copied third: a crash
+/// in between copies it again, a zombie copies nothing that is not dead. One that cannot be published harms no other.
 async fn copy_dead(desk: &Desk, bus: &dyn Bus) -> Result<()> {
     if desk.settings.dead_topic.as_deref() == Some("") {
         return Ok(());
     }
-    loop {
-        let dead = desk.ledger.outlet(&desk.settings.scope, LIMIT).await?;
-        let mut copied = Vec::with_capacity(dead.len());
-        for entry in &dead {
-            let from = entry.origin.as_ref().map(|origin| &origin.topic).or(desk.settings.topics.first());
-            let Some(topic) = from.and_then(|topic| desk.settings.dead_topic_of(topic)) else { continue };
-            let answers = bus.publish(&topic, &[dead_record(desk, entry)]).await?;
-            answers.into_iter().next().transpose()?;
-            crate::crash_point!("consumer.dead-published");
-            copied.push((entry.identity.clone(), entry.week, entry.token));
+    let mut failed = None;
+    let mut copied = Vec::new();
+    for entry in &desk.ledger.outlet(&desk.settings.scope, LIMIT).await? {
+        let from = entry.origin.as_ref().map(|origin| &origin.topic).or(desk.settings.topics.first());
+        let Some(topic) = from.and_then(|topic| desk.settings.dead_topic_of(topic)) else { continue };
+        match bus.publish(&topic, &[dead_record(desk, entry)]).await.map(|mut answers| answers.pop()) {
+            Ok(Some(Ok(_))) => copied.push((entry.identity.clone(), entry.week, entry.token)),
+            Ok(Some(Err(error))) | Err(error) => failed = Some(error),
+            Ok(None) => {}
         }
-        if copied.is_empty() {
-            return Ok(());
-        }
-        desk.ledger.copied(&copied).await?;
-        if dead.len() < LIMIT {
-            return Ok(());
-        }
+        crate::crash_point!("consumer.dead-published");
     }
+    if !copied.is_empty() {
+        desk.ledger.copied(&copied).await?;
+    }
+    failed.map_or(Ok(()), Err)
 }
 
 /// The copy of a dead event: its own bytes, key and headers, and what is known of its end.

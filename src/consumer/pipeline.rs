@@ -25,7 +25,7 @@ use super::{OutagePolicy, Stop};
 use crate::bus::{Assigned, Bus, Partition, Subscriber};
 use crate::error::{Error, Result};
 use crate::id::Topic;
-use crate::ledger::{Claim, Due, Identity, Mode};
+use crate::ledger::{Claim, Identity, Mode};
 use crate::window::Window;
 
 /// A partition in this process's hands.
@@ -75,7 +75,7 @@ pub(super) struct Tasks {
     running: JoinSet<Vec<Ended>>,
     in_hand: usize,
     lone: bool,
-    look: JoinSet<Result<Due>>,
+    look: JoinSet<held::Looked>,
     probe: JoinSet<bool>,
     lag: JoinSet<Option<i64>>,
     /// Batches that the window has not been asked about, and the one it is being asked about.
@@ -96,6 +96,10 @@ pub(super) struct State {
     next_look: Instant,
     next_lag: Instant,
     too_old: u32,
+    /// Whether dead letters could not be copied when it was last tried.
+    uncopied: bool,
+    /// Partitions that the bus could not take back yet.
+    unreturned: Vec<Assigned>,
     /// Says true when what is held in memory from the ledger must stop.
     cancel: watch::Sender<bool>,
     pub(super) counts: BTreeMap<&'static str, u64>,
@@ -114,6 +118,8 @@ impl Default for State {
             next_look: now,
             next_lag: now,
             too_old: 0,
+            uncopied: false,
+            unreturned: Vec::new(),
             cancel: watch::channel(false).0,
             counts: BTreeMap::new(),
         }
@@ -130,7 +136,7 @@ impl Pipeline {
             tokio::select! {
                 heard = self.subscriber.next() => self.hear(heard).await?, // match → window → order
                 Some(ended) = self.tasks.running.join_next() => self.put_away(ended)?, // → watermark
-                Some(due) = self.tasks.look.join_next() => self.take_due(due),
+                Some(looked) = self.tasks.look.join_next() => self.take_due(looked)?,
                 Some(answer) = self.tasks.window.join_next() => self.answered(answer)?,
                 Some(back) = self.tasks.probe.join_next() => self.state.away = !back.unwrap_or(false),
                 Some(lag) = self.tasks.lag.join_next() => self.meter.lag(lag.ok().flatten()),
@@ -150,14 +156,11 @@ impl Pipeline {
     }
 
     fn next_wake(&self) -> Instant {
-        let mut wake = self.state.next_commit.min(self.state.next_look);
-        if let Some(at) = self.queues.next_at().filter(|_| !self.state.away) {
-            wake = wake.min(at);
-        }
-        for deadline in self.hands.values().filter_map(|hand| hand.revoked).chain(self.state.draining) {
-            wake = wake.min(deadline);
-        }
-        wake.max(Instant::now() + Duration::from_millis(1))
+        // What is overdue has been seen to, or waits for something that wakes us by itself.
+        let now = Instant::now();
+        let deadlines = self.hands.values().filter_map(|hand| hand.revoked).chain(self.state.draining);
+        let times = [self.state.next_commit, self.state.next_look].into_iter().chain(self.queues.next_at());
+        times.chain(deadlines).filter(|at| *at > now).min().unwrap_or(now + Duration::from_secs(1))
     }
 
     fn told(&mut self, nobody_left: bool) {

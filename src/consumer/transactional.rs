@@ -41,6 +41,10 @@ pub trait TransactionalLedger: Ledger + Clone {
     -> Result<Vec<Result<Settled>>>;
     /// Leaves markers in it.
     async fn mark_in(&self, tx: &mut Self::Transaction, scope: &Scope, markers: &[Marker]) -> Result<()>;
+    /// Whether the transaction can still be committed: not if a statement in it failed, even if whoever made it did not say so.
+    async fn is_sound(&self, tx: &mut Self::Transaction) -> Result<bool>;
+    /// Whether a handler's error only says that another transaction was in the way, or that the ledger is away.
+    fn is_transient(&self, error: &(dyn std::error::Error + 'static)) -> bool;
     /// Commits. An error does not say whether it was.
     async fn commit(&self, tx: Self::Transaction) -> Result<()>;
     /// Undoes everything.
@@ -392,6 +396,9 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         };
         if let Err(failed) = handled {
             self.ledger.roll_back(tx).await;
+            if let Some(error) = self.transient(&failed) {
+                return Try::Again(error);
+            }
             let at = failed.place().and_then(|at| firsts.places.get(at)).copied();
             return Try::Failed(failed, at);
         }
@@ -439,13 +446,28 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         Ok(firsts)
     }
 
+    /// What the handler ran into, if it was not its own fault: no attempt, and no failure.
+    fn transient(&self, failed: &Failed) -> Option<Error> {
+        let what = || format!("in a handler's transaction: {failed}");
+        failed
+            .causes()
+            .any(|error| self.ledger.is_transient(error))
+            .then(|| Error::Contended { what: what(), source: None })
+    }
+
     async fn handle(&self, tx: &mut L::Transaction, events: &[Event]) -> Handled {
         if events.is_empty() {
             return Ok(());
         }
         let began = tokio::time::Instant::now();
         let limit = self.desk.settings.handler_timeout;
-        let handled = super::handle::within(limit, self.handler.handle(tx, events)).await;
+        let mut handled = super::handle::within(limit, self.handler.handle(tx, events)).await;
+        if handled.is_ok() && !self.ledger.is_sound(tx).await? {
+            // Its COMMIT would be answered like any other, and be none.
+            handled = Err(Failed::retryable(
+                "a statement failed in the transaction, and the handler did not say so",
+            ));
+        }
         self.desk.core.handled(began.elapsed(), handled.is_ok());
         handled
     }
@@ -477,6 +499,10 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         let mut terms = settings.guard().failure_terms();
         if failed.is_fatal() {
             terms.attempts_max = 1;
+        }
+        if let Some(after) = failed.after() {
+            (terms.backoff_base, terms.backoff_max) = (after, after.max(terms.backoff_max));
+            terms.jitter_permille = 1000;
         }
         let Some(delivery) = arrival.delivery() else { return Ending::Passed("refused") };
         let claim = self.desk.core.prepare(delivery, Mode::Failed(terms)).map(|mut claim| {
@@ -513,10 +539,25 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         crate::crash_point!("consumer.after-claim");
         let mut tx = match self.ledger.begin(self.idle_max()).await {
             Ok(tx) => tx,
-            Err(error) => return away(error),
+            Err(error) => {
+                let _ = lease.release().await; // it did not run
+                return away(error);
+            }
         };
-        if let Err(failed) = self.handle(&mut tx, std::slice::from_ref(&event)).await {
+        let handled = tokio::select! {
+            handled = self.handle(&mut tx, std::slice::from_ref(&event)) => handled,
+            () = arrival.cancelled() => {
+                self.ledger.roll_back(tx).await;
+                let _ = lease.release().await;
+                return Ending::Cancelled;
+            }
+        };
+        if let Err(failed) = handled {
             self.ledger.roll_back(tx).await;
+            if let Some(error) = self.transient(&failed) {
+                let _ = lease.release().await;
+                return away(error);
+            }
             return super::leased::settle_failure(&self.desk, lease, &failed, arrival).await;
         }
         let verdict = Verdict::Done { metadata: arrival.metadata(&self.desk.group, None) };
@@ -545,10 +586,14 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
 
 /// The same error for every lane of a batch. It cannot be cloned, so all but the first have its text.
 fn each_away(error: Error) -> impl FnMut() -> Ending {
+    let contended = matches!(error, Error::Contended { .. });
     let (what, retryable) = (error.chain(), error.is_retryable());
     let mut error = Some(error);
     move || match error.take() {
+        // A ledger that answers is not away.
+        Some(Error::Contended { .. }) => Ending::Later(PAUSE),
         Some(error) => away(error),
+        None if contended => Ending::Later(PAUSE),
         None if retryable => Ending::Away(Error::Unavailable { what: what.clone(), source: None }),
         None => Ending::Later(PAUSE),
     }

@@ -109,6 +109,9 @@ pub struct Lease {
     guarded: bool,
     /// Whether it is still to be settled.
     open: bool,
+    /// Whether it is left to lapse when it is dropped, instead of counting as a failed run: for those whose handlers cannot
+    /// take it with them.
+    lapses: bool,
 }
 
 impl fmt::Debug for Lease {
@@ -136,6 +139,7 @@ impl Lease {
             keeper: None,
             guarded,
             open: guarded,
+            lapses: false,
         }
     }
 
@@ -326,7 +330,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if self.open && !self.is_lost() {
+        if self.open && !self.lapses && !self.is_lost() {
             let verdict = self.failure("dropped before it was settled (a panic, or a cancelled task)");
             self.core.batcher().settle_later(self.settling(verdict));
         }
@@ -350,7 +354,8 @@ impl Core {
         let sent = Instant::now();
         let mut claim = self.prepare(delivery, Mode::Lease(terms))?;
         claim.hold = hold;
-        Ok(self.claim_raw(claim).await?.map(|granted| Lease::new(self, granted, sent)))
+        let outcome = self.claim_raw(claim).await?;
+        Ok(outcome.map(|granted| Lease { lapses: true, ..Lease::new(self, granted, sent) }))
     }
 
     /// Settles, and goes on trying while the ledger is away, for as long as `patience` lasts: also if the caller gives

@@ -136,7 +136,15 @@ async fn resume(ledger: &dyn Ledger, args: &ChangeArgs) -> Result<Vec<(Intervent
     for parked in lowest(ledger, args).await? {
         let mut heads = dead_heads(ledger, &parked).await?;
         heads.sort_by_key(|head| head.order.as_ref().map(|(_, seq)| *seq));
-        if heads.is_empty() {
+        if heads.is_empty() && parked.order.is_some() {
+            return Err(hapax::Error::Conflict {
+                expected: format!("a dead event that {} waits for", parked.identity),
+                actual:
+                    "none: one before it never came; publish that, or go on without it (`hapax parked skip`)"
+                        .into(),
+            }
+            .into());
+        } else if heads.is_empty() {
             steps.push((Intervention::Retry, parked.identity));
         } else {
             steps.extend(heads.into_iter().map(|head| (Intervention::Redrive, head.identity)));

@@ -156,13 +156,15 @@ async fn publish(
     while !batch.is_empty() {
         let (accepted, error) = match bus.publish(&args.topic, batch).await {
             Ok(answers) => {
-                let accepted = answers.iter().take_while(|answer| answer.is_ok()).count();
+                let accepted = answers.iter().filter(|answer| answer.is_ok()).count();
+                // What was taken is not sent again, also if it stood behind one that was not.
+                let mut answered = answers.iter().map(Result::is_err);
+                batch.retain(|_| answered.next().unwrap_or(true));
                 (accepted, answers.into_iter().find_map(Result::err))
             }
             Err(error) => (0, Some(error)),
         };
         counts.published += accepted as u64;
-        batch.drain(..accepted.min(batch.len()));
         let Some(error) = error else {
             if accepted == 0 {
                 return Err(Error::Corrupt("the bus answered nothing".into()).into());

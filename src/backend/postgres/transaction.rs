@@ -219,6 +219,22 @@ impl crate::consumer::TransactionalLedger for PgLedger {
         PgLedger::mark_in(self, tx, scope, markers).await
     }
 
+    async fn is_sound(&self, tx: &mut PgTransaction<'static>) -> Result<bool> {
+        match sqlx::query("select 1").execute(&mut **tx).await {
+            Ok(_) => Ok(true),
+            // In an aborted transaction every statement is refused, and COMMIT is answered by a rollback that is no error.
+            Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some("25P02") => Ok(false),
+            Err(error) => Err(translate("looking at a transaction", error)),
+        }
+    }
+
+    fn is_transient(&self, error: &(dyn std::error::Error + 'static)) -> bool {
+        use super::error::{Meaning, meaning};
+        error.downcast_ref::<sqlx::Error>().is_some_and(|error| {
+            matches!(meaning(error), Meaning::Serialization | Meaning::Locked | Meaning::Doubt)
+        })
+    }
+
     async fn commit(&self, tx: PgTransaction<'static>) -> Result<()> {
         tx.commit().await.map_err(|error| translate("committing", error))
     }

@@ -21,6 +21,9 @@ impl Questions {
     ) -> oneshot::Receiver<Result<T>> {
         let (answer, receiver) = oneshot::channel();
         let question: Question = Box::new(move |conn| {
+            if answer.is_closed() {
+                return; // whoever asked has gone
+            }
             let _ = answer.send(in_snapshot(conn, ask)); // nobody may be waiting any more
         });
         let _ = self.0.send(question); // if the thread is gone the receiver sees that

@@ -185,6 +185,15 @@ impl crate::consumer::TransactionalLedger for SqliteLedger {
         held::mark(&tx.0, scope, markers)
     }
 
+    async fn is_sound(&self, tx: &mut SqliteTransaction) -> Result<bool> {
+        Ok(!tx.0.is_autocommit()) // a full disk, for one, undoes the whole transaction by itself
+    }
+
+    fn is_transient(&self, error: &(dyn std::error::Error + 'static)) -> bool {
+        let code = error.downcast_ref::<rusqlite::Error>().and_then(rusqlite::Error::sqlite_error_code);
+        matches!(code, Some(rusqlite::ErrorCode::DatabaseBusy | rusqlite::ErrorCode::DatabaseLocked))
+    }
+
     async fn commit(&self, tx: SqliteTransaction) -> Result<()> {
         blocking(move || tx.0.execute_batch("COMMIT").doing("committing")).await
     }

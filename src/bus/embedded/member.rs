@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use rusqlite::Connection;
 
 use super::{Inner, group, log};
-use crate::backend::sqlite::answer;
 use crate::backend::sqlite::fault::Doing;
+use crate::backend::sqlite::{answer, thread_gone};
 use crate::bus::hands::{Hands, Mine};
 use crate::bus::{Assigned, Heard, Partition, Received, Subscriber, Subscription};
 use crate::error::Result;
@@ -29,6 +29,13 @@ pub(super) struct Member {
     hands: Hands,
     /// The state of the file in which there was nothing to hear; none once that may have changed on this side.
     seen: Option<i64>,
+    /// The look under way. A call that is cancelled leaves it to the next, which would ask the same.
+    asked: Option<Asked>,
+}
+
+struct Asked {
+    question: (i64, Vec<(Assigned, i64)>, Option<i64>),
+    answer: tokio::sync::oneshot::Receiver<Result<Option<Look>>>,
 }
 
 /// What there is for a member in one state of the file.
@@ -69,7 +76,8 @@ fn look(
 
 impl Member {
     pub(super) async fn join(inner: Arc<Inner>, subscription: Subscription) -> Result<Self> {
-        let mut member = Member { inner, subscription, number: 0, hands: Hands::default(), seen: None };
+        let mut member =
+            Member { inner, subscription, number: 0, hands: Hands::default(), seen: None, asked: None };
         member.enter().await?;
         Ok(member)
     }
@@ -88,9 +96,16 @@ impl Member {
 
     /// What there is to hear now.
     async fn hear(&mut self) -> Result<Option<Heard>> {
-        let (member, readable, seen) = (self.number, self.hands.readable(), self.seen);
-        let looked = self.inner.read.send(move |conn| look(conn, member, &readable, seen));
-        let Some(look) = answer(looked).await? else { return Ok(None) };
+        let question = (self.number, self.hands.readable(), self.seen);
+        if self.asked.as_ref().is_none_or(|asked| asked.question != question) {
+            let (member, readable, seen) = question.clone();
+            let answer = self.inner.read.send(move |conn| look(conn, member, &readable, seen));
+            self.asked = Some(Asked { question, answer });
+        }
+        let Some(asked) = &mut self.asked else { return Ok(None) };
+        let looked = (&mut asked.answer).await;
+        self.asked = None;
+        let Some(look) = looked.map_err(|_| thread_gone())?? else { return Ok(None) };
         // From here on nothing waits: what is taken note of is returned.
         if let Some(heard) = self.hands.hear(look.mine.as_deref().unwrap_or_default()) {
             return Ok(Some(heard));

@@ -10,7 +10,7 @@ use crate::bus::{Heard, Partition, Received};
 use crate::consumer::arrival::{Arrival, Source};
 use crate::consumer::held;
 use crate::error::Result;
-use crate::ledger::{Due, Identity};
+use crate::ledger::{Entry, Identity};
 
 impl Pipeline {
     pub(super) async fn hear(&mut self, heard: Result<Heard>) -> Result<()> {
@@ -130,17 +130,26 @@ impl Pipeline {
     }
 
     /// What is due comes from the ledger as if it had just arrived.
-    pub(super) fn take_due(&mut self, due: std::result::Result<Result<Due>, tokio::task::JoinError>) {
+    pub(super) fn take_due(
+        &mut self,
+        looked: std::result::Result<held::Looked, tokio::task::JoinError>,
+    ) -> Result<()> {
         self.state.next_look = Instant::now() + self.desk.settings.held_interval;
-        let due = match due {
-            Ok(Ok(due)) => due,
-            Ok(Err(error)) => {
-                tracing::debug!(target: "hapax", error = %error.chain(), "the ledger was not looked at for what is due");
-                return;
+        let held::Looked { due, copied } = looked.map_err(ended_badly)?;
+        let uncopied = copied.is_err();
+        if uncopied != std::mem::replace(&mut self.state.uncopied, uncopied) {
+            match copied {
+                Err(error) => {
+                    tracing::warn!(target: "hapax", error = %error.chain(), "dead letters cannot be copied; they stay in the ledger, and it is tried again");
+                }
+                Ok(()) => tracing::info!(target: "hapax", "dead letters are copied again"),
             }
+        }
+        let due = match due {
+            Ok(due) => due,
             Err(error) => {
-                tracing::error!(target: "hapax", %error, "looking for what is due ended badly");
-                return;
+                tracing::debug!(target: "hapax", error = %error.chain(), "the ledger was not looked at for what is due");
+                return Ok(());
             }
         };
         self.meter.held(due.held);
@@ -152,14 +161,19 @@ impl Pipeline {
                 tracing::info!(target: "hapax", held = due.held, "the scope holds fewer events than it may: partitions go on");
             }
         }
+        self.queue_due(due.entries);
+        Ok(())
+    }
+
+    fn queue_due(&mut self, entries: Vec<Entry>) {
         if self.state.draining.is_some() {
             return;
         }
-        for entry in due.entries {
+        for entry in entries {
+            let Some(received) = held::received(&entry, &self.desk.settings.topics[0]) else { continue };
             if !self.state.held.insert(entry.identity.clone()) {
                 continue;
             }
-            let Some(received) = held::received(&entry, &self.desk.settings.topics[0]) else { continue };
             let source = Source::Held(entry.identity.clone(), None);
             let mut arrival = self.desk.arrival(received, source, self.state.cancel.subscribe());
             if entry.order.is_none() {
@@ -167,7 +181,11 @@ impl Pipeline {
                 arrival.unordered = true;
                 arrival.key = None;
             }
-            self.queues.push(arrival.key.clone(), arrival);
+            // No marker covers it, so a batch that dies with it would not be counted against it.
+            arrival.alone = self.worker.batch_max() > 1;
+            // What arrived meanwhile waits for it, not the other way round.
+            let seq = arrival.seq();
+            self.queues.push_before(arrival.key.clone(), arrival, |other| seq.is_some() && seq < other.seq());
         }
     }
 }

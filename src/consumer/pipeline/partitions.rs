@@ -118,7 +118,16 @@ impl Pipeline {
             self.meter.partitions(self.hands.len());
             let partitions: Vec<_> = revoked.iter().map(|assigned| assigned.partition.clone()).collect();
             self.worker.release(&partitions).await;
-            self.subscriber.give_back(&revoked).await?;
+            self.state.unreturned.extend(revoked);
+        }
+        if !self.state.unreturned.is_empty() {
+            match self.subscriber.give_back(&self.state.unreturned).await {
+                Ok(()) => self.state.unreturned.clear(),
+                Err(error) if error.is_retryable() => {
+                    tracing::debug!(target: "hapax", error = %error.chain(), "partitions not given back yet");
+                }
+                Err(error) => return Err(error),
+            }
         }
         self.ask_for_suspects().await;
         self.pause_and_resume().await?;
