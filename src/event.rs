@@ -311,7 +311,10 @@ fn canonical_json(json: &str, depth: usize, out: &mut Vec<u8>) -> bool {
             out.push(b']');
             true
         }
-        Some(b'"') => serde_json::from_str::<String>(json).is_ok_and(|text| canonical_string(&text, out)),
+        Some(b'"') if json.contains('\\') => {
+            serde_json::from_str::<String>(json).is_ok_and(|text| canonical_string(&text, out))
+        }
+        // Also a string without escapes: nothing in it is written in more than one way.
         _ => {
             out.extend_from_slice(json.trim().as_bytes());
             true

@@ -65,7 +65,15 @@ impl<'p> Json<'p> {
         if self.value.is_none() && !first.is_some_and(|byte| matches!(byte, b'{' | b'[')) {
             return None;
         }
-        self.value()?.pointer(pointer).filter(|value| !value.is_null())
+        at(self.value()?, pointer).filter(|value| !value.is_null())
+    }
+}
+
+/// What is at a pointer. Most name a key of the outermost object, and need no unescaping.
+fn at<'v>(json: &'v serde_json::Value, pointer: &str) -> Option<&'v serde_json::Value> {
+    match (json, pointer.strip_prefix('/')) {
+        (serde_json::Value::Object(map), Some(key)) if !key.contains(['/', '~']) => map.get(key),
+        _ => json.pointer(pointer),
     }
 }
 
@@ -120,7 +128,7 @@ impl IdChain {
                     Some(value) => Some(header_id(name, value)?),
                     None => None,
                 },
-                IdSource::Pointer(path) => match json.value().and_then(|json| json.pointer(path)) {
+                IdSource::Pointer(path) => match json.value().and_then(|json| at(json, path)) {
                     Some(value) => pointer_id(path, value)?,
                     None => None,
                 },

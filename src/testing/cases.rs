@@ -105,6 +105,7 @@ macro_rules! __conformance_cases {
                 sweep_marks_what_is_lost
             }
             order {
+                order_a_batch_is_as_one_by_one
                 order_latest_never_goes_back
                 order_one_event_of_an_aggregate_runs_at_a_time
                 t23_a_higher_seq_waits_for_a_lower_retry

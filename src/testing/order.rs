@@ -35,6 +35,43 @@ pub async fn order_latest_never_goes_back(harness: &impl Harness) {
     assert_eq!(one(&ledger, &another(&latest(1))).await, Outcome::Stale { last: 7 }, "stale stays stale");
 }
 
+/// A batch of ordered events comes to what the same events come to one after the other, whatever shortcut it takes: all next
+/// in line, one behind, one that was done, a gap.
+pub async fn order_a_batch_is_as_one_by_one(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let of = |policy: fn(u64) -> Claim, aggregate: &str, seq: u64, id: &str| {
+        let mut mine = policy(seq);
+        mine.identity = super::kit::identity(&format!("{aggregate} {id}"));
+        mine.mode = Mode::Done;
+        mine.order.as_mut().unwrap().aggregate = Aggregate::new(aggregate).unwrap();
+        another(&mine)
+    };
+    let names = async |batch: &[Claim]| -> Vec<&'static str> {
+        ledger.claim(batch).await.unwrap().into_iter().map(|outcome| outcome.unwrap().name()).collect()
+    };
+    for (policy, late) in [(latest as fn(u64) -> Claim, "claimed"), (strict, "wait")] {
+        let (a, b) = (format!("a {late}"), format!("b {late}"));
+        let next =
+            [of(policy, &a, 1, "1"), of(policy, &a, 2, "2"), of(policy, &b, 1, "1"), of(policy, &a, 3, "3")];
+        assert_eq!(names(&next).await, ["claimed"; 4]);
+        assert_eq!(
+            names(&next).await,
+            ["claimed"; 4],
+            "the same claims again: nobody knows they were answered"
+        );
+        let behind = [of(policy, &a, 4, "4"), of(policy, &a, 3, "another 3"), of(policy, &b, 2, "2")];
+        assert_eq!(names(&behind).await, ["claimed", "stale", "claimed"]);
+        let known = [of(policy, &a, 5, "5"), of(policy, &a, 1, "1"), of(policy, &b, 3, "3")];
+        assert_eq!(names(&known).await, ["claimed", "duplicate", "claimed"]);
+        let back = [of(policy, &b, 5, "5"), of(policy, &b, 4, "4")];
+        let answers = names(&back).await;
+        assert_eq!(answers[0], late);
+        assert_eq!(answers[1], if late == "claimed" { "stale" } else { "claimed" });
+        let again = [of(policy, &a, 6, "6"), of(policy, &a, 7, "7"), of(policy, &a, 8, "8")];
+        assert_eq!(names(&again).await, ["claimed"; 3]);
+    }
+}
+
 /// Of one aggregate one event runs at a time.
 pub async fn order_one_event_of_an_aggregate_runs_at_a_time(harness: &impl Harness) {
     let ledger = open(harness).await;

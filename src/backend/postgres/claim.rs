@@ -27,6 +27,8 @@ const SPLIT: usize = 8;
 /// After so many batches without a repeat, the next is expected to have none either. A wrong guess costs its batch a second
 /// INSERT and leaves dead rows, so it must be rare.
 const CLEAN_MIN: u32 = 8;
+/// A batch with more repeats of one id than this goes through them one by one.
+const REPEATS_MAX: usize = 4;
 /// Below this many claims, guessing wins nothing.
 const FRESH_MIN: usize = 64;
 
@@ -150,29 +152,34 @@ pub(super) async fn run(
     // One global order of locks: by key. The stable sort keeps repeats in the caller's order.
     ready.sort_by(|a, b| a.place().cmp(&b.place()));
     let mut each = Vec::new();
-    let mut batches: Vec<(Mode, Vec<Ready<'_>>)> = Vec::new();
+    // Repeats of one id follow in statements of their own, which find what the one before has left.
+    let mut rounds: [Vec<(Mode, Vec<Ready<'_>>)>; REPEATS_MAX] = Default::default();
     let mut ready = ready.into_iter().peekable();
     while let Some(one) = ready.next() {
-        let mut alone = true;
-        while let Some(repeat) = ready.next_if(|next| next.place() == one.place()) {
-            alone = false;
-            each.push(repeat);
+        let mut of_id = vec![one];
+        while let Some(repeat) = ready.next_if(|next| next.place() == of_id[0].place()) {
+            of_id.push(repeat);
         }
-        let mode = one.claim.mode;
-        if !alone || one.claim.order.is_some() || matches!(mode, Mode::Failed(_) | Mode::Refused) {
-            each.push(one);
-        } else if let Some((_, batch)) = batches.iter_mut().find(|(known, _)| *known == mode) {
-            batch.push(one);
-        } else {
-            batches.push((mode, vec![one]));
+        let by_the_book = |one: &Ready<'_>| {
+            one.claim.order.is_some() || matches!(one.claim.mode, Mode::Failed(_) | Mode::Refused)
+        };
+        if of_id.len() > REPEATS_MAX || of_id.iter().any(by_the_book) {
+            each.extend(of_id);
+            continue;
+        }
+        for (one, round) in of_id.into_iter().zip(&mut rounds) {
+            match round.iter_mut().find(|(mode, _)| *mode == one.claim.mode) {
+                Some((_, batch)) => batch.push(one),
+                None => round.push((one.claim.mode, vec![one])),
+            }
         }
     }
-    for (_, batch) in batches {
+    for (_, batch) in rounds.into_iter().flatten() {
         split_run(inner, target, &batch, &inner.sql.claim_batch, outcomes).await?;
         // Those that are about to die go once more, with their bytes.
         each.extend(batch.into_iter().filter(|one| outcomes[one.index].is_none()));
     }
-    // What depends on its neighbours (events in an order, repeats of one id) runs as it came.
+    // What depends on its neighbours (events in an order, many repeats of one id) runs as it came.
     each.sort_by_key(|one| one.index);
     for run in each.chunk_by(|a, b| a.terms() == b.terms()) {
         split_run(inner, target, run, &inner.sql.claim_each, outcomes).await?;
@@ -272,7 +279,7 @@ async fn send(
         }
     }
     let columns = Columns::of(slice);
-    let fresh = own && slice.len() >= FRESH_MIN && inner.clean.load(Relaxed) >= CLEAN_MIN;
+    let fresh = slice.len() >= FRESH_MIN && inner.clean.load(Relaxed) >= CLEAN_MIN;
     let query = columns.query(inner, slice, sql, fresh);
     match target {
         Target::Own => {

@@ -291,6 +291,7 @@ impl KafkaSettings {
             )
             // Bounds what is fetched ahead.
             .set("queued.max.messages.kbytes", "16384")
+            .set("queued.min.messages", "5000")
             .set("fetch.max.bytes", "16777216")
             // When that bound was met: look again soon, not after a second.
             .set("fetch.queue.backoff.ms", "50");
@@ -319,7 +320,8 @@ impl KafkaSettings {
     }
 }
 
-const HEARTBEAT_MAX: Duration = Duration::from_secs(3);
+/// Members learn from the answer to a heartbeat that one of them is gone: its partitions wait for the slowest of them.
+const HEARTBEAT_MAX: Duration = Duration::from_millis(500);
 
 const PRODUCERS_OWN: &[&str] = &[
     "enable.idempotence",
