@@ -756,3 +756,75 @@ async fn t41_a_failed_head_blocks_its_key_only_and_not_for_ever() {
     assert!(at("after-bad") > at("bad"), "behind the last try of its head");
     assert!(at("b-2") < at("bad"), "other keys do not wait for it");
 }
+
+/// One dead letter that the dead-letter topic does not take (there is none) keeps nobody else from being looked after.
+#[tokio::test]
+async fn dead_letters_that_cannot_be_copied_stop_nobody() {
+    let world = World::new(1).await;
+    world.publish(&[event("bad"), event("far")]).await;
+    let tries = Arc::new(AtomicU32::new(0));
+    let counter = Arc::clone(&tries);
+    let counts = run_until(
+        world.consumer().with(|settings| {
+            settings.dead_topic = Some("not a topic!".into());
+            settings.hold_max = Duration::from_millis(20);
+        }),
+        move |event, _| {
+            let first = event.id.to_string() == "far" && counter.fetch_add(1, Ordering::SeqCst) == 0;
+            let bad = event.id.to_string() == "bad";
+            async move {
+                match (bad, first) {
+                    (true, _) => Err(Failed::fatal("no")),
+                    (_, true) => Err(Failed::retry_after("later", Duration::from_millis(100))),
+                    _ => Ok(()),
+                }
+            }
+        },
+        "the held one is done",
+        |handle| async move { handle.progress().passed.get("done") == Some(&1) },
+    )
+    .await;
+    assert_eq!((counts["dead"], counts["held"], counts["done"]), (1, 1, 1));
+    assert_eq!(
+        world.ledger.outlet(&hapax::Scope::new("mailer").unwrap(), 9).await.unwrap().len(),
+        1,
+        "still to be copied"
+    );
+}
+
+/// What comes out of the ledger runs before what arrived meanwhile and waits for it.
+#[tokio::test]
+async fn a_held_event_goes_before_the_successors_that_wait_for_it() {
+    let world = World::new(1).await;
+    world.publish(&[numbered("e-1", "order-1", 1)]).await;
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let (log, tries) = (Arc::clone(&seen), Arc::new(AtomicU32::new(0)));
+    let consumer = world
+        .consumer()
+        .order(OrderPolicy::Latest, OnDead::Park)
+        .with(|settings| settings.hold_max = Duration::from_secs(5))
+        .build()
+        .unwrap();
+    let handle = consumer.handle();
+    let running =
+        tokio::spawn(
+            consumer.run(leased(move |event: Event, _| {
+                let first = event.seq == Some(1) && tries.fetch_add(1, Ordering::SeqCst) == 0;
+                if !first {
+                    log.lock().unwrap().push(event.seq.unwrap());
+                }
+                async move {
+                    if first { Err(Failed::retry_after("later", Duration::from_secs(6))) } else { Ok(()) }
+                }
+            })),
+        );
+    until("held", || async { handle.progress().passed.get("held") == Some(&1) }).await;
+    let records: Vec<_> = (2..=6).map(|seq| numbered(&format!("e-{seq}"), "order-1", seq)).collect();
+    world.publish(&records).await;
+    let began = std::time::Instant::now();
+    until("all done", || async { seen.lock().unwrap().len() == 6 }).await;
+    println!("all six after {:?}", began.elapsed());
+    handle.stop();
+    running.await.unwrap().unwrap();
+    assert_eq!(*seen.lock().unwrap(), [1, 2, 3, 4, 5, 6]);
+}

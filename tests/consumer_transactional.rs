@@ -372,3 +372,37 @@ async fn t31_postgres_cut_commits_of_a_consumer_lose_and_double_nothing() {
     assert!(cut >= 5, "{cut} cuts");
     assert_eq!((ids, rows), (400, 400));
 }
+
+/// A handler that ignores a failed statement: PostgreSQL answers its COMMIT by a rollback that is no error. Nothing of it may
+/// count as done.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_an_error_that_a_handler_swallows_loses_nothing() {
+    let (ledger, table) = pg().await;
+    let records: Vec<_> =
+        (0..40).map(|n| record(None, serde_json::json!({"event_id": format!("e-{n}")}))).collect();
+    let bus = bus(&records).await;
+    let insert = format!("insert into {table} (id) values ($1)");
+    let counts = run(
+        consumer(&bus, &ledger),
+        transactional::<PgLedger, _>(move |tx, event| {
+            let insert = insert.clone();
+            Box::pin(async move {
+                sqlx::query(sqlx::AssertSqlSafe(insert))
+                    .bind(event.id.to_string())
+                    .execute(&mut **tx)
+                    .await
+                    .ok();
+                if event.id.to_string() == "e-7" {
+                    let _ = sqlx::query("select 1 / 0").execute(&mut **tx).await;
+                }
+                Ok(())
+            })
+        }),
+        40,
+    )
+    .await;
+    assert_eq!((counts["done"], counts["dead"]), (39, 1));
+    let effects = effects(&ledger, &table).await;
+    assert_eq!(effects.len(), 39);
+    assert!(!effects.contains(&"e-7".to_owned()));
+}

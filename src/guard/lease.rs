@@ -355,7 +355,11 @@ impl Core {
         let mut claim = self.prepare(delivery, Mode::Lease(terms))?;
         claim.hold = hold;
         let outcome = self.claim_raw(claim).await?;
-        Ok(outcome.map(|granted| Lease { lapses: true, ..Lease::new(self, granted, sent) }))
+        Ok(outcome.map(|granted| {
+            let mut lease = Lease::new(self, granted, sent);
+            lease.lapses = true;
+            lease
+        }))
     }
 
     /// Settles, and goes on trying while the ledger is away, for as long as `patience` lasts: also if the caller gives
