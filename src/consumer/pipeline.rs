@@ -85,6 +85,7 @@ pub(super) struct Tasks {
 }
 
 /// Where it stands.
+#[allow(clippy::struct_excessive_bools)] // each is an outage or a limit of its own
 pub(super) struct State {
     /// Held events that are in the queues, so that a second look does not queue them again.
     held: HashSet<Identity>,

@@ -138,11 +138,10 @@ impl Pipeline {
         let held::Looked { due, copied } = looked.map_err(ended_badly)?;
         let uncopied = copied.is_err();
         if uncopied != std::mem::replace(&mut self.state.uncopied, uncopied) {
-            match copied {
-                Err(error) => {
-                    tracing::warn!(target: "hapax", error = %error.chain(), "dead letters cannot be copied; they stay in the ledger, and it is tried again");
-                }
-                Ok(()) => tracing::info!(target: "hapax", "dead letters are copied again"),
+            if let Err(error) = copied {
+                tracing::warn!(target: "hapax", error = %error.chain(), "dead letters cannot be copied; they stay in the ledger, and it is tried again");
+            } else {
+                tracing::info!(target: "hapax", "dead letters are copied again");
             }
         }
         let due = match due {

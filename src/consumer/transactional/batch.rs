@@ -1,0 +1,507 @@
+//! Who runs transactional batches: claim, handle and commit as one, taken apart where something fails.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::{BatchHandler, TransactionalLedger};
+use crate::bus::Partition;
+use crate::consumer::arrival::{Arrival, Ending, Key};
+use crate::consumer::claim::{Desk, away};
+use crate::consumer::handle::{Failed, Handled};
+use crate::consumer::marks::Marks;
+use crate::consumer::worker::Worker;
+use crate::error::{Error, Result};
+use crate::event::Event;
+use crate::guard::note;
+use crate::ledger::{Claim, LeaseTerms, Mode, Outcome, Settled, Verdict};
+
+pub(super) struct TransactionalWorker<L, H> {
+    pub(super) desk: Desk,
+    pub(super) ledger: L,
+    pub(super) handler: H,
+    pub(super) marks: Arc<Marks>,
+}
+
+/// How one try of a piece ended.
+enum Try {
+    /// Committed, with an answer for each.
+    Committed(Vec<Answer>),
+    /// The handler failed, at this place of the piece if it is known: undone.
+    Failed(Failed, Option<usize>),
+    /// Some lanes are blocked before others of their deliveries, which must not run yet: undone.
+    Blocked(Vec<Answer>),
+    /// The process or one of the partitions was told to stop: undone.
+    Cancelled,
+    /// The ledger did not answer, or the transaction is to be made again: undone.
+    Again(Error),
+}
+
+/// What became of one delivery within a transaction. What it means is worked out after the transaction has ended, so that a pool
+/// of one connection suffices.
+enum Answer {
+    Done,
+    Unclaimed(Outcome),
+    Refused(String),
+}
+
+impl Answer {
+    /// Whether what comes after it in its lane must wait.
+    fn blocks(&self, arrival: &Arrival) -> bool {
+        match self {
+            Answer::Unclaimed(Outcome::Busy { .. } | Outcome::Wait { .. }) => true,
+            // The ledger keeps the order of aggregates itself.
+            Answer::Unclaimed(Outcome::RetryLater { .. }) => !matches!(arrival.key, Some(Key::Aggregate(..))),
+            _ => false,
+        }
+    }
+}
+
+#[async_trait]
+impl<L: TransactionalLedger, H: BatchHandler<L>> Worker for TransactionalWorker<L, H> {
+    fn batch_max(&self) -> usize {
+        self.desk.settings.batch_max
+    }
+
+    async fn work_one(&self, arrival: &mut Arrival) -> Ending {
+        self.alone(arrival).await
+    }
+
+    async fn work(&self, lanes: &mut [Vec<Arrival>]) -> Vec<Vec<Ending>> {
+        if let [lane] = &mut *lanes
+            && lane.first().is_some_and(|arrival| arrival.alone)
+        {
+            let mut endings = Vec::new();
+            for arrival in lane {
+                endings.push(self.alone(arrival).await);
+                if !matches!(endings.last(), Some(Ending::Passed(_))) {
+                    break;
+                }
+            }
+            return vec![endings];
+        }
+        let under_way = match self.marks.cover(&self.ledger, &self.desk.settings, lanes).await {
+            Ok(under_way) => under_way,
+            Err(error) => {
+                let mut ending = each_away(error);
+                return lanes.iter().map(|_| vec![ending()]).collect();
+            }
+        };
+        let mut batch = Batch::of(lanes);
+        self.take_apart(lanes, &mut batch).await;
+        drop(under_way);
+        batch.endings
+    }
+
+    async fn suspects(&self, partitions: &[Partition]) -> Result<Vec<(Partition, i64, i64)>> {
+        self.marks.unfinished(&self.ledger, &self.desk.settings.scope, partitions).await
+    }
+
+    async fn release(&self, partitions: &[Partition]) {
+        self.marks.clear(&self.ledger, &self.desk.settings.scope, partitions).await;
+    }
+}
+
+/// How the deliveries of each lane ended.
+struct Batch {
+    endings: Vec<Vec<Ending>>,
+    /// Lanes whose next delivery must wait: nothing more of them runs in this batch.
+    blocked: Vec<bool>,
+}
+
+impl Batch {
+    fn of(lanes: &[Vec<Arrival>]) -> Self {
+        let endings = lanes.iter().map(|lane| Vec::with_capacity(lane.len())).collect();
+        Batch { endings, blocked: vec![false; lanes.len()] }
+    }
+
+    fn end(&mut self, lane: usize, ending: Ending) {
+        if !self.blocked[lane] {
+            self.blocked[lane] = !matches!(ending, Ending::Passed(_));
+            self.endings[lane].push(ending);
+        }
+    }
+}
+
+/// Places of deliveries: lane, and place within it.
+type Places = Vec<(usize, usize)>;
+
+impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
+    /// Tries everything at once, then parts of what failed: one bad event costs some tries and harms nobody else.
+    async fn take_apart(&self, lanes: &mut [Vec<Arrival>], batch: &mut Batch) {
+        let all: Places =
+            lanes.iter().enumerate().flat_map(|(lane, of)| (0..of.len()).map(move |at| (lane, at))).collect();
+        let mut pieces = vec![all];
+        while let Some(mut piece) = pieces.pop() {
+            // Behind one that must wait, nothing of its lane runs.
+            piece.retain(|(lane, _)| !batch.blocked[*lane]);
+            if piece.is_empty() {
+                continue;
+            }
+            match self.attempt(lanes, &piece).await {
+                Try::Committed(answers) => {
+                    for (place, answer) in piece.into_iter().zip(answers) {
+                        let ending = self.ending(&mut lanes[place.0][place.1], answer).await;
+                        batch.end(place.0, ending);
+                    }
+                }
+                Try::Blocked(answers) => {
+                    // Once more, without what is blocked and what is behind it.
+                    for (place, answer) in piece.iter().zip(answers) {
+                        if answer.blocks(&lanes[place.0][place.1]) && !batch.blocked[place.0] {
+                            let before: Places = piece
+                                .iter()
+                                .filter(|other| other.0 == place.0 && other.1 < place.1)
+                                .copied()
+                                .collect();
+                            if before.is_empty() {
+                                let ending = self.ending(&mut lanes[place.0][place.1], answer).await;
+                                batch.end(place.0, ending);
+                            } else {
+                                piece = keep_before(&piece, *place);
+                                break;
+                            }
+                        }
+                    }
+                    pieces.push(piece);
+                }
+                Try::Failed(failed, _) if piece.len() == 1 => {
+                    let (lane, at) = piece[0];
+                    let ending = self.failed(&mut lanes[lane][at], &failed).await;
+                    batch.end(lane, ending);
+                }
+                Try::Failed(_, at) => {
+                    // The one that failed, if it is known, else halves.
+                    let at = at.unwrap_or(piece.len() / 2);
+                    let mut second = piece.split_off(at.max(usize::from(at == 0 && piece.len() == 1)));
+                    if piece.is_empty() {
+                        let rest = second.split_off(1);
+                        pieces.push(rest);
+                    }
+                    pieces.push(second);
+                    pieces.push(piece);
+                }
+                Try::Cancelled => piece.into_iter().for_each(|(lane, _)| batch.end(lane, Ending::Cancelled)),
+                Try::Again(error) => {
+                    let mut ending = each_away(error);
+                    for (lane, _) in piece {
+                        batch.end(lane, ending());
+                    }
+                }
+            }
+        }
+    }
+
+    async fn ending(&self, arrival: &mut Arrival, answer: Answer) -> Ending {
+        match answer {
+            Answer::Done => Ending::Passed("done"),
+            Answer::Unclaimed(outcome) => self.desk.unclaimed(outcome, arrival).await,
+            Answer::Refused(reason) => self.desk.refuse(arrival, &reason).await,
+        }
+    }
+
+    async fn attempt(&self, lanes: &[Vec<Arrival>], piece: &Places) -> Try {
+        for _ in 0..TRIES_MAX {
+            match self.attempt_once(lanes, piece).await {
+                Try::Again(error @ (Error::Contended { .. } | Error::WeekMissing { .. })) => {
+                    tracing::debug!(target: "hapax", error = %error.chain(), "a batch is tried again");
+                    tokio::time::sleep(PAUSE / 5).await;
+                }
+                other => return other,
+            }
+        }
+        let what = format!("a batch was in someone's way {TRIES_MAX} times");
+        Try::Again(Error::Contended { what, source: None })
+    }
+
+    /// One transaction: claim, handle, commit.
+    async fn attempt_once(&self, lanes: &[Vec<Arrival>], piece: &Places) -> Try {
+        let mut claims = Vec::with_capacity(piece.len());
+        let mut answers: Vec<Option<Answer>> = Vec::with_capacity(piece.len());
+        for (lane, at) in piece {
+            match self.claim(&lanes[*lane][*at]) {
+                Ok(claim) => {
+                    claims.push(claim);
+                    answers.push(None);
+                }
+                Err(reason) => answers.push(Some(Answer::Refused(reason))),
+            }
+        }
+        if claims.is_empty() {
+            return Try::Committed(answers.into_iter().flatten().collect());
+        }
+        let mut tx = match self.ledger.begin(self.idle_max()).await {
+            Ok(tx) => tx,
+            Err(error) => return Try::Again(error),
+        };
+        let outcomes = match self.ledger.claim_in(&mut tx, &claims).await {
+            Ok(outcomes) => outcomes,
+            Err(error) => {
+                self.ledger.roll_back(tx).await;
+                return Try::Again(error);
+            }
+        };
+        let firsts = match self.sort(lanes, piece, &mut answers, outcomes, &claims) {
+            Ok(firsts) => firsts,
+            Err(error) => {
+                self.ledger.roll_back(tx).await;
+                return Try::Again(error);
+            }
+        };
+        let mut answers: Vec<Answer> =
+            answers.into_iter().map(|answer| answer.unwrap_or(Answer::Done)).collect();
+        if overtakes(lanes, piece, &answers) {
+            self.ledger.roll_back(tx).await;
+            return Try::Blocked(std::mem::take(&mut answers));
+        }
+        crate::crash_point!("consumer.after-claim");
+        let handled = tokio::select! {
+            handled = self.handle(&mut tx, &firsts.events) => Some(handled),
+            () = cancelled(piece.iter().map(|place| &lanes[place.0][place.1])) => None,
+        };
+        let Some(handled) = handled else {
+            self.ledger.roll_back(tx).await;
+            return Try::Cancelled;
+        };
+        if let Err(failed) = handled {
+            self.ledger.roll_back(tx).await;
+            if let Some(error) = self.transient(&failed) {
+                return Try::Again(error);
+            }
+            let at = failed.place().and_then(|at| firsts.places.get(at)).copied();
+            return Try::Failed(failed, at);
+        }
+        crate::crash_point!("consumer.before-settle");
+        match self.commit(tx, firsts.claim.as_ref()).await {
+            Ok(()) => Try::Committed(answers),
+            Err(error) => Try::Again(error),
+        }
+    }
+
+    /// Tells the first ones from the rest.
+    fn sort(
+        &self,
+        lanes: &[Vec<Arrival>],
+        piece: &Places,
+        answers: &mut [Option<Answer>],
+        outcomes: Vec<Result<Outcome>>,
+        claims: &[Claim],
+    ) -> Result<Firsts> {
+        let mut firsts = Firsts::default();
+        let mut outcomes = outcomes.into_iter().zip(claims);
+        for (index, (place, answer)) in piece.iter().zip(answers).enumerate() {
+            if answer.is_some() {
+                continue;
+            }
+            let Some((outcome, claim)) = outcomes.next() else { continue };
+            self.desk.core.saw(&tracing::Span::none(), outcome.as_ref().ok());
+            match outcome {
+                Ok(Outcome::First(_)) => {
+                    firsts.claim.get_or_insert_with(|| claim.clone());
+                    // A strict order also moves past what nobody wants.
+                    if let Ok(event) = &lanes[place.0][place.1].event
+                        && self.desk.settings.wants.matches(event)
+                    {
+                        firsts.events.push(event.clone());
+                        firsts.places.push(index);
+                    }
+                    *answer = Some(Answer::Done);
+                }
+                Ok(outcome) => *answer = Some(Answer::Unclaimed(outcome)),
+                Err(error @ Error::Invalid { .. }) => *answer = Some(Answer::Refused(error.to_string())),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(firsts)
+    }
+
+    /// What the handler ran into, if it was not its own fault: no attempt, and no failure.
+    fn transient(&self, failed: &Failed) -> Option<Error> {
+        let what = || format!("in a handler's transaction: {failed}");
+        failed
+            .causes()
+            .any(|error| self.ledger.is_transient(error))
+            .then(|| Error::Contended { what: what(), source: None })
+    }
+
+    async fn handle(&self, tx: &mut L::Transaction, events: &[Event]) -> Handled {
+        if events.is_empty() {
+            return Ok(());
+        }
+        let began = tokio::time::Instant::now();
+        let limit = self.desk.settings.handler_timeout;
+        let mut handled = crate::consumer::handle::within(limit, self.handler.handle(tx, events)).await;
+        if handled.is_ok() && !self.ledger.is_sound(tx).await? {
+            // Its COMMIT would be answered like any other, and be none.
+            handled = Err(Failed::retryable(
+                "a statement failed in the transaction, and the handler did not say so",
+            ));
+        }
+        self.desk.core.handled(began.elapsed(), handled.is_ok());
+        handled
+    }
+
+    /// Commits, and resolves a doubt by asking for a claim of it again. The error means that it was not, or that nobody knows: then
+    /// the next claims tell.
+    async fn commit(&self, tx: L::Transaction, first: Option<&Claim>) -> Result<()> {
+        let Err(error) = self.ledger.commit(tx).await else { return Ok(()) };
+        let Some(first) = first else { return Err(error) };
+        if self.ledger.was_committed(first).await? { Ok(()) } else { Err(error) }
+    }
+
+    fn claim(&self, arrival: &Arrival) -> Result<Claim, String> {
+        arrival.event.as_ref().map_err(Clone::clone)?;
+        let mut delivery = arrival.delivery().ok_or("it cannot be claimed")?;
+        delivery.metadata = arrival.metadata(&self.desk.group, None);
+        let mut claim = self.desk.core.prepare(delivery, Mode::Done).map_err(|error| error.to_string())?;
+        claim.hold = self.desk.holds(arrival);
+        Ok(claim)
+    }
+
+    fn idle_max(&self) -> Duration {
+        self.desk.settings.handler_timeout + self.desk.settings.lease
+    }
+
+    /// Counts a failed run in a transaction of its own.
+    async fn failed(&self, arrival: &mut Arrival, failed: &Failed) -> Ending {
+        let settings = &self.desk.settings;
+        let mut terms = settings.guard().failure_terms();
+        if failed.is_fatal() {
+            terms.attempts_max = 1;
+        }
+        if let Some(after) = failed.after() {
+            (terms.backoff_base, terms.backoff_max) = (after, after.max(terms.backoff_max));
+            terms.jitter_permille = 1000;
+        }
+        let Some(delivery) = arrival.delivery() else { return Ending::Passed("refused") };
+        let claim = self.desk.core.prepare(delivery, Mode::Failed(terms)).map(|mut claim| {
+            claim.note = Some(note(failed));
+            // How long the pause is, is only known when it is drawn, so the bytes are kept from the start.
+            claim.hold = arrival.may_be_held() && terms.backoff_max > settings.hold_max;
+            claim
+        });
+        match async { self.desk.core.claim_raw(claim?).await }.await {
+            Ok(outcome) => self.desk.unclaimed(outcome, arrival).await,
+            Err(error) => away(error),
+        }
+    }
+
+    /// A suspect: its start is committed as a lease, so that a death of the process counts; the effect and its settling are one
+    /// transaction all the same.
+    async fn alone(&self, arrival: &mut Arrival) -> Ending {
+        let event = match &arrival.event {
+            Ok(event) => event.clone(),
+            Err(reason) => return self.desk.refuse(arrival, reason).await,
+        };
+        if !self.desk.settings.wants.matches(&event) {
+            return self.desk.step_past(arrival).await;
+        }
+        let Some(delivery) = arrival.delivery() else { return Ending::Passed("refused") };
+        let settings = &self.desk.settings;
+        let terms = LeaseTerms { lease: settings.lease, attempts_max: settings.attempts_max, alone: true };
+        let lease = match self.desk.core.lease_on(delivery, terms, self.desk.holds(arrival)).await {
+            Ok(Outcome::First(lease)) => lease,
+            Ok(other) => return self.desk.unclaimed(other, arrival).await,
+            Err(error @ Error::Invalid { .. }) => return self.desk.refuse(arrival, &error.to_string()).await,
+            Err(error) => return away(error),
+        };
+        crate::crash_point!("consumer.after-claim");
+        let mut tx = match self.ledger.begin(self.idle_max()).await {
+            Ok(tx) => tx,
+            Err(error) => {
+                let _ = lease.release().await; // it did not run
+                return away(error);
+            }
+        };
+        let handled = tokio::select! {
+            handled = self.handle(&mut tx, std::slice::from_ref(&event)) => handled,
+            () = arrival.cancelled() => {
+                self.ledger.roll_back(tx).await;
+                let _ = lease.release().await;
+                return Ending::Cancelled;
+            }
+        };
+        if let Err(failed) = handled {
+            self.ledger.roll_back(tx).await;
+            if let Some(error) = self.transient(&failed) {
+                let _ = lease.release().await;
+                return away(error);
+            }
+            return crate::consumer::leased::settle_failure(&self.desk, lease, &failed, arrival).await;
+        }
+        let verdict = Verdict::Done { metadata: arrival.metadata(&self.desk.group, None) };
+        let settled =
+            self.ledger.settle_in(&mut tx, &[lease.settling(verdict)]).await.and_then(|mut answers| {
+                answers.pop().unwrap_or_else(|| Err(Error::Corrupt("a settling without an answer".into())))
+            });
+        // From here on the transaction says how it ended, and the lease has nothing to add.
+        lease.leave_open();
+        match settled {
+            Ok(Settled::Ok { .. }) => match self.ledger.commit(tx).await {
+                Ok(()) => Ending::Passed("done"),
+                Err(error) => away(error),
+            },
+            Ok(Settled::Fenced { .. }) => {
+                self.ledger.roll_back(tx).await;
+                Ending::Later(PAUSE)
+            }
+            Err(error) => {
+                self.ledger.roll_back(tx).await;
+                away(error)
+            }
+        }
+    }
+}
+
+/// The same error for every lane of a batch. It cannot be cloned, so all but the first have its text.
+fn each_away(error: Error) -> impl FnMut() -> Ending {
+    let contended = matches!(error, Error::Contended { .. });
+    let (what, retryable) = (error.chain(), error.is_retryable());
+    let mut error = Some(error);
+    move || match error.take() {
+        // A ledger that answers is not away.
+        Some(Error::Contended { .. }) => Ending::Later(PAUSE),
+        Some(error) => away(error),
+        None if contended => Ending::Later(PAUSE),
+        None if retryable => Ending::Away(Error::Unavailable { what: what.clone(), source: None }),
+        None => Ending::Later(PAUSE),
+    }
+}
+
+/// How often a batch that is in someone's way is tried before others get their turn.
+const TRIES_MAX: u32 = 20;
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// The first ones of a piece.
+#[derive(Default)]
+struct Firsts {
+    events: Vec<Event>,
+    /// Where in the piece each of them is.
+    places: Vec<usize>,
+    /// One of their claims, to ask about should the commit not be answered.
+    claim: Option<Claim>,
+}
+
+/// Ends when one of them is told to stop. Looks now and then: a batch is of few partitions, and a stop is not in a hurry.
+async fn cancelled<'a>(arrivals: impl Iterator<Item = &'a Arrival> + Clone) {
+    while !arrivals.clone().any(Arrival::is_cancelled) {
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// Whether a first one stands behind one of its lane that must wait.
+fn overtakes(lanes: &[Vec<Arrival>], piece: &Places, answers: &[Answer]) -> bool {
+    let mut blocked = std::collections::HashSet::new();
+    piece.iter().zip(answers).any(|(place, answer)| {
+        if answer.blocks(&lanes[place.0][place.1]) {
+            blocked.insert(place.0);
+        }
+        matches!(answer, Answer::Done) && blocked.contains(&place.0)
+    })
+}
+
+/// A piece without one place and what is behind it in its lane.
+fn keep_before(piece: &Places, place: (usize, usize)) -> Places {
+    piece.iter().filter(|other| other.0 != place.0 || other.1 < place.1).copied().collect()
+}
