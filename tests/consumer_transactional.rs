@@ -406,3 +406,29 @@ async fn postgres_an_error_that_a_handler_swallows_loses_nothing() {
     assert_eq!(effects.len(), 39);
     assert!(!effects.contains(&"e-7".to_owned()));
 }
+
+/// The first claims of a scope, several in one transaction that is undone: the scope's number is gone with it, and must not be
+/// remembered. (Entries under it would be nobody's, and their events run again elsewhere.)
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_a_scope_that_was_undone_is_not_remembered() {
+    use hapax::ledger::{Claim, Identity, Mode};
+    let ledger = support::ledger(3).await;
+    let claim = |id: &str| {
+        Claim::new(Identity::new(Scope::new("fresh").unwrap(), hapax::EventId::new(id).unwrap()), Mode::Done)
+    };
+    for _ in 0..2 {
+        let mut tx = ledger.pool().begin().await.unwrap();
+        for _ in 0..2 {
+            let outcomes = ledger.claim_in(&mut tx, &[claim("a"), claim("b")]).await.unwrap();
+            assert_eq!(outcomes.len(), 2);
+        }
+        tx.rollback().await.unwrap();
+    }
+    assert!(ledger.claim(&[claim("a")]).await.unwrap().remove(0).unwrap().is_claimed());
+    let entries = ledger.list(&Filter::default(), None, 9).await.unwrap().entries;
+    assert_eq!(entries.len(), 1, "it is listed, so its scope is there");
+    // Another process has its own memory of scopes, and finds the same entry.
+    let other =
+        PgLedger::with_pool(support::pool(2).await, support::settings(ledger.schema())).await.unwrap();
+    assert!(!other.claim(&[claim("a")]).await.unwrap().remove(0).unwrap().is_claimed());
+}

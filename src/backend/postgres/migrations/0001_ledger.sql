@@ -157,12 +157,14 @@ begin
   if btrim(p_scope, E' \t\r\n') = '' or length(p_scope) > 255 or length(p_tenant) > 255 then
     raise exception 'scope and tenant need 1 to 255 characters and must not be blank' using errcode = '22023';
   end if;
-  o_fresh := false;
-  select s.number into o_number from {schema}.scope s where s.tenant = p_tenant and s.scope = p_scope;
+  -- Fresh is what may still be undone: a row of this transaction, also of an earlier statement in it. A row is surely
+  -- committed once it is older than every transaction under way.
+  select s.number, age(s.xmin) <= age((pg_snapshot_xmin(pg_current_snapshot())::text::bigint & 4294967295)::text::xid)
+    into o_number, o_fresh from {schema}.scope s where s.tenant = p_tenant and s.scope = p_scope;
   if o_number is null then
     insert into {schema}.scope (tenant, scope, began) values (p_tenant, p_scope, {schema}.ledger_now())
       on conflict do nothing returning number into o_number;
-    o_fresh := o_number is not null;
+    o_fresh := true;
     if o_number is null then -- someone else's, committed while we waited
       select s.number into o_number from {schema}.scope s where s.tenant = p_tenant and s.scope = p_scope;
     end if;
