@@ -156,15 +156,25 @@ async fn publish(
     while !batch.is_empty() {
         let (accepted, error) = match bus.publish(&args.topic, batch).await {
             Ok(answers) => {
-                let accepted = answers.iter().filter(|answer| answer.is_ok()).count();
-                // What was taken is not sent again, also if it stood behind one that was not.
-                let mut answered = answers.iter().map(Result::is_err);
-                batch.retain(|_| answered.next().unwrap_or(true));
-                (accepted, answers.into_iter().find_map(Result::err))
+                let refused = answers
+                    .iter()
+                    .filter_map(|answer| answer.as_ref().err())
+                    .any(|error| !error.is_retryable());
+                // What is sent again is sent in order, from the first that was not taken; after one that never will be, nothing is,
+                // and what stood behind it and was taken counts.
+                let accepted = if refused {
+                    answers.iter().filter(|answer| answer.is_ok()).count()
+                } else {
+                    answers.iter().take_while(|answer| answer.is_ok()).count()
+                };
+                let error =
+                    answers.into_iter().filter_map(Result::err).max_by_key(|error| !error.is_retryable());
+                (accepted, error)
             }
             Err(error) => (0, Some(error)),
         };
         counts.published += accepted as u64;
+        batch.drain(..accepted.min(batch.len()));
         let Some(error) = error else {
             if accepted == 0 {
                 return Err(Error::Corrupt("the bus answered nothing".into()).into());
