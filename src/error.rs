@@ -138,17 +138,7 @@ impl Error {
 
     /// The whole chain in one line, for logs and people: each cause once.
     pub fn chain(&self) -> String {
-        let mut text = self.to_string();
-        let mut next = self.source();
-        while let Some(cause) = next {
-            let cause_text = cause.to_string();
-            if !text.ends_with(&cause_text) {
-                text.push_str(": ");
-                text.push_str(&cause_text);
-            }
-            next = cause.source();
-        }
-        text
+        chain(self)
     }
 }
 
@@ -187,4 +177,19 @@ impl Error {
             Error::NotFound(text) => Error::NotFound(text.clone()),
         }
     }
+}
+
+/// An error with its causes in one line, each cause once.
+pub(crate) fn chain(error: &(dyn StdError + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        next = cause.source();
+    }
+    text
 }

@@ -13,17 +13,7 @@ mod world;
 use std::time::Duration;
 
 use hapax::ledger::{Intervene, Intervention, Ledger as _, State};
-use world::{World, event, numbered, signal, until};
-
-/// Plays the worker if this process is one.
-macro_rules! world {
-    ($test:literal, $partitions:expr) => {{
-        if let Some((_, schema)) = support::role() {
-            return world::worker(&schema).await;
-        }
-        World::new($test, $partitions).await
-    }};
-}
+use world::{World, event, numbered, play, signal, until, world};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acceptance_1_what_is_published_again_takes_effect_once() {
@@ -44,9 +34,7 @@ async fn acceptance_1_what_is_published_again_takes_effect_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acceptance_2_a_worker_killed_at_four_points_repeats_nothing_a_sink_can_tell() {
     let test = "acceptance_2_a_worker_killed_at_four_points_repeats_nothing_a_sink_can_tell";
-    if let Some((_, schema)) = support::role() {
-        return world::worker(&schema).await;
-    }
+    play!();
     let mut cases = tokio::task::JoinSet::new();
     for sink in ["dedup", "plain"] {
         for point in
@@ -83,9 +71,7 @@ async fn killed_at(test: &'static str, sink: &'static str, point: &'static str) 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acceptance_3_a_projection_killed_at_three_points_projects_once() {
     let test = "acceptance_3_a_projection_killed_at_three_points_projects_once";
-    if let Some((_, schema)) = support::role() {
-        return world::worker(&schema).await;
-    }
+    play!();
     let mut cases = tokio::task::JoinSet::new();
     for point in ["test.before-apply:7", "test.after-apply:7", "consumer.before-commit:1"] {
         cases.spawn(projection_killed_at(test, point));
@@ -212,9 +198,7 @@ async fn acceptance_7_aggregates_that_look_alike_do_not_meet() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acceptance_8_an_outage_of_the_ledger_is_explicit() {
     let test = "acceptance_8_an_outage_of_the_ledger_is_explicit";
-    if let Some((_, schema)) = support::role() {
-        return world::worker(&schema).await;
-    }
+    play!();
     let mut cases = tokio::task::JoinSet::new();
     for policy in ["pause", "fail_fast", "dead_letter"] {
         cases.spawn(outage(test, policy));

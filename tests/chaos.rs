@@ -14,16 +14,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use hapax::ledger::{Intervene, Intervention, Ledger as _, State};
-use world::{World, event, numbered, record, signal, until};
-
-macro_rules! world {
-    ($test:literal, $partitions:expr) => {{
-        if let Some((_, schema)) = support::role() {
-            return world::worker(&schema).await;
-        }
-        World::new($test, $partitions).await
-    }};
-}
+use world::{World, event, numbered, play, record, signal, until, world};
 
 /// An event that aborts its process reaches the dead letters, and its 63 neighbours take effect: in a transactional batch.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -89,9 +80,7 @@ async fn keep_alive<F: Future<Output = bool>>(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t20_a_stopped_worker_settles_nothing_when_it_wakes_up() {
     let test = "t20_a_stopped_worker_settles_nothing_when_it_wakes_up";
-    if let Some((_, schema)) = support::role() {
-        return world::worker(&schema).await;
-    }
+    play!();
     let mut cases = tokio::task::JoinSet::new();
     for mode in ["leased", "transactional"] {
         cases.spawn(async move {
@@ -170,9 +159,7 @@ async fn a_rolling_restart_under_load_loses_and_doubles_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t36_postgres_killed_under_load_loses_and_doubles_nothing() {
     let test = "t36_postgres_killed_under_load_loses_and_doubles_nothing";
-    if let Some((_, schema)) = support::role() {
-        return world::worker(&schema).await;
-    }
+    play!();
     let mut server = cluster::Cluster::new().await;
     let world = World::on(test, 3, server.url()).await;
     let workers = [world.spawn(&[]), world.spawn(&[("WORKER_MODE", "leased")])];

@@ -11,7 +11,7 @@ use super::{Effect, Sink, key, protocol};
 use crate::clock::{Clock as _, SystemClock};
 use crate::config::hide_password;
 use crate::consumer::{Failed, Handled};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, chain};
 
 /// What an HTTP sink is told.
 #[derive(Debug, Clone)]
@@ -192,18 +192,4 @@ fn said(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body);
     let text: String = text.chars().filter(|c| !c.is_control()).take(200).collect();
     if text.trim().is_empty() { String::new() } else { format!(" ({})", text.trim()) }
-}
-
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let cause_text = cause.to_string();
-        if !text.ends_with(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        next = cause.source();
-    }
-    text
 }

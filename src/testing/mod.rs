@@ -25,6 +25,7 @@ use crate::ledger::{Claim, Ledger, Marker, Outcome, Settings, Settle, Settled};
 pub mod bus;
 mod cases;
 pub mod crash;
+mod forward;
 #[cfg(feature = "kafka")]
 pub mod kafka;
 pub mod kit;

@@ -11,12 +11,12 @@ use super::{Harness, noon};
 use crate::backend::memory::MemoryLedger;
 use crate::clock::{Clock, ManualClock, Time};
 use crate::error::Result;
-use crate::id::{Scope, Topic};
+use crate::id::Scope;
 use crate::ledger::{
-    Audit, Capabilities, Claim, Copied, Cursor, Due, Entry, Extend, Filter, Finding, Identity, Intervene,
-    Intervened, Intervention, Ledger, Marker, Nonce, Outcome, Page, Settings, Settle, Settled, Stat, State,
-    SweepTerms, Swept, Token, Verdict,
+    Claim, Extend, Identity, Intervene, Intervened, Intervention, Ledger, Marker, Nonce, Outcome, Settings,
+    Settle, Settled, State, SweepTerms, Swept, Token, Verdict,
 };
+use crate::ledger_over;
 
 /// What is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -214,8 +214,7 @@ impl Drop for Unskew<'_> {
     }
 }
 
-#[async_trait]
-impl Ledger for MutantLedger {
+ledger_over!(MutantLedger {
     async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
         let _skewed = self.skewed();
         match self.mutant {
@@ -255,7 +254,6 @@ impl Ledger for MutantLedger {
             _ => self.inner.claim(claims).await,
         }
     }
-
     async fn settle(&self, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
         let mut settles = settles.to_vec();
         for settle in &mut settles {
@@ -271,7 +269,6 @@ impl Ledger for MutantLedger {
         }
         Ok(answers)
     }
-
     async fn extend(&self, extends: &[Extend]) -> Result<Vec<Result<Settled>>> {
         let mut extends = extends.to_vec();
         for extend in &mut extends {
@@ -280,64 +277,10 @@ impl Ledger for MutantLedger {
         let _skewed = self.skewed();
         self.inner.extend(&extends).await
     }
-
-    async fn get(&self, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>> {
-        self.inner.get(identity, time).await
-    }
-
-    async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
-        self.inner.list(filter, after, limit).await
-    }
-
-    async fn due(&self, scope: &Scope, limit: usize) -> Result<Due> {
-        self.inner.due(scope, limit).await
-    }
-
-    async fn outlet(&self, scope: &Scope, limit: usize) -> Result<Vec<Entry>> {
-        self.inner.outlet(scope, limit).await
-    }
-
-    async fn copied(&self, entries: &[Copied]) -> Result<()> {
-        self.inner.copied(entries).await
-    }
-
-    async fn mark(&self, scope: &Scope, markers: &[Marker]) -> Result<()> {
-        self.inner.mark(scope, markers).await
-    }
-
-    async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
-        self.inner.markers(scope, topic, partitions).await
-    }
-
-    async fn stat(&self) -> Result<Stat> {
-        self.inner.stat().await
-    }
-
-    async fn intervene(&self, intervene: &Intervene) -> Result<Intervened> {
-        self.inner.intervene(intervene).await
-    }
-
-    async fn audit(&self, limit: usize) -> Result<Vec<Audit>> {
-        self.inner.audit(limit).await
-    }
-
     async fn sweep(&self, terms: SweepTerms) -> Result<Swept> {
         self.inner.sweep(terms).await
     }
-
-    async fn check(&self) -> Result<Vec<Finding>> {
-        self.inner.check().await
-    }
-
     async fn now(&self) -> Result<Time> {
         self.inner.now().await
     }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn settings(&self) -> &Settings {
-        self.inner.settings()
-    }
-}
+});

@@ -5,14 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use hapax::backend::memory::MemoryLedger;
 use hapax::error::Result;
-use hapax::ledger::{
-    Audit, Capabilities, Claim, Copied, Cursor, Due, Entry, Extend, Filter, Finding, Identity, Intervene,
-    Intervened, Marker, Page, Settings, Settle, Settled, Stat, SweepTerms, Swept,
-};
-use hapax::{Error, Ledger, Outcome, Scope, Time, Topic};
+use hapax::ledger::{Claim, Extend, Settle, Settled, SweepTerms, Swept};
+use hapax::{Error, Outcome, Time, ledger_over};
 
 /// A ledger with faults to order. Clones share them.
 #[derive(Clone, Default)]
@@ -48,8 +44,7 @@ fn away<T>() -> Result<T> {
     Err(Error::Unavailable { what: "a fault the test ordered".into(), source: None })
 }
 
-#[async_trait]
-impl Ledger for Faulty {
+ledger_over!(Faulty {
     async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
         let pause = u64::from(self.faults.claim_us.load(Ordering::SeqCst));
         if pause > 0 {
@@ -74,52 +69,13 @@ impl Ledger for Faulty {
         }
         self.inner.extend(extends).await
     }
-    async fn get(&self, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>> {
-        self.inner.get(identity, time).await
-    }
-    async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
-        self.inner.list(filter, after, limit).await
-    }
-    async fn due(&self, scope: &Scope, limit: usize) -> Result<Due> {
-        self.inner.due(scope, limit).await
-    }
-    async fn outlet(&self, scope: &Scope, limit: usize) -> Result<Vec<Entry>> {
-        self.inner.outlet(scope, limit).await
-    }
-    async fn copied(&self, entries: &[Copied]) -> Result<()> {
-        self.inner.copied(entries).await
-    }
-    async fn mark(&self, scope: &Scope, markers: &[Marker]) -> Result<()> {
-        self.inner.mark(scope, markers).await
-    }
-    async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
-        self.inner.markers(scope, topic, partitions).await
-    }
-    async fn stat(&self) -> Result<Stat> {
-        self.inner.stat().await
-    }
-    async fn intervene(&self, intervene: &Intervene) -> Result<Intervened> {
-        self.inner.intervene(intervene).await
-    }
-    async fn audit(&self, limit: usize) -> Result<Vec<Audit>> {
-        self.inner.audit(limit).await
-    }
     async fn sweep(&self, terms: SweepTerms) -> Result<Swept> {
         if one_of(&self.faults.sweeps_failing) {
             return away();
         }
         self.inner.sweep(terms).await
     }
-    async fn check(&self) -> Result<Vec<Finding>> {
-        self.inner.check().await
-    }
     async fn now(&self) -> Result<Time> {
         self.inner.now().await
     }
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-    fn settings(&self) -> &Settings {
-        self.inner.settings()
-    }
-}
+});

@@ -289,3 +289,22 @@ fn misbehave(event: &Event) -> Result<(), Failed> {
     }
     Ok(())
 }
+
+/// Plays the worker if this process is one: then the test ends here.
+macro_rules! play {
+    () => {
+        if let Some((_, schema)) = crate::support::role() {
+            return crate::world::worker(&schema).await;
+        }
+    };
+}
+
+/// Plays the worker if this process is one, else makes a world.
+macro_rules! world {
+    ($test:literal, $partitions:expr) => {{
+        crate::world::play!();
+        crate::world::World::new($test, $partitions).await
+    }};
+}
+
+pub(crate) use {play, world};

@@ -1,11 +1,9 @@
 //! PostgreSQL claims: the plain per-event API of many tasks against what a user would write instead.
 
-use std::sync::Arc;
-
 use hapax::backend::postgres::PgLedger;
 use hapax::{EventId, Guard};
 
-use crate::harness::{Contestant, Fallible, Goal, Options, Report, interleave, rate};
+use crate::harness::{Contestant, Fallible, Goal, Options, Report, by_tasks, interleave, is_new};
 use crate::pg::{Schema, ids, pool};
 use crate::rivals::{self, CheckThenInsert, Into};
 
@@ -14,55 +12,30 @@ pub const TASKS: usize = 2000;
 
 /// Claims per second through the plain per-event API.
 pub async fn each(guard: &Guard<PgLedger>, ids: Vec<EventId>) -> Fallible<f64> {
-    let per_task = ids.len().div_ceil(TASKS);
-    let (count, ids) = (ids.len(), Arc::new(ids));
-    rate(count, async {
-        let mut tasks = tokio::task::JoinSet::new();
-        for task in 0..TASKS {
-            let (guard, ids) = (guard.clone(), Arc::clone(&ids));
-            tasks.spawn(async move {
-                for step in 0..per_task {
-                    // Tasks go through the ids side by side, as they would through a topic.
-                    let Some(id) = ids.get(step * TASKS + task) else { break };
-                    if !guard.mark_processed(id, None).await?.is_claimed() {
-                        return Err(hapax::Error::Corrupt("a new id was known".into()));
-                    }
-                }
-                Ok(())
-            });
-        }
-        while let Some(done) = tasks.join_next().await {
-            done??;
-        }
-        Ok(())
+    let guard = guard.clone();
+    // Tasks go through the ids side by side, as they would through a topic.
+    by_tasks(TASKS, ids, move |id| {
+        let guard = guard.clone();
+        async move { is_new(guard.mark_processed(id, None).await?.is_claimed()) }
     })
     .await
 }
 
 /// Claims per second through the batch API, two batches of 1000 at a time.
 pub async fn many(guard: &Guard<PgLedger>, ids: Vec<EventId>) -> Fallible<f64> {
-    let (count, ids) = (ids.len(), Arc::new(ids));
-    rate(count, async {
-        let mut tasks = tokio::task::JoinSet::new();
-        for task in 0..2 {
-            let (guard, ids) = (guard.clone(), Arc::clone(&ids));
-            tasks.spawn(async move {
-                for batch in ids.chunks(1000).skip(task).step_by(2) {
-                    for outcome in guard.claim_many(batch).await? {
-                        if !outcome?.is_claimed() {
-                            return Err(hapax::Error::Corrupt("a new id was known".into()));
-                        }
-                    }
-                }
-                Ok(())
-            });
+    let guard = guard.clone();
+    let batches: Vec<_> = ids.chunks(1000).map(<[_]>::to_vec).collect();
+    let batch = ids.len() as f64 / batches.len() as f64;
+    let reached = by_tasks(2, batches, move |batch| {
+        let guard = guard.clone();
+        async move {
+            for outcome in guard.claim_many(&batch).await? {
+                is_new(outcome?.is_claimed())?;
+            }
+            Ok(())
         }
-        while let Some(done) = tasks.join_next().await {
-            done??;
-        }
-        Ok(())
-    })
-    .await
+    });
+    Ok(reached.await? * batch)
 }
 
 /// Runs it.

@@ -93,6 +93,38 @@ pub async fn rate<T>(events: usize, work: impl Future<Output = Fallible<T>>) -> 
     Ok(events as f64 / start.elapsed().as_secs_f64())
 }
 
+/// Items per second, spread over so many tasks that each do one after the other.
+pub async fn by_tasks<T, F, R>(tasks: usize, items: Vec<T>, work: F) -> Fallible<f64>
+where
+    T: Clone + Send + Sync + 'static,
+    F: Fn(T) -> R + Clone + Send + 'static,
+    R: Future<Output = hapax::Result<()>> + Send,
+{
+    let items = std::sync::Arc::new(items);
+    rate(items.len(), async {
+        let mut running = tokio::task::JoinSet::new();
+        for task in 0..tasks {
+            let (items, work) = (std::sync::Arc::clone(&items), work.clone());
+            running.spawn(async move {
+                for item in items.iter().skip(task).step_by(tasks) {
+                    work(item.clone()).await?;
+                }
+                Ok::<_, hapax::Error>(())
+            });
+        }
+        while let Some(done) = running.join_next().await {
+            done??;
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// Fails the bench if something new was known.
+pub fn is_new(new: bool) -> hapax::Result<()> {
+    if new { Ok(()) } else { Err(hapax::Error::Corrupt("a new id was known".into())) }
+}
+
 /// The value in the middle, and others by their share.
 pub fn quantile(samples: &[f64], share: f64) -> f64 {
     let mut sorted = samples.to_vec();

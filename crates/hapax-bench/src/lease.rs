@@ -1,36 +1,24 @@
 //! Lease and done against two bare statements per event, in a fresh week and in a full one.
 
-use std::sync::Arc;
-
 use hapax::backend::postgres::PgLedger;
 use hapax::{EventId, Guard, Outcome};
 
 use crate::claims::TASKS;
-use crate::harness::{Contestant, Fallible, Goal, Options, Report, interleave, rate};
+use crate::harness::{Contestant, Fallible, Goal, Options, Report, by_tasks, interleave};
 use crate::pg::{Schema, execute, fill_week, ids, pool, this_week, v7_sql};
 use crate::rivals::{self, InsertThenUpdate};
 
 /// Leases that were settled as done, per second, through the plain per-event API.
 pub async fn lease_done(guard: &Guard<PgLedger>, ids: Vec<EventId>) -> Fallible<f64> {
-    let (count, ids) = (ids.len(), Arc::new(ids));
-    rate(count, async {
-        let mut tasks = tokio::task::JoinSet::new();
-        for task in 0..TASKS {
-            let (guard, ids) = (guard.clone(), Arc::clone(&ids));
-            tasks.spawn(async move {
-                for id in ids.iter().skip(task).step_by(TASKS) {
-                    match guard.lease(id).await? {
-                        Outcome::First(lease) => lease.done().await?,
-                        other => return Err(hapax::Error::Corrupt(format!("a new id was {}", other.name()))),
-                    }
-                }
-                Ok(())
-            });
+    let guard = guard.clone();
+    by_tasks(TASKS, ids, move |id| {
+        let guard = guard.clone();
+        async move {
+            match guard.lease(id).await? {
+                Outcome::First(lease) => lease.done().await,
+                other => Err(hapax::Error::Corrupt(format!("a new id was {}", other.name()))),
+            }
         }
-        while let Some(done) = tasks.join_next().await {
-            done??;
-        }
-        Ok(())
     })
     .await
 }

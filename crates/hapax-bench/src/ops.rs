@@ -8,7 +8,7 @@ use hapax::{EventId, Guard};
 use sqlx::postgres::PgConnection;
 use sqlx::{AssertSqlSafe, PgPool};
 
-use crate::harness::{Contestant, Fallible, Goal, Options, Report, interleave, rate};
+use crate::harness::{Contestant, Fallible, Goal, Options, Report, by_tasks, interleave};
 use crate::pg::{Schema, ids, pool};
 use crate::rivals::{self, CheckThenInsert, PerEvent};
 
@@ -55,34 +55,23 @@ impl PerEvent for Statements {
 }
 
 async fn ours(guard: &Guard<PgLedger>, op: Op, ids: Vec<EventId>) -> Fallible<f64> {
-    let (count, ids) = (ids.len(), Arc::new(ids));
-    rate(count, async {
-        let mut tasks = tokio::task::JoinSet::new();
-        for task in 0..TASKS {
-            let (guard, ids) = (guard.clone(), Arc::clone(&ids));
-            tasks.spawn(async move {
-                for id in ids.iter().skip(task).step_by(TASKS) {
-                    let fine = match op {
-                        Op::IsProcessed => guard.is_processed(id).await?,
-                        Op::MarkProcessed => guard.mark_processed(id, None).await?.is_claimed(),
-                        Op::ProcessIfNew => {
-                            let result = guard.process_if_new(id, || async { Ok::<(), String>(()) }).await?;
-                            result == ProcessingResult::Success
-                        }
-                    };
-                    if !fine {
-                        return Err(hapax::Error::Corrupt(format!(
-                            "{op:?} of {id} came to the wrong answer"
-                        )));
-                    }
+    let guard = guard.clone();
+    by_tasks(TASKS, ids, move |id| {
+        let guard = guard.clone();
+        async move {
+            let fine = match op {
+                Op::IsProcessed => guard.is_processed(&id).await?,
+                Op::MarkProcessed => guard.mark_processed(&id, None).await?.is_claimed(),
+                Op::ProcessIfNew => {
+                    let result = guard.process_if_new(&id, || async { Ok::<(), String>(()) }).await?;
+                    result == ProcessingResult::Success
                 }
-                Ok(())
-            });
+            };
+            if fine {
+                return Ok(());
+            }
+            Err(hapax::Error::Corrupt(format!("{op:?} of {id} came to the wrong answer")))
         }
-        while let Some(done) = tasks.join_next().await {
-            done??;
-        }
-        Ok(())
     })
     .await
 }

@@ -1,7 +1,6 @@
 //! SQLite claims: the plain per-event API of many tasks against prepared inserts by hand.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Instant;
 
 use hapax::backend::sqlite::SqliteLedger;
@@ -10,7 +9,7 @@ use hapax::{EventId, Guard};
 use rusqlite::{Connection, params_from_iter};
 
 use crate::claims::TASKS;
-use crate::harness::{Contestant, Fallible, Goal, Options, Report, interleave, rate};
+use crate::harness::{Contestant, Fallible, Goal, Options, Report, by_tasks, interleave, is_new};
 use crate::pg::ids;
 
 /// Rows in one statement and transaction of the rival.
@@ -49,24 +48,10 @@ fn one_by_one(connection: &Connection, ids: &[EventId]) -> Fallible<f64> {
 }
 
 async fn each(guard: &Guard<SqliteLedger>, ids: Vec<EventId>) -> Fallible<f64> {
-    let (count, ids) = (ids.len(), Arc::new(ids));
-    rate(count, async {
-        let mut tasks = tokio::task::JoinSet::new();
-        for task in 0..TASKS {
-            let (guard, ids) = (guard.clone(), Arc::clone(&ids));
-            tasks.spawn(async move {
-                for id in ids.iter().skip(task).step_by(TASKS) {
-                    if !guard.mark_processed(id, None).await?.is_claimed() {
-                        return Err(hapax::Error::Corrupt("a new id was known".into()));
-                    }
-                }
-                Ok(())
-            });
-        }
-        while let Some(done) = tasks.join_next().await {
-            done??;
-        }
-        Ok(())
+    let guard = guard.clone();
+    by_tasks(TASKS, ids, move |id| {
+        let guard = guard.clone();
+        async move { is_new(guard.mark_processed(id, None).await?.is_claimed()) }
     })
     .await
 }
