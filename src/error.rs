@@ -63,6 +63,12 @@ pub enum Error {
         /// What is there.
         actual: String,
     },
+    /// An id is there already with another content. Nothing was changed.
+    #[error("the id was used before: {what}")]
+    Mismatch {
+        /// Which id, and what it is there.
+        what: String,
+    },
     /// The ledger refuses writes: read-only, missing privileges or a full disk. Nothing was changed.
     #[error("the write was refused: {what}")]
     Refused {
@@ -88,7 +94,7 @@ pub enum Error {
 
 impl Error {
     /// Every [`code`](Error::code).
-    pub const CODES: [&str; 12] = [
+    pub const CODES: [&str; 13] = [
         "invalid",
         "config",
         "unavailable",
@@ -96,6 +102,7 @@ impl Error {
         "week-missing",
         "fenced",
         "conflict",
+        "mismatch",
         "refused",
         "schema",
         "unsupported",
@@ -113,6 +120,7 @@ impl Error {
             Error::WeekMissing { .. } => "week-missing",
             Error::Fenced { .. } => "fenced",
             Error::Conflict { .. } => "conflict",
+            Error::Mismatch { .. } => "mismatch",
             Error::Refused { .. } => "refused",
             Error::Schema(_) => "schema",
             Error::Unsupported(_) => "unsupported",
@@ -170,6 +178,7 @@ impl Error {
             Error::Conflict { expected, actual } => {
                 Error::Conflict { expected: expected.clone(), actual: actual.clone() }
             }
+            Error::Mismatch { what } => Error::Mismatch { what: what.clone() },
             Error::Refused { what, source } => Error::Refused { what: what.clone(), source: cause(source) },
             Error::Schema(text) => Error::Schema(text.clone()),
             Error::Unsupported(text) => Error::Unsupported(text.clone()),

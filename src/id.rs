@@ -288,6 +288,9 @@ name!(
     /// Who holds a lease, for humans. It never decides anything: tokens do.
     Owner, "owner");
 name!(
+    /// Which of a journal's relays: one of a name leads at a time, two names publish apart from each other.
+    RelayName, "relay");
+name!(
     /// The thing whose events are ordered. Compared as bytes: no case folding, no trimming.
     Aggregate, "aggregate");
 

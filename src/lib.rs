@@ -25,6 +25,7 @@ pub mod telemetry;
 pub mod bus;
 pub mod consumer;
 pub mod guard;
+pub mod journal;
 pub mod ledger;
 pub mod sink;
 pub mod sweep;
@@ -36,7 +37,8 @@ pub use clock::Time;
 pub use error::{Error, Result};
 pub use event::{Event, Fingerprint, Headers, Origin, TraceContext};
 pub use guard::Guard;
-pub use id::{Aggregate, EventId, Kind, Owner, Scope, Tenant, Topic};
+pub use id::{Aggregate, EventId, Kind, Owner, RelayName, Scope, Tenant, Topic};
+pub use journal::Journal;
 pub use ledger::{Ledger, Outcome};
 
 /// The README's programs, compiled and run as they stand there.

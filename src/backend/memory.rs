@@ -2,6 +2,8 @@
 //!
 //! It keeps the whole contract except durability: what it knows ends with the process.
 
+pub(crate) mod journal;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -85,7 +85,9 @@ impl From<hapax::Error> for Failure {
         let exit = match &error {
             Error::Config(_) | Error::Unsupported(_) => USAGE,
             Error::Invalid { .. } | Error::NotFound(_) => INPUT,
-            Error::Fenced { .. } | Error::Conflict { .. } | Error::Corrupt(_) => BROKEN_PROMISE,
+            Error::Fenced { .. } | Error::Conflict { .. } | Error::Mismatch { .. } | Error::Corrupt(_) => {
+                BROKEN_PROMISE
+            }
             _ => DEPENDENCY,
         };
         Failure::new(exit, error.code(), error.chain())

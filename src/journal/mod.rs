@@ -1,0 +1,368 @@
+//! The journal: events that happened, written once, numbered within their aggregate, in an order that can be followed.
+//!
+//! ```text
+//! append(aggregate, expected, events) ──▶ journal ──▶ read(after position) ──▶ relay ──▶ bus
+//!        numbers 1, 2, 3, … per aggregate                 └ checkpoint, saved after acknowledgement
+//! ```
+//!
+//! A *seq* counts an aggregate's events, a *position* orders all events of a journal. Positions are for following, not for
+//! counting: some may be empty.
+
+mod append;
+mod checkpoint;
+mod command;
+mod open;
+mod position;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+pub use append::{Append, Appended, Expected, Placed, Placing, Ready};
+pub use checkpoint::{Behind, Checkpoint, Lead, RelayState};
+pub use command::expects;
+pub use open::{OpenSettings, open};
+pub use position::Position;
+
+pub use crate::backend::memory::journal::MemoryJournal;
+
+use crate::clock::Time;
+use crate::error::Result;
+use crate::event::{Event, Fingerprint};
+use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
+use crate::ledger::{MismatchRule, Token};
+
+/// What a journal is told when it is opened.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct JournalSettings {
+    /// What a reused id (same id, other fingerprint) leads to.
+    pub mismatch: MismatchRule,
+    /// The largest payload, headers included, in bytes.
+    pub event_bytes_max: usize,
+    /// The most events in one append.
+    pub events_max: usize,
+}
+
+impl Default for JournalSettings {
+    fn default() -> Self {
+        JournalSettings { mismatch: MismatchRule::Error, event_bytes_max: 1 << 20, events_max: 1000 }
+    }
+}
+
+/// An event as it lies in a journal. Its tenant, aggregate and seq are filled in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stored {
+    /// Where it stands in the order of the whole journal.
+    pub position: Position,
+    /// Its number within the aggregate, from 1.
+    pub seq: u64,
+    /// When it was appended, by the journal's clock.
+    pub at: Time,
+    /// The hash of its immutable part as it was appended: kind, aggregate and payload.
+    pub fingerprint: Fingerprint,
+    /// The event.
+    pub event: Event,
+}
+
+impl Stored {
+    /// Puts an event and what the journal knows of it together.
+    pub fn new(
+        position: Position,
+        at: Time,
+        fingerprint: Fingerprint,
+        event: Event,
+        aggregate: Aggregate,
+        seq: u64,
+    ) -> Self {
+        Stored { position, seq, at, fingerprint, event: event.seq(aggregate, seq) }
+    }
+
+    /// The aggregate it belongs to.
+    pub fn aggregate(&self) -> Option<&Aggregate> {
+        self.event.aggregate.as_ref()
+    }
+}
+
+/// A stretch of a journal.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Stretch {
+    /// Its events, in the journal's order.
+    pub events: Vec<Stored>,
+    /// Where to go on from: everything up to here was given, or is known to be empty.
+    pub next: Position,
+    /// Whether the stretch ends before a position whose writer has not committed yet. More may follow it already.
+    pub at_hole: bool,
+}
+
+impl Stretch {
+    /// A stretch.
+    pub fn new(events: Vec<Stored>, next: Position, at_hole: bool) -> Self {
+        Stretch { events, next, at_hole }
+    }
+}
+
+/// How much a journal holds.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct JournalStat {
+    /// How many events, as far as `exact` says.
+    pub events: u64,
+    /// How many aggregates, as far as `exact` says.
+    pub aggregates: u64,
+    /// Whether the counts are exact; a large journal estimates.
+    pub exact: bool,
+    /// When the oldest event still here was appended.
+    pub oldest_at: Option<Time>,
+    /// The position of the newest event.
+    pub last: Option<Position>,
+}
+
+/// What a journal can promise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct JournalCapabilities {
+    /// Its word: `memory`, `sqlite`, `postgres`, `object`.
+    pub backend: &'static str,
+    /// Whether what it acknowledged survives a crash of the machine.
+    pub durable: bool,
+    /// Whether several processes can share it.
+    pub shared: bool,
+    /// Whether [`read`](Journal::read) by itself comes by every event. Where not, [`late`](Journal::late) brings the rest.
+    pub ordered: bool,
+}
+
+/// Which published events may go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct JournalSweep {
+    /// Only those appended longer ago than this, by the journal's clock.
+    pub older_than: Duration,
+    /// The most events in one step.
+    pub batch_max: usize,
+    /// Only count.
+    pub dry_run: bool,
+}
+
+impl JournalSweep {
+    /// Published events older than this, in steps of 10,000.
+    pub fn new(older_than: Duration) -> Self {
+        JournalSweep { older_than, batch_max: 10_000, dry_run: false }
+    }
+}
+
+/// Keeps events.
+///
+/// # Contract
+///
+/// Conformance cases (module `testing`, feature `testing`) are named after these clauses.
+///
+/// 1. `append` checks, numbers and stores in one atomic step: all events of an append or none. An aggregate's seqs are 1,
+///    2, 3, … without a gap and without a repeat, whoever appends at the same time; a failure burns no number.
+/// 2. `expected` is checked against the aggregate's last seq. If it does not hold: `Conflict` with both numbers, and nothing
+///    is stored.
+/// 3. An id that is there with the same fingerprint is a repeat: it is answered with its original seq and position,
+///    whatever was expected, and nothing is stored for it.
+/// 4. An id that is there with another fingerprint is `Mismatch`, and nothing of the append is stored. Under `warn` it is
+///    answered as the original, and counted; the new payload is never stored.
+/// 5. Tenants are apart: aggregates and ids of two tenants never meet.
+/// 6. An aggregate's events are read in seq order from any seq on, in pages. What was appended is read back byte for byte:
+///    id, time, kind, payload, headers, trace.
+/// 7. Following `next` of [`read`](Journal::read) from the start gives every event once, each aggregate's by seq. An event
+///    whose writer commits late is waited for; one whose writer is gone is not. (Where capabilities say that read is not
+///    ordered: together with [`late`](Journal::late).)
+/// 8. An event is found by its id.
+/// 9. One relay of a name leads at a time. Each lead has a higher token than any before it; whoever has lost the lead saves
+///    nothing and is told so (`Fenced`).
+/// 10. A checkpoint is stored whole or not at all, and belongs to one journal: another's is refused.
+/// 11. A sweep takes only what every relay's checkpoint has passed, never all of what is behind; an aggregate's numbers go
+///     on where they were. A journal that no relay follows is never swept.
+/// 12. Bad input (sizes, names, numbers) is told with a sentence and changes nothing.
+#[async_trait]
+pub trait Journal: Send + Sync + 'static {
+    /// Appends events to an aggregate.
+    async fn append(&self, append: &Append) -> Result<Appended>;
+
+    /// Appends, each with its own answer, in order; where the backend can, in one trip. One that is refused harms no other.
+    async fn append_many(&self, appends: &[Append]) -> Result<Vec<Result<Appended>>> {
+        let mut answers = Vec::with_capacity(appends.len());
+        for append in appends {
+            answers.push(self.append(append).await);
+        }
+        Ok(answers)
+    }
+
+    /// The events of an aggregate with seq ≥ `from`, in order, at most `limit`.
+    async fn read_aggregate(
+        &self,
+        tenant: Option<&Tenant>,
+        aggregate: &Aggregate,
+        from: u64,
+        limit: usize,
+    ) -> Result<Vec<Stored>>;
+
+    /// The events after a position, in order, at most `limit`. [`Position::START`] is before the first.
+    async fn read(&self, after: &Position, limit: usize) -> Result<Stretch>;
+
+    /// The event with an id.
+    async fn find(&self, tenant: Option<&Tenant>, id: &EventId) -> Result<Option<Stored>>;
+
+    /// The seq of the last event of an aggregate; 0 if it has none.
+    async fn head(&self, tenant: Option<&Tenant>, aggregate: &Aggregate) -> Result<u64>;
+
+    /// Waits until there may be something after a position, at most so long. Returning early is allowed, busy looping not.
+    async fn wait(&self, after: &Position, at_most: Duration) -> Result<()>;
+
+    /// Events that [`read`](Journal::read) may have passed without giving them, at most `limit`: where `read` is ordered, none.
+    async fn late(&self, passed: &Position, limit: usize) -> Result<Vec<Stored>> {
+        let _ = (passed, limit);
+        Ok(Vec::new())
+    }
+
+    /// Tells the journal that events are on the bus and that a checkpoint says so; [`late`](Journal::late) need not bring them.
+    async fn published(&self, events: &[Stored]) -> Result<()> {
+        let _ = events;
+        Ok(())
+    }
+
+    /// Takes the lead among the relays of a name, if nobody else has it.
+    async fn lead(&self, relay: &RelayName, owner: &Owner, lease: Duration) -> Result<Lead>;
+
+    /// Keeps the lead for another `lease` from now. `Fenced`: it is lost.
+    async fn keep_lead(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()>;
+
+    /// Saves a checkpoint. `Fenced`: the lead is lost, and nothing was saved.
+    async fn save(&self, relay: &RelayName, token: Token, checkpoint: &Checkpoint) -> Result<()>;
+
+    /// Gives the lead up, so that nobody waits for it to lapse.
+    async fn give_up_lead(&self, relay: &RelayName, token: Token) -> Result<()>;
+
+    /// Every relay that has ever led, with its checkpoint, by name.
+    async fn relays(&self) -> Result<Vec<RelayState>>;
+
+    /// Puts a relay's checkpoint elsewhere, for an operator: whoever leads is fenced first. Answers with what it was.
+    async fn rewind(&self, relay: &RelayName, to: &Checkpoint) -> Result<Option<Checkpoint>>;
+
+    /// How many events lie after a position, counted up to `limit`.
+    async fn count_after(&self, after: &Position, limit: u64) -> Result<u64>;
+
+    /// Removes published events for good, or counts them; says how many. Ids of removed events are no longer known.
+    async fn sweep(&self, terms: &JournalSweep) -> Result<u64>;
+
+    /// How much there is.
+    async fn stat(&self) -> Result<JournalStat>;
+
+    /// The present, by the journal's clock.
+    async fn now(&self) -> Result<Time>;
+
+    /// Which journal this is: made once, never changed, in every checkpoint.
+    fn id(&self) -> &str;
+
+    /// What this journal can promise.
+    fn capabilities(&self) -> JournalCapabilities;
+}
+
+/// The position behind which a sweep may remove events: the lowest that any relay needs still. None: nobody follows.
+pub(crate) fn swept_up_to(relays: &[RelayState]) -> Option<Position> {
+    relays.iter().map(|relay| relay.checkpoint.as_ref().map(Checkpoint::passed).unwrap_or_default()).min()
+}
+
+/// Whether any relay still has this event before it although its checkpoint is past it.
+pub(crate) fn is_behind(relays: &[RelayState], stored: &Stored) -> bool {
+    let of = |checkpoint: &Checkpoint| checkpoint.holds_back(stored);
+    relays.iter().any(|relay| relay.checkpoint.as_ref().is_some_and(of))
+}
+
+/// Which aggregate, whose.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AggregateOf {
+    /// Whose data it is.
+    pub tenant: Option<Tenant>,
+    /// Which one.
+    pub aggregate: Aggregate,
+}
+
+impl fmt::Display for AggregateOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.tenant {
+            Some(tenant) => write!(f, "{} of {tenant}", self.aggregate),
+            None => self.aggregate.fmt(f),
+        }
+    }
+}
+
+#[async_trait]
+impl<J: Journal + ?Sized> Journal for Arc<J> {
+    async fn append(&self, append: &Append) -> Result<Appended> {
+        (**self).append(append).await
+    }
+    async fn append_many(&self, appends: &[Append]) -> Result<Vec<Result<Appended>>> {
+        (**self).append_many(appends).await
+    }
+    async fn read_aggregate(
+        &self,
+        tenant: Option<&Tenant>,
+        aggregate: &Aggregate,
+        from: u64,
+        limit: usize,
+    ) -> Result<Vec<Stored>> {
+        (**self).read_aggregate(tenant, aggregate, from, limit).await
+    }
+    async fn read(&self, after: &Position, limit: usize) -> Result<Stretch> {
+        (**self).read(after, limit).await
+    }
+    async fn find(&self, tenant: Option<&Tenant>, id: &EventId) -> Result<Option<Stored>> {
+        (**self).find(tenant, id).await
+    }
+    async fn head(&self, tenant: Option<&Tenant>, aggregate: &Aggregate) -> Result<u64> {
+        (**self).head(tenant, aggregate).await
+    }
+    async fn wait(&self, after: &Position, at_most: Duration) -> Result<()> {
+        (**self).wait(after, at_most).await
+    }
+    async fn late(&self, passed: &Position, limit: usize) -> Result<Vec<Stored>> {
+        (**self).late(passed, limit).await
+    }
+    async fn published(&self, events: &[Stored]) -> Result<()> {
+        (**self).published(events).await
+    }
+    async fn lead(&self, relay: &RelayName, owner: &Owner, lease: Duration) -> Result<Lead> {
+        (**self).lead(relay, owner, lease).await
+    }
+    async fn keep_lead(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()> {
+        (**self).keep_lead(relay, token, lease).await
+    }
+    async fn save(&self, relay: &RelayName, token: Token, checkpoint: &Checkpoint) -> Result<()> {
+        (**self).save(relay, token, checkpoint).await
+    }
+    async fn give_up_lead(&self, relay: &RelayName, token: Token) -> Result<()> {
+        (**self).give_up_lead(relay, token).await
+    }
+    async fn relays(&self) -> Result<Vec<RelayState>> {
+        (**self).relays().await
+    }
+    async fn rewind(&self, relay: &RelayName, to: &Checkpoint) -> Result<Option<Checkpoint>> {
+        (**self).rewind(relay, to).await
+    }
+    async fn count_after(&self, after: &Position, limit: u64) -> Result<u64> {
+        (**self).count_after(after, limit).await
+    }
+    async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
+        (**self).sweep(terms).await
+    }
+    async fn stat(&self) -> Result<JournalStat> {
+        (**self).stat().await
+    }
+    async fn now(&self) -> Result<Time> {
+        (**self).now().await
+    }
+    fn id(&self) -> &str {
+        (**self).id()
+    }
+    fn capabilities(&self) -> JournalCapabilities {
+        (**self).capabilities()
+    }
+}

@@ -1,0 +1,57 @@
+//! One URL picks a journal.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Journal, JournalSettings, MemoryJournal};
+use crate::config::{Migrate, hide_password};
+use crate::error::{Error, Result};
+
+/// What opening a journal takes; each backend uses its part.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct OpenSettings {
+    /// For every backend.
+    pub journal: JournalSettings,
+    /// The PostgreSQL schema.
+    pub schema: String,
+    /// What to do about the schema.
+    pub migrate: Migrate,
+    /// Connections at most.
+    pub pool_max: u32,
+    /// How long to wait for one, or for an answer of an object store.
+    pub acquire_timeout: Duration,
+}
+
+impl Default for OpenSettings {
+    fn default() -> Self {
+        OpenSettings {
+            journal: JournalSettings::default(),
+            schema: "hapax".to_owned(),
+            migrate: Migrate::default(),
+            pool_max: 20,
+            acquire_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Opens the journal a URL names: `memory:`, `sqlite:FILE`, `postgres://…`, `s3://BUCKET/PREFIX` or `dir:PATH`. One that is not
+/// built in answers with the name of its feature.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+/// use hapax::journal::{OpenSettings, open};
+/// let journal = open("memory:", &OpenSettings::default()).await.unwrap();
+/// assert_eq!(journal.capabilities().backend, "memory");
+/// assert!(open("stone-tablet:", &OpenSettings::default()).await.is_err());
+/// # });
+/// ```
+pub async fn open(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
+    match url.split_once(':') {
+        Some(("memory", "")) => Ok(Arc::new(MemoryJournal::new(settings.journal.clone()))),
+        _ => Err(Error::Config(format!(
+            "{:?} names no journal; known are memory:, sqlite:FILE, postgres://USER@HOST/DATABASE, s3://BUCKET/PREFIX and dir:PATH",
+            hide_password(url)
+        ))),
+    }
+}
