@@ -1,0 +1,1 @@
+-- For any language.
