@@ -91,7 +91,7 @@ async fn t40_many_writers_with_transactions_of_every_length_lose_nothing_to_a_re
                     &[&format!("{writer}-{n}-x"), &format!("{writer}-{n}-y")],
                 );
                 let mut tx = journal.pool().begin().await.unwrap();
-                journal.append_in(&mut tx, &append).await.unwrap();
+                let _ = journal.append_in(&mut tx, &append).await.unwrap();
                 for _ in 0..random.below(6) {
                     tokio::task::yield_now().await;
                     sqlx::query("select 1").execute(&mut *tx).await.unwrap();
@@ -140,8 +140,8 @@ async fn t40_many_writers_with_transactions_of_every_length_lose_nothing_to_a_re
 async fn c7_numbers_that_were_rolled_back_are_not_waited_for() {
     let journal = journal().await;
     let mut gone = journal.pool().begin().await.unwrap();
-    journal.append_in(&mut gone, &append("a", Expected::New, &["gone"])).await.unwrap();
-    journal.append(&append("b", Expected::New, &["there"])).await.unwrap();
+    let _ = journal.append_in(&mut gone, &append("a", Expected::New, &["gone"])).await.unwrap();
+    let _ = journal.append(&append("b", Expected::New, &["there"])).await.unwrap();
     assert!(journal.read(&Position::START, 10).await.unwrap().at_hole);
     gone.rollback().await.unwrap();
     let stretch = journal.read(&Position::START, 10).await.unwrap();
@@ -153,9 +153,9 @@ async fn c7_numbers_that_were_rolled_back_are_not_waited_for() {
 async fn c7_a_writer_that_was_killed_is_not_waited_for() {
     let journal = journal().await;
     let mut killed = journal.pool().begin().await.unwrap();
-    journal.append_in(&mut killed, &append("a", Expected::New, &["killed"])).await.unwrap();
+    let _ = journal.append_in(&mut killed, &append("a", Expected::New, &["killed"])).await.unwrap();
     let pid: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut *killed).await.unwrap();
-    journal.append(&append("b", Expected::New, &["there"])).await.unwrap();
+    let _ = journal.append(&append("b", Expected::New, &["there"])).await.unwrap();
     assert!(journal.read(&Position::START, 10).await.unwrap().at_hole);
     let _: bool = ask(journal.pool(), format!("select pg_terminate_backend({pid}, 60000)")).await;
     assert_eq!(follow(&journal, &mut Position::START.clone()).await, ["there"]);
@@ -166,13 +166,13 @@ async fn c7_a_savepoint_that_was_rolled_back_is_no_hole_and_what_follows_it_in_i
     let journal = journal().await;
     let mut tx = journal.pool().begin().await.unwrap();
     sqlx::query("savepoint one").execute(&mut *tx).await.unwrap();
-    journal.append_in(&mut tx, &append("a", Expected::New, &["undone"])).await.unwrap();
+    let _ = journal.append_in(&mut tx, &append("a", Expected::New, &["undone"])).await.unwrap();
     sqlx::query("rollback to one").execute(&mut *tx).await.unwrap();
-    journal.append(&append("b", Expected::New, &["b-1"])).await.unwrap();
+    let _ = journal.append(&append("b", Expected::New, &["b-1"])).await.unwrap();
     let mut after = Position::START;
     assert_eq!(follow(&journal, &mut after).await, ["b-1"], "its lock went with the savepoint");
-    journal.append_in(&mut tx, &append("a", Expected::New, &["done"])).await.unwrap();
-    journal.append(&append("b", Expected::Exact(1), &["b-2"])).await.unwrap();
+    let _ = journal.append_in(&mut tx, &append("a", Expected::New, &["done"])).await.unwrap();
+    let _ = journal.append(&append("b", Expected::Exact(1), &["b-2"])).await.unwrap();
     assert_eq!(follow(&journal, &mut after).await, [""; 0]);
     tx.commit().await.unwrap();
     assert_eq!(follow(&journal, &mut after).await, ["done", "b-2"]);
@@ -191,9 +191,9 @@ async fn c7_a_prepared_transaction_left_behind_is_waited_for_and_then_delivered(
     let journal = journal_on(pool_to(&cluster.url(), 6).await).await;
     let prepare = async |append: Append, name: &str| {
         let mut tx = journal.pool().begin().await.unwrap();
-        journal.append_in(&mut tx, &append).await.unwrap();
+        let _ = journal.append_in(&mut tx, &append).await.unwrap();
         let after = append.aggregate.as_str().to_owned() + "-other";
-        journal.append(&self::append(&after, Expected::Any, &[&format!("{name}-after")])).await.unwrap();
+        let _ = journal.append(&self::append(&after, Expected::Any, &[&format!("{name}-after")])).await.unwrap();
         // Seen while it is still a session's; it must be known again under its other name.
         assert!(journal.read(&Position::START, 10).await.unwrap().at_hole);
         sqlx::raw_sql(sqlx::AssertSqlSafe(format!("prepare transaction '{name}'")))
@@ -235,8 +235,8 @@ async fn c7_transactions_that_do_not_write_to_the_journal_stall_nobody() {
     let mut writes_elsewhere = journal.pool().begin().await.unwrap();
     sqlx::query("create temporary table y (n int)").execute(&mut *writes_elsewhere).await.unwrap();
     let mut gone = journal.pool().begin().await.unwrap();
-    journal.append_in(&mut gone, &append("a", Expected::New, &["gone"])).await.unwrap();
-    journal.append(&append("b", Expected::New, &["there"])).await.unwrap();
+    let _ = journal.append_in(&mut gone, &append("a", Expected::New, &["gone"])).await.unwrap();
+    let _ = journal.append(&append("b", Expected::New, &["there"])).await.unwrap();
     gone.rollback().await.unwrap();
     let stretch = journal.read(&Position::START, 10).await.unwrap();
     assert_eq!((ids(&stretch.events), stretch.at_hole), (vec!["there".to_owned()], false));
@@ -251,7 +251,7 @@ async fn c7_reading_past_many_rolled_back_numbers_looks_for_writers_once() {
     let s = journal.schema();
     // Every second number was rolled back, so to say.
     for n in 0..300 {
-        journal.append(&append(&format!("a-{n}"), Expected::New, &[&format!("e-{n}")])).await.unwrap();
+        let _ = journal.append(&append(&format!("a-{n}"), Expected::New, &[&format!("e-{n}")])).await.unwrap();
         let _: i64 = ask(journal.pool(), format!("select nextval('{s}.journal_position')")).await;
     }
     run(journal.pool(), format!("create table {s}.looks (n int)")).await;
@@ -275,9 +275,9 @@ async fn c7_reading_past_many_rolled_back_numbers_looks_for_writers_once() {
 async fn c1_a_hot_aggregate_does_not_hold_others_back() {
     let journal = journal().await;
     let mut hot = journal.pool().begin().await.unwrap();
-    journal.append_in(&mut hot, &append("hot", Expected::New, &["hot-1"])).await.unwrap();
+    let _ = journal.append_in(&mut hot, &append("hot", Expected::New, &["hot-1"])).await.unwrap();
     // Single appends, and a batch of which one meets the hot one: the others are stored meanwhile.
-    journal.append(&append("cold", Expected::New, &["cold-1"])).await.unwrap();
+    let _ = journal.append(&append("cold", Expected::New, &["cold-1"])).await.unwrap();
     let batch: Vec<_> = (0..20)
         .map(|n| append(if n == 7 { "hot" } else { "cold" }, Expected::Any, &[&format!("batch-{n}")]))
         .collect();
@@ -375,7 +375,7 @@ async fn c1_32_writers_on_8_aggregates_with_random_failures_number_without_a_gap
 async fn c3_one_id_appended_to_two_aggregates_at_once_is_stored_once() {
     let journal = journal().await;
     let mut first = journal.pool().begin().await.unwrap();
-    journal.append_in(&mut first, &append("a", Expected::New, &["x"])).await.unwrap();
+    let _ = journal.append_in(&mut first, &append("a", Expected::New, &["x"])).await.unwrap();
     let second = tokio::spawn({
         let journal = journal.clone();
         async move { journal.append(&append("b", Expected::New, &["x"])).await }
@@ -448,12 +448,12 @@ async fn everything_works_behind_a_transaction_pooler() {
     settings.pooling = Pooling::Detect;
     let journal = PgJournal::connect(&url, settings).await.unwrap();
     let mut tx = journal.pool().begin().await.unwrap();
-    journal.append_in(&mut tx, &append("a", Expected::New, &["one", "two"])).await.unwrap();
+    let _ = journal.append_in(&mut tx, &append("a", Expected::New, &["one", "two"])).await.unwrap();
     tx.commit().await.unwrap();
     let reader = journal.clone();
     let waiting = tokio::spawn(async move { reader.wait(&Position::of(2), Duration::from_secs(60)).await });
     for n in 0..20 {
-        journal.append(&append("b", Expected::Exact(n), &[&format!("b-{n}")])).await.unwrap();
+        let _ = journal.append(&append("b", Expected::Exact(n), &[&format!("b-{n}")])).await.unwrap();
     }
     waiting.await.unwrap().unwrap();
     assert_eq!(follow(&journal, &mut Position::START.clone()).await.len(), 22);
@@ -481,11 +481,11 @@ async fn a_waiting_reader_of_another_process_is_woken_at_once() {
         let began = Instant::now();
         if n == 2 {
             let mut tx = journal.pool().begin().await.unwrap();
-            journal.append_in(&mut tx, &append("a", Expected::Any, &["in"])).await.unwrap();
+            let _ = journal.append_in(&mut tx, &append("a", Expected::Any, &["in"])).await.unwrap();
             tx.commit().await.unwrap();
             journal.wake();
         } else {
-            journal.append(&append("a", Expected::Any, &[&format!("e-{n}")])).await.unwrap();
+            let _ = journal.append(&append("a", Expected::Any, &[&format!("e-{n}")])).await.unwrap();
         }
         waiting.await.unwrap().unwrap();
         assert!(began.elapsed() < Duration::from_secs(60), "woken, not timed out");
