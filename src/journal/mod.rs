@@ -9,6 +9,7 @@
 //! counting: some may be empty.
 
 mod append;
+mod appender;
 mod checkpoint;
 mod command;
 mod open;
@@ -21,6 +22,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 pub use append::{Append, Appended, Expected, Placed, Placing, Ready};
+pub use appender::Appender;
 pub use checkpoint::{Behind, Checkpoint, Lead, RelayState};
 pub use command::expects;
 pub use open::{OpenSettings, open};
