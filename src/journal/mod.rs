@@ -13,6 +13,7 @@ mod checkpoint;
 mod command;
 mod open;
 mod position;
+pub(crate) mod record;
 
 use std::fmt;
 use std::sync::Arc;
