@@ -16,6 +16,7 @@
 //! ```
 
 mod consumer;
+mod journal;
 mod load;
 mod scoped;
 mod table;
@@ -27,6 +28,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use consumer::ConsumerConfig;
+pub use journal::{JournalConfig, RelayConfig};
 pub use load::{Place, Sources, Value, hide_password};
 pub use table::{ATTEMPTS_OF_SCOPE, Kind, SETTINGS, Setting, setting};
 
@@ -63,6 +65,10 @@ pub struct Config {
     pub retry: RetryConfig,
     /// `window.*`
     pub window: WindowConfig,
+    /// `journal.*`
+    pub journal: JournalConfig,
+    /// `relay.*`
+    pub relay: RelayConfig,
     /// Which bus; may hold a password.
     pub bus_url: String,
     /// `consumer.*`
@@ -205,6 +211,8 @@ impl Config {
                     _ => OnOutage::PassThrough,
                 },
             },
+            journal: JournalConfig::of(&of, &data_dir)?,
+            relay: RelayConfig::of(&of)?,
             bus_url: of.text("bus.url")?.to_owned(),
             consumer: ConsumerConfig::of(&of)?,
             telemetry_prefix: of.text("telemetry.prefix")?.to_owned(),

@@ -236,6 +236,129 @@ pub const SETTINGS: &[Setting] = &[
         "while the window is away: let everything pass to the ledger (counted), or wait until it is back",
     ),
     Setting {
+        flag: Some("--journal"),
+        secret: true,
+        ..row(
+            "journal.url",
+            Kind::Text,
+            "",
+            "memory:, sqlite:FILE, postgres://…, s3://BUCKET/PREFIX or dir:PATH; unset: sqlite:journal.db in data.dir",
+        )
+    },
+    row("journal.schema", Kind::Identifier, "hapax", "the PostgreSQL schema of the journal"),
+    row(
+        "journal.migrate",
+        Kind::Choice(&["auto", "check"]),
+        "auto",
+        "auto: bring the schema up to date at start; check: refuse to start if it is not",
+    ),
+    also(
+        row(
+            "journal.mismatch",
+            Kind::Choice(&["error", "warn"]),
+            "error",
+            "what an id that is used again for another content leads to; warn keeps and answers the original",
+        ),
+        &["EVENT_STORE_IDEMPOTENCY_MISMATCH_MODE"],
+    ),
+    row(
+        "journal.event_bytes_max",
+        int(1, 256 * 1024 * 1024),
+        "1048576",
+        "the largest event, payload and headers",
+    ),
+    also(
+        row(
+            "journal.allocator",
+            Kind::Choice(&["postgres", "s3", "legacy", "off"]),
+            "postgres",
+            "who numbers the events of an object store: a table in PostgreSQL, the store itself (s3, legacy), or the caller (off)",
+        ),
+        &["EVENT_STORE_SEQUENCE_ALLOCATOR_MODE"],
+    ),
+    Setting {
+        secret: true,
+        ..row(
+            "journal.allocator_url",
+            Kind::Text,
+            "",
+            "the PostgreSQL that numbers (unset: ledger.url, if that is one)",
+        )
+    },
+    also(
+        row("journal.allocator_schema", Kind::Identifier, "spice_event_registry", "the schema of its table"),
+        &["EVENT_STORE_SEQUENCE_SCHEMA"],
+    ),
+    also(
+        row("journal.allocator_prefix", Kind::Name, "write_side", "what its rows are filed under"),
+        &["EVENT_STORE_SEQUENCE_HANDLER_PREFIX"],
+    ),
+    row("relay.name", Kind::Name, "relay", "which relay: one of a name leads at a time"),
+    row("relay.topic", Kind::Name, "events", "where it publishes"),
+    row(
+        "relay.lease_ms",
+        int(100, 3_600_000),
+        "15000",
+        "how long the lead lasts unless it is kept; a killed relay is succeeded after that",
+    ),
+    also(
+        row(
+            "relay.lookback_s",
+            int(0, 86_400),
+            "600",
+            "object stores: how far behind its checkpoint the relay looks again; 0: not at all",
+        ),
+        &["EVENT_PUBLISHER_LOOKBACK_SECONDS"],
+    ),
+    also(
+        row(
+            "relay.lookback_max",
+            int(0, 100_000),
+            "50",
+            "object stores: at most so many events of that a batch",
+        ),
+        &["EVENT_PUBLISHER_LOOKBACK_MAX_KEYS"],
+    ),
+    also(
+        row(
+            "relay.dedup_max",
+            int(0, 10_000_000),
+            "10000",
+            "how many ids the relay remembers so as not to publish them twice; 0: none",
+        ),
+        &["EVENT_PUBLISHER_DEDUP_MAX_EVENTS"],
+    ),
+    also(
+        row(
+            "relay.dedup_checkpoint_max",
+            int(0, 100_000),
+            "2000",
+            "how many of them its checkpoint keeps over a restart; 0: none",
+        ),
+        &["EVENT_PUBLISHER_DEDUP_CHECKPOINT_MAX_EVENTS"],
+    ),
+    also(
+        row("relay.batch_max", int(1, 100_000), "200", "how many events it reads and publishes at once"),
+        &["EVENT_PUBLISHER_BATCH_SIZE"],
+    ),
+    also(
+        row(
+            "relay.flush_max",
+            int(0, 100_000),
+            "0",
+            "after how many events it waits for acknowledgement; 0: as relay.batch_max",
+        ),
+        &["EVENT_PUBLISHER_KAFKA_FLUSH_BATCH_SIZE"],
+    ),
+    also(
+        row("relay.flush_timeout_s", int(1, 3600), "10", "how long it waits for acknowledgement"),
+        &["EVENT_PUBLISHER_KAFKA_FLUSH_TIMEOUT_SECONDS"],
+    ),
+    also(
+        row("relay.log_interval_s", int(0, 86_400), "30", "how often it logs what it did; 0: never"),
+        &["EVENT_PUBLISHER_METRICS_LOG_INTERVAL_SECONDS"],
+    ),
+    Setting {
         flag: Some("--bus"),
         secret: true,
         ..row(

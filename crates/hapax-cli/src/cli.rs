@@ -37,6 +37,9 @@ pub struct Global {
     /// Which ledger: memory:, sqlite:FILE, postgres://… or redis://… (ledger.url)
     #[arg(long, global = true, value_name = "URL")]
     pub ledger: Option<String>,
+    /// Which journal: sqlite:FILE, postgres://…, s3://BUCKET/PREFIX or dir:PATH (journal.url)
+    #[arg(long, global = true, value_name = "URL")]
+    pub journal: Option<String>,
     /// Which bus: embedded, embedded:FILE or kafka://HOST:PORT (bus.url)
     #[arg(long, global = true, value_name = "URL")]
     pub bus: Option<String>,
@@ -74,6 +77,9 @@ impl Global {
         if let Some(url) = &self.ledger {
             sources = sources.flag("ledger.url", "--ledger", url)?;
         }
+        if let Some(url) = &self.journal {
+            sources = sources.flag("journal.url", "--journal", url)?;
+        }
         if let Some(url) = &self.bus {
             sources = sources.flag("bus.url", "--bus", url)?;
         }
@@ -93,6 +99,8 @@ pub enum Command {
     Consume(Box<crate::consume::ConsumeArgs>),
     /// Put events from JSON Lines into a topic
     Produce(crate::produce::ProduceArgs),
+    /// Append events to a journal, and look into it
+    Journal(Box<crate::journal::JournalArgs>),
     /// Look at dead letters, run them again or drop them
     Dead(crate::letters::DeadArgs),
     /// Look at events that wait behind something unresolved, and let them go on

@@ -10,8 +10,10 @@ mod exporters;
 mod failure;
 mod filter;
 mod id;
+mod journal;
 mod ledger;
 mod letters;
+mod lines;
 mod open;
 mod print;
 mod produce;
@@ -49,6 +51,7 @@ fn run(cli: Cli) -> Result<u8, Failure> {
     let code = match cli.command {
         Command::Consume(args) => runtime.block_on(consume::run(global, &args, &gate, metrics.as_ref())),
         Command::Produce(args) => runtime.block_on(produce::run(global, &args)),
+        Command::Journal(args) => runtime.block_on(journal::run(global, &args)),
         Command::Dead(args) => runtime.block_on(letters::dead(global, &args)),
         Command::Parked(args) => runtime.block_on(letters::parked(global, &args)),
         Command::Doctor(args) => runtime.block_on(doctor::run(global, &args)),

@@ -1,11 +1,11 @@
-//! Opening what a command works on: ledger, bus, window.
+//! Opening what a command works on: ledger, journal, bus.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use hapax::bus::{self, Bus};
 use hapax::config::{Config, sqlite_path};
-use hapax::{Ledger, backend};
+use hapax::{Journal, Ledger, backend, journal};
 
 use crate::failure::Failure;
 
@@ -15,6 +15,19 @@ pub async fn ledger(config: &Config) -> Result<Arc<dyn Ledger>, Failure> {
         make_folder(&config.data_dir)?;
     }
     Ok(backend::open(&config.ledger.url, &config.open_settings()).await?)
+}
+
+/// Opens the journal to work with it; one that is embedded is made if it is missing.
+pub async fn journal(config: &Config) -> Result<Arc<dyn Journal>, Failure> {
+    if config.journal.url == "memory:" {
+        return Err(Failure::config(
+            "a journal in memory would end with this command; use --journal sqlite:FILE",
+        ));
+    }
+    if sqlite_path(&config.journal.url).is_some_and(|path| path.starts_with(&config.data_dir)) {
+        make_folder(&config.data_dir)?;
+    }
+    Ok(journal::open(&config.journal.url, &config.journal_settings()).await?)
 }
 
 /// Opens the bus. The embedded one's file is made if it is missing, in the data directory only.

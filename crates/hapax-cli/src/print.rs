@@ -1,6 +1,6 @@
 //! Printing results: tables for people, JSON for tools, and no complaint when the reader has left.
 
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 
 use serde_json::Value;
 
@@ -47,4 +47,23 @@ pub fn escaped(text: &str) -> String {
     text.chars()
         .flat_map(|c| if c == '\'' || c == '"' { vec![c] } else { c.escape_debug().collect() })
         .collect()
+}
+
+/// Refuses to go on where nobody can be asked. `why` says what there is to ask about.
+pub fn can_ask(why: &str) -> Result<(), Failure> {
+    if std::io::stdin().is_terminal() {
+        return Ok(());
+    }
+    Err(Failure::config(format!("{why}: give --yes (there is no terminal to ask on)")))
+}
+
+/// Asks a person. Anything but a clear yes is no.
+pub fn asked(question: &str) -> Result<bool, Failure> {
+    eprint!("{question} [y/N] ");
+    let _ = std::io::stderr().flush(); // a question that cannot be seen will be answered by nothing
+    let mut answer = String::new();
+    std::io::stdin()
+        .read_line(&mut answer)
+        .map_err(|e| Failure::dependency("input", format!("the answer cannot be read: {e}")))?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }

@@ -1,6 +1,6 @@
 //! `hapax produce`: JSON Lines into a topic, each line with an id that stays the same however often it is sent.
 
-use std::io::{BufRead as _, BufReader, IsTerminal as _, Read, Write as _};
+use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::cli::Global;
 use crate::failure::Failure;
+use crate::lines::{self, Line};
 use crate::{open, print};
 
 /// Lines published together at most.
@@ -61,9 +62,6 @@ struct Counts {
     resent: u64,
 }
 
-/// A line that came, or why there are no more.
-type Line = Result<(u64, Vec<u8>), Failure>;
-
 pub async fn run(global: &Global, args: &ProduceArgs) -> Result<u8, Failure> {
     let config = global.load()?;
     let maker = Maker::new(args)?;
@@ -75,7 +73,7 @@ pub async fn run(global: &Global, args: &ProduceArgs) -> Result<u8, Failure> {
         let told = format!("there is no topic {}; --create PARTITIONS makes it", args.topic);
         return Err(Failure::config(told));
     }
-    let mut lines = read(args)?;
+    let mut lines = lines::read(args.file.as_deref(), args.line_bytes_max)?;
     let mut counts = Counts::default();
     let line = std::io::stderr().is_terminal() && !global.json;
     let ended = produce(args, &maker, &bus, &mut lines, &mut counts, line).await;
@@ -254,7 +252,7 @@ impl Maker {
     }
 }
 
-fn has_id(value: &Value) -> bool {
+pub(crate) fn has_id(value: &Value) -> bool {
     ["/eventId", "/event_id"].iter().any(|path| value.pointer(path).is_some_and(|id| !id.is_null()))
 }
 
@@ -265,40 +263,6 @@ fn key_of(value: &Value, pointer: &str) -> Result<Bytes, String> {
         Some(_) => Err(format!("its {pointer} is neither a text nor a number, so it is no key")),
         None => Err(format!("it has no {pointer}, so it has no key")),
     }
-}
-
-/// Reads lines on a thread of its own: standard input may have nothing to say for long.
-fn read(args: &ProduceArgs) -> Result<mpsc::Receiver<Line>, Failure> {
-    let path = args.file.clone().filter(|path| path.as_os_str() != "-");
-    let source: Box<dyn Read + Send> = match &path {
-        None => Box::new(std::io::stdin()),
-        Some(path) => {
-            let file = std::fs::File::open(path);
-            Box::new(file.map_err(|e| Failure::input(format!("{} cannot be read: {e}", path.display())))?)
-        }
-    };
-    let (send, lines) = mpsc::channel(2 * BATCH);
-    let max = args.line_bytes_max;
-    std::thread::spawn(move || {
-        let mut source = BufReader::new(source);
-        for number in 1.. {
-            let mut line = Vec::new();
-            let read = (&mut source).take(max as u64 + 1).read_until(b'\n', &mut line);
-            let line = match read {
-                Ok(0) => return,
-                Ok(_) if line.len() > max => Err(Failure::input(format!(
-                    "line {number}: it has more than {max} bytes (--line-bytes-max)"
-                ))),
-                Ok(_) => Ok((number, line.trim_ascii().to_vec())),
-                Err(error) => Err(Failure::input(format!("line {number}: it cannot be read: {error}"))),
-            };
-            let (last, blank) = (line.is_err(), matches!(&line, Ok((_, line)) if line.is_empty()));
-            if (!blank && send.blocking_send(line).is_err()) || last {
-                return;
-            }
-        }
-    });
-    Ok(lines)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Acting: `sweep`, `retry`, `release`, `kill`, `forget`. Each says what it is about to do, asks, and leaves an audit row.
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -257,9 +257,7 @@ pub async fn entries(
 }
 
 fn confirmed(plan: &[(Intervention, Intervened)]) -> Result<bool, Failure> {
-    if !std::io::stdin().is_terminal() {
-        return Err(Failure::config("this changes the ledger: give --yes (there is no terminal to ask on)"));
-    }
+    print::can_ask("this changes the ledger")?;
     for (what, step) in plan.iter().take(20) {
         eprintln!("{} {} ({})", what.name(), step.before.identity, step.before.state);
     }
@@ -267,13 +265,7 @@ fn confirmed(plan: &[(Intervention, Intervened)]) -> Result<bool, Failure> {
         eprintln!("… and {} more", plan.len() - 20);
     }
     let what = plan.first().map_or("change", |(what, _)| what.name());
-    eprint!("{what} {} entries? [y/N] ", plan.len());
-    let _ = std::io::stderr().flush(); // a question that cannot be seen will be answered by nothing
-    let mut answer = String::new();
-    std::io::stdin()
-        .read_line(&mut answer)
-        .map_err(|e| Failure::dependency("input", format!("the answer cannot be read: {e}")))?;
-    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+    print::asked(&format!("{what} {} entries?", plan.len()))
 }
 
 fn report(global: &Global, would: &str, steps: &[(Intervention, Intervened)]) -> Result<(), Failure> {

@@ -1,0 +1,128 @@
+//! `hapax journal`: append events, read them, look after them.
+
+mod append;
+mod read;
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use hapax::Journal;
+use hapax::journal::JournalSweep;
+use serde_json::json;
+
+use crate::cli::Global;
+use crate::failure::{self, Failure};
+use crate::{open, print};
+
+#[derive(Debug, Args)]
+pub struct JournalArgs {
+    #[command(subcommand)]
+    command: JournalCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum JournalCommand {
+    /// Append events from JSON Lines: numbered within their aggregate, each id once
+    #[command(after_help = "Examples:\n  \
+        hapax journal append --aggregate order-17 --expected 3 events.jsonl\n  \
+        hapax journal append --aggregate-at /order_id --kind-at /type events.jsonl")]
+    Append(append::AppendArgs),
+    /// Print events: of one aggregate, by id, or all in the journal's order
+    #[command(after_help = "Examples:\n  \
+        hapax journal read --aggregate order-17 --from 3 --payload\n  \
+        hapax journal read --after 1700 --limit 50 --json")]
+    Read(read::ReadArgs),
+    /// Say how much there is, and how far each relay has come
+    Stat,
+    /// Remove events that every relay has published
+    #[command(after_help = "Example: hapax journal sweep --older-than 90d --dry-run")]
+    Sweep(SweepArgs),
+}
+
+#[derive(Debug, Args)]
+struct SweepArgs {
+    /// Only what was appended longer ago than this
+    #[arg(long, value_name = "TIME", value_parser = crate::cli::duration)]
+    older_than: Duration,
+    /// Only say how many
+    #[arg(long)]
+    dry_run: bool,
+    /// Do not ask
+    #[arg(long)]
+    yes: bool,
+}
+
+pub async fn run(global: &Global, args: &JournalArgs) -> Result<u8, Failure> {
+    let journal = open::journal(&global.load()?).await?;
+    match &args.command {
+        JournalCommand::Append(args) => append::run(global, &*journal, args).await,
+        JournalCommand::Read(args) => read::run(global, &*journal, args).await,
+        JournalCommand::Stat => stat(global, &*journal).await,
+        JournalCommand::Sweep(args) => sweep(global, &*journal, args).await,
+    }
+}
+
+async fn stat(global: &Global, journal: &dyn Journal) -> Result<u8, Failure> {
+    let stat = journal.stat().await?;
+    let relays = journal.relays().await?;
+    if global.json {
+        let relays = relays.iter().map(|state| {
+            json!({
+                "relay": state.relay.as_str(),
+                "position": state.checkpoint.as_ref().map(|checkpoint| checkpoint.position.to_string()),
+            })
+        });
+        print::json(&json!({
+            "journal": journal.id(), "backend": journal.capabilities().backend,
+            "events": stat.events, "aggregates": stat.aggregates, "exact": stat.exact,
+            "oldest_at": stat.oldest_at.map(|at| at.to_string()),
+            "last": stat.last.as_ref().map(ToString::to_string),
+            "relays": relays.collect::<Vec<_>>(),
+        }))?;
+        return Ok(0);
+    }
+    let about = if stat.exact { "" } else { "about " };
+    print::line(&format!("journal     {} ({})", journal.id(), journal.capabilities().backend))?;
+    print::line(&format!("events      {about}{}", stat.events))?;
+    print::line(&format!("aggregates  {about}{}", stat.aggregates))?;
+    let oldest = stat.oldest_at.map_or_else(|| "-".to_owned(), |at| at.to_string());
+    print::line(&format!("oldest      {oldest}"))?;
+    let last = stat.last.map_or_else(|| "-".to_owned(), |last| last.to_string());
+    print::line(&format!("last        {last}"))?;
+    for state in relays {
+        let position = state.checkpoint.map(|checkpoint| checkpoint.position).unwrap_or_default();
+        print::line(&format!("relay       {} has come to {position}", state.relay))?;
+    }
+    Ok(0)
+}
+
+async fn sweep(global: &Global, journal: &dyn Journal, args: &SweepArgs) -> Result<u8, Failure> {
+    let mut terms = JournalSweep::new(args.older_than);
+    if !args.dry_run && !args.yes {
+        print::can_ask("this removes events for good")?;
+        if !print::asked("remove published events for good?")? {
+            return Err(Failure::new(failure::USAGE, "refused", "nothing was removed"));
+        }
+    }
+    terms.dry_run = args.dry_run;
+    let mut swept = 0;
+    if args.dry_run {
+        terms.batch_max = usize::MAX >> 1;
+        swept = journal.sweep(&terms).await?;
+    } else {
+        loop {
+            let step = journal.sweep(&terms).await?;
+            swept += step;
+            if step == 0 {
+                break;
+            }
+        }
+    }
+    if global.json {
+        print::json(&json!({"dry_run": args.dry_run, "removed": swept}))?;
+    } else {
+        let would = if args.dry_run { "would be " } else { "" };
+        print::line(&format!("{swept} events {would}removed"))?;
+    }
+    Ok(0)
+}

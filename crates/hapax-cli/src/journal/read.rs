@@ -1,0 +1,115 @@
+//! `hapax journal read`.
+
+use clap::Args;
+use hapax::journal::{Position, Stored};
+use hapax::{Aggregate, EventId, Journal, Tenant};
+use serde_json::{Value, json};
+
+use crate::cli::Global;
+use crate::failure::Failure;
+use crate::print;
+
+/// Events taken from the journal at a time.
+const PAGE: usize = 500;
+
+#[derive(Debug, Args)]
+pub struct ReadArgs {
+    /// Only this aggregate
+    #[arg(long, conflicts_with_all = ["after", "id"])]
+    aggregate: Option<Aggregate>,
+    /// From this seq of the aggregate on
+    #[arg(long, value_name = "SEQ", requires = "aggregate", default_value_t = 1)]
+    from: u64,
+    /// Whose data it is, with --aggregate or --id
+    #[arg(long)]
+    tenant: Option<Tenant>,
+    /// The event with this id
+    #[arg(long, conflicts_with = "after")]
+    id: Option<EventId>,
+    /// Everything after this position [default: from the start]
+    #[arg(long, value_name = "POSITION")]
+    after: Option<Position>,
+    /// At most so many
+    #[arg(long, value_name = "N", default_value_t = u64::MAX, hide_default_value = true)]
+    limit: u64,
+    /// Print payloads and headers too
+    #[arg(long)]
+    payload: bool,
+}
+
+pub async fn run(global: &Global, journal: &dyn Journal, args: &ReadArgs) -> Result<u8, Failure> {
+    if let Some(id) = &args.id {
+        let found = journal.find(args.tenant.as_ref(), id).await?;
+        let Some(stored) = found else {
+            return Err(hapax::Error::NotFound(format!("no event {id} in this journal")).into());
+        };
+        show(global, args, &[stored])?;
+        return Ok(0);
+    }
+    let (mut left, mut seq, mut after) = (args.limit, args.from, args.after.clone().unwrap_or_default());
+    while left > 0 {
+        let limit = usize::try_from(left).unwrap_or(PAGE).min(PAGE);
+        let page = if let Some(aggregate) = &args.aggregate {
+            journal.read_aggregate(args.tenant.as_ref(), aggregate, seq, limit).await?
+        } else {
+            let stretch = journal.read(&after, limit).await?;
+            let moved = stretch.next != after;
+            after = stretch.next;
+            if stretch.events.is_empty() && moved {
+                continue; // a page of empty places
+            }
+            stretch.events
+        };
+        let Some(last) = page.last() else { break };
+        seq = last.seq + 1;
+        left -= page.len() as u64;
+        show(global, args, &page)?;
+    }
+    Ok(0)
+}
+
+fn show(global: &Global, args: &ReadArgs, page: &[Stored]) -> Result<(), Failure> {
+    for stored in page {
+        if global.json {
+            print::json(&to_json(stored, args.payload))?;
+            continue;
+        }
+        let event = &stored.event;
+        let of = event.aggregate.as_ref().map_or_else(String::new, ToString::to_string);
+        let kind = event.kind.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string);
+        print::line(&format!(
+            "{:>8}  {of} {}  {kind}  {}  {}",
+            stored.position, stored.seq, event.id, stored.at
+        ))?;
+        if args.payload {
+            for (name, value) in event.headers.iter() {
+                let value = print::escaped(&String::from_utf8_lossy(value));
+                print::line(&format!("          {}: {value}", print::escaped(name)))?;
+            }
+            print::line(&format!("          {}", print::escaped(&String::from_utf8_lossy(&event.payload))))?;
+        }
+    }
+    Ok(())
+}
+
+fn to_json(stored: &Stored, payload: bool) -> Value {
+    let event = &stored.event;
+    let mut value = json!({
+        "position": stored.position.to_string(),
+        "tenant": event.tenant.as_ref().map(hapax::Tenant::as_str),
+        "aggregate": event.aggregate.as_ref().map(hapax::Aggregate::as_str),
+        "seq": stored.seq,
+        "id": event.id.as_str(),
+        "kind": event.kind.as_ref().map(hapax::Kind::as_str),
+        "time": event.time.map(|time| time.to_string()),
+        "at": stored.at.to_string(),
+        "fingerprint": stored.fingerprint.to_string(),
+    });
+    if payload {
+        value["headers"] =
+            event.headers.iter().map(|(name, value)| json!([name, String::from_utf8_lossy(value)])).collect();
+        value["payload"] = serde_json::from_slice(&event.payload)
+            .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&event.payload).into_owned()));
+    }
+    value
+}

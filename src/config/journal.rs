@@ -1,0 +1,131 @@
+//! `journal.*` and `relay.*`: where events are kept, and how they come to the bus.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::{Config, Migrate, Typed, hide_password};
+use crate::error::Result;
+use crate::id::{RelayName, Topic};
+use crate::journal::{JournalSettings, OpenSettings};
+use crate::ledger::MismatchRule;
+
+/// The journal's settings.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct JournalConfig {
+    /// Which journal; may hold a password.
+    pub url: String,
+    /// The PostgreSQL schema.
+    pub schema: String,
+    /// What to do about the schema.
+    pub migrate: Migrate,
+    /// What a reused id leads to.
+    pub mismatch: MismatchRule,
+    /// The largest event.
+    pub event_bytes_max: usize,
+    /// Who numbers the events of an object store: `postgres`, `s3` or `off`.
+    pub allocator: String,
+    /// The PostgreSQL that does; may hold a password.
+    pub allocator_url: Option<String>,
+    /// The schema of its table.
+    pub allocator_schema: String,
+    /// What its rows are filed under.
+    pub allocator_prefix: String,
+}
+
+/// The relay's settings.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct RelayConfig {
+    /// Which relay.
+    pub name: RelayName,
+    /// Where it publishes.
+    pub topic: Topic,
+    /// How long the lead lasts.
+    pub lease: Duration,
+    /// How far it looks back; zero: not at all.
+    pub lookback: Duration,
+    /// How many events of that a batch.
+    pub lookback_max: usize,
+    /// How many ids it remembers.
+    pub dedup_max: usize,
+    /// How many of them its checkpoint keeps.
+    pub dedup_checkpoint_max: usize,
+    /// How many events at once.
+    pub batch_max: usize,
+    /// After how many it waits for acknowledgement.
+    pub flush_max: usize,
+    /// How long it waits.
+    pub flush_timeout: Duration,
+    /// How often it logs what it did; zero: never.
+    pub log_interval: Duration,
+}
+
+impl JournalConfig {
+    pub(super) fn of(of: &Typed<'_>, data_dir: &Path) -> Result<Self> {
+        let set = |key: &str| of.text(key).map(|text| Some(text.to_owned()).filter(|text| !text.is_empty()));
+        let file = || format!("sqlite:{}", data_dir.join("journal.db").display());
+        let ledger = set("ledger.url")?.filter(|url| url.starts_with("postgres"));
+        Ok(JournalConfig {
+            url: set("journal.url")?.unwrap_or_else(file),
+            schema: of.text("journal.schema")?.to_owned(),
+            migrate: if of.text("journal.migrate")? == "check" { Migrate::Check } else { Migrate::Auto },
+            mismatch: match of.text("journal.mismatch")? {
+                "warn" => MismatchRule::Warn,
+                _ => MismatchRule::Error,
+            },
+            event_bytes_max: of.int("journal.event_bytes_max")? as usize,
+            allocator: match of.text("journal.allocator")? {
+                "legacy" => "s3".to_owned(),
+                mode => mode.to_owned(),
+            },
+            allocator_url: set("journal.allocator_url")?.or(ledger),
+            allocator_schema: of.text("journal.allocator_schema")?.to_owned(),
+            allocator_prefix: set("journal.allocator_prefix")?.unwrap_or_else(|| "write_side".to_owned()),
+        })
+    }
+}
+
+impl RelayConfig {
+    pub(super) fn of(of: &Typed<'_>) -> Result<Self> {
+        let count = |key: &str| of.int(key).map(|number| number as usize);
+        let seconds = |key: &str| of.int(key).map(Duration::from_secs);
+        let batch_max = count("relay.batch_max")?;
+        Ok(RelayConfig {
+            name: of.name("relay.name", RelayName::new)?.map_or_else(|| RelayName::new("relay"), Ok)?,
+            topic: of.name("relay.topic", Topic::new)?.map_or_else(|| Topic::new("events"), Ok)?,
+            lease: Duration::from_millis(of.int("relay.lease_ms")?),
+            lookback: seconds("relay.lookback_s")?,
+            lookback_max: count("relay.lookback_max")?,
+            dedup_max: count("relay.dedup_max")?,
+            dedup_checkpoint_max: count("relay.dedup_checkpoint_max")?,
+            batch_max,
+            flush_max: Some(count("relay.flush_max")?).filter(|flush| *flush != 0).unwrap_or(batch_max),
+            flush_timeout: seconds("relay.flush_timeout_s")?,
+            log_interval: seconds("relay.log_interval_s")?,
+        })
+    }
+}
+
+impl Config {
+    /// What opening a journal takes.
+    pub fn journal_settings(&self) -> OpenSettings {
+        let journal = JournalSettings {
+            mismatch: self.journal.mismatch,
+            event_bytes_max: self.journal.event_bytes_max,
+            ..JournalSettings::default()
+        };
+        OpenSettings {
+            journal,
+            schema: self.journal.schema.clone(),
+            migrate: self.journal.migrate,
+            acquire_timeout: self.ledger.acquire_timeout,
+            ..OpenSettings::default()
+        }
+    }
+
+    /// What the URL of the journal is, with its password hidden.
+    pub fn journal_url_shown(&self) -> String {
+        hide_password(&self.journal.url)
+    }
+}
