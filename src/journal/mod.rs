@@ -9,6 +9,7 @@
 //! counting: some may be empty.
 
 mod append;
+mod archive;
 mod checkpoint;
 mod command;
 mod open;
@@ -22,6 +23,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 pub use append::{Append, Appended, Expected, Placed, Placing, Ready};
+pub use archive::{ArchiveTerms, Archived, archive, archive_files, archive_read};
 pub use checkpoint::{Behind, Checkpoint, Lead, RelayState};
 pub use command::expects;
 pub use open::{OpenSettings, open};

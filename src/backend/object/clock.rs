@@ -42,6 +42,8 @@ struct Learnt {
     lately: Option<Between>,
     before: Option<Between>,
     since: i64,
+    /// The last time that was told.
+    told: i64,
 }
 
 impl StoreClock {
@@ -69,13 +71,22 @@ impl StoreClock {
     /// What it shows now; nothing if no answer has come for too long.
     pub(super) fn now(&self) -> Option<Now> {
         let here = self.here();
-        let learnt = self.learnt.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut learnt = self.learnt.lock().unwrap_or_else(PoisonError::into_inner);
         if here - learnt.since > 2 * FORGET.as_micros() as i64 {
             return None;
         }
         let lately = learnt.lately?;
         let known = learnt.before.map_or(lately, |before| lately.and(before));
-        Some(Now { low: Time::from_micros(here + known.low), high: Time::from_micros(here + known.high) })
+        let (low, high) = (here + known.low, here + known.high);
+        let middle = low.midpoint(high);
+        // Knowing better must not turn time back; a clock that was set is another matter.
+        let about = if learnt.told - middle < 2 * SECOND { middle.max(learnt.told) } else { middle };
+        learnt.told = about;
+        Some(Now {
+            low: Time::from_micros(low),
+            high: Time::from_micros(high),
+            about: Time::from_micros(about),
+        })
     }
 }
 

@@ -206,7 +206,7 @@ impl Objects for Directory {
 
     async fn now(&self) -> Result<Now> {
         let now = self.clock.now();
-        Ok(Now { low: now, high: now })
+        Ok(Now { low: now, high: now, about: now })
     }
 
     fn grain_ms(&self) -> u64 {

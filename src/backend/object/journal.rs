@@ -237,7 +237,7 @@ impl Journal for ObjectJournal {
     }
 
     async fn now(&self) -> Result<Time> {
-        Ok(self.0.objects.now().await?.about())
+        Ok(self.0.objects.now().await?.about)
     }
 
     fn id(&self) -> &str {

@@ -208,6 +208,12 @@ pub(super) fn relay(relay: &RelayName) -> String {
     format!("{RELAYS}{}/", part(relay.as_str()))
 }
 
+/// A number that tells relays apart.
+pub(super) fn relay_number(relay: &RelayName) -> u32 {
+    let hash = Sha256::digest(relay.as_str().as_bytes());
+    u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]])
+}
+
 fn foreign(name: &str) -> Error {
     Error::Corrupt(format!("an object that is no part of a journal lies in one: {name}"))
 }

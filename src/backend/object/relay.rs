@@ -31,6 +31,9 @@ use crate::ledger::Token;
 /// More objects than a relay ever has: old ones are removed with every step.
 const OBJECTS_MAX: usize = 10_000;
 
+/// How much of a token tells the relay.
+const RELAY_BITS: u32 = 20;
+
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct LeadObject {
     relay: String,
@@ -41,7 +44,7 @@ struct LeadObject {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct SaveObject {
     checkpoint: Option<Checkpoint>,
-    /// When it was saved, in microseconds, if that was under an earlier token.
+    /// When it was saved, in microseconds since 1970.
     saved_at: Option<i64>,
 }
 
@@ -55,8 +58,8 @@ struct Board {
     /// The last time it was kept, and for how long.
     kept: Option<(Time, u64)>,
     ended: bool,
-    /// The last checkpoint: token, number, when, name.
-    save: Option<(i64, u64, Time, String)>,
+    /// The last checkpoint: token, number, name.
+    save: Option<(i64, u64, String)>,
 }
 
 impl Board {
@@ -75,7 +78,7 @@ impl Board {
             if what == "save" {
                 let n = number();
                 if board.save.as_ref().is_none_or(|(t, m, ..)| (token, n) >= (*t, *m)) {
-                    board.save = Some((token, n, object.at, object.name.clone()));
+                    board.save = Some((token, n, object.name.clone()));
                 }
             }
         }
@@ -142,11 +145,9 @@ impl Inner {
     }
 
     async fn saved(&self, board: &Board) -> Result<(Option<Checkpoint>, Option<Time>)> {
-        let Some((.., at, name)) = &board.save else { return Ok((None, None)) };
+        let Some((.., name)) = &board.save else { return Ok((None, None)) };
         let Some(save) = self.read_json::<SaveObject>(name).await? else { return Ok((None, None)) };
-        let saved_at = save.saved_at.map_or(*at, Time::from_micros);
-        let saved_at = save.checkpoint.is_some().then_some(saved_at);
-        Ok((save.checkpoint, saved_at))
+        Ok((save.checkpoint, save.saved_at.map(Time::from_micros)))
     }
 
     pub(super) async fn lead(&self, relay: &RelayName, owner: &Owner, lease: Duration) -> Result<Lead> {
@@ -163,7 +164,9 @@ impl Inner {
             let lease_ms = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
             let lead =
                 LeadObject { relay: relay.as_str().into(), owner: Some(owner.as_str().into()), lease_ms };
-            let Some((token, checkpoint)) = self.take_over(relay, board.token + 1, &lead).await? else {
+            let Some((token, checkpoint)) =
+                self.take_over(relay, next_token(relay, board.token), &lead).await?
+            else {
                 continue;
             };
             let checkpoint = checkpoint.unwrap_or_else(|| Checkpoint::start(&self.id));
@@ -202,7 +205,7 @@ impl Inner {
 
     pub(super) async fn keep_lead(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()> {
         let lease_ms = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
-        let ms = millis(self.objects.now().await?.about());
+        let ms = millis(self.objects.now().await?.about);
         let name = file(relay, token.0, &format!("keep.{ms:013}.{lease_ms}"));
         self.objects.put(&name, bytes::Bytes::new()).await?;
         let board = self.board(relay).await?;
@@ -217,7 +220,8 @@ impl Inner {
 
     pub(super) async fn save(&self, relay: &RelayName, token: Token, checkpoint: &Checkpoint) -> Result<()> {
         checkpoint.must_be_of(&self.id)?;
-        let save = json(&SaveObject { checkpoint: Some(checkpoint.clone()), saved_at: None })?;
+        let saved_at = Some(self.objects.now().await?.about.as_micros());
+        let save = json(&SaveObject { checkpoint: Some(checkpoint.clone()), saved_at })?;
         let board = self.board(relay).await?;
         if board.token != token.0 {
             return Err(fenced(relay));
@@ -272,11 +276,18 @@ impl Inner {
             let token = self.board(relay).await?.token;
             let owner = self.lead_object(relay, token).await?.and_then(|lead| lead.owner);
             let lead = LeadObject { relay: relay.as_str().into(), owner, lease_ms: 0 };
-            let Some((token, before)) = self.take_over(relay, token + 1, &lead).await? else { continue };
+            let Some((token, before)) = self.take_over(relay, next_token(relay, token), &lead).await? else {
+                continue;
+            };
             self.save(relay, Token(token), to).await?;
             return Ok(before);
         }
     }
+}
+
+/// The next token of a relay. Its last digits are the relay's own, so that no two relays ever have the same.
+fn next_token(relay: &RelayName, last: i64) -> i64 {
+    (((last >> RELAY_BITS) + 1) << RELAY_BITS) | i64::from(name::relay_number(relay) >> (32 - RELAY_BITS))
 }
 
 fn save_name(n: u64) -> String {

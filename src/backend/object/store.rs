@@ -24,13 +24,8 @@ pub struct Now {
     pub low: Time,
     /// and not later.
     pub high: Time,
-}
-
-impl Now {
-    /// The middle: what is told to people.
-    pub fn about(self) -> Time {
-        Time::from_micros(self.low.as_micros().midpoint(self.high.as_micros()))
-    }
+    /// In between: what is told to people. It does not go back.
+    pub about: Time,
 }
 
 /// A place for objects.

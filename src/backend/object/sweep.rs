@@ -22,7 +22,7 @@ impl Inner {
     pub(super) async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
         let relays = self.relays().await?;
         let Some(up_to) = swept_up_to(&relays) else { return Ok(0) };
-        let cutoff = self.objects.now().await?.about().minus(terms.older_than);
+        let cutoff = self.objects.now().await?.about.minus(terms.older_than);
         let mut swept = 0;
         let mut after = name::INDEX.to_owned();
         loop {
