@@ -10,6 +10,7 @@
 
 mod append;
 mod archive;
+mod appender;
 mod checkpoint;
 mod command;
 mod open;
@@ -24,6 +25,7 @@ use async_trait::async_trait;
 
 pub use append::{Append, Appended, Expected, Placed, Placing, Ready};
 pub use archive::{ArchiveTerms, Archived, archive, archive_files, archive_read};
+pub use appender::Appender;
 pub use checkpoint::{Behind, Checkpoint, Lead, RelayState};
 pub use command::expects;
 pub use open::{OpenSettings, open};

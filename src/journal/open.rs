@@ -61,6 +61,7 @@ pub async fn open(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Journal>
             open_objects(Arc::new(Directory::open(path)?), settings).await
         }
         Some(("s3", _)) => open_s3(url, settings).await,
+        Some(("postgres" | "postgresql", _)) => open_postgres(url, settings).await,
         _ => Err(Error::Config(format!(
             "{:?} names no journal; known are memory:, sqlite:FILE, postgres://USER@HOST/DATABASE, s3://BUCKET/PREFIX and dir:PATH",
             hide_password(url)
@@ -89,4 +90,24 @@ async fn open_s3(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Journal>>
 #[allow(clippy::unused_async)] // as the one that is built in
 async fn open_s3(_url: &str, _settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
     Err(Error::Unsupported("S3 is not built in; build hapax with the feature `s3`".into()))
+}
+
+#[cfg(feature = "postgres")]
+async fn open_postgres(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
+    use crate::backend::postgres::{PgJournal, PgJournalSettings};
+    let settings = PgJournalSettings {
+        journal: settings.journal.clone(),
+        schema: settings.schema.clone(),
+        migrate: settings.migrate,
+        pool_max: settings.pool_max,
+        acquire_timeout: settings.acquire_timeout,
+        ..PgJournalSettings::default()
+    };
+    Ok(Arc::new(PgJournal::connect(url, settings).await?))
+}
+
+#[cfg(not(feature = "postgres"))]
+#[allow(clippy::unused_async)] // as the one that is built in
+async fn open_postgres(_url: &str, _settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
+    Err(Error::Unsupported("PostgreSQL is not built in; build hapax with the feature `postgres`".into()))
 }

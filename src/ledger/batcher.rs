@@ -45,7 +45,8 @@ struct Inner {
     outage: Outage,
 }
 
-struct Queue<I, O>(Mutex<Waiting<I, O>>);
+/// What waits to go with the next batch.
+pub(crate) struct Queue<I, O>(Mutex<Waiting<I, O>>);
 
 struct Waiting<I, O> {
     items: Vec<I>,
@@ -59,7 +60,7 @@ impl<I, O> Default for Queue<I, O> {
     }
 }
 
-type Batch<I, O> = (Vec<I>, Vec<oneshot::Sender<Result<O>>>);
+pub(crate) type Batch<I, O> = (Vec<I>, Vec<oneshot::Sender<Result<O>>>);
 
 impl<I, O> Queue<I, O> {
     fn lock(&self) -> MutexGuard<'_, Waiting<I, O>> {
@@ -67,7 +68,7 @@ impl<I, O> Queue<I, O> {
     }
 
     /// Adds an item; true if a runner must be started for it.
-    fn push(&self, item: I, answer: oneshot::Sender<Result<O>>, runners_max: usize) -> bool {
+    pub(crate) fn push(&self, item: I, answer: oneshot::Sender<Result<O>>, runners_max: usize) -> bool {
         let mut waiting = self.lock();
         waiting.items.push(item);
         waiting.answers.push(answer);
@@ -76,21 +77,21 @@ impl<I, O> Queue<I, O> {
         start
     }
 
-    fn runner(&self) -> Runner<'_, I, O> {
+    pub(crate) fn runner(&self) -> Runner<'_, I, O> {
         Runner { queue: self, ended: false }
     }
 }
 
 /// One who works a queue off. If its task ends early (a panic, a runtime that is shut down), the queue must not wait for
 /// it for ever.
-struct Runner<'q, I, O> {
+pub(crate) struct Runner<'q, I, O> {
     queue: &'q Queue<I, O>,
     ended: bool,
 }
 
 impl<I, O> Runner<'_, I, O> {
     /// The next batch; none ends the runner.
-    fn take(&mut self) -> Option<Batch<I, O>> {
+    pub(crate) fn take(&mut self) -> Option<Batch<I, O>> {
         let mut waiting = self.queue.lock();
         if waiting.items.is_empty() {
             waiting.running -= 1;
@@ -383,17 +384,17 @@ impl Batcher {
     }
 }
 
-fn gone() -> Error {
+pub(crate) fn gone() -> Error {
     Error::Unavailable {
         what: "the batch's task ended before it answered (runtime shut down?)".into(),
         source: None,
     }
 }
 
-type Running<'a, O> = Pin<Box<dyn Future<Output = Result<Vec<Result<O>>>> + Send + 'a>>;
+pub(crate) type Running<'a, O> = Pin<Box<dyn Future<Output = Result<Vec<Result<O>>>> + Send + 'a>>;
 
 /// Runs a batch; if its statement fails on somebody's data, everybody goes alone, so a bad row harms only itself.
-async fn in_batch<'a, I, O>(
+pub(crate) async fn in_batch<'a, I, O>(
     outage: &Outage,
     items: &'a [I],
     run: impl Fn(&'a [I]) -> Running<'a, O>,

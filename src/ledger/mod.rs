@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-pub(crate) use batcher::{Batcher, ClaimRef};
+pub(crate) use batcher::{Batcher, ClaimRef, Queue, gone, in_batch};
 pub use claim::{
     Baseline, Body, Claim, Extend, FailureTerms, Grant, Identity, LeaseTerms, Metadata, Mode, Nonce, OnDead,
     Order, OrderPolicy, Outcome, Prior, Settle, Settled, Token, Verdict,

@@ -5,8 +5,10 @@
 //! it holds no state but what can be read again: numbers of scopes, and which weeks there are.
 
 mod claim;
+mod connect;
 mod error;
 mod held;
+pub mod journal;
 mod lone;
 mod read;
 mod schema;
@@ -22,10 +24,10 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
-use sqlx::{AssertSqlSafe, Connection as _, PgPool};
+use sqlx::{AssertSqlSafe, PgPool};
 
 pub use crate::config::Migrate;
+pub use journal::{PgJournal, PgJournalSettings};
 pub use schema::{ACCEPTS, VERSION, grants_sql, schema_sql};
 
 use crate::clock::Time;
@@ -161,30 +163,7 @@ impl PgLedger {
     /// A host that is not this machine is spoken to over verified TLS, unless the URL names another `sslmode`.
     pub async fn connect(url: &str, settings: impl Into<PgSettings>) -> Result<Self> {
         let settings = settings.into();
-        if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
-            return Err(Error::Config(
-                "ledger.url is not a PostgreSQL URL: it begins with no postgres://".into(),
-            ));
-        }
-        let mut options: PgConnectOptions = url
-            .parse()
-            .map_err(|e: sqlx::Error| Error::Config(format!("ledger.url is not a PostgreSQL URL: {e}")))?;
-        if !url.contains("sslmode=") && !url.contains("ssl-mode=") {
-            let local = matches!(options.get_host(), "localhost" | "127.0.0.1" | "::1")
-                || options.get_host().starts_with('/');
-            options = options.ssl_mode(if local { PgSslMode::Prefer } else { PgSslMode::VerifyFull });
-        }
-        if std::env::var_os("PGAPPNAME").is_none() && options.get_application_name().is_none() {
-            options = options.application_name("hapax");
-        }
-        knock(&options, settings.acquire_timeout).await?;
-        let pool = PgPoolOptions::new()
-            .max_connections(settings.pool_max)
-            .acquire_timeout(settings.acquire_timeout)
-            .test_before_acquire(false) // a broken connection is a doubt like any other, and resolved as one
-            .connect_with(options)
-            .await
-            .map_err(|e| translate("connecting to PostgreSQL", e))?;
+        let pool = connect::open_pool("ledger.url", url, settings.pool_max, settings.acquire_timeout).await?;
         PgLedger::with_pool(pool, settings).await
     }
 
@@ -223,7 +202,7 @@ impl PgLedger {
             inner.owner = number;
         }
         if inner.settings.refuse {
-            verify::enforce(&inner).await?;
+            verify::enforce(verify::check(&inner).await?)?;
         }
         Ok(PgLedger(Arc::new(inner)))
     }
@@ -236,19 +215,6 @@ impl PgLedger {
     /// The schema it lives in.
     pub fn schema(&self) -> &str {
         &self.0.settings.schema
-    }
-}
-
-/// One connection by hand: a pool that meets a closed door tries until its time is over, and then cannot say why.
-async fn knock(options: &PgConnectOptions, within: Duration) -> Result<()> {
-    let what = "connecting to PostgreSQL";
-    match tokio::time::timeout(within, sqlx::PgConnection::connect_with(options)).await {
-        Ok(Ok(connection)) => {
-            let _ = connection.close().await; // it has answered; that is all
-            Ok(())
-        }
-        Ok(Err(error)) => Err(translate(what, error)),
-        Err(late) => Err(Error::unavailable(format!("{what}: no answer within {within:?}"), late)),
     }
 }
 

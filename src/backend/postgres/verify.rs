@@ -1,6 +1,6 @@
 //! Start-up checks: what the promises rest on, asked of the server itself.
 
-use sqlx::{AssertSqlSafe, Connection as _, PgPool, Row as _};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool, Row as _};
 
 use super::Inner;
 use super::error::translate;
@@ -33,9 +33,9 @@ pub(super) async fn is_pooled(pool: &PgPool) -> Result<bool> {
 }
 
 /// Refuses a server that cannot keep the promises, and logs what is worth knowing.
-pub(super) async fn enforce(inner: &Inner) -> Result<()> {
+pub(super) fn enforce(findings: Vec<Finding>) -> Result<()> {
     let mut refusals = Vec::new();
-    for finding in check(inner).await? {
+    for finding in findings {
         match finding.level {
             Level::Fine => {}
             Level::Warning => tracing::warn!(target: "hapax", check = finding.check, "{}", finding.message),
@@ -51,8 +51,8 @@ pub(super) async fn enforce(inner: &Inner) -> Result<()> {
     })
 }
 
-pub(super) async fn check(inner: &Inner) -> Result<Vec<Finding>> {
-    let mut tx = inner.begin().await?;
+/// What the server says of itself.
+pub(super) async fn check_server(connection: &mut PgConnection, pooled: bool) -> Result<Vec<Finding>> {
     let row = sqlx::query(
         "select current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'), \
          current_setting('server_version_num')::int, current_setting('server_version'), \
@@ -60,7 +60,7 @@ pub(super) async fn check(inner: &Inner) -> Result<Vec<Finding>> {
          (select count(*) from pg_stat_replication where sync_state = 'async')",
     )
     .persistent(false)
-    .fetch_one(&mut *tx)
+    .fetch_one(connection)
     .await
     .map_err(|e| translate(WHAT, e))?;
     let mut findings = Vec::new();
@@ -119,7 +119,7 @@ pub(super) async fn check(inner: &Inner) -> Result<Vec<Finding>> {
             "no asynchronous standby is attached (or this role may not see them)".into(),
         );
     }
-    if inner.pooled() {
+    if pooled {
         find(
             Level::Warning,
             "pooling",
@@ -128,6 +128,12 @@ pub(super) async fn check(inner: &Inner) -> Result<Vec<Finding>> {
     } else {
         find(Level::Fine, "pooling", "connections are sessions".into());
     }
+    Ok(findings)
+}
+
+pub(super) async fn check(inner: &Inner) -> Result<Vec<Finding>> {
+    let mut tx = inner.begin().await?;
+    let mut findings = check_server(&mut tx, inner.pooled()).await?;
     let s = &inner.settings.schema;
     let skipped: i64 = sqlx::query_scalar(AssertSqlSafe(format!(
         "select count(*) from pg_inherits where inhparent = '{s}.entry'::regclass and inhdetachpending"
@@ -137,11 +143,8 @@ pub(super) async fn check(inner: &Inner) -> Result<Vec<Finding>> {
     .await
     .map_err(|e| translate(WHAT, e))?;
     if skipped > 0 {
-        find(
-            Level::Warning,
-            "sweep",
-            format!("{skipped} week(s) were left half-dropped; the next sweep finishes them"),
-        );
+        let message = format!("{skipped} week(s) were left half-dropped; the next sweep finishes them");
+        findings.push(Finding { level: Level::Warning, check: "sweep", message });
     }
     Ok(findings)
 }

@@ -1,0 +1,319 @@
+//! Appends: checked here, sent as columns, decided by the SQL function. A batch that meets a lock is split, so that one aggregate in
+//! somebody's long transaction does not hold the others back.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::postgres::PgArguments;
+use sqlx::query::QueryAs;
+use sqlx::{AssertSqlSafe, PgTransaction, Postgres};
+
+use super::{Inner, code, fail, number, tenant_text};
+use crate::backend::postgres::claim::is_out_of_time;
+use crate::backend::postgres::error::{Meaning, meaning};
+use crate::clock::Time;
+use crate::error::{Error, Result};
+use crate::event::{Event, Headers};
+use crate::id::Kind;
+use crate::journal::{Append, Appended, Expected, Placed, Placing, Position, Ready};
+use crate::ledger::MismatchRule;
+
+/// How often a statement is sent again after a conflict with others, or after a broken connection.
+const TRIES_MAX: u32 = 12;
+/// How long an append waits for whoever has its aggregate.
+const WAIT: &str = "2s";
+/// How long one of many waits, holding the others back.
+const WAIT_AMONG_MANY: &str = "100ms";
+/// The most events in one statement; an append is never divided.
+const EVENTS_MAX: usize = 1000;
+/// And the most bytes of them, but for a single append.
+const BYTES_MAX: usize = 16 << 20;
+
+/// Event, kind, seq, position.
+type Answer = (i32, i32, Option<i64>, Option<i64>);
+
+pub(super) async fn append_in(
+    inner: &Inner,
+    tx: &mut PgTransaction<'_>,
+    append: &Append,
+) -> Result<Appended> {
+    let ready = [append.check(&inner.settings.journal)?];
+    let columns = Columns::of(&ready, inner);
+    let query = columns.query(inner, WAIT).persistent(!inner.pooled());
+    let answers = query.fetch_all(&mut **tx).await.map_err(|e| fail("appending", e))?;
+    let mut outcomes = outcomes(&ready, &answers);
+    outcomes.pop().unwrap_or_else(|| Err(Error::Corrupt("an append without an answer".into())))
+}
+
+pub(super) async fn append_many(inner: &Arc<Inner>, appends: &[Append]) -> Vec<Result<Appended>> {
+    let mut answers: Vec<Option<Result<Appended>>> = Vec::with_capacity(appends.len());
+    let mut ready = Vec::with_capacity(appends.len());
+    for (index, append) in appends.iter().enumerate() {
+        match append.check(&inner.settings.journal) {
+            Ok(one) => {
+                answers.push(None);
+                ready.push((index, one));
+            }
+            Err(error) => answers.push(Some(Err(error))),
+        }
+    }
+    let mut rest = &ready[..];
+    while !rest.is_empty() {
+        let (batch, later) = rest.split_at(batch_length(rest));
+        rest = later;
+        run(inner, batch, &mut answers).await;
+    }
+    if answers.iter().flatten().any(|answer| answer.as_ref().is_ok_and(|appended| !appended.is_repeat())) {
+        super::wake::wake(inner);
+    }
+    let missing = || Err(Error::Corrupt("an append without an answer".into()));
+    answers.into_iter().map(|answer| answer.unwrap_or_else(missing)).collect()
+}
+
+/// How many of the first appends go into one statement: as many as fit, none of which repeats an id of one before.
+fn batch_length(ready: &[(usize, Ready<'_>)]) -> usize {
+    let (mut ids, mut events, mut bytes) = (HashSet::new(), 0, 0);
+    for (count, (_, one)) in ready.iter().enumerate() {
+        let append = one.append;
+        events += append.events.len();
+        bytes += append.events.iter().map(|event| event.payload.len()).sum::<usize>();
+        let known = append.events.iter().any(|event| ids.contains(&(append.tenant.as_ref(), &event.id)));
+        if count > 0 && (known || events > EVENTS_MAX || bytes > BYTES_MAX) {
+            return count;
+        }
+        ids.extend(append.events.iter().map(|event| (append.tenant.as_ref(), &event.id)));
+    }
+    ready.len()
+}
+
+/// Runs a batch. What met a lock goes in halves, and in order: two appends to one aggregate are never turned round.
+async fn run(inner: &Inner, batch: &[(usize, Ready<'_>)], answers: &mut [Option<Result<Appended>>]) {
+    let mut parts = vec![0..batch.len()];
+    let mut tries = 0;
+    while let Some(part) = parts.pop() {
+        let slice: Vec<Ready<'_>> = batch[part.clone()].iter().map(|(_, one)| one.clone()).collect();
+        let columns = Columns::of(&slice, inner);
+        let wait = if columns.heads.len() > 1 { WAIT_AMONG_MANY } else { WAIT };
+        crate::crash_point!("append.sending");
+        let error = match inner.fetch_all(columns.query(inner, wait)).await {
+            Ok(rows) => {
+                crate::crash_point!("append.answered");
+                for ((index, _), outcome) in batch[part].iter().zip(outcomes(&slice, &rows)) {
+                    answers[*index] = Some(outcome);
+                }
+                continue;
+            }
+            Err(error) => error,
+        };
+        let again = code(&error).as_deref() == Some("23505")
+            || match meaning(&error) {
+                Meaning::Serialization => true,
+                // An append that took effect is answered as the repeat it is.
+                Meaning::Doubt => !is_out_of_time(&error),
+                _ => false,
+            };
+        if meaning(&error) == Meaning::Locked && part.len() > 1 {
+            let middle = part.start + part.len() / 2;
+            parts.extend([middle..part.end, part.start..middle]);
+        } else if again && tries < TRIES_MAX {
+            tries += 1;
+            // Others need a moment to end, or the server to come back; the first try goes at once.
+            tokio::time::sleep(Duration::from_millis(u64::from(tries - 1) * 10)).await;
+            parts.push(part);
+        } else if part.len() > 1 && matches!(meaning(&error), Meaning::Data | Meaning::Other) {
+            // Somebody's data is refused, nobody says whose.
+            let middle = part.start + part.len() / 2;
+            parts.extend([middle..part.end, part.start..middle]);
+        } else {
+            let error = fail("appending", error);
+            for (index, _) in &batch[part] {
+                answers[*index] = Some(Err(error.copy()));
+            }
+        }
+    }
+}
+
+/// Events, column by column; an event that is there twice in an append is sent once.
+struct Columns<'a> {
+    /// Each aggregate once, in the order of their bytes.
+    heads: BTreeMap<(&'a str, &'a str), i32>,
+    warn: bool,
+    appends: Vec<i32>,
+    slots: Vec<i32>,
+    expected: Vec<Option<i64>>,
+    tenants: Vec<&'a str>,
+    aggregates: Vec<&'a str>,
+    ids: Vec<std::borrow::Cow<'a, [u8]>>,
+    fingerprints: Vec<&'a [u8]>,
+    seqs: Vec<Option<i64>>,
+    kinds: Vec<Option<&'a str>>,
+    times: Vec<Option<i64>>,
+    payloads: Vec<&'a [u8]>,
+    names: Vec<Option<String>>,
+    values: Vec<Option<String>>,
+    traces: Vec<Option<String>>,
+}
+
+impl<'a> Columns<'a> {
+    fn of(ready: &'a [Ready<'_>], inner: &Inner) -> Self {
+        let head = |one: &Ready<'a>| (tenant_text(one.append.tenant.as_ref()), one.append.aggregate.as_str());
+        let mut heads: BTreeMap<_, i32> = ready.iter().map(|one| (head(one), 0)).collect();
+        for (slot, number) in heads.values_mut().zip(1..) {
+            *slot = number;
+        }
+        let events =
+            || ready.iter().zip(1..).flat_map(|(one, append)| firsts(one).map(move |at| (one, append, at)));
+        let column = |value: &dyn Fn(&'a Event) -> Option<String>| {
+            events().map(|(one, _, at)| value(&one.append.events[at])).collect::<Vec<_>>()
+        };
+        let each = || events().map(|(one, _, at)| &one.append.events[at]);
+        Columns {
+            warn: inner.settings.journal.mismatch == MismatchRule::Warn,
+            appends: events().map(|(_, append, _)| append).collect(),
+            slots: events().map(|(one, ..)| heads[&head(one)]).collect(),
+            expected: events().map(|(one, ..)| expected(one.append.expected)).collect(),
+            tenants: events().map(|(one, ..)| head(one).0).collect(),
+            aggregates: events().map(|(one, ..)| head(one).1).collect(),
+            ids: each().map(|event| event.id.key()).collect(),
+            fingerprints: events().map(|(one, _, at)| &one.fingerprints[at].0[..]).collect(),
+            seqs: each().map(|event| event.seq.map(number)).collect(),
+            kinds: each().map(|event| event.kind.as_ref().map(Kind::as_str)).collect(),
+            times: each().map(|event| event.time.map(Time::as_micros)).collect(),
+            payloads: each().map(|event| &event.payload[..]).collect(),
+            names: column(&|event| literal(&event.headers, |(name, _)| name.as_bytes())),
+            values: column(&|event| literal(&event.headers, |(_, value)| value)),
+            traces: column(&|event| event.trace.map(|trace| trace.to_string())),
+            heads,
+        }
+    }
+
+    fn query<'q>(&'q self, inner: &Inner, wait: &'q str) -> QueryAs<'q, Postgres, Answer, PgArguments> {
+        if self.ids.len() == 1 {
+            return sqlx::query_as(AssertSqlSafe(Arc::clone(&inner.sql.append_one)))
+                .bind(wait)
+                .bind(self.warn)
+                .bind(self.expected[0])
+                .bind(self.tenants[0])
+                .bind(self.aggregates[0])
+                .bind(&*self.ids[0])
+                .bind(self.fingerprints[0])
+                .bind(self.seqs[0])
+                .bind(self.kinds[0])
+                .bind(self.times[0])
+                .bind(self.payloads[0])
+                .bind(&self.names[0])
+                .bind(&self.values[0])
+                .bind(&self.traces[0]);
+        }
+        sqlx::query_as(AssertSqlSafe(Arc::clone(&inner.sql.append)))
+            .bind(wait)
+            .bind(self.warn)
+            .bind(self.heads.keys().map(|head| head.0).collect::<Vec<_>>())
+            .bind(self.heads.keys().map(|head| head.1).collect::<Vec<_>>())
+            .bind(&self.appends)
+            .bind(&self.slots)
+            .bind(&self.expected)
+            .bind(&self.tenants)
+            .bind(&self.aggregates)
+            .bind(self.ids.iter().map(|id| &**id).collect::<Vec<_>>())
+            .bind(&self.fingerprints)
+            .bind(&self.seqs)
+            .bind(&self.kinds)
+            .bind(&self.times)
+            .bind(&self.payloads)
+            .bind(&self.names)
+            .bind(&self.values)
+            .bind(&self.traces)
+    }
+}
+
+/// The events of an append that are sent.
+fn firsts<'a>(one: &'a Ready<'_>) -> impl Iterator<Item = usize> + 'a {
+    (0..one.same.len()).filter(|at| one.same[*at] == *at)
+}
+
+fn expected(expected: Expected) -> Option<i64> {
+    match expected {
+        Expected::Exact(seq) => Some(number(seq)),
+        Expected::New => Some(0),
+        Expected::Any => None,
+    }
+}
+
+/// One half of the headers as PostgreSQL writes an array: arrays of arrays must be of one length, texts need not.
+fn literal<'a>(headers: &'a Headers, half: impl Fn((&'a str, &'a [u8])) -> &'a [u8]) -> Option<String> {
+    if headers.is_empty() {
+        return None;
+    }
+    let mut text = String::from("{");
+    for (at, header) in headers.iter().enumerate() {
+        text.push_str(if at == 0 { "\"\\\\x" } else { ",\"\\\\x" });
+        for byte in half(header) {
+            let _ = write!(text, "{byte:02x}"); // a String takes everything
+        }
+        text.push('"');
+    }
+    text.push('}');
+    Some(text)
+}
+
+/// What the answers say of each append, in order.
+fn outcomes(ready: &[Ready<'_>], answers: &[Answer]) -> Vec<Result<Appended>> {
+    let mut by_event: Vec<Option<&Answer>> = Vec::new();
+    for answer in answers {
+        let at = usize::try_from(answer.0).unwrap_or(0);
+        if by_event.len() <= at {
+            by_event.resize(at + 1, None);
+        }
+        by_event[at] = Some(answer);
+    }
+    let mut before = 0;
+    let mut of = |one: &Ready<'_>| -> Result<Appended> {
+        let sent: Vec<usize> = firsts(one).collect();
+        let mine = before + 1..=before + sent.len();
+        before += sent.len();
+        let mut placed: Vec<Placed> = Vec::with_capacity(one.same.len());
+        let found: Vec<Option<&Answer>> = mine.map(|at| by_event.get(at).copied().flatten()).collect();
+        for (answer, at) in found.iter().zip(&sent) {
+            if let Some((_, kind @ 4.., seq, _)) = answer {
+                return Err(refusal(one.append, *at, *kind, seq.unwrap_or_default()));
+            }
+        }
+        for (at, first) in one.same.iter().enumerate() {
+            if *first != at {
+                let original = placed[*first].clone();
+                placed.push(Placed { placing: Placing::Repeat, ..original });
+                continue;
+            }
+            let answer = sent.binary_search(&at).ok().and_then(|nth| found[nth]);
+            let Some((_, kind, Some(seq), Some(position))) = answer else {
+                return Err(Error::Corrupt("an append without an answer".into()));
+            };
+            let placing = match kind {
+                1 => Placing::New,
+                2 => Placing::Repeat,
+                _ => Placing::Kept,
+            };
+            placed.push(Placed { seq: *seq as u64, position: Position::of(*position as u64), placing });
+        }
+        Ok(Appended::new(placed))
+    };
+    ready.iter().map(&mut of).collect()
+}
+
+/// Why an append was refused, at which event.
+fn refusal(append: &Append, at: usize, kind: i32, seq: i64) -> Error {
+    let event = &append.events[at];
+    match kind {
+        4 => Error::Conflict { expected: append.expected.to_string(), actual: format!("seq {seq}") },
+        5 => Error::Mismatch {
+            what: format!("{} is in the journal with other content, as seq {seq} of its aggregate", event.id),
+        },
+        _ => Error::Conflict {
+            expected: format!("seq {} for {}", event.seq.unwrap_or_default(), event.id),
+            actual: format!("seq {seq} is next"),
+        },
+    }
+}

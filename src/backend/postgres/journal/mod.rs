@@ -1,0 +1,372 @@
+//! A journal in PostgreSQL, 15 or newer.
+//!
+//! An append is one call of a SQL function (`migrations/`): it locks the head of the aggregate, checks, numbers and stores. A
+//! position is drawn inside its INSERT, so that whoever has drawn one holds a write lock on the journal's table. Positions are
+//! drawn in one order and committed in another; `read` gives the part without holes, and at a hole it looks for
+//! whoever could still fill it: nobody else is waited for.
+//!
+//! Nothing here needs a session. Whoever appends sends one merged NOTIFY after the commit, never in it; readers listen on a connection
+//! of their own, and where a pooler is in front they ask now and then.
+
+mod append;
+mod read;
+mod relay;
+mod schema;
+mod sweep;
+mod wake;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use sqlx::postgres::PgArguments;
+use sqlx::query::{Query, QueryAs};
+use sqlx::{FromRow, PgPool, PgTransaction, Postgres};
+
+pub use schema::{JOURNAL_ACCEPTS, JOURNAL_VERSION, journal_grants_sql, journal_schema_sql};
+
+use super::error::translate;
+use super::schema::check_name;
+use super::{Migrate, Pooling, connect, verify};
+use crate::clock::Time;
+use crate::error::{Error, Result};
+use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
+use crate::journal::{
+    Append, Appended, Checkpoint, Journal, JournalCapabilities, JournalSettings, JournalStat, JournalSweep,
+    Lead, Position, RelayState, Stored, Stretch,
+};
+use crate::ledger::Token;
+
+/// What a PostgreSQL journal is told when it is opened.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct PgJournalSettings {
+    /// What every journal is told.
+    pub journal: JournalSettings,
+    /// The schema it lives in, alone or beside a ledger.
+    pub schema: String,
+    /// Whether to create or update its tables.
+    pub migrate: Migrate,
+    /// Connections at most; one more listens while somebody waits for events.
+    pub pool_max: u32,
+    /// How long to wait for a connection.
+    pub acquire_timeout: Duration,
+    /// Whether a transaction pooler is in front.
+    pub pooling: Pooling,
+    /// How long a waiting reader lets pass at most before it looks by itself: what `append_in` commits is noticed so much later,
+    /// unless someone calls [`wake`](PgJournal::wake).
+    pub poll_max: Duration,
+    /// Whether a server that cannot keep the promises (no fsync, asynchronous commit, read-only, too old) is refused. Say false
+    /// only to look around.
+    pub refuse: bool,
+}
+
+impl Default for PgJournalSettings {
+    fn default() -> Self {
+        PgJournalSettings {
+            journal: JournalSettings::default(),
+            schema: "hapax".into(),
+            migrate: Migrate::Auto,
+            pool_max: 20,
+            acquire_timeout: Duration::from_secs(10),
+            pooling: Pooling::Detect,
+            poll_max: Duration::from_millis(100),
+            refuse: true,
+        }
+    }
+}
+
+impl From<JournalSettings> for PgJournalSettings {
+    fn from(journal: JournalSettings) -> Self {
+        PgJournalSettings { journal, ..PgJournalSettings::default() }
+    }
+}
+
+/// A journal in PostgreSQL. Clones share it.
+///
+/// ```no_run
+/// use hapax::backend::postgres::{PgJournal, PgJournalSettings};
+/// use hapax::journal::{Append, Expected};
+/// use hapax::{Aggregate, Event, EventId};
+///
+/// # async fn order(url: &str) -> Result<(), Box<dyn std::error::Error>> {
+/// let journal = PgJournal::connect(url, PgJournalSettings::default()).await?;
+/// let event = Event::new(EventId::now_v7()).payload(r#"{"amount": 7}"#);
+/// let append = Append::new(Aggregate::new("order-17")?, Expected::New, [event]);
+/// let mut tx = journal.pool().begin().await?;
+/// sqlx::query("insert into orders values (17, 7)").execute(&mut *tx).await?;
+/// journal.append_in(&mut tx, &append).await?;
+/// tx.commit().await?; // row and event
+/// journal.wake(); // whoever follows the journal need not look by itself
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct PgJournal(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    pool: PgPool,
+    settings: PgJournalSettings,
+    id: String,
+    /// Whether statements must be sent inside a transaction and not be kept.
+    pooled: AtomicBool,
+    sql: Sql,
+    horizon: read::Horizon,
+    wake: wake::Wake,
+}
+
+/// Statements with the schema's name in them.
+#[derive(Debug)]
+struct Sql {
+    append_one: Arc<str>,
+    append: Arc<str>,
+    read: Arc<str>,
+    read_aggregate: Arc<str>,
+    find: Arc<str>,
+    head: Arc<str>,
+    next: Arc<str>,
+    horizon: Arc<str>,
+    wake: Arc<str>,
+}
+
+impl Sql {
+    fn new(schema: &str) -> Self {
+        let sql = |text: &str| -> Arc<str> { text.replace("{s}", schema).into() };
+        let read = |from: &str| sql(&format!("select {} from {from} j", read::COLUMNS));
+        Sql {
+            append_one: sql(
+                "select * from {s}.journal_append_one($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
+            ),
+            append: sql(
+                "select * from {s}.journal_append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)",
+            ),
+            read: read("{s}.journal_read($1, $2)"),
+            read_aggregate: read("{s}.journal_read_aggregate($1, $2, $3, $4)"),
+            find: read("{s}.journal_find($1, $2)"),
+            head: sql("select last from {s}.journal_head where tenant = $1 and aggregate = $2"),
+            next: sql("select {s}.journal_next($1)"),
+            horizon: sql("select o_drawn, o_writers from {s}.journal_horizon()"),
+            // A wake-up that a crash loses is no loss, so it does not wait for the disk.
+            wake: sql("select set_config('synchronous_commit', 'off', true), pg_notify($1, '')::text"),
+        }
+    }
+}
+
+impl PgJournal {
+    /// Connects by URL, as [`PgLedger::connect`](super::PgLedger::connect) does.
+    pub async fn connect(url: &str, settings: impl Into<PgJournalSettings>) -> Result<Self> {
+        let settings = settings.into();
+        let pool =
+            connect::open_pool("journal.url", url, settings.pool_max, settings.acquire_timeout).await?;
+        PgJournal::with_pool(pool, settings).await
+    }
+
+    /// Uses a pool of your own, so that rows and events share connections and transactions.
+    pub async fn with_pool(pool: PgPool, settings: impl Into<PgJournalSettings>) -> Result<Self> {
+        let settings = settings.into();
+        check_name(&settings.schema)?;
+        let id = schema::prepare(&pool, &settings.schema, settings.migrate).await?;
+        let pooled = match settings.pooling {
+            Pooling::Session => false,
+            Pooling::Transaction => true,
+            Pooling::Detect => verify::is_pooled(&pool).await?,
+        };
+        if settings.refuse {
+            let mut tx = pool.begin().await.map_err(|e| fail("checking the server", e))?;
+            verify::enforce(verify::check_server(&mut tx, pooled).await?)?;
+        }
+        let inner = Inner {
+            sql: Sql::new(&settings.schema),
+            wake: wake::Wake::new(&settings.schema),
+            pooled: AtomicBool::new(pooled),
+            horizon: read::Horizon::default(),
+            pool,
+            settings,
+            id,
+        };
+        Ok(PgJournal(Arc::new(inner)))
+    }
+
+    /// The pool it uses.
+    pub fn pool(&self) -> &PgPool {
+        &self.0.pool
+    }
+
+    /// The schema it lives in.
+    pub fn schema(&self) -> &str {
+        &self.0.settings.schema
+    }
+
+    /// Appends in a transaction of yours: the transactional outbox. The events are there when it commits, with whatever else it did,
+    /// and never were if it rolls back. The type is the rule: without an open transaction there is nothing to pass.
+    ///
+    /// A conflict, a mismatch and bad input change nothing and leave the transaction as it is. [`Error::Contended`] asks for the whole
+    /// transaction to be rolled back and done again. The aggregate is locked until the transaction ends, and readers of the
+    /// journal wait for it at the positions it has drawn: keep it short. Whoever appends to several aggregates in one
+    /// transaction does so in one order everywhere, or meets deadlocks (which are contention).
+    pub async fn append_in(&self, tx: &mut PgTransaction<'_>, append: &Append) -> Result<Appended> {
+        append::append_in(&self.0, tx, append).await
+    }
+
+    /// Tells those who wait for events that there are some: for callers of [`append_in`](PgJournal::append_in), after their commit.
+    /// Returns at once; many calls at a time become one. Whoever does not call it is found a little later.
+    pub fn wake(&self) {
+        wake::wake(&self.0);
+    }
+}
+
+impl Inner {
+    fn pooled(&self) -> bool {
+        self.pooled.load(Ordering::Relaxed)
+    }
+
+    /// A statement that was kept is not known, or one that is new is known: the server changed under the connection, so
+    /// a pooler that went unnoticed at start is in front.
+    fn note_pooler(&self, error: &sqlx::Error) {
+        if matches!(code(error).as_deref(), Some("26000" | "42P05"))
+            && !self.pooled.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!(target: "hapax", "a transaction pooler is in front of PostgreSQL: statements are no longer kept");
+        }
+    }
+
+    /// Runs one statement on its own.
+    async fn fetch_all<T>(&self, query: QueryAs<'_, Postgres, T, PgArguments>) -> sqlx::Result<Vec<T>>
+    where
+        T: Send + Unpin + for<'r> FromRow<'r, sqlx::postgres::PgRow>,
+    {
+        if !self.pooled() {
+            let answer = query.fetch_all(&self.pool).await;
+            return answer.inspect_err(|error| self.note_pooler(error));
+        }
+        let mut tx = self.pool.begin().await?;
+        let rows = query.persistent(false).fetch_all(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(rows)
+    }
+
+    /// Runs one statement on its own; how many rows it changed.
+    async fn execute(&self, what: &str, query: Query<'_, Postgres, PgArguments>) -> Result<u64> {
+        let run = async {
+            let mut tx = self.pool.begin().await?;
+            let done = query.persistent(false).execute(&mut *tx).await?;
+            tx.commit().await?;
+            Ok(done.rows_affected())
+        };
+        run.await.map_err(|e| fail(what, e))
+    }
+}
+
+fn code(error: &sqlx::Error) -> Option<String> {
+    let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
+    code.map(std::borrow::Cow::into_owned)
+}
+
+/// The error for the caller. `what` says what was being done.
+fn fail(what: &str, error: sqlx::Error) -> Error {
+    match code(&error).as_deref() {
+        // The same id is being appended to two aggregates at once; the second try sees the first one's.
+        Some("23505") => Error::Contended { what: what.into(), source: Some(Box::new(error)) },
+        Some("3F000" | "42P01" | "42883" | "42703") => Error::Schema(format!(
+            "{} ({what}); is the journal's part of the schema there? Opening it with migrate `auto` makes it",
+            error.as_database_error().map_or_else(String::new, |db| db.message().to_owned())
+        )),
+        _ => translate(what, error),
+    }
+}
+
+/// A number as the database has it.
+fn number(of: u64) -> i64 {
+    i64::try_from(of).unwrap_or(i64::MAX)
+}
+
+fn tenant_text(tenant: Option<&Tenant>) -> &str {
+    tenant.map_or("", Tenant::as_str)
+}
+
+#[async_trait]
+impl Journal for PgJournal {
+    async fn append(&self, append: &Append) -> Result<Appended> {
+        let mut answers = append::append_many(&self.0, std::slice::from_ref(append)).await;
+        answers.pop().unwrap_or_else(|| Err(Error::Corrupt("an append without an answer".into())))
+    }
+
+    async fn append_many(&self, appends: &[Append]) -> Result<Vec<Result<Appended>>> {
+        Ok(append::append_many(&self.0, appends).await)
+    }
+
+    async fn read_aggregate(
+        &self,
+        tenant: Option<&Tenant>,
+        aggregate: &Aggregate,
+        from: u64,
+        limit: usize,
+    ) -> Result<Vec<Stored>> {
+        read::read_aggregate(&self.0, tenant, aggregate, from, limit).await
+    }
+
+    async fn read(&self, after: &Position, limit: usize) -> Result<Stretch> {
+        read::read(&self.0, after, limit).await
+    }
+
+    async fn find(&self, tenant: Option<&Tenant>, id: &EventId) -> Result<Option<Stored>> {
+        read::find(&self.0, tenant, id).await
+    }
+
+    async fn head(&self, tenant: Option<&Tenant>, aggregate: &Aggregate) -> Result<u64> {
+        read::head(&self.0, tenant, aggregate).await
+    }
+
+    async fn wait(&self, after: &Position, at_most: Duration) -> Result<()> {
+        wake::wait(&self.0, after, at_most).await
+    }
+
+    async fn lead(&self, relay: &RelayName, owner: &Owner, lease: Duration) -> Result<Lead> {
+        relay::lead(&self.0, relay, owner, lease).await
+    }
+
+    async fn keep_lead(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()> {
+        relay::keep_lead(&self.0, relay, token, lease).await
+    }
+
+    async fn save(&self, relay: &RelayName, token: Token, checkpoint: &Checkpoint) -> Result<()> {
+        relay::save(&self.0, relay, token, checkpoint).await
+    }
+
+    async fn give_up_lead(&self, relay: &RelayName, token: Token) -> Result<()> {
+        relay::give_up_lead(&self.0, relay, token).await
+    }
+
+    async fn relays(&self) -> Result<Vec<RelayState>> {
+        relay::relays(&self.0).await
+    }
+
+    async fn rewind(&self, relay: &RelayName, to: &Checkpoint) -> Result<Option<Checkpoint>> {
+        relay::rewind(&self.0, relay, to).await
+    }
+
+    async fn count_after(&self, after: &Position, limit: u64) -> Result<u64> {
+        read::count_after(&self.0, after, limit).await
+    }
+
+    async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
+        sweep::sweep(&self.0, terms).await
+    }
+
+    async fn stat(&self) -> Result<JournalStat> {
+        read::stat(&self.0).await
+    }
+
+    async fn now(&self) -> Result<Time> {
+        read::now(&self.0).await
+    }
+
+    fn id(&self) -> &str {
+        &self.0.id
+    }
+
+    fn capabilities(&self) -> JournalCapabilities {
+        JournalCapabilities { backend: "postgres", durable: true, shared: true, ordered: true }
+    }
+}

@@ -1,0 +1,296 @@
+//! Reads, and what to think of a position that has no event.
+//!
+//! Everybody draws positions from one sequence, and holds a write lock on the journal's table from before the draw until the commit
+//! can be seen by others. So, in this order: see how many were drawn, then who holds such a lock. Once all of those have
+//! ended, everything that was drawn by then is decided: it can be seen, or is empty for ever. The highest position of which
+//! that is known is kept as one number, which costs nothing however many numbers were rolled back below it.
+//! Transactions that do not write to the journal are not looked at, nor are those of other databases.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use sqlx::AssertSqlSafe;
+use tokio::sync::Mutex;
+
+use super::{Inner, fail, number, tenant_text};
+use crate::clock::Time;
+use crate::error::{Error, Result};
+use crate::event::{Event, Fingerprint, TraceContext};
+use crate::id::{Aggregate, EventId, Kind, Tenant};
+use crate::journal::{JournalStat, Position, Stored, Stretch};
+
+/// Below this many rows they are counted one by one; beyond, the server's estimate is as good.
+const COUNTED_MAX: i64 = 100_000;
+
+/// As [`Row`] reads them, from `j`.
+pub(super) const COLUMNS: &str = "j.position, j.seq, (extract(epoch from j.at) * 1000000)::bigint, j.time_us, j.tenant, j.aggregate, \
+     j.id, j.fingerprint, j.kind, j.trace, j.header_names, j.header_values, j.payload";
+
+type Row = (
+    i64,
+    i64,
+    i64,
+    Option<i64>,
+    String,
+    String,
+    Vec<u8>,
+    Vec<u8>,
+    Option<String>,
+    Option<String>,
+    Option<Vec<Vec<u8>>>,
+    Option<Vec<Vec<u8>>>,
+    Vec<u8>,
+);
+
+/// Up to where everything is decided.
+#[derive(Debug, Default)]
+pub(super) struct Horizon {
+    settled: AtomicU64,
+    /// Held while the server is asked: an older answer must never be applied to a newer watch.
+    watch: Mutex<Option<Watch>>,
+}
+
+/// Once these writers have ended, everything up to here is decided.
+#[derive(Debug)]
+struct Watch {
+    up_to: u64,
+    writers: HashSet<String>,
+}
+
+impl Horizon {
+    /// The position up to which everything was decided *before* this call; what is read afterwards sees it.
+    pub(super) fn settled(&self) -> u64 {
+        self.settled.load(Ordering::SeqCst)
+    }
+
+    fn apply(&self, watch: &mut Option<Watch>, drawn: u64, writers: HashSet<String>) {
+        let is_prepared = |writer: &&String| writer.starts_with('p');
+        if let Some(waited) = watch {
+            // PREPARE TRANSACTION gives a writer another name. Whoever is gone may be any of those that are prepared now.
+            let live_gone = waited.writers.iter().any(|one| !is_prepared(&one) && !writers.contains(one));
+            waited.writers.retain(|one| writers.contains(one));
+            if live_gone {
+                waited.writers.extend(writers.iter().filter(is_prepared).cloned());
+            }
+            if waited.writers.is_empty() {
+                self.settled.fetch_max(waited.up_to, Ordering::SeqCst);
+                *watch = None;
+            }
+        }
+        if writers.is_empty() {
+            self.settled.fetch_max(drawn, Ordering::SeqCst);
+        } else if watch.is_none() {
+            *watch = Some(Watch { up_to: drawn, writers });
+        }
+    }
+}
+
+/// Looks who is writing; the position up to which everything is decided now.
+pub(super) async fn settle(inner: &Inner) -> Result<u64> {
+    let mut watch = inner.horizon.watch.lock().await;
+    let query = sqlx::query_as::<_, (i64, Vec<String>)>(AssertSqlSafe(Arc::clone(&inner.sql.horizon)));
+    let mut rows = inner.fetch_all(query).await.map_err(|e| fail("looking for writers", e))?;
+    let (drawn, writers) =
+        rows.pop().ok_or_else(|| Error::Corrupt("the journal's horizon is missing".into()))?;
+    inner.horizon.apply(&mut watch, drawn as u64, writers.into_iter().collect());
+    Ok(inner.horizon.settled())
+}
+
+/// How many of these can be given: up to the first position that is missing and not known to be empty.
+fn decided(after: u64, rows: &[Row], settled: u64) -> usize {
+    let mut last = after;
+    for (at, row) in rows.iter().enumerate() {
+        let position = row.0 as u64;
+        if !follows(last, position, settled) {
+            return at;
+        }
+        last = position;
+    }
+    rows.len()
+}
+
+/// Whether nothing can come any more between two positions.
+pub(super) fn follows(after: u64, position: u64, settled: u64) -> bool {
+    position.saturating_sub(1) <= after.max(settled)
+}
+
+pub(super) async fn read(inner: &Inner, after: &Position, limit: usize) -> Result<Stretch> {
+    let from = after.number();
+    let page = async || {
+        let query = sqlx::query_as::<_, Row>(AssertSqlSafe(Arc::clone(&inner.sql.read)))
+            .bind(number(from))
+            .bind(number(limit as u64));
+        inner.fetch_all(query).await.map_err(|e| fail("reading the journal", e))
+    };
+    let settled = inner.horizon.settled(); // before the rows are looked at
+    let mut rows = page().await?;
+    let mut count = decided(from, &rows, settled);
+    if count < rows.len() {
+        let settled = settle(inner).await?;
+        let last = if count == 0 { from } else { rows[count - 1].0 as u64 };
+        if follows(last, rows[count].0 as u64, settled) {
+            // What was missing is there now or never will be: only a look after that can tell.
+            rows = page().await?;
+            count = decided(from, &rows, settled);
+        }
+    }
+    let at_hole = count < rows.len();
+    rows.truncate(count);
+    let events = rows.into_iter().map(stored).collect::<Result<Vec<_>>>()?;
+    let next = events.last().map_or_else(|| after.clone(), |stored| stored.position.clone());
+    Ok(Stretch::new(events, next, at_hole))
+}
+
+/// The first position after one that has an event.
+pub(super) async fn next(inner: &Inner, after: u64) -> Result<Option<u64>> {
+    let query = sqlx::query_as::<_, (Option<i64>,)>(AssertSqlSafe(Arc::clone(&inner.sql.next)));
+    let rows =
+        inner.fetch_all(query.bind(number(after))).await.map_err(|e| fail("reading the journal", e))?;
+    Ok(rows.first().and_then(|row| row.0).map(|position| position as u64))
+}
+
+fn stored(row: Row) -> Result<Stored> {
+    let (position, seq, at, time, tenant, aggregate, id, fingerprint, kind, trace, names, values, payload) =
+        row;
+    let strange = |what: &str| Error::Corrupt(format!("{what} of the event at position {position}"));
+    let mut event = Event::new(EventId::from_key(&id)?).payload(payload);
+    event.time = time.map(Time::from_micros);
+    event.kind = kind.map(Kind::new).transpose()?;
+    event.tenant = (!tenant.is_empty()).then(|| Tenant::new(tenant)).transpose()?;
+    event.trace = trace.map(|trace| TraceContext::parse(trace.as_bytes())).transpose()?;
+    let names = names.unwrap_or_default().into_iter().map(String::from_utf8);
+    let names = names.collect::<Result<Vec<_>, _>>().map_err(|_| strange("a header's name"))?;
+    event.headers = names.into_iter().zip(values.unwrap_or_default()).collect();
+    let fingerprint = fingerprint.try_into().map_err(|_| strange("the fingerprint"))?;
+    let position = Position::of(position as u64);
+    let aggregate = Aggregate::new(aggregate)?;
+    Ok(Stored::new(position, Time::from_micros(at), Fingerprint(fingerprint), event, aggregate, seq as u64))
+}
+
+pub(super) async fn read_aggregate(
+    inner: &Inner,
+    tenant: Option<&Tenant>,
+    aggregate: &Aggregate,
+    from: u64,
+    limit: usize,
+) -> Result<Vec<Stored>> {
+    let query = sqlx::query_as::<_, Row>(AssertSqlSafe(Arc::clone(&inner.sql.read_aggregate)))
+        .bind(tenant_text(tenant))
+        .bind(aggregate.as_str())
+        .bind(number(from))
+        .bind(number(limit as u64));
+    let rows = inner.fetch_all(query).await.map_err(|e| fail("reading an aggregate", e))?;
+    rows.into_iter().map(stored).collect()
+}
+
+pub(super) async fn find(inner: &Inner, tenant: Option<&Tenant>, id: &EventId) -> Result<Option<Stored>> {
+    let key = id.key();
+    let query = sqlx::query_as::<_, Row>(AssertSqlSafe(Arc::clone(&inner.sql.find)))
+        .bind(tenant_text(tenant))
+        .bind(&*key);
+    let mut rows = inner.fetch_all(query).await.map_err(|e| fail("looking for an event", e))?;
+    rows.pop().map(stored).transpose()
+}
+
+pub(super) async fn head(inner: &Inner, tenant: Option<&Tenant>, aggregate: &Aggregate) -> Result<u64> {
+    let query = sqlx::query_as::<_, (i64,)>(AssertSqlSafe(Arc::clone(&inner.sql.head)))
+        .persistent(false) // planned by the table's size of now
+        .bind(tenant_text(tenant))
+        .bind(aggregate.as_str());
+    let rows = inner.fetch_all(query).await.map_err(|e| fail("reading an aggregate's head", e))?;
+    Ok(rows.first().map_or(0, |row| row.0 as u64))
+}
+
+pub(super) async fn count_after(inner: &Inner, after: &Position, limit: u64) -> Result<u64> {
+    let s = &inner.settings.schema;
+    let sql = format!("select count(*) from (select from {s}.journal where position > $1 limit $2) x");
+    let query = sqlx::query_as::<_, (i64,)>(AssertSqlSafe(sql))
+        .persistent(false)
+        .bind(number(after.number()))
+        .bind(number(limit));
+    let rows = inner.fetch_all(query).await.map_err(|e| fail("counting events", e))?;
+    Ok(rows.first().map_or(0, |row| row.0 as u64))
+}
+
+pub(super) async fn stat(inner: &Inner) -> Result<JournalStat> {
+    let s = &inner.settings.schema;
+    let few = COUNTED_MAX + 1;
+    let estimate =
+        |table: &str| format!("(select reltuples::bigint from pg_class where oid = '{s}.{table}'::regclass)");
+    let sql = format!(
+        "select (select count(*) from (select from {s}.journal limit {few}) x), \
+         (select count(*) from (select from {s}.journal_head limit {few}) x), {}, {}, \
+         (select (extract(epoch from at) * 1000000)::bigint from {s}.journal order by position limit 1), \
+         (select position from {s}.journal order by position desc limit 1)",
+        estimate("journal"),
+        estimate("journal_head"),
+    );
+    type Counts = (i64, i64, i64, i64, Option<i64>, Option<i64>);
+    let query = sqlx::query_as::<_, Counts>(AssertSqlSafe(sql)).persistent(false);
+    let rows = inner.fetch_all(query).await.map_err(|e| fail("counting events", e))?;
+    let Some((events, aggregates, events_about, aggregates_about, oldest, last)) = rows.into_iter().next()
+    else {
+        return Err(Error::Corrupt("the journal cannot be counted".into()));
+    };
+    let of = |counted: i64, about: i64| if counted < few { counted } else { about.max(counted) } as u64;
+    let mut stat = JournalStat::default();
+    stat.events = of(events, events_about);
+    stat.aggregates = of(aggregates, aggregates_about);
+    stat.exact = events < few && aggregates < few;
+    stat.oldest_at = oldest.map(Time::from_micros);
+    stat.last = last.map(|position| Position::of(position as u64));
+    Ok(stat)
+}
+
+pub(super) async fn now(inner: &Inner) -> Result<Time> {
+    let sql =
+        format!("select (extract(epoch from {}.journal_now()) * 1000000)::bigint", inner.settings.schema);
+    let query = sqlx::query_as::<_, (i64,)>(AssertSqlSafe(sql)).persistent(false);
+    let rows = inner.fetch_all(query).await.map_err(|e| fail("reading the journal's clock", e))?;
+    let now = rows.first().ok_or_else(|| Error::Corrupt("the journal has no clock".into()))?;
+    Ok(Time::from_micros(now.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn writers(names: &[&str]) -> HashSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    fn apply(horizon: &Horizon, watch: &mut Option<Watch>, drawn: u64, names: &[&str]) -> u64 {
+        horizon.apply(watch, drawn, writers(names));
+        horizon.settled()
+    }
+
+    #[test]
+    fn only_those_who_wrote_when_it_was_drawn_are_waited_for() {
+        let (horizon, mut watch) = (Horizon::default(), None);
+        assert_eq!(apply(&horizon, &mut watch, 10, &["1/1", "2/1"]), 0);
+        assert_eq!(apply(&horizon, &mut watch, 20, &["2/1", "3/1"]), 0);
+        assert_eq!(
+            apply(&horizon, &mut watch, 30, &["3/1", "4/1"]),
+            10,
+            "busy writers after it do not matter"
+        );
+        assert_eq!(apply(&horizon, &mut watch, 40, &["5/1"]), 30, "and the next watch began with that look");
+        assert_eq!(apply(&horizon, &mut watch, 50, &[]), 50, "nobody writes: everything is decided");
+    }
+
+    #[test]
+    fn a_writer_that_is_prepared_is_still_waited_for() {
+        let (horizon, mut watch) = (Horizon::default(), None);
+        assert_eq!(apply(&horizon, &mut watch, 10, &["1/1"]), 0);
+        assert_eq!(apply(&horizon, &mut watch, 10, &["p-1/700"]), 0, "1/1 goes by another name now");
+        assert_eq!(apply(&horizon, &mut watch, 11, &["p-1/700", "p-1/701"]), 0);
+        assert_eq!(apply(&horizon, &mut watch, 12, &["p-1/701"]), 10, "701 came later");
+    }
+
+    #[test]
+    fn a_hole_is_what_is_missing_and_undecided() {
+        assert!(follows(4, 5, 0) && follows(4, 9, 8) && follows(9, 10, 3));
+        assert!(!follows(4, 6, 0) && !follows(4, 9, 7));
+    }
+}

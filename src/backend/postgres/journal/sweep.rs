@@ -1,0 +1,89 @@
+//! Removing what is published and old, in steps.
+
+use std::time::Duration;
+
+use sqlx::{AssertSqlSafe, PgConnection};
+
+use super::{Inner, fail, number, relay};
+use crate::clock::Time;
+use crate::error::{Error, Result};
+use crate::event::{Event, Fingerprint};
+use crate::id::{Aggregate, EventId, Tenant};
+use crate::journal::{JournalSweep, Position, RelayState, Stored, is_behind, swept_up_to};
+
+const WHAT: &str = "sweeping the journal";
+
+/// Position, seq, tenant, aggregate and whether it is old enough.
+type Candidate = (i64, i64, String, String, bool);
+
+/// Looks at the oldest events, a page at a time, and takes the first that may go. It ends at a page of which none is old: what follows is
+/// younger. What is held back is passed by.
+pub(super) async fn sweep(inner: &Inner, terms: &JournalSweep) -> Result<u64> {
+    let mut tx = inner.pool.begin().await.map_err(|e| fail(WHAT, e))?;
+    let relays = relay::relays_in(inner, &mut tx, true).await?;
+    let Some(up_to) = swept_up_to(&relays) else { return Ok(0) };
+    let (mut after, mut going) = (0, Vec::new());
+    while going.len() < terms.batch_max {
+        let page = page(inner, &mut tx, after, &up_to, terms).await?;
+        let Some(last) = page.last() else { break };
+        after = last.0;
+        let is_old = page.iter().any(|candidate| candidate.4);
+        for candidate in page {
+            if going.len() < terms.batch_max && candidate.4 && !held_back(&relays, &candidate)? {
+                going.push(candidate.0);
+            }
+        }
+        if !is_old {
+            break;
+        }
+    }
+    if !terms.dry_run && !going.is_empty() {
+        let sql = format!("delete from {}.journal where position = any($1)", inner.settings.schema);
+        let query = sqlx::query(AssertSqlSafe(sql)).persistent(false).bind(&going);
+        query.execute(&mut *tx).await.map_err(|e| fail(WHAT, e))?;
+        tx.commit().await.map_err(|e| fail(WHAT, e))?;
+    }
+    Ok(going.len() as u64)
+}
+
+async fn page(
+    inner: &Inner,
+    connection: &mut PgConnection,
+    after: i64,
+    up_to: &Position,
+    terms: &JournalSweep,
+) -> Result<Vec<Candidate>> {
+    let s = &inner.settings.schema;
+    let sql = format!(
+        "select position, seq, tenant, aggregate, at < now.at - $3 * interval '1 microsecond' \
+         from {s}.journal j cross join (select {s}.journal_now() as at offset 0) now \
+         where position > $1 and position <= $2 order by position limit $4"
+    );
+    // More than this is longer ago than a timestamp can say.
+    let older = terms.older_than.min(Duration::from_secs(4000 * 365 * 86_400));
+    sqlx::query_as(AssertSqlSafe(sql))
+        .persistent(false)
+        .bind(after)
+        .bind(number(up_to.number()))
+        .bind(i64::try_from(older.as_micros()).unwrap_or(i64::MAX))
+        .bind(number(terms.batch_max.clamp(100, 10_000) as u64))
+        .fetch_all(connection)
+        .await
+        .map_err(|e| fail(WHAT, e))
+}
+
+fn held_back(relays: &[RelayState], candidate: &Candidate) -> Result<bool> {
+    let (position, seq, tenant, aggregate, _) = candidate;
+    let nobody = EventId::new("-").map_err(|e| Error::Corrupt(e.to_string()))?; // only aggregate and seq are looked at
+    let mut event = Event::new(nobody);
+    event.tenant = (!tenant.is_empty()).then(|| Tenant::new(tenant)).transpose()?;
+    let stored = Stored::new(
+        Position::of(*position as u64),
+        Time::default(),
+        Fingerprint([0; 16]),
+        event,
+        Aggregate::new(aggregate)?,
+        *seq as u64,
+    );
+    Ok(is_behind(relays, &stored))
+}
