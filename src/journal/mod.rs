@@ -9,8 +9,8 @@
 //! counting: some may be empty.
 
 mod append;
-mod archive;
 mod appender;
+mod archive;
 mod checkpoint;
 mod command;
 mod open;
@@ -24,8 +24,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 pub use append::{Append, Appended, Expected, Placed, Placing, Ready};
-pub use archive::{ArchiveTerms, Archived, archive, archive_files, archive_read};
 pub use appender::Appender;
+pub use archive::{ArchiveTerms, Archived, archive, archive_files, archive_read};
 pub use checkpoint::{Behind, Checkpoint, Lead, RelayState};
 pub use command::expects;
 pub use open::{OpenSettings, open};
