@@ -54,7 +54,8 @@ fn failed(doing: &str, name: &str, error: io::Error) -> Error {
         | Kind::ReadOnlyFilesystem
         | Kind::StorageFull
         | Kind::QuotaExceeded
-        | Kind::NotADirectory => Error::Refused { what, source: Some(error.into()) },
+        | Kind::NotADirectory
+        | Kind::AlreadyExists => Error::Refused { what, source: Some(error.into()) },
         _ => Error::unavailable(what, error),
     }
 }

@@ -47,7 +47,7 @@ impl Inner {
                 continue;
             }
             let settled = entries.partition_point(|entry| entry.ms <= fin.up_to);
-            let at_hole = settled < entries.len();
+            let at_hole = settled < entries.len() || fin.up_to < fin.now;
             entries.truncate(settled);
             return self.stretch(after, &entries, limit, at_hole).await;
         }
@@ -79,7 +79,7 @@ impl Inner {
                     continue;
                 }
                 if stretch.events.len() == limit {
-                    stretch.at_hole = false;
+                    stretch.at_hole = false; // it ends here because it is full
                     return Ok(stretch);
                 }
                 stretch.next = position;

@@ -103,29 +103,28 @@ impl S3 {
     fn failed(&self, doing: &str, error: object_store::Error) -> Failed {
         use object_store::Error as Store;
         let text = crate::error::chain(&error);
-        let about = self.about();
+        let refused = ["AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"];
+        let refused = refused.iter().any(|code| text.contains(code));
         Failed::Told(match error {
-            Store::NotFound { .. } if text.contains("NoSuchBucket") => Error::NotFound(format!(
+            // A listing is answered by a general error that only its text tells apart.
+            _ if text.contains("NoSuchBucket") => Error::NotFound(format!(
                 "there is no bucket {:?} at {}",
                 self.settings.bucket,
                 self.settings.endpoint()
             )),
+            Store::PermissionDenied { .. } | Store::Unauthenticated { .. } => self.refused(doing, error),
+            _ if refused => self.refused(doing, error),
             Store::NotFound { .. } => return Failed::Missing,
             Store::AlreadyExists { .. } | Store::Precondition { .. } | Store::NotModified { .. } => {
                 return Failed::Taken;
             }
-            Store::PermissionDenied { .. } | Store::Unauthenticated { .. } => Error::Refused {
-                what: format!("{about} refuses these credentials, {doing}"),
-                source: Some(error.into()),
-            },
-            _ if text.contains("InvalidAccessKeyId") || text.contains("SignatureDoesNotMatch") => {
-                Error::Refused {
-                    what: format!("{about} refuses these credentials, {doing}"),
-                    source: Some(error.into()),
-                }
-            }
-            _ => Error::unavailable(format!("{doing} in {about}"), error),
+            _ => Error::unavailable(format!("{doing} in {}", self.about()), error),
         })
+    }
+
+    fn refused(&self, doing: &str, error: object_store::Error) -> Error {
+        let what = format!("{} does not let these credentials in, {doing}", self.about());
+        Error::Refused { what, source: Some(error.into()) }
     }
 }
 
