@@ -46,7 +46,7 @@ pub(super) fn meaning(error: &sqlx::Error) -> Meaning {
 }
 
 /// The error for the caller. `what` says what was being done.
-pub(super) fn translate(what: &str, error: sqlx::Error) -> Error {
+pub(in crate::backend) fn translate(what: &str, error: sqlx::Error) -> Error {
     let source = |error: sqlx::Error| -> Option<Source> { Some(Box::new(error)) };
     let code = match &error {
         sqlx::Error::Database(db) => db.code().map(std::borrow::Cow::into_owned).unwrap_or_default(),

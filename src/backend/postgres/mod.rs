@@ -37,7 +37,10 @@ use crate::ledger::{
     Audit, Capabilities, Claim, Copied, Cursor, Due, Entry, Extend, Filter, Finding, Identity, Intervene,
     Intervened, Ledger, Marker, Outcome, Page, Settings, Settle, Settled, Stat, SweepTerms, Swept, Week,
 };
-use error::{Meaning, meaning, translate};
+pub(in crate::backend) use error::translate;
+pub(in crate::backend) use schema::check_name;
+
+use error::{Meaning, meaning};
 
 /// Whether a pooler that changes servers between transactions stands in front of the database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
