@@ -137,7 +137,7 @@ async fn t40_many_writers_with_transactions_of_every_length_lose_nothing_to_a_re
 }
 
 #[tokio::test]
-async fn c7_numbers_that_were_rolled_back_are_not_waited_for() {
+async fn j7_numbers_that_were_rolled_back_are_not_waited_for() {
     let journal = journal().await;
     let mut gone = journal.pool().begin().await.unwrap();
     let _ = journal.append_in(&mut gone, &append("a", Expected::New, &["gone"])).await.unwrap();
@@ -150,7 +150,7 @@ async fn c7_numbers_that_were_rolled_back_are_not_waited_for() {
 }
 
 #[tokio::test]
-async fn c7_a_writer_that_was_killed_is_not_waited_for() {
+async fn j7_a_writer_that_was_killed_is_not_waited_for() {
     let journal = journal().await;
     let mut killed = journal.pool().begin().await.unwrap();
     let _ = journal.append_in(&mut killed, &append("a", Expected::New, &["killed"])).await.unwrap();
@@ -162,7 +162,7 @@ async fn c7_a_writer_that_was_killed_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn c7_a_savepoint_that_was_rolled_back_is_no_hole_and_what_follows_it_in_its_transaction_is() {
+async fn j7_a_savepoint_that_was_rolled_back_is_no_hole_and_what_follows_it_in_its_transaction_is() {
     let journal = journal().await;
     let mut tx = journal.pool().begin().await.unwrap();
     sqlx::query("savepoint one").execute(&mut *tx).await.unwrap();
@@ -181,7 +181,7 @@ async fn c7_a_savepoint_that_was_rolled_back_is_no_hole_and_what_follows_it_in_i
 /// Its aggregate is locked until someone decides. Others append as before, but nothing behind its position is given to readers
 /// that follow the whole journal; reading one aggregate is not held back.
 #[tokio::test]
-async fn c7_a_prepared_transaction_left_behind_is_waited_for_and_then_delivered() {
+async fn j7_a_prepared_transaction_left_behind_is_waited_for_and_then_delivered() {
     let mut cluster = cluster::Cluster::new().await;
     let admin = pool_to(&cluster.url(), 1).await;
     run(&admin, "alter system set max_prepared_transactions = 4".into()).await;
@@ -193,7 +193,8 @@ async fn c7_a_prepared_transaction_left_behind_is_waited_for_and_then_delivered(
         let mut tx = journal.pool().begin().await.unwrap();
         let _ = journal.append_in(&mut tx, &append).await.unwrap();
         let after = append.aggregate.as_str().to_owned() + "-other";
-        let _ = journal.append(&self::append(&after, Expected::Any, &[&format!("{name}-after")])).await.unwrap();
+        let _ =
+            journal.append(&self::append(&after, Expected::Any, &[&format!("{name}-after")])).await.unwrap();
         // Seen while it is still a session's; it must be known again under its other name.
         assert!(journal.read(&Position::START, 10).await.unwrap().at_hole);
         sqlx::raw_sql(sqlx::AssertSqlSafe(format!("prepare transaction '{name}'")))
@@ -223,7 +224,7 @@ async fn c7_a_prepared_transaction_left_behind_is_waited_for_and_then_delivered(
 }
 
 #[tokio::test]
-async fn c7_transactions_that_do_not_write_to_the_journal_stall_nobody() {
+async fn j7_transactions_that_do_not_write_to_the_journal_stall_nobody() {
     let journal = journal().await;
     let elsewhere = pool_to(&support::url_of("template1"), 1).await;
     let mut other_database = elsewhere.begin().await.unwrap();
@@ -246,12 +247,13 @@ async fn c7_transactions_that_do_not_write_to_the_journal_stall_nobody() {
 }
 
 #[tokio::test]
-async fn c7_reading_past_many_rolled_back_numbers_looks_for_writers_once() {
+async fn j7_reading_past_many_rolled_back_numbers_looks_for_writers_once() {
     let journal = journal().await;
     let s = journal.schema();
     // Every second number was rolled back, so to say.
     for n in 0..300 {
-        let _ = journal.append(&append(&format!("a-{n}"), Expected::New, &[&format!("e-{n}")])).await.unwrap();
+        let _ =
+            journal.append(&append(&format!("a-{n}"), Expected::New, &[&format!("e-{n}")])).await.unwrap();
         let _: i64 = ask(journal.pool(), format!("select nextval('{s}.journal_position')")).await;
     }
     run(journal.pool(), format!("create table {s}.looks (n int)")).await;
@@ -272,7 +274,7 @@ async fn c7_reading_past_many_rolled_back_numbers_looks_for_writers_once() {
 }
 
 #[tokio::test]
-async fn c1_a_hot_aggregate_does_not_hold_others_back() {
+async fn j1_a_hot_aggregate_does_not_hold_others_back() {
     let journal = journal().await;
     let mut hot = journal.pool().begin().await.unwrap();
     let _ = journal.append_in(&mut hot, &append("hot", Expected::New, &["hot-1"])).await.unwrap();
@@ -299,7 +301,7 @@ async fn c1_a_hot_aggregate_does_not_hold_others_back() {
 }
 
 #[tokio::test]
-async fn c1_32_writers_on_8_aggregates_with_random_failures_number_without_a_gap() {
+async fn j1_32_writers_on_8_aggregates_with_random_failures_number_without_a_gap() {
     let journal = journal_on(pool(32).await).await;
     let mut random = Random::new();
     let mut writers = tokio::task::JoinSet::new();
@@ -372,7 +374,7 @@ async fn c1_32_writers_on_8_aggregates_with_random_failures_number_without_a_gap
 }
 
 #[tokio::test]
-async fn c3_one_id_appended_to_two_aggregates_at_once_is_stored_once() {
+async fn j3_one_id_appended_to_two_aggregates_at_once_is_stored_once() {
     let journal = journal().await;
     let mut first = journal.pool().begin().await.unwrap();
     let _ = journal.append_in(&mut first, &append("a", Expected::New, &["x"])).await.unwrap();
@@ -398,7 +400,7 @@ async fn c3_one_id_appended_to_two_aggregates_at_once_is_stored_once() {
 }
 
 #[tokio::test]
-async fn c12_what_cannot_be_opened_says_why() {
+async fn j12_what_cannot_be_opened_says_why() {
     let mut check = settings(&fresh_schema());
     check.migrate = hapax::backend::postgres::Migrate::Check;
     let missing = PgJournal::connect(&url(), check).await.unwrap_err();
@@ -493,7 +495,7 @@ async fn a_waiting_reader_of_another_process_is_woken_at_once() {
 }
 
 #[tokio::test]
-async fn c4_under_warn_the_original_is_kept() {
+async fn j4_under_warn_the_original_is_kept() {
     let mut warn = settings(&fresh_schema());
     warn.journal.mismatch = hapax::ledger::MismatchRule::Warn;
     let journal = PgJournal::with_pool(pool(4).await, warn).await.unwrap();
