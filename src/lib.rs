@@ -27,6 +27,7 @@ pub mod consumer;
 pub mod guard;
 pub mod journal;
 pub mod ledger;
+pub mod relay;
 pub mod sink;
 pub mod sweep;
 #[cfg(feature = "testing")]
@@ -40,6 +41,7 @@ pub use guard::Guard;
 pub use id::{Aggregate, EventId, Kind, Owner, RelayName, Scope, Tenant, Topic};
 pub use journal::Journal;
 pub use ledger::{Ledger, Outcome};
+pub use relay::Relay;
 
 /// The README's programs, compiled and run as they stand there.
 #[cfg(all(doctest, feature = "postgres"))]

@@ -7,8 +7,10 @@
 //! With a prefix such as `im2be` every metric is called `im2be_…` and every span `im2be.…`. The names of `tracing` spans are
 //! static, so there the prefixed name is in the field `otel.name`, which the OpenTelemetry layer takes for the span's name.
 //!
-//! Labels are bounded: outcomes and the like are fixed words, and after the first [`SCOPES_MAX`] scopes of a process the
+//! Labels are bounded: outcomes and the like are fixed words, and after the first [`SCOPES_MAX`] scopes (and relays) of a process the
 //! rest are counted as `other`. No id is ever a label.
+
+mod relay;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -20,7 +22,10 @@ use crate::error::{Error, Result};
 use crate::id::Scope;
 use crate::ledger::{Outcome, Settled, Swept, Verdict};
 
-/// How many scopes of a process are told apart in labels.
+use relay::RELAY;
+pub(crate) use relay::RelayMeter;
+
+/// How many scopes, and how many relays, of a process are told apart in labels.
 pub const SCOPES_MAX: usize = 100;
 
 /// How a metric is measured.
@@ -80,7 +85,7 @@ const AWAY: &str = "consumer_ledger_outages_total";
 const SCOPE: &str = "consumer_scope_id";
 
 /// Every metric there is.
-pub const METRICS: [Metric; 21] = [
+pub const METRICS: [Metric; 31] = [
     metric(CLAIMS, Kind::Counter, &[SCOPE, "outcome"], "Claims by what they came to"),
     metric(CHECKS, Kind::Counter, &["result"], "Checks before processing, by what they came to"),
     metric(DURATION, Kind::Histogram, &[SCOPE, "result"], "How long handlers ran, in seconds"),
@@ -111,11 +116,26 @@ pub const METRICS: [Metric; 21] = [
     metric(LAG, Kind::Gauge, &[SCOPE], "Records behind the end of this process's partitions"),
     metric(REBALANCES, Kind::Counter, &[SCOPE], "Changes of assignment"),
     metric(AWAY, Kind::Counter, &[SCOPE], "Deliveries that met a ledger that did not answer"),
+    metric(relay::PUBLISHED, Kind::Counter, &[RELAY], "Records that the bus has acknowledged"),
+    metric(relay::TOOK, Kind::Histogram, &[RELAY], "How long a batch's acknowledgements took, in seconds"),
+    metric(
+        relay::SUPPRESSED,
+        Kind::Counter,
+        &[RELAY],
+        "Events known to be on the bus and not published again",
+    ),
+    metric(relay::LAG, Kind::Gauge, &[RELAY], "The age of the oldest unpublished event, in seconds"),
+    metric(relay::POSITION, Kind::Gauge, &[RELAY], "The position of the checkpoint"),
+    metric(relay::BEHIND, Kind::Gauge, &[RELAY], "Aggregates of which something could not be published"),
+    metric(relay::PARKED, Kind::Gauge, &[RELAY], "Aggregates behind an event that the bus will never take"),
+    metric(relay::HOLES, Kind::Counter, &[RELAY], "Looks that ended before a position not committed yet"),
+    metric(relay::OUTAGES, Kind::Counter, &[RELAY], "Times that the bus took nothing at all"),
+    metric(relay::LEADS, Kind::Counter, &[RELAY, "change"], "Changes of the lead"),
     metric(UNGUARDED, Kind::Gauge, &[], "1 while the guard is switched off and lets everything pass"),
 ];
 
 /// Every span there is, with its fields.
-pub const SPANS: [(&str, &[&str]); 4] = [
+pub const SPANS: [(&str, &[&str]); 5] = [
     (
         "dedup.try_claim",
         &[
@@ -145,6 +165,7 @@ pub const SPANS: [(&str, &[&str]); 4] = [
             "consumer.ending",
         ],
     ),
+    (relay::SPAN, &["otel.name", "otel.kind", "relay.name", "relay.events", "relay.acknowledged"]),
 ];
 
 /// Tells the recorder in place what each metric means. Call it again after installing another one.
@@ -279,7 +300,7 @@ impl Telemetry {
         if let Some(meter) = meters.get(scope) {
             return Arc::clone(meter);
         }
-        if !is_told_apart(scope) {
+        if !is_told_apart(SCOPE, scope.as_str()) {
             return Arc::clone(&self.others);
         }
         let meter = Arc::new(Meter::new(self.prefix.clone(), scope.as_str().into()));
@@ -340,12 +361,12 @@ fn check_prefix(prefix: &str) -> Result<()> {
     )))
 }
 
-/// Whether a scope is among the first of this process.
-fn is_told_apart(scope: &Scope) -> bool {
-    static SEEN: Mutex<Option<HashSet<Scope>>> = Mutex::new(None);
+/// Whether a name is among the first of its kind in this process.
+fn is_told_apart(kind: &'static str, name: &str) -> bool {
+    static SEEN: Mutex<Option<HashMap<&'static str, HashSet<String>>>> = Mutex::new(None);
     let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
-    let seen = seen.get_or_insert_default();
-    seen.contains(scope) || (seen.len() < SCOPES_MAX && seen.insert(scope.clone()))
+    let seen = seen.get_or_insert_default().entry(kind).or_default();
+    seen.contains(name) || (seen.len() < SCOPES_MAX && seen.insert(name.to_owned()))
 }
 
 fn label(name: &'static str, value: &'static str) -> Label {

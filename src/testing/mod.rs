@@ -42,6 +42,7 @@ pub mod model;
 pub mod once;
 pub mod operate;
 pub mod order;
+pub mod relay;
 pub mod retention;
 
 pub use cases::NAMES;

@@ -1,0 +1,102 @@
+//! Aggregates of which something could not be published: they wait, the others go on.
+
+use std::collections::BTreeMap;
+
+use tokio::time::Instant;
+
+use super::RelaySettings;
+use crate::error::Result;
+use crate::journal::{AggregateOf, Behind, Checkpoint, Stored};
+
+/// One that waits.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    pub(super) behind: Behind,
+    /// When it is tried again; never, if it is poison.
+    due: Option<Instant>,
+}
+
+/// All that wait.
+#[derive(Debug, Default)]
+pub(super) struct Waiters {
+    all: BTreeMap<AggregateOf, Waiting>,
+}
+
+/// Which aggregate an event belongs to. Every stored event has one.
+pub(super) fn aggregate_of(stored: &Stored) -> Option<AggregateOf> {
+    let aggregate = stored.event.aggregate.clone()?;
+    Some(AggregateOf { tenant: stored.event.tenant.clone(), aggregate })
+}
+
+impl Waiters {
+    /// Those of a checkpoint; all are due at once, since whatever was in the way may be gone.
+    pub(super) fn of(checkpoint: &Checkpoint) -> Result<Self> {
+        let now = Instant::now();
+        let waiting = |behind: &Behind| {
+            let due = (!behind.poison).then_some(now);
+            Ok((behind.of()?, Waiting { behind: behind.clone(), due }))
+        };
+        Ok(Waiters { all: checkpoint.behind.iter().map(waiting).collect::<Result<_>>()? })
+    }
+
+    pub(super) fn holds_back(&self, stored: &Stored) -> bool {
+        !self.all.is_empty()
+            && aggregate_of(stored)
+                .and_then(|of| self.all.get(&of))
+                .is_some_and(|waiting| stored.seq >= waiting.behind.next)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(super) fn parked(&self) -> usize {
+        self.all.values().filter(|waiting| waiting.behind.poison).count()
+    }
+
+    pub(super) fn add(&mut self, of: AggregateOf, behind: Behind, settings: &RelaySettings) {
+        let due = (!behind.poison).then(|| Instant::now() + settings.backoff(behind.tries));
+        self.all.insert(of, Waiting { behind, due });
+    }
+
+    /// It has moved on, but not to the end: what failed and why is in `behind`. It keeps the time since which it is behind.
+    pub(super) fn stuck(&mut self, of: AggregateOf, mut behind: Behind, settings: &RelaySettings) {
+        if let Some(before) = self.all.get(&of) {
+            let same = before.behind.next == behind.next;
+            behind.tries = if same { before.behind.tries.saturating_add(1) } else { 1 };
+            behind.since = before.behind.since;
+        }
+        self.add(of, behind, settings);
+    }
+
+    pub(super) fn remove(&mut self, of: &AggregateOf) {
+        self.all.remove(of);
+    }
+
+    /// It has moved on, and goes on at once.
+    pub(super) fn moved(&mut self, of: &AggregateOf, last: &Stored) {
+        if let Some(waiting) = self.all.get_mut(of) {
+            waiting.behind.next = last.seq + 1;
+            waiting.behind.position = last.position.clone();
+            waiting.due = Some(Instant::now());
+        }
+    }
+
+    /// The one that has been due the longest, with the seq to go on from.
+    pub(super) fn due(&self) -> Option<(AggregateOf, u64)> {
+        let now = Instant::now();
+        let due = self.all.iter().filter(|(_, waiting)| waiting.due.is_some_and(|at| at <= now));
+        let (of, waiting) = due.min_by_key(|(_, waiting)| waiting.due)?;
+        Some((of.clone(), waiting.behind.next))
+    }
+
+    /// When the next one is due.
+    pub(super) fn next_at(&self) -> Option<Instant> {
+        self.all.values().filter_map(|waiting| waiting.due).min()
+    }
+
+    /// As a checkpoint has them.
+    pub(super) fn list(&self) -> Vec<Behind> {
+        self.all.values().map(|waiting| waiting.behind.clone()).collect()
+    }
+}

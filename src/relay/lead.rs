@@ -1,0 +1,115 @@
+//! Keeping the lead, and knowing when it is lost.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+
+use super::{End, RelaySettings};
+use crate::error::Error;
+use crate::journal::Journal;
+use crate::ledger::Token;
+
+#[derive(Debug, Clone, Copy)]
+struct Pulse {
+    /// Until when the lead may be used, by this machine's monotonic time: counted from before the journal was asked.
+    deadline: Instant,
+    lost: Option<&'static str>,
+}
+
+/// Keeps the lead in a task of its own, so that nothing the relay waits for costs it; ends when dropped.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    pub(super) token: Token,
+    pulse: watch::Receiver<Pulse>,
+    task: AbortHandle,
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Keeper {
+    /// Keeps a lead that was asked for at `asked`.
+    pub(super) fn spawn(
+        journal: Arc<dyn Journal>,
+        settings: Arc<RelaySettings>,
+        token: Token,
+        asked: Instant,
+    ) -> Self {
+        let deadline = asked + settings.lease - settings.margin();
+        let (send, pulse) = watch::channel(Pulse { deadline, lost: None });
+        let task = tokio::spawn(keep(journal, settings, token, send)).abort_handle();
+        Keeper { token, pulse, task }
+    }
+
+    /// Returns while the lead may be used; if its time is up, waits until it is kept or lost.
+    pub(super) async fn hold(&self) -> Result<(), End> {
+        let mut pulse = self.pulse.clone();
+        loop {
+            let now = *pulse.borrow_and_update();
+            match now.lost {
+                Some(cause) => return Err(End::Lost(cause)),
+                None if Instant::now() < now.deadline => return Ok(()),
+                None => {}
+            }
+            if pulse.changed().await.is_err() {
+                return Err(End::Lost("deadline")); // its task is gone
+            }
+        }
+    }
+
+    /// Ends when the lead is lost.
+    pub(super) async fn lost(&self) -> End {
+        let mut pulse = self.pulse.clone();
+        let lost = pulse.wait_for(|pulse| pulse.lost.is_some()).await;
+        End::Lost(lost.ok().and_then(|pulse| pulse.lost).unwrap_or("deadline"))
+    }
+}
+
+async fn keep(
+    journal: Arc<dyn Journal>,
+    settings: Arc<RelaySettings>,
+    token: Token,
+    pulse: watch::Sender<Pulse>,
+) {
+    let mut deadline = pulse.borrow().deadline;
+    let cause = loop {
+        sleep_until((Instant::now() + settings.heartbeat()).min(deadline)).await;
+        match prolong(&*journal, &settings, token, deadline).await {
+            Ok(next) => {
+                deadline = next;
+                pulse.send_modify(|pulse| pulse.deadline = next);
+            }
+            Err(cause) => break cause,
+        }
+    };
+    pulse.send_modify(|pulse| pulse.lost = Some(cause));
+}
+
+/// Keeps the lead once, trying again until the deadline. A process that stood still past it asks once more: nobody may have wanted it.
+async fn prolong(
+    journal: &dyn Journal,
+    settings: &RelaySettings,
+    token: Token,
+    deadline: Instant,
+) -> Result<Instant, &'static str> {
+    let pause = (settings.heartbeat() / 4).min(Duration::from_secs(1));
+    loop {
+        let sent = Instant::now();
+        let until = deadline.max(sent + settings.margin());
+        match timeout_at(until, journal.keep_lead(&settings.name, token, settings.lease)).await {
+            Ok(Ok(())) => return Ok(sent + settings.lease - settings.margin()),
+            Ok(Err(Error::Fenced { .. })) => return Err("fenced"),
+            Ok(Err(error)) if Instant::now() < deadline => {
+                tracing::debug!(target: "hapax::relay", relay = %settings.name, error = %error.chain(), "the lead is not kept yet");
+                sleep(pause).await;
+            }
+            Ok(Err(_)) | Err(_) => return Err("deadline"),
+        }
+    }
+}

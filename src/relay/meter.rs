@@ -1,0 +1,206 @@
+//! What is seen of a relay: progress for whoever asks, metrics, one line now and then. `docs/telemetry.md` lists them.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::RelaySettings;
+use crate::clock::{Clock as _, SystemClock, Time};
+use crate::error::Error;
+use crate::journal::Position;
+use crate::telemetry::RelayMeter;
+
+/// What a relay has done so far.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Progress {
+    /// Whether this process leads.
+    pub leads: bool,
+    /// Records that the bus has acknowledged.
+    pub published: u64,
+    /// Events that were not published because they were known to be on the bus.
+    pub suppressed: u64,
+    /// Up to where the journal was gone through, as the checkpoint says.
+    pub position: Position,
+    /// Aggregates that are behind, parked ones among them.
+    pub behind: usize,
+    /// Those of them that nobody tries again until an operator decides.
+    pub parked: usize,
+    /// Holes in the journal that were waited for.
+    pub holes: u64,
+    /// How often the bus took nothing at all.
+    pub outages: u64,
+    /// How often this process came to lead.
+    pub takeovers: u64,
+    /// How often the journal was looked into.
+    pub looks: u64,
+    /// The age of the oldest event that is not on the bus, those that are behind left out.
+    pub lag: Duration,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    progress: Progress,
+    /// When the oldest event that is not on the bus was appended, by the journal's clock.
+    oldest: Option<Time>,
+    /// How far the journal's clock is ahead of ours, in microseconds.
+    ahead: i64,
+    /// What has been told of the bus, so that an outage is two lines.
+    away: bool,
+    full: bool,
+    /// What was published when the last line was logged.
+    logged: u64,
+}
+
+/// Counts.
+#[derive(Debug)]
+pub(super) struct Meter {
+    name: String,
+    state: Mutex<State>,
+    metrics: RelayMeter,
+}
+
+impl Meter {
+    pub(super) fn new(settings: &RelaySettings) -> crate::Result<Self> {
+        let metrics = RelayMeter::new(settings.telemetry_prefix.as_deref(), &settings.name)?;
+        Ok(Meter { name: settings.name.to_string(), state: Mutex::default(), metrics })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn span_name(&self) -> Option<&str> {
+        self.metrics.span_name()
+    }
+
+    /// The present by the journal's clock, about.
+    pub(super) fn now(&self) -> Time {
+        Time::from_micros(SystemClock.now().as_micros().saturating_add(self.state().ahead))
+    }
+
+    pub(super) fn clock_is(&self, journal: Time) {
+        self.state().ahead = journal.as_micros().saturating_sub(SystemClock.now().as_micros());
+    }
+
+    pub(super) fn progress(&self) -> Progress {
+        let (now, state) = (self.now(), self.state());
+        let lag = state.oldest.map_or(Duration::ZERO, |oldest| now.since(oldest));
+        Progress { lag, ..state.progress.clone() }
+    }
+
+    pub(super) fn leads(&self, position: &Position) {
+        let mut state = self.state();
+        state.progress.leads = true;
+        state.progress.takeovers += 1;
+        state.progress.position = position.clone();
+        drop(state);
+        self.metrics.lead("taken");
+        tracing::info!(target: "hapax::relay", relay = %self.name, %position, "leads");
+    }
+
+    pub(super) fn leads_no_more(&self, cause: &'static str) {
+        let mut state = self.state();
+        state.progress.leads = false;
+        state.oldest = None;
+        drop(state);
+        self.metrics.lead(cause);
+        tracing::info!(target: "hapax::relay", relay = %self.name, cause, "leads no more");
+    }
+
+    pub(super) fn looked(&self) {
+        self.state().progress.looks += 1;
+    }
+
+    pub(super) fn oldest(&self, oldest: Option<Time>) {
+        self.state().oldest = oldest;
+    }
+
+    pub(super) fn published(&self, records: usize, took: Duration) {
+        let mut state = self.state();
+        state.progress.published += records as u64;
+        let back = records > 0 && std::mem::take(&mut state.away);
+        drop(state);
+        if records > 0 {
+            self.metrics.published(records as u64, took);
+        }
+        if back {
+            tracing::info!(target: "hapax::relay", relay = %self.name, "the bus is back");
+        }
+    }
+
+    pub(super) fn suppressed(&self, events: usize) {
+        if events > 0 {
+            self.state().progress.suppressed += events as u64;
+            self.metrics.suppressed(events as u64);
+        }
+    }
+
+    pub(super) fn hole(&self) {
+        self.state().progress.holes += 1;
+        self.metrics.hole();
+    }
+
+    /// The bus takes nothing. One line per outage.
+    pub(super) fn away(&self, why: &str) {
+        let mut state = self.state();
+        let first = !std::mem::replace(&mut state.away, true);
+        state.progress.outages += u64::from(first);
+        drop(state);
+        if first {
+            self.metrics.outage();
+            tracing::warn!(target: "hapax::relay", relay = %self.name, why, "the bus is away; the relay waits for it");
+        }
+    }
+
+    /// More aggregates would be behind than may be. One line each time it begins.
+    pub(super) fn full(&self, max: usize) {
+        if !std::mem::replace(&mut self.state().full, true) {
+            tracing::error!(target: "hapax::relay", relay = %self.name, max, "as many aggregates are behind as may be (behind_max); the relay pauses until one has caught up or an operator decides");
+        }
+    }
+
+    pub(super) fn left_behind(&self, aggregate: &str, seq: u64, poison: bool, error: &Error) {
+        let error = error.chain();
+        if poison {
+            tracing::error!(target: "hapax::relay", relay = %self.name, aggregate, seq, error, "an event cannot be published; its aggregate is parked");
+        } else {
+            tracing::warn!(target: "hapax::relay", relay = %self.name, aggregate, seq, error, "an aggregate is behind");
+        }
+    }
+
+    pub(super) fn saved(&self, position: &Position, behind: usize, parked: usize) {
+        let mut state = self.state();
+        state.progress.position = position.clone();
+        state.progress.behind = behind;
+        state.progress.parked = parked;
+        state.full = false;
+        drop(state);
+        self.metrics.saved(position.number(), behind, parked);
+    }
+
+    pub(super) fn refresh(&self) {
+        self.metrics.lag(self.progress().lag);
+    }
+
+    /// The line with counts.
+    pub(super) fn log(&self, interval: Duration) {
+        let progress = self.progress();
+        let before = std::mem::replace(&mut self.state().logged, progress.published);
+        let per_second = (progress.published - before) as f64 / interval.as_secs_f64().max(0.001);
+        tracing::info!(
+            target: "hapax::relay",
+            relay = %self.name,
+            leads = progress.leads,
+            published = progress.published,
+            per_second,
+            suppressed = progress.suppressed,
+            behind = progress.behind,
+            parked = progress.parked,
+            holes = progress.holes,
+            outages = progress.outages,
+            lag_seconds = progress.lag.as_secs_f64(),
+            position = %progress.position,
+            "relay"
+        );
+    }
+}

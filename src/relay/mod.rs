@@ -1,0 +1,284 @@
+//! The relay: brings a journal to a bus, every event at least once, each aggregate's in order.
+//!
+//! ```text
+//! lead ─▶ read after the checkpoint ─▶ publish in order ─▶ acknowledged ─▶ save the checkpoint ─▶ wait for more
+//!            └ without what is behind                                         └ fenced? a candidate again
+//! ```
+//!
+//! The checkpoint is saved only after acknowledgement, so a crash repeats at most one batch. An event that the bus does not take holds
+//! back its aggregate and no other: the aggregate is *behind*, and is tried again, in order, until it has caught up. One that the bus
+//! will never take (too large) parks its aggregate until an operator decides ([`resume`], [`skip`]). While the bus takes nothing at
+//! all the relay waits. Of several relays of a name one leads; the others wait to take over.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use hapax::bus::{Bus, MemoryBus, TopicTerms};
+//! use hapax::journal::{Append, Expected, Journal, MemoryJournal};
+//! use hapax::relay::{Relay, RelaySettings};
+//! use hapax::{Aggregate, Event, EventId, RelayName, Topic};
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> hapax::Result<()> {
+//! let (journal, bus) = (Arc::new(MemoryJournal::default()), Arc::new(MemoryBus::default()));
+//! let orders = Topic::new("orders")?;
+//! bus.create_topic(&orders, TopicTerms::new(1)).await?;
+//! let paid = Event::new(EventId::new("order-17-paid")?);
+//! journal.append(&Append::new(Aggregate::new("order-17")?, Expected::New, [paid])).await?;
+//!
+//! let relay = Relay::new(journal, bus, RelaySettings::new(RelayName::new("main")?, orders))?;
+//! let watch = relay.watch();
+//! let published = async move {
+//!     while watch.progress().position.number() < 1 {
+//!         tokio::task::yield_now().await;
+//!     }
+//! };
+//! assert_eq!(relay.run(published).await?.published, 1);
+//! # Ok(()) }
+//! ```
+
+mod behind;
+mod dedup;
+mod late;
+mod lead;
+mod meter;
+mod operate;
+mod pace;
+mod publish;
+mod record;
+mod settings;
+mod turn;
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+pub use meter::Progress;
+pub use operate::{resume, skip};
+pub use record::ORIGINAL;
+pub use settings::{RelaySettings, Route};
+
+use self::lead::Keeper;
+use self::meter::Meter;
+use self::turn::Leading;
+use crate::bus::Bus;
+use crate::error::{Error, Result};
+use crate::id::Owner;
+use crate::journal::{Checkpoint, Journal, Lead};
+use crate::ledger::Token;
+
+/// What ends a lead.
+#[derive(Debug)]
+enum End {
+    /// Someone else leads, or may.
+    Lost(&'static str),
+    /// It was asked for.
+    Stopped,
+    /// It cannot go on.
+    Failed(Error),
+}
+
+impl From<Error> for End {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Fenced { .. } => End::Lost("fenced"),
+            other => End::Failed(other),
+        }
+    }
+}
+
+/// Brings a journal to a bus. Run as many as you like, in as many processes: one of a name leads at a time.
+pub struct Relay {
+    journal: Arc<dyn Journal>,
+    bus: Arc<dyn Bus>,
+    settings: Arc<RelaySettings>,
+    meter: Arc<Meter>,
+}
+
+/// Tells how a relay is doing. Clones watch the same.
+#[derive(Debug, Clone)]
+pub struct RelayWatch(Arc<Meter>);
+
+impl RelayWatch {
+    /// What has been done so far.
+    pub fn progress(&self) -> Progress {
+        self.0.progress()
+    }
+}
+
+impl Relay {
+    /// A relay, or what is wrong with its settings.
+    pub fn new(journal: Arc<dyn Journal>, bus: Arc<dyn Bus>, settings: RelaySettings) -> Result<Self> {
+        settings.check()?;
+        let meter = Arc::new(Meter::new(&settings)?);
+        Ok(Relay { journal, bus, settings: Arc::new(settings), meter })
+    }
+
+    /// Tells how it is doing, from another task.
+    pub fn watch(&self) -> RelayWatch {
+        RelayWatch(Arc::clone(&self.meter))
+    }
+
+    /// What it was told.
+    pub fn settings(&self) -> &RelaySettings {
+        &self.settings
+    }
+
+    /// Relays until `stop` ends, or it cannot go on. A batch that is under way is finished first, as far as the bus answers within the
+    /// flush timeout; then the lead is given up, so that nobody waits for it.
+    pub async fn run(self, stop: impl Future<Output = ()> + Send) -> Result<Progress> {
+        let (told, stopped) = watch::channel(false);
+        let lines = tokio::spawn(lines(Arc::clone(&self.meter), self.settings.log_interval));
+        let ended = {
+            let mut stop = pin!(stop);
+            let mut serving = pin!(self.serve(stopped));
+            tokio::select! {
+                ended = &mut serving => ended,
+                () = &mut stop => {
+                    told.send_replace(true);
+                    serving.await
+                }
+            }
+        };
+        lines.abort();
+        ended.map(|()| self.meter.progress())
+    }
+
+    /// Leads whenever it can.
+    async fn serve(&self, stop: watch::Receiver<bool>) -> Result<()> {
+        self.check_topic().await?;
+        while let Some((token, checkpoint, asked)) = self.candidate(stop.clone()).await? {
+            if let Ok(now) = self.journal.now().await {
+                self.meter.clock_is(now);
+            }
+            let mut leading = self.leading(token, &checkpoint, asked, stop.clone())?;
+            self.meter.leads(&checkpoint.position);
+            let end = leading.run().await;
+            drop(leading);
+            match end {
+                End::Lost(cause) => self.meter.leads_no_more(cause),
+                End::Stopped => {
+                    self.give_up(token).await;
+                    return Ok(());
+                }
+                End::Failed(error) => {
+                    self.give_up(token).await;
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn check_topic(&self) -> Result<()> {
+        match self.bus.topic(&self.settings.topic).await {
+            Ok(None) => Err(Error::NotFound(format!(
+                "topic {}: make it before a relay publishes to it",
+                self.settings.topic
+            ))),
+            Ok(Some(_)) => Ok(()),
+            Err(error) if error.is_retryable() => Ok(()), // an outage is waited for
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Waits for the lead. None: it is to stop.
+    async fn candidate(
+        &self,
+        mut stop: watch::Receiver<bool>,
+    ) -> Result<Option<(Token, Checkpoint, Instant)>> {
+        let owner = self.owner()?;
+        let mut tries = 0;
+        loop {
+            let asked = Instant::now();
+            let pause = match self.journal.lead(&self.settings.name, &owner, self.settings.lease).await {
+                Ok(Lead::Leads { token, checkpoint }) => {
+                    checkpoint.must_be_of(self.journal.id())?;
+                    return Ok(Some((token, checkpoint, asked)));
+                }
+                Ok(Lead::Taken { by, until }) => {
+                    tries = 0;
+                    tracing::debug!(target: "hapax::relay", relay = %self.settings.name, %by, "someone else leads");
+                    let left = match self.journal.now().await {
+                        Ok(now) => until.since(now) + Duration::from_millis(5),
+                        Err(_) => self.settings.heartbeat(),
+                    };
+                    left.min(self.settings.heartbeat())
+                }
+                Err(error) if error.is_retryable() => {
+                    tries += 1;
+                    if tries == 1 {
+                        tracing::warn!(target: "hapax::relay", relay = %self.settings.name, error = %error.chain(), "the journal does not answer; the relay tries again");
+                    }
+                    self.settings.backoff(tries).min(Duration::from_secs(5))
+                }
+                Err(error) => return Err(error),
+            };
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                _ = stop.wait_for(|stop| *stop) => return Ok(None),
+            }
+        }
+    }
+
+    fn owner(&self) -> Result<Owner> {
+        match &self.settings.owner {
+            Some(owner) => Ok(owner.clone()),
+            None => Owner::new(format!("relay-{}-{}", std::process::id(), uuid::Uuid::new_v4().simple())),
+        }
+    }
+
+    fn leading(
+        &self,
+        token: Token,
+        checkpoint: &Checkpoint,
+        asked: Instant,
+        stop: watch::Receiver<bool>,
+    ) -> Result<Leading> {
+        let (journal, settings) = (Arc::clone(&self.journal), Arc::clone(&self.settings));
+        // Where the journal's read is ordered the position says it all.
+        let persisted = if journal.capabilities().ordered { 0 } else { settings.dedup_checkpoint_max };
+        Ok(Leading {
+            keeper: Keeper::spawn(Arc::clone(&journal), Arc::clone(&settings), token, asked),
+            publisher: publish::Publisher {
+                bus: Arc::clone(&self.bus),
+                scribe: record::Scribe::new(&settings, journal.id()),
+                settings: Arc::clone(&settings),
+                stop: stop.clone(),
+            },
+            position: checkpoint.position.clone(),
+            known: dedup::Known::new(settings.dedup_max.max(persisted), &checkpoint.recent),
+            waiters: behind::Waiters::of(checkpoint)?,
+            lookout: late::Lookout::default(),
+            pace: pace::Pace::default(),
+            ahead: None,
+            tries: 0,
+            proved: true,
+            meter: Arc::clone(&self.meter),
+            journal,
+            settings,
+            stop,
+        })
+    }
+
+    async fn give_up(&self, token: Token) {
+        self.meter.leads_no_more("given_up");
+        if let Err(error) = self.journal.give_up_lead(&self.settings.name, token).await {
+            tracing::debug!(target: "hapax::relay", relay = %self.settings.name, error = %error.chain(), "the lead lapses by itself");
+        }
+    }
+}
+
+/// A line with counts, now and then; the gauges more often.
+async fn lines(meter: Arc<Meter>, interval: Duration) {
+    let mut next = Instant::now() + interval;
+    loop {
+        tokio::time::sleep(Duration::from_secs(1).min(interval.max(Duration::from_millis(100)))).await;
+        meter.refresh();
+        if !interval.is_zero() && Instant::now() >= next {
+            next = Instant::now() + interval;
+            meter.log(interval);
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! What an operator decides about an aggregate that is behind. Whoever leads is fenced and goes on from what was decided.
+
+use crate::error::{Error, Result};
+use crate::id::RelayName;
+use crate::journal::{AggregateOf, Behind, Checkpoint, Journal};
+
+/// Has an aggregate tried again, at once: what was in the way is gone (the bus takes larger records now, say). Says what it was.
+pub async fn resume(journal: &dyn Journal, relay: &RelayName, of: &AggregateOf) -> Result<Behind> {
+    change(journal, relay, of, |behind| {
+        behind.poison = false;
+        Ok(())
+    })
+    .await
+}
+
+/// Gives up an event for good: the relay goes on behind it. `seq` must be the one that the aggregate is stuck at. Says what it was.
+pub async fn skip(journal: &dyn Journal, relay: &RelayName, of: &AggregateOf, seq: u64) -> Result<Behind> {
+    let skipped = change(journal, relay, of, |behind| {
+        if behind.next != seq {
+            return Err(Error::Conflict {
+                expected: format!("{of} stuck at seq {seq}"),
+                actual: format!("seq {}", behind.next),
+            });
+        }
+        behind.next += 1;
+        behind.poison = false;
+        behind.tries = 0;
+        Ok(())
+    })
+    .await?;
+    let mut given_up = journal.read_aggregate(of.tenant.as_ref(), &of.aggregate, seq, 1).await?;
+    given_up.retain(|stored| stored.seq == seq);
+    journal.published(&given_up).await?; // it is as good as published to whoever looks for what is not
+    Ok(skipped)
+}
+
+async fn change(
+    journal: &dyn Journal,
+    relay: &RelayName,
+    of: &AggregateOf,
+    change: impl FnOnce(&mut Behind) -> Result<()>,
+) -> Result<Behind> {
+    let mut checkpoint = checkpoint_of(journal, relay).await?;
+    let nobody = || Error::NotFound(format!("{of} is not behind in relay {relay}"));
+    let place = checkpoint.behind.iter().position(|behind| behind.of().is_ok_and(|other| other == *of));
+    let behind = place.and_then(|place| checkpoint.behind.get_mut(place)).ok_or_else(nobody)?;
+    let before = behind.clone();
+    change(behind)?;
+    // If the leader saved meanwhile it goes on from this older checkpoint: some is published again, nothing is left out.
+    journal.rewind(relay, &checkpoint).await?;
+    Ok(before)
+}
+
+async fn checkpoint_of(journal: &dyn Journal, relay: &RelayName) -> Result<Checkpoint> {
+    let state = journal.relays().await?.into_iter().find(|state| state.relay == *relay);
+    state
+        .and_then(|state| state.checkpoint)
+        .ok_or_else(|| Error::NotFound(format!("relay {relay} has no checkpoint in this journal")))
+}

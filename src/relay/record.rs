@@ -1,0 +1,218 @@
+//! From an event in a journal to a record on a bus: what [`Decoder`](crate::consumer::Decoder) reads without configuration.
+//!
+//! The key is the aggregate, with the tenant before it where there is one, so that aggregates of two tenants are apart also for what
+//! looks at nothing but keys (compaction, for example). Time travels as a header and not as the record's own time: a bus counts retention
+//! from that, and an event that waited long would be removed before anyone read it.
+
+use bytes::Bytes;
+
+use super::RelaySettings;
+use crate::bus::Record;
+use crate::event::Headers;
+use crate::journal::Stored;
+
+/// What is put before the name of an event's own header if the relay has another value to say under that name.
+pub const ORIGINAL: &str = "original_";
+
+/// Names that decide who an event is to whoever reads it: where the relay says nothing under them, nobody else does either.
+const DECISIVE: [&str; 3] = ["idempotency_key", "tenant_id", "ce_tenant"];
+
+/// Makes records of one journal's events.
+pub(super) struct Scribe {
+    source: Bytes,
+    schema: Option<Bytes>,
+}
+
+impl Scribe {
+    pub(super) fn new(settings: &RelaySettings, journal: &str) -> Self {
+        let source = settings.source.clone().unwrap_or_else(|| format!("/hapax/journal/{journal}"));
+        Scribe { source: source.into(), schema: settings.schema.clone().map(Into::into) }
+    }
+
+    pub(super) fn record(&self, stored: &Stored) -> Record {
+        let event = &stored.event;
+        let said = self.said(stored);
+        let own = event.headers.iter().filter_map(|(name, value)| {
+            match said.iter().find(|(said, _)| *said == name) {
+                Some((_, same)) if same == value => None, // said already
+                Some(_) => Some((format!("{ORIGINAL}{name}"), value)),
+                None if self.is_misleading(name, value, stored) => Some((format!("{ORIGINAL}{name}"), value)),
+                None => Some((name.to_owned(), value)),
+            }
+        });
+        let own: Vec<_> = own.map(|(name, value)| (name, Bytes::copy_from_slice(value))).collect();
+        let headers: Headers =
+            said.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).chain(own).collect();
+        Record { key: Some(key(stored)), payload: Some(event.payload.clone()), headers, timestamp: None }
+    }
+
+    /// What the relay says of an event.
+    fn said(&self, stored: &Stored) -> Vec<(&'static str, Bytes)> {
+        let event = &stored.event;
+        let id = Bytes::from(event.id.as_str().into_owned());
+        let aggregate = event.aggregate.as_ref().map(|a| Bytes::from(a.as_str().to_owned()));
+        let mut said = Vec::with_capacity(16);
+        said.push(("eventId", id.clone()));
+        said.push(("ce_id", id));
+        // A type is what makes it a CloudEvent.
+        if let Some(kind) = &event.kind {
+            said.push(("ce_specversion", Bytes::from_static(b"1.0")));
+            said.push(("ce_type", kind.as_str().to_owned().into()));
+        }
+        said.push(("ce_source", self.source.clone()));
+        said.push(("ce_time", event.time.unwrap_or(stored.at).to_string().into()));
+        if let Some(aggregate) = aggregate {
+            said.push(("ce_subject", aggregate.clone()));
+            said.push(("aggregate_id", aggregate));
+        }
+        said.push(("sequence_number", stored.seq.to_string().into()));
+        if let Some(tenant) = &event.tenant {
+            said.push(("tenant_id", tenant.as_str().to_owned().into()));
+        }
+        if let Some(trace) = &event.trace {
+            said.push(("traceparent", trace.to_string().into()));
+        }
+        if let Some(schema) = &self.schema
+            && event.headers.get("ce_dataschema").is_none()
+        {
+            said.push(("ce_dataschema", schema.clone()));
+        }
+        said
+    }
+
+    /// Whether an own header would make a reader take the event for another one.
+    #[allow(clippy::unused_self)] // beside `said`, which it completes
+    fn is_misleading(&self, name: &str, value: &[u8], stored: &Stored) -> bool {
+        let id = stored.event.id.as_str();
+        if name == "idempotency_key" {
+            return value != id.as_bytes();
+        }
+        if name == "content-type" && value.starts_with(b"application/cloudevents") {
+            // A structured CloudEvent has its id in the payload.
+            let json: Option<serde_json::Value> = serde_json::from_slice(&stored.event.payload).ok();
+            return json.is_none_or(|json| json.get("id").and_then(|id| id.as_str()) != Some(&*id));
+        }
+        DECISIVE.contains(&name)
+    }
+}
+
+fn key(stored: &Stored) -> Bytes {
+    let event = &stored.event;
+    let aggregate = event.aggregate.as_ref().map_or("", |aggregate| aggregate.as_str());
+    match &event.tenant {
+        Some(tenant) => {
+            let tenant =
+                percent_encoding::utf8_percent_encode(tenant.as_str(), percent_encoding::NON_ALPHANUMERIC);
+            format!("{tenant}/{aggregate}").into()
+        }
+        None => aggregate.to_owned().into(),
+    }
+}
+
+/// How large a record is to a bus, about.
+pub(super) fn bytes_of(record: &Record) -> usize {
+    let headers: usize = record.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+    record.key.as_ref().map_or(0, Bytes::len) + record.payload.as_ref().map_or(0, Bytes::len) + headers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bus::Received;
+    use crate::consumer::Decoder;
+    use crate::event::{Origin, TraceContext};
+    use crate::journal::Position;
+    use crate::{Aggregate, Event, EventId, Kind, RelayName, Tenant, Time, Topic};
+
+    fn scribe() -> Scribe {
+        let settings = RelaySettings::new(RelayName::new("r").unwrap(), Topic::new("orders").unwrap());
+        Scribe::new(&settings, "journal-1")
+    }
+
+    fn stored(event: Event) -> Stored {
+        let aggregate = Aggregate::new("order-17").unwrap();
+        let fingerprint = event.fingerprint();
+        Stored::new(Position::of(7), Time::from_millis(1_000), fingerprint, event, aggregate, 3)
+    }
+
+    fn decoded(record: Record) -> Event {
+        let origin = Origin::new(Topic::new("orders").unwrap(), 0, 0);
+        Decoder::default().decode(&Received { record, origin }).unwrap()
+    }
+
+    fn full() -> Event {
+        let mut event = Event::new(EventId::new("e-1").unwrap())
+            .kind(Kind::new("order.paid").unwrap())
+            .tenant(Tenant::new("acme").unwrap())
+            .time(Time::parse("2026-01-02T03:04:05.678901Z").unwrap())
+            .payload(r#"{"event_id": "another", "seq": 99}"#);
+        let trace = TraceContext::parse(b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
+        event.trace = Some(trace.unwrap());
+        event.headers = [("x", "1"), ("x", "2")].into_iter().collect();
+        event
+    }
+
+    #[test]
+    fn the_consumer_reads_what_the_relay_writes() {
+        let event = full();
+        let record = scribe().record(&stored(event.clone()));
+        assert_eq!(record.key.as_deref(), Some(&b"acme/order-17"[..]));
+        assert_eq!(record.payload.as_ref(), Some(&event.payload));
+        let back = decoded(record.clone());
+        assert_eq!(
+            (back.id, back.kind, back.tenant, back.time, back.trace, back.seq),
+            (event.id, event.kind, event.tenant, event.time, event.trace, Some(3))
+        );
+        assert_eq!(back.aggregate.unwrap().as_str(), "order-17");
+        for (name, value) in [
+            ("eventId", "e-1"),
+            ("ce_id", "e-1"),
+            ("ce_specversion", "1.0"),
+            ("ce_type", "order.paid"),
+            ("ce_source", "/hapax/journal/journal-1"),
+            ("ce_subject", "order-17"),
+            ("ce_time", "2026-01-02T03:04:05.678901Z"),
+        ] {
+            assert_eq!(record.headers.get(name), Some(value.as_bytes()), "{name}");
+        }
+        let own: Vec<_> = record.headers.iter().filter(|(name, _)| *name == "x").collect();
+        assert_eq!(own, [("x", &b"1"[..]), ("x", &b"2"[..])]);
+    }
+
+    #[test]
+    fn an_event_with_nothing_but_an_id_is_itself_again() {
+        let record = scribe().record(&stored(Event::new(EventId::new("e-1").unwrap())));
+        assert_eq!(record.key.as_deref(), Some(&b"order-17"[..]));
+        let back = decoded(record);
+        assert_eq!(
+            (back.id.to_string().as_str(), back.seq, back.kind, back.tenant),
+            ("e-1", Some(3), None, None)
+        );
+        assert_eq!(back.time, Some(Time::from_millis(1_000)), "the same each time it is published");
+    }
+
+    #[test]
+    fn an_own_header_never_says_who_the_event_is() {
+        let mut event = Event::new(EventId::new("e-1").unwrap()).payload(r#"{"id": "structured"}"#);
+        event.headers = [
+            ("ce_id", "other"),
+            ("idempotency_key", "other"),
+            ("tenant_id", "other"),
+            ("ce_tenant", "other"),
+            ("aggregate_id", "other"),
+            ("eventId", "e-1"),
+            ("content-type", "application/cloudevents+json"),
+        ]
+        .into_iter()
+        .collect();
+        let record = scribe().record(&stored(event));
+        let back = decoded(record.clone());
+        assert_eq!((back.id.to_string().as_str(), back.tenant), ("e-1", None));
+        assert_eq!(back.aggregate.unwrap().as_str(), "order-17");
+        for name in ["ce_id", "idempotency_key", "tenant_id", "ce_tenant", "aggregate_id"] {
+            assert_eq!(record.headers.get(&format!("{ORIGINAL}{name}")), Some(&b"other"[..]), "{name}");
+        }
+        let names: Vec<_> = record.headers.iter().map(|(name, _)| name).collect();
+        assert_eq!(names.iter().filter(|name| **name == "eventId").count(), 1, "said once");
+    }
+}

@@ -1,0 +1,426 @@
+//! The turns of a relay that leads: `read → sift → publish → acknowledge → save → tell`, one batch after the other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tracing::Instrument as _;
+
+use super::behind::Waiters;
+use super::dedup::Known;
+use super::late::Lookout;
+use super::lead::Keeper;
+use super::meter::Meter;
+use super::pace::Pace;
+use super::publish::{Flushed, Publisher, is_poison};
+use super::{End, RelaySettings};
+use crate::clock::Time;
+use crate::crash_point::mutant;
+use crate::error::{Error, Result};
+use crate::journal::{Behind, Checkpoint, Journal, Position, Stored, Stretch};
+
+/// The longest pause between two tries of a bus that takes nothing.
+const OUTAGE_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// After so many tries the only aggregate of a batch is left behind, if the bus has taken others.
+const TRIES_ALONE: u32 = 3;
+
+pub(super) struct Leading {
+    pub(super) journal: Arc<dyn Journal>,
+    pub(super) settings: Arc<RelaySettings>,
+    pub(super) publisher: Publisher,
+    pub(super) keeper: Keeper,
+    pub(super) stop: watch::Receiver<bool>,
+    pub(super) meter: Arc<Meter>,
+    /// Up to where everything is on the bus or behind.
+    pub(super) position: Position,
+    pub(super) known: Known,
+    pub(super) waiters: Waiters,
+    pub(super) lookout: Lookout,
+    pub(super) pace: Pace,
+    pub(super) ahead: Option<Ahead>,
+    /// How often the present batch was tried in vain.
+    pub(super) tries: u32,
+    /// Whether the bus has taken anything since an aggregate was left behind for being the only one.
+    pub(super) proved: bool,
+}
+
+/// A stretch that is being read while the one before it is published.
+pub(super) struct Ahead {
+    after: Position,
+    task: JoinHandle<Result<Stretch>>,
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// A stretch, sifted.
+struct Batch {
+    /// What is to be published, in order.
+    events: Vec<Stored>,
+    /// What need not be, because it is on the bus; kept only where the journal wants to be told.
+    known: Vec<Stored>,
+    next: Position,
+    /// Whether there was nothing at all.
+    empty: bool,
+    /// Whether there is more behind it.
+    more: bool,
+    at_hole: bool,
+}
+
+impl Leading {
+    /// Leads until something ends it.
+    pub(super) async fn run(&mut self) -> End {
+        loop {
+            if let Err(end) = self.turn().await {
+                return end;
+            }
+        }
+    }
+
+    async fn turn(&mut self) -> Result<(), End> {
+        self.go_on().await?;
+        self.catch_up().await?;
+        let stretch = self.read().await?;
+        let batch = self.sift(stretch);
+        if batch.empty {
+            self.position = batch.next;
+            return self.wait(batch.at_hole).await;
+        }
+        self.pace.found();
+        self.read_ahead(&batch);
+        if mutant!("checkpoint before ack") {
+            self.save(&batch.next).await?;
+        }
+        if !self.publish(&batch).await? {
+            return Ok(()); // the same once more
+        }
+        self.save(&batch.next).await?;
+        self.tell(batch).await
+    }
+
+    async fn go_on(&self) -> Result<(), End> {
+        if *self.stop.borrow() {
+            return Err(End::Stopped);
+        }
+        self.keeper.hold().await
+    }
+
+    // --- in: read → sift ---------------------------------------------------------------------------------------
+
+    async fn read(&mut self) -> Result<Stretch, End> {
+        self.meter.looked();
+        let mut stretch = match self.ahead.take() {
+            Some(mut ahead) if ahead.after == self.position => match (&mut ahead.task).await {
+                Ok(Ok(stretch)) => stretch,
+                Ok(Err(_)) | Err(_) => self.read_now().await?,
+            },
+            _ => self.read_now().await?,
+        };
+        if mutant!("skip a hole at once") && stretch.at_hole {
+            stretch.next = Position::of(stretch.next.number() + 1);
+        }
+        if self.is_ordered() {
+            return Ok(stretch);
+        }
+        let (journal, settings) = (Arc::clone(&self.journal), Arc::clone(&self.settings));
+        let mut lookout = std::mem::take(&mut self.lookout);
+        let mut tries = 0;
+        let completed = loop {
+            let (known, waiters) = (&self.known, &self.waiters);
+            let complete =
+                lookout.complete(&*journal, &settings, known, waiters, &self.position, stretch.clone());
+            match complete.await {
+                Err(error) if error.is_retryable() => {
+                    self.try_again("looking for late events", &error, &mut tries).await?
+                }
+                other => break other,
+            }
+        };
+        self.lookout = lookout;
+        completed.map_err(End::from)
+    }
+
+    async fn read_now(&self) -> Result<Stretch, End> {
+        let (journal, max) = (&self.journal, self.settings.batch_max);
+        self.insist("reading the journal", || journal.read(&self.position, max)).await
+    }
+
+    fn is_ordered(&self) -> bool {
+        self.journal.capabilities().ordered
+    }
+
+    /// Leaves out what is behind and what is known to be on the bus.
+    fn sift(&mut self, stretch: Stretch) -> Batch {
+        let Stretch { events, next, at_hole } = stretch;
+        let (empty, more) = (events.is_empty(), events.len() >= self.settings.batch_max);
+        let mut batch =
+            Batch { events: Vec::with_capacity(events.len()), known: Vec::new(), next, empty, more, at_hole };
+        let mut suppressed = 0;
+        for stored in events {
+            if self.waiters.holds_back(&stored) {
+                continue;
+            }
+            if self.known.has(&stored) {
+                suppressed += 1;
+                if !self.is_ordered() {
+                    batch.known.push(stored);
+                }
+                continue;
+            }
+            batch.events.push(stored);
+        }
+        if mutant!("publish out of order") {
+            batch.events.reverse();
+        }
+        self.meter.suppressed(suppressed);
+        self.meter.oldest(batch.events.iter().map(|stored| stored.at).min());
+        batch
+    }
+
+    fn read_ahead(&mut self, batch: &Batch) {
+        if !batch.more || batch.at_hole || !self.is_ordered() {
+            return;
+        }
+        let (journal, after, max) = (Arc::clone(&self.journal), batch.next.clone(), self.settings.batch_max);
+        let from = after.clone();
+        self.ahead = Some(Ahead { after, task: tokio::spawn(async move { journal.read(&from, max).await }) });
+    }
+
+    async fn wait(&mut self, at_hole: bool) -> Result<(), End> {
+        self.meter.oldest(None);
+        self.meter.refresh();
+        if at_hole {
+            self.meter.hole();
+            let rest = self.pace.at_hole();
+            return self.pause(rest).await;
+        }
+        let rest = self.pace.rest();
+        if !rest.is_zero() {
+            self.pause(rest).await?;
+        }
+        let mut at_most = self.settings.poll;
+        if let Some(due) = self.waiters.next_at() {
+            at_most = at_most.min(due.saturating_duration_since(Instant::now()));
+        }
+        let began = Instant::now();
+        let mut stop = self.stop.clone();
+        let waited = tokio::select! {
+            waited = self.journal.wait(&self.position, at_most) => waited,
+            end = self.keeper.lost() => return Err(end),
+            _ = stop.wait_for(|stop| *stop) => return Err(End::Stopped),
+        };
+        if began.elapsed() + Duration::from_millis(1) >= at_most {
+            self.pace.waited_out();
+        }
+        match waited {
+            Err(error) if !error.is_retryable() => Err(End::from(error)),
+            Err(_) => self.pause(self.settings.backoff_base).await,
+            Ok(()) => Ok(()),
+        }
+    }
+
+    // --- out: publish → acknowledge → save → tell ----------------------------------------------------------------
+
+    /// Publishes a batch. False: it, or some of it, is to be tried again from the checkpoint.
+    async fn publish(&mut self, batch: &Batch) -> Result<bool, End> {
+        if batch.events.is_empty() {
+            return Ok(true);
+        }
+        let flushed = self.flush(&batch.events).await?;
+        crate::crash_point!("relay.after_ack");
+        if let Some(outage) = &flushed.outage {
+            self.tries += 1;
+            if !(outage.alone && self.proved && self.tries >= TRIES_ALONE) {
+                self.meter.away(&outage.error.chain());
+                self.meter.refresh();
+                let pause = self.settings.backoff(self.tries).min(OUTAGE_PAUSE_MAX);
+                self.pause(pause).await?;
+                return Ok(false);
+            }
+            self.proved = false;
+        }
+        self.tries = 0;
+        if self.waiters.len() + flushed.failed.len() > self.settings.behind_max && !flushed.failed.is_empty()
+        {
+            self.meter.full(self.settings.behind_max);
+            self.pause(self.settings.backoff(5).min(OUTAGE_PAUSE_MAX)).await?;
+            return Ok(false);
+        }
+        let whole = flushed.outage.is_none();
+        for (of, (place, error)) in flushed.failed {
+            let behind = self.left_behind(&batch.events[place], &error);
+            self.lookout.forget(&of);
+            self.waiters.add(of, behind, &self.settings);
+        }
+        Ok(whole)
+    }
+
+    /// Hands events to the bus and notes what is on it.
+    async fn flush(&mut self, events: &[Stored]) -> Result<Flushed, End> {
+        let span = tracing::info_span!(
+            target: "hapax",
+            "relay.publish",
+            otel.name = self.meter.span_name(),
+            otel.kind = "producer",
+            relay.name = %self.settings.name,
+            relay.events = events.len(),
+            relay.acknowledged = tracing::field::Empty,
+        );
+        let began = Instant::now();
+        let meter = Arc::clone(&self.meter);
+        let slow = || meter.away("acknowledgements take longer than flush_timeout");
+        let flushed = self.publisher.publish(&self.keeper, events, &slow).instrument(span.clone()).await?;
+        span.record("relay.acknowledged", flushed.acknowledged.len());
+        for &place in &flushed.acknowledged {
+            self.known.add(&events[place]);
+            if !self.is_ordered() {
+                self.lookout.published(&events[place], self.settings.dedup_max.max(1000));
+            }
+        }
+        self.proved |= !flushed.acknowledged.is_empty();
+        self.meter.published(flushed.acknowledged.len(), began.elapsed());
+        Ok(flushed)
+    }
+
+    fn left_behind(&self, stored: &Stored, error: &Error) -> Behind {
+        let poison = is_poison(error);
+        let aggregate = stored.aggregate().map(ToString::to_string).unwrap_or_default();
+        self.meter.left_behind(&aggregate, stored.seq, poison, error);
+        Behind::at(stored, error.chain(), poison, self.meter.now())
+    }
+
+    async fn save(&mut self, position: &Position) -> Result<(), End> {
+        let mut checkpoint = Checkpoint::start(self.journal.id());
+        checkpoint.position = position.clone();
+        checkpoint.behind = self.waiters.list();
+        if !self.is_ordered() {
+            checkpoint.recent = self.known.recent(self.settings.dedup_checkpoint_max);
+        }
+        let (journal, relay, token) = (&self.journal, &self.settings.name, self.keeper.token);
+        let checkpoint = &checkpoint;
+        self.insist("saving the checkpoint", || async move {
+            let mut saving = journal.save(relay, token, checkpoint);
+            #[cfg(feature = "testing")]
+            {
+                // One step on: it is on its way, and nobody knows whether it arrived.
+                let mut early = None;
+                std::future::poll_fn(|context| {
+                    if let std::task::Poll::Ready(saved) = saving.as_mut().poll(context) {
+                        early = Some(saved);
+                    }
+                    std::task::Poll::Ready(())
+                })
+                .await;
+                crate::crash_point!("relay.during_checkpoint");
+                if let Some(saved) = early {
+                    return saved;
+                }
+            }
+            saving.as_mut().await
+        })
+        .await?;
+        crate::crash_point!("relay.after_checkpoint");
+        self.position = position.clone();
+        self.meter.saved(position, self.waiters.len(), self.waiters.parked());
+        Ok(())
+    }
+
+    /// Tells a journal that wants to know what is on the bus.
+    async fn tell(&mut self, batch: Batch) -> Result<(), End> {
+        let newest: Option<Time> = batch.events.last().map(|stored| stored.at);
+        self.meter.oldest(newest.filter(|_| batch.more));
+        self.meter.refresh();
+        if self.is_ordered() {
+            return Ok(());
+        }
+        let mut told = batch.known;
+        told.extend(batch.events.into_iter().filter(|stored| !self.waiters.holds_back(stored)));
+        self.tell_of(&told).await
+    }
+
+    async fn tell_of(&self, told: &[Stored]) -> Result<(), End> {
+        let journal = &self.journal;
+        self.insist("telling what is published", || journal.published(told)).await
+    }
+
+    // --- aggregates that are behind ------------------------------------------------------------------------------
+
+    /// Goes on with the aggregate that has been due the longest: from where it is stuck up to the checkpoint, in order.
+    async fn catch_up(&mut self) -> Result<(), End> {
+        if self.tries > 0 {
+            return Ok(()); // the bus takes nothing
+        }
+        let Some((of, from)) = self.waiters.due() else { return Ok(()) };
+        let (journal, max) = (&self.journal, self.settings.batch_max);
+        let mut events = self
+            .insist("reading an aggregate", || {
+                journal.read_aggregate(of.tenant.as_ref(), &of.aggregate, from, max)
+            })
+            .await?;
+        let page = events.len();
+        if self.is_ordered() {
+            // What is further on comes by with the rest.
+            let passed = events.iter().take_while(|stored| stored.position <= self.position).count();
+            events.truncate(passed);
+        }
+        let last = events.len() < page || page < max;
+        let flushed = self.flush(&events).await?;
+        if let Some((place, error)) = flushed.failed.get(&of) {
+            let behind = self.left_behind(&events[*place], error);
+            events.truncate(*place);
+            self.waiters.stuck(of, behind, &self.settings);
+        } else if last {
+            self.waiters.remove(&of);
+        } else if let Some(last) = events.last() {
+            self.waiters.moved(&of, last);
+        }
+        let position = self.position.clone();
+        self.save(&position).await?;
+        if !self.is_ordered() {
+            self.tell_of(&events).await?;
+        }
+        Ok(())
+    }
+
+    // --- waiting -------------------------------------------------------------------------------------------------
+
+    /// Asks the journal until it answers, as long as the lead is ours.
+    async fn insist<'c, T, F>(&'c self, doing: &str, mut call: impl FnMut() -> F) -> Result<T, End>
+    where
+        F: Future<Output = Result<T>> + 'c,
+    {
+        let mut tries = 0;
+        loop {
+            let answer = tokio::select! {
+                answer = call() => answer,
+                end = self.keeper.lost() => return Err(end),
+            };
+            match answer {
+                Err(error) if error.is_retryable() => self.try_again(doing, &error, &mut tries).await?,
+                other => return other.map_err(End::from),
+            }
+        }
+    }
+
+    async fn try_again(&self, doing: &str, error: &Error, tries: &mut u32) -> Result<(), End> {
+        *tries += 1;
+        if *tries == 1 {
+            tracing::warn!(target: "hapax::relay", relay = %self.settings.name, doing, error = %error.chain(), "the journal does not answer; the relay tries again");
+        }
+        self.pause(self.settings.backoff(*tries).min(Duration::from_secs(1))).await
+    }
+
+    async fn pause(&self, pause: Duration) -> Result<(), End> {
+        let mut stop = self.stop.clone();
+        tokio::select! {
+            () = tokio::time::sleep(pause) => Ok(()),
+            end = self.keeper.lost() => Err(end),
+            _ = stop.wait_for(|stop| *stop) => Err(End::Stopped),
+        }
+    }
+}

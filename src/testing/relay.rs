@@ -1,0 +1,303 @@
+//! Tools to break a relay's bus and journal, and a witness that reads what came out.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::watch;
+
+use crate::bus::{
+    Bus, Capabilities, Heard, Partition, Received, Record, Subscriber, Subscription, TopicInfo, TopicTerms,
+};
+use crate::clock::Time;
+use crate::consumer::Decoder;
+use crate::error::{Error, Result};
+use crate::event::{Event, Origin};
+use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant, Topic};
+use crate::journal::{
+    AggregateOf, Append, Appended, Checkpoint, Journal, JournalCapabilities, JournalStat, JournalSweep, Lead,
+    MemoryJournal, Position, RelayState, Stored, Stretch,
+};
+use crate::ledger::Token;
+
+/// What becomes of a record: none, it is published.
+pub type Fault = Box<dyn FnMut(&Record) -> Option<Error> + Send>;
+
+/// A bus that refuses records on order, and does not answer while it is told to.
+pub struct FaultyBus {
+    inner: Arc<dyn Bus>,
+    fault: Mutex<Fault>,
+    silent: watch::Sender<bool>,
+}
+
+impl FaultyBus {
+    /// A bus over another, without faults yet.
+    pub fn new(inner: Arc<dyn Bus>) -> Self {
+        FaultyBus { inner, fault: Mutex::new(Box::new(|_| None)), silent: watch::channel(false).0 }
+    }
+
+    /// Faults from now on.
+    pub fn fail(&self, fault: impl FnMut(&Record) -> Option<Error> + Send + 'static) {
+        *self.fault.lock().unwrap() = Box::new(fault);
+    }
+
+    /// No faults from now on.
+    pub fn heal(&self) {
+        self.fail(|_| None);
+    }
+
+    /// Whether `publish` does not answer.
+    pub fn silence(&self, silent: bool) {
+        self.silent.send_replace(silent);
+    }
+}
+
+/// The bus does not answer.
+pub fn away() -> Error {
+    Error::Unavailable { what: "a fault the test ordered".into(), source: None }
+}
+
+/// The bus will never take it.
+pub fn too_large() -> Error {
+    Error::invalid("record", "it is larger than the test allows")
+}
+
+#[async_trait]
+impl Bus for FaultyBus {
+    async fn publish(&self, topic: &Topic, records: &[Record]) -> Result<Vec<Result<Origin>>> {
+        let mut silent = self.silent.subscribe();
+        let _ = silent.wait_for(|silent| !silent).await;
+        let mut answers = Vec::with_capacity(records.len());
+        for record in records {
+            let fault = (self.fault.lock().unwrap())(record);
+            answers.push(match fault {
+                Some(error) => Err(error),
+                None => self.inner.publish(topic, std::slice::from_ref(record)).await?.remove(0),
+            });
+        }
+        Ok(answers)
+    }
+    async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
+        self.inner.subscribe(subscription).await
+    }
+    async fn create_topic(&self, topic: &Topic, terms: TopicTerms) -> Result<bool> {
+        self.inner.create_topic(topic, terms).await
+    }
+    async fn topic(&self, topic: &Topic) -> Result<Option<TopicInfo>> {
+        self.inner.topic(topic).await
+    }
+    async fn range(&self, partition: &Partition) -> Result<(i64, i64)> {
+        self.inner.range(partition).await
+    }
+    async fn committed(&self, group: &str, partition: &Partition) -> Result<Option<i64>> {
+        self.inner.committed(group, partition).await
+    }
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+}
+
+/// A journal in memory whose events can be hidden for a while: holes where its read is ordered, late events where it is not.
+#[derive(Default)]
+pub struct OddJournal {
+    /// What is in it.
+    pub inner: MemoryJournal,
+    unordered: bool,
+    hidden: Mutex<BTreeSet<u64>>,
+    published: Mutex<HashSet<u64>>,
+    /// How often it was read.
+    pub reads: AtomicU64,
+    /// So many saves do not answer.
+    pub saves_failing: AtomicU32,
+}
+
+impl OddJournal {
+    /// A journal whose read is not ordered.
+    pub fn unordered() -> Self {
+        OddJournal { unordered: true, ..OddJournal::default() }
+    }
+
+    /// Hides events: their writers have not committed.
+    pub fn hide(&self, positions: impl IntoIterator<Item = u64>) {
+        self.hidden.lock().unwrap().extend(positions);
+    }
+
+    /// Everything is there now.
+    pub fn show(&self) {
+        self.hidden.lock().unwrap().clear();
+    }
+
+    fn is_hidden(&self, stored: &Stored) -> bool {
+        self.hidden.lock().unwrap().contains(&stored.position.number())
+    }
+}
+
+#[async_trait]
+impl Journal for OddJournal {
+    async fn append(&self, append: &Append) -> Result<Appended> {
+        self.inner.append(append).await
+    }
+    async fn read_aggregate(
+        &self,
+        tenant: Option<&Tenant>,
+        aggregate: &Aggregate,
+        from: u64,
+        limit: usize,
+    ) -> Result<Vec<Stored>> {
+        let mut events = self.inner.read_aggregate(tenant, aggregate, from, limit).await?;
+        let visible = events.iter().position(|stored| self.is_hidden(stored)).unwrap_or(events.len());
+        // An object store's aggregates are there before their place in the order is.
+        events.truncate(if self.unordered { events.len() } else { visible });
+        Ok(events)
+    }
+    async fn read(&self, after: &Position, limit: usize) -> Result<Stretch> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        let mut stretch = self.inner.read(after, limit).await?;
+        if self.unordered {
+            stretch.events.retain(|stored| !self.is_hidden(stored));
+        } else if let Some(hole) = stretch.events.iter().position(|stored| self.is_hidden(stored)) {
+            stretch.events.truncate(hole);
+            stretch.next = stretch.events.last().map_or_else(|| after.clone(), |last| last.position.clone());
+            stretch.at_hole = true;
+        }
+        Ok(stretch)
+    }
+    async fn find(&self, tenant: Option<&Tenant>, id: &EventId) -> Result<Option<Stored>> {
+        self.inner.find(tenant, id).await
+    }
+    async fn head(&self, tenant: Option<&Tenant>, aggregate: &Aggregate) -> Result<u64> {
+        self.inner.head(tenant, aggregate).await
+    }
+    async fn wait(&self, after: &Position, at_most: Duration) -> Result<()> {
+        self.inner.wait(after, at_most).await
+    }
+    async fn late(&self, passed: &Position, limit: usize) -> Result<Vec<Stored>> {
+        if !self.unordered {
+            return Ok(Vec::new());
+        }
+        let mut late = self.inner.read(&Position::START, usize::MAX).await?.events;
+        late.retain(|stored| {
+            stored.position <= *passed
+                && !self.is_hidden(stored)
+                && !self.published.lock().unwrap().contains(&stored.position.number())
+        });
+        late.truncate(limit);
+        Ok(late)
+    }
+    async fn published(&self, events: &[Stored]) -> Result<()> {
+        self.published.lock().unwrap().extend(events.iter().map(|stored| stored.position.number()));
+        Ok(())
+    }
+    async fn lead(&self, relay: &RelayName, owner: &Owner, lease: Duration) -> Result<Lead> {
+        self.inner.lead(relay, owner, lease).await
+    }
+    async fn keep_lead(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()> {
+        self.inner.keep_lead(relay, token, lease).await
+    }
+    async fn save(&self, relay: &RelayName, token: Token, checkpoint: &Checkpoint) -> Result<()> {
+        let one = |left: u32| left.checked_sub(1);
+        if self.saves_failing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one).is_ok() {
+            return Err(away());
+        }
+        self.inner.save(relay, token, checkpoint).await
+    }
+    async fn give_up_lead(&self, relay: &RelayName, token: Token) -> Result<()> {
+        self.inner.give_up_lead(relay, token).await
+    }
+    async fn relays(&self) -> Result<Vec<RelayState>> {
+        self.inner.relays().await
+    }
+    async fn rewind(&self, relay: &RelayName, to: &Checkpoint) -> Result<Option<Checkpoint>> {
+        self.inner.rewind(relay, to).await
+    }
+    async fn count_after(&self, after: &Position, limit: u64) -> Result<u64> {
+        self.inner.count_after(after, limit).await
+    }
+    async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
+        self.inner.sweep(terms).await
+    }
+    async fn stat(&self) -> Result<JournalStat> {
+        self.inner.stat().await
+    }
+    async fn now(&self) -> Result<Time> {
+        self.inner.now().await
+    }
+    fn id(&self) -> &str {
+        self.inner.id()
+    }
+    fn capabilities(&self) -> JournalCapabilities {
+        JournalCapabilities { ordered: !self.unordered, ..self.inner.capabilities() }
+    }
+}
+
+/// What a witness found on a topic.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Witnessed {
+    /// How far each aggregate came, without a gap.
+    pub heads: BTreeMap<AggregateOf, u64>,
+    /// Different events.
+    pub events: usize,
+    /// Records that said the same again.
+    pub repeats: usize,
+}
+
+/// Everything that lies on a topic, each partition's in order, read by nobody the relay knows of.
+pub async fn read_topic(bus: &dyn Bus, topic: &Topic) -> Vec<Received> {
+    let partitions = bus.topic(topic).await.unwrap().expect("the topic").partitions;
+    let mut ends = BTreeMap::new();
+    for number in 0..partitions {
+        let (from, to) = bus.range(&Partition { topic: topic.clone(), number }).await.unwrap();
+        if to > from {
+            ends.insert(number, to);
+        }
+    }
+    let group = format!("witness-{}", uuid::Uuid::new_v4().simple());
+    let mut member =
+        bus.subscribe(Subscription::new(group, [topic.clone()]).unwrap()).await.expect("a witness");
+    let mut all = Vec::new();
+    while !ends.is_empty() {
+        let heard = tokio::time::timeout(Duration::from_secs(60), member.next()).await;
+        if let Heard::Records(records) = heard.expect("records within a minute").unwrap() {
+            for received in records {
+                let origin = &received.origin;
+                if ends.get(&origin.partition).is_some_and(|end| origin.offset + 1 >= *end) {
+                    ends.remove(&origin.partition);
+                }
+                all.push(received);
+            }
+        }
+    }
+    member.leave().await.unwrap();
+    all
+}
+
+/// Reads records as a consumer would, and says what is wrong with them: a gap, an order that goes back by anything but an exact repeat.
+pub fn witness(records: &[Received]) -> std::result::Result<Witnessed, String> {
+    let mut seen: BTreeMap<(AggregateOf, u64), (Event, Option<bytes::Bytes>)> = BTreeMap::new();
+    let mut found = Witnessed::default();
+    for received in records {
+        let event = Decoder::default().decode(received).map_err(|error| error.to_string())?;
+        let (Some(aggregate), Some(seq)) = (event.aggregate.clone(), event.seq) else {
+            return Err(format!("{} has no aggregate or no seq", event.id));
+        };
+        let of = AggregateOf { tenant: event.tenant.clone(), aggregate };
+        let head = found.heads.entry(of.clone()).or_default();
+        if seq > *head + 1 {
+            return Err(format!("{of}: seq {seq} after {head} ({:?})", received.origin));
+        }
+        let key = received.record.key.clone();
+        let said = Event { origin: None, ..event };
+        if seq == *head + 1 {
+            *head = seq;
+            found.events += 1;
+            seen.insert((of, seq), (said, key));
+        } else if seen.get(&(of.clone(), seq)).is_some_and(|before| *before == (said, key)) {
+            found.repeats += 1;
+        } else {
+            return Err(format!("{of}: seq {seq} came again as another event"));
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,542 @@
+//! A relay between a journal and a bus that both misbehave: nothing is missing, each aggregate is in order, and what fails holds back
+//! nobody else.
+#![cfg(feature = "testing")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hapax::bus::{Bus, MemoryBus, Record, TopicTerms};
+use hapax::journal::{AggregateOf, Append, Checkpoint, Expected, Journal, MemoryJournal, Position};
+use hapax::relay::{Progress, Relay, RelaySettings, RelayWatch, resume, skip};
+use hapax::testing::relay::{FaultyBus, OddJournal, Witnessed, away, read_topic, too_large, witness};
+use hapax::{Aggregate, Event, EventId, RelayName, Tenant, Topic};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+fn topic() -> Topic {
+    Topic::new("orders").unwrap()
+}
+
+fn name() -> RelayName {
+    RelayName::new("main").unwrap()
+}
+
+fn of(aggregate: &str) -> AggregateOf {
+    AggregateOf { tenant: None, aggregate: Aggregate::new(aggregate).unwrap() }
+}
+
+/// Quick to try again.
+fn settings() -> RelaySettings {
+    let mut settings = RelaySettings::new(name(), topic());
+    settings.backoff_base = Duration::from_millis(2);
+    settings.backoff_max = Duration::from_millis(20);
+    settings.batch_max = 20;
+    settings
+}
+
+async fn bus() -> Arc<FaultyBus> {
+    let bus = MemoryBus::default();
+    bus.create_topic(&topic(), TopicTerms::new(3)).await.unwrap();
+    Arc::new(FaultyBus::new(Arc::new(bus)))
+}
+
+async fn append(journal: &dyn Journal, aggregate: &str, count: usize) {
+    for _ in 0..count {
+        let event = Event::new(EventId::now_v7()).payload(format!(r#"{{"of": "{aggregate}"}}"#));
+        let append = Append::new(Aggregate::new(aggregate).unwrap(), Expected::Any, [event]);
+        let _ = journal.append(&append).await.unwrap();
+    }
+}
+
+/// `count` events each of aggregates a0, a1, …, taking turns.
+async fn fill(journal: &dyn Journal, aggregates: usize, count: usize) {
+    for _ in 0..count {
+        for n in 0..aggregates {
+            append(journal, &format!("a{n}"), 1).await;
+        }
+    }
+}
+
+struct Running {
+    watch: RelayWatch,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<hapax::Result<Progress>>,
+}
+
+fn start(journal: Arc<dyn Journal>, bus: &Arc<FaultyBus>, settings: RelaySettings) -> Running {
+    let relay = Relay::new(journal, bus.clone(), settings).unwrap();
+    let (stop, stopped) = oneshot::channel();
+    let watch = relay.watch();
+    let task = tokio::spawn(relay.run(async move {
+        let _ = stopped.await;
+    }));
+    Running { watch, stop, task }
+}
+
+impl Running {
+    async fn until(&self, what: &str, is: impl Fn(&Progress) -> bool) -> Progress {
+        let end = tokio::time::Instant::now() + Duration::from_secs(60);
+        loop {
+            let progress = self.watch.progress();
+            if is(&progress) {
+                return progress;
+            }
+            assert!(tokio::time::Instant::now() < end, "never came: {what}: {progress:?}");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    async fn stop(self) -> Progress {
+        let _ = self.stop.send(());
+        self.task.await.unwrap().unwrap()
+    }
+}
+
+async fn witnessed(bus: &Arc<FaultyBus>) -> Witnessed {
+    let found = witness(&read_topic(&**bus, &topic()).await).unwrap_or_else(|problem| panic!("{problem}"));
+    println!("{} events, {} repeats", found.events, found.repeats);
+    found
+}
+
+async fn checkpoint(journal: &dyn Journal) -> Checkpoint {
+    journal.relays().await.unwrap().remove(0).checkpoint.expect("a checkpoint")
+}
+
+fn is_of(record: &Record, aggregate: &str) -> bool {
+    record.headers.get("aggregate_id") == Some(aggregate.as_bytes())
+}
+
+fn has_seq(record: &Record, seq: u64) -> bool {
+    record.headers.get("sequence_number") == Some(seq.to_string().as_bytes())
+}
+
+#[tokio::test]
+async fn everything_comes_once_and_in_order() {
+    let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
+    fill(&*journal, 7, 50).await;
+    let running = start(journal.clone(), &bus, settings());
+    running.until("the end", |progress| progress.position == Position::of(350)).await;
+    append(&*journal, "later", 1).await;
+    running.until("what came later", |progress| progress.position == Position::of(351)).await;
+    let progress = running.stop().await;
+    assert_eq!((progress.published, progress.leads, progress.behind), (351, false, 0));
+    let found = witnessed(&bus).await;
+    assert_eq!((found.events, found.repeats), (351, 0));
+    assert_eq!(found.heads[&of("a3")], 50);
+}
+
+#[tokio::test]
+async fn two_tenants_with_one_aggregate_are_apart() {
+    let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
+    for n in 0..20 {
+        for tenant in ["x", "y"] {
+            let event = Event::new(EventId::new(format!("e-{n}")).unwrap());
+            let append = Append::new(Aggregate::new("same").unwrap(), Expected::Any, [event]);
+            let _ = journal.append(&append.tenant(Tenant::new(tenant).unwrap())).await.unwrap();
+        }
+    }
+    let running = start(journal, &bus, settings());
+    running.until("the end", |progress| progress.published == 40).await;
+    running.stop().await;
+    let found = witnessed(&bus).await;
+    assert_eq!((found.events, found.repeats, found.heads.len()), (40, 0, 2));
+}
+
+#[tokio::test]
+async fn t41_a_failing_aggregate_holds_back_itself_and_nobody_else() {
+    let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
+    fill(&*journal, 5, 20).await;
+    bus.fail(|record| (is_of(record, "a2") && has_seq(record, 4)).then(away));
+    let running = start(journal.clone(), &bus, settings());
+    let progress = running.until("the others", |progress| progress.position == Position::of(100)).await;
+    assert_eq!((progress.behind, progress.parked), (1, 0));
+    let saved = checkpoint(&*journal).await;
+    assert_eq!((saved.behind[0].aggregate.as_str(), saved.behind[0].next), ("a2", 4));
+    append(&*journal, "a2", 3).await;
+    running.until("more of it passed by", |progress| progress.position == Position::of(103)).await;
+    bus.heal();
+    running.until("it has caught up", |progress| progress.behind == 0).await;
+    append(&*journal, "a2", 1).await;
+    running.until("it goes on", |progress| progress.position == Position::of(104)).await;
+    running.stop().await;
+    let records = read_topic(&*bus, &topic()).await;
+    let mut firsts = std::collections::HashSet::new();
+    let order: Vec<_> = records
+        .iter()
+        .filter(|received| is_of(&received.record, "a2"))
+        .map(|received| {
+            String::from_utf8(received.record.headers.get("sequence_number").unwrap().to_vec()).unwrap()
+        })
+        .collect();
+    // What was under way behind it was acknowledged, does not count and came again after it.
+    let after: Vec<_> = order.iter().skip_while(|seq| *seq != "4").collect();
+    let distinct: Vec<_> = after.iter().filter(|seq| firsts.insert((**seq).clone())).collect();
+    assert_eq!(distinct.len(), 21, "{order:?}");
+    assert!(
+        distinct.windows(2).all(|two| two[0].parse::<u64>().unwrap() < two[1].parse().unwrap()),
+        "{order:?}"
+    );
+}
+
+#[tokio::test]
+async fn an_outage_of_the_bus_makes_nobody_behind() {
+    let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
+    fill(&*journal, 10, 10).await;
+    let tried = Arc::new(Mutex::new(0));
+    let count = tried.clone();
+    bus.fail(move |_| {
+        *count.lock().unwrap() += 1;
+        Some(away())
+    });
+    let running = start(journal.clone(), &bus, settings());
+    while *tried.lock().unwrap() < 100 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let progress = running.watch.progress();
+    assert_eq!((progress.position, progress.behind, progress.outages), (Position::START, 0, 1));
+    assert!(progress.lag > Duration::ZERO);
+    bus.heal();
+    running.until("the end", |progress| progress.position == Position::of(100)).await;
+    let progress = running.stop().await;
+    assert_eq!((progress.published, progress.outages), (100, 1));
+    let found = witnessed(&bus).await;
+    assert_eq!((found.events, found.repeats), (100, 0));
+}
+
+#[tokio::test]
+async fn an_outage_in_the_middle_of_a_batch_repeats_nothing_while_ids_are_remembered() {
+    let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
+    fill(&*journal, 10, 4).await;
+    let mut settings = settings();
+    (settings.batch_max, settings.flush_max) = (40, Some(10));
+    let mut records = 0;
+    bus.fail(move |_| {
+        records += 1;
+        (21..=60).contains(&records).then(away)
+    });
+    let running = start(journal, &bus, settings);
+    running.until("the end", |progress| progress.position == Position::of(40)).await;
+    let progress = running.stop().await;
+    assert_eq!((progress.published, progress.behind), (40, 0));
+    assert!(progress.suppressed >= 20);
+    assert_eq!(witnessed(&bus).await.repeats, 0);
+}
+
+/// One aggregate's part of the bus is away and nothing else is published meanwhile: it does not stand in the way for ever.
+#[tokio::test]
+async fn a_lone_aggregate_that_fails_is_left_behind_once() {
+    let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
+    append(&*journal, "bad", 45).await;
+    bus.fail(|record| is_of(record, "bad").then(away));
+    let running = start(journal.clone(), &bus, settings());
+    running.until("it is behind", |progress| progress.behind == 1).await;
+    append(&*journal, "good", 1).await;
+    running.until("the other", |progress| progress.published == 1).await;
+    bus.heal();
+    running.until("all", |progress| progress.behind == 0 && progress.position == Position::of(46)).await;
+    running.stop().await;
+    let found = witnessed(&bus).await;
+    assert_eq!((found.events, found.repeats), (46, 0));
+}
+
+#[tokio::test]
+async fn poison_parks_its_aggregate_until_an_operator_decides() {
+    let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
+    fill(&*journal, 3, 10).await;
+    let mut settings = settings();
+    settings.large_bytes = 1; // every record is large: nothing passes one that fails
+    bus.fail(|record| (is_of(record, "a1") && has_seq(record, 3)).then(too_large));
+    let running = start(journal.clone(), &bus, settings);
+    let progress = running.until("the others", |progress| progress.position == Position::of(30)).await;
+    assert_eq!((progress.behind, progress.parked), (1, 1));
+    let behind = checkpoint(&*journal).await.behind.remove(0);
+    assert!(behind.poison && behind.reason.contains("larger"), "{behind:?}");
+    assert_eq!(witnessed(&bus).await.heads[&of("a1")], 2, "nothing has passed it");
+
+    let wrong = skip(&*journal, &name(), &of("a1"), 7).await.unwrap_err().to_string();
+    assert!(wrong.contains("seq 7") && wrong.contains("seq 3"), "{wrong}");
+    assert!(resume(&*journal, &name(), &of("a0")).await.is_err(), "it is not behind");
+    resume(&*journal, &name(), &of("a1")).await.unwrap();
+    running.until("it was tried again", |progress| progress.takeovers == 2 && progress.parked == 1).await;
+    bus.heal();
+    resume(&*journal, &name(), &of("a1")).await.unwrap();
+    running.until("it has caught up", |progress| progress.takeovers == 3 && progress.behind == 0).await;
+    running.stop().await;
+    assert_eq!(witnessed(&bus).await.events, 30);
+}
+
+#[tokio::test]
+async fn a_skipped_event_is_given_up_and_its_successors_follow() {
+    let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
+    fill(&*journal, 2, 5).await;
+    let mut settings = settings();
+    settings.large_bytes = 1;
+    bus.fail(|record| (is_of(record, "a1") && has_seq(record, 3)).then(too_large));
+    let running = start(journal.clone(), &bus, settings);
+    running.until("it is parked", |progress| progress.parked == 1).await;
+    let was = skip(&*journal, &name(), &of("a1"), 3).await.unwrap();
+    assert!(was.poison && was.next == 3);
+    running.until("it has caught up", |progress| progress.takeovers == 2 && progress.behind == 0).await;
+    running.stop().await;
+    let problem = witness(&read_topic(&*bus, &topic()).await).unwrap_err();
+    assert!(problem.contains("seq 4 after 2"), "{problem}");
+}
+
+#[tokio::test]
+async fn more_behind_than_may_be_pauses_the_relay() {
+    let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
+    fill(&*journal, 10, 2).await;
+    bus.fail(|record| (!is_of(record, "a0")).then(away));
+    let mut settings = settings();
+    settings.behind_max = 3;
+    let running = start(journal.clone(), &bus, settings);
+    running.until("a0", |progress| progress.published >= 2).await;
+    let progress = running.until("it looks again", |progress| progress.looks > 3).await;
+    assert_eq!((progress.position, progress.behind), (Position::START, 0));
+    bus.heal();
+    running.until("the end", |progress| progress.position == Position::of(20)).await;
+    running.stop().await;
+    let found = witnessed(&bus).await;
+    assert_eq!((found.events, found.repeats), (20, 0));
+}
+
+#[tokio::test]
+async fn whoever_lost_the_lead_saves_nothing_and_is_a_candidate_again() {
+    let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
+    fill(&*journal, 2, 10).await;
+    bus.silence(true);
+    let running = start(journal.clone(), &bus, settings());
+    running.until("it leads", |progress| progress.leads).await;
+    // As another leader would: it has published nothing yet.
+    journal.rewind(&name(), &Checkpoint::start(journal.id())).await.unwrap();
+    bus.silence(false);
+    running.until("it leads again", |progress| progress.takeovers == 2).await;
+    running.until("the end", |progress| progress.position == Position::of(20)).await;
+    running.stop().await;
+    assert_eq!(witnessed(&bus).await.events, 20);
+}
+
+#[tokio::test]
+async fn a_second_relay_takes_over_at_once_when_the_first_stops() {
+    let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
+    fill(&*journal, 2, 10).await;
+    let mut settings = settings();
+    settings.lease = Duration::from_millis(600);
+    let first = start(journal.clone(), &bus, settings.clone());
+    first.until("the end", |progress| progress.position == Position::of(20)).await;
+    let second = start(journal.clone(), &bus, settings);
+    assert!(!second.watch.progress().leads);
+    first.stop().await;
+    second.until("it leads", |progress| progress.leads).await;
+    append(&*journal, "a0", 1).await;
+    second.until("it relays", |progress| progress.published == 1).await;
+    second.stop().await;
+    let found = witnessed(&bus).await;
+    assert_eq!((found.events, found.repeats), (21, 0));
+}
+
+#[tokio::test]
+async fn a_rewound_relay_publishes_again_whatever_it_remembers() {
+    let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
+    fill(&*journal, 2, 10).await;
+    let running = start(journal.clone(), &bus, settings());
+    running.until("the end", |progress| progress.position == Position::of(20)).await;
+    journal.rewind(&name(), &Checkpoint::start(journal.id())).await.unwrap();
+    running.until("once more", |progress| progress.published == 40).await;
+    running.stop().await;
+    let found = witnessed(&bus).await;
+    assert_eq!((found.events, found.repeats), (20, 20));
+}
+
+#[tokio::test]
+async fn a_checkpoint_of_another_journal_is_refused() {
+    let journal = MemoryJournal::default();
+    let other = MemoryJournal::default();
+    let error = journal.rewind(&name(), &Checkpoint::start(other.id())).await.unwrap_err();
+    assert!(error.to_string().contains(other.id()), "{error}");
+}
+
+#[tokio::test]
+async fn a_save_that_is_not_answered_is_tried_again() {
+    let (journal, bus) = (Arc::new(OddJournal::default()), bus().await);
+    fill(&*journal, 2, 30).await;
+    journal.saves_failing.store(5, Ordering::SeqCst);
+    let running = start(journal, &bus, settings());
+    running.until("the end", |progress| progress.position == Position::of(60)).await;
+    running.stop().await;
+    let found = witnessed(&bus).await;
+    assert_eq!((found.events, found.repeats), (60, 0));
+}
+
+#[tokio::test]
+async fn t40_a_hole_is_waited_for() {
+    let (journal, bus) = (Arc::new(OddJournal::default()), bus().await);
+    fill(&*journal, 3, 10).await;
+    journal.hide([7, 8, 20]);
+    let running = start(journal.clone(), &bus, settings());
+    running.until("it waits", |progress| progress.holes > 3).await;
+    assert_eq!(running.watch.progress().position, Position::of(6));
+    journal.show();
+    running.until("the end", |progress| progress.position == Position::of(30)).await;
+    running.stop().await;
+    let found = witnessed(&bus).await;
+    assert_eq!((found.events, found.repeats), (30, 0));
+}
+
+#[tokio::test]
+async fn an_idle_relay_hardly_looks_and_is_woken_at_once() {
+    let (journal, bus) = (Arc::new(OddJournal::default()), bus().await);
+    let mut settings = settings();
+    settings.poll = Duration::from_secs(30);
+    let running = start(journal.clone(), &bus, settings);
+    running.until("it leads", |progress| progress.leads && progress.looks > 0).await;
+    tokio::time::sleep(Duration::from_secs(1)).await; // the second in which nothing happens
+    let reads = journal.reads.load(Ordering::SeqCst);
+    assert!(reads <= 5, "{reads} reads in an idle second");
+    let mut slowest = Duration::ZERO;
+    for n in 1..=20 {
+        let began = tokio::time::Instant::now();
+        append(&*journal, "a", 1).await;
+        running.until("it is woken", |progress| progress.position == Position::of(n)).await;
+        slowest = slowest.max(began.elapsed());
+    }
+    println!("{reads} reads in an idle second; the slowest of 20 took {slowest:?} from append to checkpoint");
+    assert!(slowest < Duration::from_secs(5), "{slowest:?}: not woken");
+    running.stop().await;
+}
+
+/// Late events, a bus that fails now and then, restarts: with every memory switched off in turn nothing is lost.
+async fn unordered_with(change: fn(&mut RelaySettings)) -> (Witnessed, u64) {
+    let (journal, bus) = (Arc::new(OddJournal::unordered()), bus().await);
+    let mut settings = settings();
+    settings.poll = Duration::from_millis(5);
+    change(&mut settings);
+    fill(&*journal, 5, 20).await;
+    let mut records = 0;
+    bus.fail(move |_| {
+        records += 1;
+        (records % 17 == 0 && records < 200).then(away)
+    });
+    let mut published = 0;
+    for round in 0..3u64 {
+        // Hidden are whole tails: an event is in the order only after its predecessors.
+        journal.hide((round * 30 + 10..round * 30 + 20).filter(|n| n % 5 == 2));
+        let running = start(journal.clone(), &bus, settings.clone());
+        running.until("it went by", |progress| progress.position >= Position::of(100)).await;
+        journal.show();
+        running.until("some late ones", |progress| progress.looks > 10).await;
+        published += running.stop().await.published;
+        fill(&*journal, 5, 5).await;
+    }
+    bus.heal();
+    let running = start(journal.clone(), &bus, settings);
+    let all = journal.inner.stat().await.unwrap().events;
+    running.until("the end", |progress| progress.position >= Position::of(all) && progress.behind == 0).await;
+    while !journal.late(&Position::of(all), 1000).await.unwrap().is_empty() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    published += running.stop().await.published;
+    let records = read_topic(&*bus, &topic()).await;
+    let seen: std::collections::HashSet<_> =
+        records.iter().map(|received| received.record.headers.get("eventId").unwrap().to_vec()).collect();
+    assert_eq!(seen.len() as u64, all, "nothing is lost");
+    let found = Witnessed { events: seen.len(), repeats: records.len() - seen.len(), ..Witnessed::default() };
+    println!("{} events, {} repeats", found.events, found.repeats);
+    (found, published)
+}
+
+#[tokio::test]
+async fn unordered_journals_lose_nothing() {
+    unordered_with(|_| {}).await;
+}
+
+#[tokio::test]
+async fn unordered_journals_lose_nothing_without_lookback() {
+    unordered_with(|settings| settings.lookback = Duration::ZERO).await;
+    unordered_with(|settings| settings.lookback_max = 0).await;
+}
+
+#[tokio::test]
+async fn unordered_journals_lose_nothing_without_ids_in_memory() {
+    unordered_with(|settings| settings.dedup_max = 0).await;
+}
+
+#[tokio::test]
+async fn unordered_journals_lose_nothing_without_ids_in_the_checkpoint() {
+    unordered_with(|settings| settings.dedup_checkpoint_max = 0).await;
+}
+
+#[tokio::test]
+async fn unordered_journals_lose_nothing_without_any_memory() {
+    unordered_with(|settings| {
+        settings.lookback = Duration::ZERO;
+        (settings.dedup_max, settings.dedup_checkpoint_max) = (0, 0);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn nothing_goes_before_its_predecessor_where_reads_are_unordered() {
+    let (journal, bus) = (Arc::new(OddJournal::unordered()), bus().await);
+    fill(&*journal, 3, 10).await;
+    journal.hide([4, 5, 13]); // seq 2 of a0, seq 2 of a1, seq 5 of a0: later ones are in the order before them
+    let running = start(journal.clone(), &bus, settings());
+    running.until("the end", |progress| progress.position == Position::of(30)).await;
+    journal.show();
+    running.stop().await;
+    let found = witnessed(&bus).await;
+    assert_eq!((found.events, found.repeats), (30, 0));
+}
+
+/// A batch of which most is known and one event is not acknowledged: the checkpoint stays before it.
+#[tokio::test]
+async fn t28_a_suppressed_repeat_never_moves_the_checkpoint_past_what_is_not_acknowledged() {
+    let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
+    fill(&*journal, 2, 10).await;
+    let mut settings = settings();
+    settings.flush_max = Some(5);
+    bus.fail(|record| (6..=10).any(|seq| has_seq(record, seq)).then(away));
+    let running = start(journal.clone(), &bus, settings);
+    running.until("it was tried again", |progress| progress.suppressed >= 10).await;
+    let saved = journal.relays().await.unwrap().remove(0).checkpoint;
+    assert!(saved.is_none(), "{saved:?}");
+    bus.heal();
+    running.until("the end", |progress| progress.position == Position::of(20) && progress.behind == 0).await;
+    running.stop().await;
+    assert_eq!(witnessed(&bus).await.events, 20);
+}
+
+#[tokio::test]
+async fn events_go_where_they_are_routed() {
+    let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
+    let even = Topic::new("even").unwrap();
+    bus.create_topic(&even, TopicTerms::new(1)).await.unwrap();
+    fill(&*journal, 4, 10).await;
+    let mut settings = settings();
+    let (to, other) = (even.clone(), topic());
+    settings.route = Some(Arc::new(move |stored| {
+        let name = stored.aggregate().unwrap().as_str().to_owned();
+        if name.ends_with(['0', '2']) { to.clone() } else { other.clone() }
+    }));
+    let running = start(journal, &bus, settings);
+    running.until("the end", |progress| progress.position == Position::of(40)).await;
+    running.stop().await;
+    assert_eq!(witnessed(&bus).await.events, 20);
+    assert_eq!(witness(&read_topic(&*bus, &even).await).unwrap().events, 20);
+}
+
+#[tokio::test]
+async fn a_missing_topic_and_impossible_settings_are_told_in_a_sentence() {
+    let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
+    let mut elsewhere = settings();
+    elsewhere.topic = Topic::new("nowhere").unwrap();
+    let relay = Relay::new(journal.clone(), bus.clone(), elsewhere).unwrap();
+    let error = relay.run(std::future::pending()).await.unwrap_err().to_string();
+    assert!(error.contains("nowhere"), "{error}");
+    let mut impossible = settings();
+    impossible.batch_max = 0;
+    let error = Relay::new(journal, bus, impossible).err().unwrap().to_string();
+    assert!(error.contains("relay.batch_max is 0; it must be 1 to"), "{error}");
+}
