@@ -9,8 +9,10 @@ mod support;
 
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use hapax::backend::postgres::{PgJournal, PgJournalSettings, Pooling};
-use hapax::journal::{Append, Expected, Journal, Placing, Position, Stored};
+use hapax::journal::{Append, Expected, Journal, JournalSettings, Placing, Position, Stored};
+use hapax::testing::journal::JournalHarness;
 use hapax::{Aggregate, Error, Event, EventId, Tenant};
 use sqlx::PgPool;
 use support::{Random, ask, fresh_schema, pool, pool_to, run, until, until_waiting, url};
@@ -29,6 +31,30 @@ async fn journal_on(pool: PgPool) -> PgJournal {
 async fn journal() -> PgJournal {
     journal_on(pool(12).await).await
 }
+
+struct PgJournalHarness {
+    pool: PgPool,
+    schema: String,
+}
+
+impl PgJournalHarness {
+    async fn new() -> Self {
+        PgJournalHarness { pool: pool(12).await, schema: fresh_schema() }
+    }
+}
+
+#[async_trait]
+impl JournalHarness for PgJournalHarness {
+    type Journal = PgJournal;
+
+    async fn open(&self, journal: JournalSettings) -> PgJournal {
+        let mut all = settings(&self.schema);
+        all.journal = journal;
+        PgJournal::with_pool(self.pool.clone(), all).await.expect("the journal opens")
+    }
+}
+
+hapax::journal_conformance!(postgres, PgJournalHarness::new().await);
 
 fn event(id: &str) -> Event {
     Event::new(EventId::new(id).unwrap()).payload(format!("{{\"id\": \"{id}\"}}"))
@@ -56,7 +82,7 @@ async fn follow(journal: &PgJournal, after: &mut Position) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn t40_an_event_that_was_drawn_early_and_committed_late_is_delivered_in_its_place() {
+async fn t40_a_slow_writer_is_never_skipped() {
     let journal = journal().await;
     let mut early = journal.pool().begin().await.unwrap();
     let drawn = journal.append_in(&mut early, &append("a", Expected::New, &["early"])).await.unwrap();
@@ -371,6 +397,34 @@ async fn j1_32_writers_on_8_aggregates_with_random_failures_number_without_a_gap
     }
     assert_eq!(there, sum.0);
     assert_eq!(follow(&journal, &mut Position::START.clone()).await.len(), there);
+}
+
+#[tokio::test]
+async fn t29_a_failed_append_burns_no_number() {
+    let journal = journal().await;
+    let of = Aggregate::new("a").unwrap();
+    for n in 0..10 {
+        let refused = [
+            append("a", Expected::Exact(n + 7), &["no"]),
+            append("a", Expected::Exact(n + 7), &["no", "no-2"]),
+            append("a", Expected::Any, &[&format!("fresh-{n}"), &format!("a-{n}")]),
+        ];
+        let mut tx = journal.pool().begin().await.unwrap();
+        let undone = journal.append_in(&mut tx, &append("a", Expected::Exact(n), &["undone"])).await.unwrap();
+        assert_eq!(undone.last_seq(), n + 1);
+        tx.rollback().await.unwrap();
+        let stored = journal.append(&append("a", Expected::Exact(n), &[&format!("a-{n}")])).await.unwrap();
+        assert_eq!(stored.last_seq(), n + 1);
+        for append in &refused[..2] {
+            let conflict = journal.append(append).await.unwrap_err();
+            assert!(matches!(conflict, Error::Conflict { .. }), "{conflict}");
+        }
+        let mut other = refused[2].clone();
+        other.events[1] = other.events[1].clone().payload("something else");
+        let mismatch = journal.append(&other).await.unwrap_err();
+        assert!(matches!(mismatch, Error::Mismatch { .. }), "{mismatch}");
+        assert_eq!(journal.head(None, &of).await.unwrap(), n + 1);
+    }
 }
 
 #[tokio::test]
