@@ -193,7 +193,8 @@ async fn c7_a_prepared_transaction_left_behind_is_waited_for_and_then_delivered(
         let mut tx = journal.pool().begin().await.unwrap();
         let _ = journal.append_in(&mut tx, &append).await.unwrap();
         let after = append.aggregate.as_str().to_owned() + "-other";
-        let _ = journal.append(&self::append(&after, Expected::Any, &[&format!("{name}-after")])).await.unwrap();
+        let _ =
+            journal.append(&self::append(&after, Expected::Any, &[&format!("{name}-after")])).await.unwrap();
         // Seen while it is still a session's; it must be known again under its other name.
         assert!(journal.read(&Position::START, 10).await.unwrap().at_hole);
         sqlx::raw_sql(sqlx::AssertSqlSafe(format!("prepare transaction '{name}'")))
@@ -251,7 +252,8 @@ async fn c7_reading_past_many_rolled_back_numbers_looks_for_writers_once() {
     let s = journal.schema();
     // Every second number was rolled back, so to say.
     for n in 0..300 {
-        let _ = journal.append(&append(&format!("a-{n}"), Expected::New, &[&format!("e-{n}")])).await.unwrap();
+        let _ =
+            journal.append(&append(&format!("a-{n}"), Expected::New, &[&format!("e-{n}")])).await.unwrap();
         let _: i64 = ask(journal.pool(), format!("select nextval('{s}.journal_position')")).await;
     }
     run(journal.pool(), format!("create table {s}.looks (n int)")).await;

@@ -44,7 +44,12 @@ impl Appender {
     /// Gathers for a journal.
     pub fn new(journal: Arc<dyn Journal>) -> Self {
         let ways = std::array::from_fn(|_| Queue::default());
-        Appender(Arc::new(Inner { journal, ways, hash: RandomState::new(), outage: Outage::of("the journal") }))
+        Appender(Arc::new(Inner {
+            journal,
+            ways,
+            hash: RandomState::new(),
+            outage: Outage::of("the journal"),
+        }))
     }
 
     /// The journal.
@@ -67,8 +72,7 @@ impl Appender {
         let mut runner = self.0.ways[way].runner();
         while let Some((appends, answers)) = runner.take() {
             let journal = &self.0.journal;
-            let appended =
-                in_batch(&self.0.outage, &appends, |batch| Box::pin(whole(journal, batch))).await;
+            let appended = in_batch(&self.0.outage, &appends, |batch| Box::pin(whole(journal, batch))).await;
             for (answer, appended) in answers.into_iter().zip(appended) {
                 let _ = answer.send(appended);
             }
@@ -110,7 +114,9 @@ mod tests {
     async fn an_aggregates_appends_keep_the_order_of_their_calls() {
         let appender = Appender::new(Arc::new(MemoryJournal::default()));
         let calls: Vec<_> = (0..200)
-            .map(|n| appender.append(append(&format!("a-{}", n % 4), &format!("e-{n}"), Expected::Exact(n / 4))))
+            .map(|n| {
+                appender.append(append(&format!("a-{}", n % 4), &format!("e-{n}"), Expected::Exact(n / 4)))
+            })
             .collect();
         for (n, call) in (0..).zip(calls) {
             assert_eq!(call.await.unwrap().last_seq(), n / 4 + 1);
