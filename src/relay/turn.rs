@@ -14,7 +14,7 @@ use super::late::Lookout;
 use super::lead::Keeper;
 use super::meter::Meter;
 use super::pace::Pace;
-use super::publish::{Flushed, Publisher, is_poison};
+use super::publish::{Flushed, Publisher, is_poison, stopped_for};
 use super::{End, RelaySettings};
 use crate::clock::Time;
 use crate::crash_point::mutant;
@@ -394,11 +394,12 @@ impl Leading {
     where
         F: Future<Output = Result<T>> + 'c,
     {
-        let mut tries = 0;
+        let (mut tries, mut stop) = (0, self.stop.clone());
         loop {
             let answer = tokio::select! {
                 answer = call() => answer,
                 end = self.keeper.lost() => return Err(end),
+                () = stopped_for(&mut stop, self.settings.flush_timeout) => return Err(End::Stopped),
             };
             match answer {
                 Err(error) if error.is_retryable() => self.try_again(doing, &error, &mut tries).await?,
