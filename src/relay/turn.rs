@@ -14,7 +14,7 @@ use super::late::Lookout;
 use super::lead::Keeper;
 use super::meter::Meter;
 use super::pace::Pace;
-use super::publish::{Flushed, Publisher, is_poison};
+use super::publish::{Flushed, Publisher, is_poison, stopped_for};
 use super::{End, RelaySettings};
 use crate::clock::Time;
 use crate::crash_point::mutant;
@@ -253,7 +253,7 @@ impl Leading {
         }
         let whole = flushed.outage.is_none();
         for (of, (place, error)) in flushed.failed {
-            let behind = self.left_behind(&batch.events[place], &error);
+            let behind = self.left_behind(&batch.events[place], &error, false);
             self.lookout.forget(&of);
             self.waiters.add(of, behind, &self.settings);
         }
@@ -287,10 +287,10 @@ impl Leading {
         Ok(flushed)
     }
 
-    fn left_behind(&self, stored: &Stored, error: &Error) -> Behind {
+    fn left_behind(&self, stored: &Stored, error: &Error, again: bool) -> Behind {
         let poison = is_poison(error);
         let aggregate = stored.aggregate().map(ToString::to_string).unwrap_or_default();
-        self.meter.left_behind(&aggregate, stored.seq, poison, error);
+        self.meter.left_behind(&aggregate, stored.seq, poison, again, error);
         Behind::at(stored, error.chain(), poison, self.meter.now())
     }
 
@@ -371,7 +371,7 @@ impl Leading {
         let last = events.len() < page || page < max;
         let flushed = self.flush(&events).await?;
         if let Some((place, error)) = flushed.failed.get(&of) {
-            let behind = self.left_behind(&events[*place], error);
+            let behind = self.left_behind(&events[*place], error, true);
             events.truncate(*place);
             self.waiters.stuck(of, behind, &self.settings);
         } else if last {
@@ -394,11 +394,12 @@ impl Leading {
     where
         F: Future<Output = Result<T>> + 'c,
     {
-        let mut tries = 0;
+        let (mut tries, mut stop) = (0, self.stop.clone());
         loop {
             let answer = tokio::select! {
                 answer = call() => answer,
                 end = self.keeper.lost() => return Err(end),
+                () = stopped_for(&mut stop, self.settings.flush_timeout) => return Err(End::Stopped),
             };
             match answer {
                 Err(error) if error.is_retryable() => self.try_again(doing, &error, &mut tries).await?,
