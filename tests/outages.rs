@@ -277,20 +277,20 @@ async fn t36_postgres_killed_while_a_process_recovers_and_while_a_sweep_runs() {
     let world = World::on(test, 1, server.url()).await;
     days_behind(&world, 30).await;
     let then = world.ledger.now().await.unwrap();
-    let old = events_at(then, 120);
+    let old = events_at(then, 70);
     world.publish(&old).await;
-    let mut doomed = world.spawn(&[("HAPAX_CRASH_AT", "test.after-apply:100")]);
-    assert!(!doomed.wait().await.unwrap().success(), "it was to die in its second batch");
+    let mut doomed = world.spawn(&[("HAPAX_CRASH_AT", "test.after-apply:40")]);
+    assert!(!doomed.wait().await.unwrap().success(), "it was to die in the middle of a batch");
     let left = world.effect_counts().await.len();
     let heir = world.spawn(&[("WORKER_SLOW_MS", "20"), ("WORKER_LEASE_MS", "1500")]);
     until("it recovers", || async { world.effect_counts().await.len() > left + 3 }).await;
     server.kill();
     server.start().await;
     let recovered = world.effect_counts().await.len();
-    assert!(recovered < 120, "it was killed on the way");
-    assert_eq!(world.until_effects(120).await, 0);
+    assert!(recovered < 70, "it was killed on the way");
+    assert_eq!(world.until_effects(70).await, 0);
     until("committed", || world.is_through()).await;
-    println!("{left} before the process died, {recovered} before the server did, 120 of 120");
+    println!("{left} before the process died, {recovered} before the server did, 70 of 70");
 
     // A month later the week goes: somebody reads, so that its end must be waited for.
     days_behind(&world, 0).await;
@@ -303,14 +303,14 @@ async fn t36_postgres_killed_while_a_process_recovers_and_while_a_sweep_runs() {
         async move { ledger.sweep(terms).await }
     });
     support::until_waiting(&world.pool, "detach partition").await;
-    world.publish(&events_at(then.plus(MONTH), 60)).await;
-    until("it is at work", || async { world.effect_counts().await.len() > 120 }).await;
+    world.publish(&events_at(then.plus(MONTH), 30)).await;
+    until("it is at work", || async { world.effect_counts().await.len() > 70 }).await;
     server.kill();
     drop(reader);
     let error = sweeping.await.unwrap().expect_err("its server is gone");
     assert!(error.is_retryable(), "{error:?}");
     server.start().await;
-    assert_eq!(world.until_effects(180).await, 0);
+    assert_eq!(world.until_effects(100).await, 0);
     until("committed", || world.is_through()).await;
     // A sweep that meets somebody leaves the rest to the next one.
     let (mut sweeps, mut dropped) = (0, 0);
@@ -323,7 +323,7 @@ async fn t36_postgres_killed_while_a_process_recovers_and_while_a_sweep_runs() {
             println!("{}", server.log().lines().rev().take(12).collect::<Vec<_>>().join("\n"));
         }
     }
-    assert_eq!(dropped, 120);
+    assert_eq!(dropped, 70);
 
     world.publish(&old[..2]).await;
     until("they are dead letters", || async { world.copies().await == 2 }).await;
@@ -331,9 +331,9 @@ async fn t36_postgres_killed_while_a_process_recovers_and_while_a_sweep_runs() {
     let dead = world.entries(State::Dead).await;
     assert!(dead.iter().all(|entry| entry.note.as_deref().unwrap().contains("was dropped")), "{dead:?}");
     println!(
-        "180 of 180, {dropped} of a week that took {sweeps} sweeps to drop; 2 of it came again and are {} dead letters",
+        "100 of 100, {dropped} of a week that took {sweeps} sweeps to drop; 2 of it came again and are {} dead letters",
         dead.len()
     );
-    assert_eq!((dead.len(), world.until_effects(180).await), (2, 0));
+    assert_eq!((dead.len(), world.until_effects(100).await), (2, 0));
     drop(heir);
 }
