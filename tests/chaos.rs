@@ -249,7 +249,12 @@ async fn t24_a_parked_aggregate_is_redriven_while_new_events_arrive() {
             world.ledger.intervene(&redrive).await.unwrap();
         }
     }
+    let began = tokio::time::Instant::now();
     assert_eq!(world.until_effects(30).await, 0);
+    assert!(
+        began.elapsed() < Duration::from_secs(25),
+        "one waited for what was queued behind it, until it was held"
+    );
     until("the offsets follow", || world.is_through()).await;
     let order: Vec<u64> =
         world.effect_order().await.iter().map(|id| id.rsplit_once('-').unwrap().1.parse().unwrap()).collect();

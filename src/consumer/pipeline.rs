@@ -307,7 +307,9 @@ impl Pipeline {
             }
             rest.extend(more); // the head alone, then the others: one after the other
         }
-        self.queues.give(lane, rest, until);
+        // What came out of the ledger meanwhile may be what the rest waits for.
+        let strict = self.desk.settings.is_strict();
+        self.queues.give_among(lane, rest, until, |queued, given| queued.precedes(given, strict));
         Ok(())
     }
 
