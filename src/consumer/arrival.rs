@@ -110,6 +110,13 @@ impl Arrival {
         self.event.as_ref().ok().and_then(|event| event.seq)
     }
 
+    /// Whether it goes before another one of its key. In a strict order what has the lower number runs first anyway; in any other
+    /// what comes out of the ledger does, since what arrived meanwhile waits for it there.
+    pub(crate) fn precedes(&self, other: &Arrival, strict: bool) -> bool {
+        let may = strict || matches!(self.source, Source::Held(..));
+        may && self.seq().is_some() && self.seq() < other.seq()
+    }
+
     /// What the entry keeps of this run.
     pub(crate) fn metadata(&self, group: &str, took: Option<Duration>) -> Option<Metadata> {
         let event = self.event.as_ref().ok()?;

@@ -8,17 +8,18 @@ use tokio::time::Instant;
 
 use super::ConsumerSettings;
 use super::arrival::{Arrival, Ending, Key, Source};
-use crate::bus::{Partition, Received};
+use crate::bus::{Bus, Partition, Received};
 use crate::error::{Error, Result};
 use crate::event::{Event, Fingerprint};
 use crate::guard::{Core, note};
 use crate::id::EventId;
 use crate::ledger::{Claim, Identity, Ledger, Mode, Nonce, Outcome};
 
-/// What every worker needs: the guard's core, the ledger, the settings.
+/// What every part needs: the guard's core, the ledger, the bus, the settings.
 #[derive(Clone)]
 pub struct Desk {
     pub(crate) core: Core,
+    pub(crate) bus: Arc<dyn Bus>,
     pub(crate) ledger: Arc<dyn Ledger>,
     pub(crate) settings: Arc<ConsumerSettings>,
     pub(crate) group: Arc<str>,

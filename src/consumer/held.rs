@@ -1,11 +1,9 @@
 //! What waits in the ledger: due events come back into the pipeline, dead ones are copied to the dead-letter topic.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 
 use super::claim::Desk;
-use crate::bus::{Bus, Received, Record};
+use crate::bus::{Received, Record};
 use crate::error::Result;
 use crate::event::{Headers, Origin};
 use crate::id::Topic;
@@ -21,14 +19,14 @@ pub(super) struct Looked {
 }
 
 /// One look: copies dead letters, and says what is due.
-pub(super) async fn look(desk: Desk, bus: Arc<dyn Bus>, room: usize) -> Looked {
+pub(super) async fn look(desk: Desk, room: usize) -> Looked {
     let due = desk.ledger.due(&desk.settings.scope, LIMIT.min(room)).await;
-    Looked { due, copied: copy_dead(&desk, &*bus).await }
+    Looked { due, copied: copy_dead(&desk).await }
 }
 
 /// Copies dead events to their dead-letter topic. Each is marked dead first, published second, and noted as copied third: a crash
 /// in between copies it again, a zombie copies nothing that is not dead. One that cannot be published harms no other.
-async fn copy_dead(desk: &Desk, bus: &dyn Bus) -> Result<()> {
+async fn copy_dead(desk: &Desk) -> Result<()> {
     if desk.settings.dead_topic.as_deref() == Some("") {
         return Ok(());
     }
@@ -37,7 +35,7 @@ async fn copy_dead(desk: &Desk, bus: &dyn Bus) -> Result<()> {
     for entry in &desk.ledger.outlet(&desk.settings.scope, LIMIT).await? {
         let from = entry.origin.as_ref().map(|origin| &origin.topic).or(desk.settings.topics.first());
         let Some(topic) = from.and_then(|topic| desk.settings.dead_topic_of(topic)) else { continue };
-        match bus.publish(&topic, &[dead_record(desk, entry)]).await.map(|mut answers| answers.pop()) {
+        match desk.bus.publish(&topic, &[dead_record(desk, entry)]).await.map(|mut answers| answers.pop()) {
             Ok(Some(Ok(_))) => copied.push((entry.identity.clone(), entry.week, entry.token)),
             Ok(Some(Err(error))) | Err(error) => failed = Some(error),
             Ok(None) => {}

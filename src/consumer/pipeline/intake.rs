@@ -74,9 +74,7 @@ impl Pipeline {
             if !self.is_ours(&arrival) {
                 continue;
             }
-            // In a strict order what has the lower number runs first anyway, so nothing has to wait for what is behind it.
-            let seq = arrival.seq().filter(|_| self.desk.settings.is_strict());
-            self.queues.push_before(arrival.key.clone(), arrival, |other| seq.is_some() && seq < other.seq());
+            self.put_in_order(arrival);
         }
     }
 
@@ -182,9 +180,13 @@ impl Pipeline {
             }
             // No marker covers it, so a batch that dies with it would not be counted against it.
             arrival.alone = self.worker.batch_max() > 1;
-            // What arrived meanwhile waits for it, not the other way round.
-            let seq = arrival.seq();
-            self.queues.push_before(arrival.key.clone(), arrival, |other| seq.is_some() && seq < other.seq());
+            self.put_in_order(arrival);
         }
+    }
+
+    /// Queues a delivery before those of its key that wait for it.
+    fn put_in_order(&mut self, arrival: Arrival) {
+        let strict = self.desk.settings.is_strict();
+        self.queues.push_before(arrival.key.clone(), arrival, |item, other| item.precedes(other, strict));
     }
 }
