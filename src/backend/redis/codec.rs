@@ -201,26 +201,57 @@ fn pack_body(to: &mut Writer, body: &Body) {
     }
 }
 
+/// How many bytes stand before the aggregate of a stored row: stamp, state, length. The scripts know it, too.
+pub(super) const BEFORE_AGGREGATE: usize = STAMP_BYTES + 3;
+/// How many bytes behind it, at most, tell the row's times and its place in the order.
+pub(super) const BEHIND_AGGREGATE: usize = 2 + 10 + 8 + 10 + 10 + 10 + 10;
+
+/// When a row's time comes, and its place in the order, from its beginning.
+pub(super) fn waiting(beginning: &[u8]) -> Result<(Time, Option<(Aggregate, u64)>)> {
+    let mut from = Reader(beginning);
+    let start = Start::read(&mut from)?;
+    Ok((start.at, start.order))
+}
+
+/// What a stored row begins with.
+struct Start {
+    state: State,
+    flags: u16,
+    token: Token,
+    nonce: Nonce,
+    attempts: u32,
+    first_at: Time,
+    at: Time,
+    order: Option<(Aggregate, u64)>,
+}
+
+impl Start {
+    fn read(from: &mut Reader<'_>) -> Result<Self> {
+        from.take(STAMP_BYTES)?;
+        let state = state_of(from.byte()?)?;
+        let aggregate = from.short()?;
+        let aggregate = from.take(usize::from(aggregate))?;
+        let flags = from.short()?;
+        let token = Token(from.signed()?);
+        let nonce = from.take(8)?;
+        let nonce = Nonce(i64::from_be_bytes(nonce.try_into().map_err(|_| short())?));
+        let attempts = u32::try_from(from.number()?).map_err(|_| Error::Corrupt("a count of runs".into()))?;
+        let first_at = from.time()?;
+        let at = Time::from_micros(first_at.as_micros().wrapping_add(from.signed()?));
+        let order = (flags & ORDER != 0).then(|| {
+            let aggregate = String::from_utf8_lossy(aggregate);
+            Ok::<_, Error>((sound(Aggregate::new(aggregate))?, from.number()?))
+        });
+        let order = order.transpose()?;
+        Ok(Start { state, flags, token, nonce, attempts, first_at, at, order })
+    }
+}
+
 /// A stored row.
 pub(super) fn row(stored: &[u8]) -> Result<Row> {
     let mut from = Reader(stored);
-    from.take(STAMP_BYTES)?;
-    let state = state_of(from.byte()?)?;
-    let aggregate = from.short()?;
-    let aggregate = from.take(usize::from(aggregate))?;
-    let flags = from.short()?;
+    let Start { state, flags, token, nonce, attempts, first_at, at, order } = Start::read(&mut from)?;
     let has = |flag| flags & flag != 0;
-    let token = Token(from.signed()?);
-    let nonce = from.take(8)?;
-    let nonce = Nonce(i64::from_be_bytes(nonce.try_into().map_err(|_| short())?));
-    let attempts = u32::try_from(from.number()?).map_err(|_| Error::Corrupt("a count of runs".into()))?;
-    let first_at = from.time()?;
-    let at = Time::from_micros(first_at.as_micros().wrapping_add(from.signed()?));
-    let order = has(ORDER).then(|| {
-        let aggregate = String::from_utf8_lossy(aggregate);
-        Ok::<_, Error>((sound(Aggregate::new(aggregate))?, from.number()?))
-    });
-    let order = order.transpose()?;
     let owner = has(OWNER).then(|| sound(Owner::new(from.text()?))).transpose()?;
     let fingerprint = has(FINGERPRINT)
         .then(|| from.take(16)?.try_into().map(Fingerprint).map_err(|_| short()))
@@ -377,6 +408,9 @@ mod tests {
             let stored = stamped(pack_row(&row_));
             assert_eq!(row(&stored).unwrap(), row_);
             assert_eq!(state(&stored).unwrap(), row_.state);
+            let aggregate = row_.order.as_ref().map_or(0, |(aggregate, _)| aggregate.as_str().len());
+            let start = stored.len().min(BEFORE_AGGREGATE + aggregate + BEHIND_AGGREGATE);
+            assert_eq!(waiting(&stored[..start]).unwrap(), (row_.at, row_.order.clone()));
             for end in 0..stored.len() {
                 assert_eq!(row(&stored[..end]).unwrap_err().code(), "corrupt");
             }
