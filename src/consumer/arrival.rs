@@ -65,7 +65,7 @@ impl Arrival {
     pub(crate) fn body(&self) -> Body {
         let record = &self.received.record;
         Body {
-            payload: record.payload.clone().unwrap_or_default(),
+            payload: record.payload.clone(),
             headers: record.headers.clone(),
             key: record.key.clone(),
             timestamp: record.timestamp,

@@ -111,7 +111,8 @@ impl Desk {
         claim.note = Some(note(reason));
         claim.body = Some(arrival.body());
         claim.origin = Some(arrival.received.origin.clone());
-        let print = Fingerprint::of(None, None, None, &arrival.body().payload);
+        let print =
+            Fingerprint::of(None, None, None, arrival.body().payload.as_deref().unwrap_or_default());
         claim.fingerprint = Some(print);
         let outcome = self.core.claim_raw(claim.clone()).await?;
         if held || matches!(outcome, Outcome::Dead { .. }) {

@@ -103,7 +103,7 @@ impl Deliverable for &Event {
         // An event that is nothing but an id has no immutable part that could be compared.
         let told = !self.payload.is_empty() || self.kind.is_some() || self.seq.is_some();
         let body = Body {
-            payload: self.payload.clone(),
+            payload: Some(self.payload.clone()).filter(|payload| !payload.is_empty()),
             headers: self.headers.clone(),
             key: None, // an event does not know its record's key
             timestamp: self.time,

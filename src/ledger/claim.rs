@@ -497,8 +497,8 @@ impl Verdict {
 /// An event's bytes, kept while it waits or lies dead.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Body {
-    /// The payload, untouched.
-    pub payload: Bytes,
+    /// The payload, untouched. None: the record had none (a tombstone), which is not the same as an empty one.
+    pub payload: Option<Bytes>,
     /// The headers, untouched.
     pub headers: Headers,
     /// The record's key, untouched.

@@ -30,6 +30,7 @@ const NOTE: u16 = 1 << 9;
 const BODY: u16 = 1 << 10;
 const KEY: u16 = 1 << 11;
 const TIMESTAMP: u16 = 1 << 12;
+const PAYLOAD: u16 = 1 << 13;
 
 #[derive(Default)]
 struct Writer(Vec<u8>);
@@ -142,6 +143,7 @@ fn flags(row: &Row) -> u16 {
         (body.is_some(), BODY),
         (body.is_some_and(|body| body.key.is_some()), KEY),
         (body.is_some_and(|body| body.timestamp.is_some()), TIMESTAMP),
+        (body.is_some_and(|body| body.payload.is_some()), PAYLOAD),
     ]
     .into_iter()
     .fold(0, |flags, (set, flag)| if set { flags | flag } else { flags })
@@ -187,7 +189,9 @@ pub(super) fn pack_row(row: &Row) -> Vec<u8> {
 }
 
 fn pack_body(to: &mut Writer, body: &Body) {
-    to.bytes(&body.payload);
+    if let Some(payload) = &body.payload {
+        to.bytes(payload);
+    }
     to.number(body.headers.iter().count() as u64);
     for (name, value) in body.headers.iter() {
         to.bytes(name.as_bytes());
@@ -264,7 +268,7 @@ pub(super) fn row(stored: &[u8]) -> Result<Row> {
     let origin = origin.transpose()?;
     let metadata = has(METADATA).then(|| sound(Metadata::new(from.text()?))).transpose()?;
     let note = has(NOTE).then(|| from.text().map(Into::into)).transpose()?;
-    let body = has(BODY).then(|| body(&mut from, has(KEY), has(TIMESTAMP))).transpose()?;
+    let body = has(BODY).then(|| body(&mut from, flags)).transpose()?;
     Ok(Row {
         state,
         token,
@@ -286,15 +290,16 @@ pub(super) fn row(stored: &[u8]) -> Result<Row> {
     })
 }
 
-fn body(from: &mut Reader<'_>, has_key: bool, has_timestamp: bool) -> Result<Body> {
-    let payload = Bytes::copy_from_slice(from.bytes()?);
+fn body(from: &mut Reader<'_>, flags: u16) -> Result<Body> {
+    let has = |flag| flags & flag != 0;
+    let payload = has(PAYLOAD).then(|| from.bytes().map(Bytes::copy_from_slice)).transpose()?;
     let count = from.number()?;
     let mut headers = Vec::new();
     for _ in 0..count {
         headers.push((from.text()?.to_owned(), Bytes::copy_from_slice(from.bytes()?)));
     }
-    let key = has_key.then(|| from.bytes().map(Bytes::copy_from_slice)).transpose()?;
-    let timestamp = has_timestamp.then(|| from.time()).transpose()?;
+    let key = has(KEY).then(|| from.bytes().map(Bytes::copy_from_slice)).transpose()?;
+    let timestamp = has(TIMESTAMP).then(|| from.time()).transpose()?;
     Ok(Body { payload, headers: Headers::from_iter(headers), key, timestamp })
 }
 
@@ -397,14 +402,15 @@ mod tests {
             suspect: true,
             unordered: true,
             body: Some(Body {
-                payload: Bytes::from_static(b"\0\xff"),
+                payload: Some(Bytes::from_static(b"\0\xff")),
                 headers: Headers::from_iter([("a", "1"), ("a", "")]),
                 key: Some(Bytes::new()),
                 timestamp: Some(Time::from_micros(-5)),
             }),
             ..plain()
         };
-        for row_ in [plain(), full] {
+        let tombstone = Row { body: Some(Body::default()), ..plain() };
+        for row_ in [plain(), full, tombstone] {
             let stored = stamped(pack_row(&row_));
             assert_eq!(row(&stored).unwrap(), row_);
             assert_eq!(state(&stored).unwrap(), row_.state);
