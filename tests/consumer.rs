@@ -567,6 +567,30 @@ async fn t45_what_nobody_wants_costs_no_ledger_write() {
     assert_eq!(world.committed(0).await, Some(10));
 }
 
+/// An id that is used again for something else is not what the window has seen: the ledger says what becomes of it.
+#[tokio::test]
+async fn t01_the_window_does_not_hide_a_reused_id() {
+    use hapax::window::{MemoryWindow, Window, WindowSettings};
+    let world = World::new(1).await;
+    let window = Arc::new(MemoryWindow::new(WindowSettings::new("1"), 1000).unwrap());
+    let paid = |amount: u32| record(None, serde_json::json!({"event_id": "e", "amount": amount}));
+    world.publish(&[paid(7)]).await;
+    let run = |passed_: u64| {
+        let builder = world.consumer().window(Arc::clone(&window) as Arc<dyn Window>);
+        run_until(
+            builder,
+            |_, _| async { Ok(()) },
+            "through",
+            move |handle| async move { passed(&handle) == passed_ },
+        )
+    };
+    assert_eq!(run(1).await["done"], 1);
+    until("remembered", || async { window.len() == 1 }).await;
+    world.publish(&[paid(7), paid(8)]).await;
+    let counts = run(2).await;
+    assert_eq!((counts.get("window"), counts.get("refused")), (Some(&1), Some(&1)), "{counts:?}");
+}
+
 /// The window is asked before the claim and told only after done: what failed is not in it, what is in it is skipped.
 #[tokio::test]
 async fn t01_the_window_is_read_before_the_claim_and_written_after_done() {
@@ -574,8 +598,9 @@ async fn t01_the_window_is_read_before_the_claim_and_written_after_done() {
     use hapax::window::{MemoryWindow, Window, WindowSettings};
     let world = World::new(1).await;
     let window = Arc::new(MemoryWindow::new(WindowSettings::new("epoch-1"), 1000).unwrap());
-    let identity =
-        |id: &str| Identity::new(hapax::Scope::new("mailer").unwrap(), hapax::EventId::new(id).unwrap());
+    let identity = |id: &str| {
+        Identity::new(hapax::Scope::new("mailer").unwrap(), hapax::EventId::new(id).unwrap()).into()
+    };
     window.remember(&[identity("seen-before")]).await.unwrap();
     world.publish(&[event("seen-before"), event("good"), event("bad"), event("good")]).await;
     let counts =

@@ -291,8 +291,7 @@ impl Claim {
     /// A claim on an event in a scope, with fingerprint, time and origin of the event.
     pub fn of(scope: Scope, event: &Event, mode: Mode) -> Self {
         let identity = Identity { tenant: event.tenant.clone(), scope, id: event.id.clone() };
-        let fingerprint = (!event.payload.is_empty() || event.kind.is_some() || event.seq.is_some())
-            .then(|| event.fingerprint());
+        let fingerprint = event.told();
         Claim { time: event.time, fingerprint, origin: event.origin.clone(), ..Claim::new(identity, mode) }
     }
 }
