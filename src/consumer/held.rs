@@ -4,6 +4,7 @@ use bytes::Bytes;
 
 use super::claim::Desk;
 use crate::bus::{Received, Record};
+use crate::clock::Clock as _;
 use crate::error::Result;
 use crate::event::{Headers, Origin};
 use crate::id::Topic;
@@ -68,13 +69,14 @@ fn dead_record(desk: &Desk, entry: &Entry) -> Record {
     }
     Record {
         key: body.key,
-        payload: Some(body.payload),
+        payload: body.payload,
         headers: headers.into_iter().collect::<Headers>(),
         timestamp: body.timestamp,
     }
 }
 
-/// A copy of a record that could not even be claimed, because the ledger is away.
+/// A copy of a record that could not even be claimed, because the ledger is away. Its times are those of this process, which
+/// is the only one that knows of it.
 pub(super) fn unclaimed_record(desk: &Desk, received: &Received, reason: &str) -> Record {
     let mut headers: Vec<(String, Bytes)> = received
         .record
@@ -82,10 +84,13 @@ pub(super) fn unclaimed_record(desk: &Desk, received: &Received, reason: &str) -
         .iter()
         .map(|(name, value)| (name.to_owned(), Bytes::copy_from_slice(value)))
         .collect();
+    let now = crate::clock::SystemClock.now().to_string();
     for (name, value) in [
         ("reason", reason.to_owned()),
         ("code", "unavailable".to_owned()),
         ("attempts", "0".to_owned()),
+        ("first-at", now.clone()),
+        ("last-at", now),
         ("scope", desk.settings.scope.as_str().to_owned()),
         ("topic", received.origin.topic.as_str().to_owned()),
         ("partition", received.origin.partition.to_string()),
@@ -100,11 +105,7 @@ pub(super) fn unclaimed_record(desk: &Desk, received: &Received, reason: &str) -
 pub(super) fn received(entry: &Entry, fallback: &Topic) -> Option<Received> {
     let body = entry.body.clone()?;
     let origin = entry.origin.clone().unwrap_or_else(|| Origin::new(fallback.clone(), 0, -1));
-    let record = Record {
-        key: body.key,
-        payload: Some(body.payload),
-        headers: body.headers,
-        timestamp: body.timestamp,
-    };
+    let record =
+        Record { key: body.key, payload: body.payload, headers: body.headers, timestamp: body.timestamp };
     Some(Received { record, origin })
 }

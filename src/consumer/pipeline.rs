@@ -26,7 +26,7 @@ use crate::bus::{Assigned, Bus, Partition, Subscriber};
 use crate::error::{Error, Result};
 use crate::id::Topic;
 use crate::ledger::{Claim, Identity, Mode};
-use crate::window::Window;
+use crate::window::{Sighting, Window};
 
 /// A partition in this process's hands.
 pub(super) struct Hand {
@@ -79,8 +79,8 @@ pub(super) struct Tasks {
     lag: JoinSet<Option<i64>>,
     /// Batches that the window has not been asked about, and the one it is being asked about.
     unasked: VecDeque<Vec<Arrival>>,
-    window: JoinSet<(Vec<Arrival>, HashSet<Identity>)>,
-    remember: Vec<Identity>,
+    window: JoinSet<(Vec<Arrival>, HashSet<Sighting>)>,
+    remember: Vec<Sighting>,
 }
 
 /// Where it stands.
@@ -348,9 +348,9 @@ impl Pipeline {
         }
         if matches!(word, "done" | "finished")
             && self.window.is_some()
-            && let Some(identity) = self.desk.identity_of(arrival)
+            && let Some(sighting) = self.desk.sighting_of(arrival)
         {
-            self.tasks.remember.push(identity);
+            self.tasks.remember.push(sighting);
         }
     }
 
