@@ -49,12 +49,36 @@ impl Default for OpenSettings {
 pub async fn open(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
     match url.split_once(':') {
         Some(("memory", "")) => Ok(Arc::new(MemoryJournal::new(settings.journal.clone()))),
+        Some(("sqlite", path)) => {
+            let path = path.strip_prefix("//").unwrap_or(path);
+            if path.is_empty() {
+                return Err(Error::Config("sqlite: names no file; write sqlite:FILE".into()));
+            }
+            open_sqlite(path, settings).await
+        }
         Some(("postgres" | "postgresql", _)) => open_postgres(url, settings).await,
         _ => Err(Error::Config(format!(
             "{:?} names no journal; known are memory:, sqlite:FILE, postgres://USER@HOST/DATABASE, s3://BUCKET/PREFIX and dir:PATH",
             hide_password(url)
         ))),
     }
+}
+
+#[cfg(feature = "sqlite")]
+#[allow(clippy::unused_async)] // opening a file does not wait; a server would
+async fn open_sqlite(path: &str, settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
+    use crate::backend::sqlite::SqliteJournal;
+    let open = match settings.migrate {
+        Migrate::Auto => SqliteJournal::open,
+        Migrate::Check => SqliteJournal::open_existing,
+    };
+    Ok(Arc::new(open(path, settings.journal.clone())?))
+}
+
+#[cfg(not(feature = "sqlite"))]
+#[allow(clippy::unused_async)] // as the one that is built in
+async fn open_sqlite(_path: &str, _settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
+    Err(crate::backend::not_built_in("SQLite", "sqlite"))
 }
 
 #[cfg(feature = "postgres")]
@@ -74,5 +98,5 @@ async fn open_postgres(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Jou
 #[cfg(not(feature = "postgres"))]
 #[allow(clippy::unused_async)] // as the one that is built in
 async fn open_postgres(_url: &str, _settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
-    Err(Error::Unsupported("PostgreSQL is not built in; build hapax with the feature `postgres`".into()))
+    Err(crate::backend::not_built_in("PostgreSQL", "postgres"))
 }
