@@ -68,7 +68,8 @@ async fn journal() {
     let of = Aggregate::new("order-17").unwrap();
     let append = |n: u64| {
         let event = |m| {
-            let payload = uuid::Uuid::new_v4().to_string().repeat(200);
+            // Bytes that do not compress.
+            let payload: Vec<u8> = (0..256).flat_map(|_| uuid::Uuid::new_v4().into_bytes()).collect();
             Event::new(EventId::new(format!("event-{n}-{m}")).unwrap()).payload(payload)
         };
         Append::new(of.clone(), Expected::Exact(n * 20), (0..20).map(event))

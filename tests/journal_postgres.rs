@@ -343,7 +343,7 @@ async fn j1_32_writers_on_8_aggregates_with_random_failures_number_without_a_gap
                     0 => Expected::Exact(journal.head(None, &of).await.unwrap()),
                     _ => Expected::Any,
                 };
-                let append = append(&aggregate, expected, &[x.as_str(), y.as_str()][..1 + random.below(2)]);
+                let append = append(&aggregate, expected, &[x.as_str(), y.as_str()][..=random.below(2)]);
                 let count = append.events.len();
                 match random.below(5) {
                     0 => {

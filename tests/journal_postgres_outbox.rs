@@ -123,28 +123,28 @@ async fn j1_a_consumer_that_appends_in_its_transaction_yields_one_event_for_each
         });
     let consumer = builder.build().unwrap();
     let handle = consumer.handle();
-    let tried: Arc<Mutex<BTreeMap<String, u32>>> = Arc::default();
+    let runs: Arc<Mutex<BTreeMap<String, u32>>> = Arc::default();
     let running = tokio::spawn(consumer.run(transactional::<PgLedger, _>({
-        let (journal, tried) = (journal.clone(), Arc::clone(&tried));
+        let (journal, runs) = (journal.clone(), Arc::clone(&runs));
         move |tx, event| {
             let (journal, id) = (journal.clone(), event.id.to_string());
-            let tries = {
-                let mut tried = tried.lock().unwrap();
-                let tries = tried.entry(id.clone()).or_default();
-                *tries += 1;
-                *tries
+            let nth = {
+                let mut runs = runs.lock().unwrap();
+                let nth = runs.entry(id.clone()).or_default();
+                *nth += 1;
+                *nth
             };
             Box::pin(async move {
                 let number: u64 = id[2..].parse().unwrap();
                 // An id of its own each time: nothing but the transaction keeps it from being there twice.
-                let event = format!("{id}/{tries}");
+                let event = format!("{id}/{nth}");
                 let _ = journal
                     .append_in(tx, &append(&format!("a-{}", number % 8), Expected::Any, &event))
                     .await?;
-                if tries == 1 && number % 10 == 3 {
+                if nth == 1 && number % 10 == 3 {
                     return Err(Failed::retryable("the handler failed after its append"));
                 }
-                if tries == 1 && number % 25 == 4 {
+                if nth == 1 && number % 25 == 4 {
                     sqlx::query("select pg_terminate_backend(pg_backend_pid())").execute(&mut **tx).await?;
                 }
                 Ok(())
@@ -164,9 +164,9 @@ async fn j1_a_consumer_that_appends_in_its_transaction_yields_one_event_for_each
     let events = all(&direct).await;
     let of = |stored: &Stored| stored.event.id.to_string().split_once('/').unwrap().0.to_owned();
     let inputs: HashSet<String> = events.iter().map(of).collect();
-    let tries: u32 = tried.lock().unwrap().values().sum();
+    let count: u32 = runs.lock().unwrap().values().sum();
     println!(
-        "{} messages cut; {tries} runs of the handler for {RECORDS} ids: {} events of {} ids",
+        "{} messages cut; {count} runs of the handler for {RECORDS} ids: {} events of {} ids",
         proxy.lost(),
         events.len(),
         inputs.len()
@@ -208,9 +208,9 @@ async fn t31_cut_answers_to_appends_lose_and_double_nothing() {
         let mut tx = through.pool().begin().await.unwrap();
         let drawn = through.append_in(&mut tx, &one).await.unwrap();
         if n % 2 == 0 {
-            proxy.lose_answer()
+            proxy.lose_answer();
         } else {
-            proxy.lose_commit()
+            proxy.lose_commit();
         }
         assert!(tx.commit().await.is_err());
         proxy.heal();

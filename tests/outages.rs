@@ -111,7 +111,7 @@ struct Windowed {
     gate: valkey::Gate,
     window: Arc<OutageWindow<RedisWindow>>,
     /// One that the window remembers.
-    old: Identity,
+    old: Sighting,
     handle: ConsumerHandle,
     running: Running,
 }
@@ -132,8 +132,9 @@ impl Windowed {
             .unwrap();
         let (handle, running) = run(&world, consumer);
         world.publish(&events(0..50)).await;
-        let known: Vec<_> =
-            (0..50).map(|n| Identity::new(scope.clone(), EventId::new(format!("e-{n}")).unwrap())).collect();
+        let known: Vec<Sighting> = (0..50)
+            .map(|n| Identity::new(scope.clone(), EventId::new(format!("e-{n}")).unwrap()).into())
+            .collect();
         until("the window remembers", || async {
             window.inner().seen(&known).await.unwrap().iter().all(|seen| *seen)
         })
