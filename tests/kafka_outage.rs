@@ -22,8 +22,31 @@ use tracing_subscriber::layer::{Context, SubscriberExt};
 
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// There is one broker, and each test here kills it.
-static BROKER: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+/// The one outage that all scenarios go through: a broker takes its time to start.
+struct Outage(tokio::sync::Barrier);
+
+impl Outage {
+    fn new(scenarios: usize) -> Self {
+        Outage(tokio::sync::Barrier::new(scenarios))
+    }
+
+    /// Waits until all are ready for it; then the broker is killed.
+    async fn begin(&self) {
+        self.all("kill").await;
+    }
+
+    /// Waits until all have seen enough of it; then the broker is back.
+    async fn end(&self) {
+        self.all("up").await;
+    }
+
+    async fn all(&self, command: &'static str) {
+        if self.0.wait().await.is_leader() {
+            services(command).await;
+        }
+        self.0.wait().await;
+    }
+}
 
 /// Remembers the lines that an operator would see.
 #[derive(Clone, Default)]
@@ -153,7 +176,7 @@ impl Consumer {
     }
 }
 
-async fn survives(protocol: GroupProtocol) {
+async fn survives(protocol: GroupProtocol, outage: &Outage) {
     let mut settings = settings();
     settings.group_protocol = protocol;
     settings.answer_timeout = Duration::from_secs(5);
@@ -175,7 +198,7 @@ async fn survives(protocol: GroupProtocol) {
     }
     consumer.commit().await.expect("a commit");
 
-    services("kill").await;
+    outage.begin().await;
     consumer.listen().await;
     let began = Instant::now();
     let error = consumer.commit().await.expect_err("nobody is there");
@@ -186,7 +209,7 @@ async fn survives(protocol: GroupProtocol) {
     let error = bus.range(&Partition { topic: topic.clone(), number: 0 }).await.expect_err("nobody is there");
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     assert!(began.elapsed() < Duration::from_secs(8));
-    services("up").await;
+    outage.end().await;
     let back = Instant::now();
 
     let (before, seen) = (acknowledged.load(Ordering::SeqCst), consumer.heard.len());
@@ -217,60 +240,78 @@ async fn survives(protocol: GroupProtocol) {
     consumer.member.leave().await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_broker_that_is_killed_under_load_loses_nothing() {
-    let _mine = BROKER.lock().await;
-    let lines = Lines::default();
-    tracing::subscriber::set_global_default(tracing_subscriber::registry().with(lines.clone())).unwrap();
-    for protocol in [GroupProtocol::Classic, GroupProtocol::Consumer] {
-        survives(protocol).await;
-        let told = std::mem::take(&mut *lines.0.lock().unwrap());
-        for line in &told {
-            println!("  {line}");
-        }
-        assert!(told.iter().any(|line| line.contains("Kafka is away")), "an outage is told");
-        assert!(told.iter().any(|line| line.contains("Kafka is back")), "and its end");
-        assert!(told.len() <= 15, "{} lines for one outage", told.len());
+/// Two transactional worker processes on the broker, and somebody who publishes for them.
+struct Workers {
+    world: Arc<world::World>,
+    _processes: [tokio::process::Child; 2],
+    stop: Arc<AtomicBool>,
+    publishing: tokio::task::JoinHandle<usize>,
+}
+
+impl Workers {
+    /// Both are at work.
+    async fn new(test: &'static str) -> Self {
+        let world = Arc::new(world::World::new(test, 3).await);
+        let stop = Arc::new(AtomicBool::new(false));
+        let publishing = tokio::spawn({
+            let (world, stop) = (Arc::clone(&world), Arc::clone(&stop));
+            async move {
+                let mut count = 0;
+                while !stop.load(Ordering::SeqCst) {
+                    let batch: Vec<_> =
+                        (count..count + 10).map(|n| world::event(&format!("e-{n}"))).collect();
+                    world.insist(&batch).await;
+                    count += 10;
+                    tokio::time::sleep(Duration::from_millis(10)).await; // the load, not a wait
+                }
+                count
+            }
+        });
+        let processes = [world.spawn(&[]), world.spawn(&[])];
+        world::until("both are at work", || async { world.workers().await == 2 }).await;
+        Workers { world, _processes: processes, stop, publishing }
+    }
+
+    /// What was acknowledged takes effect once, though some of it was sent again, and all that was not committed is delivered again.
+    async fn survive(self, outage: &Outage) {
+        let took_effect = async || self.world.effect_counts().await.len();
+        outage.begin().await;
+        let before = took_effect().await;
+        outage.end().await;
+        let after = took_effect().await;
+        world::until("they go on", || async { took_effect().await > after + 200 }).await;
+        self.stop.store(true, Ordering::SeqCst);
+        let total = self.publishing.await.unwrap();
+        let doubled = self.world.until_effects(total).await;
+        world::until("the offsets move again", || self.world.is_through()).await;
+        let all = self.world.effect_counts().await.len();
+        println!(
+            "{total} acknowledged, {all} took effect ({before} before the broker was killed, {after} when it was back), {doubled} repeated"
+        );
+        assert_eq!((all, doubled), (total, 0));
     }
 }
 
-/// Two transactional worker processes, while events come in: what was acknowledged takes effect once, though some of it was sent
-/// again and all that was not committed is delivered again.
+/// Members of both group protocols, and consumer processes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn consumers_on_a_broker_that_is_killed_under_load_lose_and_double_nothing() {
-    let test = "consumers_on_a_broker_that_is_killed_under_load_lose_and_double_nothing";
+async fn a_broker_that_is_killed_under_load_loses_nothing() {
     world::play!();
-    let _mine = BROKER.lock().await;
-    let world = Arc::new(world::World::new(test, 3).await);
-    let workers = [world.spawn(&[]), world.spawn(&[])];
-    let stop = Arc::new(AtomicBool::new(false));
-    let publishing = tokio::spawn({
-        let (world, stop) = (Arc::clone(&world), Arc::clone(&stop));
-        async move {
-            let mut count = 0;
-            while !stop.load(Ordering::SeqCst) {
-                let batch: Vec<_> = (count..count + 10).map(|n| world::event(&format!("e-{n}"))).collect();
-                world.insist(&batch).await;
-                count += 10;
-                tokio::time::sleep(Duration::from_millis(10)).await; // the load, not a wait
-            }
-            count
-        }
-    });
-    world::until("both are at work", || async { world.workers().await == 2 }).await;
-    services("kill").await;
-    let before = world.effect_counts().await.len();
-    services("up").await;
-    let after = world.effect_counts().await.len();
-    world::until("they go on", || async { world.effect_counts().await.len() > after + 200 }).await;
-    stop.store(true, Ordering::SeqCst);
-    let total = publishing.await.unwrap();
-    let doubled = world.until_effects(total).await;
-    world::until("the offsets move again", || world.is_through()).await;
-    let took_effect = world.effect_counts().await.len();
-    println!(
-        "{total} acknowledged, {took_effect} took effect ({before} before the broker was killed, {after} when it was back), {doubled} repeated"
+    let lines = Lines::default();
+    tracing::subscriber::set_global_default(tracing_subscriber::registry().with(lines.clone())).unwrap();
+    let workers = Workers::new("a_broker_that_is_killed_under_load_loses_nothing").await;
+    lines.0.lock().unwrap().clear();
+    let outage = Outage::new(3);
+    tokio::join!(
+        survives(GroupProtocol::Classic, &outage),
+        survives(GroupProtocol::Consumer, &outage),
+        workers.survive(&outage)
     );
-    assert_eq!((took_effect, doubled), (total, 0));
-    drop(workers);
+    let told = std::mem::take(&mut *lines.0.lock().unwrap());
+    for line in &told {
+        println!("  {line}");
+    }
+    let with = |words| told.iter().filter(|line| line.contains(words)).count();
+    assert!(with("Kafka is away") >= 3, "an outage is told on each of three buses");
+    assert!(with("Kafka is back") >= 3, "and its end");
+    assert!(told.len() <= 3 * 15, "{} lines for one outage", told.len());
 }

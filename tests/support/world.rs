@@ -251,7 +251,10 @@ pub async fn worker(schema: &str) {
     let url = knob("WORKER_URL").unwrap();
     let topic = knob("WORKER_TOPIC").unwrap();
     let effects = format!("{schema}.effect");
-    let pool = support::pool_to(&url, 4).await;
+    // It gives up soon, so that an outage is noticed.
+    let pool =
+        sqlx::postgres::PgPoolOptions::new().max_connections(4).acquire_timeout(Duration::from_secs(5));
+    let pool = pool.connect(&url).await.expect("the server answers");
     let ledger = PgLedger::with_pool(pool.clone(), support::settings(schema)).await.expect("the ledger");
     let built = builder(bus().await, ledger, &topic).build().expect("a consumer");
     let handle = built.handle();
