@@ -5,6 +5,8 @@
 
 #[path = "support/objects.rs"]
 mod objects;
+#[path = "support/watched.rs"]
+mod watched;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +14,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use hapax::Error;
-use hapax::backend::object::{AllocatorMode, AllocatorSettings, ObjectJournal, ObjectSettings, S3};
-use hapax::journal::{Append, Expected, Journal as _, JournalSettings, OpenSettings, Placing, open};
+use hapax::backend::object::{AllocatorMode, AllocatorSettings, ObjectJournal, ObjectSettings, Objects, S3};
+use hapax::journal::{
+    Append, Appended, Expected, Journal as _, JournalSettings, OpenSettings, Placing, Position, open,
+};
 use hapax::testing::journal::JournalHarness;
 use objects::{Place, aggregate, append, event, follow, s3_settings};
+use watched::Watched;
 
 /// A fresh directory, or a fresh prefix of the bucket.
 struct ObjectHarness(Place);
@@ -157,8 +162,125 @@ async fn an_id_goes_to_one_aggregate(place: Place) {
     assert_eq!(follow(&journals[0]).await.len(), 5);
 }
 
+async fn open_watched(store: &Arc<Watched>, grace: Duration) -> ObjectJournal {
+    let mut settings = ObjectSettings::default();
+    settings.grace = grace;
+    ObjectJournal::open(Arc::clone(store) as Arc<dyn Objects>, settings).await.unwrap()
+}
+
+/// Starts an append to `slow` that does not get to its commit.
+async fn held_up(
+    store: &Arc<Watched>,
+    journal: &ObjectJournal,
+) -> tokio::task::JoinHandle<hapax::Result<Appended>> {
+    store.hold(Some("aggregate/-/slow/"));
+    let writer = journal.clone();
+    let slow = tokio::spawn(async move { writer.append(&append("slow", Expected::New, &["s1"])).await });
+    while store.list("pending/", "pending/", 1).await.unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    slow
+}
+
+/// A reader does not pass an append that is under way, however many others are done; then it gives both.
+async fn a_reader_waits_for_an_append_under_way(place: Place) {
+    let store = Watched::new(place.objects().await);
+    let journal = open_watched(&store, Duration::from_mins(10)).await;
+    let slow = held_up(&store, &journal).await;
+    let _ = journal.append(&append("fast", Expected::New, &["f1"])).await.unwrap();
+    let other = place.open().await;
+    for reader in [&journal, &other] {
+        let stretch = reader.read(&Position::START, 10).await.unwrap();
+        assert!(stretch.events.is_empty() && stretch.at_hole, "{stretch:?}");
+        assert_eq!(stretch.next, Position::START);
+    }
+    store.hold(None);
+    assert_eq!(slow.await.unwrap().unwrap().placed[0].seq, 1);
+    let ids: Vec<_> = follow(&other).await.into_iter().map(|stored| stored.event.id.to_string()).collect();
+    assert_eq!(ids, ["s1", "f1"]);
+}
+
+/// One that takes too long is not waited for; when it goes on, it finds its place taken and takes the next, with the same number.
+async fn a_reader_does_not_wait_for_ever(place: Place) {
+    let store = Watched::new(place.objects().await);
+    let journal = open_watched(&store, Duration::from_mins(10)).await;
+    let slow = held_up(&store, &journal).await;
+    let _ = journal.append(&append("fast", Expected::New, &["f1"])).await.unwrap();
+    let impatient = place.open().await; // it waits a second
+    let given = follow(&impatient).await;
+    assert_eq!(given.len(), 1);
+    store.hold(None);
+    let placed = slow.await.unwrap().unwrap().placed.remove(0);
+    assert_eq!((placed.seq, placed.placing), (1, Placing::New), "no number is gone");
+    assert!(placed.position > given[0].position, "nobody has passed it");
+    assert_eq!(follow(&impatient).await.len(), 2);
+}
+
+/// Whichever answer is lost: the append says that it does not know, or is done; asked again it is there once.
+async fn answers_are_lost(new: impl Fn() -> Place) {
+    for (part, certain) in [("id/", false), ("pending/", false), ("aggregate/", true), ("index/", true)] {
+        let place = new();
+        let store = Watched::new(place.objects().await);
+        let journal = open_watched(&store, Duration::from_millis(100)).await;
+        store.lose(part);
+        let append = append("a", Expected::New, &["x"]);
+        let answer = journal.append(&append).await;
+        match &answer {
+            Ok(_) => assert!(certain, "{part}"),
+            Err(e) => assert!(!certain && e.is_retryable(), "{part}: {e}"),
+        }
+        let again = journal.append(&append).await.unwrap();
+        assert_eq!((again.placed[0].seq, again.is_repeat()), (1, certain), "{part}");
+        assert_eq!(follow(&place.open().await).await.len(), 1, "{part}");
+    }
+}
+
+/// What the documentation says it costs.
+#[tokio::test]
+async fn requests_are_as_documented() {
+    let place = Place::directory();
+    let store = Watched::new(place.objects().await);
+    let journal = open_watched(&store, Duration::from_secs(5)).await;
+    assert_eq!(store.requests(), 3, "opening a new one");
+    let put = async |of: &str, ids: &[&str]| {
+        let _ = journal.append(&append(of, Expected::Any, ids)).await.unwrap();
+        store.requests()
+    };
+    assert_eq!(put("a", &["a1"]).await, 1 + 4 + 2, "the first time: a hint and a listing more");
+    assert_eq!(put("a", &["a2"]).await, 1 + 4);
+    assert_eq!(put("a", &["a3", "a4", "a5"]).await, 3 + 4);
+    assert_eq!(
+        put("a", &["a3"]).await,
+        4 + 1,
+        "a repeat: an intent in vain, its number, its aggregate, the event"
+    );
+    assert_eq!(journal.head(None, &aggregate("a")).await.unwrap(), 5);
+    assert_eq!(store.requests(), 1, "head");
+    let stretch = journal.read(&Position::START, 100).await.unwrap();
+    assert_eq!((stretch.events.len(), store.requests()), (5, 2 + 3), "read of three appends");
+    let stretch = journal.read(&stretch.next, 100).await.unwrap();
+    assert_eq!((stretch.events.len(), store.requests()), (0, 2), "read of nothing");
+    assert!(journal.find(None, &hapax::EventId::new("a4").unwrap()).await.unwrap().is_some());
+    assert_eq!(store.requests(), 4, "find");
+}
+
 mod directory {
     use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_append_under_way_is_waited_for() {
+        a_reader_waits_for_an_append_under_way(Place::directory()).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_append_that_takes_too_long_is_not() {
+        a_reader_does_not_wait_for_ever(Place::directory()).await;
+    }
+
+    #[tokio::test]
+    async fn lost_answers() {
+        answers_are_lost(Place::directory).await;
+    }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn of_fifty_creators_per_key_one_wins() {
@@ -183,6 +305,21 @@ mod directory {
 
 mod s3 {
     use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_append_under_way_is_waited_for() {
+        a_reader_waits_for_an_append_under_way(Place::s3()).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_append_that_takes_too_long_is_not() {
+        a_reader_does_not_wait_for_ever(Place::s3()).await;
+    }
+
+    #[tokio::test]
+    async fn lost_answers() {
+        answers_are_lost(Place::s3).await;
+    }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn of_fifty_creators_per_key_one_wins() {
