@@ -1,25 +1,26 @@
-//! The journal in an object store, on a directory and on an S3 server: races, processes that are killed between any two of their
-//! writes, bad settings. What it has in common with other journals is tested by the conformance suite.
+//! The journal in an object store, on a directory and on an S3 server: the conformance suite, races, bad settings. Processes that are
+//! killed are in `journal_object_killed.rs`.
 #![cfg(all(feature = "s3", feature = "testing"))]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a panic is how a test fails
 
 #[path = "support/objects.rs"]
 mod objects;
+#[path = "support/watched.rs"]
+mod watched;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use hapax::Error;
 use hapax::backend::object::{AllocatorMode, AllocatorSettings, ObjectJournal, ObjectSettings, Objects, S3};
 use hapax::journal::{
-    Append, Expected, Journal, JournalSettings, OpenSettings, Placing, Position, Stored, open,
+    Append, Appended, Expected, Journal as _, JournalSettings, OpenSettings, Placing, Position, open,
 };
 use hapax::testing::journal::JournalHarness;
-use hapax::{Aggregate, Error, Event, EventId, Tenant};
-use objects::{Place, s3_settings};
+use objects::{Place, aggregate, append, event, follow, s3_settings};
+use watched::Watched;
 
 /// A fresh directory, or a fresh prefix of the bucket.
 struct ObjectHarness(Place);
@@ -37,62 +38,6 @@ impl JournalHarness for ObjectHarness {
 
 hapax::journal_conformance!(directory_suite, ObjectHarness(Place::directory()));
 hapax::journal_conformance!(s3_suite, ObjectHarness(Place::s3()));
-
-const ROLE: &str = "HAPAX_TEST_OBJECT_ROLE";
-const PLACE: &str = "HAPAX_TEST_OBJECT_PLACE";
-const DEADLINE: Duration = Duration::from_mins(2);
-
-fn aggregate(name: &str) -> Aggregate {
-    Aggregate::new(name).unwrap()
-}
-
-fn event(id: &str) -> Event {
-    Event::new(EventId::new(id).unwrap()).payload(format!("{{\"id\": \"{id}\"}}"))
-}
-
-fn append(of: &str, expected: Expected, ids: &[&str]) -> Append {
-    Append::new(aggregate(of), expected, ids.iter().map(|id| event(id)))
-}
-
-/// Follows a journal until nothing comes any more and nobody is waited for; checks order and that nothing comes twice.
-async fn follow(journal: &dyn Journal) -> Vec<Stored> {
-    let started = std::time::Instant::now();
-    let mut after = Position::START;
-    let mut all: Vec<Stored> = Vec::new();
-    loop {
-        let stretch = journal.read(&after, 7).await.unwrap();
-        let (empty, at_hole) = (stretch.events.is_empty(), stretch.at_hole);
-        all.extend(stretch.events);
-        after = stretch.next;
-        if empty && !at_hole {
-            break;
-        }
-        assert!(started.elapsed() < DEADLINE, "the journal does not come to an end");
-        if at_hole {
-            journal.wait(&after, Duration::from_millis(50)).await.unwrap();
-        }
-    }
-    let mut heads: BTreeMap<(Option<Tenant>, Aggregate), u64> = BTreeMap::new();
-    let mut ids = BTreeSet::new();
-    assert!(all.windows(2).all(|two| two[0].position < two[1].position));
-    for stored in &all {
-        let of = (stored.event.tenant.clone(), stored.event.aggregate.clone().unwrap());
-        let head = heads.entry(of).or_default();
-        assert_eq!(stored.seq, *head + 1, "gapless and in order: {stored:?}");
-        *head += 1;
-        assert!(ids.insert((stored.event.tenant.clone(), stored.event.id.clone())), "twice: {stored:?}");
-    }
-    for ((tenant, aggregate), head) in heads {
-        assert_eq!(journal.head(tenant.as_ref(), &aggregate).await.unwrap(), head);
-        let chain = journal.read_aggregate(tenant.as_ref(), &aggregate, 1, usize::MAX).await.unwrap();
-        let followed: Vec<_> = all
-            .iter()
-            .filter(|s| s.event.aggregate.as_ref() == Some(&aggregate) && s.event.tenant == tenant)
-            .collect();
-        assert_eq!(chain.iter().collect::<Vec<_>>(), followed, "the chain and the index say the same");
-    }
-    all
-}
 
 async fn one_creator_wins(place: Place) {
     let objects = [place.objects().await, place.objects().await];
@@ -217,218 +162,125 @@ async fn an_id_goes_to_one_aggregate(place: Place) {
     assert_eq!(follow(&journals[0]).await.len(), 5);
 }
 
-/// The child appends until it is killed, or until it is through.
-#[tokio::test]
-async fn plays_its_role_in_a_child_process() {
-    let (Ok(role), Ok(place)) = (std::env::var(ROLE), std::env::var(PLACE)) else { return };
-    let place = Place::of(&place);
-    let allocator = allocator_of(&role);
-    let journal = place.open_with(allocator).await;
-    match role.split(' ').next().unwrap() {
-        "append" => work(&journal).await,
-        "read" => drop(follow(&journal).await),
-        "relay" => {
-            let (relay, owner) = (hapax::RelayName::new("r").unwrap(), hapax::Owner::new("child").unwrap());
-            let (token, mut checkpoint) = loop {
-                match journal.lead(&relay, &owner, Duration::from_millis(100)).await.unwrap() {
-                    hapax::journal::Lead::Leads { token, checkpoint } => break (token, checkpoint),
-                    _ => tokio::time::sleep(Duration::from_millis(20)).await, // until the lease of the one before is over
-                }
-            };
-            checkpoint.position = Position::of(checkpoint.position.number() + 1);
-            journal.save(&relay, token, &checkpoint).await.unwrap();
-        }
-        "sweep" => {
-            let terms = hapax::journal::JournalSweep::new(Duration::ZERO);
-            journal.sweep(&terms).await.unwrap();
-        }
-        "archive" => {
-            let store = Place::of(&format!("{}-archive", std::env::var(PLACE).unwrap())).objects().await;
-            hapax::journal::archive(&journal, store.as_ref(), &archive_terms()).await.unwrap();
-        }
-        _ => panic!("{role}"),
+async fn open_watched(store: &Arc<Watched>, grace: Duration) -> ObjectJournal {
+    let mut settings = ObjectSettings::default();
+    settings.grace = grace;
+    ObjectJournal::open(Arc::clone(store) as Arc<dyn Objects>, settings).await.unwrap()
+}
+
+/// Starts an append to `slow` that does not get to its commit.
+async fn held_up(
+    store: &Arc<Watched>,
+    journal: &ObjectJournal,
+) -> tokio::task::JoinHandle<hapax::Result<Appended>> {
+    store.hold(Some("aggregate/-/slow/"));
+    let writer = journal.clone();
+    let slow = tokio::spawn(async move { writer.append(&append("slow", Expected::New, &["s1"])).await });
+    while store.list("pending/", "pending/", 1).await.unwrap().is_empty() {
+        tokio::task::yield_now().await;
     }
-    println!("through");
+    slow
 }
 
-fn allocator_of(role: &str) -> AllocatorSettings {
-    let mut allocator = AllocatorSettings::default();
-    if let Some(schema) = role.split(' ').nth(1) {
-        allocator.mode = Some(AllocatorMode::Postgres);
-        allocator.schema = schema.to_owned();
-        allocator.postgres_url =
-            Some(std::env::var("HAPAX_TEST_POSTGRES18_URL").expect("scripts/services env"));
+/// A reader does not pass an append that is under way, however many others are done; then it gives both.
+async fn a_reader_waits_for_an_append_under_way(place: Place) {
+    let store = Watched::new(place.objects().await);
+    let journal = open_watched(&store, Duration::from_mins(10)).await;
+    let slow = held_up(&store, &journal).await;
+    let _ = journal.append(&append("fast", Expected::New, &["f1"])).await.unwrap();
+    let other = place.open().await;
+    for reader in [&journal, &other] {
+        let stretch = reader.read(&Position::START, 10).await.unwrap();
+        assert!(stretch.events.is_empty() && stretch.at_hole, "{stretch:?}");
+        assert_eq!(stretch.next, Position::START);
     }
-    allocator
+    store.hold(None);
+    assert_eq!(slow.await.unwrap().unwrap().placed[0].seq, 1);
+    let ids: Vec<_> = follow(&other).await.into_iter().map(|stored| stored.event.id.to_string()).collect();
+    assert_eq!(ids, ["s1", "f1"]);
 }
 
-/// What every child appends, and whoever comes after it: the same ids, so all but the first time it is a repeat.
-async fn work(journal: &dyn Journal) {
-    // One that goes to another aggregate than a killed writer may have intended.
-    for (of, ids) in [("a", vec!["a1", "a2"]), ("b", vec!["b1"]), ("a", vec!["a3"]), ("a", vec!["a3", "a4"])]
-    {
-        let _ = journal.append(&append(of, Expected::Any, &ids)).await.unwrap();
-    }
+/// One that takes too long is not waited for; when it goes on, it finds its place taken and takes the next, with the same number.
+async fn a_reader_does_not_wait_for_ever(place: Place) {
+    let store = Watched::new(place.objects().await);
+    let journal = open_watched(&store, Duration::from_mins(10)).await;
+    let slow = held_up(&store, &journal).await;
+    let _ = journal.append(&append("fast", Expected::New, &["f1"])).await.unwrap();
+    let impatient = place.open().await; // it waits a second
+    let given = follow(&impatient).await;
+    assert_eq!(given.len(), 1);
+    store.hold(None);
+    let placed = slow.await.unwrap().unwrap().placed.remove(0);
+    assert_eq!((placed.seq, placed.placing), (1, Placing::New), "no number is gone");
+    assert!(placed.position > given[0].position, "nobody has passed it");
+    assert_eq!(follow(&impatient).await.len(), 2);
 }
 
-/// Runs a child that dies at the n-th time it comes by a point; says whether it came so far.
-fn dies(place: &Place, role: &str, point: &str, hit: u32) -> bool {
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "plays_its_role_in_a_child_process", "--nocapture"])
-        .env(ROLE, role)
-        .env(PLACE, &place.word)
-        .env("HAPAX_CRASH_AT", format!("{point}:{hit}"))
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .output()
-        .unwrap();
-    let through = String::from_utf8_lossy(&child.stdout).contains("through");
-    assert!(through || child.status.code().is_none(), "{}", String::from_utf8_lossy(&child.stderr));
-    !through
-}
-
-const POINTS: [&str; 5] = [
-    "journal.object.intent",
-    "journal.object.noted",
-    "journal.object.committed",
-    "journal.object.indexed",
-    "journal.object.done",
-];
-
-/// Killed at each point, at each time it is passed: whoever goes on finds nothing lost, no number gone, nothing twice.
-async fn killed_at_each_point(new: impl Fn() -> Place, points: &[&str], role: &str) {
-    let mut killed = 0;
-    for point in points {
-        for hit in 1.. {
-            let place = new();
-            if !dies(&place, role, point, hit) {
-                assert!(hit > 1, "{point} is never passed");
-                break;
-            }
-            killed += 1;
-            let journal = place.open_with(allocator_of(role)).await;
-            let before = follow(&journal).await;
-            work(&journal).await;
-            let after = follow(&journal).await;
-            assert_eq!(after[..before.len()], before, "{point}:{hit}: what was read stays where it was");
-            let mut ids: Vec<_> = after.iter().map(|stored| stored.event.id.to_string()).collect();
-            ids.sort_unstable();
-            assert_eq!(ids, ["a1", "a2", "a3", "a4", "b1"], "{point}:{hit}");
-        }
-    }
-    println!("killed {killed} times at {} points", points.len());
-}
-
-/// A killed writer's id goes to another aggregate: its intent is given up, and no event is in two.
-async fn a_killed_writers_id_is_free(place: Place) {
-    assert!(dies(&place, "append", "journal.object.noted", 1));
-    let journal = place.open().await;
-    let appended = journal.append(&append("elsewhere", Expected::New, &["a1"])).await.unwrap();
-    assert_eq!(appended.placed[0].placing, Placing::New);
-    let taken = journal.append(&append("a", Expected::Any, &["a1", "a2"])).await;
-    assert!(matches!(taken, Err(Error::Mismatch { .. })), "{taken:?}");
-    let _ = journal.append(&append("a", Expected::New, &["a2"])).await.unwrap();
-    assert_eq!(follow(&journal).await.len(), 2);
-}
-
-/// A reader is killed while it does what a killed writer has not done; the next one does.
-async fn a_killed_reader_is_replaced(place: Place, writer: &str, reader: &str) {
-    assert!(dies(&place, "append", writer, 1));
-    assert!(dies(&place, "read", reader, 1));
-    let journal = place.open().await;
-    follow(&journal).await;
-    work(&journal).await;
-    assert_eq!(follow(&journal).await.len(), 5);
-}
-
-async fn a_killed_leader_is_replaced(new: impl Fn() -> Place) {
-    for point in ["journal.object.lead", "journal.object.lead_checkpoint", "journal.object.saved"] {
+/// Whichever answer is lost: the append says that it does not know, or is done; asked again it is there once.
+async fn answers_are_lost(new: impl Fn() -> Place) {
+    for (part, certain) in [("id/", false), ("pending/", false), ("aggregate/", true), ("index/", true)] {
         let place = new();
-        let journal = place.open().await;
-        let relay = hapax::RelayName::new("r").unwrap();
-        assert!(!dies(&place, "relay", "nowhere", 1), "the first one saves 1");
-        assert!(dies(&place, "relay", point, 1));
-        let state = journal.relays().await.unwrap().remove(0);
-        let saved = state.checkpoint.unwrap().position.number();
-        assert_eq!(saved, if point.ends_with("saved") { 2 } else { 1 }, "{point}");
-        let owner = hapax::Owner::new("next").unwrap();
-        let lead = loop {
-            match journal.lead(&relay, &owner, Duration::from_secs(60)).await.unwrap() {
-                hapax::journal::Lead::Leads { checkpoint, .. } => break checkpoint,
-                _ => tokio::time::sleep(Duration::from_millis(50)).await,
-            }
-        };
-        assert_eq!(lead.position.number(), saved);
-    }
-}
-
-fn archive_terms() -> hapax::journal::ArchiveTerms {
-    let mut terms =
-        hapax::journal::ArchiveTerms::new(Duration::ZERO, hapax::Owner::new("archivist").unwrap()).unwrap();
-    terms.file_events_max = 3;
-    terms.lease = Duration::from_millis(50);
-    terms
-}
-
-/// Everything up to the end is published, as a relay says it.
-async fn publish_all(journal: &dyn Journal) -> Vec<Stored> {
-    let all = follow(journal).await;
-    let (relay, owner) = (hapax::RelayName::new("main").unwrap(), hapax::Owner::new("relay").unwrap());
-    let lead = journal.lead(&relay, &owner, Duration::from_secs(60)).await.unwrap();
-    let hapax::journal::Lead::Leads { token, mut checkpoint } = lead else { panic!("{lead:?}") };
-    checkpoint.position = all.last().unwrap().position.clone();
-    journal.save(&relay, token, &checkpoint).await.unwrap();
-    journal.give_up_lead(&relay, token).await.unwrap();
-    all
-}
-
-/// Killed at each point of archiving and sweeping; in the end every event is in the archive once, as it was.
-async fn archived_once(new: impl Fn() -> Place, points: &[&str]) {
-    for point in points {
-        for hit in 1.. {
-            let place = new();
-            let journal = place.open().await;
-            for n in 0..7 {
-                let mut one = event(&format!("e{n}")).tenant(Tenant::new("acme").unwrap());
-                if n % 2 == 0 {
-                    one.payload = Bytes::from(vec![0xff, 0, n]);
-                    one.headers = [("h", vec![0xfe_u8, n]), ("h", b"text".to_vec())].into_iter().collect();
-                }
-                let append = Append::new(aggregate(&format!("a{}", n % 2)), Expected::Any, [one])
-                    .tenant(Tenant::new("acme").unwrap());
-                let _ = journal.append(&append).await.unwrap();
-            }
-            let all = publish_all(&journal).await;
-            assert_eq!(all.len(), 7);
-            let died = dies(&place, "archive", point, hit);
-            let store = Place::of(&format!("{}-archive", place.word)).objects().await;
-            let terms = archive_terms();
-            loop {
-                match hapax::journal::archive(&journal, store.as_ref(), &terms).await {
-                    Ok(_) => break,
-                    Err(Error::Contended { .. }) => tokio::time::sleep(Duration::from_millis(50)).await,
-                    Err(e) => panic!("{e}"),
-                }
-            }
-            let mut archived = Vec::new();
-            for file in hapax::journal::archive_files(store.as_ref(), journal.id()).await.unwrap() {
-                archived.extend(hapax::journal::archive_read(store.as_ref(), &file).await.unwrap());
-            }
-            assert_eq!(archived, all, "{point}:{hit}: each once, in order, byte for byte");
-            assert_eq!(journal.stat().await.unwrap().events, 0, "{point}:{hit}");
-            let more = Append::new(aggregate("a0"), Expected::Exact(4), [event("more")])
-                .tenant(Tenant::new("acme").unwrap());
-            assert_eq!(journal.append(&more).await.unwrap().placed[0].seq, 5, "numbers go on");
-            if !died {
-                assert!(hit > 1, "{point} is never passed");
-                break;
-            }
+        let store = Watched::new(place.objects().await);
+        let journal = open_watched(&store, Duration::from_millis(100)).await;
+        store.lose(part);
+        let append = append("a", Expected::New, &["x"]);
+        let answer = journal.append(&append).await;
+        match &answer {
+            Ok(_) => assert!(certain, "{part}"),
+            Err(e) => assert!(!certain && e.is_retryable(), "{part}: {e}"),
         }
+        let again = journal.append(&append).await.unwrap();
+        assert_eq!((again.placed[0].seq, again.is_repeat()), (1, certain), "{part}");
+        assert_eq!(follow(&place.open().await).await.len(), 1, "{part}");
     }
+}
+
+/// What the documentation says it costs.
+#[tokio::test]
+async fn requests_are_as_documented() {
+    let place = Place::directory();
+    let store = Watched::new(place.objects().await);
+    let journal = open_watched(&store, Duration::from_secs(5)).await;
+    assert_eq!(store.requests(), 3, "opening a new one");
+    let put = async |of: &str, ids: &[&str]| {
+        let _ = journal.append(&append(of, Expected::Any, ids)).await.unwrap();
+        store.requests()
+    };
+    assert_eq!(put("a", &["a1"]).await, 1 + 4 + 2, "the first time: a hint and a listing more");
+    assert_eq!(put("a", &["a2"]).await, 1 + 4);
+    assert_eq!(put("a", &["a3", "a4", "a5"]).await, 3 + 4);
+    assert_eq!(
+        put("a", &["a3"]).await,
+        4 + 1,
+        "a repeat: an intent in vain, its number, its aggregate, the event"
+    );
+    assert_eq!(journal.head(None, &aggregate("a")).await.unwrap(), 5);
+    assert_eq!(store.requests(), 1, "head");
+    let stretch = journal.read(&Position::START, 100).await.unwrap();
+    assert_eq!((stretch.events.len(), store.requests()), (5, 2 + 3), "read of three appends");
+    let stretch = journal.read(&stretch.next, 100).await.unwrap();
+    assert_eq!((stretch.events.len(), store.requests()), (0, 2), "read of nothing");
+    assert!(journal.find(None, &hapax::EventId::new("a4").unwrap()).await.unwrap().is_some());
+    assert_eq!(store.requests(), 4, "find");
 }
 
 mod directory {
     use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_append_under_way_is_waited_for() {
+        a_reader_waits_for_an_append_under_way(Place::directory()).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_append_that_takes_too_long_is_not() {
+        a_reader_does_not_wait_for_ever(Place::directory()).await;
+    }
+
+    #[tokio::test]
+    async fn lost_answers() {
+        answers_are_lost(Place::directory).await;
+    }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn of_fifty_creators_per_key_one_wins() {
@@ -449,44 +301,25 @@ mod directory {
     async fn an_id_is_in_one_aggregate() {
         an_id_goes_to_one_aggregate(Place::directory()).await;
     }
-
-    #[tokio::test]
-    async fn killed_between_any_two_writes() {
-        killed_at_each_point(Place::directory, &POINTS, "append").await;
-    }
-
-    #[tokio::test]
-    async fn the_id_of_a_killed_writer_goes_elsewhere() {
-        a_killed_writers_id_is_free(Place::directory()).await;
-    }
-
-    #[tokio::test]
-    async fn a_reader_is_killed_while_it_repairs() {
-        a_killed_reader_is_replaced(
-            Place::directory(),
-            "journal.object.committed",
-            "journal.object.repaired",
-        )
-        .await;
-        a_killed_reader_is_replaced(Place::directory(), "journal.object.noted", "journal.object.voided")
-            .await;
-    }
-
-    #[tokio::test]
-    async fn a_leader_is_killed_between_any_two_writes() {
-        a_killed_leader_is_replaced(Place::directory).await;
-    }
-
-    #[tokio::test]
-    async fn an_archive_is_killed_between_any_two_steps() {
-        let points =
-            ["archive.written", "archive.saved", "journal.object.sweep_ids", "journal.object.sweep_link"];
-        archived_once(Place::directory, &points).await;
-    }
 }
 
 mod s3 {
     use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_append_under_way_is_waited_for() {
+        a_reader_waits_for_an_append_under_way(Place::s3()).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_append_that_takes_too_long_is_not() {
+        a_reader_does_not_wait_for_ever(Place::s3()).await;
+    }
+
+    #[tokio::test]
+    async fn lost_answers() {
+        answers_are_lost(Place::s3).await;
+    }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn of_fifty_creators_per_key_one_wins() {
@@ -506,27 +339,6 @@ mod s3 {
     #[tokio::test(flavor = "multi_thread")]
     async fn an_id_is_in_one_aggregate() {
         an_id_goes_to_one_aggregate(Place::s3()).await;
-    }
-
-    #[tokio::test]
-    async fn killed_between_any_two_writes() {
-        killed_at_each_point(Place::s3, &POINTS, "append").await;
-    }
-
-    #[tokio::test]
-    async fn the_id_of_a_killed_writer_goes_elsewhere() {
-        a_killed_writers_id_is_free(Place::s3()).await;
-    }
-
-    #[tokio::test]
-    async fn a_reader_is_killed_while_it_repairs() {
-        a_killed_reader_is_replaced(Place::s3(), "journal.object.committed", "journal.object.repaired").await;
-        a_killed_reader_is_replaced(Place::s3(), "journal.object.noted", "journal.object.voided").await;
-    }
-
-    #[tokio::test]
-    async fn an_archive_is_killed_between_files() {
-        archived_once(Place::s3, &["archive.written"]).await;
     }
 
     /// Bad settings get a sentence within a bounded time, and nothing is stored.

@@ -66,7 +66,7 @@ impl PgAllocator {
             // Two at once collide in the catalogue: one after the other.
             let sql =
                 format!("select pg_advisory_xact_lock(7402318, hashtext('{schema}')); {}", table_sql(schema));
-            sqlx::raw_sql(AssertSqlSafe(format!("begin; {sql} commit;")))
+            sqlx::raw_sql(AssertSqlSafe(sql)) // one message, so one transaction
                 .execute(&pool)
                 .await
                 .map_err(|e| translate("making the allocator's table", e))?;

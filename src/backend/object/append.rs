@@ -66,6 +66,7 @@ impl Inner {
         self.must_be_numbered(append)?;
         let of = append.of();
         let mut claims: HashMap<usize, Claim> = HashMap::new();
+        let _turn = self.turn(&of).await;
         // What was seen last is probably still so; the place itself will tell.
         let (mut tail, mut looked) = match self.seen_tail(&of) {
             Some(tail) => (tail, false),

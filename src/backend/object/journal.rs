@@ -1,12 +1,12 @@
 //! The journal itself.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedMutexGuard};
 use tokio::task::JoinSet;
 
 use super::allocator::{Allocator, AllocatorMode, AllocatorSettings};
@@ -26,6 +26,8 @@ use crate::ledger::Token;
 
 /// How many requests one call has under way at most.
 const AT_ONCE: usize = 16;
+/// More aggregates than this are not remembered unless someone appends to them.
+const TURNS_MAX: usize = 1000;
 /// The format of the objects.
 const FORMAT: u32 = 1;
 
@@ -69,6 +71,8 @@ pub(super) struct Inner {
     pub(super) grace: Duration,
     /// Where chains ended when they were last seen.
     pub(super) tails: Mutex<HashMap<AggregateOf, Tail>>,
+    /// Appends of this process to one aggregate take turns: racing each other they would only lose requests.
+    turns: Mutex<HashMap<AggregateOf, Weak<tokio::sync::Mutex<()>>>>,
     /// Something was appended by this process.
     pub(super) changed: Notify,
 }
@@ -101,6 +105,7 @@ impl ObjectJournal {
             allocator,
             grace: settings.grace,
             tails: Mutex::default(),
+            turns: Mutex::default(),
             changed: Notify::new(),
         };
         Ok(ObjectJournal(Arc::new_cyclic(inner)))
@@ -133,6 +138,23 @@ async fn identify(objects: &dyn Objects, migrate: Migrate) -> Result<String> {
 }
 
 impl Inner {
+    /// Waits for this process's turn with an aggregate.
+    pub(super) async fn turn(&self, of: &AggregateOf) -> OwnedMutexGuard<()> {
+        let turn = {
+            let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+            if turns.len() > TURNS_MAX {
+                turns.retain(|_, turn| turn.strong_count() > 0);
+            }
+            let known = turns.get(of).and_then(Weak::upgrade);
+            known.unwrap_or_else(|| {
+                let turn = Arc::default();
+                turns.insert(of.clone(), Arc::downgrade(&turn));
+                turn
+            })
+        };
+        turn.lock_owned().await
+    }
+
     /// Does something for each of some things, several at a time; answers in their order.
     pub(super) async fn each<I, T, W, F>(&self, items: Vec<I>, work: W) -> Result<Vec<T>>
     where

@@ -27,6 +27,8 @@ struct Final {
     now: u64,
     /// By the clock and by the appends under way.
     up_to: u64,
+    /// Whether there are any.
+    under_way: bool,
 }
 
 impl Inner {
@@ -47,7 +49,7 @@ impl Inner {
                 continue;
             }
             let settled = entries.partition_point(|entry| entry.ms <= fin.up_to);
-            let at_hole = settled < entries.len() || fin.up_to < fin.now;
+            let at_hole = settled < entries.len() || fin.under_way;
             entries.truncate(settled);
             return self.stretch(after, &entries, limit, at_hole).await;
         }
@@ -96,19 +98,21 @@ impl Inner {
         let now = millis(self.objects.now().await?.low);
         let notes = self.objects.list(name::PENDING, name::PENDING, PAGE).await?;
         let mut up_to = now;
+        let mut under_way = false;
         for note in &notes {
             let since = name::pending_since(&note.name)?;
             if since + NOTE_AGE_MS < now && self.bring_to_an_end(&note.name, since, now).await? {
                 continue;
             }
             up_to = up_to.min(since);
+            under_way = true;
         }
         if notes.len() == PAGE
             && let Some(last) = notes.last()
         {
             up_to = up_to.min(name::pending_since(&last.name)?);
         }
-        Ok(Final { now, up_to })
+        Ok(Final { now, up_to, under_way })
     }
 
     /// Does what the writer of a note has not done. False: it is too early for that.
