@@ -19,6 +19,7 @@ mod ops;
 mod pg;
 mod pipeline;
 mod recovery;
+mod relay;
 mod rivals;
 mod scale;
 mod size;
@@ -87,6 +88,8 @@ enum Bench {
     Recovery,
     /// Memory far behind the end of a topic.
     Lag,
+    /// From a journal to Kafka.
+    Relay,
     /// A consumer process, as recovery and lag start it.
     #[value(hide = true)]
     Member,
@@ -95,7 +98,7 @@ enum Bench {
 }
 
 impl Bench {
-    const EACH: [Bench; 13] = [
+    const EACH: [Bench; 14] = [
         Bench::Claims,
         Bench::Lone,
         Bench::Lease,
@@ -109,6 +112,7 @@ impl Bench {
         Bench::Window,
         Bench::Recovery,
         Bench::Lag,
+        Bench::Relay,
     ];
 
     async fn run(self, options: &Options) -> Fallible<Vec<Report>> {
@@ -126,6 +130,7 @@ impl Bench {
             Bench::Window => window::run(options).await,
             Bench::Recovery => Ok(vec![recovery::run(options).await?]),
             Bench::Lag => Ok(vec![lag::run(options).await?]),
+            Bench::Relay => relay::run(options).await,
             Bench::Member => member::run().await.map(|()| Vec::new()),
             Bench::All => {
                 Box::pin(async {
