@@ -29,7 +29,7 @@ use hapax::bus::Record;
 use hapax::consumer::{Consumer, ConsumerHandle, transactional};
 use hapax::ledger::{Identity, Ledger as _, State, SweepTerms};
 use hapax::testing::kit;
-use hapax::window::{OnOutage, OutageWindow, Window, WindowSettings};
+use hapax::window::{OnOutage, OutageWindow, Sighting, Window, WindowSettings};
 use hapax::{EventId, Scope};
 use sqlx::AssertSqlSafe;
 use world::{World, event, play, record, until};

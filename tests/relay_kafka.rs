@@ -22,7 +22,7 @@ use hapax::relay::{Relay, RelaySettings};
 use hapax::testing::relay::{Witnessed, read_topic, witness};
 use hapax::{Aggregate, Event, EventId, Kind, Owner, RelayName, Topic};
 use tokio::process::Child;
-use world::{World, signal, until};
+use world::{signal, until};
 
 const BATCH: usize = 25;
 
@@ -235,9 +235,7 @@ async fn two_relays_one_stopped_past_its_lease() {
 /// Relay and consumer together: the checkpoint is rolled back, everything is published again, and takes effect once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acceptance_1_a_checkpoint_rolled_back_and_relayed_again_takes_effect_once() {
-    let test = "acceptance_1_a_checkpoint_rolled_back_and_relayed_again_takes_effect_once";
-    world::play!();
-    let world = World::new(test, 3).await;
+    let world = world::world!("acceptance_1_a_checkpoint_rolled_back_and_relayed_again_takes_effect_once", 3);
     let journal = open_journal(&world.schema).await;
     fill(&*journal, 10, 20).await;
     let relay = Relay::new(journal.clone(), world.bus.clone(), relay_settings(&world.topic)).unwrap();

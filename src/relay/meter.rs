@@ -135,9 +135,15 @@ impl Meter {
         }
     }
 
+    /// What lies behind a hole is not on the bus, and as old as the hole at least.
     pub(super) fn hole(&self) {
-        self.state().progress.holes += 1;
+        let now = self.now();
+        let mut state = self.state();
+        state.progress.holes += 1;
+        state.oldest.get_or_insert(now);
+        drop(state);
         self.metrics.hole();
+        self.refresh();
     }
 
     /// The bus takes nothing. One line per outage.

@@ -46,6 +46,7 @@ mod publish;
 mod record;
 mod settings;
 mod turn;
+mod wait;
 
 use std::pin::pin;
 use std::sync::Arc;
