@@ -308,20 +308,20 @@ async fn t36_postgres_killed_while_a_process_recovers_and_while_a_sweep_runs() {
     until("it is at work", || async { world.effect_counts().await.len() > 70 }).await;
     server.kill();
     drop(reader);
-    let error = sweeping.await.unwrap().expect_err("its server is gone");
-    assert!(error.is_retryable(), "{error:?}");
+    // Should the consumer's own sweep have been the one in the detach, this one was an onlooker.
+    if let Err(error) = sweeping.await.unwrap() {
+        assert!(error.is_retryable(), "{error:?}");
+    }
     server.start().await;
     assert_eq!(world.until_effects(100).await, 0);
     until("committed", || world.is_through()).await;
-    // A sweep that meets somebody leaves the rest to the next one.
-    let (mut sweeps, mut dropped) = (0, 0);
-    while dropped == 0 {
-        sweeps += 1;
-        assert!(sweeps < 100, "the week stays");
-        let swept = world.ledger.sweep(terms()).await.unwrap();
-        dropped = swept.weeks.iter().map(|(_, rows)| rows).sum::<u64>();
-    }
-    assert_eq!(dropped, 70);
+    // The next sweep ends what the killed one began: this one, or that of the consumer, which sweeps too.
+    let rows = format!("select count(*) from {}.entry", world.schema);
+    until("the week is dropped", || async {
+        world.ledger.sweep(terms()).await.unwrap();
+        support::ask::<i64>(&world.pool, rows.clone()).await == 30
+    })
+    .await;
 
     world.publish(&old[..2]).await;
     until("they are dead letters", || async { world.copies().await == 2 }).await;
@@ -329,7 +329,7 @@ async fn t36_postgres_killed_while_a_process_recovers_and_while_a_sweep_runs() {
     let dead = world.entries(State::Dead).await;
     assert!(dead.iter().all(|entry| entry.note.as_deref().unwrap().contains("was dropped")), "{dead:?}");
     println!(
-        "100 of 100, {dropped} of a week that took {sweeps} sweeps to drop; 2 of it came again and are {} dead letters",
+        "100 of 100, 70 of them of a dropped week; 2 of it came again and are {} dead letters",
         dead.len()
     );
     assert_eq!((dead.len(), world.until_effects(100).await), (2, 0));
