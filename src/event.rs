@@ -255,8 +255,8 @@ impl Fingerprint {
         let mut canonical = Vec::with_capacity(payload.len());
         // The depth is looked at first: each level is read once more by the next, which a hostile payload would exploit.
         let shallow = depth(payload) <= Self::DEPTH_MAX;
-        let json = shallow.then(|| serde_json::from_slice::<&RawValue>(payload).ok()).flatten();
-        if json.is_some_and(|json| canonical_json(json.get(), Self::DEPTH_MAX, &mut canonical)) {
+        let json = shallow.then(|| std::str::from_utf8(payload).ok()).flatten();
+        if json.is_some_and(|json| is_sound(json) && canonical_json(json, Self::DEPTH_MAX, &mut canonical)) {
             part(4, &canonical);
         } else {
             part(5, payload);
@@ -266,6 +266,11 @@ impl Fingerprint {
         half.copy_from_slice(&digest[..16]);
         Fingerprint(half)
     }
+}
+
+/// Whether a scalar is JSON. An object or an array is read as a whole by [`canonical_json`], which says so itself.
+fn is_sound(json: &str) -> bool {
+    json.trim_start().starts_with(['{', '[']) || serde_json::from_str::<&RawValue>(json).is_ok()
 }
 
 /// How deep brackets nest, those in strings left out.
@@ -287,7 +292,8 @@ fn depth(json: &[u8]) -> usize {
     deepest
 }
 
-/// Writes `json` (valid JSON) with sorted keys and no white space. False if it is deeper than `depth`.
+/// Writes `json` (an object, an array, or a scalar that [`is_sound`]) with sorted keys and no white space. False if it is no JSON,
+/// or deeper than `depth`.
 fn canonical_json(json: &str, depth: usize, out: &mut Vec<u8>) -> bool {
     use std::collections::BTreeMap;
     if depth == 0 {

@@ -52,7 +52,7 @@ async fn records_travel_over_tls_with_either_mechanism() {
         let topic = Topic::new(format!("tls-{}", uuid::Uuid::new_v4().simple())).unwrap();
         assert!(bus.create_topic(&topic, TopicTerms::new(1)).await.unwrap());
         let record = Record { payload: Some("over TLS".into()), ..Record::default() };
-        for answer in bus.publish(&topic, &[record.clone()]).await.unwrap() {
+        for answer in bus.publish(&topic, std::slice::from_ref(&record)).await.unwrap() {
             answer.unwrap();
         }
         let group = format!("group of {topic}");

@@ -104,6 +104,9 @@ struct Place {
     id: Vec<u8>,
 }
 
+/// Its week, id, time and place in the order, as stored.
+type Line = (i16, Vec<u8>, i64, Option<String>, Option<i64>);
+
 /// What waits and whose time has come, oldest first. Nothing of it is read but its place: bodies may be large, and many.
 fn waiting(conn: &Connection, scopes: &[i32], now: Time) -> Result<Vec<Waiting<Place>>> {
     let mut found = Vec::new();
@@ -118,7 +121,7 @@ fn waiting(conn: &Connection, scopes: &[i32], now: Time) -> Result<Vec<Waiting<P
             let mut rows =
                 statement.query(params![scope, now.as_micros()]).doing("looking for what is held")?;
             while let Some(row) = rows.next().doing("looking for what is held")? {
-                let read = || -> rusqlite::Result<(i16, Vec<u8>, i64, Option<String>, Option<i64>)> {
+                let read = || -> rusqlite::Result<Line> {
                     Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
                 };
                 let (number, id, at, aggregate, seq) = read().doing("looking for what is held")?;
