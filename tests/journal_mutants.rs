@@ -79,5 +79,7 @@ caught!(
     [identity::j5_two_tenants_never_meet, model::model_random_commands_agree]
 );
 
-// Writers that commit late are no mistake, if readers wait for them: the suite must not catch what is sound.
+// Writers that commit late are no mistake, if readers wait for them or are brought them later: the suite must not catch what
+// is sound.
 hapax::journal_conformance!(late_writers, MutantJournalHarness::new(JournalMutant::WaitsAtHoles));
+hapax::journal_conformance!(late_events, MutantJournalHarness::new(JournalMutant::BringsLate));

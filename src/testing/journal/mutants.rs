@@ -30,6 +30,8 @@ pub enum JournalMutant {
     SkipsHoles,
     /// Writers commit in another order than they drew their positions, and a reader waits for them: not a mistake.
     WaitsAtHoles,
+    /// A reader goes past those that are late, and [`late`](Journal::late) brings them: not a mistake.
+    BringsLate,
     /// A page is sorted by something else than positions.
     OtherOrder,
     /// Whoever has ever led may save.
@@ -72,6 +74,8 @@ impl JournalHarness for MutantJournalHarness {
 struct Damage {
     /// Positions that are drawn and not committed yet.
     late: HashSet<Position>,
+    /// Positions that are on the bus, as far as the journal was told.
+    published: HashSet<Position>,
     /// Positions that nobody can read.
     hidden: HashSet<Position>,
     /// What lies at a position instead of what was put there.
@@ -120,6 +124,11 @@ impl MutantJournal {
         Ok(())
     }
 
+    fn commits_late(&self) -> bool {
+        use JournalMutant::{BringsLate, SkipsHoles, WaitsAtHoles};
+        matches!(self.mutant, SkipsHoles | WaitsAtHoles | BringsLate)
+    }
+
     /// Commits late: others may have drawn and committed meanwhile.
     async fn commit_late(&self, appended: &Appended, before: u64) {
         let new = |placed: &&crate::journal::Placed| placed.placing == Placing::New;
@@ -155,7 +164,7 @@ impl Journal for MutantJournal {
             let head = self.journal.head(append.tenant.as_ref(), &append.aggregate).await?;
             append.expected.check(head)?;
         }
-        if matches!(self.mutant, JournalMutant::SkipsHoles | JournalMutant::WaitsAtHoles) {
+        if self.commits_late() {
             // Drawing and being late is one step: nobody reads in between.
             let (appended, before) = {
                 let mut damage = self.damage();
@@ -172,7 +181,7 @@ impl Journal for MutantJournal {
         let answer = self.journal.append(append).await;
         match (&answer, self.mutant) {
             (Err(error), JournalMutant::BurnsNumbers) if error.code() != "invalid" => {
-                self.burn(append).await?
+                self.burn(append).await?;
             }
             (Ok(appended), JournalMutant::StoresTheMismatch) => {
                 let mut damage = self.damage();
@@ -214,7 +223,9 @@ impl Journal for MutantJournal {
         let late = self.damage().late.clone();
         let mut stretch = self.journal.read(after, limit).await?;
         match self.mutant {
-            JournalMutant::SkipsHoles => stretch.events.retain(|stored| !late.contains(&stored.position)),
+            JournalMutant::SkipsHoles | JournalMutant::BringsLate => {
+                stretch.events.retain(|stored| !late.contains(&stored.position));
+            }
             JournalMutant::WaitsAtHoles => {
                 // What was drawn after `late` was looked at is behind all of it, and may be late as well.
                 let now_late = self.damage().late.clone();
@@ -251,6 +262,23 @@ impl Journal for MutantJournal {
             return self.journal.wait(after, at_most).await;
         }
         tokio::task::yield_now().await;
+        Ok(())
+    }
+
+    async fn late(&self, passed: &Position, limit: usize) -> Result<Vec<Stored>> {
+        if self.capabilities().ordered {
+            return Ok(Vec::new());
+        }
+        let mut events = self.journal.read(&Position::START, usize::MAX).await?.events;
+        let damage = self.damage();
+        let unknown = |at: &Position| !damage.late.contains(at) && !damage.published.contains(at);
+        events.retain(|stored| stored.position <= *passed && unknown(&stored.position));
+        events.truncate(limit);
+        Ok(events)
+    }
+
+    async fn published(&self, events: &[Stored]) -> Result<()> {
+        self.damage().published.extend(events.iter().map(|stored| stored.position.clone()));
         Ok(())
     }
 
@@ -321,6 +349,7 @@ impl Journal for MutantJournal {
     }
 
     fn capabilities(&self) -> JournalCapabilities {
-        self.journal.capabilities()
+        let ordered = self.mutant != JournalMutant::BringsLate;
+        JournalCapabilities { ordered, ..self.journal.capabilities() }
     }
 }
