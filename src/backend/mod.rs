@@ -1,6 +1,7 @@
 //! The only place that names a database.
 
 pub mod memory;
+pub mod object;
 mod open;
 #[cfg(feature = "postgres")]
 pub mod postgres;

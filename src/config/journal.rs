@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::id::{RelayName, Topic};
 use crate::journal::{JournalSettings, OpenSettings};
 use crate::ledger::MismatchRule;
+use crate::relay::RelaySettings;
 
 /// The journal's settings.
 #[derive(Debug, Clone)]
@@ -122,6 +123,24 @@ impl Config {
             acquire_timeout: self.ledger.acquire_timeout,
             ..OpenSettings::default()
         }
+    }
+
+    /// What a relay is told.
+    pub fn relay_settings(&self) -> RelaySettings {
+        let relay = &self.relay;
+        let mut settings = RelaySettings::new(relay.name.clone(), relay.topic.clone());
+        settings.owner.clone_from(&self.lease.owner);
+        settings.lease = relay.lease;
+        settings.lookback = relay.lookback;
+        settings.lookback_max = relay.lookback_max;
+        settings.dedup_max = relay.dedup_max;
+        settings.dedup_checkpoint_max = relay.dedup_checkpoint_max;
+        settings.batch_max = relay.batch_max;
+        settings.flush_max = Some(relay.flush_max);
+        settings.flush_timeout = relay.flush_timeout;
+        settings.log_interval = relay.log_interval;
+        settings.telemetry_prefix = Some(self.telemetry_prefix.clone()).filter(|prefix| !prefix.is_empty());
+        settings
     }
 
     /// What the URL of the journal is, with its password hidden.

@@ -20,6 +20,7 @@ mod ops;
 mod pg;
 mod pipeline;
 mod recovery;
+mod relay;
 mod rivals;
 mod scale;
 mod size;
@@ -92,6 +93,8 @@ enum Bench {
     Append,
     /// A look for new events in a journal that has many.
     Poll,
+    /// From a journal to Kafka.
+    Relay,
     /// A consumer process, as recovery and lag start it.
     #[value(hide = true)]
     Member,
@@ -100,7 +103,7 @@ enum Bench {
 }
 
 impl Bench {
-    const EACH: [Bench; 15] = [
+    const EACH: [Bench; 16] = [
         Bench::Claims,
         Bench::Lone,
         Bench::Lease,
@@ -116,6 +119,7 @@ impl Bench {
         Bench::Lag,
         Bench::Append,
         Bench::Poll,
+        Bench::Relay,
     ];
 
     async fn run(self, options: &Options) -> Fallible<Vec<Report>> {
@@ -135,6 +139,7 @@ impl Bench {
             Bench::Lag => Ok(vec![lag::run(options).await?]),
             Bench::Append => append::run(options).await,
             Bench::Poll => Ok(vec![append::poll(options).await?]),
+            Bench::Relay => relay::run(options).await,
             Bench::Member => member::run().await.map(|()| Vec::new()),
             Bench::All => {
                 Box::pin(async {

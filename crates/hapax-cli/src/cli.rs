@@ -101,6 +101,8 @@ pub enum Command {
     Produce(crate::produce::ProduceArgs),
     /// Append events to a journal, and look into it
     Journal(Box<crate::journal::JournalArgs>),
+    /// Bring a journal to a bus: every event at least once, each aggregate's in order
+    Relay(Box<crate::relay::RelayArgs>),
     /// Look at dead letters, run them again or drop them
     Dead(crate::letters::DeadArgs),
     /// Look at events that wait behind something unresolved, and let them go on

@@ -17,6 +17,7 @@ mod lines;
 mod open;
 mod print;
 mod produce;
+mod relay;
 mod signal;
 
 use std::process::ExitCode;
@@ -52,6 +53,7 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Consume(args) => runtime.block_on(consume::run(global, &args, &gate, metrics.as_ref())),
         Command::Produce(args) => runtime.block_on(produce::run(global, &args)),
         Command::Journal(args) => runtime.block_on(journal::run(global, &args)),
+        Command::Relay(args) => runtime.block_on(relay::run(global, &args, &gate, metrics.as_ref())),
         Command::Dead(args) => runtime.block_on(letters::dead(global, &args)),
         Command::Parked(args) => runtime.block_on(letters::parked(global, &args)),
         Command::Doctor(args) => runtime.block_on(doctor::run(global, &args)),

@@ -1,0 +1,406 @@
+//! The journal in an object store, on a directory and on an S3 server: the conformance suite, races, bad settings. Processes that are
+//! killed are in `journal_object_killed.rs`.
+#![cfg(all(feature = "s3", feature = "testing"))]
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic is how a test fails
+
+#[path = "support/objects.rs"]
+mod objects;
+#[path = "support/watched.rs"]
+mod watched;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use hapax::Error;
+use hapax::backend::object::{AllocatorMode, AllocatorSettings, ObjectJournal, ObjectSettings, Objects, S3};
+use hapax::journal::{
+    Append, Appended, Expected, Journal as _, JournalSettings, OpenSettings, Placing, Position, open,
+};
+use hapax::testing::journal::JournalHarness;
+use objects::{Place, aggregate, append, event, follow, s3_settings};
+use watched::Watched;
+
+/// A fresh directory, or a fresh prefix of the bucket.
+struct ObjectHarness(Place);
+
+#[async_trait]
+impl JournalHarness for ObjectHarness {
+    type Journal = ObjectJournal;
+
+    async fn open(&self, settings: JournalSettings) -> ObjectJournal {
+        let mut object = ObjectSettings::default();
+        object.journal = settings;
+        ObjectJournal::open(self.0.objects().await, object).await.expect("the store is there")
+    }
+}
+
+hapax::journal_conformance!(directory_suite, ObjectHarness(Place::directory()));
+hapax::journal_conformance!(s3_suite, ObjectHarness(Place::s3()));
+
+async fn one_creator_wins(place: Place) {
+    let objects = [place.objects().await, place.objects().await];
+    for key in 0..20 {
+        let racers: Vec<_> = (0..50)
+            .map(|n| {
+                let objects = Arc::clone(&objects[n % 2]);
+                tokio::spawn(async move {
+                    let body = Bytes::from(format!("racer {n}"));
+                    loop {
+                        match objects.create(&format!("race/{key}"), body.clone()).await {
+                            Ok(won) => return (won, body),
+                            Err(e) => assert!(e.is_retryable(), "{e}"),
+                        }
+                    }
+                })
+            })
+            .collect();
+        let mut winners = Vec::new();
+        for racer in racers {
+            let (won, body) = racer.await.unwrap();
+            winners.extend(won.then_some(body));
+        }
+        let there = objects[0].get(&format!("race/{key}")).await.unwrap();
+        assert_eq!(winners.len(), 1, "key {key}");
+        assert_eq!(there, winners.pop(), "key {key}");
+    }
+}
+
+async fn listings_are_in_order_and_bounded(place: Place) {
+    let objects = place.objects().await;
+    let names = ["a/1", "a/10", "a/2", "a.b", "a/2/x", "b/1"];
+    // A file and a directory of one name cannot be in a file system: no journal needs it.
+    let names: Vec<_> = names.iter().filter(|name| **name != "a/2/x").copied().collect();
+    for name in &names {
+        objects.put(name, Bytes::from_static(b"x")).await.unwrap();
+    }
+    let listed = async |prefix: &str, after: &str, limit| {
+        let listed = objects.list(prefix, after, limit).await.unwrap();
+        listed.into_iter().map(|listed| listed.name).collect::<Vec<_>>()
+    };
+    assert_eq!(listed("a/", "a/", 10).await, ["a/1", "a/10", "a/2"]);
+    assert_eq!(listed("a/1", "", 10).await, ["a/1", "a/10"]);
+    assert_eq!(listed("a/", "a/1", 10).await, ["a/10", "a/2"]);
+    assert_eq!(listed("a/", "a/0", 2).await, ["a/1", "a/10"]);
+    assert_eq!(listed("c/", "c/", 2).await, Vec::<String>::new());
+    for n in 0..1100 {
+        // Enough for a second page.
+        if place.word.starts_with("dir:") || n < 40 {
+            objects.put(&format!("many/{n:05}"), Bytes::new()).await.unwrap();
+        }
+    }
+    let many = listed("many/", "many/", 5000).await;
+    assert!(many.is_sorted() && many.len() >= 40);
+    assert_eq!(objects.get("a/3").await.unwrap(), None);
+    objects.delete("a/3").await.unwrap();
+    objects.delete("a/2").await.unwrap();
+    assert_eq!(objects.get("a/2").await.unwrap(), None);
+    let now = objects.now().await.unwrap();
+    assert!(now.low <= now.about && now.about <= now.high.plus(Duration::from_secs(2)), "{now:?}");
+}
+
+/// Two handles, as two processes have them.
+async fn writers_are_gapless(place: Place, writers: usize, each: usize) {
+    let journals = [place.open().await, place.open().await];
+    let tasks: Vec<_> = (0..writers)
+        .map(|writer| {
+            let journal = journals[writer % 2].clone();
+            tokio::spawn(async move {
+                for n in 0..each {
+                    let of = format!("order-{}", (writer + n) % 8);
+                    let ids = [format!("{writer}-{n}"), format!("{writer}-{n}-more")];
+                    let ids: Vec<&str> = ids.iter().map(String::as_str).take(1 + n % 2).collect();
+                    let append = append(&of, Expected::Any, &ids);
+                    loop {
+                        match journal.append(&append).await {
+                            Ok(_) => break,
+                            Err(e) => assert!(e.is_retryable(), "{e}"),
+                        }
+                    }
+                    // Each is asked for again: it is a repeat.
+                    if n % 3 == 0 {
+                        assert!(journal.append(&append).await.unwrap().is_repeat());
+                    }
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let all = follow(&journals[0]).await;
+    let wanted: usize = (0..each).map(|n| 1 + n % 2).sum::<usize>() * writers;
+    assert_eq!(all.len(), wanted);
+    println!("{wanted} events of {writers} writers in 8 aggregates: gapless, none twice");
+}
+
+/// An id goes to one aggregate, whoever was quicker; what a killed writer intended is given up for it.
+async fn an_id_goes_to_one_aggregate(place: Place) {
+    let journals = [place.open().await, place.open().await];
+    for round in 0..5 {
+        let id = format!("id-{round}");
+        let tasks: Vec<_> = (0..8)
+            .map(|n| {
+                let (journal, id) = (journals[n % 2].clone(), id.clone());
+                tokio::spawn(async move {
+                    let append = append(&format!("a-{}", n % 4), Expected::Any, &[&id]);
+                    journal.append(&append).await
+                })
+            })
+            .collect();
+        let mut new = 0;
+        for task in tasks {
+            match task.await.unwrap() {
+                Ok(appended) => new += usize::from(appended.placed[0].placing == Placing::New),
+                Err(Error::Mismatch { .. }) => {}
+                Err(e) => assert!(e.is_retryable(), "{e}"),
+            }
+        }
+        assert_eq!(new, 1, "{id}");
+    }
+    assert_eq!(follow(&journals[0]).await.len(), 5);
+}
+
+async fn open_watched(store: &Arc<Watched>, grace: Duration) -> ObjectJournal {
+    let mut settings = ObjectSettings::default();
+    settings.grace = grace;
+    ObjectJournal::open(Arc::clone(store) as Arc<dyn Objects>, settings).await.unwrap()
+}
+
+/// Starts an append to `slow` that does not get to its commit.
+async fn held_up(
+    store: &Arc<Watched>,
+    journal: &ObjectJournal,
+) -> tokio::task::JoinHandle<hapax::Result<Appended>> {
+    store.hold(Some("aggregate/-/slow/"));
+    let writer = journal.clone();
+    let slow = tokio::spawn(async move { writer.append(&append("slow", Expected::New, &["s1"])).await });
+    while store.list("pending/", "pending/", 1).await.unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    slow
+}
+
+/// A reader does not pass an append that is under way, however many others are done; then it gives both.
+async fn a_reader_waits_for_an_append_under_way(place: Place) {
+    let store = Watched::new(place.objects().await);
+    let journal = open_watched(&store, Duration::from_mins(10)).await;
+    let slow = held_up(&store, &journal).await;
+    let _ = journal.append(&append("fast", Expected::New, &["f1"])).await.unwrap();
+    let other = place.open().await;
+    for reader in [&journal, &other] {
+        let stretch = reader.read(&Position::START, 10).await.unwrap();
+        assert!(stretch.events.is_empty() && stretch.at_hole, "{stretch:?}");
+        assert_eq!(stretch.next, Position::START);
+    }
+    store.hold(None);
+    assert_eq!(slow.await.unwrap().unwrap().placed[0].seq, 1);
+    let ids: Vec<_> = follow(&other).await.into_iter().map(|stored| stored.event.id.to_string()).collect();
+    assert_eq!(ids, ["s1", "f1"]);
+}
+
+/// One that takes too long is not waited for; when it goes on, it finds its place taken and takes the next, with the same number.
+async fn a_reader_does_not_wait_for_ever(place: Place) {
+    let store = Watched::new(place.objects().await);
+    let journal = open_watched(&store, Duration::from_mins(10)).await;
+    let slow = held_up(&store, &journal).await;
+    let _ = journal.append(&append("fast", Expected::New, &["f1"])).await.unwrap();
+    let impatient = place.open().await; // it waits a second
+    let given = follow(&impatient).await;
+    assert_eq!(given.len(), 1);
+    store.hold(None);
+    let placed = slow.await.unwrap().unwrap().placed.remove(0);
+    assert_eq!((placed.seq, placed.placing), (1, Placing::New), "no number is gone");
+    assert!(placed.position > given[0].position, "nobody has passed it");
+    assert_eq!(follow(&impatient).await.len(), 2);
+}
+
+/// Whichever answer is lost: the append says that it does not know, or is done; asked again it is there once.
+async fn answers_are_lost(new: impl Fn() -> Place) {
+    for (part, certain) in [("id/", false), ("pending/", false), ("aggregate/", true), ("index/", true)] {
+        let place = new();
+        let store = Watched::new(place.objects().await);
+        let journal = open_watched(&store, Duration::from_millis(100)).await;
+        store.lose(part);
+        let append = append("a", Expected::New, &["x"]);
+        let answer = journal.append(&append).await;
+        match &answer {
+            Ok(_) => assert!(certain, "{part}"),
+            Err(e) => assert!(!certain && e.is_retryable(), "{part}: {e}"),
+        }
+        let again = journal.append(&append).await.unwrap();
+        assert_eq!((again.placed[0].seq, again.is_repeat()), (1, certain), "{part}");
+        assert_eq!(follow(&place.open().await).await.len(), 1, "{part}");
+    }
+}
+
+/// What the documentation says it costs.
+#[tokio::test]
+async fn requests_are_as_documented() {
+    let place = Place::directory();
+    let store = Watched::new(place.objects().await);
+    let journal = open_watched(&store, Duration::from_secs(5)).await;
+    assert_eq!(store.requests(), 3, "opening a new one");
+    let put = async |of: &str, ids: &[&str]| {
+        let _ = journal.append(&append(of, Expected::Any, ids)).await.unwrap();
+        store.requests()
+    };
+    assert_eq!(put("a", &["a1"]).await, 1 + 4 + 2, "the first time: a hint and a listing more");
+    assert_eq!(put("a", &["a2"]).await, 1 + 4);
+    assert_eq!(put("a", &["a3", "a4", "a5"]).await, 3 + 4);
+    assert_eq!(
+        put("a", &["a3"]).await,
+        4 + 1,
+        "a repeat: an intent in vain, its number, its aggregate, the event"
+    );
+    assert_eq!(journal.head(None, &aggregate("a")).await.unwrap(), 5);
+    assert_eq!(store.requests(), 1, "head");
+    let stretch = journal.read(&Position::START, 100).await.unwrap();
+    assert_eq!((stretch.events.len(), store.requests()), (5, 2 + 3), "read of three appends");
+    let stretch = journal.read(&stretch.next, 100).await.unwrap();
+    assert_eq!((stretch.events.len(), store.requests()), (0, 2), "read of nothing");
+    assert!(journal.find(None, &hapax::EventId::new("a4").unwrap()).await.unwrap().is_some());
+    assert_eq!(store.requests(), 4, "find");
+}
+
+mod directory {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_append_under_way_is_waited_for() {
+        a_reader_waits_for_an_append_under_way(Place::directory()).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_append_that_takes_too_long_is_not() {
+        a_reader_does_not_wait_for_ever(Place::directory()).await;
+    }
+
+    #[tokio::test]
+    async fn lost_answers() {
+        answers_are_lost(Place::directory).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn of_fifty_creators_per_key_one_wins() {
+        one_creator_wins(Place::directory()).await;
+    }
+
+    #[tokio::test]
+    async fn listings() {
+        listings_are_in_order_and_bounded(Place::directory()).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn thirty_two_writers_on_eight_aggregates_are_gapless() {
+        writers_are_gapless(Place::directory(), 32, 6).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_id_is_in_one_aggregate() {
+        an_id_goes_to_one_aggregate(Place::directory()).await;
+    }
+}
+
+mod s3 {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_append_under_way_is_waited_for() {
+        a_reader_waits_for_an_append_under_way(Place::s3()).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_append_that_takes_too_long_is_not() {
+        a_reader_does_not_wait_for_ever(Place::s3()).await;
+    }
+
+    #[tokio::test]
+    async fn lost_answers() {
+        answers_are_lost(Place::s3).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn of_fifty_creators_per_key_one_wins() {
+        one_creator_wins(Place::s3()).await;
+    }
+
+    #[tokio::test]
+    async fn listings() {
+        listings_are_in_order_and_bounded(Place::s3()).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn thirty_two_writers_on_eight_aggregates_are_gapless() {
+        writers_are_gapless(Place::s3(), 32, 6).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_id_is_in_one_aggregate() {
+        an_id_goes_to_one_aggregate(Place::s3()).await;
+    }
+
+    /// Bad settings get a sentence within a bounded time, and nothing is stored.
+    #[tokio::test]
+    async fn bad_settings_get_a_sentence() {
+        let started = std::time::Instant::now();
+        let mut missing = s3_settings();
+        missing.bucket = "there-is-no-such-bucket".to_owned();
+        let error = S3::connect(missing).await.unwrap_err();
+        assert_eq!(error.code(), "not-found", "{}", error.chain());
+        assert!(error.to_string().contains("there-is-no-such-bucket"), "{error}");
+        for (key, secret) in [("test", "wrong-secret"), ("nobody", "testtest")] {
+            let mut wrong = s3_settings();
+            (wrong.access_key_id, wrong.secret_access_key) = (key.to_owned(), secret.to_owned());
+            let error = S3::connect(wrong).await.unwrap_err();
+            assert_eq!(error.code(), "refused", "{}", error.chain());
+            assert!(error.to_string().contains("credentials"), "{error}");
+            assert!(!error.chain().contains("wrong-secret"), "{}", error.chain());
+        }
+        let mut nobody = s3_settings();
+        nobody.endpoint = Some("http://127.0.0.1:9".to_owned());
+        nobody.timeout = Duration::from_secs(2);
+        let error = S3::connect(nobody).await.unwrap_err();
+        assert_eq!(error.code(), "unavailable", "{}", error.chain());
+        assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+    }
+}
+
+/// Where the caller numbers, it must, and it must be right.
+#[tokio::test]
+async fn off_the_caller_numbers() {
+    let place = Place::directory();
+    let mut allocator = AllocatorSettings::default();
+    allocator.mode = Some(AllocatorMode::Off);
+    let journal = place.open_with(allocator).await;
+    let numbered =
+        |id: &str, seq| Append::new(aggregate("a"), Expected::Any, [event(id).seq(aggregate("a"), seq)]);
+    assert_eq!(journal.append(&append("a", Expected::New, &["x"])).await.unwrap_err().code(), "invalid");
+    assert_eq!(journal.append(&numbered("x", 2)).await.unwrap_err().code(), "conflict");
+    assert_eq!(journal.append(&numbered("x", 1)).await.unwrap().placed[0].seq, 1);
+    assert!(journal.append(&numbered("x", 1)).await.unwrap().is_repeat());
+    assert_eq!(journal.append(&numbered("y", 1)).await.unwrap_err().code(), "conflict");
+    assert_eq!(journal.append(&numbered("y", 2)).await.unwrap().placed[0].seq, 2);
+    assert_eq!(follow(&journal).await.len(), 2);
+}
+
+#[tokio::test]
+async fn a_url_opens_a_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = format!("dir:{}", dir.path().join("new/journal").display());
+    let journal = open(&url, &OpenSettings::default()).await.unwrap();
+    let _ = journal.append(&append("a", Expected::New, &["x"])).await.unwrap();
+    let again = open(&url, &OpenSettings::default()).await.unwrap();
+    assert_eq!(again.id(), journal.id());
+    assert_eq!(again.head(None, &aggregate("a")).await.unwrap(), 1);
+    let mut check = OpenSettings::default();
+    check.migrate = hapax::config::Migrate::Check;
+    let other = format!("dir:{}", dir.path().join("other").display());
+    assert_eq!(open(&other, &check).await.err().unwrap().code(), "schema");
+    assert_eq!(open("dir:", &check).await.err().unwrap().code(), "config");
+    let file = dir.path().join("file");
+    std::fs::write(&file, "x").unwrap();
+    let error = open(&format!("dir:{}", file.display()), &OpenSettings::default()).await.err().unwrap();
+    assert_eq!(error.code(), "refused", "{}", error.chain());
+}

@@ -1,0 +1,132 @@
+//! Object stores for tests: a directory of its own, or a prefix of its own on the S3 server.
+
+#![allow(dead_code)] // each test binary uses its part
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic is how a test fails
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax::backend::object::{
+    AllocatorSettings, Directory, ObjectJournal, ObjectSettings, Objects, S3, S3Settings,
+};
+use hapax::journal::{Append, Expected, Journal, Position, Stored};
+use hapax::{Aggregate, Event, EventId, Tenant};
+
+/// Where a journal of a test lies, as a word that a child process understands.
+#[derive(Clone)]
+pub struct Place {
+    pub word: String,
+    _directory: Option<Arc<tempfile::TempDir>>,
+}
+
+fn variable(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| {
+        panic!("{name} is not set: eval \"$(scripts/services env)\" after scripts/services up s3")
+    })
+}
+
+/// The bucket of the tests.
+pub fn s3_settings() -> S3Settings {
+    let mut settings = S3Settings::new(
+        variable("HAPAX_TEST_S3_BUCKET"),
+        variable("HAPAX_TEST_S3_ACCESS_KEY_ID"),
+        variable("HAPAX_TEST_S3_SECRET_ACCESS_KEY"),
+    );
+    settings.endpoint = Some(variable("HAPAX_TEST_S3_ENDPOINT"));
+    settings.skew = Duration::from_millis(20); // one machine, one clock
+    settings
+}
+
+impl Place {
+    pub fn directory() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        Place { word: format!("dir:{}", directory.path().display()), _directory: Some(Arc::new(directory)) }
+    }
+
+    pub fn s3() -> Self {
+        Place { word: format!("s3:{}", uuid::Uuid::new_v4().simple()), _directory: None }
+    }
+
+    pub fn of(word: &str) -> Self {
+        Place { word: word.to_owned(), _directory: None }
+    }
+
+    pub async fn objects(&self) -> Arc<dyn Objects> {
+        match self.word.split_once(':') {
+            Some(("dir", path)) => Arc::new(Directory::open(path).unwrap()),
+            Some(("s3", prefix)) => {
+                let mut settings = s3_settings();
+                settings.prefix = format!("tests/{prefix}");
+                Arc::new(S3::connect(settings).await.unwrap())
+            }
+            _ => panic!("{} is no place", self.word),
+        }
+    }
+
+    pub async fn open(&self) -> ObjectJournal {
+        self.open_with(AllocatorSettings::default()).await
+    }
+
+    pub async fn open_with(&self, allocator: AllocatorSettings) -> ObjectJournal {
+        let mut settings = ObjectSettings::default();
+        settings.allocator = allocator;
+        settings.grace = Duration::from_secs(1);
+        ObjectJournal::open(self.objects().await, settings).await.unwrap()
+    }
+}
+
+/// How long something may take that shall happen.
+pub const DEADLINE: Duration = Duration::from_mins(2);
+
+pub fn aggregate(name: &str) -> Aggregate {
+    Aggregate::new(name).unwrap()
+}
+
+pub fn event(id: &str) -> Event {
+    Event::new(EventId::new(id).unwrap()).payload(format!("{{\"id\": \"{id}\"}}"))
+}
+
+pub fn append(of: &str, expected: Expected, ids: &[&str]) -> Append {
+    Append::new(aggregate(of), expected, ids.iter().map(|id| event(id)))
+}
+
+/// Follows a journal until nothing comes any more and nobody is waited for; checks order and that nothing comes twice.
+pub async fn follow(journal: &dyn Journal) -> Vec<Stored> {
+    let started = std::time::Instant::now();
+    let mut after = Position::START;
+    let mut all: Vec<Stored> = Vec::new();
+    loop {
+        let stretch = journal.read(&after, 7).await.unwrap();
+        let (empty, at_hole) = (stretch.events.is_empty(), stretch.at_hole);
+        all.extend(stretch.events);
+        after = stretch.next;
+        if empty && !at_hole {
+            break;
+        }
+        assert!(started.elapsed() < DEADLINE, "the journal does not come to an end");
+        if at_hole {
+            journal.wait(&after, Duration::from_millis(50)).await.unwrap();
+        }
+    }
+    let mut heads: BTreeMap<(Option<Tenant>, Aggregate), u64> = BTreeMap::new();
+    let mut ids = BTreeSet::new();
+    assert!(all.windows(2).all(|two| two[0].position < two[1].position));
+    for stored in &all {
+        let of = (stored.event.tenant.clone(), stored.event.aggregate.clone().unwrap());
+        let head = heads.entry(of).or_default();
+        assert_eq!(stored.seq, *head + 1, "gapless and in order: {stored:?}");
+        *head += 1;
+        assert!(ids.insert((stored.event.tenant.clone(), stored.event.id.clone())), "twice: {stored:?}");
+    }
+    for ((tenant, aggregate), head) in heads {
+        assert_eq!(journal.head(tenant.as_ref(), &aggregate).await.unwrap(), head);
+        let chain = journal.read_aggregate(tenant.as_ref(), &aggregate, 1, usize::MAX).await.unwrap();
+        let followed: Vec<_> = all
+            .iter()
+            .filter(|s| s.event.aggregate.as_ref() == Some(&aggregate) && s.event.tenant == tenant)
+            .collect();
+        assert_eq!(chain.iter().collect::<Vec<_>>(), followed, "the chain and the index say the same");
+    }
+    all
+}
