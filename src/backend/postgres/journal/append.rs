@@ -128,8 +128,11 @@ async fn run(inner: &Inner, batch: &[(usize, Ready<'_>)], answers: &mut [Option<
             parts.extend([middle..part.end, part.start..middle]);
         } else {
             let error = fail("appending", error);
-            for (index, _) in &batch[part] {
-                answers[*index] = Some(Err(error.copy()));
+            if let Some(((last, _), others)) = batch[part].split_last() {
+                for (index, _) in others {
+                    answers[*index] = Some(Err(error.copy()));
+                }
+                answers[*last] = Some(Err(error));
             }
         }
     }
