@@ -1,7 +1,12 @@
 //! The broker is killed (kill -9) under load and comes back: nothing that was acknowledged is missing, what cannot be done is
-//! told in bounded time, and the log has a few lines about it, not one per second.
-#![cfg(all(feature = "testing", feature = "kafka"))]
+//! told in bounded time, and the log has a few lines about it, not one per second. Consumers on it lose and double nothing.
+#![cfg(all(feature = "testing", feature = "postgres", feature = "kafka", feature = "http"))]
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+#[path = "support/postgres.rs"]
+mod support;
+#[path = "support/world.rs"]
+mod world;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -16,6 +21,32 @@ use hapax::{Error, Topic};
 use tracing_subscriber::layer::{Context, SubscriberExt};
 
 const DEADLINE: Duration = Duration::from_secs(120);
+
+/// The one outage that all scenarios go through: a broker takes its time to start.
+struct Outage(tokio::sync::Barrier);
+
+impl Outage {
+    fn new(scenarios: usize) -> Self {
+        Outage(tokio::sync::Barrier::new(scenarios))
+    }
+
+    /// Waits until all are ready for it; then the broker is killed.
+    async fn begin(&self) {
+        self.all("kill").await;
+    }
+
+    /// Waits until all have seen enough of it; then the broker is back.
+    async fn end(&self) {
+        self.all("up").await;
+    }
+
+    async fn all(&self, command: &'static str) {
+        if self.0.wait().await.is_leader() {
+            services(command).await;
+        }
+        self.0.wait().await;
+    }
+}
 
 /// Remembers the lines that an operator would see.
 #[derive(Clone, Default)]
@@ -145,7 +176,7 @@ impl Consumer {
     }
 }
 
-async fn survives(protocol: GroupProtocol) {
+async fn survives(protocol: GroupProtocol, outage: &Outage) {
     let mut settings = settings();
     settings.group_protocol = protocol;
     settings.answer_timeout = Duration::from_secs(5);
@@ -167,7 +198,7 @@ async fn survives(protocol: GroupProtocol) {
     }
     consumer.commit().await.expect("a commit");
 
-    services("kill").await;
+    outage.begin().await;
     consumer.listen().await;
     let began = Instant::now();
     let error = consumer.commit().await.expect_err("nobody is there");
@@ -178,7 +209,7 @@ async fn survives(protocol: GroupProtocol) {
     let error = bus.range(&Partition { topic: topic.clone(), number: 0 }).await.expect_err("nobody is there");
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     assert!(began.elapsed() < Duration::from_secs(8));
-    services("up").await;
+    outage.end().await;
     let back = Instant::now();
 
     let (before, seen) = (acknowledged.load(Ordering::SeqCst), consumer.heard.len());
@@ -209,18 +240,78 @@ async fn survives(protocol: GroupProtocol) {
     consumer.member.leave().await.unwrap();
 }
 
+/// Two transactional worker processes on the broker, and somebody who publishes for them.
+struct Workers {
+    world: Arc<world::World>,
+    _processes: [tokio::process::Child; 2],
+    stop: Arc<AtomicBool>,
+    publishing: tokio::task::JoinHandle<usize>,
+}
+
+impl Workers {
+    /// Both are at work.
+    async fn new(test: &'static str) -> Self {
+        let world = Arc::new(world::World::new(test, 3).await);
+        let stop = Arc::new(AtomicBool::new(false));
+        let publishing = tokio::spawn({
+            let (world, stop) = (Arc::clone(&world), Arc::clone(&stop));
+            async move {
+                let mut count = 0;
+                while !stop.load(Ordering::SeqCst) {
+                    let batch: Vec<_> =
+                        (count..count + 10).map(|n| world::event(&format!("e-{n}"))).collect();
+                    world.insist(&batch).await;
+                    count += 10;
+                    tokio::time::sleep(Duration::from_millis(10)).await; // the load, not a wait
+                }
+                count
+            }
+        });
+        let processes = [world.spawn(&[]), world.spawn(&[])];
+        world::until("both are at work", || async { world.workers().await == 2 }).await;
+        Workers { world, _processes: processes, stop, publishing }
+    }
+
+    /// What was acknowledged takes effect once, though some of it was sent again, and all that was not committed is delivered again.
+    async fn survive(self, outage: &Outage) {
+        let took_effect = async || self.world.effect_counts().await.len();
+        outage.begin().await;
+        let before = took_effect().await;
+        outage.end().await;
+        let after = took_effect().await;
+        world::until("they go on", || async { took_effect().await > after + 200 }).await;
+        self.stop.store(true, Ordering::SeqCst);
+        let total = self.publishing.await.unwrap();
+        let doubled = self.world.until_effects(total).await;
+        world::until("the offsets move again", || self.world.is_through()).await;
+        let all = self.world.effect_counts().await.len();
+        println!(
+            "{total} acknowledged, {all} took effect ({before} before the broker was killed, {after} when it was back), {doubled} repeated"
+        );
+        assert_eq!((all, doubled), (total, 0));
+    }
+}
+
+/// Members of both group protocols, and consumer processes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broker_that_is_killed_under_load_loses_nothing() {
+    world::play!();
     let lines = Lines::default();
     tracing::subscriber::set_global_default(tracing_subscriber::registry().with(lines.clone())).unwrap();
-    for protocol in [GroupProtocol::Classic, GroupProtocol::Consumer] {
-        survives(protocol).await;
-        let told = std::mem::take(&mut *lines.0.lock().unwrap());
-        for line in &told {
-            println!("  {line}");
-        }
-        assert!(told.iter().any(|line| line.contains("Kafka is away")), "an outage is told");
-        assert!(told.iter().any(|line| line.contains("Kafka is back")), "and its end");
-        assert!(told.len() <= 15, "{} lines for one outage", told.len());
+    let workers = Workers::new("a_broker_that_is_killed_under_load_loses_nothing").await;
+    lines.0.lock().unwrap().clear();
+    let outage = Outage::new(3);
+    tokio::join!(
+        survives(GroupProtocol::Classic, &outage),
+        survives(GroupProtocol::Consumer, &outage),
+        workers.survive(&outage)
+    );
+    let told = std::mem::take(&mut *lines.0.lock().unwrap());
+    for line in &told {
+        println!("  {line}");
     }
+    let with = |words| told.iter().filter(|line| line.contains(words)).count();
+    assert!(with("Kafka is away") >= 3, "an outage is told on each of three buses");
+    assert!(with("Kafka is back") >= 3, "and its end");
+    assert!(told.len() <= 3 * 15, "{} lines for one outage", told.len());
 }

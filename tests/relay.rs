@@ -33,6 +33,7 @@ fn settings() -> RelaySettings {
     settings.backoff_base = Duration::from_millis(2);
     settings.backoff_max = Duration::from_millis(20);
     settings.batch_max = 20;
+    settings.lease = Duration::from_secs(3);
     settings
 }
 
@@ -539,4 +540,24 @@ async fn a_missing_topic_and_impossible_settings_are_told_in_a_sentence() {
     impossible.batch_max = 0;
     let error = Relay::new(journal, bus, impossible).err().unwrap().to_string();
     assert!(error.contains("relay.batch_max is 0; it must be 1 to"), "{error}");
+}
+
+/// Each mutant makes one of the scenarios fail; without one they pass.
+#[test]
+fn mutants_are_caught() {
+    let runs = |scenario: &str, mutant: &str| {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args([scenario, "--exact"]).env("HAPAX_MUTANT", mutant);
+        command.output().unwrap().status.success()
+    };
+    for (scenario, mutants) in [
+        ("an_outage_of_the_bus_makes_nobody_behind", &["checkpoint before ack"][..]),
+        ("everything_comes_once_and_in_order", &["publish out of order"]),
+        ("t40_a_hole_is_waited_for", &["skip a hole at once"]),
+    ] {
+        assert!(runs(scenario, "none"), "{scenario} holds");
+        for mutant in mutants {
+            assert!(!runs(scenario, mutant), "{scenario} does not notice: {mutant}");
+        }
+    }
 }

@@ -131,10 +131,10 @@ struct Away;
 
 #[async_trait]
 impl Window for Away {
-    async fn seen(&self, _: &[hapax::ledger::Identity]) -> hapax::Result<Vec<bool>> {
+    async fn seen(&self, _: &[hapax::window::Sighting]) -> hapax::Result<Vec<bool>> {
         Err(Error::unavailable("looking", "it is away"))
     }
-    async fn remember(&self, _: &[hapax::ledger::Identity]) -> hapax::Result<()> {
+    async fn remember(&self, _: &[hapax::window::Sighting]) -> hapax::Result<()> {
         Err(Error::unavailable("writing", "it is away"))
     }
     async fn check(&self, _: Option<Duration>) -> Vec<hapax::ledger::Finding> {
@@ -144,7 +144,7 @@ impl Window for Away {
 
 async fn look_through_windows(prefix: Option<&str>) {
     let scope = hapax::Scope::new("billing").unwrap();
-    let event = [hapax::ledger::Identity::new(scope, EventId::new("e").unwrap())];
+    let event = [hapax::ledger::Identity::new(scope, EventId::new("e").unwrap()).into()];
     let window = MemoryWindow::new(WindowSettings::new("1"), 10).unwrap();
     let window = OutageWindow::new(window, OnOutage::PassThrough).telemetry_prefix(prefix);
     assert_eq!(window.seen(&event).await.unwrap(), [false]);
@@ -179,6 +179,46 @@ async fn consume(prefix: Option<String>) {
         .await
         .unwrap();
     assert_eq!(counts["done"], 1);
+}
+
+/// A relay that meets a hole, an outage, a refusal and a repeat, and ends.
+async fn relay(prefix: Option<String>) {
+    use hapax::bus::{Bus, TopicTerms, memory::MemoryBus};
+    use hapax::journal::{Append, Expected, Journal as _};
+    use hapax::relay::{Relay, RelaySettings};
+    use hapax::testing::relay::{FaultyBus, OddJournal, away};
+    let bus = Arc::new(FaultyBus::new(Arc::new(MemoryBus::default())));
+    let orders = Topic::new("orders").unwrap();
+    bus.create_topic(&orders, TopicTerms::new(1)).await.unwrap();
+    let journal = Arc::new(OddJournal::default());
+    for n in 1..=4 {
+        let event = Event::new(EventId::new(format!("e-{n}")).unwrap());
+        let append = Append::new(hapax::Aggregate::new(format!("a-{n}")).unwrap(), Expected::New, [event]);
+        let _ = journal.append(&append).await.unwrap();
+    }
+    journal.hide([4]);
+    let mut records = 0;
+    bus.fail(move |_| {
+        records += 1;
+        (records > 1 && records < 4).then(away)
+    });
+    let mut settings = RelaySettings::new(hapax::RelayName::new("main").unwrap(), orders);
+    settings.telemetry_prefix = prefix;
+    settings.flush_max = Some(1); // the first is acknowledged, then nothing is
+    settings.backoff_base = Duration::from_millis(1);
+    let relay = Relay::new(journal.clone(), bus, settings).unwrap();
+    let watch = relay.watch();
+    let done = async move {
+        while watch.progress().holes == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        journal.show();
+        while watch.progress().published < 4 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let progress = relay.run(done).await.unwrap();
+    assert!(progress.suppressed > 0 && progress.outages > 0, "{progress:?}");
 }
 
 /// Does everything once.
@@ -240,6 +280,7 @@ fn seen(prefix: Option<&str>) -> (Recorder, Spans) {
             runtime.block_on(async {
                 live(guard, unguarded).await;
                 consume(prefix.map(str::to_owned)).await;
+                relay(prefix.map(str::to_owned)).await;
                 look_through_windows(prefix).await;
             });
         });
@@ -289,7 +330,9 @@ fn metrics_are_those_of_the_table() {
         });
         assert_eq!(shapes.collect::<BTreeSet<_>>(), documented);
         for (_, name, labels) in &emitted {
-            for (label, value) in labels.iter().filter(|(label, _)| *label != "consumer_scope_id") {
+            for (label, value) in
+                labels.iter().filter(|(label, _)| !["consumer_scope_id", "relay"].contains(&label.as_str()))
+            {
                 let name = &name[before.len()..];
                 let row = rows().into_iter().find(|row| word(&row[0]) == name && word(&row[1]) == *label);
                 assert!(words(&row.unwrap()[2]).contains(value), "{name}{{{label}={value}}}");

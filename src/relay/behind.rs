@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use tokio::time::Instant;
 
-use super::RelaySettings;
+use super::turn::Leading;
+use super::{End, RelaySettings};
 use crate::error::Result;
 use crate::journal::{AggregateOf, Behind, Checkpoint, Stored};
 
@@ -98,5 +99,44 @@ impl Waiters {
     /// As a checkpoint has them.
     pub(super) fn list(&self) -> Vec<Behind> {
         self.all.values().map(|waiting| waiting.behind.clone()).collect()
+    }
+}
+
+impl Leading {
+    /// Goes on with the aggregate that has been due the longest: from where it is stuck up to the checkpoint, in order.
+    pub(super) async fn catch_up(&mut self) -> Result<(), End> {
+        if self.tries > 0 {
+            return Ok(()); // the bus takes nothing
+        }
+        let Some((of, from)) = self.waiters.due() else { return Ok(()) };
+        let (journal, max) = (&self.journal, self.settings.batch_max);
+        let mut events = self
+            .insist("reading an aggregate", || {
+                journal.read_aggregate(of.tenant.as_ref(), &of.aggregate, from, max)
+            })
+            .await?;
+        let page = events.len();
+        if self.is_ordered() {
+            // What is further on comes by with the rest.
+            let passed = events.iter().take_while(|stored| stored.position <= self.position).count();
+            events.truncate(passed);
+        }
+        let last = events.len() < page || page < max;
+        let flushed = self.flush(&events).await?;
+        if let Some((place, error)) = flushed.failed.get(&of) {
+            let behind = self.left_behind(&events[*place], error, true);
+            events.truncate(*place);
+            self.waiters.stuck(of, behind, &self.settings);
+        } else if last {
+            self.waiters.remove(&of);
+        } else if let Some(last) = events.last() {
+            self.waiters.moved(&of, last);
+        }
+        let position = self.position.clone();
+        self.save(&position).await?;
+        if !self.is_ordered() {
+            self.tell_of(&events).await?;
+        }
+        Ok(())
     }
 }

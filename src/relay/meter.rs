@@ -135,9 +135,15 @@ impl Meter {
         }
     }
 
+    /// What lies behind a hole is not on the bus, and as old as the hole at least.
     pub(super) fn hole(&self) {
-        self.state().progress.holes += 1;
+        let now = self.now();
+        let mut state = self.state();
+        state.progress.holes += 1;
+        state.oldest.get_or_insert(now);
+        drop(state);
         self.metrics.hole();
+        self.refresh();
     }
 
     /// The bus takes nothing. One line per outage.
@@ -159,9 +165,12 @@ impl Meter {
         }
     }
 
-    pub(super) fn left_behind(&self, aggregate: &str, seq: u64, poison: bool, error: &Error) {
+    /// An aggregate is behind, or is still. A line when it begins.
+    pub(super) fn left_behind(&self, aggregate: &str, seq: u64, poison: bool, again: bool, error: &Error) {
         let error = error.chain();
-        if poison {
+        if again && !poison {
+            tracing::debug!(target: "hapax::relay", relay = %self.name, aggregate, seq, error, "an aggregate is still behind");
+        } else if poison {
             tracing::error!(target: "hapax::relay", relay = %self.name, aggregate, seq, error, "an event cannot be published; its aggregate is parked");
         } else {
             tracing::warn!(target: "hapax::relay", relay = %self.name, aggregate, seq, error, "an aggregate is behind");

@@ -46,6 +46,7 @@ mod publish;
 mod record;
 mod settings;
 mod turn;
+mod wait;
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -192,7 +193,13 @@ impl Relay {
         let mut tries = 0;
         loop {
             let asked = Instant::now();
-            let pause = match self.journal.lead(&self.settings.name, &owner, self.settings.lease).await {
+            let asking = self.journal.lead(&self.settings.name, &owner, self.settings.lease);
+            let answer = tokio::select! {
+                answer = asking => answer,
+                // If the lead is given to us all the same it lapses by itself.
+                _ = stop.wait_for(|stop| *stop) => return Ok(None),
+            };
+            let pause = match answer {
                 Ok(Lead::Leads { token, checkpoint }) => {
                     checkpoint.must_be_of(self.journal.id())?;
                     return Ok(Some((token, checkpoint, asked)));

@@ -177,7 +177,7 @@ impl Publisher {
 }
 
 /// Ends so long after a stop was asked for.
-async fn stopped_for(stop: &mut watch::Receiver<bool>, patience: Duration) {
+pub(super) async fn stopped_for(stop: &mut watch::Receiver<bool>, patience: Duration) {
     if stop.wait_for(|stop| *stop).await.is_err() {
         std::future::pending::<()>().await; // nobody is left who could ask
     }

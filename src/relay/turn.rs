@@ -115,10 +115,16 @@ impl Leading {
     async fn read(&mut self) -> Result<Stretch, End> {
         self.meter.looked();
         let mut stretch = match self.ahead.take() {
-            Some(mut ahead) if ahead.after == self.position => match (&mut ahead.task).await {
-                Ok(Ok(stretch)) => stretch,
-                Ok(Err(_)) | Err(_) => self.read_now().await?,
-            },
+            Some(mut ahead) if ahead.after == self.position => {
+                let read = tokio::select! {
+                    read = &mut ahead.task => read,
+                    end = self.keeper.lost() => return Err(end),
+                };
+                match read {
+                    Ok(Ok(stretch)) => stretch,
+                    Ok(Err(_)) | Err(_) => self.read_now().await?,
+                }
+            }
             _ => self.read_now().await?,
         };
         if mutant!("skip a hole at once") && stretch.at_hole {
@@ -136,7 +142,7 @@ impl Leading {
                 lookout.complete(&*journal, &settings, known, waiters, &self.position, stretch.clone());
             match complete.await {
                 Err(error) if error.is_retryable() => {
-                    self.try_again("looking for late events", &error, &mut tries).await?
+                    self.try_again("looking for late events", &error, &mut tries).await?;
                 }
                 other => break other,
             }
@@ -150,7 +156,7 @@ impl Leading {
         self.insist("reading the journal", || journal.read(&self.position, max)).await
     }
 
-    fn is_ordered(&self) -> bool {
+    pub(super) fn is_ordered(&self) -> bool {
         self.journal.capabilities().ordered
     }
 
@@ -191,39 +197,6 @@ impl Leading {
         self.ahead = Some(Ahead { after, task: tokio::spawn(async move { journal.read(&from, max).await }) });
     }
 
-    async fn wait(&mut self, at_hole: bool) -> Result<(), End> {
-        self.meter.oldest(None);
-        self.meter.refresh();
-        if at_hole {
-            self.meter.hole();
-            let rest = self.pace.at_hole();
-            return self.pause(rest).await;
-        }
-        let rest = self.pace.rest();
-        if !rest.is_zero() {
-            self.pause(rest).await?;
-        }
-        let mut at_most = self.settings.poll;
-        if let Some(due) = self.waiters.next_at() {
-            at_most = at_most.min(due.saturating_duration_since(Instant::now()));
-        }
-        let began = Instant::now();
-        let mut stop = self.stop.clone();
-        let waited = tokio::select! {
-            waited = self.journal.wait(&self.position, at_most) => waited,
-            end = self.keeper.lost() => return Err(end),
-            _ = stop.wait_for(|stop| *stop) => return Err(End::Stopped),
-        };
-        if began.elapsed() + Duration::from_millis(1) >= at_most {
-            self.pace.waited_out();
-        }
-        match waited {
-            Err(error) if !error.is_retryable() => Err(End::from(error)),
-            Err(_) => self.pause(self.settings.backoff_base).await,
-            Ok(()) => Ok(()),
-        }
-    }
-
     // --- out: publish → acknowledge → save → tell ----------------------------------------------------------------
 
     /// Publishes a batch. False: it, or some of it, is to be tried again from the checkpoint.
@@ -253,7 +226,7 @@ impl Leading {
         }
         let whole = flushed.outage.is_none();
         for (of, (place, error)) in flushed.failed {
-            let behind = self.left_behind(&batch.events[place], &error);
+            let behind = self.left_behind(&batch.events[place], &error, false);
             self.lookout.forget(&of);
             self.waiters.add(of, behind, &self.settings);
         }
@@ -261,7 +234,7 @@ impl Leading {
     }
 
     /// Hands events to the bus and notes what is on it.
-    async fn flush(&mut self, events: &[Stored]) -> Result<Flushed, End> {
+    pub(super) async fn flush(&mut self, events: &[Stored]) -> Result<Flushed, End> {
         let span = tracing::info_span!(
             target: "hapax",
             "relay.publish",
@@ -287,14 +260,14 @@ impl Leading {
         Ok(flushed)
     }
 
-    fn left_behind(&self, stored: &Stored, error: &Error) -> Behind {
+    pub(super) fn left_behind(&self, stored: &Stored, error: &Error, again: bool) -> Behind {
         let poison = is_poison(error);
         let aggregate = stored.aggregate().map(ToString::to_string).unwrap_or_default();
-        self.meter.left_behind(&aggregate, stored.seq, poison, error);
+        self.meter.left_behind(&aggregate, stored.seq, poison, again, error);
         Behind::at(stored, error.chain(), poison, self.meter.now())
     }
 
-    async fn save(&mut self, position: &Position) -> Result<(), End> {
+    pub(super) async fn save(&mut self, position: &Position) -> Result<(), End> {
         let mut checkpoint = Checkpoint::start(self.journal.id());
         checkpoint.position = position.clone();
         checkpoint.behind = self.waiters.list();
@@ -343,84 +316,8 @@ impl Leading {
         self.tell_of(&told).await
     }
 
-    async fn tell_of(&self, told: &[Stored]) -> Result<(), End> {
+    pub(super) async fn tell_of(&self, told: &[Stored]) -> Result<(), End> {
         let journal = &self.journal;
         self.insist("telling what is published", || journal.published(told)).await
-    }
-
-    // --- aggregates that are behind ------------------------------------------------------------------------------
-
-    /// Goes on with the aggregate that has been due the longest: from where it is stuck up to the checkpoint, in order.
-    async fn catch_up(&mut self) -> Result<(), End> {
-        if self.tries > 0 {
-            return Ok(()); // the bus takes nothing
-        }
-        let Some((of, from)) = self.waiters.due() else { return Ok(()) };
-        let (journal, max) = (&self.journal, self.settings.batch_max);
-        let mut events = self
-            .insist("reading an aggregate", || {
-                journal.read_aggregate(of.tenant.as_ref(), &of.aggregate, from, max)
-            })
-            .await?;
-        let page = events.len();
-        if self.is_ordered() {
-            // What is further on comes by with the rest.
-            let passed = events.iter().take_while(|stored| stored.position <= self.position).count();
-            events.truncate(passed);
-        }
-        let last = events.len() < page || page < max;
-        let flushed = self.flush(&events).await?;
-        if let Some((place, error)) = flushed.failed.get(&of) {
-            let behind = self.left_behind(&events[*place], error);
-            events.truncate(*place);
-            self.waiters.stuck(of, behind, &self.settings);
-        } else if last {
-            self.waiters.remove(&of);
-        } else if let Some(last) = events.last() {
-            self.waiters.moved(&of, last);
-        }
-        let position = self.position.clone();
-        self.save(&position).await?;
-        if !self.is_ordered() {
-            self.tell_of(&events).await?;
-        }
-        Ok(())
-    }
-
-    // --- waiting -------------------------------------------------------------------------------------------------
-
-    /// Asks the journal until it answers, as long as the lead is ours.
-    async fn insist<'c, T, F>(&'c self, doing: &str, mut call: impl FnMut() -> F) -> Result<T, End>
-    where
-        F: Future<Output = Result<T>> + 'c,
-    {
-        let mut tries = 0;
-        loop {
-            let answer = tokio::select! {
-                answer = call() => answer,
-                end = self.keeper.lost() => return Err(end),
-            };
-            match answer {
-                Err(error) if error.is_retryable() => self.try_again(doing, &error, &mut tries).await?,
-                other => return other.map_err(End::from),
-            }
-        }
-    }
-
-    async fn try_again(&self, doing: &str, error: &Error, tries: &mut u32) -> Result<(), End> {
-        *tries += 1;
-        if *tries == 1 {
-            tracing::warn!(target: "hapax::relay", relay = %self.settings.name, doing, error = %error.chain(), "the journal does not answer; the relay tries again");
-        }
-        self.pause(self.settings.backoff(*tries).min(Duration::from_secs(1))).await
-    }
-
-    async fn pause(&self, pause: Duration) -> Result<(), End> {
-        let mut stop = self.stop.clone();
-        tokio::select! {
-            () = tokio::time::sleep(pause) => Ok(()),
-            end = self.keeper.lost() => Err(end),
-            _ = stop.wait_for(|stop| *stop) => Err(End::Stopped),
-        }
     }
 }

@@ -80,7 +80,7 @@ impl MemoryJournal {
         self.0.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn append_now(&self, append: &Append) -> Result<Appended> {
+    pub(crate) fn append_now(&self, append: &Append) -> Result<Appended> {
         let ready = append.check(&self.1)?;
         let now = self.0.clock.now();
         let mut store = self.store();

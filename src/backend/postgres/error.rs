@@ -35,6 +35,8 @@ pub(super) fn meaning(error: &sqlx::Error) -> Meaning {
             "55P03" => Meaning::Locked,
             "23514" => Meaning::NoWeek,
             "25006" | "42501" | "53100" => Meaning::Refused,
+            // The server ended a transaction that was idle, or under way, for too long: its process stood still.
+            "25P03" | "25P04" => Meaning::Doubt,
             code if code.starts_with("08") || code.starts_with("57P") || code.starts_with("53") => {
                 Meaning::Doubt
             }

@@ -107,6 +107,8 @@ struct Inner {
     pooled: AtomicBool,
     sql: Sql,
     owner: Option<i32>,
+    /// Whether the server can limit how long a transaction takes (`transaction_timeout`).
+    limits_transactions: bool,
     scopes: RwLock<HashMap<(Option<Tenant>, Scope), i32>>,
     weeks: RwLock<HashSet<Week>>,
     /// Whether this process takes leases, so that the weeks it makes leave room for settling them.
@@ -177,12 +179,14 @@ impl PgLedger {
             Pooling::Transaction => true,
             Pooling::Detect => verify::is_pooled(&pool).await?,
         };
+        let limits_transactions = verify::limits_transactions(&pool).await?;
         let sql = Sql::new(&settings.schema);
         let mut inner = Inner {
             pool,
             pooled: AtomicBool::new(pooled),
             sql,
             owner: None,
+            limits_transactions,
             scopes: RwLock::default(),
             weeks: RwLock::default(),
             leases: AtomicBool::new(false),

@@ -80,6 +80,9 @@ macro_rules! __journal_cases {
                 j11_a_sweep_goes_in_steps
                 j11_numbers_go_on_where_they_were
             }
+            model {
+                model_random_commands_agree
+            }
             input {
                 j12_bad_input_is_refused_with_a_sentence
                 j12_what_is_just_allowed_is_taken

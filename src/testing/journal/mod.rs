@@ -20,6 +20,8 @@ pub mod append;
 pub mod identity;
 pub mod input;
 pub mod lead;
+pub mod model;
+pub mod mutants;
 pub mod read;
 pub mod sweep;
 

@@ -240,7 +240,7 @@ impl Inner {
             let answer = query.fetch_all(&self.pool).await;
             return answer.inspect_err(|error| self.note_pooler(error));
         }
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.pool.begin_with(BEGIN_BRIEFLY).await?;
         let rows = query.persistent(false).fetch_all(&mut *tx).await?;
         tx.commit().await?;
         Ok(rows)
@@ -248,8 +248,14 @@ impl Inner {
 
     /// Runs one statement on its own; how many rows it changed.
     async fn execute(&self, what: &str, query: Query<'_, Postgres, PgArguments>) -> Result<u64> {
+        // Whoever stands still between two statements of a transaction keeps its locks, and nobody could take over from him: one
+        // statement is a transaction of its own, and where a pooler needs more the server ends it.
         let run = async {
-            let mut tx = self.pool.begin().await?;
+            if !self.pooled() {
+                let done = query.execute(&self.pool).await;
+                return done.inspect_err(|error| self.note_pooler(error)).map(|done| done.rows_affected());
+            }
+            let mut tx = self.pool.begin_with(BEGIN_BRIEFLY).await?;
             let done = query.persistent(false).execute(&mut *tx).await?;
             tx.commit().await?;
             Ok(done.rows_affected())
@@ -257,6 +263,9 @@ impl Inner {
         run.await.map_err(|e| fail(what, e))
     }
 }
+
+/// A transaction that the server ends if its client stands still in it.
+const BEGIN_BRIEFLY: &str = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 5000";
 
 fn code(error: &sqlx::Error) -> Option<String> {
     let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);

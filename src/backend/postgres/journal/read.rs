@@ -43,6 +43,9 @@ type Row = (
     Vec<u8>,
 );
 
+/// Events and aggregates as far as they were counted, then as the server estimates them; the oldest and the last event.
+type Counts = (i64, i64, i64, i64, Option<i64>, Option<i64>);
+
 /// Up to where everything is decided.
 #[derive(Debug, Default)]
 pub(super) struct Horizon {
@@ -226,7 +229,6 @@ pub(super) async fn stat(inner: &Inner) -> Result<JournalStat> {
         estimate("journal"),
         estimate("journal_head"),
     );
-    type Counts = (i64, i64, i64, i64, Option<i64>, Option<i64>);
     let query = sqlx::query_as::<_, Counts>(AssertSqlSafe(sql)).persistent(false);
     let rows = inner.fetch_all(query).await.map_err(|e| fail("counting events", e))?;
     let Some((events, aggregates, events_about, aggregates_about, oldest, last)) = rows.into_iter().next()
@@ -234,13 +236,13 @@ pub(super) async fn stat(inner: &Inner) -> Result<JournalStat> {
         return Err(Error::Corrupt("the journal cannot be counted".into()));
     };
     let of = |counted: i64, about: i64| if counted < few { counted } else { about.max(counted) } as u64;
-    let mut stat = JournalStat::default();
-    stat.events = of(events, events_about);
-    stat.aggregates = of(aggregates, aggregates_about);
-    stat.exact = events < few && aggregates < few;
-    stat.oldest_at = oldest.map(Time::from_micros);
-    stat.last = last.map(|position| Position::of(position as u64));
-    Ok(stat)
+    Ok(JournalStat {
+        events: of(events, events_about),
+        aggregates: of(aggregates, aggregates_about),
+        exact: events < few && aggregates < few,
+        oldest_at: oldest.map(Time::from_micros),
+        last: last.map(|position| Position::of(position as u64)),
+    })
 }
 
 pub(super) async fn now(inner: &Inner) -> Result<Time> {

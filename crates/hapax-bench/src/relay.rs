@@ -1,0 +1,313 @@
+//! The relay: events per second against a bare idempotent producer over the same rows, and how long after its commit an event is on the
+//! bus.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use hapax::backend::postgres::{PgJournal, PgJournalSettings, Pooling};
+use hapax::bus::kafka::{KafkaBus, KafkaSettings};
+use hapax::bus::{Bus, Capabilities, Partition, Record, Subscriber, Subscription, TopicInfo, TopicTerms};
+use hapax::journal::{Append, Expected, Journal, Position};
+use hapax::relay::{Relay, RelaySettings};
+use hapax::{Aggregate, Event, EventId, Kind, Origin, RelayName, Topic};
+use rdkafka::ClientConfig;
+use rdkafka::error::KafkaError;
+use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
+use rdkafka::types::RDKafkaErrorCode;
+
+use crate::harness::{Contestant, Fallible, Goal, Line, Options, Report, interleave, quantile, rate};
+use crate::kafka::{Filled, brokers, bus, fresh};
+use crate::pg::{Schema, pool};
+
+const PARTITIONS: i32 = 4;
+const AGGREGATES: usize = 1000;
+const PER_SECOND: usize = 10_000;
+/// Nothing here takes longer.
+const LIMIT: Duration = Duration::from_secs(120);
+
+async fn journal(schema: &Schema) -> Fallible<Arc<PgJournal>> {
+    let mut settings = PgJournalSettings::default();
+    settings.schema.clone_from(&schema.name);
+    settings.pooling = Pooling::Session;
+    Ok(Arc::new(PgJournal::with_pool(pool(8).await?, settings).await?))
+}
+
+fn append(n: usize) -> hapax::Result<Append> {
+    let event = Event::new(EventId::now_v7())
+        .kind(Kind::new("order.changed")?)
+        .payload(format!(r#"{{"n":{n},"note":"{:0>180}"}}"#, n));
+    Ok(Append::new(Aggregate::new(format!("order-{}", n % AGGREGATES))?, Expected::Any, [event]))
+}
+
+async fn append_all(journal: &PgJournal, appends: &[Append]) -> Fallible<()> {
+    for some in appends.chunks(500) {
+        for appended in journal.append_many(some).await? {
+            let _ = appended?;
+        }
+    }
+    Ok(())
+}
+
+/// What a user would write: read a page, hand it to an idempotent producer, go on; at the end wait for what is under way. No checkpoint,
+/// no lead, no order over failures.
+async fn bare(journal: &PgJournal, bus: &KafkaBus) -> Fallible<()> {
+    let topic = Filled::empty(bus, "relay-bare", PARTITIONS).await?;
+    let producer: BaseProducer = ClientConfig::new()
+        .set("bootstrap.servers", brokers()?)
+        .set("enable.idempotence", "true")
+        .set("acks", "all")
+        .create()?;
+    let mut after = Position::START;
+    loop {
+        let stretch = journal.read(&after, 200).await?;
+        if stretch.events.is_empty() {
+            break;
+        }
+        for stored in &stretch.events {
+            let id = stored.event.id.as_str();
+            let key = stored.aggregate().map_or("", |aggregate| aggregate.as_str());
+            let headers =
+                || OwnedHeaders::new().insert(Header { key: "eventId", value: Some(id.as_bytes()) });
+            loop {
+                let record = BaseRecord::to(topic.topic.as_str()).key(key).payload(&stored.event.payload[..]);
+                match producer.send(record.headers(headers())) {
+                    Ok(()) => break,
+                    Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), _)) => {
+                        producer.poll(Duration::from_millis(1));
+                    }
+                    Err((error, _)) => return Err(error.into()),
+                }
+            }
+        }
+        producer.poll(Duration::ZERO);
+        after = stretch.next;
+    }
+    producer.flush(LIMIT)?;
+    topic.delete().await
+}
+
+async fn waited(what: &str, is: impl Fn() -> bool) -> Fallible<()> {
+    let end = Instant::now() + LIMIT;
+    while !is() {
+        if Instant::now() > end {
+            return Err(format!("{what}: not within {LIMIT:?}").into());
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    Ok(())
+}
+
+/// Runs a relay beside something.
+async fn beside<T>(
+    journal: &Arc<PgJournal>,
+    bus: Arc<dyn Bus>,
+    topic: &Topic,
+    batch_max: usize,
+    work: impl AsyncFnOnce(hapax::relay::RelayWatch) -> Fallible<T>,
+) -> Fallible<T> {
+    let mut settings = RelaySettings::new(RelayName::new(fresh("relay"))?, topic.clone());
+    settings.batch_max = batch_max;
+    let relay = Relay::new(Arc::clone(journal) as Arc<dyn Journal>, bus, settings)?;
+    let watch = relay.watch();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let running = tokio::spawn(relay.run(async move {
+        let _ = stopped.await;
+    }));
+    let done = work(watch).await;
+    let _ = stop.send(());
+    running.await??;
+    done
+}
+
+async fn relayed(
+    journal: &Arc<PgJournal>,
+    bus: &Arc<KafkaBus>,
+    batch_max: usize,
+    last: &Position,
+) -> Fallible<()> {
+    let topic = Filled::empty(bus, "relay", PARTITIONS).await?;
+    beside(journal, Arc::clone(bus) as Arc<dyn Bus>, &topic.topic, batch_max, async |watch| {
+        waited("relaying", || watch.progress().position >= *last).await
+    })
+    .await?;
+    topic.delete().await
+}
+
+/// A bus that notes when each event was acknowledged.
+struct Timed {
+    inner: Arc<KafkaBus>,
+    at: Mutex<HashMap<Vec<u8>, Instant>>,
+}
+
+#[async_trait]
+impl Bus for Timed {
+    async fn publish(&self, topic: &Topic, records: &[Record]) -> hapax::Result<Vec<hapax::Result<Origin>>> {
+        let answers = self.inner.publish(topic, records).await?;
+        let now = Instant::now();
+        let mut at = self.at.lock().unwrap_or_else(PoisonError::into_inner);
+        for id in records.iter().filter_map(|record| record.headers.get("eventId")) {
+            at.entry(id.to_vec()).or_insert(now);
+        }
+        drop(at);
+        Ok(answers)
+    }
+    async fn subscribe(&self, subscription: Subscription) -> hapax::Result<Box<dyn Subscriber>> {
+        self.inner.subscribe(subscription).await
+    }
+    async fn create_topic(&self, topic: &Topic, terms: TopicTerms) -> hapax::Result<bool> {
+        self.inner.create_topic(topic, terms).await
+    }
+    async fn topic(&self, topic: &Topic) -> hapax::Result<Option<TopicInfo>> {
+        self.inner.topic(topic).await
+    }
+    async fn range(&self, partition: &Partition) -> hapax::Result<(i64, i64)> {
+        self.inner.range(partition).await
+    }
+    async fn committed(&self, group: &str, partition: &Partition) -> hapax::Result<Option<i64>> {
+        self.inner.committed(group, partition).await
+    }
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+}
+
+/// Milliseconds from commit to acknowledgement of each event, of appends made by `work` which says when each was committed.
+async fn lags(
+    bus: &Arc<KafkaBus>,
+    work: impl AsyncFnOnce(&PgJournal, &Timed) -> Fallible<Vec<(EventId, Instant)>>,
+) -> Fallible<Vec<f64>> {
+    let schema = Schema::fresh(&pool(1).await?).await?;
+    let journal = journal(&schema).await?;
+    let topic = Filled::empty(bus, "relay-lag", PARTITIONS).await?;
+    let timed = Arc::new(Timed { inner: Arc::clone(bus), at: Mutex::default() });
+    let inner = Arc::clone(&timed) as Arc<dyn Bus>;
+    let lags = beside(&journal, inner, &topic.topic, 200, async |watch| {
+        waited("the lead", || watch.progress().leads).await?;
+        let committed = work(&journal, &timed).await?;
+        let count = || timed.at.lock().unwrap_or_else(PoisonError::into_inner).len();
+        waited("the last events", || count() >= committed.len()).await?;
+        let at = timed.at.lock().unwrap_or_else(PoisonError::into_inner);
+        let lag = |(id, committed): &(EventId, Instant)| {
+            at.get(id.as_str().as_bytes())
+                .map(|at| at.saturating_duration_since(*committed).as_secs_f64() * 1e3)
+        };
+        Ok(committed.iter().filter_map(lag).collect())
+    })
+    .await?;
+    topic.delete().await?;
+    schema.drop().await?;
+    Ok(lags)
+}
+
+/// Appends 100 events every hundredth of a second.
+async fn steady(journal: &PgJournal, events: usize) -> Fallible<Vec<(EventId, Instant)>> {
+    let every = Duration::from_millis(10);
+    let each = PER_SECOND / 100;
+    let mut committed = Vec::with_capacity(events);
+    let mut next = Instant::now();
+    let mut n = 0;
+    while committed.len() < events {
+        tokio::time::sleep(next.saturating_duration_since(Instant::now())).await;
+        next += every;
+        let appends = (0..each).map(|_| {
+            n += 1;
+            append(n)
+        });
+        let appends: Vec<_> = appends.collect::<hapax::Result<_>>()?;
+        for appended in journal.append_many(&appends).await? {
+            let _ = appended?;
+        }
+        let now = Instant::now();
+        committed.extend(appends.into_iter().flat_map(|append| append.events).map(|event| (event.id, now)));
+    }
+    Ok(committed)
+}
+
+/// Appends one event, waits until it is on the bus, then appends the next.
+async fn idle(journal: &PgJournal, timed: &Timed, events: usize) -> Fallible<Vec<(EventId, Instant)>> {
+    let mut committed = Vec::with_capacity(events);
+    for n in 0..events {
+        let one = append(n)?;
+        let id = one.events[0].id.clone();
+        let _ = journal.append(&one).await?;
+        committed.push((id, Instant::now()));
+        let count = || timed.at.lock().unwrap_or_else(PoisonError::into_inner).len();
+        waited("one event", || count() > n).await?;
+        tokio::time::sleep(Duration::from_millis(20)).await; // nothing to do again
+    }
+    Ok(committed)
+}
+
+/// Runs it.
+pub async fn run(options: &Options) -> Fallible<Vec<Report>> {
+    let bus = bus().await?;
+    let prompt = KafkaSettings::new(brokers()?).property("linger.ms", "0");
+    let prompt = Arc::new(KafkaBus::connect(prompt).await?);
+    Ok(vec![throughput(options, &bus, &prompt).await?, latency(options, &bus, &prompt).await?])
+}
+
+async fn throughput(options: &Options, bus: &Arc<KafkaBus>, prompt: &Arc<KafkaBus>) -> Fallible<Report> {
+    let events = options.events(50_000);
+    let schema = Schema::fresh(&pool(1).await?).await?;
+    let journal = journal(&schema).await?;
+    let appends: Vec<_> = (0..events).map(append).collect::<hapax::Result<_>>()?;
+    append_all(&journal, &appends).await?;
+    let last = journal.stat().await?.last.ok_or("an empty journal")?;
+    let (journal, last) = (&journal, &last);
+    let lines = interleave(
+        options.rounds,
+        vec![
+            Contestant::new("bare idempotent producer", || rate(events, bare(journal, bus))),
+            Contestant::new("relay", || rate(events, relayed(journal, bus, 200, last))),
+            Contestant::new("relay, linger.ms=0", || rate(events, relayed(journal, prompt, 200, last))),
+            Contestant::new("relay, linger.ms=0, batch 2000", || {
+                rate(events, relayed(journal, prompt, 2000, last))
+            }),
+        ],
+    )
+    .await?;
+    schema.drop().await?;
+    let ratio = |at: usize| lines[at].median() / lines[0].median();
+    let goals = vec![
+        Goal::at_least("relay ÷ bare", ratio(1), 0.7),
+        Goal::at_least("relay, linger.ms=0 ÷ bare", ratio(2), 0.7),
+        Goal::at_least("relay, linger.ms=0, batch 2000 ÷ bare", ratio(3), 0.7),
+    ];
+    Ok(Report {
+        title: format!("Relay: {events} events of a PostgreSQL journal to Kafka"),
+        unit: "events/s",
+        lines,
+        goals,
+        notes: vec![
+            "The bare producer waits for acknowledgements once, at the end, and remembers nothing.".into(),
+        ],
+    })
+}
+
+async fn latency(options: &Options, bus: &Arc<KafkaBus>, prompt: &Arc<KafkaBus>) -> Fallible<Report> {
+    let (busy, alone) = (options.events(5 * PER_SECOND), options.events(300));
+    let mut lines = Vec::new();
+    for (name, bus) in [("as it comes", bus), ("linger.ms=0", prompt)] {
+        let at_rate = lags(bus, async |journal, _| steady(journal, busy).await).await?;
+        let at_idle = lags(bus, async |journal, timed| idle(journal, timed, alone).await).await?;
+        lines.push(Line::new(format!("{PER_SECOND} events/s, {name}"), at_rate));
+        lines.push(Line::new(format!("idle, {name}"), at_idle));
+    }
+    let p99 = |at: usize| quantile(&lines[at].samples, 0.99);
+    let goals = vec![
+        Goal::at_most(format!("p99 at {PER_SECOND} events/s, ms"), p99(0), 50.0),
+        Goal::at_most("p99 at idle, ms", p99(1), 10.0),
+        Goal::at_most(format!("p99 at {PER_SECOND} events/s, linger.ms=0, ms"), p99(2), 50.0),
+        Goal::at_most("p99 at idle, linger.ms=0, ms", p99(3), 10.0),
+    ];
+    Ok(Report {
+        title: "Relay: from commit to acknowledgement".into(),
+        unit: "ms",
+        lines,
+        goals,
+        notes: vec!["Appended, relayed and acknowledged on one machine.".into()],
+    })
+}

@@ -1,0 +1,83 @@
+//! What a relay that leads waits for: events, a hole that is filled, a journal or a bus that answers again. Nothing is waited for longer than
+//! the lead is ours.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::End;
+use super::publish::stopped_for;
+use super::turn::Leading;
+use crate::error::{Error, Result};
+
+impl Leading {
+    /// Waits until there may be something to do.
+    pub(super) async fn wait(&mut self, at_hole: bool) -> Result<(), End> {
+        if at_hole {
+            self.meter.hole();
+            let rest = self.pace.at_hole();
+            return self.pause(rest).await;
+        }
+        self.meter.oldest(None);
+        self.meter.refresh();
+        let rest = self.pace.rest();
+        if !rest.is_zero() {
+            self.pause(rest).await?;
+        }
+        let mut at_most = self.settings.poll;
+        if let Some(due) = self.waiters.next_at() {
+            at_most = at_most.min(due.saturating_duration_since(Instant::now()));
+        }
+        let began = Instant::now();
+        let mut stop = self.stop.clone();
+        let waited = tokio::select! {
+            waited = self.journal.wait(&self.position, at_most) => waited,
+            end = self.keeper.lost() => return Err(end),
+            _ = stop.wait_for(|stop| *stop) => return Err(End::Stopped),
+        };
+        if began.elapsed() + Duration::from_millis(1) >= at_most {
+            self.pace.waited_out();
+        }
+        match waited {
+            Err(error) if !error.is_retryable() => Err(End::from(error)),
+            Err(_) => self.pause(self.settings.backoff_base).await,
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Asks the journal until it answers, as long as the lead is ours.
+    pub(super) async fn insist<'c, T, F>(&'c self, doing: &str, mut call: impl FnMut() -> F) -> Result<T, End>
+    where
+        F: Future<Output = Result<T>> + 'c,
+    {
+        let (mut tries, mut stop) = (0, self.stop.clone());
+        loop {
+            let answer = tokio::select! {
+                answer = call() => answer,
+                end = self.keeper.lost() => return Err(end),
+                () = stopped_for(&mut stop, self.settings.flush_timeout) => return Err(End::Stopped),
+            };
+            match answer {
+                Err(error) if error.is_retryable() => self.try_again(doing, &error, &mut tries).await?,
+                other => return other.map_err(End::from),
+            }
+        }
+    }
+
+    pub(super) async fn try_again(&self, doing: &str, error: &Error, tries: &mut u32) -> Result<(), End> {
+        *tries += 1;
+        if *tries == 1 {
+            tracing::warn!(target: "hapax::relay", relay = %self.settings.name, doing, error = %error.chain(), "the journal does not answer; the relay tries again");
+        }
+        self.pause(self.settings.backoff(*tries).min(Duration::from_secs(1))).await
+    }
+
+    pub(super) async fn pause(&self, pause: Duration) -> Result<(), End> {
+        let mut stop = self.stop.clone();
+        tokio::select! {
+            () = tokio::time::sleep(pause) => Ok(()),
+            end = self.keeper.lost() => Err(end),
+            _ = stop.wait_for(|stop| *stop) => Err(End::Stopped),
+        }
+    }
+}
