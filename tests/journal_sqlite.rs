@@ -1,5 +1,5 @@
 //! The SQLite journal passes the conformance suite; and what only a file has: processes that are killed or share it, a disk
-//! that is full, a file that is busy, foreign, read-only or from the future, and the caller's own transaction.
+//! that is full, a file that is busy, foreign or from the future, and the caller's own transaction.
 #![cfg(all(feature = "sqlite", feature = "testing"))]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 

@@ -10,6 +10,6 @@ pub mod redis;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
-#[cfg(not(feature = "sqlite"))]
+#[allow(unused_imports)] // only builds without a feature need it
 pub(crate) use open::not_built_in;
 pub use open::{OpenSettings, init, open, schema_sql};

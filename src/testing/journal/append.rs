@@ -91,9 +91,8 @@ pub async fn j1_32_writers_on_8_aggregates_leave_no_gap<H: JournalHarness>(harne
         events.sort_by_key(|(_, placed)| placed.seq);
         let told: Vec<String> = events.iter().map(|(event, _)| event.clone()).collect();
         assert_eq!(ids(&journals[1], None, &of).await, told, "{of} has what was acknowledged, in that order");
-        let followed =
-            follower.events.iter().find(|(key, _)| key.aggregate.as_str() == of).expect("followed").1;
-        for ((event, placed), stored) in events.iter().zip(followed) {
+        let read = follower.events.iter().find(|(key, _)| key.aggregate.as_str() == of).expect("followed").1;
+        for ((event, placed), stored) in events.iter().zip(read) {
             assert_eq!((&placed.position, placed.seq), (&stored.position, stored.seq), "{event}");
         }
     }

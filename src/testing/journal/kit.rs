@@ -208,21 +208,22 @@ impl<'j, J: Journal> Follower<'j, J> {
         let mut moved = stretch.next > self.after;
         self.after = stretch.next;
         let ordered = self.journal.capabilities().ordered;
-        let before = self.count();
+        let mut given = Vec::new();
         for stored in stretch.events {
-            self.take(stored, ordered);
+            given.extend(self.take(stored, ordered));
         }
         if !ordered {
-            let late = self.journal.late(&self.after, self.page).await.expect("late events can be read");
-            late.into_iter().for_each(|stored| self.take(stored, false));
-            let given: Vec<Stored> = self.events.values().flatten().cloned().collect();
+            for stored in self.journal.late(&self.after, self.page).await.expect("late events can be read") {
+                given.extend(self.take(stored, false));
+            }
             self.journal.published(&given).await.expect("it is told");
-            moved |= self.count() > before;
+            moved |= !given.is_empty();
         }
         moved
     }
 
-    fn take(&mut self, stored: Stored, ordered: bool) {
+    /// Takes an event; answers with those that have their place now.
+    fn take(&mut self, stored: Stored, ordered: bool) -> Vec<Stored> {
         let of = AggregateOf {
             tenant: stored.event.tenant.clone(),
             aggregate: stored.event.aggregate.clone().expect("its aggregate is filled in"),
@@ -230,8 +231,9 @@ impl<'j, J: Journal> Follower<'j, J> {
         assert_eq!(stored.event.seq, Some(stored.seq), "its seq is filled in");
         let new = self.known.insert((stored.event.tenant.clone(), stored.event.id.clone()));
         assert!(new || !ordered, "{} is given twice", stored.event.id);
+        let mut given = Vec::new();
         if !new {
-            return;
+            return given;
         }
         let events = self.events.entry(of.clone()).or_default();
         let early = self.early.entry(of.clone()).or_default();
@@ -239,8 +241,10 @@ impl<'j, J: Journal> Follower<'j, J> {
         assert!(!ordered || seq == next, "seq {seq} of {of} is given, {next} is next");
         assert!(early.insert(seq, stored).is_none() && seq >= next, "seq {seq} of {of} is there twice");
         while let Some(stored) = early.remove(&(events.len() as u64 + 1)) {
+            given.push(stored.clone());
             events.push(stored);
         }
+        given
     }
 
     /// Follows until nothing moves any more, and says where that is.

@@ -172,7 +172,7 @@ impl Journal for MutantJournal {
         let answer = self.journal.append(append).await;
         match (&answer, self.mutant) {
             (Err(error), JournalMutant::BurnsNumbers) if error.code() != "invalid" => {
-                self.burn(append).await?
+                self.burn(append).await?;
             }
             (Ok(appended), JournalMutant::StoresTheMismatch) => {
                 let mut damage = self.damage();

@@ -78,8 +78,8 @@ pub async fn j6_bytes_come_back_exactly<H: JournalHarness>(harness: &H) {
     while follower.count() < events.len() {
         follower.step().await;
     }
-    let followed: Vec<Stored> = follower.events.into_values().flatten().collect();
-    assert_eq!(read, followed);
+    let given: Vec<Stored> = follower.events.into_values().flatten().collect();
+    assert_eq!(read, given);
     for (n, (sent, stored)) in events.into_iter().zip(read).enumerate() {
         assert_eq!(journal.find(Some(&acme), &sent.id).await.unwrap().as_ref(), Some(&stored));
         assert!(stored.at >= started && stored.at <= now, "{} is between {started} and {now}", stored.at);
