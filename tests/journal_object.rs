@@ -385,6 +385,44 @@ async fn off_the_caller_numbers() {
     assert_eq!(follow(&journal).await.len(), 2);
 }
 
+/// Any journal can be archived; a second archivist is told so, and nothing that is not published goes.
+#[tokio::test]
+async fn a_journal_in_memory_is_archived() {
+    use hapax::journal::{
+        ArchiveTerms, Checkpoint, Lead, MemoryJournal, archive, archive_files, archive_read,
+    };
+    let store = Place::directory().objects().await;
+    let journal = MemoryJournal::default();
+    for n in 0..10 {
+        let _ = journal.append(&append("a", Expected::Exact(n), &[&format!("e{n}")])).await.unwrap();
+    }
+    let all = follow(&journal).await;
+    let owner = hapax::Owner::new("archivist").unwrap();
+    let mut terms = ArchiveTerms::new(Duration::ZERO, owner.clone()).unwrap();
+    terms.file_events_max = 4;
+    let none = archive(&journal, store.as_ref(), &terms).await.unwrap();
+    assert_eq!((none.events, none.swept), (0, 0), "nobody publishes");
+    let relay = hapax::RelayName::new("main").unwrap();
+    let lead = journal.lead(&relay, &owner, Duration::from_secs(60)).await.unwrap();
+    let Lead::Leads { token, .. } = lead else { panic!("{lead:?}") };
+    for (published, files, events) in [(6, 2, 6), (6, 0, 0), (10, 1, 4)] {
+        let mut checkpoint = Checkpoint::start(journal.id());
+        checkpoint.position = Position::of(published);
+        journal.save(&relay, token, &checkpoint).await.unwrap();
+        let archived = archive(&journal, store.as_ref(), &terms).await.unwrap();
+        assert_eq!((archived.files, archived.events, archived.swept), (files, events, events));
+    }
+    let mut read = Vec::new();
+    for file in archive_files(store.as_ref(), journal.id()).await.unwrap() {
+        read.extend(archive_read(store.as_ref(), &file).await.unwrap());
+    }
+    assert_eq!(read, all);
+    let other = hapax::Owner::new("another").unwrap();
+    let _ = journal.lead(&terms.relay, &other, Duration::from_secs(60)).await.unwrap();
+    let taken = archive(&journal, store.as_ref(), &terms).await.unwrap_err();
+    assert!(taken.to_string().contains("another"), "{taken}");
+}
+
 #[tokio::test]
 async fn a_url_opens_a_directory() {
     let dir = tempfile::tempdir().unwrap();

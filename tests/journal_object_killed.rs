@@ -27,6 +27,7 @@ async fn plays_its_role_in_a_child_process() {
     let journal = place.open_with(allocator).await;
     match role.split(' ').next().unwrap() {
         "append" => work(&journal).await,
+        "writers" => write(&journal).await,
         "read" => drop(follow(&journal).await),
         "relay" => {
             let (relay, owner) = (hapax::RelayName::new("r").unwrap(), hapax::Owner::new("child").unwrap());
@@ -56,7 +57,7 @@ fn allocator_of(role: &str) -> AllocatorSettings {
     let mut allocator = AllocatorSettings::default();
     if let Some(schema) = role.split(' ').nth(1) {
         allocator.mode = Some(AllocatorMode::Postgres);
-        allocator.schema = schema.to_owned();
+        schema.clone_into(&mut allocator.schema);
         allocator.postgres_url =
             Some(std::env::var("HAPAX_TEST_POSTGRES_URL").expect("scripts/services env"));
     }
@@ -70,6 +71,44 @@ async fn work(journal: &dyn Journal) {
     {
         let _ = journal.append(&append(of, Expected::Any, &ids)).await.unwrap();
     }
+}
+
+/// Sixteen writers of one process.
+async fn write(journal: &ObjectJournal) {
+    let tasks: Vec<_> = (0..16)
+        .map(|writer| {
+            let journal = journal.clone();
+            tokio::spawn(async move {
+                for n in 0..4 {
+                    let id = format!("{}-{writer}-{n}", std::process::id());
+                    let append = append(&format!("order-{}", (writer + n) % 8), Expected::Any, &[&id]);
+                    while let Err(e) = journal.append(&append).await {
+                        assert!(e.is_retryable(), "{e}");
+                    }
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+}
+
+/// Two processes of sixteen writers each, on eight aggregates.
+async fn two_processes_are_gapless(place: Place) {
+    let child = || {
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "plays_its_role_in_a_child_process"])
+            .env(ROLE, "writers")
+            .env(PLACE, &place.word)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap()
+    };
+    for mut child in [child(), child()] {
+        assert!(child.wait().unwrap().success());
+    }
+    assert_eq!(follow(&place.open().await).await.len(), 2 * 16 * 4);
 }
 
 /// Runs a child that dies at the n-th time it comes by a point; says whether it came so far.
@@ -232,6 +271,11 @@ mod directory {
     use super::*;
 
     #[tokio::test]
+    async fn two_processes_of_sixteen_writers_are_gapless() {
+        two_processes_are_gapless(Place::directory()).await;
+    }
+
+    #[tokio::test]
     async fn killed_between_any_two_writes() {
         killed_at_each_point(Place::directory, &POINTS, "append").await;
     }
@@ -268,6 +312,11 @@ mod directory {
 
 mod s3 {
     use super::*;
+
+    #[tokio::test]
+    async fn two_processes_of_sixteen_writers_are_gapless() {
+        two_processes_are_gapless(Place::s3()).await;
+    }
 
     #[tokio::test]
     async fn killed_between_any_two_writes() {

@@ -124,6 +124,7 @@ async fn open_postgres(_: &str, _: &AllocatorSettings, _: &str) -> Result<Box<dy
 }
 
 /// Numbers that someone is about to take.
+#[cfg_attr(not(feature = "postgres"), allow(dead_code))] // only a database reads them
 #[derive(Debug, Clone)]
 pub(super) struct Reservation {
     /// They follow this.

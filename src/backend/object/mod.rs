@@ -23,9 +23,9 @@
 //!
 //! | call | requests |
 //! |---|---|
-//! | `append` of n new events | n + 4 (an intent each, note, link, index, removal of the note); a repeat 4 per event |
+//! | `append` of n new events | n + 4 (an intent each, note, link, index, removal of the note); a repeat 5 per event |
 //! | … the first time a process meets an aggregate | + 2 or 3 (hint, listing, last link) |
-//! | … when someone else was quicker | + 4 or so each time |
+//! | … when another process was quicker | + 6 or so each time |
 //! | … with the allocator in PostgreSQL | + 2 statements; the first time 1 statement instead of the hint |
 //! | `head` | 1 listing, + 1 if the chain has grown |
 //! | `read` of k appends | 2 listings + k; one that finds nothing 2 |
@@ -33,7 +33,7 @@
 //! | `read_aggregate` of k appends | 1 listing per thousand appends + k |
 //! | `find` | 2 listings + 2 |
 //! | `lead` | 2 listings + up to 5, `keep_lead` 3, `save` 4 |
-//! | `sweep` | 1 listing per thousand appends, per append 3 + 2 per event |
+//! | `sweep` | 1 listing per thousand appends, per append 4 + 2 per event |
 //! | `stat`, `count_after` | 1 listing per thousand appends |
 //!
 //! A listing gives up to a thousand names. In a directory a request is a file, written and synced, with its directory.
