@@ -69,8 +69,8 @@ pub enum Error {
         /// Which id, and what it is there.
         what: String,
     },
-    /// The ledger refuses writes: read-only, missing privileges or a full disk. Nothing was changed.
-    #[error("the write was refused: {what}")]
+    /// A server refuses what was asked of it: read-only, missing privileges, wrong credentials or a full disk. Nothing was changed.
+    #[error("refused: {what}")]
     Refused {
         /// Why.
         what: String,

@@ -115,6 +115,13 @@ impl Event {
         self
     }
 
+    /// The fingerprint, if there is anything to tell: an event that is nothing but an id has no immutable part that could be
+    /// compared.
+    pub(crate) fn told(&self) -> Option<Fingerprint> {
+        let told = !self.payload.is_empty() || self.kind.is_some() || self.seq.is_some();
+        told.then(|| self.fingerprint())
+    }
+
     /// The hash of the immutable part: kind, aggregate, seq and payload. See [`Fingerprint`].
     pub fn fingerprint(&self) -> Fingerprint {
         Fingerprint::of(self.kind.as_ref(), self.aggregate.as_ref(), self.seq, &self.payload)

@@ -8,10 +8,19 @@ use std::time::Duration;
 use hapax::backend::memory::MemoryLedger;
 use hapax::bus::memory::MemoryBus;
 use hapax::bus::{Bus, Partition, Record, TopicTerms};
-use hapax::consumer::{Consumer, ConsumerBuilder, leased};
+use hapax::consumer::{Consumer, ConsumerBuilder, Failed, leased};
+use hapax::ledger::{Intervene, Intervention, Ledger as _};
 use hapax::{Event, Topic};
 
 async fn consumer(
+    ids: &[String],
+    key: Option<&'static str>,
+) -> (Arc<MemoryBus>, ConsumerBuilder<MemoryLedger>) {
+    consumer_on(MemoryLedger::default(), ids, key).await
+}
+
+async fn consumer_on(
+    ledger: MemoryLedger,
     ids: &[String],
     key: Option<&'static str>,
 ) -> (Arc<MemoryBus>, ConsumerBuilder<MemoryLedger>) {
@@ -23,7 +32,7 @@ async fn consumer(
         let record = Record { key: key.map(Into::into), payload: Some(payload.into()), ..Record::default() };
         bus.publish(&topic, &[record]).await.unwrap();
     }
-    let builder = Consumer::builder(bus.clone(), MemoryLedger::default()).scope("mailer").topic("orders");
+    let builder = Consumer::builder(bus.clone(), ledger).scope("mailer").topic("orders");
     (bus, builder.with(|settings| settings.commit_interval = Duration::from_millis(5)))
 }
 
@@ -81,6 +90,46 @@ async fn one_key_runs_in_order() {
     assert_eq!(*seen.lock().unwrap(), ids);
 }
 
+/// A run that was taken away fails for good, and is no longer the one who may say so: the run after it succeeds, and no copy ever
+/// says that the event is dead.
+#[tokio::test]
+async fn the_dead_letters_have_only_what_is_dead() {
+    let ledger = MemoryLedger::default();
+    let (bus, builder) = consumer_on(ledger.clone(), &["e-0".into()], None).await;
+    let consumer = builder.build().unwrap();
+    let handle = consumer.handle();
+    let running = tokio::spawn(consumer.run(leased(move |_: Event, run: hapax::guard::Run| {
+        let ledger = ledger.clone();
+        async move { if take_away(&ledger, &run).await { Err(Failed::fatal("broken")) } else { Ok(()) } }
+    })));
+    while handle.progress().passed.get("done") != Some(&1) {
+        tokio::task::yield_now().await;
+    }
+    handle.stop();
+    running.await.unwrap().unwrap();
+    let dead = Partition { topic: Topic::new("orders.dead").unwrap(), number: 0 };
+    assert_eq!(bus.range(&dead).await.unwrap(), (0, 0), "a copy of what is not dead");
+}
+
+/// Takes the first run of an event away from under it, as an operator can; says whether it did.
+async fn take_away(ledger: &MemoryLedger, run: &hapax::guard::Run) -> bool {
+    static TAKEN: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+    let first = !TAKEN.swap(true, std::sync::atomic::Ordering::SeqCst);
+    if first {
+        let release = Intervene {
+            identity: run.key().clone(),
+            time: None,
+            what: Intervention::Release,
+            by: "operator".into(),
+            why: "it hangs".into(),
+            dry_run: false,
+            out_of_order: false,
+        };
+        ledger.intervene(&release).await.unwrap();
+    }
+    first
+}
+
 /// Each mutant makes one of the scenarios fail; without one they pass.
 #[test]
 fn mutants_are_caught() {
@@ -95,6 +144,7 @@ fn mutants_are_caught() {
             &["watermark past an unfinished event", "commit before settle"][..],
         ),
         ("one_key_runs_in_order", &["claim before order"]),
+        ("the_dead_letters_have_only_what_is_dead", &["publish before mark"]),
     ] {
         assert!(runs(scenario, "none"), "{scenario} holds");
         for mutant in mutants {

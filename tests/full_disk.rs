@@ -5,10 +5,11 @@
 #[path = "support/postgres.rs"]
 mod support;
 
-use hapax::Error;
-use hapax::backend::postgres::PgLedger;
+use hapax::backend::postgres::{PgJournal, PgJournalSettings, PgLedger, Pooling};
+use hapax::journal::{Append, Expected, Journal, Placing, Position};
 use hapax::ledger::{Claim, Ledger, Metadata};
 use hapax::testing::kit;
+use hapax::{Aggregate, Error, Event, EventId};
 use support::{ask, pool_to, run, settings};
 
 fn batch(n: usize) -> Vec<Claim> {
@@ -19,8 +20,14 @@ fn batch(n: usize) -> Vec<Claim> {
     (0..200).map(claim).collect()
 }
 
+/// One after the other: both fill the same disk.
 #[tokio::test]
 async fn a_full_disk_is_a_sentence_and_changes_nothing() {
+    ledger().await;
+    journal().await;
+}
+
+async fn ledger() {
     let url = std::env::var("HAPAX_TEST_FULL_DISK_URL").expect("run scripts/full-disk");
     let pool = pool_to(&url, 2).await;
     let ledger = PgLedger::with_pool(pool.clone(), settings("hapax")).await.unwrap();
@@ -47,4 +54,53 @@ async fn a_full_disk_is_a_sentence_and_changes_nothing() {
     run(&pool, "drop table ballast".into()).await;
     let outcomes = ledger.claim(&refused).await.expect("there is room");
     assert!(outcomes.iter().all(|outcome| outcome.as_ref().unwrap().is_claimed()));
+}
+
+async fn journal() {
+    let url = std::env::var("HAPAX_TEST_FULL_DISK_URL").expect("run scripts/full-disk");
+    let pool = pool_to(&url, 2).await;
+    run(&pool, "drop schema hapax cascade".into()).await;
+    let mut settings = PgJournalSettings::default();
+    settings.pooling = Pooling::Session;
+    let journal = PgJournal::with_pool(pool.clone(), settings).await.unwrap();
+    run(&pool, "create table ballast as select md5(n::text) as x from generate_series(1, 150000) n".into())
+        .await;
+    let of = Aggregate::new("order-17").unwrap();
+    let append = |n: u64| {
+        let event = |m| {
+            let payload = uuid::Uuid::new_v4().to_string().repeat(200);
+            Event::new(EventId::new(format!("event-{n}-{m}")).unwrap()).payload(payload)
+        };
+        Append::new(of.clone(), Expected::Exact(n * 20), (0..20).map(event))
+    };
+    let mut appends = 0;
+    let (error, refused) = loop {
+        let append = append(appends);
+        match journal.append(&append).await {
+            Ok(appended) => assert_eq!(appended.last_seq(), (appends + 1) * 20),
+            Err(error) => break (error, append),
+        }
+        appends += 1;
+        assert!(appends < 2000, "the disk of the test is too large");
+    };
+    println!("after {} events: {}", appends * 20, error.chain());
+    assert!(
+        matches!(error, Error::Refused { .. }) && error.to_string().contains("disk is full"),
+        "{error:?}"
+    );
+    assert_eq!(journal.head(None, &of).await.unwrap(), appends * 20, "no number was burned");
+    run(&pool, "drop table ballast".into()).await;
+    let appended = journal.append(&refused).await.expect("there is room");
+    assert!(appended.placed.iter().all(|placed| placed.placing == Placing::New));
+    let (mut after, mut count) = (Position::START, 0);
+    loop {
+        let stretch = journal.read(&after, 100).await.unwrap();
+        assert!(!stretch.at_hole, "what did not fit is not waited for");
+        if stretch.events.is_empty() {
+            break;
+        }
+        after = stretch.next;
+        count += stretch.events.len() as u64;
+    }
+    assert_eq!(count, (appends + 1) * 20);
 }

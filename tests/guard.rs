@@ -358,7 +358,7 @@ async fn a_reused_id_is_a_mismatch_and_a_dead_event_keeps_its_bytes() {
     let event = |payload: &'static str| Event::new(EventId::new("e").unwrap()).payload(payload);
     let lease = first(guard.lease(&event("one")).await.unwrap());
     assert!(matches!(lease.fail_fatal("never").await.unwrap(), Failure::Dead { .. }));
-    assert_eq!(entry(&guard, "e").await.body.unwrap().payload, "one");
+    assert_eq!(entry(&guard, "e").await.body.unwrap().payload.unwrap(), "one");
     let work = || async { Ok::<_, String>(()) };
     assert_eq!(guard.process_if_new(&event("two"), work).await.unwrap(), ProcessingResult::Mismatch);
 }

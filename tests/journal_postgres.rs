@@ -9,8 +9,10 @@ mod support;
 
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use hapax::backend::postgres::{PgJournal, PgJournalSettings, Pooling};
-use hapax::journal::{Append, Expected, Journal, Placing, Position, Stored};
+use hapax::journal::{Append, Expected, Journal, JournalSettings, Placing, Position, Stored};
+use hapax::testing::journal::JournalHarness;
 use hapax::{Aggregate, Error, Event, EventId, Tenant};
 use sqlx::PgPool;
 use support::{Random, ask, fresh_schema, pool, pool_to, run, until, until_waiting, url};
@@ -29,6 +31,30 @@ async fn journal_on(pool: PgPool) -> PgJournal {
 async fn journal() -> PgJournal {
     journal_on(pool(12).await).await
 }
+
+struct PgJournalHarness {
+    pool: PgPool,
+    schema: String,
+}
+
+impl PgJournalHarness {
+    async fn new() -> Self {
+        PgJournalHarness { pool: pool(12).await, schema: fresh_schema() }
+    }
+}
+
+#[async_trait]
+impl JournalHarness for PgJournalHarness {
+    type Journal = PgJournal;
+
+    async fn open(&self, journal: JournalSettings) -> PgJournal {
+        let mut all = settings(&self.schema);
+        all.journal = journal;
+        PgJournal::with_pool(self.pool.clone(), all).await.expect("the journal opens")
+    }
+}
+
+hapax::journal_conformance!(postgres, PgJournalHarness::new().await);
 
 fn event(id: &str) -> Event {
     Event::new(EventId::new(id).unwrap()).payload(format!("{{\"id\": \"{id}\"}}"))
@@ -56,7 +82,7 @@ async fn follow(journal: &PgJournal, after: &mut Position) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn t40_an_event_that_was_drawn_early_and_committed_late_is_delivered_in_its_place() {
+async fn t40_a_slow_writer_is_never_skipped() {
     let journal = journal().await;
     let mut early = journal.pool().begin().await.unwrap();
     let drawn = journal.append_in(&mut early, &append("a", Expected::New, &["early"])).await.unwrap();
@@ -137,7 +163,7 @@ async fn t40_many_writers_with_transactions_of_every_length_lose_nothing_to_a_re
 }
 
 #[tokio::test]
-async fn c7_numbers_that_were_rolled_back_are_not_waited_for() {
+async fn j7_numbers_that_were_rolled_back_are_not_waited_for() {
     let journal = journal().await;
     let mut gone = journal.pool().begin().await.unwrap();
     let _ = journal.append_in(&mut gone, &append("a", Expected::New, &["gone"])).await.unwrap();
@@ -150,7 +176,7 @@ async fn c7_numbers_that_were_rolled_back_are_not_waited_for() {
 }
 
 #[tokio::test]
-async fn c7_a_writer_that_was_killed_is_not_waited_for() {
+async fn j7_a_writer_that_was_killed_is_not_waited_for() {
     let journal = journal().await;
     let mut killed = journal.pool().begin().await.unwrap();
     let _ = journal.append_in(&mut killed, &append("a", Expected::New, &["killed"])).await.unwrap();
@@ -162,7 +188,7 @@ async fn c7_a_writer_that_was_killed_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn c7_a_savepoint_that_was_rolled_back_is_no_hole_and_what_follows_it_in_its_transaction_is() {
+async fn j7_a_savepoint_that_was_rolled_back_is_no_hole_and_what_follows_it_in_its_transaction_is() {
     let journal = journal().await;
     let mut tx = journal.pool().begin().await.unwrap();
     sqlx::query("savepoint one").execute(&mut *tx).await.unwrap();
@@ -181,7 +207,7 @@ async fn c7_a_savepoint_that_was_rolled_back_is_no_hole_and_what_follows_it_in_i
 /// Its aggregate is locked until someone decides. Others append as before, but nothing behind its position is given to readers
 /// that follow the whole journal; reading one aggregate is not held back.
 #[tokio::test]
-async fn c7_a_prepared_transaction_left_behind_is_waited_for_and_then_delivered() {
+async fn j7_a_prepared_transaction_left_behind_is_waited_for_and_then_delivered() {
     let mut cluster = cluster::Cluster::new().await;
     let admin = pool_to(&cluster.url(), 1).await;
     run(&admin, "alter system set max_prepared_transactions = 4".into()).await;
@@ -224,7 +250,7 @@ async fn c7_a_prepared_transaction_left_behind_is_waited_for_and_then_delivered(
 }
 
 #[tokio::test]
-async fn c7_transactions_that_do_not_write_to_the_journal_stall_nobody() {
+async fn j7_transactions_that_do_not_write_to_the_journal_stall_nobody() {
     let journal = journal().await;
     let elsewhere = pool_to(&support::url_of("template1"), 1).await;
     let mut other_database = elsewhere.begin().await.unwrap();
@@ -247,7 +273,7 @@ async fn c7_transactions_that_do_not_write_to_the_journal_stall_nobody() {
 }
 
 #[tokio::test]
-async fn c7_reading_past_many_rolled_back_numbers_looks_for_writers_once() {
+async fn j7_reading_past_many_rolled_back_numbers_looks_for_writers_once() {
     let journal = journal().await;
     let s = journal.schema();
     // Every second number was rolled back, so to say.
@@ -274,7 +300,7 @@ async fn c7_reading_past_many_rolled_back_numbers_looks_for_writers_once() {
 }
 
 #[tokio::test]
-async fn c1_a_hot_aggregate_does_not_hold_others_back() {
+async fn j1_a_hot_aggregate_does_not_hold_others_back() {
     let journal = journal().await;
     let mut hot = journal.pool().begin().await.unwrap();
     let _ = journal.append_in(&mut hot, &append("hot", Expected::New, &["hot-1"])).await.unwrap();
@@ -301,7 +327,7 @@ async fn c1_a_hot_aggregate_does_not_hold_others_back() {
 }
 
 #[tokio::test]
-async fn c1_32_writers_on_8_aggregates_with_random_failures_number_without_a_gap() {
+async fn j1_32_writers_on_8_aggregates_with_random_failures_number_without_a_gap() {
     let journal = journal_on(pool(32).await).await;
     let mut random = Random::new();
     let mut writers = tokio::task::JoinSet::new();
@@ -374,7 +400,35 @@ async fn c1_32_writers_on_8_aggregates_with_random_failures_number_without_a_gap
 }
 
 #[tokio::test]
-async fn c3_one_id_appended_to_two_aggregates_at_once_is_stored_once() {
+async fn t29_a_failed_append_burns_no_number() {
+    let journal = journal().await;
+    let of = Aggregate::new("a").unwrap();
+    for n in 0..10 {
+        let refused = [
+            append("a", Expected::Exact(n + 7), &["no"]),
+            append("a", Expected::Exact(n + 7), &["no", "no-2"]),
+            append("a", Expected::Any, &[&format!("fresh-{n}"), &format!("a-{n}")]),
+        ];
+        let mut tx = journal.pool().begin().await.unwrap();
+        let undone = journal.append_in(&mut tx, &append("a", Expected::Exact(n), &["undone"])).await.unwrap();
+        assert_eq!(undone.last_seq(), n + 1);
+        tx.rollback().await.unwrap();
+        let stored = journal.append(&append("a", Expected::Exact(n), &[&format!("a-{n}")])).await.unwrap();
+        assert_eq!(stored.last_seq(), n + 1);
+        for append in &refused[..2] {
+            let conflict = journal.append(append).await.unwrap_err();
+            assert!(matches!(conflict, Error::Conflict { .. }), "{conflict}");
+        }
+        let mut other = refused[2].clone();
+        other.events[1] = other.events[1].clone().payload("something else");
+        let mismatch = journal.append(&other).await.unwrap_err();
+        assert!(matches!(mismatch, Error::Mismatch { .. }), "{mismatch}");
+        assert_eq!(journal.head(None, &of).await.unwrap(), n + 1);
+    }
+}
+
+#[tokio::test]
+async fn j3_one_id_appended_to_two_aggregates_at_once_is_stored_once() {
     let journal = journal().await;
     let mut first = journal.pool().begin().await.unwrap();
     let _ = journal.append_in(&mut first, &append("a", Expected::New, &["x"])).await.unwrap();
@@ -400,7 +454,7 @@ async fn c3_one_id_appended_to_two_aggregates_at_once_is_stored_once() {
 }
 
 #[tokio::test]
-async fn c12_what_cannot_be_opened_says_why() {
+async fn j12_what_cannot_be_opened_says_why() {
     let mut check = settings(&fresh_schema());
     check.migrate = hapax::backend::postgres::Migrate::Check;
     let missing = PgJournal::connect(&url(), check).await.unwrap_err();
@@ -495,7 +549,7 @@ async fn a_waiting_reader_of_another_process_is_woken_at_once() {
 }
 
 #[tokio::test]
-async fn c4_under_warn_the_original_is_kept() {
+async fn j4_under_warn_the_original_is_kept() {
     let mut warn = settings(&fresh_schema());
     warn.journal.mismatch = hapax::ledger::MismatchRule::Warn;
     let journal = PgJournal::with_pool(pool(4).await, warn).await.unwrap();

@@ -1,7 +1,12 @@
 //! The broker is killed (kill -9) under load and comes back: nothing that was acknowledged is missing, what cannot be done is
-//! told in bounded time, and the log has a few lines about it, not one per second.
-#![cfg(all(feature = "testing", feature = "kafka"))]
+//! told in bounded time, and the log has a few lines about it, not one per second. Consumers on it lose and double nothing.
+#![cfg(all(feature = "testing", feature = "postgres", feature = "kafka", feature = "http"))]
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+#[path = "support/postgres.rs"]
+mod support;
+#[path = "support/world.rs"]
+mod world;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -16,6 +21,9 @@ use hapax::{Error, Topic};
 use tracing_subscriber::layer::{Context, SubscriberExt};
 
 const DEADLINE: Duration = Duration::from_secs(120);
+
+/// There is one broker, and each test here kills it.
+static BROKER: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// Remembers the lines that an operator would see.
 #[derive(Clone, Default)]
@@ -211,6 +219,7 @@ async fn survives(protocol: GroupProtocol) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broker_that_is_killed_under_load_loses_nothing() {
+    let _mine = BROKER.lock().await;
     let lines = Lines::default();
     tracing::subscriber::set_global_default(tracing_subscriber::registry().with(lines.clone())).unwrap();
     for protocol in [GroupProtocol::Classic, GroupProtocol::Consumer] {
@@ -223,4 +232,45 @@ async fn a_broker_that_is_killed_under_load_loses_nothing() {
         assert!(told.iter().any(|line| line.contains("Kafka is back")), "and its end");
         assert!(told.len() <= 15, "{} lines for one outage", told.len());
     }
+}
+
+/// Two transactional worker processes, while events come in: what was acknowledged takes effect once, though some of it was sent
+/// again and all that was not committed is delivered again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn consumers_on_a_broker_that_is_killed_under_load_lose_and_double_nothing() {
+    let test = "consumers_on_a_broker_that_is_killed_under_load_lose_and_double_nothing";
+    world::play!();
+    let _mine = BROKER.lock().await;
+    let world = Arc::new(world::World::new(test, 3).await);
+    let workers = [world.spawn(&[]), world.spawn(&[])];
+    let stop = Arc::new(AtomicBool::new(false));
+    let publishing = tokio::spawn({
+        let (world, stop) = (Arc::clone(&world), Arc::clone(&stop));
+        async move {
+            let mut count = 0;
+            while !stop.load(Ordering::SeqCst) {
+                let batch: Vec<_> = (count..count + 10).map(|n| world::event(&format!("e-{n}"))).collect();
+                world.insist(&batch).await;
+                count += 10;
+                tokio::time::sleep(Duration::from_millis(10)).await; // the load, not a wait
+            }
+            count
+        }
+    });
+    world::until("both are at work", || async { world.workers().await == 2 }).await;
+    services("kill").await;
+    let before = world.effect_counts().await.len();
+    services("up").await;
+    let after = world.effect_counts().await.len();
+    world::until("they go on", || async { world.effect_counts().await.len() > after + 200 }).await;
+    stop.store(true, Ordering::SeqCst);
+    let total = publishing.await.unwrap();
+    let doubled = world.until_effects(total).await;
+    world::until("the offsets move again", || world.is_through()).await;
+    let took_effect = world.effect_counts().await.len();
+    println!(
+        "{total} acknowledged, {took_effect} took effect ({before} before the broker was killed, {after} when it was back), {doubled} repeated"
+    );
+    assert_eq!((took_effect, doubled), (total, 0));
+    drop(workers);
 }

@@ -7,6 +7,7 @@ mod support;
 
 use std::time::Duration;
 
+use hapax::consumer::TransactionalLedger;
 use hapax::ledger::{Baseline, FailureTerms, Ledger, Mode, SweepTerms};
 use hapax::testing::kit;
 use hapax::{EventId, Scope};
@@ -112,4 +113,45 @@ async fn a_sql_claim_of_a_busy_id_does_not_abort_the_transaction() {
     let b: sqlx::Result<String> = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&mut *two).await;
     println!("{a} {b:?}");
     assert_eq!(b.unwrap(), "busy");
+}
+
+/// A transaction that stands still is ended by the server, and from 17 on also one that keeps it busy: what it claimed is free.
+#[tokio::test]
+async fn t20_a_transaction_past_its_time_is_ended_by_the_server() {
+    let ledger = ledger(8).await;
+    let limited =
+        ask::<i32>(ledger.pool(), "select current_setting('server_version_num')::int").await >= 170_000;
+    let time_max = Duration::from_millis(500);
+    for (id, busy) in [("idle", false), ("busy", true)] {
+        let claim = kit::claim(id, Mode::Done);
+        let mut tx = TransactionalLedger::begin(&ledger, time_max).await.unwrap();
+        let claimed = TransactionalLedger::claim_in(&ledger, &mut tx, std::slice::from_ref(&claim)).await;
+        assert!(claimed.unwrap().remove(0).unwrap().is_claimed());
+        let began = std::time::Instant::now();
+        if busy && !limited {
+            // An older server lets it go on for as long as it is heard of.
+            while began.elapsed() < time_max * 2 {
+                sqlx::query("select pg_sleep(0.05)").execute(&mut *tx).await.unwrap();
+            }
+            TransactionalLedger::commit(&ledger, tx).await.unwrap();
+            continue;
+        }
+        if busy {
+            let error = loop {
+                if let Err(error) = sqlx::query("select pg_sleep(0.05)").execute(&mut *tx).await {
+                    break error;
+                }
+                assert!(began.elapsed() < Duration::from_secs(30), "it goes on and on");
+            };
+            println!("after {:?}: {error}", began.elapsed());
+            assert!(ledger.is_transient(&error), "no failure of a handler: {error:?}");
+        }
+        // Whoever comes next waits for the server, not for the one that stands still.
+        support::until("the id is free", async || {
+            let answer = ledger.claim(&[kit::another(&claim)]).await.unwrap().remove(0);
+            answer.unwrap().is_claimed()
+        })
+        .await;
+        assert!(TransactionalLedger::commit(&ledger, tx).await.is_err(), "{id}: it was ended");
+    }
 }

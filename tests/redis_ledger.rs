@@ -199,6 +199,23 @@ async fn what_cannot_be_opened_says_why() {
     assert!(!error.chain().contains("s3cret"), "{}", error.chain());
 }
 
+/// TLS is not built in: a URL that asks for it is refused with a sentence, before anything is sent in the clear.
+#[tokio::test]
+async fn tls_is_refused_with_a_sentence() {
+    for (url, instead) in
+        [("rediss://u:s3cret@127.0.0.1:1", "redis://"), ("valkeys://127.0.0.1:1", "valkey://")]
+    {
+        let ledger = RedisLedger::connect(url, RedisSettings::default()).await.unwrap_err();
+        let window = hapax::window::open(url, hapax::window::WindowSettings::new("1")).unwrap_err();
+        for error in [ledger, window] {
+            println!("{error}");
+            assert!(matches!(error, Error::Unsupported(_)), "{error:?}");
+            let text = error.to_string();
+            assert!(text.contains("TLS") && text.contains(instead) && !text.contains("s3cret"), "{text}");
+        }
+    }
+}
+
 /// A bad claim alone asks the server nothing and is told what is wrong.
 #[tokio::test]
 async fn c8_a_batch_of_bad_claims_is_told() {

@@ -131,10 +131,10 @@ struct Away;
 
 #[async_trait]
 impl Window for Away {
-    async fn seen(&self, _: &[hapax::ledger::Identity]) -> hapax::Result<Vec<bool>> {
+    async fn seen(&self, _: &[hapax::window::Sighting]) -> hapax::Result<Vec<bool>> {
         Err(Error::unavailable("looking", "it is away"))
     }
-    async fn remember(&self, _: &[hapax::ledger::Identity]) -> hapax::Result<()> {
+    async fn remember(&self, _: &[hapax::window::Sighting]) -> hapax::Result<()> {
         Err(Error::unavailable("writing", "it is away"))
     }
     async fn check(&self, _: Option<Duration>) -> Vec<hapax::ledger::Finding> {
@@ -144,7 +144,7 @@ impl Window for Away {
 
 async fn look_through_windows(prefix: Option<&str>) {
     let scope = hapax::Scope::new("billing").unwrap();
-    let event = [hapax::ledger::Identity::new(scope, EventId::new("e").unwrap())];
+    let event = [hapax::ledger::Identity::new(scope, EventId::new("e").unwrap()).into()];
     let window = MemoryWindow::new(WindowSettings::new("1"), 10).unwrap();
     let window = OutageWindow::new(window, OnOutage::PassThrough).telemetry_prefix(prefix);
     assert_eq!(window.seen(&event).await.unwrap(), [false]);

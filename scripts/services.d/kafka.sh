@@ -1,9 +1,12 @@
 # shellcheck shell=bash disable=SC2034,SC2154
 # shellcheck source-path=SCRIPTDIR source=common/daemon
 . "$here/services.d/common/daemon"
+# shellcheck source-path=SCRIPTDIR source=common/certificates
+. "$here/services.d/common/certificates"
 
-about="Apache Kafka 4.3, one broker (KRaft); topics must be created"
-port=25592 # its controller takes the next one
+about="Apache Kafka 4.3, one broker (KRaft), also with TLS and SASL; topics must be created"
+port=25592 # its controller takes the next one, its listener with TLS and SASL the one after that
+user=hapax password='hapax: a test' # of that listener
 
 # The jars come from Maven, once for each content of the list.
 fetch() {
@@ -24,8 +27,12 @@ fetch() {
 }
 
 start() {
-  local user; user=$(service_user)
+  local owner; owner=$(service_user)
   cd "$dir" || return # the servers' user may not be able to be where we are
+  [ -e tls/ok ] || certificates "$dir/tls"
+  cat tls/server.key tls/server.pem tls/ca.pem > tls/keystore.pem
+  chmod 600 tls/keystore.pem
+  [ "$(id -u)" != 0 ] || chown "$owner" tls/keystore.pem
   settings > server.properties
   cat > log4j2.xml <<'END'
 <Configuration status="WARN">
@@ -34,15 +41,16 @@ start() {
 </Configuration>
 END
   local log=-Dlog4j2.configurationFile=$dir/log4j2.xml
-  if [ ! -e formatted ]; then
+  if [ ! -e formatted-with-scram ]; then
     # An unfinished format is no use to anyone: from the beginning.
     rm -rf data; mkdir data
-    [ "$(id -u)" != 0 ] || chown "$user" data
+    [ "$(id -u)" != 0 ] || chown "$owner" data
     # A cluster's id is a UUID in URL-safe base64, which must not begin with '-'.
-    as_user "$user" java -Xmx128m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC "$log" -cp "$libs/*" kafka.tools.StorageTool \
+    as_user "$owner" java -Xmx128m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC "$log" -cp "$libs/*" kafka.tools.StorageTool \
       format --standalone -t "A$(head -c 16 /dev/urandom | base64 | tr '+/' '-_' | cut -c2-22)" -c "$dir/server.properties" \
+      --add-scram "SCRAM-SHA-256=[name=$user,password=\"$password\"]" \
       >format.log 2>&1 || { cat format.log >&2; return 1; }
-    touch formatted
+    touch formatted-with-scram
   fi
   daemon java -Xms64m -Xmx256m -XX:+UseG1GC -XX:MaxGCPauseMillis=20 -XX:+ExitOnOutOfMemoryError -Djava.awt.headless=true \
     "$log" -cp "$libs/*" kafka.Kafka "$dir/server.properties"
@@ -55,9 +63,14 @@ settings() {
 process.roles=broker,controller
 node.id=1
 controller.quorum.bootstrap.servers=127.0.0.1:$((port + 1))
-listeners=PLAINTEXT://127.0.0.1:$port,CONTROLLER://127.0.0.1:$((port + 1))
-advertised.listeners=PLAINTEXT://127.0.0.1:$port,CONTROLLER://127.0.0.1:$((port + 1))
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+listeners=PLAINTEXT://127.0.0.1:$port,CONTROLLER://127.0.0.1:$((port + 1)),SECURE://127.0.0.1:$((port + 2))
+advertised.listeners=PLAINTEXT://127.0.0.1:$port,CONTROLLER://127.0.0.1:$((port + 1)),SECURE://127.0.0.1:$((port + 2))
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_SSL
+listener.name.secure.ssl.keystore.type=PEM
+listener.name.secure.ssl.keystore.location=$dir/tls/keystore.pem
+listener.name.secure.sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256
+listener.name.secure.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required user_$user="$password";
+listener.name.secure.scram-sha-256.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required;
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
 log.dirs=$dir/data
@@ -101,6 +114,14 @@ answers() {
   [ "${hex:8:16}" = 0000000100000001 ]
 }
 
-exports() { echo "export HAPAX_TEST_KAFKA=127.0.0.1:$port"; }
+exports() {
+  echo "export HAPAX_TEST_KAFKA=127.0.0.1:$port"
+  echo "export HAPAX_TEST_KAFKA_TLS=127.0.0.1:$((port + 2))"
+  printf 'export HAPAX_TEST_KAFKA_CA=%q\n' "$dir/tls/ca.pem"
+  printf 'export HAPAX_TEST_KAFKA_USER=%q HAPAX_TEST_KAFKA_PASSWORD=%q\n' "$user" "$password"
+}
 
-hint() { echo "$name: bootstrap server 127.0.0.1:$port, no security; topics are not made by themselves"; }
+hint() {
+  echo "$name: bootstrap server 127.0.0.1:$port, no security; topics are not made by themselves"
+  echo "$name with TLS and SASL (PLAIN, SCRAM-SHA-256): 127.0.0.1:$((port + 2)), CA $dir/tls/ca.pem, user $user, password '$password'"
+}

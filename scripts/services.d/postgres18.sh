@@ -4,6 +4,8 @@
 # run before it), stop_signal. It may use $name $dir $port $cache and the functions of scripts/services and scripts/lib.sh.
 # shellcheck source-path=SCRIPTDIR source=common/postgres
 . "$here/services.d/common/postgres"
+# shellcheck source-path=SCRIPTDIR source=common/certificates
+. "$here/services.d/common/certificates"
 
 about="PostgreSQL 18, with TLS"
 port=25518
@@ -20,23 +22,6 @@ ssl = on
 ssl_cert_file = '$tls/server.pem'
 ssl_key_file = '$tls/server.key'
 END
-}
-
-# A CA of our own and a certificate by it, so that clients can verify (sslmode=verify-full).
-certificates() { # DIRECTORY
-  command -v openssl >/dev/null || apt_install openssl
-  rm -rf "$1"; mkdir -p "$1"
-  (
-    cd "$1"
-    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 3650 -subj "/CN=hapax test CA" \
-      -addext keyUsage=critical,keyCertSign,cRLSign -keyout ca.key -out ca.pem
-    openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=localhost -keyout server.key -out server.csr
-    openssl x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 3650 -out server.pem -extfile <(
-      printf '%s\n' 'subjectAltName=DNS:localhost,IP:127.0.0.1' 'basicConstraints=CA:FALSE' 'extendedKeyUsage=serverAuth'
-    )
-    chmod 600 ca.key server.key
-    touch ok
-  ) >"$dir/openssl.log" 2>&1 || { cat "$dir/openssl.log" >&2; return 1; }
 }
 
 exports() {

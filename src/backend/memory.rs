@@ -388,7 +388,7 @@ impl Ledger for MemoryLedger {
         let store = self.lock();
         let now = store.now();
         let (rows, held) = store.held(scope, &[State::Leased, State::Retry, State::Parked], now);
-        let rows = rows.into_iter().map(|(key, row)| (key, key.scope, row.clone())).collect();
+        let rows = rows.into_iter().map(|(key, row)| ((key, row), key.scope, row.order.clone())).collect();
         let head_of =
             |scope, aggregate: &Aggregate| Ok(store.heads.get(&(scope, aggregate.clone())).cloned());
         let entries = runnable(rows, limit, now, head_of)?;

@@ -1,6 +1,7 @@
 //! The only place that names a database.
 
 pub mod memory;
+pub mod object;
 mod open;
 #[cfg(feature = "postgres")]
 pub mod postgres;
@@ -9,4 +10,6 @@ pub mod redis;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
+#[cfg(not(feature = "sqlite"))]
+pub(crate) use open::not_built_in;
 pub use open::{OpenSettings, init, open, schema_sql};

@@ -71,7 +71,7 @@ impl<'u> Backend<'u> {
 
 /// Only builds without a feature need it.
 #[allow(dead_code)]
-fn not_built_in(name: &str, feature: &str) -> Error {
+pub(crate) fn not_built_in(name: &str, feature: &str) -> Error {
     Error::Unsupported(format!("{name} is not built in; build hapax with the feature `{feature}`"))
 }
 

@@ -1,5 +1,6 @@
 //! One delivery on its way through the pipeline, and how it can end.
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -9,7 +10,7 @@ use tokio::time::Instant;
 use crate::bus::{Assigned, Partition, Received};
 use crate::clock::Time;
 use crate::error::Error;
-use crate::event::Event;
+use crate::event::{Event, Fingerprint};
 use crate::guard::Delivery;
 use crate::id::{Aggregate, EventId, Tenant};
 use crate::ledger::{Body, Identity, Metadata};
@@ -28,6 +29,8 @@ pub enum Key {
 pub struct Arrival {
     /// The event, or why there is none.
     pub(crate) event: Result<Event, String>,
+    /// Its fingerprint, once somebody asked: it is not for free.
+    pub(crate) print: OnceLock<Option<Fingerprint>>,
     pub(crate) received: Received,
     pub(crate) source: Source,
     pub(crate) key: Option<Key>,
@@ -65,18 +68,22 @@ impl Arrival {
     pub(crate) fn body(&self) -> Body {
         let record = &self.received.record;
         Body {
-            payload: record.payload.clone().unwrap_or_default(),
+            payload: record.payload.clone(),
             headers: record.headers.clone(),
             key: record.key.clone(),
             timestamp: record.timestamp,
         }
     }
 
+    /// What tells it from another event under its id; none if there is nothing to tell.
+    pub(crate) fn fingerprint(&self) -> Option<Fingerprint> {
+        *self.print.get_or_init(|| self.event.as_ref().ok()?.told())
+    }
+
     /// What the ledger is asked about. None: there is no event.
     pub(crate) fn delivery(&self) -> Option<Delivery> {
-        use crate::guard::Deliverable as _;
         let event = self.event.as_ref().ok()?;
-        let mut delivery = event.delivery().ok()?;
+        let mut delivery = Delivery::of_event(event, self.fingerprint());
         delivery.body = Some(self.body());
         if self.unordered {
             delivery.order = None;
@@ -108,6 +115,13 @@ impl Arrival {
     /// Its number within its aggregate.
     pub(crate) fn seq(&self) -> Option<u64> {
         self.event.as_ref().ok().and_then(|event| event.seq)
+    }
+
+    /// Whether it goes before another one of its key. In a strict order what has the lower number runs first anyway; in any other
+    /// what comes out of the ledger does, since what arrived meanwhile waits for it there.
+    pub(crate) fn precedes(&self, other: &Arrival, strict: bool) -> bool {
+        let may = strict || matches!(self.source, Source::Held(..));
+        may && self.seq().is_some() && self.seq() < other.seq()
     }
 
     /// What the entry keeps of this run.

@@ -1,6 +1,6 @@
 //! Claiming: what every guarantee does with an answer that is not "first".
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -8,17 +8,19 @@ use tokio::time::Instant;
 
 use super::ConsumerSettings;
 use super::arrival::{Arrival, Ending, Key, Source};
-use crate::bus::{Partition, Received};
+use crate::bus::{Bus, Partition, Received};
 use crate::error::{Error, Result};
 use crate::event::{Event, Fingerprint};
 use crate::guard::{Core, note};
 use crate::id::EventId;
 use crate::ledger::{Claim, Identity, Ledger, Mode, Nonce, Outcome};
+use crate::window::Sighting;
 
-/// What every worker needs: the guard's core, the ledger, the settings.
+/// What every part needs: the guard's core, the ledger, the bus, the settings.
 #[derive(Clone)]
 pub struct Desk {
     pub(crate) core: Core,
+    pub(crate) bus: Arc<dyn Bus>,
     pub(crate) ledger: Arc<dyn Ledger>,
     pub(crate) settings: Arc<ConsumerSettings>,
     pub(crate) group: Arc<str>,
@@ -111,7 +113,7 @@ impl Desk {
         claim.note = Some(note(reason));
         claim.body = Some(arrival.body());
         claim.origin = Some(arrival.received.origin.clone());
-        let print = Fingerprint::of(None, None, None, &arrival.body().payload);
+        let print = Fingerprint::of(None, None, None, arrival.body().payload.as_deref().unwrap_or_default());
         claim.fingerprint = Some(print);
         let outcome = self.core.claim_raw(claim.clone()).await?;
         if held || matches!(outcome, Outcome::Dead { .. }) {
@@ -144,7 +146,19 @@ impl Desk {
             }),
         };
         let span = self.core.delivery_span(event.as_ref().ok(), &received.origin);
-        Arrival { event, received, source, key, waits: None, unordered: false, alone: false, cancel, span }
+        let print = OnceLock::new();
+        Arrival {
+            event,
+            print,
+            received,
+            source,
+            key,
+            waits: None,
+            unordered: false,
+            alone: false,
+            cancel,
+            span,
+        }
     }
 
     /// What the ledger knows a delivery as; none if there is no event.
@@ -155,6 +169,11 @@ impl Desk {
             scope: self.settings.scope.clone(),
             id: event.id.clone(),
         })
+    }
+
+    /// What the window knows a delivery as; none if there is no event.
+    pub(crate) fn sighting_of(&self, arrival: &Arrival) -> Option<Sighting> {
+        Some(Sighting { identity: self.identity_of(arrival)?, fingerprint: arrival.fingerprint() })
     }
 
     /// Moves a strict order past an event that nobody wants, by recording it as done.

@@ -1,11 +1,10 @@
 //! What waits in the ledger: due events come back into the pipeline, dead ones are copied to the dead-letter topic.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 
 use super::claim::Desk;
-use crate::bus::{Bus, Received, Record};
+use crate::bus::{Received, Record};
+use crate::clock::Clock as _;
 use crate::error::Result;
 use crate::event::{Headers, Origin};
 use crate::id::Topic;
@@ -21,14 +20,14 @@ pub(super) struct Looked {
 }
 
 /// One look: copies dead letters, and says what is due.
-pub(super) async fn look(desk: Desk, bus: Arc<dyn Bus>, room: usize) -> Looked {
+pub(super) async fn look(desk: Desk, room: usize) -> Looked {
     let due = desk.ledger.due(&desk.settings.scope, LIMIT.min(room)).await;
-    Looked { due, copied: copy_dead(&desk, &*bus).await }
+    Looked { due, copied: copy_dead(&desk).await }
 }
 
 /// Copies dead events to their dead-letter topic. Each is marked dead first, published second, and noted as copied third: a crash
 /// in between copies it again, a zombie copies nothing that is not dead. One that cannot be published harms no other.
-async fn copy_dead(desk: &Desk, bus: &dyn Bus) -> Result<()> {
+async fn copy_dead(desk: &Desk) -> Result<()> {
     if desk.settings.dead_topic.as_deref() == Some("") {
         return Ok(());
     }
@@ -37,7 +36,7 @@ async fn copy_dead(desk: &Desk, bus: &dyn Bus) -> Result<()> {
     for entry in &desk.ledger.outlet(&desk.settings.scope, LIMIT).await? {
         let from = entry.origin.as_ref().map(|origin| &origin.topic).or(desk.settings.topics.first());
         let Some(topic) = from.and_then(|topic| desk.settings.dead_topic_of(topic)) else { continue };
-        match bus.publish(&topic, &[dead_record(desk, entry)]).await.map(|mut answers| answers.pop()) {
+        match desk.bus.publish(&topic, &[dead_record(desk, entry)]).await.map(|mut answers| answers.pop()) {
             Ok(Some(Ok(_))) => copied.push((entry.identity.clone(), entry.week, entry.token)),
             Ok(Some(Err(error))) | Err(error) => failed = Some(error),
             Ok(None) => {}
@@ -70,13 +69,14 @@ fn dead_record(desk: &Desk, entry: &Entry) -> Record {
     }
     Record {
         key: body.key,
-        payload: Some(body.payload),
+        payload: body.payload,
         headers: headers.into_iter().collect::<Headers>(),
         timestamp: body.timestamp,
     }
 }
 
-/// A copy of a record that could not even be claimed, because the ledger is away.
+/// A copy of a record that could not even be claimed, because the ledger is away. Its times are those of this process, which
+/// is the only one that knows of it.
 pub(super) fn unclaimed_record(desk: &Desk, received: &Received, reason: &str) -> Record {
     let mut headers: Vec<(String, Bytes)> = received
         .record
@@ -84,10 +84,13 @@ pub(super) fn unclaimed_record(desk: &Desk, received: &Received, reason: &str) -
         .iter()
         .map(|(name, value)| (name.to_owned(), Bytes::copy_from_slice(value)))
         .collect();
+    let now = crate::clock::SystemClock.now().to_string();
     for (name, value) in [
         ("reason", reason.to_owned()),
         ("code", "unavailable".to_owned()),
         ("attempts", "0".to_owned()),
+        ("first-at", now.clone()),
+        ("last-at", now),
         ("scope", desk.settings.scope.as_str().to_owned()),
         ("topic", received.origin.topic.as_str().to_owned()),
         ("partition", received.origin.partition.to_string()),
@@ -102,11 +105,7 @@ pub(super) fn unclaimed_record(desk: &Desk, received: &Received, reason: &str) -
 pub(super) fn received(entry: &Entry, fallback: &Topic) -> Option<Received> {
     let body = entry.body.clone()?;
     let origin = entry.origin.clone().unwrap_or_else(|| Origin::new(fallback.clone(), 0, -1));
-    let record = Record {
-        key: body.key,
-        payload: Some(body.payload),
-        headers: body.headers,
-        timestamp: body.timestamp,
-    };
+    let record =
+        Record { key: body.key, payload: body.payload, headers: body.headers, timestamp: body.timestamp };
     Some(Received { record, origin })
 }

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::arrival::{Arrival, Ending};
 use super::claim::{Desk, away};
 use super::handle::{Failed, Handled, within};
+use super::held::unclaimed_record;
 use super::worker::{Guarantee, Worker};
 use crate::error::Error;
 use crate::event::Event;
@@ -144,6 +145,12 @@ where
 pub(super) async fn settle_failure(desk: &Desk, lease: Lease, failed: &Failed, arrival: &Arrival) -> Ending {
     let settings = &desk.settings;
     if failed.is_fatal() || lease.attempt() >= settings.attempts_max {
+        if crate::crash_point::mutant!("publish before mark")
+            && let Some(topic) = settings.dead_topic_of(&arrival.received.origin.topic)
+        {
+            let copy = unclaimed_record(desk, &arrival.received, &failed.to_string());
+            let _ = desk.bus.publish(&topic, &[copy]).await;
+        }
         let verdict = Verdict::Dead { note: note(failed), body: Some(arrival.body()) };
         return settled(lease.settle(verdict).await, Ending::Passed("dead"));
     }

@@ -164,6 +164,7 @@ impl<L: Ledger> Consumer<L> {
         let desk = claim::Desk {
             ledger: core.ledger(),
             core,
+            bus: self.bus,
             group: self.settings.group(),
             settings: Arc::clone(&self.settings),
         };
@@ -173,9 +174,8 @@ impl<L: Ledger> Consumer<L> {
         subscription.revoke_timeout = self.settings.drain + Duration::from_secs(10);
         let pipeline = pipeline::Pipeline {
             worker: guarantee.worker(desk.clone(), self.guard.ledger()),
-            subscriber: self.bus.subscribe(subscription).await?,
+            subscriber: desk.bus.subscribe(subscription).await?,
             stop: self.handle.stop.subscribe(),
-            bus: self.bus,
             desk,
             window: self.window,
             meter: Arc::new(meter),

@@ -74,11 +74,12 @@ impl<K, T> Default for KeyQueues<K, T> {
 impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
     /// Queues an item behind its key's others.
     pub fn push(&mut self, key: Option<K>, item: T) {
-        self.push_before(key, item, |_| false);
+        self.push_before(key, item, |_, _| false);
     }
 
-    /// Queues an item before the first of its key's others that it must precede. What is taken is taken.
-    pub fn push_before(&mut self, key: Option<K>, item: T, precedes: impl Fn(&T) -> bool) {
+    /// Queues an item (first) before the first of its key's others (second) that it must precede, and does not wait for a delayed one that it
+    /// comes before. What is taken is taken: [`give_among`](Self::give_among) puts that behind it.
+    pub fn push_before(&mut self, key: Option<K>, item: T, precedes: impl Fn(&T, &T) -> bool) {
         self.number += 1;
         let lane = key.map_or(Lane::Own(self.number), Lane::Key);
         let queue = self.lanes.entry(lane.clone()).or_insert_with(|| Queue {
@@ -86,10 +87,18 @@ impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
             taken: false,
             delay: None,
         });
-        let at = queue.items.iter().position(precedes).unwrap_or(queue.items.len());
+        let at = queue.items.iter().position(|other| precedes(&item, other)).unwrap_or(queue.items.len());
         queue.items.insert(at, item);
         self.len += 1;
-        if queue.items.len() == 1 && !queue.taken && queue.delay.is_none() {
+        if at > 0 || queue.taken {
+            return;
+        }
+        let delay = queue.delay.take();
+        if let Some(delay) = delay {
+            self.delayed.remove(&delay);
+            self.delayed_lanes.remove(&delay.1);
+        }
+        if delay.is_some() || queue.items.len() == 1 {
             self.ready.push_back(lane);
         }
     }
@@ -115,17 +124,31 @@ impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
 
     /// A taken lane comes back: `rest` goes to its front again, and nothing of it is handed out before `until`.
     pub fn give(&mut self, lane: Lane<K>, rest: Vec<T>, until: Option<Instant>) {
+        self.give_among(lane, rest, until, |_, _| false);
+    }
+
+    /// The same, but what was queued meanwhile (first) stays before those of `rest` (second) that it must precede. If it comes
+    /// before all of them, it waits for nothing.
+    pub fn give_among(
+        &mut self,
+        lane: Lane<K>,
+        rest: Vec<T>,
+        until: Option<Instant>,
+        precedes: impl Fn(&T, &T) -> bool,
+    ) {
         let Some(queue) = self.lanes.get_mut(&lane) else { return };
         queue.taken = false;
         self.len += rest.len();
+        let mut first = 0; // where the first of the rest is
         for item in rest.into_iter().rev() {
-            queue.items.push_front(item);
+            first = queue.items.iter().rposition(|queued| precedes(queued, &item)).map_or(0, |at| at + 1);
+            queue.items.insert(first, item);
         }
         if queue.items.is_empty() {
             self.lanes.remove(&lane);
             return;
         }
-        if let Some(until) = until {
+        if let Some(until) = until.filter(|_| first == 0) {
             self.number += 1;
             queue.delay = Some((until, self.number));
             self.delayed.insert((until, self.number));
@@ -198,6 +221,32 @@ mod tests {
         assert_eq!(queues.len(), 2);
         tokio::time::advance(Duration::from_secs(2)).await;
         assert_eq!(queues.take(9, 9)[0].items, [1, 2], "in order, after the pause");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_must_precede_does_whatever_became_of_the_others() {
+        let mut queues = KeyQueues::default();
+        let later = || Some(Instant::now() + Duration::from_secs(9));
+        let before = |one: &i32, other: &i32| one < other;
+        queues.push(Some("a"), 7);
+        queues.push(Some("a"), 8);
+        // While it is taken.
+        let run = queues.take(9, 9).remove(0);
+        queues.push_before(Some("a"), 3, before);
+        queues.push(Some("a"), 9);
+        queues.give_among(run.lane, run.items, later(), before);
+        let run = queues.take(9, 1).remove(0);
+        assert_eq!(run.items, [3], "at once");
+        // While it is delayed.
+        queues.give_among(run.lane, vec![], None, before);
+        let run = queues.take(9, 1).remove(0);
+        assert_eq!(run.items, [7]);
+        queues.give_among(run.lane, run.items, later(), before);
+        assert!(queues.take(9, 9).is_empty() && queues.next_at().is_some());
+        queues.push_before(Some("a"), 4, before);
+        assert!(queues.next_at().is_none());
+        assert_eq!(queues.take(9, 9)[0].items, [4, 7, 8, 9]);
+        assert!(queues.is_empty());
     }
 
     #[test]

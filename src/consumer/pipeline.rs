@@ -26,7 +26,7 @@ use crate::bus::{Assigned, Bus, Partition, Subscriber};
 use crate::error::{Error, Result};
 use crate::id::Topic;
 use crate::ledger::{Claim, Identity, Mode};
-use crate::window::Window;
+use crate::window::{Sighting, Window};
 
 /// A partition in this process's hands.
 pub(super) struct Hand {
@@ -55,7 +55,6 @@ struct Ended {
 
 pub(super) struct Pipeline {
     pub(super) desk: Desk,
-    pub(super) bus: Arc<dyn Bus>,
     pub(super) worker: Arc<dyn Worker>,
     pub(super) window: Option<Arc<dyn Window>>,
     pub(super) subscriber: Box<dyn Subscriber>,
@@ -80,8 +79,8 @@ pub(super) struct Tasks {
     lag: JoinSet<Option<i64>>,
     /// Batches that the window has not been asked about, and the one it is being asked about.
     unasked: VecDeque<Vec<Arrival>>,
-    window: JoinSet<(Vec<Arrival>, HashSet<Identity>)>,
-    remember: Vec<Identity>,
+    window: JoinSet<(Vec<Arrival>, HashSet<Sighting>)>,
+    remember: Vec<Sighting>,
 }
 
 /// Where it stands.
@@ -308,7 +307,9 @@ impl Pipeline {
             }
             rest.extend(more); // the head alone, then the others: one after the other
         }
-        self.queues.give(lane, rest, until);
+        // What came out of the ledger meanwhile may be what the rest waits for.
+        let strict = self.desk.settings.is_strict();
+        self.queues.give_among(lane, rest, until, |queued, given| queued.precedes(given, strict));
         Ok(())
     }
 
@@ -347,9 +348,9 @@ impl Pipeline {
         }
         if matches!(word, "done" | "finished")
             && self.window.is_some()
-            && let Some(identity) = self.desk.identity_of(arrival)
+            && let Some(sighting) = self.desk.sighting_of(arrival)
         {
-            self.tasks.remember.push(identity);
+            self.tasks.remember.push(sighting);
         }
     }
 
@@ -392,7 +393,7 @@ impl Pipeline {
             return;
         };
         let record = held::unclaimed_record(&self.desk, &first.received, &error.chain());
-        let bus = Arc::clone(&self.bus);
+        let bus = Arc::clone(&self.desk.bus);
         self.count_in_hand(&arrivals);
         self.tasks.running.spawn(async move {
             let published = bus.publish(&topic, &[record]).await;
@@ -422,7 +423,7 @@ impl Pipeline {
             self.state.next_look = now + self.desk.settings.held_interval;
             if !self.state.away {
                 let room = self.desk.settings.in_flight_max.saturating_sub(self.state.held.len());
-                self.tasks.look.spawn(held::look(self.desk.clone(), Arc::clone(&self.bus), room));
+                self.tasks.look.spawn(held::look(self.desk.clone(), room));
             }
         }
         if self.tasks.remember.len() >= 500
@@ -437,7 +438,7 @@ impl Pipeline {
             self.state.next_lag = now + LAG_INTERVAL;
             let at: Vec<_> =
                 self.hands.iter().map(|(of, hand)| (of.clone(), hand.watermark.position())).collect();
-            self.tasks.lag.spawn(lag(Arc::clone(&self.bus), at));
+            self.tasks.lag.spawn(lag(Arc::clone(&self.desk.bus), at));
         }
         if self.state.draining.is_some_and(|deadline| now >= deadline) {
             for hand in self.hands.values() {

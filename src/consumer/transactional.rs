@@ -30,8 +30,9 @@ pub trait TransactionalLedger: Ledger + Clone {
     /// An open transaction, as a handler gets it.
     type Transaction: Send;
 
-    /// Begins one. The server ends it if nothing is heard of it for `idle_max`, so that a stopped process holds nothing for ever.
-    async fn begin(&self, idle_max: Duration) -> Result<Self::Transaction>;
+    /// Begins one. The server ends it if it is not over within `time_max`, so that a process that stands still, or never comes to
+    /// an end, holds nothing for ever. A server that cannot (PostgreSQL before 17) ends it if nothing is heard of it for so long.
+    async fn begin(&self, time_max: Duration) -> Result<Self::Transaction>;
     /// Claims in it.
     async fn claim_in(&self, tx: &mut Self::Transaction, claims: &[Claim]) -> Result<Vec<Result<Outcome>>>;
     /// Settles in it.

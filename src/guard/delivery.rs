@@ -100,24 +100,29 @@ impl Deliverable for &Delivery {
 
 impl Deliverable for &Event {
     fn delivery(self) -> Result<Delivery> {
-        // An event that is nothing but an id has no immutable part that could be compared.
-        let told = !self.payload.is_empty() || self.kind.is_some() || self.seq.is_some();
         let body = Body {
-            payload: self.payload.clone(),
+            payload: Some(self.payload.clone()).filter(|payload| !payload.is_empty()),
             headers: self.headers.clone(),
             key: None, // an event does not know its record's key
             timestamp: self.time,
         };
-        Ok(Delivery {
-            id: self.id.clone(),
-            tenant: self.tenant.clone(),
-            time: self.time,
-            fingerprint: told.then(|| self.fingerprint()),
-            origin: self.origin.clone(),
-            order: self.aggregate.clone().zip(self.seq),
+        Ok(Delivery { body: Some(body), ..Delivery::of_event(self, self.told()) })
+    }
+}
+
+impl Delivery {
+    /// An event whose fingerprint is known, without its bytes.
+    pub(crate) fn of_event(event: &Event, fingerprint: Option<Fingerprint>) -> Self {
+        Delivery {
+            id: event.id.clone(),
+            tenant: event.tenant.clone(),
+            time: event.time,
+            fingerprint,
+            origin: event.origin.clone(),
+            order: event.aggregate.clone().zip(event.seq),
             metadata: None,
-            body: Some(body),
-        })
+            body: None,
+        }
     }
 }
 

@@ -10,10 +10,12 @@
 
 mod append;
 mod appender;
+mod archive;
 mod checkpoint;
 mod command;
 mod open;
 mod position;
+pub(crate) mod record;
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,6 +25,7 @@ use async_trait::async_trait;
 
 pub use append::{Append, Appended, Expected, Placed, Placing, Ready};
 pub use appender::Appender;
+pub use archive::{ArchiveTerms, Archived, archive, archive_files, archive_read};
 pub use checkpoint::{Behind, Checkpoint, Lead, RelayState};
 pub use command::expects;
 pub use open::{OpenSettings, open};

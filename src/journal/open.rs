@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Journal, JournalSettings, MemoryJournal};
+use crate::backend::object::{AllocatorSettings, Directory, ObjectJournal, ObjectSettings, Objects};
 use crate::config::{Migrate, hide_password};
 use crate::error::{Error, Result};
 
@@ -21,6 +22,8 @@ pub struct OpenSettings {
     pub pool_max: u32,
     /// How long to wait for one, or for an answer of an object store.
     pub acquire_timeout: Duration,
+    /// Where numbers come from in an object store.
+    pub allocator: AllocatorSettings,
 }
 
 impl Default for OpenSettings {
@@ -31,6 +34,7 @@ impl Default for OpenSettings {
             migrate: Migrate::default(),
             pool_max: 20,
             acquire_timeout: Duration::from_secs(10),
+            allocator: AllocatorSettings::default(),
         }
     }
 }
@@ -49,12 +53,50 @@ impl Default for OpenSettings {
 pub async fn open(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
     match url.split_once(':') {
         Some(("memory", "")) => Ok(Arc::new(MemoryJournal::new(settings.journal.clone()))),
+        Some(("dir", path)) => {
+            let path = path.strip_prefix("//").unwrap_or(path);
+            if path.is_empty() {
+                return Err(Error::Config("dir: names no directory; write dir:PATH".into()));
+            }
+            open_objects(Arc::new(Directory::open(path)?), settings).await
+        }
+        Some(("s3", _)) => open_s3(url, settings).await,
         Some(("postgres" | "postgresql", _)) => open_postgres(url, settings).await,
+        Some(("sqlite", path)) => {
+            let path = path.strip_prefix("//").unwrap_or(path);
+            if path.is_empty() {
+                return Err(Error::Config("sqlite: names no file; write sqlite:FILE".into()));
+            }
+            open_sqlite(path, settings).await
+        }
         _ => Err(Error::Config(format!(
             "{:?} names no journal; known are memory:, sqlite:FILE, postgres://USER@HOST/DATABASE, s3://BUCKET/PREFIX and dir:PATH",
             hide_password(url)
         ))),
     }
+}
+
+async fn open_objects(objects: Arc<dyn Objects>, settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
+    let settings = ObjectSettings {
+        journal: settings.journal.clone(),
+        migrate: settings.migrate,
+        allocator: settings.allocator.clone(),
+        ..ObjectSettings::default()
+    };
+    Ok(Arc::new(ObjectJournal::open(objects, settings).await?))
+}
+
+#[cfg(feature = "s3")]
+async fn open_s3(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
+    use crate::backend::object::{S3, S3Settings};
+    let s3 = S3Settings { timeout: settings.acquire_timeout, ..S3Settings::from_url(url)? };
+    open_objects(Arc::new(S3::connect(s3).await?), settings).await
+}
+
+#[cfg(not(feature = "s3"))]
+#[allow(clippy::unused_async)] // as the one that is built in
+async fn open_s3(_url: &str, _settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
+    Err(Error::Unsupported("S3 is not built in; build hapax with the feature `s3`".into()))
 }
 
 #[cfg(feature = "postgres")]
@@ -75,4 +117,21 @@ async fn open_postgres(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Jou
 #[allow(clippy::unused_async)] // as the one that is built in
 async fn open_postgres(_url: &str, _settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
     Err(Error::Unsupported("PostgreSQL is not built in; build hapax with the feature `postgres`".into()))
+}
+
+#[cfg(feature = "sqlite")]
+#[allow(clippy::unused_async)] // opening a file does not wait; a server would
+async fn open_sqlite(path: &str, settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
+    use crate::backend::sqlite::SqliteJournal;
+    let open = match settings.migrate {
+        Migrate::Auto => SqliteJournal::open,
+        Migrate::Check => SqliteJournal::open_existing,
+    };
+    Ok(Arc::new(open(path, settings.journal.clone())?))
+}
+
+#[cfg(not(feature = "sqlite"))]
+#[allow(clippy::unused_async)] // as the one that is built in
+async fn open_sqlite(_path: &str, _settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
+    Err(crate::backend::not_built_in("SQLite", "sqlite"))
 }

@@ -291,8 +291,7 @@ impl Claim {
     /// A claim on an event in a scope, with fingerprint, time and origin of the event.
     pub fn of(scope: Scope, event: &Event, mode: Mode) -> Self {
         let identity = Identity { tenant: event.tenant.clone(), scope, id: event.id.clone() };
-        let fingerprint = (!event.payload.is_empty() || event.kind.is_some() || event.seq.is_some())
-            .then(|| event.fingerprint());
+        let fingerprint = event.told();
         Claim { time: event.time, fingerprint, origin: event.origin.clone(), ..Claim::new(identity, mode) }
     }
 }
@@ -497,8 +496,8 @@ impl Verdict {
 /// An event's bytes, kept while it waits or lies dead.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Body {
-    /// The payload, untouched.
-    pub payload: Bytes,
+    /// The payload, untouched. None: the record had none (a tombstone), which is not the same as an empty one.
+    pub payload: Option<Bytes>,
     /// The headers, untouched.
     pub headers: Headers,
     /// The record's key, untouched.

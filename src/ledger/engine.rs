@@ -1,7 +1,7 @@
 //! Runs the transition function over stored rows, for backends that hold their rows in reach: memory, SQLite, and
 //! Redis, which reads them first and checks that they are unchanged when it writes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, hash_map};
 
 use super::transition::{self, Head, Row, Situation};
 use super::{
@@ -217,28 +217,36 @@ pub(crate) fn may_sweep(row: &Row, cutoff: Time) -> bool {
     !row.state.is_open() && row.at < cutoff
 }
 
+/// A held row whose time has come, as far as the order needs to know it: what it stands for, its scope, and its place.
+pub(crate) type Waiting<T> = (T, i32, Option<(Aggregate, u64)>);
+
 /// Of held rows whose time has come, oldest first, those that may be claimed: of an aggregate only the lowest.
 pub(crate) fn runnable<T>(
-    rows: Vec<(T, i32, Row)>,
+    waiting: Vec<Waiting<T>>,
     limit: usize,
     now: Time,
     mut head: impl FnMut(i32, &Aggregate) -> Result<Option<Head>>,
-) -> Result<Vec<(T, Row)>> {
-    let mut lowest: HashMap<(i32, Aggregate), u64> = HashMap::new();
-    let mut runnable = Vec::new();
-    for (of, scope, row) in rows {
-        if let Some((aggregate, seq)) = &row.order {
-            if !head(scope, aggregate)?.unwrap_or_default().lets(*seq, now) {
-                continue;
+) -> Result<Vec<T>> {
+    // Many may wait behind one head.
+    let mut heads: HashMap<(i32, Aggregate), (Head, Option<u64>)> = HashMap::new();
+    for (_, scope, order) in &waiting {
+        let Some((aggregate, seq)) = order else { continue };
+        let of = (*scope, aggregate.clone());
+        let (head, lowest) = match heads.entry(of) {
+            hash_map::Entry::Occupied(found) => found.into_mut(),
+            hash_map::Entry::Vacant(place) => {
+                place.insert((head(*scope, aggregate)?.unwrap_or_default(), None))
             }
-            let first = lowest.entry((scope, aggregate.clone())).or_insert(*seq);
-            *first = (*first).min(*seq);
+        };
+        if head.lets(*seq, now) {
+            *lowest = Some(lowest.map_or(*seq, |lowest| lowest.min(*seq)));
         }
-        runnable.push((of, scope, row));
     }
-    let is_lowest = |scope: i32, row: &Row| {
-        row.order.as_ref().is_none_or(|(aggregate, seq)| lowest.get(&(scope, aggregate.clone())) == Some(seq))
+    let runs = |scope: i32, order: &Option<(Aggregate, u64)>| {
+        order.as_ref().is_none_or(|(aggregate, seq)| {
+            heads.get(&(scope, aggregate.clone())).is_some_and(|(_, lowest)| *lowest == Some(*seq))
+        })
     };
-    let runnable = runnable.into_iter().filter(|(_, scope, row)| is_lowest(*scope, row));
-    Ok(runnable.take(limit).map(|(of, _, row)| (of, row)).collect())
+    let runnable = waiting.into_iter().filter(|(_, scope, order)| runs(*scope, order));
+    Ok(runnable.take(limit).map(|(of, ..)| of).collect())
 }

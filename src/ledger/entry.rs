@@ -257,7 +257,8 @@ pub enum Intervention {
     /// A parked one stays parked, but its aggregate goes on past what it is parked behind: a seq that is missing, or a
     /// dead one, which stays dead.
     Skip,
-    /// Removes the entry: the next delivery is a first one.
+    /// Removes the entry: the next delivery is a first one. Its place in the order stays what it was: of an ordered event
+    /// that its aggregate has gone past, the next delivery is stale.
     Forget,
 }
 

@@ -26,7 +26,7 @@ pub use claim::{
 };
 #[allow(unused_imports)] // each backend takes what it needs
 pub(crate) use engine::{
-    Key, Rows, claim_rows, extend_rows, intervene_rows, may_sweep, runnable, settle_rows,
+    Key, Rows, Waiting, claim_rows, extend_rows, intervene_rows, may_sweep, runnable, settle_rows,
 };
 #[allow(unused_imports)]
 pub(crate) use entry::CursorParts;

@@ -119,6 +119,7 @@ macro_rules! __conformance_cases {
                 order_skip_goes_on_and_refuses_a_late_redrive
                 t24_strict_order_never_skips_and_redrive_drains_in_order
                 order_forgetting_frees_the_successors
+                order_forgetting_leaves_the_order_where_it_is
                 order_what_became_stale_blocks_nobody
                 acceptance_4_shuffled_events_leave_stale_ones_out
                 order_concurrent_claims_of_an_aggregate

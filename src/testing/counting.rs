@@ -209,29 +209,38 @@ pub async fn c6_release_is_retry_now_not_delete(harness: &impl Harness) {
     assert!(is_fenced(settle(&ledger, &mine, &grant, done()).await));
 }
 
-/// What waits or lies dead keeps its bytes, exactly; what is done needs none.
+/// What waits or lies dead keeps its bytes, exactly, and none is none; what is done needs none.
 pub async fn c6_held_bytes_are_kept_exactly(harness: &impl Harness) {
     let ledger = open(harness).await;
     let headers: Headers =
         [("k", &b"\xff\x00"[..]), ("k", &b""[..]), ("Ünï", &b"v"[..])].into_iter().collect();
-    let body = Body {
-        payload: bytes::Bytes::from_static(b"\x00\xff\xfe not text"),
+    let full = Body {
+        payload: Some(bytes::Bytes::from_static(b"\x00\xff\xfe not text")),
         headers,
         key: Some(bytes::Bytes::from_static(b"\x00 key \xff")),
         timestamp: Some(super::noon()),
     };
-    let mine = claim("e", lease());
-    let grant = first(&ledger, &mine).await;
-    let verdict = Verdict::Retry { after: LEASE, counted: true, note: None, body: Some(body.clone()) };
-    settled(&ledger, &mine, &grant, verdict).await;
-    assert_eq!(there(&ledger, &mine).await.body.as_ref(), Some(&body));
-    assert!(ledger.stat().await.unwrap().held >= 1);
-    harness.advance(LEASE).await;
-    let next = another(&mine);
-    let grant = first(&ledger, &next).await;
-    assert_eq!(there(&ledger, &mine).await.body.as_ref(), Some(&body), "until it is done");
-    settled(&ledger, &next, &grant, Verdict::Dead { note: "poison".into(), body: None }).await;
-    assert_eq!(there(&ledger, &mine).await.body, Some(body));
+    let empty = Body { payload: Some(bytes::Bytes::new()), ..full.clone() };
+    let tombstone = Body { payload: None, ..full.clone() };
+    for (id, body) in [("e", full), ("empty", empty), ("tombstone", tombstone), ("bare", Body::default())] {
+        let mine = claim(id, lease());
+        let scope = mine.identity.scope.clone();
+        let grant = first(&ledger, &mine).await;
+        let verdict = Verdict::Retry { after: LEASE, counted: true, note: None, body: Some(body.clone()) };
+        settled(&ledger, &mine, &grant, verdict).await;
+        assert_eq!(there(&ledger, &mine).await.body.as_ref(), Some(&body));
+        assert!(ledger.stat().await.unwrap().held >= 1);
+        harness.advance(LEASE).await;
+        let due = ledger.due(&scope, 10).await.unwrap();
+        assert_eq!((due.entries.len(), due.entries[0].body.as_ref()), (1, Some(&body)));
+        let next = another(&mine);
+        let grant = first(&ledger, &next).await;
+        assert_eq!(there(&ledger, &mine).await.body.as_ref(), Some(&body), "until it is done");
+        settled(&ledger, &next, &grant, Verdict::Dead { note: "poison".into(), body: None }).await;
+        let dead = ledger.outlet(&scope, 10).await.unwrap();
+        assert_eq!(dead.last().and_then(|dead| dead.body.as_ref()), Some(&body));
+        assert_eq!(there(&ledger, &mine).await.body, Some(body));
+    }
     let other = claim("done", lease());
     run(&ledger, &other).await;
     assert_eq!(there(&ledger, &other).await.body, None);

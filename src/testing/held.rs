@@ -19,7 +19,7 @@ use crate::ledger::{
 
 fn body(text: &'static str) -> Body {
     Body {
-        payload: text.into(),
+        payload: Some(text.into()),
         headers: Headers::from_iter(
             [("a", &b"1\0"[..]), ("", b""), ("a", b"2")].map(|(n, v)| (n, Bytes::from(v))),
         ),

@@ -26,6 +26,7 @@ pub mod bus;
 mod cases;
 pub mod crash;
 mod forward;
+pub mod journal;
 #[cfg(feature = "kafka")]
 pub mod kafka;
 pub mod kit;

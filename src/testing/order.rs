@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::Harness;
 use super::kit::{
-    LEASE, PAST_LEASE, another, claim, dead, done, expect, failed, first, intervene, is_fenced, latest,
-    lease, one, open, ordered, retry, run, settle, settled, strict, strict_from, there,
+    LEASE, PAST_LEASE, another, claim, dead, done, entry, expect, failed, first, intervene, is_fenced,
+    latest, lease, one, open, ordered, retry, run, settle, settled, strict, strict_from, there,
 };
 use crate::error::Error;
 use crate::id::Aggregate;
@@ -298,6 +298,24 @@ pub async fn order_forgetting_frees_the_successors(harness: &impl Harness) {
     intervene(&ledger, &five, Intervention::Forget).await.unwrap();
     run(&ledger, &latest(7)).await;
     assert_eq!(one(&ledger, &latest(5)).await, Outcome::Stale { last: 7 });
+}
+
+/// Forgetting an event does not turn its aggregate back: what it has gone past is stale, and it goes on as before.
+pub async fn order_forgetting_leaves_the_order_where_it_is(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    for (one_, next) in [(strict(1), strict(2)), (latest(5), latest(6))] {
+        run(&ledger, &one_).await;
+        intervene(&ledger, &one_, Intervention::Forget).await.unwrap();
+        assert_eq!(entry(&ledger, &one_).await, None);
+        let last = one_.order.as_ref().map(|order| order.seq).unwrap();
+        assert_eq!(one(&ledger, &another(&one_)).await, Outcome::Stale { last });
+        run(&ledger, &next).await;
+    }
+    // One without an order is a first one.
+    let plain = claim("plain", lease());
+    run(&ledger, &plain).await;
+    intervene(&ledger, &plain, Intervention::Forget).await.unwrap();
+    run(&ledger, &another(&plain)).await;
 }
 
 /// A higher one that ran beside a lower one's failure does not block the aggregate for ever.

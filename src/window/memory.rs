@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{Window, WindowSettings};
+use super::{Sighting, Window, WindowSettings};
 use crate::clock::{Clock, SystemClock, Time};
 use crate::error::{Error, Result};
+use crate::event::Fingerprint;
 use crate::ledger::{Finding, Identity, Level};
 
 /// A window in memory, for one process. It is bounded: when it is full, what was remembered longest ago goes. Clones share it.
@@ -33,6 +34,7 @@ struct Seen {
     turn: u64,
     until: Time,
     epoch: Arc<str>,
+    fingerprint: Option<Fingerprint>,
 }
 
 impl MemoryWindow {
@@ -92,24 +94,31 @@ impl Memory {
 
 #[async_trait]
 impl Window for MemoryWindow {
-    async fn seen(&self, identities: &[Identity]) -> Result<Vec<bool>> {
+    async fn seen(&self, sightings: &[Sighting]) -> Result<Vec<bool>> {
         let now = self.clock.now();
         let memory = self.lock();
-        let seen = |identity| {
-            let known: Option<&Seen> = memory.entries.get(identity);
-            known.is_some_and(|seen| seen.until > now && *seen.epoch == *self.settings.epoch)
+        let seen = |sighting: &Sighting| {
+            let same = |seen: &Seen| {
+                seen.fingerprint.zip(sighting.fingerprint).is_none_or(|(before, now)| before == now)
+            };
+            let known = memory.entries.get(&sighting.identity);
+            known.is_some_and(|seen| seen.until > now && *seen.epoch == *self.settings.epoch && same(seen))
         };
-        Ok(identities.iter().map(seen).collect())
+        Ok(sightings.iter().map(seen).collect())
     }
 
-    async fn remember(&self, identities: &[Identity]) -> Result<()> {
+    async fn remember(&self, sightings: &[Sighting]) -> Result<()> {
         let now = self.clock.now();
         let epoch: Arc<str> = self.settings.epoch.as_str().into();
         let mut memory = self.lock();
-        for identity in identities {
+        for Sighting { identity, fingerprint } in sightings {
             memory.turn += 1;
-            let seen =
-                Seen { turn: memory.turn, until: now.plus(self.settings.ttl), epoch: Arc::clone(&epoch) };
+            let seen = Seen {
+                turn: memory.turn,
+                until: now.plus(self.settings.ttl),
+                epoch: Arc::clone(&epoch),
+                fingerprint: *fingerprint,
+            };
             let turn = seen.turn;
             if let Some(before) = memory.entries.insert(identity.clone(), seen) {
                 memory.oldest.remove(&before.turn);

@@ -11,7 +11,7 @@
 //! use hapax::{EventId, Scope, ledger::Identity};
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> hapax::Result<()> {
 //! let window = MemoryWindow::new(WindowSettings::new("1"), 100_000)?;
-//! let mine = [Identity::new(Scope::new("mailer")?, EventId::new("order-17-paid")?)];
+//! let mine = [Identity::new(Scope::new("mailer")?, EventId::new("order-17-paid")?).into()];
 //! assert_eq!(window.seen(&mine).await?, [false]);
 //! window.remember(&mine).await?; // after it is done, never before
 //! assert_eq!(window.seen(&mine).await?, [true]);
@@ -34,23 +34,40 @@ pub use outage::{OnOutage, OutageWindow};
 
 use crate::config::hide_password;
 use crate::error::{Error, Result};
+use crate::event::Fingerprint;
 use crate::ledger::{Finding, Identity, Level};
+
+/// What a window is asked about, and told of when it is done.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Sighting {
+    /// Which event.
+    pub identity: Identity,
+    /// What it was under that id, if that is known: an id that is used again for something else was not seen.
+    pub fingerprint: Option<Fingerprint>,
+}
+
+impl From<Identity> for Sighting {
+    fn from(identity: Identity) -> Self {
+        Sighting { identity, fingerprint: None }
+    }
+}
 
 /// A best-effort filter with a time limit.
 ///
 /// # Contract
 ///
-/// 1. An identity is seen only if it was remembered under the same epoch, not longer ago than the time limit.
+/// 1. An identity is seen only if it was remembered under the same epoch, not longer ago than the time limit, and with the same
+///    fingerprint, if both have one: what becomes of an id that is used again is for the ledger to say.
 /// 2. Two identities never share a key: tenant, scope and id are each part of it.
 /// 3. Both calls take batches and cost one round trip each.
 /// 4. It may forget at any time. Nothing may rest on its memory.
 #[async_trait]
 pub trait Window: fmt::Debug + Send + Sync + 'static {
     /// Which of these were done before, as far as the window knows, in the order given.
-    async fn seen(&self, identities: &[Identity]) -> Result<Vec<bool>>;
+    async fn seen(&self, sightings: &[Sighting]) -> Result<Vec<bool>>;
 
     /// Remembers what is done. Call it after the ledger has said so, never before.
-    async fn remember(&self, identities: &[Identity]) -> Result<()>;
+    async fn remember(&self, sightings: &[Sighting]) -> Result<()>;
 
     /// Checks what the window is good for. `redelivery` is how far back anything can be delivered again: the longest retention
     /// of the topics, or the age at which dead letters are still redriven.
@@ -59,11 +76,11 @@ pub trait Window: fmt::Debug + Send + Sync + 'static {
 
 #[async_trait]
 impl<W: Window + ?Sized> Window for Arc<W> {
-    async fn seen(&self, identities: &[Identity]) -> Result<Vec<bool>> {
-        (**self).seen(identities).await
+    async fn seen(&self, sightings: &[Sighting]) -> Result<Vec<bool>> {
+        (**self).seen(sightings).await
     }
-    async fn remember(&self, identities: &[Identity]) -> Result<()> {
-        (**self).remember(identities).await
+    async fn remember(&self, sightings: &[Sighting]) -> Result<()> {
+        (**self).remember(sightings).await
     }
     async fn check(&self, redelivery: Option<Duration>) -> Vec<Finding> {
         (**self).check(redelivery).await

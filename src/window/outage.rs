@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::Window;
+use super::{Sighting, Window};
 use crate::error::Result;
-use crate::ledger::{Finding, Identity, Outage};
+use crate::ledger::{Finding, Outage};
 use crate::telemetry::WindowMeter;
 
 /// What to do while a window is away.
@@ -79,25 +79,25 @@ impl<W: Window> OutageWindow<W> {
 
 #[async_trait]
 impl<W: Window> Window for OutageWindow<W> {
-    async fn seen(&self, identities: &[Identity]) -> Result<Vec<bool>> {
+    async fn seen(&self, sightings: &[Sighting]) -> Result<Vec<bool>> {
         let (mut pause, most) = self.probe;
         loop {
-            if let Some(seen) = self.note(self.window.seen(identities).await) {
+            if let Some(seen) = self.note(self.window.seen(sightings).await) {
                 self.meter.checked(&seen);
                 return Ok(seen);
             }
             if self.policy == OnOutage::PassThrough {
-                self.meter.unfiltered(identities.len());
-                return Ok(vec![false; identities.len()]);
+                self.meter.unfiltered(sightings.len());
+                return Ok(vec![false; sightings.len()]);
             }
             tokio::time::sleep(pause).await;
             pause = pause.saturating_mul(2).min(most);
         }
     }
 
-    async fn remember(&self, identities: &[Identity]) -> Result<()> {
-        if self.note(self.window.remember(identities).await).is_none() {
-            self.meter.unremembered(identities.len());
+    async fn remember(&self, sightings: &[Sighting]) -> Result<()> {
+        if self.note(self.window.remember(sightings).await).is_none() {
+            self.meter.unremembered(sightings.len());
         }
         Ok(())
     }

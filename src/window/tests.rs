@@ -12,8 +12,8 @@ fn identity(tenant: Option<&str>, scope: &str, id: &str) -> Identity {
     Identity { tenant, scope: Scope::new(scope).unwrap(), id: EventId::new(id).unwrap() }
 }
 
-fn event(n: usize) -> Identity {
-    identity(None, "mailer", &format!("e{n}"))
+fn event(n: usize) -> Sighting {
+    identity(None, "mailer", &format!("e{n}")).into()
 }
 
 fn memory(entries_max: usize) -> (MemoryWindow, ManualClock) {
@@ -34,17 +34,29 @@ async fn t01_window_is_written_after_done() {
     assert_eq!(window.seen(&[event(0), event(1)]).await.unwrap(), [false, true]);
 }
 
+/// An id that is used again for something else is a miss; what has no fingerprint cannot be told apart.
+#[tokio::test]
+async fn another_fingerprint_is_a_miss() {
+    let (window, _) = memory(10);
+    let of = |n: u8| Sighting { fingerprint: Some(Fingerprint([n; 16])), ..event(1) };
+    window.remember(&[of(1)]).await.unwrap();
+    assert_eq!(window.seen(&[of(1), of(2), event(1)]).await.unwrap(), [true, false, true]);
+    window.remember(&[event(1)]).await.unwrap();
+    assert_eq!(window.seen(&[of(1), of(2), event(1)]).await.unwrap(), [true, true, true]);
+}
+
 /// Hole 3: another scope, and another tenant, has seen nothing.
 #[tokio::test]
 async fn t03_window_keys_carry_the_scope() {
     let (window, _) = memory(10);
-    window.remember(&[identity(Some("a"), "mailer", "e")]).await.unwrap();
+    window.remember(&[identity(Some("a"), "mailer", "e").into()]).await.unwrap();
     let others = [
         identity(Some("a"), "mailer", "e"),
         identity(None, "mailer", "e"),
         identity(Some("b"), "mailer", "e"),
         identity(Some("a"), "biller", "e"),
-    ];
+    ]
+    .map(Sighting::from);
     assert_eq!(window.seen(&others).await.unwrap(), [true, false, false, false]);
 }
 
@@ -113,7 +125,7 @@ async fn t07_a_short_memory_is_told() {
 #[derive(Debug, Default)]
 struct Flaky {
     failures: AtomicU32,
-    remembered: Mutex<Vec<Identity>>,
+    remembered: Mutex<Vec<Sighting>>,
 }
 
 impl Flaky {
@@ -125,14 +137,14 @@ impl Flaky {
 
 #[async_trait]
 impl Window for Flaky {
-    async fn seen(&self, identities: &[Identity]) -> Result<Vec<bool>> {
+    async fn seen(&self, sightings: &[Sighting]) -> Result<Vec<bool>> {
         self.call()?;
         let remembered = self.remembered.lock().unwrap();
-        Ok(identities.iter().map(|identity| remembered.contains(identity)).collect())
+        Ok(sightings.iter().map(|sighting| remembered.contains(sighting)).collect())
     }
-    async fn remember(&self, identities: &[Identity]) -> Result<()> {
+    async fn remember(&self, sightings: &[Sighting]) -> Result<()> {
         self.call()?;
-        self.remembered.lock().unwrap().extend_from_slice(identities);
+        self.remembered.lock().unwrap().extend_from_slice(sightings);
         Ok(())
     }
     async fn check(&self, _: Option<Duration>) -> Vec<Finding> {

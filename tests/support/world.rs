@@ -1,6 +1,6 @@
 //! A world of real parts: a Kafka topic, a PostgreSQL ledger, an effect record that is independent of it, and consumer
 //! processes that can be killed, stopped and continued.
-#![allow(dead_code)] // each test binary uses its part
+#![allow(dead_code, unused_macros, unused_imports)] // each test binary uses its part
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -13,6 +13,7 @@ use hapax::bus::kafka::{KafkaBus, KafkaSettings};
 use hapax::bus::{Bus, Partition, Record, TopicTerms};
 use hapax::consumer::{Consumer, ConsumerBuilder, Failed, leased, transactional};
 use hapax::ledger::{Entry, Filter, Ledger as _, OnDead, OrderPolicy, State};
+use hapax::sink::{Effect, HttpSink, Sink as _};
 use hapax::{Event, Topic};
 use sqlx::{AssertSqlSafe, PgPool};
 use tokio::process::Child;
@@ -93,7 +94,7 @@ impl World {
         world
     }
 
-    fn effects(&self) -> String {
+    pub fn effects(&self) -> String {
         format!("{}.effect", self.schema)
     }
 
@@ -152,6 +153,46 @@ impl World {
         sum
     }
 
+    /// Whether the group has committed everything there is. Not while the broker cannot say.
+    pub async fn is_through(&self) -> bool {
+        let Ok(Some(topic)) = self.bus.topic(&self.topic).await else { return false };
+        for number in 0..topic.partitions {
+            let partition = Partition { topic: self.topic.clone(), number };
+            let (committed, range) =
+                (self.bus.committed("worker", &partition).await, self.bus.range(&partition).await);
+            let (Ok(committed), Ok((_, end))) = (committed, range) else { return false };
+            if committed.unwrap_or(0) != end {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Publishes what the broker may not take at once: each until it is acknowledged.
+    pub async fn insist(&self, records: &[Record]) {
+        let mut left = records.to_vec();
+        while !left.is_empty() {
+            match self.bus.publish(&self.topic, &left).await {
+                Ok(answers) => {
+                    let answers = answers.into_iter().zip(left);
+                    left = answers.filter_map(|(answer, record)| answer.is_err().then_some(record)).collect();
+                }
+                Err(error) => assert!(error.is_retryable(), "{error:?}"),
+            }
+        }
+    }
+
+    /// How many records are in its dead-letter topic.
+    pub async fn copies(&self) -> i64 {
+        let dead = Topic::new(format!("{}.dead", self.topic.as_str())).unwrap();
+        let mut copies = 0;
+        for number in 0..self.bus.topic(&self.topic).await.unwrap().unwrap().partitions {
+            let partition = Partition { topic: dead.clone(), number };
+            copies += self.bus.range(&partition).await.map_or(0, |(_, end)| end);
+        }
+        copies
+    }
+
     /// Waits until so many ids took effect, and says how many of them more than once.
     pub async fn until_effects(&self, count: usize) -> usize {
         until(&format!("{count} effects"), || async { self.effect_counts().await.len() >= count }).await;
@@ -178,18 +219,10 @@ fn millis(name: &str, default: u64) -> Duration {
     Duration::from_millis(knob(name).map_or(default, |value| value.parse().unwrap()))
 }
 
-/// The worker: one consumer process, until it is stopped by a signal or killed.
-pub async fn worker(schema: &str) {
-    let url = knob("WORKER_URL").unwrap();
-    let topic = knob("WORKER_TOPIC").unwrap();
-    let effects = format!("{schema}.effect");
-    let pool = support::pool_to(&url, 4).await;
-    let ledger = PgLedger::with_pool(pool.clone(), support::settings(schema)).await.expect("the ledger");
-    let bus: Arc<dyn Bus> = bus().await;
-    let builder = Consumer::builder(bus, ledger)
-        .scope(knob("WORKER_SCOPE").unwrap_or("worker".into()))
-        .topic(topic)
-        .with(|settings| {
+/// A consumer as the workers are; its knobs are those of this process.
+pub fn builder(bus: Arc<KafkaBus>, ledger: PgLedger, topic: &str) -> ConsumerBuilder<PgLedger> {
+    Consumer::builder(bus, ledger).scope(knob("WORKER_SCOPE").unwrap_or("worker".into())).topic(topic).with(
+        |settings| {
             settings.group = Some(knob("WORKER_GROUP").unwrap_or("worker".into()).into());
             settings.lease = millis("WORKER_LEASE_MS", 3000);
             settings.heartbeat = settings.lease / 3;
@@ -209,8 +242,18 @@ pub async fn worker(schema: &str) {
                 Some(other) => panic!("order {other}"),
                 None => {}
             }
-        });
-    let built: Consumer<PgLedger> = ConsumerBuilder::build(builder).expect("a consumer");
+        },
+    )
+}
+
+/// The worker: one consumer process, until it is stopped by a signal or killed.
+pub async fn worker(schema: &str) {
+    let url = knob("WORKER_URL").unwrap();
+    let topic = knob("WORKER_TOPIC").unwrap();
+    let effects = format!("{schema}.effect");
+    let pool = support::pool_to(&url, 4).await;
+    let ledger = PgLedger::with_pool(pool.clone(), support::settings(schema)).await.expect("the ledger");
+    let built = builder(bus().await, ledger, &topic).build().expect("a consumer");
     let handle = built.handle();
     tokio::spawn(async move {
         let mut term = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()).unwrap();
@@ -220,15 +263,20 @@ pub async fn worker(schema: &str) {
         handle.stop_now();
     });
     let worker = i32::try_from(std::process::id()).unwrap();
+    let http = knob("WORKER_HTTP").map(|url| HttpSink::new(&url).expect("a sink"));
     let ended = if knob("WORKER_MODE").as_deref() == Some("leased") {
         built
             .run(leased(move |event: Event, run| {
-                let (pool, effects) = (pool.clone(), effects.clone());
+                let (pool, effects, http) = (pool.clone(), effects.clone(), http.clone());
                 async move {
                     misbehave(&event)?;
                     tokio::time::sleep(millis("WORKER_SLOW_MS", 0)).await;
                     hapax::crash_point!("test.before-apply");
-                    apply_outside(&pool, &effects, worker, &run.key().id.to_string()).await?;
+                    if let Some(http) = http {
+                        http.apply(Effect::leased(event, &run, Duration::from_secs(30))).await?;
+                    } else {
+                        apply_outside(&pool, &effects, worker, &run.key().id.to_string()).await?;
+                    }
                     hapax::crash_point!("test.after-apply");
                     Ok(())
                 }
@@ -284,10 +332,15 @@ fn misbehave(event: &Event) -> Result<(), Failed> {
     if id.starts_with("poison") {
         return Err(Failed::retryable("poison"));
     }
-    if id.starts_with("fatal") {
+    if id.starts_with("fatal") || (id.starts_with("broken") && !is_mended()) {
         return Err(Failed::fatal("fatal"));
     }
     Ok(())
+}
+
+/// Whether someone has mended what `broken` events break on.
+fn is_mended() -> bool {
+    knob("WORKER_MENDED").is_some_and(|file| std::path::Path::new(&file).exists())
 }
 
 /// Plays the worker if this process is one: then the test ends here.

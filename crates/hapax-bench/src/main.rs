@@ -6,6 +6,7 @@
 //! them. Kafka and Valkey are those of `HAPAX_BENCH_KAFKA` and `HAPAX_BENCH_VALKEY_URL` (else `HAPAX_TEST_…`), with topics
 //! and keys of the bench's own.
 
+mod append;
 mod claims;
 mod filter;
 mod harness;
@@ -48,7 +49,7 @@ struct Cli {
     /// A tenth of the work, to see that it runs. Its figures mean little.
     #[arg(long)]
     quick: bool,
-    /// Rows held (scale, sweep, a full week of lease), or records in the topic (pipeline, lag).
+    /// Rows held (scale, sweep, poll, a full week of lease), or records in the topic (pipeline, lag).
     #[arg(long)]
     rows: Option<u64>,
     /// Events in a transaction (pipeline).
@@ -88,6 +89,10 @@ enum Bench {
     Recovery,
     /// Memory far behind the end of a topic.
     Lag,
+    /// Appends to a journal, alone and together.
+    Append,
+    /// A look for new events in a journal that has many.
+    Poll,
     /// From a journal to Kafka.
     Relay,
     /// A consumer process, as recovery and lag start it.
@@ -98,7 +103,7 @@ enum Bench {
 }
 
 impl Bench {
-    const EACH: [Bench; 14] = [
+    const EACH: [Bench; 16] = [
         Bench::Claims,
         Bench::Lone,
         Bench::Lease,
@@ -112,6 +117,8 @@ impl Bench {
         Bench::Window,
         Bench::Recovery,
         Bench::Lag,
+        Bench::Append,
+        Bench::Poll,
         Bench::Relay,
     ];
 
@@ -130,6 +137,8 @@ impl Bench {
             Bench::Window => window::run(options).await,
             Bench::Recovery => Ok(vec![recovery::run(options).await?]),
             Bench::Lag => Ok(vec![lag::run(options).await?]),
+            Bench::Append => append::run(options).await,
+            Bench::Poll => Ok(vec![append::poll(options).await?]),
             Bench::Relay => relay::run(options).await,
             Bench::Member => member::run().await.map(|()| Vec::new()),
             Bench::All => {

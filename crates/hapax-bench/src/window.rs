@@ -2,7 +2,7 @@
 
 use hapax::backend::redis::RedisWindow;
 use hapax::ledger::Identity;
-use hapax::window::{Window as _, WindowSettings, key};
+use hapax::window::{Sighting, Window as _, WindowSettings, key};
 use hapax::{EventId, Scope};
 use redis::aio::ConnectionManager;
 
@@ -23,12 +23,12 @@ fn url() -> Fallible<String> {
         .ok_or_else(|| Missing("no Valkey: set HAPAX_BENCH_VALKEY_URL".into()).into())
 }
 
-fn identities(scope: &Scope, count: usize) -> Vec<Identity> {
-    (0..count).map(|_| Identity::new(scope.clone(), EventId::now_v7())).collect()
+fn sightings(scope: &Scope, count: usize) -> Vec<Sighting> {
+    (0..count).map(|_| Identity::new(scope.clone(), EventId::now_v7()).into()).collect()
 }
 
 /// Checked and remembered, batch by batch.
-async fn ours(window: &RedisWindow, server: &ConnectionManager, all: Vec<Identity>) -> Fallible<f64> {
+async fn ours(window: &RedisWindow, server: &ConnectionManager, all: Vec<Sighting>) -> Fallible<f64> {
     let reached = rate(all.len(), async {
         for batch in all.chunks(BATCH) {
             if window.seen(batch).await?.contains(&true) {
@@ -39,7 +39,7 @@ async fn ours(window: &RedisWindow, server: &ConnectionManager, all: Vec<Identit
         Ok(())
     })
     .await?;
-    forget(server, &all.iter().map(key).collect::<Vec<_>>()).await?;
+    forget(server, &all.iter().map(|one| key(&one.identity)).collect::<Vec<_>>()).await?;
     Ok(reached)
 }
 
@@ -99,7 +99,7 @@ pub async fn run(options: &Options) -> Fallible<Vec<Report>> {
         options.rounds,
         vec![
             Contestant::new(format!("hapax, {BATCH} a batch"), || {
-                ours(&window, &server, identities(&scope, events))
+                ours(&window, &server, sightings(&scope, events))
             }),
             Contestant::new(format!("GET and SET EX in pipelines of {BATCH}"), || {
                 by_hand(&server, hand_keys(events))
@@ -109,9 +109,9 @@ pub async fn run(options: &Options) -> Fallible<Vec<Report>> {
     .await?;
     // A scope of a common length: its name is part of every key.
     let short = Scope::new("bench-mailer")?;
-    let sample = identities(&short, 200);
+    let sample = sightings(&short, 200);
     window.remember(&sample).await?;
-    let keys: Vec<String> = sample.iter().map(key).collect();
+    let keys: Vec<String> = sample.iter().map(|one| key(&one.identity)).collect();
     let sizes = bytes(&server, &keys).await?;
     forget(&server, &keys).await?;
     let median = quantile(&sizes, 0.5);

@@ -131,7 +131,7 @@ async fn look_at_window(config: &Config) -> Result<Option<Arc<dyn Window>>, Fail
     let Some(url) = &config.window.url else { return Ok(None) };
     let settings = WindowSettings::new(config.window.epoch.as_str()).ttl(config.window.ttl);
     let nobody = Identity::new(Scope::new("hapax-doctor")?, EventId::new("hapax-doctor")?);
-    window::open(url, settings)?.seen(&[nobody]).await?;
+    window::open(url, settings)?.seen(&[nobody.into()]).await?;
     Ok(config.window(config.window.epoch.as_str())?)
 }
 

@@ -4,8 +4,11 @@
 
 mod common;
 
-use common::consume::{Sample, count, effects};
-use common::{Ran, run, run_with};
+use std::io::Write as _;
+use std::process::Stdio;
+
+use common::consume::{Sample, count, effects, wait_until};
+use common::{Ran, hapax, run, run_with};
 
 fn server(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| {
@@ -69,6 +72,56 @@ fn the_same_commands_on_kafka() {
     assert_eq!(effects(dir).len(), 50);
     let ran = run(dir, &["doctor", "--json", "--bus", &bus, "--topic", &topic, "--window", &window]).code(0);
     assert!(ran.out.contains("maxmemory"), "{}", ran.out);
+}
+
+/// A publisher that is killed and begins anew, and one that lost half of its checkpoint: both say again what was said, under the
+/// ids it had. Three consumer processes on Kafka and PostgreSQL; the effects are lines of a file that the ledger knows nothing of.
+#[test]
+fn acceptance_1_what_produce_publishes_again_takes_effect_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let (bus, ledger) = (bus(), server("HAPAX_TEST_POSTGRES_URL"));
+    let topic = run(dir, &["id", "make"]).code(0).out.trim().to_owned();
+    let schema = format!("ledger.schema=t_{}", topic.replace('-', ""));
+    let lines: Vec<_> = (0..300).map(|n| format!("{{\"event_id\":\"e-{n}\",\"k\":{}}}\n", n % 30)).collect();
+    let fixed = ["produce", "--bus", &bus, "--topic", &topic, "--json", "--key", "/k", "--create", "3"];
+    run_with(dir, &fixed, b"").code(0);
+
+    // It is killed while it waits for more, and has not noted how far it came.
+    let mut killed = hapax(dir, &fixed).stdin(Stdio::piped()).spawn().unwrap();
+    let mut pipe = killed.stdin.take().unwrap();
+    pipe.write_all(lines[..200].concat().as_bytes()).unwrap();
+    let command = Sample::Python.handler(dir, "effect(request['id'])");
+    let consumers: Vec<_> = (0..3)
+        .map(|_| {
+            let args = ["consume", "--bus", &bus, "--topic", &topic, "--scope", &topic, "--exec", &command];
+            let more =
+                ["--ledger", &ledger, "--set", &schema, "--handlers", "1", "--until-idle", "4", "--json"];
+            hapax(dir, &[&args[..], &more].concat()).spawn().unwrap()
+        })
+        .collect();
+    wait_until("all that it said took effect", || effects(dir).len() == 200);
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    drop(pipe);
+    let ran = run_with(dir, &fixed, lines.concat().as_bytes()).code(0);
+    assert_eq!((&ran.json()["published"], &ran.json()["ids_made"]), (&300.into(), &0.into()));
+    run_with(dir, &fixed, lines[150..].concat().as_bytes()).code(0);
+
+    let ran: Vec<Ran> =
+        consumers.into_iter().map(|child| Ran::from(child.wait_with_output().unwrap()).code(0)).collect();
+    let sum = |word| ran.iter().map(|ran| count(ran, word)).sum::<u64>();
+    let (done, duplicates) = (sum("done"), sum("duplicate"));
+    let mut ids = effects(dir);
+    ids.sort();
+    ids.dedup();
+    println!(
+        "650 published: {done} done, {duplicates} duplicates; {} effects of {} ids",
+        effects(dir).len(),
+        ids.len()
+    );
+    assert_eq!((effects(dir).len(), ids.len(), done), (300, 300, 300));
+    assert!(duplicates >= 350, "each of the others was delivered, and did not run");
 }
 
 #[test]

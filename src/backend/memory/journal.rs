@@ -18,12 +18,11 @@ use crate::ledger::Token;
 
 /// A journal in memory. Clones share it.
 #[derive(Debug, Clone)]
-pub struct MemoryJournal(Arc<Inner>);
+pub struct MemoryJournal(Arc<Inner>, JournalSettings);
 
 #[derive(Debug)]
 struct Inner {
     id: String,
-    settings: JournalSettings,
     clock: Arc<dyn Clock>,
     store: Mutex<Store>,
     /// The last position, for those who wait.
@@ -63,12 +62,18 @@ impl MemoryJournal {
     pub fn with_clock(settings: JournalSettings, clock: Arc<dyn Clock>) -> Self {
         let inner = Inner {
             id: uuid::Uuid::new_v4().to_string(),
-            settings,
             clock,
             store: Mutex::default(),
             last: watch::Sender::new(0),
         };
-        MemoryJournal(Arc::new(inner))
+        MemoryJournal(Arc::new(inner), settings)
+    }
+
+    /// The same journal under other settings, as another process would open it.
+    #[cfg(feature = "testing")]
+    #[must_use]
+    pub fn reopened(&self, settings: JournalSettings) -> Self {
+        MemoryJournal(Arc::clone(&self.0), settings)
     }
 
     fn store(&self) -> MutexGuard<'_, Store> {
@@ -76,12 +81,12 @@ impl MemoryJournal {
     }
 
     fn append_now(&self, append: &Append) -> Result<Appended> {
-        let ready = append.check(&self.0.settings)?;
+        let ready = append.check(&self.1)?;
         let now = self.0.clock.now();
         let mut store = self.store();
         let of = append.of();
         let head = store.aggregates.get(&of).map_or(0, |held| held.head);
-        let mut placed = ready.decide(head, &self.0.settings, |index| {
+        let mut placed = ready.decide(head, &self.1, |index| {
             let id = (append.tenant.clone(), append.events[index].id.clone());
             let stored = store.events.get(store.ids.get(&id)?)?;
             Some((stored.seq, stored.position.clone(), stored.fingerprint))
@@ -151,7 +156,12 @@ impl Journal for MemoryJournal {
         let from = after.number().saturating_add(1);
         let events: Vec<_> =
             store.events.range(from..).take(limit).map(|(_, stored)| stored.clone()).collect();
-        let next = events.last().map_or_else(|| after.clone(), |stored| stored.position.clone());
+        let next = match events.last() {
+            Some(last) if events.len() == limit => last.position.clone(),
+            // What was swept is empty: whoever follows need not come by it again.
+            _ if limit > 0 => after.clone().max(Position::of(store.last)),
+            _ => after.clone(),
+        };
         Ok(Stretch::new(events, next, false))
     }
 

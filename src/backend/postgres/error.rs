@@ -35,6 +35,8 @@ pub(super) fn meaning(error: &sqlx::Error) -> Meaning {
             "55P03" => Meaning::Locked,
             "23514" => Meaning::NoWeek,
             "25006" | "42501" | "53100" => Meaning::Refused,
+            // The server ended a transaction that was idle, or under way, for too long: its process stood still.
+            "25P03" | "25P04" => Meaning::Doubt,
             code if code.starts_with("08") || code.starts_with("57P") || code.starts_with("53") => {
                 Meaning::Doubt
             }
@@ -46,7 +48,7 @@ pub(super) fn meaning(error: &sqlx::Error) -> Meaning {
 }
 
 /// The error for the caller. `what` says what was being done.
-pub(super) fn translate(what: &str, error: sqlx::Error) -> Error {
+pub(in crate::backend) fn translate(what: &str, error: sqlx::Error) -> Error {
     let source = |error: sqlx::Error| -> Option<Source> { Some(Box::new(error)) };
     let code = match &error {
         sqlx::Error::Database(db) => db.code().map(std::borrow::Cow::into_owned).unwrap_or_default(),

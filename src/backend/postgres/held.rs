@@ -19,7 +19,8 @@ pub(super) struct Bodies<'a> {
     payloads: Option<Vec<Option<&'a [u8]>>>,
     names: Option<Vec<&'a [u8]>>,
     values: Option<Vec<&'a [u8]>>,
-    counts: Option<Vec<i32>>,
+    /// None: there is no body. (One without a payload is a tombstone's.)
+    counts: Option<Vec<Option<i32>>>,
     keys: Option<Vec<Option<&'a [u8]>>>,
     stamps: Option<Vec<Option<i64>>>,
 }
@@ -30,9 +31,11 @@ impl<'a> Bodies<'a> {
             return Bodies::default();
         }
         let headers = || bodies.clone().flatten().flat_map(|body| body.headers.iter());
-        let count = |body: Option<&Body>| body.map_or(0, |body| body.headers.iter().count() as i32);
+        let count = |body: Option<&Body>| body.map(|body| body.headers.iter().count() as i32);
         Bodies {
-            payloads: Some(bodies.clone().map(|body| body.map(|body| &body.payload[..])).collect()),
+            payloads: Some(
+                bodies.clone().map(|body| body.and_then(|body| body.payload.as_deref())).collect(),
+            ),
             names: Some(headers().map(|(name, _)| name.as_bytes()).collect()),
             values: Some(headers().map(|(_, value)| value).collect()),
             counts: Some(bodies.clone().map(count).collect()),
@@ -86,25 +89,31 @@ async fn entries(
 /// What may be claimed now: the rule is that of `Head::lets`.
 pub(super) async fn due(inner: &Inner, scope: &Scope, limit: usize) -> Result<Due> {
     let s = &inner.settings.schema;
+    // Each head is looked at once, however many wait behind it; bodies are read of those that are chosen.
     let ready = format!(
-        "(select e.scope, e.week, e.id, rank() over (partition by e.scope, e.aggregate, \
+        "with present as materialized (select {s}.ledger_now() as now), \
+         waiting as materialized (select e.scope, e.week, e.id, e.at, e.aggregate, e.seq \
+            from {s}.scope c join {s}.held e on e.scope = c.number \
+           where c.scope = $1 and e.header_names is not null and e.state in ('L', 'R', 'P') and e.at <= (select now from present)), \
+         heads as materialized (select g.scope, g.aggregate, g.last, g.parked, g.lease_until, g.lease_seq, \
+             (select min(o) from unnest(g.retrying) o) as owed \
+            from (select distinct scope, aggregate from waiting where aggregate is not null) w \
+            join {s}.head g on g.scope = w.scope and g.aggregate = w.aggregate), \
+         ready as (select e.scope, e.week, e.id, e.at, rank() over (partition by e.scope, e.aggregate, \
              case when e.aggregate is null then e.id end, case when e.aggregate is null then e.week end order by e.seq) as n \
-            from (select {s}.ledger_now() as now offset 0) t cross join {s}.scope c join {s}.held e on e.scope = c.number \
-            left join {s}.head g on g.scope = e.scope and g.aggregate = e.aggregate \
-           where c.scope = $1 and e.payload is not null and e.state in ('L', 'R', 'P') and e.at <= t.now \
-             and (e.aggregate is null or g.scope is null or e.seq <= g.last or \
-                  ((e.seq > g.parked) is not true and (g.lease_until > t.now or g.lease_seq < e.seq) is not true \
-                   and not exists (select from unnest(g.retrying) o where o < e.seq)))) r"
+            from waiting e left join heads g on g.scope = e.scope and g.aggregate = e.aggregate \
+           where e.aggregate is null or g.scope is null or e.seq <= g.last or \
+                  ((e.seq > g.parked) is not true and (g.lease_until > (select now from present) or g.lease_seq < e.seq) \
+                   is not true and (g.owed < e.seq) is not true)), \
+         chosen as materialized (select scope, week, id from ready where n = 1 order by at limit $2)"
     );
-    let from = format!(
-        "{ready} join {s}.held e on r.n = 1 and e.scope = r.scope and e.week = r.week and e.id = r.id"
-    );
+    let from = format!("chosen r join {s}.held e on e.scope = r.scope and e.week = r.week and e.id = r.id");
     let mut connection = inner.begin().await?;
-    let sql = format!("{} order by e.at limit $2", select(s, &from));
+    let sql = format!("{ready} {} order by e.at", select(s, &from));
     let entries = entries(&mut connection, sql, scope, limit).await?;
     let held: i64 = sqlx::query_scalar(AssertSqlSafe(format!(
         "select count(*) from {s}.held e join {s}.scope c on c.number = e.scope \
-          where c.scope = $1 and e.payload is not null"
+          where c.scope = $1 and e.header_names is not null"
     )))
     .persistent(false)
     .bind(scope.as_str())
@@ -118,7 +127,7 @@ pub(super) async fn due(inner: &Inner, scope: &Scope, limit: usize) -> Result<Du
 pub(super) async fn outlet(inner: &Inner, scope: &Scope, limit: usize) -> Result<Vec<Entry>> {
     let s = &inner.settings.schema;
     let sql = format!(
-        "{} where c.scope = $1 and e.payload is not null and e.state = 'X' and e.copied is distinct from e.token \
+        "{} where c.scope = $1 and e.header_names is not null and e.state = 'X' and e.copied is distinct from e.token \
          order by e.at limit $2",
         select(s, &format!("{s}.held e"))
     );

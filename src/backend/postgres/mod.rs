@@ -37,7 +37,10 @@ use crate::ledger::{
     Audit, Capabilities, Claim, Copied, Cursor, Due, Entry, Extend, Filter, Finding, Identity, Intervene,
     Intervened, Ledger, Marker, Outcome, Page, Settings, Settle, Settled, Stat, SweepTerms, Swept, Week,
 };
-use error::{Meaning, meaning, translate};
+pub(in crate::backend) use error::translate;
+pub(in crate::backend) use schema::check_name;
+
+use error::{Meaning, meaning};
 
 /// Whether a pooler that changes servers between transactions stands in front of the database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -104,6 +107,8 @@ struct Inner {
     pooled: AtomicBool,
     sql: Sql,
     owner: Option<i32>,
+    /// Whether the server can limit how long a transaction takes (`transaction_timeout`).
+    limits_transactions: bool,
     scopes: RwLock<HashMap<(Option<Tenant>, Scope), i32>>,
     weeks: RwLock<HashSet<Week>>,
     /// Whether this process takes leases, so that the weeks it makes leave room for settling them.
@@ -174,12 +179,14 @@ impl PgLedger {
             Pooling::Transaction => true,
             Pooling::Detect => verify::is_pooled(&pool).await?,
         };
+        let limits_transactions = verify::limits_transactions(&pool).await?;
         let sql = Sql::new(&settings.schema);
         let mut inner = Inner {
             pool,
             pooled: AtomicBool::new(pooled),
             sql,
             owner: None,
+            limits_transactions,
             scopes: RwLock::default(),
             weeks: RwLock::default(),
             leases: AtomicBool::new(false),

@@ -67,10 +67,9 @@ fn row(found: &PgRow) -> Result<Row> {
         )),
         None => None,
     };
-    let body = payload.map(|payload| Body {
-        payload: payload.into(),
+    let body = names.map(|names| Body {
+        payload: payload.map(Into::into),
         headers: names
-            .unwrap_or_default()
             .into_iter()
             .map(|name| String::from_utf8_lossy(&name).into_owned())
             .zip(values.unwrap_or_default())
@@ -424,12 +423,13 @@ pub(super) async fn stat(inner: &Inner) -> Result<Stat> {
             .fetch_all(&mut *connection)
             .await
             .map_err(|e| translate(what, e))?;
-    let held: i64 =
-        sqlx::query_scalar(AssertSqlSafe(format!("select count(*) from {s}.held where payload is not null")))
-            .persistent(false)
-            .fetch_one(&mut *connection)
-            .await
-            .map_err(|e| translate(what, e))?;
+    let held: i64 = sqlx::query_scalar(AssertSqlSafe(format!(
+        "select count(*) from {s}.held where header_names is not null"
+    )))
+    .persistent(false)
+    .fetch_one(&mut *connection)
+    .await
+    .map_err(|e| translate(what, e))?;
     let mut rows = Vec::with_capacity(counts.len());
     for (tenant, scope, letter, count) in counts {
         let tenant = if tenant.is_empty() { None } else { Some(Tenant::new(tenant)?) };

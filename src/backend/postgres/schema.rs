@@ -36,7 +36,7 @@ const RESERVED: [&str; 77] = [
 ];
 
 /// Checks a schema name: a plain lower-case identifier, so that no quoting can go wrong anywhere.
-pub(super) fn check_name(schema: &str) -> Result<()> {
+pub(in crate::backend) fn check_name(schema: &str) -> Result<()> {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     if RESERVED.contains(&schema) {
         return Err(Error::Config(format!("{schema:?} is a word of SQL and cannot name a schema or role")));

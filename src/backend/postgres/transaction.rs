@@ -1,5 +1,7 @@
 //! Claims in the caller's own transaction: exactly once, because claim and effect commit together.
 
+use std::fmt::Write as _;
+
 use sqlx::{AssertSqlSafe, PgConnection, PgTransaction};
 
 use super::claim::{Ready, Target, run};
@@ -187,9 +189,13 @@ fn make_beside(ledger: PgLedger, claim: Claim) {
 impl crate::consumer::TransactionalLedger for PgLedger {
     type Transaction = PgTransaction<'static>;
 
-    async fn begin(&self, idle_max: std::time::Duration) -> Result<PgTransaction<'static>> {
-        let ms = idle_max.as_millis().min(i32::MAX as u128);
-        let statement = format!("BEGIN; SET LOCAL idle_in_transaction_session_timeout = {ms}");
+    async fn begin(&self, time_max: std::time::Duration) -> Result<PgTransaction<'static>> {
+        let ms = time_max.as_millis().min(i32::MAX as u128);
+        let mut statement = format!("BEGIN; SET LOCAL idle_in_transaction_session_timeout = {ms}");
+        // Also one that keeps the server busy. Older servers can end only those that are idle.
+        if self.0.limits_transactions {
+            let _ = write!(statement, "; SET LOCAL transaction_timeout = {ms}");
+        }
         let begun = self.pool().begin_with(AssertSqlSafe(statement)).await;
         begun.map_err(|error| translate("beginning a transaction", error))
     }

@@ -32,6 +32,15 @@ pub(super) async fn is_pooled(pool: &PgPool) -> Result<bool> {
     Ok(pids[0] == pids[1])
 }
 
+/// Whether the server can limit how long a transaction takes.
+pub(super) async fn limits_transactions(pool: &PgPool) -> Result<bool> {
+    let row = sqlx::raw_sql("select (current_setting('server_version_num')::int >= 170000)::text")
+        .fetch_one(pool)
+        .await
+        .map_err(|e| translate(WHAT, e))?;
+    Ok(row.get::<String, _>(0) == "true")
+}
+
 /// Refuses a server that cannot keep the promises, and logs what is worth knowing.
 pub(super) fn enforce(findings: Vec<Finding>) -> Result<()> {
     let mut refusals = Vec::new();

@@ -30,6 +30,7 @@ const NOTE: u16 = 1 << 9;
 const BODY: u16 = 1 << 10;
 const KEY: u16 = 1 << 11;
 const TIMESTAMP: u16 = 1 << 12;
+const PAYLOAD: u16 = 1 << 13;
 
 #[derive(Default)]
 struct Writer(Vec<u8>);
@@ -142,6 +143,7 @@ fn flags(row: &Row) -> u16 {
         (body.is_some(), BODY),
         (body.is_some_and(|body| body.key.is_some()), KEY),
         (body.is_some_and(|body| body.timestamp.is_some()), TIMESTAMP),
+        (body.is_some_and(|body| body.payload.is_some()), PAYLOAD),
     ]
     .into_iter()
     .fold(0, |flags, (set, flag)| if set { flags | flag } else { flags })
@@ -187,7 +189,9 @@ pub(super) fn pack_row(row: &Row) -> Vec<u8> {
 }
 
 fn pack_body(to: &mut Writer, body: &Body) {
-    to.bytes(&body.payload);
+    if let Some(payload) = &body.payload {
+        to.bytes(payload);
+    }
     to.number(body.headers.iter().count() as u64);
     for (name, value) in body.headers.iter() {
         to.bytes(name.as_bytes());
@@ -201,26 +205,57 @@ fn pack_body(to: &mut Writer, body: &Body) {
     }
 }
 
+/// How many bytes stand before the aggregate of a stored row: stamp, state, length. The scripts know it, too.
+pub(super) const BEFORE_AGGREGATE: usize = STAMP_BYTES + 3;
+/// How many bytes behind it, at most, tell the row's times and its place in the order.
+pub(super) const BEHIND_AGGREGATE: usize = 2 + 10 + 8 + 10 + 10 + 10 + 10;
+
+/// When a row's time comes, and its place in the order, from its beginning.
+pub(super) fn waiting(beginning: &[u8]) -> Result<(Time, Option<(Aggregate, u64)>)> {
+    let mut from = Reader(beginning);
+    let start = Start::read(&mut from)?;
+    Ok((start.at, start.order))
+}
+
+/// What a stored row begins with.
+struct Start {
+    state: State,
+    flags: u16,
+    token: Token,
+    nonce: Nonce,
+    attempts: u32,
+    first_at: Time,
+    at: Time,
+    order: Option<(Aggregate, u64)>,
+}
+
+impl Start {
+    fn read(from: &mut Reader<'_>) -> Result<Self> {
+        from.take(STAMP_BYTES)?;
+        let state = state_of(from.byte()?)?;
+        let aggregate = from.short()?;
+        let aggregate = from.take(usize::from(aggregate))?;
+        let flags = from.short()?;
+        let token = Token(from.signed()?);
+        let nonce = from.take(8)?;
+        let nonce = Nonce(i64::from_be_bytes(nonce.try_into().map_err(|_| short())?));
+        let attempts = u32::try_from(from.number()?).map_err(|_| Error::Corrupt("a count of runs".into()))?;
+        let first_at = from.time()?;
+        let at = Time::from_micros(first_at.as_micros().wrapping_add(from.signed()?));
+        let order = (flags & ORDER != 0).then(|| {
+            let aggregate = String::from_utf8_lossy(aggregate);
+            Ok::<_, Error>((sound(Aggregate::new(aggregate))?, from.number()?))
+        });
+        let order = order.transpose()?;
+        Ok(Start { state, flags, token, nonce, attempts, first_at, at, order })
+    }
+}
+
 /// A stored row.
 pub(super) fn row(stored: &[u8]) -> Result<Row> {
     let mut from = Reader(stored);
-    from.take(STAMP_BYTES)?;
-    let state = state_of(from.byte()?)?;
-    let aggregate = from.short()?;
-    let aggregate = from.take(usize::from(aggregate))?;
-    let flags = from.short()?;
+    let Start { state, flags, token, nonce, attempts, first_at, at, order } = Start::read(&mut from)?;
     let has = |flag| flags & flag != 0;
-    let token = Token(from.signed()?);
-    let nonce = from.take(8)?;
-    let nonce = Nonce(i64::from_be_bytes(nonce.try_into().map_err(|_| short())?));
-    let attempts = u32::try_from(from.number()?).map_err(|_| Error::Corrupt("a count of runs".into()))?;
-    let first_at = from.time()?;
-    let at = Time::from_micros(first_at.as_micros().wrapping_add(from.signed()?));
-    let order = has(ORDER).then(|| {
-        let aggregate = String::from_utf8_lossy(aggregate);
-        Ok::<_, Error>((sound(Aggregate::new(aggregate))?, from.number()?))
-    });
-    let order = order.transpose()?;
     let owner = has(OWNER).then(|| sound(Owner::new(from.text()?))).transpose()?;
     let fingerprint = has(FINGERPRINT)
         .then(|| from.take(16)?.try_into().map(Fingerprint).map_err(|_| short()))
@@ -233,7 +268,7 @@ pub(super) fn row(stored: &[u8]) -> Result<Row> {
     let origin = origin.transpose()?;
     let metadata = has(METADATA).then(|| sound(Metadata::new(from.text()?))).transpose()?;
     let note = has(NOTE).then(|| from.text().map(Into::into)).transpose()?;
-    let body = has(BODY).then(|| body(&mut from, has(KEY), has(TIMESTAMP))).transpose()?;
+    let body = has(BODY).then(|| body(&mut from, flags)).transpose()?;
     Ok(Row {
         state,
         token,
@@ -255,15 +290,16 @@ pub(super) fn row(stored: &[u8]) -> Result<Row> {
     })
 }
 
-fn body(from: &mut Reader<'_>, has_key: bool, has_timestamp: bool) -> Result<Body> {
-    let payload = Bytes::copy_from_slice(from.bytes()?);
+fn body(from: &mut Reader<'_>, flags: u16) -> Result<Body> {
+    let has = |flag| flags & flag != 0;
+    let payload = has(PAYLOAD).then(|| from.bytes().map(Bytes::copy_from_slice)).transpose()?;
     let count = from.number()?;
     let mut headers = Vec::new();
     for _ in 0..count {
         headers.push((from.text()?.to_owned(), Bytes::copy_from_slice(from.bytes()?)));
     }
-    let key = has_key.then(|| from.bytes().map(Bytes::copy_from_slice)).transpose()?;
-    let timestamp = has_timestamp.then(|| from.time()).transpose()?;
+    let key = has(KEY).then(|| from.bytes().map(Bytes::copy_from_slice)).transpose()?;
+    let timestamp = has(TIMESTAMP).then(|| from.time()).transpose()?;
     Ok(Body { payload, headers: Headers::from_iter(headers), key, timestamp })
 }
 
@@ -366,17 +402,21 @@ mod tests {
             suspect: true,
             unordered: true,
             body: Some(Body {
-                payload: Bytes::from_static(b"\0\xff"),
+                payload: Some(Bytes::from_static(b"\0\xff")),
                 headers: Headers::from_iter([("a", "1"), ("a", "")]),
                 key: Some(Bytes::new()),
                 timestamp: Some(Time::from_micros(-5)),
             }),
             ..plain()
         };
-        for row_ in [plain(), full] {
+        let tombstone = Row { body: Some(Body::default()), ..plain() };
+        for row_ in [plain(), full, tombstone] {
             let stored = stamped(pack_row(&row_));
             assert_eq!(row(&stored).unwrap(), row_);
             assert_eq!(state(&stored).unwrap(), row_.state);
+            let aggregate = row_.order.as_ref().map_or(0, |(aggregate, _)| aggregate.as_str().len());
+            let start = stored.len().min(BEFORE_AGGREGATE + aggregate + BEHIND_AGGREGATE);
+            assert_eq!(waiting(&stored[..start]).unwrap(), (row_.at, row_.order.clone()));
             for end in 0..stored.len() {
                 assert_eq!(row(&stored[..end]).unwrap_err().code(), "corrupt");
             }

@@ -12,6 +12,13 @@ use crate::error::{Error, Result};
 /// A connection that comes back by itself. Nothing is connected yet. A command that fails is never sent again by it: whether
 /// that is right depends on the command.
 pub(super) fn manager(url: &str, timeout: Duration) -> Result<ConnectionManager> {
+    if let Some((scheme @ ("rediss" | "valkeys"), _)) = url.split_once(':') {
+        return Err(Error::Unsupported(format!(
+            "{:?} asks for TLS, which is not built in towards Redis; say {}:// and put a tunnel (such as stunnel) in between",
+            hide_password(url),
+            &scheme[..scheme.len() - 1]
+        )));
+    }
     let bad = |error: RedisError| {
         // The driver's text may hold the URL, and the URL a password.
         Error::Config(format!(

@@ -3,18 +3,19 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::connect::Doing;
+use super::connect::{Doing, run};
 use super::desk::index_key;
 use super::read::{Scopes, rows};
 use super::want::{Wants, member_key, pair};
 use super::{RedisLedger, Result, codec, wants_of};
+use crate::clock::Time;
 use crate::error::Error;
 use crate::id::{Aggregate, Scope, Topic};
 use crate::ledger::transition::Head;
-use crate::ledger::{Copied, Due, Entry, Filter, Key, Ledger as _, Marker, Rows as _, runnable};
+use crate::ledger::{Copied, Due, Entry, Filter, Key, Ledger as _, Marker, Rows as _, State, runnable};
 
 /// How many entries of an index are looked at together.
-const PART: usize = 1000;
+const PART: usize = 250;
 
 async fn of_scope(ledger: &RedisLedger, scope: &Scope) -> Result<(Scopes, Vec<i32>)> {
     let scopes = Scopes::read(ledger).await?;
@@ -50,30 +51,52 @@ pub(super) async fn due(ledger: &RedisLedger, scope: &Scope, limit: usize) -> Re
     let (scopes, numbers) = of_scope(ledger, scope).await?;
     let now = ledger.now().await?;
     let mut heads: HashMap<(i32, Aggregate), Option<Head>> = HashMap::new();
-    let mut waiting = Vec::new();
+    let mut found = Vec::new();
     for number in &numbers {
         // All of them, as those at the front may wait for those behind.
         for from in (0..).step_by(PART) {
-            let keys = part(ledger, "due", *number, &now.as_micros().to_string(), from, PART).await?;
-            let last = keys.len() < PART;
-            for (key, stored, head) in rows(ledger, &keys).await? {
-                let row = codec::row(&stored)?;
-                if let Some((aggregate, _)) = &row.order {
-                    let head = if head.is_empty() { None } else { Some(codec::head(&head)?) };
-                    heads.insert((key.scope, aggregate.clone()), head);
-                }
-                waiting.push((key, *number, row));
+            let (count, rows, its_heads) = waiting(ledger, *number, now, from).await?;
+            for (member, beginning) in rows {
+                let (at, order) = codec::waiting(&beginning)?;
+                found.push((at, (member_key(&member)?, *number, order)));
             }
-            if last {
+            for (aggregate, head) in its_heads {
+                let head = if head.is_empty() { None } else { Some(codec::head(&head)?) };
+                let aggregate = Aggregate::new(String::from_utf8_lossy(&aggregate));
+                let aggregate = aggregate.map_err(|error| Error::Corrupt(error.to_string()))?;
+                heads.insert((*number, aggregate), head);
+            }
+            if count < PART {
                 break;
             }
         }
     }
-    waiting.sort_by_key(|(.., row)| row.at);
+    found.sort_by_key(|(at, _)| *at);
+    let found = found.into_iter().map(|(_, waiting)| waiting).collect();
     let head = |scope, aggregate: &Aggregate| Ok(heads.get(&(scope, aggregate.clone())).cloned().flatten());
-    let runnable = runnable(waiting, limit, now, head)?;
-    let entries = runnable.into_iter().map(|(key, row)| scopes.entry(&key, row));
-    Ok(Due { entries: entries.collect::<Result<_>>()?, held: count(ledger, &numbers).await? })
+    let keys = runnable(found, limit, now, head)?;
+    let mut entries = Vec::with_capacity(keys.len());
+    for keys in keys.chunks(PART) {
+        for (key, stored, _) in rows(ledger, keys).await? {
+            let row = codec::row(&stored)?;
+            // Somebody may have been quicker.
+            if row.body.is_some() && matches!(row.state, State::Leased | State::Retry | State::Parked) {
+                entries.push(scopes.entry(&key, row)?);
+            }
+        }
+    }
+    Ok(Due { entries, held: count(ledger, &numbers).await? })
+}
+
+/// Pairs of bytes, as a script answers them.
+type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// A part of what waits in a scope: how many it is, the members with what their rows begin with, and the heads they stand behind.
+async fn waiting(ledger: &RedisLedger, scope: i32, now: Time, from: usize) -> Result<(usize, Pairs, Pairs)> {
+    let mut script = ledger.0.scripts.waiting.key(&ledger.0.prefix);
+    script.arg(index_key("due", scope)).arg(scope).arg(now.as_micros()).arg(from).arg(PART);
+    script.arg(codec::BEFORE_AGGREGATE).arg(codec::BEHIND_AGGREGATE);
+    run(&ledger.0.connection, &script, "looking for what is held").await
 }
 
 async fn count(ledger: &RedisLedger, numbers: &[i32]) -> Result<u64> {

@@ -39,6 +39,8 @@ const TRACKED: i64 = 1;
 const ALONE: i64 = 2;
 const SUSPECT: i64 = 4;
 const UNORDERED: i64 = 8;
+/// It is held with its bytes, and had no payload; an empty one is stored, by which what is held is found.
+const TOMBSTONE: i64 = 16;
 
 /// The number a state is stored under: its place in [`State::ALL`].
 pub(super) fn state_code(state: State) -> i64 {
@@ -87,6 +89,7 @@ fn flags(row: &Row) -> i64 {
         + i64::from(row.alone) * ALONE
         + i64::from(row.suspect) * SUSPECT
         + i64::from(row.unordered) * UNORDERED
+        + i64::from(row.body.as_ref().is_some_and(|body| body.payload.is_none())) * TOMBSTONE
 }
 
 /// Binds what most rows of a batch have in common: parameters 3, 4, 6, 9 and 10.
@@ -134,7 +137,10 @@ pub(super) fn bind_rest(statement: &mut Statement<'_>, row: &Row, names: Names) 
     statement.raw_bind_parameter(16, seq)?;
     statement.raw_bind_parameter(17, row.metadata.as_ref().map(Metadata::as_str))?;
     statement.raw_bind_parameter(18, row.note.as_deref())?;
-    statement.raw_bind_parameter(19, Blob(row.body.as_ref().map(|body| &body.payload[..])))?;
+    statement.raw_bind_parameter(
+        19,
+        Blob(row.body.as_ref().map(|body| body.payload.as_deref().unwrap_or_default())),
+    )?;
     statement.raw_bind_parameter(20, Blob(headers.as_deref()))?;
     let body = row.body.as_ref();
     statement.raw_bind_parameter(21, Blob(body.and_then(|body| body.key.as_deref())))?;
@@ -179,7 +185,7 @@ impl Stored {
             suspect: flags & SUSPECT != 0,
             unordered: flags & UNORDERED != 0,
             body: payload.map(|payload| Body {
-                payload: payload.into(),
+                payload: (flags & TOMBSTONE == 0).then(|| payload.into()),
                 headers: Headers::default(),
                 key: key.map(Bytes::from),
                 timestamp: stamp.map(Time::from_micros),

@@ -2,6 +2,7 @@
 //! is found by indexes that hold nothing else.
 
 use std::collections::BTreeSet;
+use std::rc::Rc;
 
 use rusqlite::{Connection, OptionalExtension, params};
 
@@ -11,9 +12,9 @@ use super::fault::Doing;
 use super::read::{Scopes, weeks};
 use crate::clock::Time;
 use crate::error::Result;
-use crate::id::{EventId, Scope, Topic};
+use crate::id::{Aggregate, EventId, Scope, Topic};
 use crate::ledger::transition::Row;
-use crate::ledger::{Copied, Due, Entry, Filter, Identity, Marker, Rows, Week, runnable};
+use crate::ledger::{Copied, Due, Entry, Filter, Identity, Marker, Rows, Waiting, Week, runnable};
 
 /// A held row, with its week, the number of its scope, and its key.
 type Found = (Week, i32, Vec<u8>, Row);
@@ -64,18 +65,78 @@ fn entry(scopes: &Scopes, week: Week, number: i32, key: &[u8], row: Row) -> Resu
 /// What may be claimed now.
 pub(super) fn due(conn: &Connection, scope: &Scope, limit: usize, now: Time) -> Result<Due> {
     let (scopes, numbers) = of_scope(conn, scope)?;
-    let rows = select(conn, &numbers, "state IN (0, 2, 7) AND payload IS NOT NULL", now, i64::MAX)?;
-    let rows = rows.into_iter().map(|(week, number, key, row)| ((week, number, key), number, row)).collect();
-    let runnable = runnable(rows, limit, now, |number, aggregate| {
+    let waiting = waiting(conn, &numbers, now)?;
+    let runnable = runnable(waiting, limit, now, |number, aggregate| {
         conn.prepare_cached(&format!(
             "SELECT {HEAD} FROM main.hapax_head WHERE scope = ?1 AND aggregate = ?2"
         ))
         .and_then(|mut s| s.query_row(params![number, aggregate.as_str()], codec::head).optional())
         .doing("reading the head of an aggregate")
     })?;
-    let entries =
-        runnable.into_iter().map(|((week, number, key), row)| entry(&scopes, week, number, &key, row));
-    Ok(Due { entries: entries.collect::<Result<_>>()?, held: count(conn, &numbers)? })
+    let mut entries = Vec::with_capacity(runnable.len());
+    for place in runnable {
+        let sql = format!(
+            "SELECT {READ} FROM {} WHERE scope = ?1 AND id = ?2 AND {WAITS} {}",
+            place.table, place.and
+        );
+        let found = conn
+            .prepare_cached(&sql)
+            .and_then(|mut s| s.query_row(params![place.scope, place.id], Stored::read).optional())
+            .doing("reading what is due")?;
+        // None: somebody was quicker.
+        if let Some(stored) = found {
+            entries.push(entry(&scopes, place.week, place.scope, &place.id, stored.row()?)?);
+        }
+    }
+    Ok(Due { entries, held: count(conn, &numbers)? })
+}
+
+/// Held and waiting for its time, as SQL; the state is one that an index of its own knows.
+const WAITS: &str = "state IN (0, 2, 7) AND payload IS NOT NULL";
+
+/// Where a held row is.
+struct Place {
+    table: Rc<str>,
+    /// What else its table needs to be told.
+    and: String,
+    week: Week,
+    scope: i32,
+    id: Vec<u8>,
+}
+
+/// What waits and whose time has come, oldest first. Nothing of it is read but its place: bodies may be large, and many.
+fn waiting(conn: &Connection, scopes: &[i32], now: Time) -> Result<Vec<Waiting<Place>>> {
+    let mut found = Vec::new();
+    for (table, week) in tables(conn)? {
+        let kept = week == "week";
+        let table: Rc<str> = table.into();
+        let sql = format!(
+            "SELECT {week}, id, at, aggregate, seq FROM {table} WHERE scope = ?1 AND {WAITS} AND at <= ?2"
+        );
+        let mut statement = conn.prepare_cached(&sql).doing("looking for what is held")?;
+        for scope in scopes {
+            let mut rows =
+                statement.query(params![scope, now.as_micros()]).doing("looking for what is held")?;
+            while let Some(row) = rows.next().doing("looking for what is held")? {
+                let read = || -> rusqlite::Result<(i16, Vec<u8>, i64, Option<String>, Option<i64>)> {
+                    Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
+                };
+                let (number, id, at, aggregate, seq) = read().doing("looking for what is held")?;
+                let order = match aggregate.zip(seq) {
+                    Some((aggregate, seq)) => Some((codec::sound(Aggregate::new(aggregate))?, seq as u64)),
+                    None => None,
+                };
+                let and = if kept { format!("AND week = {number}") } else { String::new() };
+                let week = Week::from_number(number)?;
+                found.push((
+                    at,
+                    (Place { table: table.clone(), and, week, scope: *scope, id }, *scope, order),
+                ));
+            }
+        }
+    }
+    found.sort_by_key(|(at, _)| *at);
+    Ok(found.into_iter().map(|(_, waiting)| waiting).collect())
 }
 
 fn count(conn: &Connection, numbers: &[i32]) -> Result<u64> {

@@ -12,15 +12,19 @@ pub(crate) mod connect;
 mod desk;
 pub(crate) mod fault;
 mod held;
+pub mod journal;
 mod quick;
 mod read;
 pub(crate) mod reader;
+pub(crate) mod requests;
 mod schema;
 mod sweep;
 mod transaction;
 mod writer;
 
+pub use journal::SqliteJournal;
 pub use schema::schema_sql;
+pub use transaction::SqliteTransaction;
 
 use std::fmt;
 use std::path::{Path, PathBuf};

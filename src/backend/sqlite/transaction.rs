@@ -156,8 +156,8 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + '
 impl crate::consumer::TransactionalLedger for SqliteLedger {
     type Transaction = SqliteTransaction;
 
-    /// A stopped process holds the whole file, which no time limit of SQLite can end: `idle_max` is the handler's timeout.
-    async fn begin(&self, _idle_max: std::time::Duration) -> Result<SqliteTransaction> {
+    /// A stopped process holds the whole file, which no time limit of SQLite can end: `time_max` is the handler's timeout.
+    async fn begin(&self, _time_max: std::time::Duration) -> Result<SqliteTransaction> {
         let path = self.0.path.clone();
         blocking(move || {
             let conn = super::connect::open(&path, super::connect::Access::Write)?;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,9 +12,9 @@ use tokio::sync::{Notify, oneshot};
 
 use super::{group, log};
 use crate::backend::sqlite::connect::{begin, commit, patiently, roll_back};
-use crate::backend::sqlite::thread_gone;
+use crate::backend::sqlite::requests::{self, Kind};
 use crate::clock::{Clock, Time};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// The most requests in one transaction.
 const REQUESTS_MAX: usize = 256;
@@ -23,45 +23,25 @@ const BEAT_MAX: Duration = Duration::from_secs(3);
 /// And not more often than this.
 const BEAT_MIN: Duration = Duration::from_millis(20);
 
-/// A request. It may be run several times, each time after the last was undone.
-trait Work: Send {
-    fn run(&mut self, conn: &Connection, now: Time) -> Result<()>;
-    /// Answers with what the last run came to: `Ok` only once it is committed.
-    fn answer(self: Box<Self>, committed: Result<()>);
+/// Requests work on the file, at a time.
+pub(super) enum AtTime {}
+
+impl Kind for AtTime {
+    type Desk<'c> = (&'c Connection, Time);
 }
 
-struct Task<T, F> {
-    run: F,
-    value: Option<T>,
-    answer: oneshot::Sender<Result<T>>,
-}
-
-impl<T: Send, F: FnMut(&Connection, Time) -> Result<T> + Send> Work for Task<T, F> {
-    fn run(&mut self, conn: &Connection, now: Time) -> Result<()> {
-        self.value = Some((self.run)(conn, now)?);
-        Ok(())
-    }
-
-    fn answer(self: Box<Self>, committed: Result<()>) {
-        let Task { value, answer, .. } = *self;
-        let _ = answer.send(committed.and_then(|()| value.ok_or_else(thread_gone))); // nobody may be waiting any more
-    }
-}
+type Work = Box<dyn requests::Work<AtTime>>;
 
 /// Sends requests to the thread that writes.
-pub(super) struct Requests(Sender<Box<dyn Work>>);
+pub(super) struct Requests(requests::Requests<AtTime>);
 
 impl Requests {
-    /// Runs something in a transaction, perhaps with other requests; answered once it is committed. What it finds
-    /// wrong with the request is part of its value: an error undoes the whole transaction.
+    /// Runs something in a transaction, perhaps with other requests; see [`requests::Requests::send`].
     pub(super) fn send<T: Send + 'static>(
         &self,
-        run: impl FnMut(&Connection, Time) -> Result<T> + Send + 'static,
+        mut run: impl FnMut(&Connection, Time) -> Result<T> + Send + 'static,
     ) -> oneshot::Receiver<Result<T>> {
-        let (answer, receiver) = oneshot::channel();
-        // If the thread is gone the answer's sender is dropped with the request, and the receiver sees that.
-        let _ = self.0.send(Box::new(Task { run, value: None, answer }));
-        receiver
+        self.0.send(move |(conn, now)| run(conn, *now))
     }
 }
 
@@ -99,7 +79,7 @@ pub(super) fn start(
     common: Arc<Common>,
     sweep_interval: Duration,
 ) -> std::io::Result<(Requests, std::thread::JoinHandle<()>)> {
-    let (send, receive) = channel();
+    let (send, receive) = requests::Requests::new();
     let mut writer = Writer {
         conn,
         clock,
@@ -128,13 +108,13 @@ struct Writer {
 }
 
 impl Writer {
-    fn serve(&mut self, requests: &Receiver<Box<dyn Work>>) {
+    fn serve(&mut self, requests: &Receiver<Work>) {
         loop {
             match requests.recv_timeout(self.beat_in().unwrap_or(BEAT_MAX).min(self.sweep_waits)) {
                 Ok(first) => {
-                    let mut group = vec![first];
-                    group.extend(requests.try_iter().take(REQUESTS_MAX - 1));
-                    self.handle(group);
+                    let group = requests::group(first, requests, REQUESTS_MAX);
+                    requests::handle(group, |group| self.transact(group));
+                    self.common.changed.notify_waiters();
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -144,32 +124,8 @@ impl Writer {
         }
     }
 
-    fn handle(&mut self, mut group: Vec<Box<dyn Work>>) {
-        let error = match self.transact(&mut group) {
-            Ok(()) => {
-                for work in group {
-                    work.answer(Ok(()));
-                }
-                self.common.changed.notify_waiters();
-                return;
-            }
-            Err(error) => error,
-        };
-        // One request's trouble is not its neighbours': each goes again, alone.
-        let alone = group.len() == 1;
-        for mut work in group {
-            let result = if alone || matches!(error, Error::Contended { .. }) {
-                Err(error.copy())
-            } else {
-                self.transact(std::slice::from_mut(&mut work))
-            };
-            work.answer(result);
-        }
-        self.common.changed.notify_waiters();
-    }
-
-    fn transact(&mut self, group: &mut [Box<dyn Work>]) -> Result<()> {
-        patiently(|| self.once(|conn, now| group.iter_mut().try_for_each(|work| work.run(conn, now))))
+    fn transact(&self, group: &mut [Work]) -> Result<()> {
+        patiently(|| self.once(|conn, now| group.iter_mut().try_for_each(|work| work.run(&mut (conn, now)))))
     }
 
     fn once<T>(&self, run: impl FnOnce(&Connection, Time) -> Result<T>) -> Result<T> {

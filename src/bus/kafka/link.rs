@@ -27,6 +27,15 @@ struct State {
     told: Option<Code>,
     /// Why the last connection failed.
     reason: String,
+    /// What it says of our settings, if it is about them: trying again would not mend it.
+    rejected: Option<Rejected>,
+}
+
+/// What is wrong with how we come, and not with the brokers.
+#[derive(Clone, Copy)]
+enum Rejected {
+    Credentials,
+    Tls,
 }
 
 impl Link {
@@ -41,7 +50,7 @@ impl Link {
     /// A broker answered.
     pub(super) fn answered(&self) {
         let mut state = self.state();
-        state.told = None;
+        (state.told, state.rejected) = (None, None);
         if let Some(since) = state.away_since.take() {
             drop(state);
             let seconds = since.elapsed().as_secs_f64();
@@ -66,8 +75,26 @@ impl Link {
         self.state().reason.clone()
     }
 
+    /// Why no connection will ever be made with these settings, if that is so. `doing` as in [`meaning`].
+    pub(super) fn rejected(&self, doing: &str) -> Option<Error> {
+        let state = self.state();
+        Some(match state.rejected? {
+            Rejected::Credentials => Error::Refused {
+                what: format!("{doing}: the user or the password is not taken: {}", state.reason),
+                source: None,
+            },
+            Rejected::Tls => Error::Config(format!("{doing}: {}", state.reason)),
+        })
+    }
+
     fn failed(&self, code: Code, reason: &str) {
         let mut state = self.state();
+        state.rejected = match code {
+            Code::Authentication | Code::SaslAuthenticationFailed => Some(Rejected::Credentials),
+            Code::SSL => Some(Rejected::Tls),
+            Code::AllBrokersDown => state.rejected, // says nothing of why
+            _ => None,
+        };
         let away = matches!(code, Code::AllBrokersDown);
         if !away || state.reason.is_empty() {
             reason.clone_into(&mut state.reason);
@@ -98,6 +125,10 @@ impl Link {
         // Connections come and go, and each attempt would be a line: `failed` tells what there is to tell.
         // And each partition's leader would be a line.
         let connection = matches!(about, "FAIL" | "ERROR" | "REQTMOUT" | "METADATAUPDATE");
+        // Why the first connection fails is told only here.
+        if about == "FAIL" {
+            line.clone_into(&mut self.state().reason);
+        }
         match level {
             _ if connection => tracing::debug!(target: "hapax::kafka", client = %self.who, about, "{line}"),
             RDKafkaLogLevel::Emerg

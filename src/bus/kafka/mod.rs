@@ -58,6 +58,8 @@ use crate::id::Topic;
 
 /// How many clients are kept for questions about groups.
 const GROUPS_KEPT: usize = 8;
+/// How soon to look whether a connection failed for good. Each look waits twice as long as the one before.
+const FIRST_LOOK: Duration = Duration::from_millis(250);
 /// How soon to look again whether a new topic is known everywhere.
 const AGAIN: Duration = Duration::from_millis(50);
 
@@ -90,7 +92,8 @@ impl fmt::Debug for KafkaBus {
 }
 
 impl KafkaBus {
-    /// Connects. Brokers that do not answer within `answer_timeout` are `Unavailable`.
+    /// Connects. Brokers that do not answer within `answer_timeout` are `Unavailable`; a user or password that they do not take
+    /// is `Refused`, and TLS that does not come about (such as a certificate of an unknown CA) `Config`, as soon as it is known.
     pub async fn connect(settings: KafkaSettings) -> Result<Self> {
         settings.check()?;
         let link = Arc::new(Link::new("reader"));
@@ -113,20 +116,36 @@ impl KafkaBus {
         })
         .await??;
         let bus = KafkaBus { shared: Arc::new(shared), silent: Arc::default() };
-        let asking = bus.ask(|reader, timeout| reader.client().fetch_metadata(None, timeout)).await;
-        if let Err(error) = asking {
-            let reason = link.reason();
-            return Err(Error::unavailable(
-                format!(
+        bus.greet().await?;
+        Ok(bus)
+    }
+
+    /// Waits until the brokers answer. librdkafka would try on with a password that is not taken, or with a certificate that
+    /// it does not trust, so it is asked again and again for a longer time, and looked at in between.
+    async fn greet(&self) -> Result<()> {
+        let Shared { settings, link, .. } = &*self.shared;
+        let by = Instant::now() + settings.answer_timeout;
+        let mut patience = FIRST_LOOK;
+        loop {
+            let left = by.saturating_duration_since(Instant::now());
+            let wait = patience.min(left);
+            let asking = self.ask(move |reader, _| reader.client().fetch_metadata(None, wait)).await;
+            let Err(error) = asking else { return Ok(()) };
+            if let Some(rejected) = link.rejected(&format!("connecting to Kafka at {}", settings.brokers)) {
+                return Err(rejected);
+            }
+            if wait == left {
+                let reason = link.reason();
+                let what = format!(
                     "Kafka at {} did not answer within {:?}{}{reason}",
                     settings.brokers,
                     settings.answer_timeout,
                     if reason.is_empty() { "" } else { ": " }
-                ),
-                error,
-            ));
+                );
+                return Err(Error::unavailable(what, error));
+            }
+            patience *= 2;
         }
-        Ok(bus)
     }
 
     /// Whether the members that joined through this opening stand still, as if their process were stopped: after

@@ -10,7 +10,8 @@ use crate::bus::{Heard, Partition, Received};
 use crate::consumer::arrival::{Arrival, Source};
 use crate::consumer::held;
 use crate::error::Result;
-use crate::ledger::{Entry, Identity};
+use crate::ledger::Entry;
+use crate::window::Sighting;
 
 impl Pipeline {
     pub(super) async fn hear(&mut self, heard: Result<Heard>) -> Result<()> {
@@ -74,9 +75,7 @@ impl Pipeline {
             if !self.is_ours(&arrival) {
                 continue;
             }
-            // In a strict order what has the lower number runs first anyway, so nothing has to wait for what is behind it.
-            let seq = arrival.seq().filter(|_| self.desk.settings.is_strict());
-            self.queues.push_before(arrival.key.clone(), arrival, |other| seq.is_some() && seq < other.seq());
+            self.put_in_order(arrival);
         }
     }
 
@@ -100,12 +99,11 @@ impl Pipeline {
         };
         let desk = self.desk.clone();
         self.tasks.window.spawn(async move {
-            let identities: Vec<_> =
-                arrivals.iter().filter_map(|arrival| desk.identity_of(arrival)).collect();
+            let sightings: Vec<_> = arrivals.iter().filter_map(|arrival| desk.sighting_of(arrival)).collect();
             // One that fails has said so itself: then nothing was seen.
-            let seen = window.seen(&identities).await.unwrap_or_default();
+            let seen = window.seen(&sightings).await.unwrap_or_default();
             let seen =
-                identities.into_iter().zip(seen).filter_map(|(identity, seen)| seen.then_some(identity));
+                sightings.into_iter().zip(seen).filter_map(|(sighting, seen)| seen.then_some(sighting));
             (arrivals, seen.collect())
         });
     }
@@ -113,12 +111,12 @@ impl Pipeline {
     /// Passes what the window knows to be done.
     pub(super) fn answered(
         &mut self,
-        answer: std::result::Result<(Vec<Arrival>, HashSet<Identity>), tokio::task::JoinError>,
+        answer: std::result::Result<(Vec<Arrival>, HashSet<Sighting>), tokio::task::JoinError>,
     ) -> Result<()> {
         let (arrivals, seen) = answer.map_err(ended_badly)?;
         let mut unseen = Vec::with_capacity(arrivals.len());
         for arrival in arrivals {
-            if self.desk.identity_of(&arrival).is_some_and(|identity| seen.contains(&identity)) {
+            if self.desk.sighting_of(&arrival).is_some_and(|sighting| seen.contains(&sighting)) {
                 self.pass(&arrival, "window");
             } else {
                 unseen.push(arrival);
@@ -182,9 +180,13 @@ impl Pipeline {
             }
             // No marker covers it, so a batch that dies with it would not be counted against it.
             arrival.alone = self.worker.batch_max() > 1;
-            // What arrived meanwhile waits for it, not the other way round.
-            let seq = arrival.seq();
-            self.queues.push_before(arrival.key.clone(), arrival, |other| seq.is_some() && seq < other.seq());
+            self.put_in_order(arrival);
         }
+    }
+
+    /// Queues a delivery before those of its key that wait for it.
+    fn put_in_order(&mut self, arrival: Arrival) {
+        let strict = self.desk.settings.is_strict();
+        self.queues.push_before(arrival.key.clone(), arrival, |item, other| item.precedes(other, strict));
     }
 }

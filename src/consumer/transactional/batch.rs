@@ -231,7 +231,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         if claims.is_empty() {
             return Try::Committed(answers.into_iter().flatten().collect());
         }
-        let mut tx = match self.ledger.begin(self.idle_max()).await {
+        let mut tx = match self.ledger.begin(self.time_max()).await {
             Ok(tx) => tx,
             Err(error) => return Try::Again(error),
         };
@@ -359,7 +359,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         Ok(claim)
     }
 
-    fn idle_max(&self) -> Duration {
+    fn time_max(&self) -> Duration {
         self.desk.settings.handler_timeout + self.desk.settings.lease
     }
 
@@ -407,7 +407,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
             Err(error) => return away(error),
         };
         crate::crash_point!("consumer.after-claim");
-        let mut tx = match self.ledger.begin(self.idle_max()).await {
+        let mut tx = match self.ledger.begin(self.time_max()).await {
             Ok(tx) => tx,
             Err(error) => {
                 let _ = lease.release().await; // it did not run

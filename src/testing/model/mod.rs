@@ -17,7 +17,7 @@ use crate::ledger::{
     Claim, Extend, Grant, Intervene, Intervened, Intervention, Ledger, Outcome, Settings, Settle, Settled,
     SweepTerms, Swept,
 };
-use rng::Rng;
+pub(crate) use rng::{Rng, cases, seed};
 use spec::Spec;
 use world::{World, secs};
 
@@ -25,10 +25,7 @@ const COMMANDS: u64 = 60;
 
 /// Random commands have the same outcomes on every ledger, and the outcomes keep the invariants.
 pub async fn model_random_commands_agree(harness: &impl Harness) {
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let seed = number("HAPAX_SEED").unwrap_or_else(|| crate::ledger::Nonce::random().0 as u64);
-    let cases = number("HAPAX_CASES").unwrap_or(40);
-    println!("HAPAX_SEED={seed} HAPAX_CASES={cases}");
+    let (seed, cases) = (seed(), cases(40));
     let tested = harness.open(Settings::default()).await;
     let start = tested.now().await.unwrap();
     let reference = MemoryHarness::starting_at(start);

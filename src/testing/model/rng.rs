@@ -30,3 +30,21 @@ impl Rng {
         items[self.below(items.len() as u64) as usize].clone()
     }
 }
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|text| text.parse().ok())
+}
+
+/// The seed of a run: `HAPAX_SEED`, else any. It is printed.
+pub(crate) fn seed() -> u64 {
+    let seed = number("HAPAX_SEED").unwrap_or_else(|| crate::ledger::Nonce::random().0 as u64);
+    println!("HAPAX_SEED={seed}");
+    seed
+}
+
+/// How many sequences a run has: `HAPAX_CASES`, else as many as it says. It is printed.
+pub(crate) fn cases(usual: u64) -> u64 {
+    let cases = number("HAPAX_CASES").unwrap_or(usual);
+    println!("HAPAX_CASES={cases}");
+    cases
+}

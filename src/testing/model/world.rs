@@ -69,16 +69,16 @@ impl World {
             };
             Order { aggregate: Aggregate::new(aggregate).unwrap(), seq, policy, on_dead }
         });
-        claim.body = rng.chance(40).then(body);
+        claim.body = rng.chance(40).then(|| body(rng.chance(20)));
         claim.hold = claim.body.is_some() && rng.chance(50);
         claim
     }
 }
 
-/// Some bytes.
-fn body() -> Body {
+/// Some bytes, or those of a tombstone.
+fn body(tombstone: bool) -> Body {
     Body {
-        payload: "bytes".into(),
+        payload: (!tombstone).then(|| "bytes".into()),
         headers: Headers::from_iter([("a", "1"), ("b", "2")]),
         key: Some("key".into()),
         timestamp: Some(Time::from_millis(1_772_625_600_000)),
@@ -128,7 +128,7 @@ pub(super) fn any_verdict(mode: Mode, rng: &mut Rng) -> Verdict {
     match roll {
         0..4 => Verdict::Done { metadata: None },
         4..8 => {
-            let body = rng.chance(30).then(body);
+            let body = rng.chance(30).then(|| body(rng.chance(20)));
             let after = secs(rng.pick(&[0, 50, 350]));
             Verdict::Retry { after, counted: rng.chance(70), note: Some("boom".into()), body }
         }

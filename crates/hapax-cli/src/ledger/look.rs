@@ -340,9 +340,9 @@ pub fn entry_json(entry: &Entry, payload: bool) -> Value {
         "metadata": metadata.map(|m| serde_json::from_str::<Value>(m.as_str()).unwrap_or_default()),
         "note": entry.note.as_deref(),
         "tracked": entry.tracked,
-        "payload_bytes": body.map(|b| b.payload.len()),
+        "payload_bytes": body.and_then(|b| b.payload.as_ref()).map(|payload| payload.len()),
         "headers": body.filter(|_| payload).map(|b| headers_json(&b.headers)),
-        "payload": body.filter(|_| payload).map(|b| String::from_utf8_lossy(&b.payload)),
+        "payload": body.filter(|_| payload).and_then(|b| b.payload.as_deref()).map(String::from_utf8_lossy),
     })
 }
 

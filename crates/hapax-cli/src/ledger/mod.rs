@@ -59,7 +59,7 @@ enum LedgerCommand {
     /// Make events dead that are still to run
     #[command(after_help = "Example: hapax ledger kill --scope billing --why 'test data' order-17-paid")]
     Kill(act::ActArgs),
-    /// Remove entries: the next delivery is a first one
+    /// Remove entries: the next delivery is a first one, or stale if its aggregate has gone past it
     #[command(
         after_help = "Example: hapax ledger forget --scope billing --why 'replay wanted' order-17-paid"
     )]

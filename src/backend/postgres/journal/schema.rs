@@ -48,7 +48,7 @@ pub fn journal_grants_sql(schema: &str, role: &str) -> Result<String> {
          grant select, insert on {schema}.journal to {role};\n\
          grant select, insert, update, delete on {schema}.journal_head to {role};\n\
          grant select, insert, update on {schema}.journal_relay to {role};\n\
-         grant select on {schema}.journal_meta to {role};\n\
+         grant select on {schema}.journal_meta, {schema}.journal_events to {role};\n\
          grant usage, select on {schema}.journal_position, {schema}.journal_token to {role};\n\
          grant execute on all functions in schema {schema} to {role};\n"
     ))

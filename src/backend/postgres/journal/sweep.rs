@@ -55,9 +55,9 @@ async fn page(
 ) -> Result<Vec<Candidate>> {
     let s = &inner.settings.schema;
     let sql = format!(
-        "select position, seq, tenant, aggregate, at < now.at - $3 * interval '1 microsecond' \
+        "select j.position, j.seq, j.tenant, j.aggregate, j.at < now.at - $3 * interval '1 microsecond' \
          from {s}.journal j cross join (select {s}.journal_now() as at offset 0) now \
-         where position > $1 and position <= $2 order by position limit $4"
+         where j.position > $1 and j.position <= $2 order by j.position limit $4"
     );
     // More than this is longer ago than a timestamp can say.
     let older = terms.older_than.min(Duration::from_secs(4000 * 365 * 86_400));

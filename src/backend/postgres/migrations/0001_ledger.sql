@@ -59,16 +59,16 @@ alter table {schema}.entry attach partition {schema}.entry_0 for values from (0)
 -- What must wait or lies dead, with its bytes; and what was still open when its week was dropped.
 create table {schema}.held (
   like {schema}.entry including defaults,
-  payload       bytea,
-  header_names  bytea[],
+  payload       bytea,       -- none: the record had none (a tombstone)
+  header_names  bytea[],     -- none: its bytes are not held
   header_values bytea[],
   key           bytea,
   stamp         timestamptz, -- the record's own time
   copied        bigint,      -- the token under which a dead one was copied out
   primary key (scope, id, week)
 );
-create index held_due on {schema}.held (scope, at) where payload is not null and state in ('L', 'R', 'P');
-create index held_out on {schema}.held (scope, at) where payload is not null and state = 'X' and copied is distinct from token;
+create index held_due on {schema}.held (scope, at) where header_names is not null and state in ('L', 'R', 'P');
+create index held_out on {schema}.held (scope, at) where header_names is not null and state = 'X' and copied is distinct from token;
 
 -- An event's bytes.
 create type {schema}.body as (payload bytea, header_names bytea[], header_values bytea[], key bytea, stamp timestamptz);
@@ -269,10 +269,10 @@ begin
       attempts = excluded.attempts, flags = excluded.flags, state = excluded.state, fingerprint = excluded.fingerprint,
       seq = excluded.seq, aggregate = excluded.aggregate, partition = excluded.partition, "offset" = excluded."offset",
       topic = excluded.topic, note = excluded.note, metadata = excluded.metadata;
-    if v_bare or p_body.payload is not null then
+    if v_bare or p_body.header_names is not null then
       update {schema}.held h set payload = p_body.payload, header_names = p_body.header_names,
         header_values = p_body.header_values, key = p_body.key, stamp = p_body.stamp
-      where h.scope = e.scope and h.id = e.id and h.week = e.week and (h.payload is not null or p_body.payload is not null);
+      where h.scope = e.scope and h.id = e.id and h.week = e.week and (h.header_names is not null or p_body.header_names is not null);
     end if;
   elsif v_held then
     delete from {schema}.held h where h.scope = e.scope and h.id = e.id and h.week = e.week;
@@ -285,7 +285,7 @@ create function {schema}.body_of(
   p_payload bytea[], p_header_names bytea[], p_header_values bytea[], p_header_count int[], p_key bytea[], p_stamp bigint[],
   i int, p_at int
 ) returns {schema}.body language sql immutable as $$
-  select case when p_payload[i] is not null then row(p_payload[i],
+  select case when p_header_count[i] is not null then row(p_payload[i],
     p_header_names[p_at + 1 : p_at + p_header_count[i]], p_header_values[p_at + 1 : p_at + p_header_count[i]], p_key[i],
     timestamptz 'epoch' + p_stamp[i] * interval '1 microsecond')::{schema}.body end
 $$;

@@ -136,7 +136,7 @@ begin
       n.state := 'R'; n.note := p_note;
       n.at := v_now + trunc(least(p_base::numeric * 2 ^ least(v_runs, 30), p_cap) * p_permille / 1000)::bigint * interval '1 microsecond';
       if not p_hold then p_body := null; end if;
-      if not {schema}.put(n, v_have, v_in_held, p_body.payload is not null, p_body) then continue again; end if;
+      if not {schema}.put(n, v_have, v_in_held, p_body.header_names is not null, p_body) then continue again; end if;
       if p_aggregate is not null then
         perform {schema}.put_head({schema}.head_owe({schema}.head_let_go(h, p_seq, e.token), p_seq));
       end if;

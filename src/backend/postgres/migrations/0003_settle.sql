@@ -55,7 +55,7 @@ begin
   else
     e.note := p_note;
   end if;
-  perform {schema}.put(e, true, v_in_held, p_body.payload is not null, p_body);
+  perform {schema}.put(e, true, v_in_held, p_body.header_names is not null, p_body);
   if e.seq is not null then perform {schema}.put_head(h); end if;
   o_at := {schema}.us(e.at);
 end $$;

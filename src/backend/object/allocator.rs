@@ -1,0 +1,181 @@
+//! Who says which number is next.
+//!
+//! Whatever is asked, the number is taken by creating the object that bears it: two can never have it, and one that was asked for
+//! and not used is simply the next one again. An allocator saves looking for the end of a chain, and lets others see in a database who
+//! is about to append what.
+
+use std::fmt;
+use std::str::FromStr;
+
+use async_trait::async_trait;
+
+use super::chain::Tail;
+use super::journal::Inner;
+use super::name::Slot;
+use crate::error::{Error, Result};
+use crate::event::Fingerprint;
+use crate::journal::AggregateOf;
+
+/// Where the next number comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AllocatorMode {
+    /// A row per aggregate in PostgreSQL. Gives up: appending while that database is away. Costs two small statements per append.
+    Postgres,
+    /// The objects alone. Gives up nothing; a process that has not seen an aggregate yet looks for its end, which costs a hint, a
+    /// listing and an object.
+    S3,
+    /// The caller: every event must bear its seq, and is refused if that is not the next one. Gives up: appending without knowing
+    /// the head.
+    Off,
+}
+
+impl FromStr for AllocatorMode {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "postgres" => Ok(AllocatorMode::Postgres),
+            "s3" | "legacy" => Ok(AllocatorMode::S3),
+            "off" => Ok(AllocatorMode::Off),
+            _ => Err(Error::Config(format!(
+                "{text:?} is no allocator; known are postgres, s3 (or legacy) and off"
+            ))),
+        }
+    }
+}
+
+impl fmt::Display for AllocatorMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            AllocatorMode::Postgres => "postgres",
+            AllocatorMode::S3 => "s3",
+            AllocatorMode::Off => "off",
+        })
+    }
+}
+
+/// Which allocator, and where.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct AllocatorSettings {
+    /// Which; none: PostgreSQL if a database is named, else the objects alone.
+    pub mode: Option<AllocatorMode>,
+    /// The PostgreSQL schema its table is in.
+    pub schema: String,
+    /// What the rows of this side begin with.
+    pub handler_prefix: String,
+    /// The database.
+    pub postgres_url: Option<String>,
+}
+
+impl Default for AllocatorSettings {
+    fn default() -> Self {
+        AllocatorSettings {
+            mode: None,
+            schema: "spice_event_registry".to_owned(),
+            handler_prefix: "write_side".to_owned(),
+            postgres_url: None,
+        }
+    }
+}
+
+/// Without the database's password.
+impl fmt::Debug for AllocatorSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AllocatorSettings")
+            .field("mode", &self.mode)
+            .field("schema", &self.schema)
+            .field("handler_prefix", &self.handler_prefix)
+            .field("postgres_url", &self.postgres_url.as_deref().map(crate::config::hide_password))
+            .finish()
+    }
+}
+
+impl AllocatorSettings {
+    /// What it comes to.
+    pub fn mode(&self) -> AllocatorMode {
+        let named = if self.postgres_url.is_some() { AllocatorMode::Postgres } else { AllocatorMode::S3 };
+        self.mode.unwrap_or(named)
+    }
+
+    /// Opens the allocator; none where the objects say it all.
+    pub(super) async fn open(&self, journal: &str) -> Result<Option<Box<dyn Allocator>>> {
+        if self.mode() != AllocatorMode::Postgres {
+            return Ok(None);
+        }
+        let Some(url) = &self.postgres_url else {
+            return Err(Error::Config(
+                "the allocator of the journal is postgres, but no database is named; name one, or choose s3"
+                    .into(),
+            ));
+        };
+        open_postgres(url, self, journal).await.map(Some)
+    }
+}
+
+#[cfg(feature = "postgres")]
+async fn open_postgres(url: &str, settings: &AllocatorSettings, journal: &str) -> Result<Box<dyn Allocator>> {
+    Ok(Box::new(super::allocator_postgres::PgAllocator::open(url, settings, journal).await?))
+}
+
+#[cfg(not(feature = "postgres"))]
+#[allow(clippy::unused_async)] // as the one that is built in
+async fn open_postgres(_: &str, _: &AllocatorSettings, _: &str) -> Result<Box<dyn Allocator>> {
+    Err(Error::Unsupported("PostgreSQL is not built in; build hapax with the feature `postgres`".into()))
+}
+
+/// Numbers that someone is about to take.
+#[derive(Debug, Clone)]
+pub(super) struct Reservation {
+    /// They follow this.
+    pub(super) after: Tail,
+    /// How many.
+    pub(super) count: u64,
+    /// The first one's event.
+    pub(super) id: String,
+    pub(super) fingerprint: Fingerprint,
+}
+
+/// What an allocator knows of an aggregate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Known {
+    /// The end of the chain when it was last told.
+    pub(super) tail: Tail,
+    /// Whether someone was about to append behind it.
+    pub(super) pending: bool,
+}
+
+#[async_trait]
+pub(super) trait Allocator: fmt::Debug + Send + Sync + 'static {
+    /// What is known of an aggregate.
+    async fn known(&self, of: &AggregateOf) -> Result<Option<Known>>;
+
+    /// Says who is about to append what; whoever was about to before has not done it. False: the chain is longer already.
+    async fn reserve(&self, of: &AggregateOf, reservation: &Reservation) -> Result<bool>;
+
+    /// The chain ends here now, and nobody is about to append.
+    async fn settle(&self, of: &AggregateOf, tail: Tail) -> Result<()>;
+}
+
+impl Inner {
+    /// Where to look for the chain's end. A pending number is looked up: if its object is there, the append is completed in the
+    /// allocator; if not, the number is the next one again.
+    pub(super) async fn complete(&self, allocator: &dyn Allocator, of: &AggregateOf) -> Result<Option<Slot>> {
+        let Some(known) = allocator.known(of).await? else { return Ok(None) };
+        if known.pending
+            && let Some(link) = self.link(of, known.tail.next).await?
+        {
+            allocator.settle(of, link.tail(known.tail.next)).await?;
+            return Ok(Some(known.tail.next));
+        }
+        Ok(known.tail.last)
+    }
+
+    /// Tells the allocator that an append is done. If it cannot be told, the next append completes it.
+    pub(super) async fn settle(&self, of: &AggregateOf, tail: Tail) {
+        if let Some(allocator) = &self.allocator
+            && let Err(e) = allocator.settle(of, tail).await
+        {
+            tracing::warn!("the allocator was not told of an append to {of}: {}", e.chain());
+        }
+    }
+}

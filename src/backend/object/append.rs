@@ -1,0 +1,331 @@
+//! Appending: intents, a note that something is under way, the commit, the index.
+//!
+//! Killed at any point: before the commit nothing has happened, and no number is gone; behind it the event is there, and whoever
+//! reads the journal finds the note and writes the index.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::allocator::{AllocatorMode, Reservation};
+use super::chain::{Link, Tail};
+use super::ids::{Claim, json};
+use super::journal::Inner;
+use super::name::{self, Entry, Slot};
+use crate::crash_point;
+use crate::error::{Error, Result};
+use crate::event::Fingerprint;
+use crate::id::{Aggregate, Tenant};
+use crate::journal::record::EventRecord;
+use crate::journal::{AggregateOf, Append, Appended, Placed, Placing, Position, Ready};
+
+/// How often an append goes on when others were quicker. Each time one of them was, so all come through.
+const TRIES_MAX: u32 = 1000;
+
+/// How often a place may be refused and yet be free.
+const IN_VAIN_MAX: u32 = 20;
+
+/// A note that an append is under way: at which place it will be committed, if at all.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Note {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) tenant: Option<String>,
+    pub(super) aggregate: String,
+    pub(super) seq: u64,
+    pub(super) void: u32,
+    pub(super) nonce: String,
+    /// The chain's last place in the index.
+    pub(super) ms: u64,
+}
+
+impl Note {
+    pub(super) fn slot(&self) -> Slot {
+        Slot { seq: self.seq, void: self.void }
+    }
+
+    pub(super) fn of(&self) -> Result<AggregateOf> {
+        let tenant = self.tenant.as_deref().map(Tenant::new).transpose();
+        match (tenant, Aggregate::new(&self.aggregate)) {
+            (Ok(tenant), Ok(aggregate)) => Ok(AggregateOf { tenant, aggregate }),
+            _ => Err(Error::Corrupt(format!("a note names the aggregate {:?}", self.aggregate))),
+        }
+    }
+}
+
+/// Whether a place in the chain was ours.
+enum Commit {
+    /// It is, and the events have this place in the index.
+    Done(Entry),
+    /// Someone else has it.
+    Lost,
+}
+
+impl Inner {
+    pub(super) async fn append(&self, append: &Append) -> Result<Appended> {
+        let ready = append.check(&self.settings)?;
+        self.must_be_numbered(append)?;
+        let of = append.of();
+        let mut claims: HashMap<usize, Claim> = HashMap::new();
+        // What was seen last is probably still so; the place itself will tell.
+        let (mut tail, mut looked) = match self.seen_tail(&of) {
+            Some(tail) => (tail, false),
+            None => (self.tail(&of).await?, true),
+        };
+        let mut in_vain = 0;
+        for _ in 0..TRIES_MAX {
+            if !looked && append.expected.check(tail.head()).is_err() {
+                tail = self.catch_up(&of, tail, append, &mut claims).await?;
+                looked = true;
+            }
+            let decided = self.decide(&ready, tail, &mut claims).await;
+            if !looked && matches!(decided, Err(Error::Conflict { .. })) {
+                tail = self.catch_up(&of, tail, append, &mut claims).await?;
+                looked = true;
+                continue;
+            }
+            let mut placed = decided?;
+            if placed.iter().all(|placed| placed.placing != Placing::New) {
+                return Ok(Appended::new(placed));
+            }
+            match self.commit(&ready, &of, tail, &placed, &claims).await? {
+                Commit::Done(entry) => {
+                    position(&mut placed, &ready, &entry);
+                    self.changed.notify_waiters();
+                    return Ok(Appended::new(placed));
+                }
+                Commit::Lost => {
+                    let before = tail;
+                    tail = self.catch_up(&of, tail, append, &mut claims).await?;
+                    looked = true;
+                    in_vain = if tail == before { in_vain + 1 } else { 0 };
+                    if in_vain == IN_VAIN_MAX {
+                        return Err(Error::Corrupt(format!(
+                            "seq {} of {of} is taken, but nothing lies there: was the object store put back?",
+                            tail.next.seq
+                        )));
+                    }
+                }
+            }
+        }
+        Err(Error::Contended { what: format!("{of}: others were quicker {TRIES_MAX} times"), source: None })
+    }
+
+    /// Where the caller numbers, every event must have its number.
+    fn must_be_numbered(&self, append: &Append) -> Result<()> {
+        let missing = append.events.iter().find(|event| event.seq.is_none());
+        match missing {
+            Some(event) if self.mode == AllocatorMode::Off => Err(Error::invalid(
+                "event",
+                format!("{} has no seq, and this journal does not number: the allocator is off", event.id),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Places the events behind a tail, given what is known of their ids. Ids are claimed only if the expectation holds.
+    async fn decide(
+        &self,
+        ready: &Ready<'_>,
+        tail: Tail,
+        claims: &mut HashMap<usize, Claim>,
+    ) -> Result<Vec<Placed>> {
+        let append = ready.append;
+        let of = append.of();
+        let stale = |claim: &Claim| matches!(claim, Claim::Ours { below, .. } if tail.next.seq >= *below);
+        claims.retain(|_, claim| !stale(claim));
+        let wanted: Vec<usize> =
+            (0..append.events.len()).filter(|n| ready.same[*n] == *n && !claims.contains_key(n)).collect();
+        if append.expected.check(tail.head()).is_err() {
+            for index in wanted {
+                if let Some(stored) = self.known(append.tenant.as_ref(), &append.events[index].id).await? {
+                    claims.insert(index, Claim::Known(Box::new(stored)));
+                }
+            }
+        } else {
+            let ids = wanted.iter().map(|index| append.events[*index].id.clone()).collect();
+            let claimed = self.each(ids, move |inner, id| {
+                let of = of.clone();
+                async move {
+                    let claim = inner.claim(&of, &id, tail).await;
+                    crash_point!("journal.object.intent");
+                    claim
+                }
+            });
+            claims.extend(wanted.into_iter().zip(claimed.await?));
+        }
+        ready.decide(tail.head(), &self.settings, |index| match claims.get(&index) {
+            Some(Claim::Known(stored)) => Some((stored.seq, stored.position.clone(), stored.fingerprint)),
+            _ => None,
+        })
+    }
+
+    /// Goes through what came behind a tail: our ids may be among it, or may have been given up on.
+    async fn catch_up(
+        &self,
+        of: &AggregateOf,
+        since: Tail,
+        append: &Append,
+        claims: &mut HashMap<usize, Claim>,
+    ) -> Result<Tail> {
+        let mut tail = since;
+        loop {
+            let slots = self.slots(of, tail.next, 64).await?;
+            if slots.is_empty() {
+                self.see_tail(of, tail);
+                return Ok(tail);
+            }
+            for (slot, link) in self.links(of, &slots).await? {
+                tail = link.tail(slot);
+                let ours = |claim: &Claim, id: &str| match claim {
+                    Claim::Ours { number, .. } => link.barred.iter().any(|(b, by)| by == number && b == id),
+                    Claim::Known(_) => false,
+                };
+                claims.retain(|index, claim| !ours(claim, &append.events[*index].id.as_str()));
+                for (nth, record) in link.events.iter().enumerate() {
+                    let same = |n: &usize| append.events[*n].id.as_str() == record.id;
+                    if let Some(index) = (0..append.events.len()).find(same)
+                        && let Some(stored) = link.stored(slot, nth)?
+                    {
+                        claims.insert(index, Claim::Known(Box::new(stored)));
+                    }
+                }
+            }
+            let last = slots[slots.len() - 1];
+            if tail.next <= last {
+                tail = self.tail(of).await?; // swept meanwhile: nobody sweeps what was just appended
+            }
+        }
+    }
+
+    async fn commit(
+        &self,
+        ready: &Ready<'_>,
+        of: &AggregateOf,
+        tail: Tail,
+        placed: &[Placed],
+        claims: &HashMap<usize, Claim>,
+    ) -> Result<Commit> {
+        let nonce = uuid::Uuid::new_v4().simple().to_string();
+        let mut link = Link::void(of, tail.next, tail.ms, Vec::new());
+        link.nonce.clone_from(&nonce);
+        let mut first: Option<(String, Fingerprint)> = None;
+        for (index, event) in ready.append.events.iter().enumerate() {
+            if placed[index].placing != Placing::New || ready.same[index] != index {
+                continue;
+            }
+            let fingerprint = ready.fingerprints[index];
+            first.get_or_insert_with(|| (event.id.as_str().into_owned(), fingerprint));
+            link.events.push(EventRecord::new(event, fingerprint));
+            link.intents.push(match claims.get(&index) {
+                Some(Claim::Ours { number, .. }) => *number,
+                _ => return Err(Error::Corrupt(format!("{} was not claimed", event.id))),
+            });
+        }
+        link.count = link.events.len() as u64;
+        if !self.reserve(of, tail, &link, first).await? {
+            return Ok(Commit::Lost);
+        }
+        let note = self.leave_note(&link, tail).await?;
+        crash_point!("journal.object.noted");
+        // Behind everything that a reader who did not see the note can have been given.
+        let now = self.objects.now().await?;
+        link.ms = (millis(now.high) + 1 + self.objects.skew_ms()).max(tail.ms + 1);
+        link.at = now.about.as_micros();
+        let won = self.take_place(of, tail.next, &link).await?;
+        if !won {
+            self.drop_note(&note).await;
+            return Ok(Commit::Lost);
+        }
+        crash_point!("journal.object.committed");
+        self.see_tail(of, link.tail(tail.next));
+        let entry = Entry::new(of, tail.next, link.ms, link.count);
+        self.finish(of, tail.next, &link, &entry, &note).await;
+        Ok(Commit::Done(entry))
+    }
+
+    async fn leave_note(&self, link: &Link, tail: Tail) -> Result<String> {
+        let note = Note {
+            tenant: link.tenant.clone(),
+            aggregate: link.aggregate.clone(),
+            seq: tail.next.seq,
+            void: tail.next.void,
+            nonce: link.nonce.clone(),
+            ms: tail.ms,
+        };
+        let since = millis(self.objects.now().await?.low);
+        let name = name::pending(since, &link.nonce);
+        self.objects.put(&name, json(&note)?).await?;
+        Ok(name)
+    }
+
+    async fn drop_note(&self, note: &str) {
+        if let Err(e) = self.objects.delete(note).await {
+            tracing::debug!("a note of an append stays until someone reads the journal: {}", e.chain());
+        }
+    }
+
+    /// The commit point. An answer that was lost is looked up.
+    async fn take_place(&self, of: &AggregateOf, slot: Slot, link: &Link) -> Result<bool> {
+        let name = name::link(of, slot);
+        let body = json(link)?;
+        for _ in 0..3 {
+            let created = self.objects.create(&name, body.clone()).await;
+            if matches!(created, Ok(true)) {
+                return Ok(true);
+            }
+            match (self.link(of, slot).await, created) {
+                (Ok(Some(there)), _) => return Ok(there.nonce == link.nonce),
+                (Ok(None), Ok(_)) => {} // taken a moment ago and gone: some stores refuse two at once and keep neither
+                (_, Err(e)) | (Err(e), _) => return Err(e),
+            }
+        }
+        Err(Error::Contended { what: format!("appending to {of}"), source: None })
+    }
+
+    /// What follows a commit. If it fails, the note stays, and whoever reads the journal does it.
+    async fn finish(&self, of: &AggregateOf, slot: Slot, link: &Link, entry: &Entry, note: &str) {
+        if let Err(e) = self.objects.put(&entry.name(), bytes::Bytes::new()).await {
+            tracing::warn!("an append to {of} is in the journal but not in its index yet: {}", e.chain());
+            return;
+        }
+        crash_point!("journal.object.indexed");
+        self.drop_note(note).await;
+        crash_point!("journal.object.done");
+        self.leave_hint(of, slot, link.count).await;
+        self.settle(of, link.tail(slot)).await;
+    }
+
+    /// Tells the allocator which numbers we are about to take. False: they are taken.
+    async fn reserve(
+        &self,
+        of: &AggregateOf,
+        tail: Tail,
+        link: &Link,
+        first: Option<(String, Fingerprint)>,
+    ) -> Result<bool> {
+        let (Some(allocator), Some((id, fingerprint))) = (&self.allocator, first) else { return Ok(true) };
+        let reservation = Reservation { after: tail, count: link.count, id, fingerprint };
+        let reserved = allocator.reserve(of, &reservation).await?;
+        crash_point!("journal.object.reserved");
+        Ok(reserved)
+    }
+}
+
+/// Fills in the positions of what was stored, and of those that repeat it within the append.
+fn position(placed: &mut [Placed], ready: &Ready<'_>, entry: &Entry) {
+    let mut nth = 0;
+    for index in 0..placed.len() {
+        let first = ready.same[index];
+        if first != index {
+            placed[index].position = placed[first].position.clone();
+        } else if placed[index].placing == Placing::New {
+            placed[index].position = entry.position(nth);
+            nth += 1;
+        }
+    }
+    debug_assert!(placed.iter().all(|placed| placed.position != Position::START));
+}
+
+pub(super) fn millis(time: crate::clock::Time) -> u64 {
+    u64::try_from(time.as_micros() / 1000).unwrap_or_default()
+}

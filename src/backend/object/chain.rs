@@ -1,0 +1,247 @@
+//! An aggregate's chain: one object per append, each at the place that follows from the one before it.
+//!
+//! A place is taken by creating the object that lies there, which one writer can. Whoever takes it has seen every place before it,
+//! so what is true of the chain up to there is still true when the object appears: that is what makes an append one step.
+
+use std::sync::PoisonError;
+
+use serde::{Deserialize, Serialize};
+
+use super::journal::Inner;
+use super::name::{self, Entry, Slot};
+use crate::clock::Time;
+use crate::error::{Error, Result};
+use crate::id::{Aggregate, Tenant};
+use crate::journal::record::EventRecord;
+use crate::journal::{AggregateOf, Stored};
+
+/// The most events in one append.
+pub(super) const EVENTS_MAX: u64 = 1000;
+/// The most names asked for at once.
+pub(super) const PAGE: usize = 1000;
+/// How many heads are remembered.
+const TAILS_MAX: usize = 10_000;
+/// Every so many events a hint says where the chain's end is, for those who have to look for it.
+const HINT_EVERY: u64 = 500;
+
+/// What lies at a place of a chain: the events of one append, or nothing (a void), which only says that this place is taken.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Link {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) tenant: Option<String>,
+    pub(super) aggregate: String,
+    /// Tells one attempt from another.
+    pub(super) nonce: String,
+    /// The seq of the first event.
+    pub(super) first: u64,
+    /// How many events; 0: void.
+    pub(super) count: u64,
+    /// Its place in the index; of a void, that of the link before it.
+    pub(super) ms: u64,
+    /// When it was appended, in microseconds since 1970.
+    pub(super) at: i64,
+    /// The intents that were given up on with this void.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) barred: Vec<(String, u32)>,
+    /// Under which intent each event was appended.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) intents: Vec<u32>,
+    /// The events; none any more if they were swept.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) events: Vec<EventRecord>,
+}
+
+impl Link {
+    pub(super) fn void(of: &AggregateOf, slot: Slot, ms: u64, barred: Vec<(String, u32)>) -> Self {
+        Link {
+            tenant: of.tenant.as_ref().map(|tenant| tenant.as_str().to_owned()),
+            aggregate: of.aggregate.as_str().to_owned(),
+            nonce: uuid::Uuid::new_v4().simple().to_string(),
+            first: slot.seq,
+            count: 0,
+            ms,
+            at: 0,
+            barred,
+            intents: Vec::new(),
+            events: Vec::new(),
+        }
+    }
+
+    pub(super) fn of(&self) -> Result<AggregateOf> {
+        let tenant = self.tenant.as_deref().map(Tenant::new).transpose();
+        match (tenant, Aggregate::new(&self.aggregate)) {
+            (Ok(tenant), Ok(aggregate)) => Ok(AggregateOf { tenant, aggregate }),
+            _ => Err(Error::Corrupt(format!("a stored aggregate is named {:?}", self.aggregate))),
+        }
+    }
+
+    /// The chain's end if this is its last link.
+    pub(super) fn tail(&self, at: Slot) -> Tail {
+        let next = match self.count {
+            0 => Slot { seq: at.seq, void: at.void + 1 },
+            count => Slot { seq: at.seq + count, void: 0 },
+        };
+        Tail { next, ms: self.ms, last: Some(at) }
+    }
+
+    /// Its n-th event, from 0.
+    pub(super) fn stored(&self, slot: Slot, nth: usize) -> Result<Option<Stored>> {
+        let Some(record) = self.events.get(nth) else { return Ok(None) };
+        let of = self.of()?;
+        let event = record.event(of.tenant.as_ref())?;
+        let position = Entry::new(&of, slot, self.ms, self.count).position(nth as u64);
+        let at = Time::from_micros(self.at);
+        let seq = self.first + nth as u64;
+        Ok(Some(Stored::new(position, at, record.fingerprint()?, event, of.aggregate, seq)))
+    }
+}
+
+/// Where a chain ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Tail {
+    /// The next place.
+    pub(super) next: Slot,
+    /// The last link's place in the index.
+    pub(super) ms: u64,
+    /// The place of the last link.
+    pub(super) last: Option<Slot>,
+}
+
+impl Tail {
+    pub(super) const EMPTY: Tail = Tail { next: Slot::FIRST, ms: 0, last: None };
+
+    /// The aggregate's last seq.
+    pub(super) fn head(&self) -> u64 {
+        self.next.seq - 1
+    }
+}
+
+impl Inner {
+    /// The chain's end as it was when this process last saw it.
+    pub(super) fn seen_tail(&self, of: &AggregateOf) -> Option<Tail> {
+        self.tails.lock().unwrap_or_else(PoisonError::into_inner).get(of).copied()
+    }
+
+    pub(super) fn see_tail(&self, of: &AggregateOf, tail: Tail) {
+        let mut tails = self.tails.lock().unwrap_or_else(PoisonError::into_inner);
+        if tails.len() >= TAILS_MAX && !tails.contains_key(of) {
+            tails.clear(); // seldom, and costs each aggregate a look
+        }
+        let seen = tails.entry(of.clone()).or_insert(tail);
+        if tail.next > seen.next {
+            *seen = tail;
+        }
+    }
+
+    /// The chain's end, looked up: one listing, and one object if the chain has grown. The first time also one hint.
+    pub(super) async fn tail(&self, of: &AggregateOf) -> Result<Tail> {
+        loop {
+            let seen = self.seen_tail(of);
+            let from = match seen {
+                Some(tail) => tail.next,
+                None => self.hint(of).await?.unwrap_or(Slot::FIRST),
+            };
+            let Some(last) = self.last_slot(of, from).await? else {
+                if seen.is_none() && from != Slot::FIRST {
+                    return Err(Error::Corrupt(format!(
+                        "{of} had an event with seq {} and has none any more: was the object store put back?",
+                        from.seq
+                    )));
+                }
+                return Ok(seen.unwrap_or(Tail::EMPTY));
+            };
+            // Not there any more: swept, so there is a later one.
+            if let Some(link) = self.link(of, last).await? {
+                let tail = link.tail(last);
+                self.see_tail(of, tail);
+                return Ok(tail);
+            }
+        }
+    }
+
+    async fn last_slot(&self, of: &AggregateOf, from: Slot) -> Result<Option<Slot>> {
+        let mut after = name::chain_from(of, from);
+        let mut last = None;
+        loop {
+            let listed = self.objects.list(&name::chain(of), &after, PAGE).await?;
+            let Some(end) = listed.last() else { return Ok(last) };
+            last = Some(name::slot_of(&end.name)?);
+            if listed.len() < PAGE {
+                return Ok(last);
+            }
+            after.clone_from(&end.name);
+        }
+    }
+
+    /// A place that was the chain's last link once.
+    async fn hint(&self, of: &AggregateOf) -> Result<Option<Slot>> {
+        if let Some(allocator) = &self.allocator {
+            return self.complete(allocator.as_ref(), of).await;
+        }
+        let Some(body) = self.objects.get(&name::head(of)).await? else { return Ok(None) };
+        let slot = std::str::from_utf8(&body).ok().and_then(|text| name::slot_of(text).ok());
+        Ok(slot)
+    }
+
+    /// Leaves a hint now and then. It only saves time, so a failure is none.
+    pub(super) async fn leave_hint(&self, of: &AggregateOf, at: Slot, count: u64) {
+        if self.allocator.is_none() && at.seq / HINT_EVERY != (at.seq + count) / HINT_EVERY {
+            let _ = self.objects.put(&name::head(of), name::link(of, at).into()).await;
+        }
+    }
+
+    /// What lies at a place.
+    pub(super) async fn link(&self, of: &AggregateOf, slot: Slot) -> Result<Option<Link>> {
+        let Some(link) = self.link_named(&name::link(of, slot)).await? else { return Ok(None) };
+        if link.of()? != *of {
+            return Err(Error::Corrupt(format!(
+                "{of} and {} share a name in the object store",
+                link.aggregate
+            )));
+        }
+        Ok(Some(link))
+    }
+
+    pub(super) async fn link_named(&self, name: &str) -> Result<Option<Link>> {
+        let Some(body) = self.objects.get(name).await? else { return Ok(None) };
+        let link = serde_json::from_slice(&body);
+        link.map(Some).map_err(|e| Error::Corrupt(format!("{name} is no part of a chain: {e}")))
+    }
+
+    /// The places from one on, at most so many.
+    pub(super) async fn slots(&self, of: &AggregateOf, from: Slot, limit: usize) -> Result<Vec<Slot>> {
+        let listed = self.objects.list(&name::chain(of), &name::chain_from(of, from), limit).await?;
+        listed.iter().map(|object| name::slot_of(&object.name)).collect()
+    }
+
+    /// The events with seq ≥ `from`.
+    pub(super) async fn events_from(&self, of: &AggregateOf, from: u64, limit: usize) -> Result<Vec<Stored>> {
+        let from = from.max(1);
+        // The append that `from` lies in begins before it, by less than an append can have.
+        let mut begin = Slot { seq: from.saturating_sub(EVENTS_MAX - 1).max(1), void: 0 };
+        let mut found = Vec::new();
+        while found.len() < limit {
+            let mut slots = self.slots(of, begin, PAGE).await?;
+            let full = slots.len() == PAGE;
+            let Some(end) = slots.last().copied() else { break };
+            let inside = slots.partition_point(|slot| slot.seq <= from).saturating_sub(1);
+            slots.drain(..inside);
+            let wanted = slots.len().min((limit - found.len()).saturating_add(1));
+            for (slot, link) in self.links(of, &slots[..wanted]).await? {
+                for nth in 0..link.events.len() {
+                    if link.first + nth as u64 >= from && found.len() < limit {
+                        found.extend(link.stored(slot, nth)?);
+                    }
+                }
+            }
+            if wanted < slots.len() {
+                begin = slots[wanted];
+            } else if full {
+                begin = Slot { seq: end.seq, void: end.void + 1 };
+            } else {
+                break;
+            }
+        }
+        Ok(found)
+    }
+}

@@ -1,0 +1,192 @@
+//! Which ids are in the journal: before an event is committed, an *intent* says to which chain its id will go.
+//!
+//! An intent promises nothing by itself. The id is in the journal if the event is in the chain that the id's last intent names, not
+//! further than [`WINDOW`] seqs behind where the intent begins. If it is not there, its writer was slow or is gone. Then
+//! * an append to the same aggregate writes the next intent and goes on: the two writers meet at the chain's next place, one gets
+//!   it, and the other looks what came there before it tries again;
+//! * an append to another aggregate first puts a void at the end of that chain, which names the intent it gives up on. The slow
+//!   writer finds it at the place that it wanted.
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::chain::{Link, PAGE, Tail};
+use super::journal::Inner;
+use super::name::{self, Slot};
+use crate::crash_point;
+use crate::error::{Error, Result};
+use crate::id::{Aggregate, EventId, Tenant};
+use crate::journal::{AggregateOf, Stored};
+
+/// An event lies less than this many seqs behind where its intent begins. A writer that is pushed further back by others writes a
+/// new intent, so whoever looks for the event never looks far.
+pub(super) const WINDOW: u64 = 256;
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Intent {
+    id: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tenant: Option<String>,
+    aggregate: String,
+    /// The lowest seq the event can have.
+    from: u64,
+}
+
+/// What an append knows of one of its ids.
+#[derive(Debug, Clone)]
+pub(super) enum Claim {
+    /// It is in the journal.
+    Known(Box<Stored>),
+    /// We may commit it, under this intent, below this seq.
+    Ours { number: u32, below: u64 },
+}
+
+/// What became of an intent.
+enum Found {
+    Event(Box<Stored>),
+    /// Not there; the chain ends here, or the window does.
+    Nothing {
+        end: Tail,
+    },
+    /// It was given up on.
+    Barred,
+}
+
+impl Inner {
+    /// Finds out whether an id is in the journal, and if not, claims it for an append to the end of a chain.
+    pub(super) async fn claim(&self, of: &AggregateOf, id: &EventId, tail: Tail) -> Result<Claim> {
+        let from = tail.next.seq;
+        let mut number = 0;
+        loop {
+            if self.intend(of, id, number, from).await? {
+                return Ok(Claim::Ours { number, below: from + WINDOW });
+            }
+            number = match self.last_intent(of.tenant.as_ref(), id).await? {
+                None => 0, // swept meanwhile
+                Some((last, intent)) => match self.follow(of.tenant.as_ref(), last, &intent, id).await? {
+                    Found::Event(stored) => return Ok(Claim::Known(stored)),
+                    Found::Barred => last + 1,
+                    Found::Nothing { .. } if intent.aggregate == of.aggregate.as_str() => last + 1,
+                    Found::Nothing { end } => {
+                        self.give_up(of.tenant.as_ref(), last, &intent, end).await?;
+                        last // the same one, once more: it is barred now, or was committed before
+                    }
+                },
+            };
+        }
+    }
+
+    async fn intend(&self, of: &AggregateOf, id: &EventId, number: u32, from: u64) -> Result<bool> {
+        let intent = Intent {
+            id: id.as_str().into_owned(),
+            tenant: of.tenant.as_ref().map(|tenant| tenant.as_str().to_owned()),
+            aggregate: of.aggregate.as_str().to_owned(),
+            from,
+        };
+        let name = name::intent(of.tenant.as_ref(), id, number);
+        self.objects.create(&name, json(&intent)?).await
+    }
+
+    async fn last_intent(&self, tenant: Option<&Tenant>, id: &EventId) -> Result<Option<(u32, Intent)>> {
+        let prefix = name::intents(tenant, id);
+        let listed = self.objects.list(&prefix, &prefix, PAGE).await?;
+        let Some(last) = listed.last() else { return Ok(None) };
+        let Some(body) = self.objects.get(&last.name).await? else { return Ok(None) };
+        let intent: Intent = serde_json::from_slice(&body)
+            .map_err(|e| Error::Corrupt(format!("{} is no intent: {e}", last.name)))?;
+        if intent.id != id.as_str() || intent.tenant.as_deref() != tenant.map(Tenant::as_str) {
+            return Err(Error::Corrupt(format!("{id} and {:?} share a name in the object store", intent.id)));
+        }
+        Ok(Some((name::intent_number(&last.name)?, intent)))
+    }
+
+    /// Looks for the event of an intent in the chain that the intent names.
+    async fn follow(
+        &self,
+        tenant: Option<&Tenant>,
+        number: u32,
+        intent: &Intent,
+        id: &EventId,
+    ) -> Result<Found> {
+        let of = intent.of(tenant)?;
+        let mut end = Tail { next: Slot { seq: intent.from, void: 0 }, ms: 0, last: None };
+        let mut step = 2; // mostly it is the first; looking further is for what went wrong
+        loop {
+            let slots = self.slots(&of, end.next, step).await?;
+            let within: Vec<_> =
+                slots.iter().copied().filter(|slot| slot.seq < intent.from + WINDOW).collect();
+            for (slot, link) in self.links(&of, &within).await? {
+                end = link.tail(slot);
+                if link.barred.iter().any(|(barred, by)| *by == number && *barred == intent.id) {
+                    return Ok(Found::Barred);
+                }
+                if let Some(nth) = link.events.iter().position(|event| event.id == intent.id)
+                    && let Some(stored) = link.stored(slot, nth)?
+                {
+                    debug_assert_eq!(stored.event.id, *id);
+                    return Ok(Found::Event(Box::new(stored)));
+                }
+            }
+            if within.len() < slots.len() {
+                return Ok(Found::Barred); // beyond the window: it can come no more
+            }
+            if slots.len() < step {
+                return Ok(Found::Nothing { end });
+            }
+            let last = slots[slots.len() - 1];
+            if end.next <= last {
+                end.next = Slot { seq: last.seq, void: last.void + 1 }; // swept meanwhile
+            }
+            step = (step * 4).min(64);
+        }
+    }
+
+    /// Puts a void at the end of a chain, so that nobody can commit under an intent any more.
+    async fn give_up(&self, tenant: Option<&Tenant>, number: u32, intent: &Intent, end: Tail) -> Result<()> {
+        let of = intent.of(tenant)?;
+        // The intent may begin behind what the chain held when we looked: only the chain's own end will do.
+        let end = if end.last.is_some() { end } else { self.tail(&of).await? };
+        let void = Link::void(&of, end.next, end.ms, vec![(intent.id.clone(), number)]);
+        self.objects.create(&name::link(&of, end.next), json(&void)?).await?; // taken: look again
+        crash_point!("journal.object.void");
+        Ok(())
+    }
+
+    /// The event with an id.
+    pub(super) async fn known(&self, tenant: Option<&Tenant>, id: &EventId) -> Result<Option<Stored>> {
+        let Some((number, intent)) = self.last_intent(tenant, id).await? else { return Ok(None) };
+        match self.follow(tenant, number, &intent, id).await? {
+            Found::Event(stored) => Ok(Some(*stored)),
+            Found::Nothing { .. } | Found::Barred => Ok(None),
+        }
+    }
+
+    /// Forgets an id whose event is being swept. One that is being appended again already is left alone.
+    pub(super) async fn forget(&self, tenant: Option<&Tenant>, id: &EventId, number: u32) -> Result<()> {
+        let prefix = name::intents(tenant, id);
+        let listed = self.objects.list(&prefix, &prefix, PAGE).await?;
+        let newest = listed.last().map(|last| name::intent_number(&last.name)).transpose()?;
+        if newest.is_some_and(|newest| newest > number) {
+            return Ok(());
+        }
+        // The newest goes last: whoever looks meanwhile finds it, or none.
+        for object in listed {
+            self.objects.delete(&object.name).await?;
+        }
+        Ok(())
+    }
+}
+
+impl Intent {
+    fn of(&self, tenant: Option<&Tenant>) -> Result<AggregateOf> {
+        let aggregate = Aggregate::new(&self.aggregate)
+            .map_err(|_| Error::Corrupt(format!("an intent names the aggregate {:?}", self.aggregate)))?;
+        Ok(AggregateOf { tenant: tenant.cloned(), aggregate })
+    }
+}
+
+/// An object's content.
+pub(super) fn json(content: &impl Serialize) -> Result<Bytes> {
+    let text = serde_json::to_vec(content).map_err(|e| Error::Corrupt(format!("no JSON: {e}")))?;
+    Ok(text.into())
+}

@@ -1,0 +1,255 @@
+//! The journal itself.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+
+use super::allocator::{Allocator, AllocatorMode, AllocatorSettings};
+use super::chain::{EVENTS_MAX, Tail};
+use super::ids::json;
+use super::name;
+use super::store::Objects;
+use crate::clock::Time;
+use crate::config::Migrate;
+use crate::error::{Error, Result};
+use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
+use crate::journal::{
+    AggregateOf, Append, Appended, Checkpoint, Journal, JournalCapabilities, JournalSettings, JournalStat,
+    JournalSweep, Lead, Position, RelayState, Stored, Stretch,
+};
+use crate::ledger::Token;
+
+/// How many requests one call has under way at most.
+const AT_ONCE: usize = 16;
+/// The format of the objects.
+const FORMAT: u32 = 1;
+
+/// What a journal in an object store is told when it is opened.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ObjectSettings {
+    /// As for every journal; at most 1000 events in one append.
+    pub journal: JournalSettings,
+    /// Whether it is made if it is not there.
+    pub migrate: Migrate,
+    /// Where the next number comes from.
+    pub allocator: AllocatorSettings,
+    /// After how long an append that has not committed is taken for gone. One that was only slow tries again.
+    pub grace: Duration,
+}
+
+impl Default for ObjectSettings {
+    fn default() -> Self {
+        ObjectSettings {
+            journal: JournalSettings::default(),
+            migrate: Migrate::default(),
+            allocator: AllocatorSettings::default(),
+            grace: Duration::from_secs(5),
+        }
+    }
+}
+
+/// A journal in an object store. Clones share it.
+#[derive(Debug, Clone)]
+pub struct ObjectJournal(Arc<Inner>);
+
+#[derive(Debug)]
+pub(super) struct Inner {
+    me: Weak<Inner>,
+    pub(super) objects: Arc<dyn Objects>,
+    pub(super) id: String,
+    pub(super) settings: JournalSettings,
+    pub(super) mode: AllocatorMode,
+    pub(super) allocator: Option<Box<dyn Allocator>>,
+    pub(super) grace: Duration,
+    /// Where chains ended when they were last seen.
+    pub(super) tails: Mutex<HashMap<AggregateOf, Tail>>,
+    /// Something was appended by this process.
+    pub(super) changed: Notify,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Meta {
+    journal: String,
+    format: u32,
+}
+
+impl ObjectJournal {
+    /// Opens the journal that lies in a store, and makes one if there is none.
+    pub async fn open(objects: Arc<dyn Objects>, settings: ObjectSettings) -> Result<Self> {
+        let limit = EVENTS_MAX as usize;
+        if !(1..=limit).contains(&settings.journal.events_max) {
+            let asked = settings.journal.events_max;
+            return Err(Error::Config(format!(
+                "{asked} events in one append; an object store takes 1 to {limit}"
+            )));
+        }
+        let id = identify(objects.as_ref(), settings.migrate).await?;
+        let mode = settings.allocator.mode();
+        let allocator = settings.allocator.open(&id).await?;
+        let inner = |me: &Weak<Inner>| Inner {
+            me: Weak::clone(me),
+            objects,
+            id,
+            settings: settings.journal,
+            mode,
+            allocator,
+            grace: settings.grace,
+            tails: Mutex::default(),
+            changed: Notify::new(),
+        };
+        Ok(ObjectJournal(Arc::new_cyclic(inner)))
+    }
+}
+
+/// The journal's id: made once.
+async fn identify(objects: &dyn Objects, migrate: Migrate) -> Result<String> {
+    let made = Meta { journal: uuid::Uuid::new_v4().to_string(), format: FORMAT };
+    for _ in 0..3 {
+        if let Some(body) = objects.get(name::META).await? {
+            let meta: Meta = serde_json::from_slice(&body)
+                .map_err(|e| Error::Corrupt(format!("{} in {} is none: {e}", name::META, objects.about())))?;
+            if meta.format != FORMAT {
+                let problem =
+                    format!("{} has format {}; this build reads {FORMAT}", objects.about(), meta.format);
+                return Err(Error::Schema(problem));
+            }
+            return Ok(meta.journal);
+        }
+        if migrate == Migrate::Check {
+            return Err(Error::Schema(format!("there is no journal in {}", objects.about())));
+        }
+        objects.create(name::META, json(&made)?).await?;
+    }
+    Err(Error::Unavailable {
+        what: format!("{} does not keep what is written", objects.about()),
+        source: None,
+    })
+}
+
+impl Inner {
+    /// Does something for each of some things, several at a time; answers in their order.
+    pub(super) async fn each<I, T, W, F>(&self, items: Vec<I>, work: W) -> Result<Vec<T>>
+    where
+        I: Send + 'static,
+        T: Send + 'static,
+        W: Fn(Arc<Inner>, I) -> F,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let gone = || Error::Unavailable { what: "the journal was closed".into(), source: None };
+        let me = self.me.upgrade().ok_or_else(gone)?;
+        let mut answers: Vec<Option<T>> = Vec::with_capacity(items.len());
+        let mut under_way: JoinSet<(usize, Result<T>)> = JoinSet::new();
+        let mut items = items.into_iter().enumerate();
+        loop {
+            while under_way.len() < AT_ONCE
+                && let Some((index, item)) = items.next()
+            {
+                answers.push(None);
+                let work = work(Arc::clone(&me), item);
+                under_way.spawn(async move { (index, work.await) });
+            }
+            match under_way.join_next().await {
+                None => break,
+                Some(Ok((index, answer))) => answers[index] = Some(answer?),
+                Some(Err(e)) => return Err(Error::unavailable("a request ended early", e)),
+            }
+        }
+        answers.into_iter().map(|answer| answer.ok_or_else(gone)).collect()
+    }
+}
+
+fn of(tenant: Option<&Tenant>, aggregate: &Aggregate) -> AggregateOf {
+    AggregateOf { tenant: tenant.cloned(), aggregate: aggregate.clone() }
+}
+
+#[async_trait]
+impl Journal for ObjectJournal {
+    async fn append(&self, append: &Append) -> Result<Appended> {
+        self.0.append(append).await
+    }
+
+    async fn read_aggregate(
+        &self,
+        tenant: Option<&Tenant>,
+        aggregate: &Aggregate,
+        from: u64,
+        limit: usize,
+    ) -> Result<Vec<Stored>> {
+        self.0.events_from(&of(tenant, aggregate), from, limit).await
+    }
+
+    async fn read(&self, after: &Position, limit: usize) -> Result<Stretch> {
+        self.0.read(after, limit).await
+    }
+
+    async fn find(&self, tenant: Option<&Tenant>, id: &EventId) -> Result<Option<Stored>> {
+        self.0.known(tenant, id).await
+    }
+
+    async fn head(&self, tenant: Option<&Tenant>, aggregate: &Aggregate) -> Result<u64> {
+        Ok(self.0.tail(&of(tenant, aggregate)).await?.head())
+    }
+
+    async fn wait(&self, after: &Position, at_most: Duration) -> Result<()> {
+        self.0.wait(after, at_most).await
+    }
+
+    async fn lead(&self, relay: &RelayName, owner: &Owner, lease: Duration) -> Result<Lead> {
+        self.0.lead(relay, owner, lease).await
+    }
+
+    async fn keep_lead(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()> {
+        self.0.keep_lead(relay, token, lease).await
+    }
+
+    async fn save(&self, relay: &RelayName, token: Token, checkpoint: &Checkpoint) -> Result<()> {
+        self.0.save(relay, token, checkpoint).await
+    }
+
+    async fn give_up_lead(&self, relay: &RelayName, token: Token) -> Result<()> {
+        self.0.give_up_lead(relay, token).await
+    }
+
+    async fn relays(&self) -> Result<Vec<RelayState>> {
+        self.0.relays().await
+    }
+
+    async fn rewind(&self, relay: &RelayName, to: &Checkpoint) -> Result<Option<Checkpoint>> {
+        self.0.rewind(relay, to).await
+    }
+
+    async fn count_after(&self, after: &Position, limit: u64) -> Result<u64> {
+        self.0.count_after(after, limit).await
+    }
+
+    async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
+        self.0.sweep(terms).await
+    }
+
+    async fn stat(&self) -> Result<JournalStat> {
+        self.0.stat().await
+    }
+
+    async fn now(&self) -> Result<Time> {
+        Ok(self.0.objects.now().await?.about)
+    }
+
+    fn id(&self) -> &str {
+        &self.0.id
+    }
+
+    fn capabilities(&self) -> JournalCapabilities {
+        JournalCapabilities {
+            backend: "object",
+            durable: self.0.objects.durable(),
+            shared: true,
+            ordered: true,
+        }
+    }
+}

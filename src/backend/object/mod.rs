@@ -1,0 +1,73 @@
+//! A journal in an object store: S3 and what speaks its protocol (feature `s3`), or a directory.
+//!
+//! ```text
+//! meta                                    which journal this is
+//! id/TENANT/ID_.N                         an intent: to which chain an id goes           1. before the commit
+//! pending/MS.NONCE                        a note: an append is under way                 2. before the commit, gone at the end
+//! aggregate/TENANT/AGGREGATE/SEQ.V.link   the events of one append, numbered from SEQ    3. the commit: created once
+//! index/…/MS.SEQ.V.HASH.COUNT_.…          its place in the order of all                  4. after the commit
+//! head/TENANT/AGGREGATE                   a hint where the chain ends, now and then
+//! relay/NAME/TOKEN.…                      leads and checkpoints
+//! ```
+//!
+//! The only thing that decides is that an object of a name is created once. An append looks at a chain up to its end, decides, and
+//! creates the object at the next place, which it can only if nothing has changed: checked, numbered and stored in one step. Killed
+//! before that, nothing was appended and no number is gone; killed after it, the event is there, and whoever reads the journal finds the
+//! note and completes the index.
+//!
+//! An entry's place in the index is a time by the *store's* clock, never the event's own: later than any at which a reader can have
+//! missed the note. See `read.rs` for why a reader that follows the index comes by every event. On S3 an event is therefore given
+//! to readers about a third of a second after it was appended (`skew` and what is not known of the clock), in a directory at once.
+//!
+//! # What it costs
+//!
+//! | call | requests |
+//! |---|---|
+//! | `append` of n new events | n + 4 (an intent each, note, link, index, removal of the note); a repeat 4 per event |
+//! | … the first time a process meets an aggregate | + 2 or 3 (hint, listing, last link) |
+//! | … when someone else was quicker | + 4 or so each time |
+//! | … with the allocator in PostgreSQL | + 2 statements; the first time 1 statement instead of the hint |
+//! | `head` | 1 listing, + 1 if the chain has grown |
+//! | `read` of k appends | 2 listings + k; one that finds nothing 2 |
+//! | `wait` | 1 listing at 50 ms, 100 ms, … 1 s |
+//! | `read_aggregate` of k appends | 1 listing per thousand appends + k |
+//! | `find` | 2 listings + 2 |
+//! | `lead` | 2 listings + up to 5, `keep_lead` 3, `save` 4 |
+//! | `sweep` | 1 listing per thousand appends, per append 3 + 2 per event |
+//! | `stat`, `count_after` | 1 listing per thousand appends |
+//!
+//! A listing gives up to a thousand names. In a directory a request is a file, written and synced, with its directory.
+//!
+//! # What it does not do
+//!
+//! An append that is killed may leave intents behind: small objects that nobody removes, used again if the id comes again. The same
+//! id must not be appended again at the very moment its event is swept.
+
+pub mod allocator;
+#[cfg(feature = "postgres")]
+mod allocator_postgres;
+mod append;
+mod chain;
+#[cfg(feature = "s3")]
+mod clock;
+mod directory;
+mod ids;
+mod journal;
+mod name;
+mod read;
+mod relay;
+#[cfg(feature = "s3")]
+mod s3;
+#[cfg(feature = "s3")]
+mod s3_settings;
+mod store;
+mod sweep;
+
+pub use allocator::{AllocatorMode, AllocatorSettings};
+pub use directory::Directory;
+pub use journal::{ObjectJournal, ObjectSettings};
+#[cfg(feature = "s3")]
+pub use s3::S3;
+#[cfg(feature = "s3")]
+pub use s3_settings::S3Settings;
+pub use store::{Listed, Now, Objects};

@@ -1,0 +1,198 @@
+//! Following the index.
+//!
+//! An append first leaves a note, then is given its place in the index: later than the store's clock showed when the note was
+//! written. So whoever lists the notes at a moment knows all appends that can still get a place before it. Up to the oldest of
+//! these, and up to that moment, nothing new can come: that far the index is given. A note whose writer is gone is not waited for:
+//! if its append was committed, the reader writes the index; if not, it takes the place in the chain itself, with a void.
+
+use std::time::Duration;
+
+use super::append::{Note, millis};
+use super::chain::{Link, PAGE};
+use super::ids::json;
+use super::journal::Inner;
+use super::name::{self, Entry, Slot};
+use crate::crash_point;
+use crate::error::{Error, Result};
+use crate::journal::{AggregateOf, Position, Stretch};
+
+/// How long a read waits for the store's clock to pass what was appended just before.
+const SETTLE_MAX: Duration = Duration::from_secs(3);
+/// Notes younger than this are left to their writers.
+const NOTE_AGE_MS: u64 = 500;
+
+/// The index up to which nothing new can come.
+struct Final {
+    /// By the clock.
+    now: u64,
+    /// By the clock and by the appends under way.
+    up_to: u64,
+}
+
+impl Inner {
+    pub(super) async fn read(&self, after: &Position, limit: usize) -> Result<Stretch> {
+        let deadline = tokio::time::Instant::now() + SETTLE_MAX;
+        let from = name::index_after(after)?;
+        loop {
+            let fin = self.up_to().await?;
+            let listed = self.objects.list(name::INDEX, &from, limit.saturating_add(1).min(PAGE)).await?;
+            let mut entries = Vec::with_capacity(listed.len());
+            for object in &listed {
+                entries.push(Entry::parse(&object.name)?);
+            }
+            // What was there before we came is given even if its time has not: after a short sleep it has.
+            let newest = entries.last().map_or(0, |entry| entry.ms);
+            if newest > fin.now && tokio::time::Instant::now() < deadline {
+                tokio::time::sleep(Duration::from_millis((newest - fin.now).clamp(1, 500))).await;
+                continue;
+            }
+            let settled = entries.partition_point(|entry| entry.ms <= fin.up_to);
+            let at_hole = settled < entries.len() || fin.up_to < fin.now;
+            entries.truncate(settled);
+            return self.stretch(after, &entries, limit, at_hole).await;
+        }
+    }
+
+    async fn stretch(
+        &self,
+        after: &Position,
+        entries: &[Entry],
+        limit: usize,
+        at_hole: bool,
+    ) -> Result<Stretch> {
+        let mut stretch = Stretch::new(Vec::new(), after.clone(), at_hole);
+        let mut wanted = Vec::new();
+        let mut events = 0;
+        for entry in entries {
+            let new = (0..entry.count).filter(|nth| entry.position(*nth) > *after).count();
+            if new > 0 && events < limit {
+                wanted.push(entry.clone());
+                events += new;
+            }
+        }
+        let links =
+            self.each(wanted.clone(), |inner, entry| async move { inner.link_named(&entry.link()).await });
+        for (entry, link) in wanted.iter().zip(links.await?) {
+            for nth in 0..entry.count {
+                let position = entry.position(nth);
+                if position <= *after {
+                    continue;
+                }
+                if stretch.events.len() == limit {
+                    stretch.at_hole = false; // it ends here because it is full
+                    return Ok(stretch);
+                }
+                stretch.next = position;
+                if let Some(link) = &link {
+                    stretch.events.extend(link.stored(entry.slot, nth as usize)?); // not there: swept
+                }
+            }
+        }
+        Ok(stretch)
+    }
+
+    /// Up to where nothing new can come. Appends that are under way too long are brought to an end.
+    async fn up_to(&self) -> Result<Final> {
+        let now = millis(self.objects.now().await?.low);
+        let notes = self.objects.list(name::PENDING, name::PENDING, PAGE).await?;
+        let mut up_to = now;
+        for note in &notes {
+            let since = name::pending_since(&note.name)?;
+            if since + NOTE_AGE_MS < now && self.bring_to_an_end(&note.name, since, now).await? {
+                continue;
+            }
+            up_to = up_to.min(since);
+        }
+        if notes.len() == PAGE
+            && let Some(last) = notes.last()
+        {
+            up_to = up_to.min(name::pending_since(&last.name)?);
+        }
+        Ok(Final { now, up_to })
+    }
+
+    /// Does what the writer of a note has not done. False: it is too early for that.
+    async fn bring_to_an_end(&self, note_name: &str, since: u64, now: u64) -> Result<bool> {
+        let Some(body) = self.objects.get(note_name).await? else { return Ok(true) }; // done, index included
+        let note: Note = serde_json::from_slice(&body)
+            .map_err(|e| Error::Corrupt(format!("{note_name} is no note: {e}")))?;
+        let of = note.of()?;
+        match self.link(&of, note.slot()).await? {
+            Some(link) if link.nonce == note.nonce => {
+                let entry = Entry::new(&of, note.slot(), link.ms, link.count);
+                self.objects.put(&entry.name(), bytes::Bytes::new()).await?;
+                crash_point!("journal.object.repaired");
+            }
+            Some(_) => {}
+            None if since + self.grace_ms() > now => return Ok(false),
+            None => {
+                let slot = note.slot();
+                // A place that others have passed long ago was swept; it is not to be taken again.
+                if self.tail(&of).await?.next == slot {
+                    let void = Link::void(&of, slot, note.ms, Vec::new());
+                    if !self.objects.create(&name::link(&of, slot), json(&void)?).await? {
+                        return Ok(false); // just now: look again
+                    }
+                    crash_point!("journal.object.voided");
+                }
+            }
+        }
+        self.objects.delete(note_name).await?;
+        Ok(true)
+    }
+
+    fn grace_ms(&self) -> u64 {
+        u64::try_from(self.grace.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Waits for something behind a position: woken by this process's appends, else by looking, less and less often.
+    pub(super) async fn wait(&self, after: &Position, at_most: Duration) -> Result<()> {
+        let deadline = tokio::time::Instant::now() + at_most;
+        let mut pause = Duration::from_millis(50);
+        loop {
+            let appended = self.changed.notified();
+            if self.count_after(after, 1).await? > 0 {
+                // It may be behind an append that is under way: not at once, so that nobody asks in circles.
+                tokio::time::sleep_until(
+                    deadline.min(tokio::time::Instant::now() + Duration::from_millis(10)),
+                )
+                .await;
+                return Ok(());
+            }
+            if tokio::time::Instant::now() >= deadline {
+                return Ok(());
+            }
+            let until = deadline.min(tokio::time::Instant::now() + pause);
+            let _ = tokio::time::timeout_at(until, appended).await;
+            pause = (pause * 2).min(Duration::from_secs(1));
+        }
+    }
+
+    pub(super) async fn count_after(&self, after: &Position, limit: u64) -> Result<u64> {
+        let mut from = name::index_after(after)?;
+        let mut count = 0;
+        while count < limit {
+            let page = PAGE.min(usize::try_from(limit - count).unwrap_or(PAGE).saturating_add(1));
+            let listed = self.objects.list(name::INDEX, &from, page).await?;
+            for object in &listed {
+                let entry = Entry::parse(&object.name)?;
+                count += (0..entry.count).filter(|nth| entry.position(*nth) > *after).count() as u64;
+            }
+            match listed.last() {
+                Some(last) if listed.len() == page => from.clone_from(&last.name),
+                _ => break,
+            }
+        }
+        Ok(count.min(limit))
+    }
+
+    /// What lies at places of a chain, in order; those that were swept left out.
+    pub(super) async fn links(&self, of: &AggregateOf, slots: &[Slot]) -> Result<Vec<(Slot, Link)>> {
+        let of = of.clone();
+        let links = self.each(slots.to_vec(), move |inner, slot| {
+            let of = of.clone();
+            async move { inner.link(&of, slot).await }
+        });
+        Ok(slots.iter().copied().zip(links.await?).filter_map(|(slot, link)| Some((slot, link?))).collect())
+    }
+}

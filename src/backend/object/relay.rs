@@ -1,0 +1,299 @@
+//! Leads and checkpoints of relays: objects that are written once, named by the lead's token.
+//!
+//! ```text
+//! relay/NAME/TOKEN.lead              who leads, and for how long at first; whoever creates it does
+//! relay/NAME/TOKEN.keep.MS.LEASE     kept for another LEASE ms since it was written
+//! relay/NAME/TOKEN.save.N            a checkpoint; N = 0: the one the lead began with
+//! relay/NAME/TOKEN.end               given up
+//! ```
+//!
+//! The checkpoint that counts is the last one of the highest token, so what a zombie writes under an older one is seen by nobody.
+//! Whether a lead has lapsed is decided by the store's clock alone: when it says that the object was written, and what it shows now,
+//! both rounded in favour of whoever leads.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::append::millis;
+use super::ids::json;
+use super::journal::Inner;
+use super::name;
+use super::store::Listed;
+use crate::clock::Time;
+use crate::crash_point;
+use crate::error::{Error, Result};
+use crate::id::{Owner, RelayName};
+use crate::journal::{Checkpoint, Lead, RelayState};
+use crate::ledger::Token;
+
+/// More objects than a relay ever has: old ones are removed with every step.
+const OBJECTS_MAX: usize = 10_000;
+
+/// How much of a token tells the relay.
+const RELAY_BITS: u32 = 20;
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct LeadObject {
+    relay: String,
+    owner: Option<String>,
+    lease_ms: u64,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct SaveObject {
+    checkpoint: Option<Checkpoint>,
+    /// When it was saved, in microseconds since 1970.
+    saved_at: Option<i64>,
+}
+
+/// What the names in a relay's directory say.
+#[derive(Debug, Default)]
+struct Board {
+    objects: Vec<Listed>,
+    /// The highest token that leads or has led; 0: none.
+    token: i64,
+    lead_at: Option<Time>,
+    /// The last time it was kept, and for how long.
+    kept: Option<(Time, u64)>,
+    ended: bool,
+    /// The last checkpoint: token, number, name.
+    save: Option<(i64, u64, String)>,
+}
+
+impl Board {
+    fn of(objects: Vec<Listed>) -> Self {
+        let mut board = Board::default();
+        for object in &objects {
+            let file = object.name.rsplit('/').next().unwrap_or_default();
+            let mut parts = file.split('.');
+            let token: i64 = parts.next().and_then(|text| text.parse().ok()).unwrap_or_default();
+            let what = parts.next().unwrap_or_default();
+            let mut number = || parts.next().and_then(|text| text.parse::<u64>().ok()).unwrap_or_default();
+            if what == "lead" && token > board.token {
+                board = Board { token, lead_at: Some(object.at), save: board.save, ..Board::default() };
+            }
+
+            if what == "save" {
+                let n = number();
+                if board.save.as_ref().is_none_or(|(t, m, ..)| (token, n) >= (*t, *m)) {
+                    board.save = Some((token, n, object.name.clone()));
+                }
+            }
+        }
+        for object in &objects {
+            let file = object.name.rsplit('/').next().unwrap_or_default();
+            let mut parts = file.split('.');
+            if parts.next().and_then(|text| text.parse().ok()) != Some(board.token) {
+                continue;
+            }
+            match parts.next() {
+                Some("end") => board.ended = true,
+                Some("keep") => {
+                    let lease = parts.nth(1).and_then(|text| text.parse().ok()).unwrap_or_default();
+                    if board.kept.is_none_or(|(at, _)| object.at >= at) {
+                        board.kept = Some((object.at, lease));
+                    }
+                }
+                _ => {}
+            }
+        }
+        board.objects = objects;
+        board
+    }
+
+    /// Until when whoever has the token leads.
+    fn until(&self, lead: &LeadObject, grain_ms: u64) -> Option<Time> {
+        let (at, lease_ms) = match self.kept {
+            Some(kept) => kept,
+            None => (self.lead_at?, lead.lease_ms),
+        };
+        (!self.ended && lease_ms > 0)
+            .then(|| at.plus(Duration::from_millis(lease_ms.saturating_add(grain_ms))))
+    }
+}
+
+fn file(relay: &RelayName, token: i64, what: &str) -> String {
+    format!("{}{token:020}.{what}", name::relay(relay))
+}
+
+impl Inner {
+    async fn board(&self, relay: &RelayName) -> Result<Board> {
+        let prefix = name::relay(relay);
+        Ok(Board::of(self.objects.list(&prefix, &prefix, OBJECTS_MAX).await?))
+    }
+
+    async fn lead_object(&self, relay: &RelayName, token: i64) -> Result<Option<LeadObject>> {
+        let Some(lead) = self.read_json::<LeadObject>(&file(relay, token, "lead")).await? else {
+            return Ok(None);
+        };
+        if lead.relay != relay.as_str() {
+            return Err(Error::Corrupt(format!(
+                "{relay} and {:?} share a name in the object store",
+                lead.relay
+            )));
+        }
+        Ok(Some(lead))
+    }
+
+    async fn read_json<T: serde::de::DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
+        let Some(body) = self.objects.get(name).await? else { return Ok(None) };
+        serde_json::from_slice(&body)
+            .map(Some)
+            .map_err(|e| Error::Corrupt(format!("{name} makes no sense: {e}")))
+    }
+
+    async fn saved(&self, board: &Board) -> Result<(Option<Checkpoint>, Option<Time>)> {
+        let Some((.., name)) = &board.save else { return Ok((None, None)) };
+        let Some(save) = self.read_json::<SaveObject>(name).await? else { return Ok((None, None)) };
+        Ok((save.checkpoint, save.saved_at.map(Time::from_micros)))
+    }
+
+    pub(super) async fn lead(&self, relay: &RelayName, owner: &Owner, lease: Duration) -> Result<Lead> {
+        loop {
+            let board = self.board(relay).await?;
+            if board.token > 0
+                && let Some(lead) = self.lead_object(relay, board.token).await?
+                && let Some(until) = board.until(&lead, self.objects.grain_ms())
+                && self.objects.now().await?.low < until
+            {
+                let by = lead.owner.as_deref().map_or_else(|| Owner::new("unknown"), Owner::new)?;
+                return Ok(Lead::Taken { by, until });
+            }
+            let lease_ms = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
+            let lead =
+                LeadObject { relay: relay.as_str().into(), owner: Some(owner.as_str().into()), lease_ms };
+            let Some((token, checkpoint)) =
+                self.take_over(relay, next_token(relay, board.token), &lead).await?
+            else {
+                continue;
+            };
+            let checkpoint = checkpoint.unwrap_or_else(|| Checkpoint::start(&self.id));
+            return Ok(Lead::Leads { token: Token(token), checkpoint });
+        }
+    }
+
+    /// Creates a lead, then brings the checkpoint over: what anyone saved before the lead was created is seen, what is saved under
+    /// an older token afterwards is not.
+    async fn take_over(
+        &self,
+        relay: &RelayName,
+        token: i64,
+        lead: &LeadObject,
+    ) -> Result<Option<(i64, Option<Checkpoint>)>> {
+        if !self.objects.create(&file(relay, token, "lead"), json(lead)?).await? {
+            return Ok(None);
+        }
+        crash_point!("journal.object.lead");
+        let board = self.board(relay).await?;
+        let (checkpoint, saved_at) = self.saved(&board).await?;
+        let save = SaveObject { checkpoint: checkpoint.clone(), saved_at: saved_at.map(Time::as_micros) };
+        self.objects.create(&file(relay, token, &save_name(0)), json(&save)?).await?;
+        crash_point!("journal.object.lead_checkpoint");
+        let older = |object: &&Listed| object.name < file(relay, token, "");
+        self.remove(board.objects.iter().filter(older)).await;
+        Ok(Some((token, checkpoint)))
+    }
+
+    /// Old objects decide nothing any more; if one stays, the next step removes it.
+    async fn remove(&self, objects: impl Iterator<Item = &Listed>) {
+        for object in objects {
+            let _ = self.objects.delete(&object.name).await;
+        }
+    }
+
+    pub(super) async fn keep_lead(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()> {
+        let lease_ms = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
+        let ms = millis(self.objects.now().await?.about);
+        let name = file(relay, token.0, &format!("keep.{ms:013}.{lease_ms}"));
+        self.objects.put(&name, bytes::Bytes::new()).await?;
+        let board = self.board(relay).await?;
+        if board.token != token.0 || board.ended {
+            self.objects.delete(&name).await?;
+            return Err(fenced(relay));
+        }
+        let old = |object: &&Listed| object.name.contains(".keep.") && object.name < name;
+        self.remove(board.objects.iter().filter(old)).await;
+        Ok(())
+    }
+
+    pub(super) async fn save(&self, relay: &RelayName, token: Token, checkpoint: &Checkpoint) -> Result<()> {
+        checkpoint.must_be_of(&self.id)?;
+        let saved_at = Some(self.objects.now().await?.about.as_micros());
+        let save = json(&SaveObject { checkpoint: Some(checkpoint.clone()), saved_at })?;
+        let board = self.board(relay).await?;
+        if board.token != token.0 {
+            return Err(fenced(relay));
+        }
+        let mut n = board.save.as_ref().filter(|(t, ..)| *t == token.0).map_or(0, |(_, n, ..)| *n) + 1;
+        // A name that is taken: by an earlier try of ours whose answer was lost, or by another task of ours.
+        while !self.objects.create(&file(relay, token.0, &save_name(n)), save.clone()).await? {
+            n += 1;
+        }
+        crash_point!("journal.object.saved");
+        let name = file(relay, token.0, &save_name(n));
+        if self.board(relay).await?.token != token.0 {
+            return Err(fenced(relay)); // the next leader may have begun from this checkpoint; it is true in any case
+        }
+        let old = |object: &&Listed| object.name.contains(".save.") && object.name < name;
+        self.remove(board.objects.iter().filter(old)).await;
+        Ok(())
+    }
+
+    pub(super) async fn give_up_lead(&self, relay: &RelayName, token: Token) -> Result<()> {
+        if self.board(relay).await?.token != token.0 {
+            return Err(fenced(relay));
+        }
+        self.objects.put(&file(relay, token.0, "end"), bytes::Bytes::new()).await
+    }
+
+    pub(super) async fn relays(&self) -> Result<Vec<RelayState>> {
+        let listed = self.objects.list(name::RELAYS, name::RELAYS, usize::MAX).await?;
+        let mut boards: BTreeMap<String, Vec<Listed>> = BTreeMap::new();
+        for object in listed {
+            let directory = object.name.rsplit_once('/').map_or("", |(directory, _)| directory).to_owned();
+            boards.entry(directory).or_default().push(object);
+        }
+        let mut relays = Vec::with_capacity(boards.len());
+        for (directory, objects) in boards {
+            let board = Board::of(objects);
+            let name = format!("{directory}/{:020}.lead", board.token);
+            let Some(lead) = self.read_json::<LeadObject>(&name).await? else { continue };
+            let until = board.until(&lead, self.objects.grain_ms());
+            let (checkpoint, saved_at) = self.saved(&board).await?;
+            let owner = lead.owner.as_deref().map(Owner::new).transpose()?;
+            let relay = RelayName::new(&lead.relay)?;
+            relays.push(RelayState::new(relay, owner, until, Token(board.token), checkpoint, saved_at));
+        }
+        relays.sort_by(|a, b| a.relay.cmp(&b.relay));
+        Ok(relays)
+    }
+
+    pub(super) async fn rewind(&self, relay: &RelayName, to: &Checkpoint) -> Result<Option<Checkpoint>> {
+        to.must_be_of(&self.id)?;
+        loop {
+            let token = self.board(relay).await?.token;
+            let owner = self.lead_object(relay, token).await?.and_then(|lead| lead.owner);
+            let lead = LeadObject { relay: relay.as_str().into(), owner, lease_ms: 0 };
+            let Some((token, before)) = self.take_over(relay, next_token(relay, token), &lead).await? else {
+                continue;
+            };
+            self.save(relay, Token(token), to).await?;
+            return Ok(before);
+        }
+    }
+}
+
+/// The next token of a relay. Its last digits are the relay's own, so that no two relays ever have the same.
+fn next_token(relay: &RelayName, last: i64) -> i64 {
+    (((last >> RELAY_BITS) + 1) << RELAY_BITS) | i64::from(name::relay_number(relay) >> (32 - RELAY_BITS))
+}
+
+fn save_name(n: u64) -> String {
+    format!("save.{n:020}")
+}
+
+fn fenced(relay: &RelayName) -> Error {
+    Error::Fenced { what: format!("relay {relay} is led by someone else now") }
+}

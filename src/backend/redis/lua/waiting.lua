@@ -1,0 +1,25 @@
+-- Reads a part of an index, by time: what its rows begin with, which tells their order, and the heads of their aggregates.
+-- Bodies stay here: they may be large, and few of those that wait are wanted. Changes nothing.
+-- KEYS[1]: the ledger. ARGV: the index; the scope's number; up to when; how many to pass over; how many at most; how many bytes
+-- stand before and behind the aggregate of a beginning. Returns how many members there were, rows as (member, beginning), and
+-- heads as (aggregate, head).
+local p = KEYS[1]
+local members = redis.call('ZRANGEBYSCORE', p .. ARGV[1], '-inf', ARGV[3], 'LIMIT', ARGV[4], ARGV[5])
+local before, behind = tonumber(ARGV[6]), tonumber(ARGV[7])
+local rows, heads, seen = {}, {}, {}
+for _, member in ipairs(members) do
+  local week, scope, id = string.match(member, '^(%-?%d+):(%d+):(.*)$')
+  local row = redis.call('HGET', p .. ':w:' .. week .. ':' .. scope, id) or redis.call('HGET', p .. ':kept', member)
+  if row then
+    local length = string.byte(row, before - 1) * 256 + string.byte(row, before)
+    rows[#rows + 1] = member
+    rows[#rows + 1] = string.sub(row, 1, before + length + behind)
+    local aggregate = string.sub(row, before + 1, before + length)
+    if length > 0 and not seen[aggregate] then
+      seen[aggregate] = true
+      heads[#heads + 1] = aggregate
+      heads[#heads + 1] = redis.call('HGET', p .. ':h:' .. ARGV[2], aggregate) or ''
+    end
+  end
+end
+return { #members, rows, heads }

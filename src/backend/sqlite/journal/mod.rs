@@ -1,0 +1,291 @@
+//! A journal in an SQLite file: durable, and shared by the processes of one machine.
+//!
+//! Appends go to the one thread that writes; what waits there goes into one transaction, and is answered once that is
+//! flushed to disk. SQLite has one writer at a time, so positions become visible in their order and there are no holes.
+//! Whoever waits is woken by the appends of its own process, and looks for those of others at most 20 times a second.
+//!
+//! The file may be the user's own, and hold a ledger too (all tables are named `hapax_journal_…`): then
+//! [`SqliteJournal::append_in`] makes business rows and events one transaction, the transactional outbox. It must not lie on
+//! a network file system: SQLite's locks do not hold there.
+
+mod append;
+mod codec;
+mod relay;
+mod schema;
+mod transaction;
+mod writer;
+
+pub use schema::schema_sql;
+pub use transaction::InTransaction;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::connect::{self, Access};
+use super::{Threads, answer, reader};
+use crate::clock::{Clock, SystemClock, Time};
+use crate::error::{Error, Result};
+use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
+use crate::journal::{
+    Append, Appended, Checkpoint, Journal, JournalCapabilities, JournalSettings, JournalStat, JournalSweep,
+    Lead, Position, RelayState, Stored, Stretch,
+};
+use crate::ledger::Token;
+
+/// How soon appends of other processes are looked for: soon after there were some, less and less often while there are none.
+const PAUSE_MIN: Duration = Duration::from_millis(2);
+const PAUSE_MAX: Duration = Duration::from_millis(50);
+
+/// A journal in an SQLite file. Clones share its connections; dropping the last closes them.
+#[derive(Clone)]
+pub struct SqliteJournal(Arc<Inner>);
+
+struct Inner {
+    // The senders go first, so that the threads that are then waited for end.
+    write: writer::Requests,
+    read: reader::Questions,
+    _threads: Threads,
+    clock: Arc<dyn Clock>,
+    settings: JournalSettings,
+    path: PathBuf,
+    id: Arc<str>,
+    /// The last position that this process committed, for those who wait.
+    last: watch::Sender<u64>,
+}
+
+impl fmt::Debug for SqliteJournal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteJournal").field("path", &self.0.path).finish_non_exhaustive()
+    }
+}
+
+fn open_file(path: &Path, access: Access) -> Result<rusqlite::Connection> {
+    if path.as_os_str().is_empty() || path == Path::new(":memory:") {
+        return Err(Error::invalid("journal file", "it needs a name: a journal in memory is MemoryJournal"));
+    }
+    connect::open_file(path, access, "journal")
+}
+
+impl SqliteJournal {
+    /// Opens a file, making it if it is missing; its directory must be there. Brings the journal's schema up to date; several
+    /// processes may do so at once. The file's own journal becomes a write-ahead log, for good. A file without write
+    /// permission is opened to be read: whatever would write is [`Error::Refused`].
+    ///
+    /// Blocks while another process changes the schema.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+    /// use hapax::backend::sqlite::SqliteJournal;
+    /// use hapax::journal::{Append, Expected, Journal, JournalSettings};
+    /// use hapax::{Aggregate, Event, EventId};
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let file = dir.path().join("orders.db");
+    /// let journal = SqliteJournal::open(&file, JournalSettings::default()).unwrap();
+    /// let event = Event::new(EventId::new("order-17-paid").unwrap()).payload("7 EUR");
+    /// let append = Append::new(Aggregate::new("order-17").unwrap(), Expected::New, [event]);
+    /// assert_eq!(journal.append(&append).await.unwrap().last_seq(), 1);
+    /// assert!(journal.append(&append).await.unwrap().is_repeat());
+    /// # });
+    /// ```
+    pub fn open(path: impl AsRef<Path>, settings: JournalSettings) -> Result<Self> {
+        Self::open_with_clock(path, settings, Arc::new(SystemClock))
+    }
+
+    /// Opens a file that holds a journal of this build's schema. Any other is left as it is, and none is made.
+    pub fn open_existing(path: impl AsRef<Path>, settings: JournalSettings) -> Result<Self> {
+        let path = path.as_ref();
+        let found = open_file(path, Access::Read)?;
+        if connect::patiently(|| schema::current(&found))?.is_none() {
+            return Err(Error::Schema(format!(
+                "there is no journal in {}, or an older one, and migrate is `check`; open it once with `auto`",
+                path.display()
+            )));
+        }
+        drop(found);
+        Self::open(path, settings)
+    }
+
+    /// Opens a file with a clock of yours. All processes that share a file must have the same time.
+    pub fn open_with_clock(
+        path: impl AsRef<Path>,
+        settings: JournalSettings,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self> {
+        let path = path.as_ref();
+        let write = open_file(path, Access::Write)?;
+        // Refuses a schema it does not understand before anything is changed.
+        let found = connect::patiently(|| schema::current(&write))?;
+        let (meta, access) = if write.is_readonly("main").unwrap_or(false) {
+            let none =
+                || Error::Schema("the file has no journal, or an older one, and cannot be written to".into());
+            (found.ok_or_else(none)?, Access::Read)
+        } else {
+            connect::make_durable(&write)?;
+            (schema::migrate(&write)?, Access::Write)
+        };
+        let read = open_file(path, access)?;
+        let last = watch::Sender::new(0);
+        let failed = |error| Error::unavailable("starting the journal's threads", error);
+        let id: Arc<str> = meta.journal.into();
+        let (write, writing) =
+            writer::start(write, Arc::clone(&clock), last.clone(), Arc::clone(&id)).map_err(failed)?;
+        let (read, reading) = reader::start(read).map_err(failed)?;
+        let threads = Threads(vec![writing, reading]);
+        let path = path.to_owned();
+        Ok(SqliteJournal(Arc::new(Inner { write, read, _threads: threads, clock, settings, path, id, last })))
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// Whether something lies after a position, and the state of the file in which it was looked for. A file that is in
+    /// the state it was in before is not looked at again.
+    async fn look(&self, after: u64, seen: Option<i64>) -> Result<(bool, i64)> {
+        let look = move |conn: &rusqlite::Connection| {
+            let version = codec::version(conn)?;
+            let more = seen != Some(version) && codec::last(conn)? > after;
+            Ok((more, version))
+        };
+        answer(self.0.read.send(look)).await
+    }
+}
+
+#[async_trait]
+impl Journal for SqliteJournal {
+    async fn append(&self, append: &Append) -> Result<Appended> {
+        let (append, settings) = (append.clone(), self.0.settings.clone());
+        answer(self.0.write.send(move |desk| desk.append(&append, &settings))).await?
+    }
+
+    async fn append_many(&self, appends: &[Append]) -> Result<Vec<Result<Appended>>> {
+        let (appends, settings) = (appends.to_vec(), self.0.settings.clone());
+        answer(self.0.write.send(move |desk| appends.iter().map(|a| desk.append(a, &settings)).collect()))
+            .await
+    }
+
+    async fn read_aggregate(
+        &self,
+        tenant: Option<&Tenant>,
+        aggregate: &Aggregate,
+        from: u64,
+        limit: usize,
+    ) -> Result<Vec<Stored>> {
+        let (tenant, aggregate) = (tenant.cloned(), aggregate.clone());
+        let read = move |conn: &rusqlite::Connection| {
+            codec::read_aggregate(conn, tenant.as_ref(), &aggregate, from, limit)
+        };
+        answer(self.0.read.send(read)).await
+    }
+
+    async fn read(&self, after: &Position, limit: usize) -> Result<Stretch> {
+        let after = after.clone();
+        answer(self.0.read.send(move |conn| codec::read(conn, &after, limit))).await
+    }
+
+    async fn find(&self, tenant: Option<&Tenant>, id: &EventId) -> Result<Option<Stored>> {
+        let (tenant, id) = (tenant.cloned(), id.clone());
+        answer(self.0.read.send(move |conn| codec::find(conn, tenant.as_ref(), &id))).await
+    }
+
+    async fn head(&self, tenant: Option<&Tenant>, aggregate: &Aggregate) -> Result<u64> {
+        let (tenant, aggregate) = (tenant.cloned(), aggregate.clone());
+        answer(self.0.read.send(move |conn| codec::head(conn, tenant.as_ref(), &aggregate))).await
+    }
+
+    async fn wait(&self, after: &Position, at_most: Duration) -> Result<()> {
+        let started = Instant::now();
+        let mut here = self.0.last.subscribe();
+        let (mut seen, mut pause) = (None, PAUSE_MIN);
+        loop {
+            if *here.borrow_and_update() > after.number() {
+                return Ok(());
+            }
+            let (more, version) = self.look(after.number(), seen).await?;
+            let left = at_most.saturating_sub(started.elapsed());
+            if more || left.is_zero() {
+                return Ok(());
+            }
+            seen = Some(version);
+            if let Ok(Err(_)) = tokio::time::timeout(pause.min(left), here.changed()).await {
+                return Err(super::thread_gone());
+            }
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    async fn lead(&self, relay: &RelayName, owner: &Owner, lease: Duration) -> Result<Lead> {
+        let (id, relay, owner) = (Arc::clone(&self.0.id), relay.clone(), owner.clone());
+        let lead =
+            move |desk: &mut writer::Desk<'_>| relay::lead(desk.conn, &id, &relay, &owner, lease, desk.now);
+        answer(self.0.write.send(lead)).await
+    }
+
+    async fn keep_lead(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()> {
+        let relay = relay.clone();
+        let keep = move |desk: &mut writer::Desk<'_>| {
+            relay::keep(desk.conn, &relay, token, Some(desk.now.plus(lease)))
+        };
+        answer(self.0.write.send(keep)).await?
+    }
+
+    async fn save(&self, relay: &RelayName, token: Token, checkpoint: &Checkpoint) -> Result<()> {
+        checkpoint.must_be_of(&self.0.id)?;
+        let (relay, checkpoint) = (relay.clone(), checkpoint.clone());
+        let save =
+            move |desk: &mut writer::Desk<'_>| relay::save(desk.conn, &relay, token, &checkpoint, desk.now);
+        answer(self.0.write.send(save)).await?
+    }
+
+    async fn give_up_lead(&self, relay: &RelayName, token: Token) -> Result<()> {
+        let relay = relay.clone();
+        answer(self.0.write.send(move |desk| relay::keep(desk.conn, &relay, token, None))).await?
+    }
+
+    async fn relays(&self) -> Result<Vec<RelayState>> {
+        answer(self.0.read.send(relay::relays)).await
+    }
+
+    async fn rewind(&self, relay: &RelayName, to: &Checkpoint) -> Result<Option<Checkpoint>> {
+        to.must_be_of(&self.0.id)?;
+        let (relay, to) = (relay.clone(), to.clone());
+        answer(self.0.write.send(move |desk| relay::rewind(desk.conn, &relay, &to, desk.now))).await
+    }
+
+    async fn count_after(&self, after: &Position, limit: u64) -> Result<u64> {
+        let after = after.number();
+        answer(self.0.read.send(move |conn| codec::count_after(conn, after, limit))).await
+    }
+
+    async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
+        let terms = terms.clone();
+        if terms.dry_run {
+            let now = self.0.clock.now();
+            return answer(self.0.read.send(move |conn| relay::sweep(conn, &terms, now))).await;
+        }
+        answer(self.0.write.send(move |desk| relay::sweep(desk.conn, &terms, desk.now))).await
+    }
+
+    async fn stat(&self) -> Result<JournalStat> {
+        answer(self.0.read.send(codec::stat)).await
+    }
+
+    async fn now(&self) -> Result<Time> {
+        Ok(self.0.clock.now())
+    }
+
+    fn id(&self) -> &str {
+        &self.0.id
+    }
+
+    fn capabilities(&self) -> JournalCapabilities {
+        JournalCapabilities { backend: "sqlite", durable: true, shared: true, ordered: true }
+    }
+}
