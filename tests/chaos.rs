@@ -229,7 +229,10 @@ async fn t24_a_parked_aggregate_is_redriven_while_new_events_arrive() {
     until("it is through with them", || world.is_through()).await;
     let (dead, parked) = (world.entries(State::Dead).await, world.entries(State::Parked).await);
     assert_eq!((dead.len(), parked.len()), (3, 4));
-    assert!(dead.iter().any(|entry| entry.body.as_ref().unwrap().payload.as_deref() == Some(&garbage[..])), "as they came");
+    assert!(
+        dead.iter().any(|entry| entry.body.as_ref().unwrap().payload.as_deref() == Some(&garbage[..])),
+        "as they came"
+    );
     until("each has a copy", || async { world.copies().await == 3 }).await;
 
     std::fs::write(&mended, "").unwrap();

@@ -586,7 +586,7 @@ fn the_defaults_are_those_of_the_table() {
     let documented = |knob: &str| {
         let row = table.lines().find(|line| line.starts_with(&format!("| `{knob}` |")));
         let row = row.unwrap_or_else(|| panic!("{knob} is not in docs/relay.md"));
-        row.split('|').nth(2).unwrap().trim().replace(',', "").to_owned()
+        row.split('|').nth(2).unwrap().trim().replace(',', "")
     };
     let seconds = |duration: Duration| format!("{} s", duration.as_secs());
     for (knob, effective) in [

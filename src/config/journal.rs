@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::{Config, Migrate, Typed, hide_password};
+use super::{Config, Migrate, Place, Typed, hide_password};
+use crate::backend::object::AllocatorSettings;
 use crate::error::Result;
 use crate::id::{RelayName, Topic};
 use crate::journal::{JournalSettings, OpenSettings};
@@ -24,14 +25,8 @@ pub struct JournalConfig {
     pub mismatch: MismatchRule,
     /// The largest event.
     pub event_bytes_max: usize,
-    /// Who numbers the events of an object store: `postgres`, `s3` or `off`.
-    pub allocator: String,
-    /// The PostgreSQL that does; may hold a password.
-    pub allocator_url: Option<String>,
-    /// The schema of its table.
-    pub allocator_schema: String,
-    /// What its rows are filed under.
-    pub allocator_prefix: String,
+    /// Who numbers the events of an object store.
+    pub allocator: AllocatorSettings,
 }
 
 /// The relay's settings.
@@ -76,13 +71,16 @@ impl JournalConfig {
                 _ => MismatchRule::Error,
             },
             event_bytes_max: of.int("journal.event_bytes_max")? as usize,
-            allocator: match of.text("journal.allocator")? {
-                "legacy" => "s3".to_owned(),
-                mode => mode.to_owned(),
+            allocator: AllocatorSettings {
+                // Nobody said anything: PostgreSQL if one is named, else nothing but the store itself is needed.
+                mode: match of.at("journal.allocator")? {
+                    value if value.place == Place::Default => None,
+                    value => Some(value.text().parse()?),
+                },
+                postgres_url: set("journal.allocator_url")?.or(ledger),
+                schema: of.text("journal.allocator_schema")?.to_owned(),
+                handler_prefix: set("journal.allocator_prefix")?.unwrap_or_else(|| "write_side".to_owned()),
             },
-            allocator_url: set("journal.allocator_url")?.or(ledger),
-            allocator_schema: of.text("journal.allocator_schema")?.to_owned(),
-            allocator_prefix: set("journal.allocator_prefix")?.unwrap_or_else(|| "write_side".to_owned()),
         })
     }
 }
@@ -121,6 +119,7 @@ impl Config {
             schema: self.journal.schema.clone(),
             migrate: self.journal.migrate,
             acquire_timeout: self.ledger.acquire_timeout,
+            allocator: self.journal.allocator.clone(),
             ..OpenSettings::default()
         }
     }

@@ -272,7 +272,7 @@ pub const SETTINGS: &[Setting] = &[
             "journal.allocator",
             Kind::Choice(&["postgres", "s3", "legacy", "off"]),
             "postgres",
-            "who numbers the events of an object store: a table in PostgreSQL, the store itself (s3, legacy), or the caller (off)",
+            "who numbers the events of an object store: a table in PostgreSQL, the store itself (s3, legacy; also if no PostgreSQL is named), or the caller (off)",
         ),
         &["EVENT_STORE_SEQUENCE_ALLOCATOR_MODE"],
     ),
@@ -306,17 +306,12 @@ pub const SETTINGS: &[Setting] = &[
             "relay.lookback_s",
             int(0, 86_400),
             "600",
-            "object stores: how far behind its checkpoint the relay looks again; 0: not at all",
+            "journals whose read is not ordered: how far behind its checkpoint the relay looks again; 0: not at all",
         ),
         &["EVENT_PUBLISHER_LOOKBACK_SECONDS"],
     ),
     also(
-        row(
-            "relay.lookback_max",
-            int(0, 100_000),
-            "50",
-            "object stores: at most so many events of that a batch",
-        ),
+        row("relay.lookback_max", int(0, 100_000), "50", "at most so many events of that a batch"),
         &["EVENT_PUBLISHER_LOOKBACK_MAX_KEYS"],
     ),
     also(

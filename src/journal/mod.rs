@@ -28,7 +28,7 @@ pub use appender::Appender;
 pub use archive::{ArchiveTerms, Archived, archive, archive_files, archive_read};
 pub use checkpoint::{Behind, Checkpoint, Lead, RelayState};
 pub use command::expects;
-pub use open::{OpenSettings, open};
+pub use open::{OpenSettings, open, open_store};
 pub use position::Position;
 
 pub use crate::backend::memory::journal::MemoryJournal;

@@ -53,14 +53,9 @@ impl Default for OpenSettings {
 pub async fn open(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
     match url.split_once(':') {
         Some(("memory", "")) => Ok(Arc::new(MemoryJournal::new(settings.journal.clone()))),
-        Some(("dir", path)) => {
-            let path = path.strip_prefix("//").unwrap_or(path);
-            if path.is_empty() {
-                return Err(Error::Config("dir: names no directory; write dir:PATH".into()));
-            }
-            open_objects(Arc::new(Directory::open(path)?), settings).await
+        Some(("dir" | "s3", _)) => {
+            open_objects(open_store(url, settings.acquire_timeout).await?, settings).await
         }
-        Some(("s3", _)) => open_s3(url, settings).await,
         Some(("postgres" | "postgresql", _)) => open_postgres(url, settings).await,
         Some(("sqlite", path)) => {
             let path = path.strip_prefix("//").unwrap_or(path);
@@ -86,16 +81,34 @@ async fn open_objects(objects: Arc<dyn Objects>, settings: &OpenSettings) -> Res
     Ok(Arc::new(ObjectJournal::open(objects, settings).await?))
 }
 
+/// Opens the object store a URL names, `dir:PATH` or `s3://BUCKET/PREFIX`; each request may take `timeout`.
+pub async fn open_store(url: &str, timeout: Duration) -> Result<Arc<dyn Objects>> {
+    match url.split_once(':') {
+        Some(("dir", path)) => {
+            let path = path.strip_prefix("//").unwrap_or(path);
+            if path.is_empty() {
+                return Err(Error::Config("dir: names no directory; write dir:PATH".into()));
+            }
+            Ok(Arc::new(Directory::open(path)?))
+        }
+        Some(("s3", _)) => open_s3(url, timeout).await,
+        _ => Err(Error::Config(format!(
+            "{:?} names no object store; known are s3://BUCKET/PREFIX and dir:PATH",
+            hide_password(url)
+        ))),
+    }
+}
+
 #[cfg(feature = "s3")]
-async fn open_s3(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
+async fn open_s3(url: &str, timeout: Duration) -> Result<Arc<dyn Objects>> {
     use crate::backend::object::{S3, S3Settings};
-    let s3 = S3Settings { timeout: settings.acquire_timeout, ..S3Settings::from_url(url)? };
-    open_objects(Arc::new(S3::connect(s3).await?), settings).await
+    let s3 = S3Settings { timeout, ..S3Settings::from_url(url)? };
+    Ok(Arc::new(S3::connect(s3).await?))
 }
 
 #[cfg(not(feature = "s3"))]
 #[allow(clippy::unused_async)] // as the one that is built in
-async fn open_s3(_url: &str, _settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
+async fn open_s3(_url: &str, _timeout: Duration) -> Result<Arc<dyn Objects>> {
     Err(Error::Unsupported("S3 is not built in; build hapax with the feature `s3`".into()))
 }
 

@@ -38,7 +38,7 @@ async fn journal(schema: &Schema) -> Fallible<Arc<PgJournal>> {
 fn append(n: usize) -> hapax::Result<Append> {
     let event = Event::new(EventId::now_v7())
         .kind(Kind::new("order.changed")?)
-        .payload(format!(r#"{{"n":{n},"note":"{:0>180}"}}"#, n));
+        .payload(format!(r#"{{"n":{n},"note":"{n:0>180}"}}"#));
     Ok(Append::new(Aggregate::new(format!("order-{}", n % AGGREGATES))?, Expected::Any, [event]))
 }
 

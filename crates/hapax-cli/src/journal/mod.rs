@@ -6,8 +6,9 @@ mod read;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use hapax::Journal;
-use hapax::journal::JournalSweep;
+use hapax::config::Config;
+use hapax::journal::{self, ArchiveTerms, JournalSweep};
+use hapax::{Journal, Owner};
 use serde_json::json;
 
 use crate::cli::Global;
@@ -37,6 +38,22 @@ enum JournalCommand {
     /// Remove events that every relay has published
     #[command(after_help = "Example: hapax journal sweep --older-than 90d --dry-run")]
     Sweep(SweepArgs),
+    /// Move events that every relay has published into files of an object store
+    #[command(after_help = "Example: hapax journal archive --to s3://events/archive --older-than 90d")]
+    Archive(ArchiveArgs),
+}
+
+#[derive(Debug, Args)]
+struct ArchiveArgs {
+    /// Where to: s3://BUCKET/PREFIX or dir:PATH
+    #[arg(long, value_name = "URL")]
+    to: String,
+    /// Only what was appended longer ago than this
+    #[arg(long, value_name = "TIME", value_parser = crate::cli::duration)]
+    older_than: Duration,
+    /// Leave them in the journal too
+    #[arg(long)]
+    keep: bool,
 }
 
 #[derive(Debug, Args)]
@@ -53,12 +70,14 @@ struct SweepArgs {
 }
 
 pub async fn run(global: &Global, args: &JournalArgs) -> Result<u8, Failure> {
-    let journal = open::journal(&global.load()?).await?;
+    let config = global.load()?;
+    let journal = open::journal(&config).await?;
     match &args.command {
         JournalCommand::Append(args) => append::run(global, &*journal, args).await,
         JournalCommand::Read(args) => read::run(global, &*journal, args).await,
         JournalCommand::Stat => stat(global, &*journal).await,
         JournalCommand::Sweep(args) => sweep(global, &*journal, args).await,
+        JournalCommand::Archive(args) => archive(global, &config, &*journal, args).await,
     }
 }
 
@@ -123,6 +142,29 @@ async fn sweep(global: &Global, journal: &dyn Journal, args: &SweepArgs) -> Resu
     } else {
         let would = if args.dry_run { "would be " } else { "" };
         print::line(&format!("{swept} events {would}removed"))?;
+    }
+    Ok(0)
+}
+
+async fn archive(
+    global: &Global,
+    config: &Config,
+    journal: &dyn Journal,
+    args: &ArchiveArgs,
+) -> Result<u8, Failure> {
+    let store = journal::open_store(&args.to, config.ledger.acquire_timeout).await?;
+    let owner = match &config.lease.owner {
+        Some(owner) => owner.clone(),
+        None => Owner::new(format!("archive-{}", std::process::id()))?,
+    };
+    let mut terms = ArchiveTerms::new(args.older_than, owner)?;
+    terms.sweep = !args.keep;
+    let done = journal::archive(journal, &*store, &terms).await?;
+    if global.json {
+        print::json(&json!({"files": done.files, "archived": done.events, "removed": done.swept}))?;
+    } else {
+        let told = format!("{} events archived in {} files, {} removed", done.events, done.files, done.swept);
+        print::line(&told)?;
     }
     Ok(0)
 }

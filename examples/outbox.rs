@@ -1,0 +1,215 @@
+//! The outbox: a business row and its event in one transaction, relayed to a bus, applied once by a consumer.
+//!
+//! `cargo run --features sqlite --example outbox` needs no server: an SQLite file and the embedded bus. With
+//! `--all-features -- --postgres URL --kafka HOST:PORT` it runs on those. Its last line says how many were written, published and applied.
+
+use std::error::Error;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax::backend::sqlite::{SqliteJournal, SqliteLedger};
+use hapax::bus::{Bus, EmbeddedBus, TopicTerms};
+use hapax::consumer::{Consumer, Guarantee, TransactionalLedger, transactional};
+use hapax::journal::{Append, Checkpoint, Expected, JournalSettings};
+use hapax::ledger::Settings;
+use hapax::relay::{Relay, RelaySettings};
+use hapax::{Aggregate, Event, EventId, Journal, Kind, RelayName, Topic};
+use rusqlite::{Connection, TransactionBehavior};
+
+type Fallible<T> = Result<T, Box<dyn Error + Send + Sync>>;
+
+/// How many orders are placed. Every tenth fails after its event was appended: neither row nor event may remain.
+const ORDERS: i64 = 50;
+
+fn fails(number: i64) -> bool {
+    number % 10 == 0
+}
+
+/// The event of an order, under an id that is the same however often the request is made.
+fn placed(number: i64) -> hapax::Result<Append> {
+    let event = Event::new(EventId::new(format!("order-{number}-placed"))?)
+        .kind(Kind::new("order.placed")?)
+        .payload(format!(r#"{{"order":{number}}}"#));
+    Ok(Append::new(Aggregate::new(format!("order-{number}"))?, Expected::New, [event]))
+}
+
+#[tokio::main]
+async fn main() -> Fallible<()> {
+    let mut arguments = std::env::args().skip(1);
+    let (mut postgres, mut kafka) = (None, None);
+    while let Some(argument) = arguments.next() {
+        let value = arguments.next().ok_or_else(|| format!("{argument} needs a value"))?;
+        match argument.as_str() {
+            "--postgres" => postgres = Some(value),
+            "--kafka" => kafka = Some(value),
+            _ => {
+                return Err(format!(
+                    "{argument} is not known; there are --postgres URL and --kafka HOST:PORT"
+                )
+                .into());
+            }
+        }
+    }
+    match (postgres, kafka) {
+        (None, None) => {
+            let dir = tempfile::tempdir()?;
+            embedded(dir.path()).await
+        }
+        (Some(postgres), Some(kafka)) => servers::run(&postgres, &kafka).await,
+        _ => Err("give both --postgres and --kafka, or neither".into()),
+    }
+}
+
+/// On SQLite and the embedded bus.
+async fn embedded(dir: &Path) -> Fallible<()> {
+    let shop = dir.join("shop.db");
+    let journal = SqliteJournal::open(&shop, JournalSettings::default())?;
+    let mut connection = Connection::open(&shop)?;
+    connection.execute("CREATE TABLE orders (number INTEGER PRIMARY KEY)", [])?;
+    let mut written = 0;
+    for number in requests() {
+        let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let rows = tx.execute("INSERT OR IGNORE INTO orders VALUES (?1)", [number])?;
+        let _ = journal.append_in(&tx, &placed(number)?)?;
+        if fails(number) {
+            tx.rollback()?;
+        } else {
+            tx.commit()?;
+            written += rows as u64;
+        }
+    }
+
+    let file = dir.join("applied.db");
+    let ledger = SqliteLedger::open(&file, Settings::default())?;
+    let applied = Connection::open(&file)?;
+    applied.execute("CREATE TABLE applied (id TEXT)", [])?;
+    let apply = transactional::<SqliteLedger, _>(|tx, event| {
+        Box::pin(async move {
+            tx.execute("INSERT INTO applied VALUES (?1)", [event.id.to_string()])?;
+            Ok(())
+        })
+    });
+    let bus = Arc::new(EmbeddedBus::open(dir.join("bus.db"))?);
+    let published = deliver(Arc::new(journal), bus, ledger, apply, "orders", written).await?;
+    let applied: i64 = applied.query_row("SELECT count(*) FROM applied", [], |row| row.get(0))?;
+    tell(written, published, applied)
+}
+
+/// The orders, and the first five once more: requests that were repeated.
+fn requests() -> impl Iterator<Item = i64> {
+    (1..=ORDERS).chain(1..=5)
+}
+
+/// Relays everything twice (the second time from the start again), consumes until all of it is through, and says how many
+/// events were published.
+async fn deliver<L: TransactionalLedger>(
+    journal: Arc<dyn Journal>,
+    bus: Arc<dyn Bus>,
+    ledger: L,
+    apply: impl Guarantee<L> + 'static,
+    topic: &str,
+    written: u64,
+) -> Fallible<u64> {
+    let topic = Topic::new(topic)?;
+    bus.create_topic(&topic, TopicTerms::new(2)).await?;
+    let consumer = Consumer::builder(bus.clone(), ledger).scope("shipping").topic(topic.as_str()).build()?;
+    let handle = consumer.handle();
+    let consuming = tokio::spawn(consumer.run(apply));
+
+    let name = RelayName::new("outbox")?;
+    let mut published = 0;
+    for round in 0..2 {
+        if round == 1 {
+            // As an operator would who is not sure that everything has arrived.
+            journal.rewind(&name, &Checkpoint::start(journal.id())).await?;
+        }
+        let relay =
+            Relay::new(journal.clone(), bus.clone(), RelaySettings::new(name.clone(), topic.clone()))?;
+        let watch = relay.watch();
+        let through = async move { until(|| watch.progress().published >= written).await };
+        published += relay.run(through).await?.published;
+    }
+    until(|| handle.progress().passed.values().sum::<u64>() >= published).await;
+    handle.stop();
+    consuming.await??;
+    Ok(published / 2)
+}
+
+async fn until(mut is: impl FnMut() -> bool) {
+    while !is() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+fn tell(written: u64, published: u64, applied: i64) -> Fallible<()> {
+    println!("{written} written, {published} published (twice), {applied} applied");
+    if written == published && i64::try_from(written)? == applied {
+        return Ok(());
+    }
+    Err("these should be equal".into())
+}
+
+/// On PostgreSQL and Kafka.
+#[cfg(all(feature = "postgres", feature = "kafka"))]
+mod servers {
+    use hapax::backend::postgres::{PgJournal, PgJournalSettings, PgLedger, PgSettings};
+    use hapax::bus::kafka::{KafkaBus, KafkaSettings};
+    use sqlx::AssertSqlSafe;
+
+    use super::*;
+
+    pub async fn run(postgres: &str, kafka: &str) -> Fallible<()> {
+        // A schema and a topic of its own, so that it can be run again and beside others.
+        let name = format!("outbox_{}", std::process::id());
+        let mut settings = PgJournalSettings::default();
+        settings.schema.clone_from(&name);
+        let journal = PgJournal::connect(postgres, settings).await?;
+        let pool = journal.pool().clone();
+        let made = format!(
+            "create table {name}.orders (number bigint primary key); create table {name}.applied (id text)"
+        );
+        sqlx::raw_sql(AssertSqlSafe(made)).execute(&pool).await?;
+        let mut written = 0;
+        let insert = format!("insert into {name}.orders values ($1) on conflict do nothing");
+        for number in requests() {
+            let mut tx = pool.begin().await?;
+            let row = sqlx::query(AssertSqlSafe(insert.clone())).bind(number);
+            let rows = row.execute(&mut *tx).await?.rows_affected();
+            let _ = journal.append_in(&mut tx, &placed(number)?).await?;
+            if fails(number) {
+                tx.rollback().await?;
+            } else {
+                tx.commit().await?;
+                journal.wake();
+                written += rows;
+            }
+        }
+
+        let mut settings = PgSettings::default();
+        settings.schema.clone_from(&name);
+        let ledger = PgLedger::with_pool(pool.clone(), settings).await?;
+        let insert = format!("insert into {name}.applied values ($1)");
+        let apply = transactional::<PgLedger, _>(move |tx, event| {
+            let insert = insert.clone();
+            Box::pin(async move {
+                let row = sqlx::query(AssertSqlSafe(insert)).bind(event.id.to_string());
+                row.execute(&mut **tx).await?;
+                Ok(())
+            })
+        });
+        let bus = Arc::new(KafkaBus::connect(KafkaSettings::new(kafka)).await?);
+        let published = deliver(Arc::new(journal), bus, ledger, apply, &name, written).await?;
+        let count = sqlx::query_scalar(AssertSqlSafe(format!("select count(*) from {name}.applied")));
+        let applied: i64 = count.fetch_one(&pool).await?;
+        sqlx::raw_sql(AssertSqlSafe(format!("drop schema {name} cascade"))).execute(&pool).await?;
+        tell(written, published, applied)
+    }
+}
+
+#[cfg(not(all(feature = "postgres", feature = "kafka")))]
+mod servers {
+    pub async fn run(_postgres: &str, _kafka: &str) -> super::Fallible<()> {
+        Err("built without servers: add --features postgres,kafka".into())
+    }
+}
