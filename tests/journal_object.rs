@@ -188,7 +188,7 @@ async fn a_reader_waits_for_an_append_under_way(place: Place) {
     let journal = open_watched(&store, Duration::from_mins(10)).await;
     let slow = held_up(&store, &journal).await;
     let _ = journal.append(&append("fast", Expected::New, &["f1"])).await.unwrap();
-    let other = place.open().await;
+    let other = open_watched(&store, Duration::from_mins(10)).await;
     for reader in [&journal, &other] {
         let stretch = reader.read(&Position::START, 10).await.unwrap();
         assert!(stretch.events.is_empty() && stretch.at_hole, "{stretch:?}");
@@ -391,7 +391,8 @@ async fn a_journal_in_memory_is_archived() {
     use hapax::journal::{
         ArchiveTerms, Checkpoint, Lead, MemoryJournal, archive, archive_files, archive_read,
     };
-    let store = Place::directory().objects().await;
+    let place = Place::directory();
+    let store = place.objects().await;
     let journal = MemoryJournal::default();
     for n in 0..10 {
         let _ = journal.append(&append("a", Expected::Exact(n), &[&format!("e{n}")])).await.unwrap();
