@@ -182,7 +182,7 @@ impl Inner {
                     Claim::Known(_) => false,
                 };
                 claims.retain(|index, claim| !ours(claim, &append.events[*index].id.as_str()));
-                for (nth, record) in link.events.iter().enumerate() {
+                for (nth, record) in link.left() {
                     let same = |n: &usize| append.events[*n].id.as_str() == record.id;
                     if let Some(index) = (0..append.events.len()).find(same)
                         && let Some(stored) = link.stored(slot, nth)?
