@@ -12,6 +12,7 @@ use crate::journal::{AggregateOf, Position};
 const PART_MAX: usize = 80;
 
 /// The longest prefix of a journal within its bucket.
+#[cfg(feature = "s3")]
 pub(super) const PREFIX_MAX: usize = 500;
 
 /// Stands between two parts. No part contains it: an underscore in one is followed by two digits or another underscore.
