@@ -182,7 +182,7 @@ impl Inner {
                     Claim::Known(_) => false,
                 };
                 claims.retain(|index, claim| !ours(claim, &append.events[*index].id.as_str()));
-                for (nth, record) in link.events.iter().enumerate() {
+                for (nth, record) in link.left() {
                     let same = |n: &usize| append.events[*n].id.as_str() == record.id;
                     if let Some(index) = (0..append.events.len()).find(same)
                         && let Some(stored) = link.stored(slot, nth)?
@@ -230,7 +230,7 @@ impl Inner {
         crash_point!("journal.object.noted");
         // Behind everything that a reader who did not see the note can have been given.
         let now = self.objects.now().await?;
-        link.ms = (millis(now.high) + 1 + self.objects.skew_ms()).max(tail.ms + 1);
+        link.ms = self.take_ms((millis(now.high) + 1 + self.objects.skew_ms()).max(tail.ms + 1));
         link.at = now.about.as_micros();
         let won = self.take_place(of, tail.next, &link).await?;
         if !won {

@@ -46,7 +46,10 @@ pub(super) struct Link {
     /// Under which intent each event was appended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) intents: Vec<u32>,
-    /// The events; none any more if they were swept.
+    /// How many of the first events were swept.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(super) gone: u64,
+    /// The events that are left.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) events: Vec<EventRecord>,
 }
@@ -63,6 +66,7 @@ impl Link {
             at: 0,
             barred,
             intents: Vec::new(),
+            gone: 0,
             events: Vec::new(),
         }
     }
@@ -84,9 +88,15 @@ impl Link {
         Tail { next, ms: self.ms, last: Some(at) }
     }
 
+    /// Which of its events are left: each by its number from 0.
+    pub(super) fn left(&self) -> impl Iterator<Item = (usize, &EventRecord)> {
+        self.events.iter().enumerate().map(|(n, record)| (n + self.gone as usize, record))
+    }
+
     /// Its n-th event, from 0.
     pub(super) fn stored(&self, slot: Slot, nth: usize) -> Result<Option<Stored>> {
-        let Some(record) = self.events.get(nth) else { return Ok(None) };
+        let left = nth.checked_sub(self.gone as usize);
+        let Some(record) = left.and_then(|left| self.events.get(left)) else { return Ok(None) };
         let of = self.of()?;
         let event = record.event(of.tenant.as_ref())?;
         let position = Entry::new(&of, slot, self.ms, self.count).position(nth as u64);
@@ -94,6 +104,11 @@ impl Link {
         let seq = self.first + nth as u64;
         Ok(Some(Stored::new(position, at, record.fingerprint()?, event, of.aggregate, seq)))
     }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // so serde wants it
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// Where a chain ends.
@@ -228,7 +243,7 @@ impl Inner {
             slots.drain(..inside);
             let wanted = slots.len().min((limit - found.len()).saturating_add(1));
             for (slot, link) in self.links(of, &slots[..wanted]).await? {
-                for nth in 0..link.events.len() {
+                for (nth, _) in link.left() {
                     if link.first + nth as u64 >= from && found.len() < limit {
                         found.extend(link.stored(slot, nth)?);
                     }

@@ -120,7 +120,7 @@ impl Inner {
                 if link.barred.iter().any(|(barred, by)| *by == number && *barred == intent.id) {
                     return Ok(Found::Barred);
                 }
-                if let Some(nth) = link.events.iter().position(|event| event.id == intent.id)
+                if let Some(nth) = link.left().find(|(_, event)| event.id == intent.id).map(|(nth, _)| nth)
                     && let Some(stored) = link.stored(slot, nth)?
                 {
                     debug_assert_eq!(stored.event.id, *id);

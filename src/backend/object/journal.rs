@@ -1,7 +1,9 @@
 //! The journal itself.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -28,6 +30,8 @@ use crate::ledger::Token;
 const AT_ONCE: usize = 16;
 /// More aggregates than this are not remembered unless someone appends to them.
 const TURNS_MAX: usize = 1000;
+/// How far places may run ahead of the clock.
+const AHEAD_MAX_MS: u64 = 1500;
 /// The format of the objects.
 const FORMAT: u32 = 1;
 
@@ -71,6 +75,8 @@ pub(super) struct Inner {
     pub(super) grace: Duration,
     /// Where chains ended when they were last seen.
     pub(super) tails: Mutex<HashMap<AggregateOf, Tail>>,
+    /// The last place in the index that this process took: the next one is behind it, however the clock is told.
+    last_ms: Arc<AtomicU64>,
     /// Appends of this process to one aggregate take turns: racing each other they would only lose requests.
     turns: Mutex<HashMap<AggregateOf, Weak<tokio::sync::Mutex<()>>>>,
     /// Something was appended by this process.
@@ -96,6 +102,7 @@ impl ObjectJournal {
         let id = identify(objects.as_ref(), settings.migrate).await?;
         let mode = settings.allocator.mode();
         let allocator = settings.allocator.open(&id).await?;
+        let last_ms = last_ms_of(&id);
         let inner = |me: &Weak<Inner>| Inner {
             me: Weak::clone(me),
             objects,
@@ -105,11 +112,19 @@ impl ObjectJournal {
             allocator,
             grace: settings.grace,
             tails: Mutex::default(),
+            last_ms,
             turns: Mutex::default(),
             changed: Notify::new(),
         };
         Ok(ObjectJournal(Arc::new_cyclic(inner)))
     }
+}
+
+/// Everyone in this process who has the same journal open takes places from one row.
+fn last_ms_of(journal: &str) -> Arc<AtomicU64> {
+    static LAST: LazyLock<Mutex<HashMap<String, Arc<AtomicU64>>>> = LazyLock::new(Mutex::default);
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    Arc::clone(last.entry(journal.to_owned()).or_default())
 }
 
 /// The journal's id: made once.
@@ -138,6 +153,14 @@ async fn identify(objects: &dyn Objects, migrate: Migrate) -> Result<String> {
 }
 
 impl Inner {
+    /// A place in the index, not before `ms` and behind the last one of this process. If thousands are taken in a second, some are the
+    /// same: running ahead of the clock would make readers wait.
+    pub(super) fn take_ms(&self, ms: u64) -> u64 {
+        let next = |last: u64| if last < ms + AHEAD_MAX_MS { ms.max(last + 1) } else { ms };
+        let before = self.last_ms.fetch_update(SeqCst, SeqCst, |last| Some(next(last).max(last)));
+        next(before.unwrap_or_else(|last| last))
+    }
+
     /// Waits for this process's turn with an aggregate.
     pub(super) async fn turn(&self, of: &AggregateOf) -> OwnedMutexGuard<()> {
         let turn = {

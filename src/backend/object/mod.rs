@@ -34,7 +34,7 @@
 //! | `find` | 2 listings + 2 |
 //! | `lead` | 2 listings + up to 5, `keep_lead` 3, `save` 4 |
 //! | `sweep` | 1 listing per thousand appends, per append 4 + 2 per event |
-//! | `stat`, `count_after` | 1 listing per thousand appends |
+//! | `count_after` | 1 listing per thousand appends; `stat` 2, up to 100,000 |
 //!
 //! A listing gives up to a thousand names. In a directory a request is a file, written and synced, with its directory.
 //!

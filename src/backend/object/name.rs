@@ -2,6 +2,7 @@
 
 use sha2::{Digest, Sha256};
 
+use super::store::Listed;
 use crate::error::{Error, Result};
 use crate::id::{EventId, RelayName, Tenant};
 use crate::journal::{AggregateOf, Position};
@@ -11,6 +12,7 @@ use crate::journal::{AggregateOf, Position};
 const PART_MAX: usize = 80;
 
 /// The longest prefix of a journal within its bucket.
+#[cfg(feature = "s3")]
 pub(super) const PREFIX_MAX: usize = 500;
 
 /// Stands between two parts. No part contains it: an underscore in one is followed by two digits or another underscore.
@@ -21,6 +23,7 @@ const MS_MAX: u64 = 9_999_999_999_999;
 
 pub(super) const META: &str = "meta";
 pub(super) const PENDING: &str = "pending/";
+pub(super) const CHAINS: &str = "aggregate/";
 pub(super) const INDEX: &str = "index/";
 pub(super) const RELAYS: &str = "relay/";
 
@@ -80,7 +83,7 @@ impl Slot {
 
 /// Where an aggregate's chain lies.
 pub(super) fn chain(of: &AggregateOf) -> String {
-    format!("aggregate/{}/{}/", tenant(of.tenant.as_ref()), part(of.aggregate.as_str()))
+    format!("{CHAINS}{}/{}/", tenant(of.tenant.as_ref()), part(of.aggregate.as_str()))
 }
 
 /// The object at a place of a chain.
@@ -135,6 +138,8 @@ pub(super) struct Entry {
     /// A hash of tenant and aggregate.
     pub(super) hash: String,
     pub(super) count: u64,
+    /// How many of the first events were swept.
+    pub(super) gone: u64,
     /// Where its chain lies.
     pub(super) chain: String,
 }
@@ -142,16 +147,22 @@ pub(super) struct Entry {
 impl Entry {
     pub(super) fn new(of: &AggregateOf, slot: Slot, ms: u64, count: u64) -> Self {
         let chain = chain(of);
-        Entry { ms, slot, hash: hash_of(chain.as_bytes(), 8), count, chain }
+        Entry { ms, slot, hash: hash_of(chain.as_bytes(), 8), count, gone: 0, chain }
+    }
+
+    /// The numbers, from 0, of the events that are left and lie behind a position.
+    pub(super) fn left_after(&self, after: &Position) -> impl Iterator<Item = u64> {
+        (self.gone..self.count).filter(move |nth| self.position(*nth) > *after)
     }
 
     /// Its name. The millisecond's head is a directory of its own: about a quarter of an hour.
     pub(super) fn name(&self) -> String {
         let places: Vec<&str> = self.chain.trim_end_matches('/').split('/').skip(1).collect();
         format!(
-            "{}.{:06}{BETWEEN}{}",
+            "{}.{:06}.{:06}{BETWEEN}{}",
             from(self.ms, &format!("{}.{}", self.slot.text(), self.hash)),
             self.count,
+            self.gone,
             places.join(BETWEEN)
         )
     }
@@ -168,8 +179,9 @@ impl Entry {
         let slot = Slot { seq: fields.next()?.parse().ok()?, void: fields.next()?.parse().ok()? };
         let hash = fields.next()?.to_owned();
         let count = fields.next()?.parse().ok()?;
-        let chain = format!("aggregate/{}/{}/", parts.next()?, parts.next()?);
-        Some(Entry { ms, slot, hash, count, chain })
+        let gone = fields.next()?.parse().ok()?;
+        let chain = format!("{CHAINS}{}/{}/", parts.next()?, parts.next()?);
+        Some(Entry { ms, slot, hash, count, gone, chain })
     }
 
     pub(super) fn link(&self) -> String {
@@ -180,6 +192,19 @@ impl Entry {
     pub(super) fn position(&self, nth: u64) -> Position {
         Position::named(self.ms, format!("{}.{}.{nth:06}", self.slot.text(), self.hash))
     }
+}
+
+/// The entries of a listing. Of one append that was swept in part there may be two for a moment: the later one counts.
+pub(super) fn entries(listed: &[Listed]) -> Result<Vec<Entry>> {
+    let mut entries: Vec<Entry> = Vec::with_capacity(listed.len());
+    for object in listed {
+        let entry = Entry::parse(&object.name)?;
+        if entries.last().is_some_and(|last| last.link() == entry.link() && last.ms == entry.ms) {
+            entries.pop();
+        }
+        entries.push(entry);
+    }
+    Ok(entries)
 }
 
 fn from(ms: u64, rest: &str) -> String {

@@ -38,10 +38,7 @@ impl Inner {
         loop {
             let fin = self.up_to().await?;
             let listed = self.objects.list(name::INDEX, &from, limit.saturating_add(1).min(PAGE)).await?;
-            let mut entries = Vec::with_capacity(listed.len());
-            for object in &listed {
-                entries.push(Entry::parse(&object.name)?);
-            }
+            let mut entries = name::entries(&listed)?;
             // What was there before we came is given even if its time has not: after a short sleep it has.
             let newest = entries.last().map_or(0, |entry| entry.ms);
             if newest > fin.now && tokio::time::Instant::now() < deadline {
@@ -66,7 +63,7 @@ impl Inner {
         let mut wanted = Vec::new();
         let mut events = 0;
         for entry in entries {
-            let new = (0..entry.count).filter(|nth| entry.position(*nth) > *after).count();
+            let new = entry.left_after(after).count();
             if new > 0 && events < limit {
                 wanted.push(entry.clone());
                 events += new;
@@ -75,11 +72,8 @@ impl Inner {
         let links =
             self.each(wanted.clone(), |inner, entry| async move { inner.link_named(&entry.link()).await });
         for (entry, link) in wanted.iter().zip(links.await?) {
-            for nth in 0..entry.count {
+            for nth in entry.left_after(after) {
                 let position = entry.position(nth);
-                if position <= *after {
-                    continue;
-                }
                 if stretch.events.len() == limit {
                     stretch.at_hole = false; // it ends here because it is full
                     return Ok(stretch);
@@ -178,9 +172,8 @@ impl Inner {
         while count < limit {
             let page = PAGE.min(usize::try_from(limit - count).unwrap_or(PAGE).saturating_add(1));
             let listed = self.objects.list(name::INDEX, &from, page).await?;
-            for object in &listed {
-                let entry = Entry::parse(&object.name)?;
-                count += (0..entry.count).filter(|nth| entry.position(*nth) > *after).count() as u64;
+            for entry in name::entries(&listed)? {
+                count += entry.left_after(after).count() as u64;
             }
             match listed.last() {
                 Some(last) if listed.len() == page => from.clone_from(&last.name),

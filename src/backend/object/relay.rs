@@ -103,6 +103,11 @@ impl Board {
         board
     }
 
+    /// Whether a token is the one that counts. Where nobody has ever led, none is.
+    fn is_led_by(&self, token: Token) -> bool {
+        self.lead_at.is_some() && self.token == token.0
+    }
+
     /// Until when whoever has the token leads.
     fn until(&self, lead: &LeadObject, grain_ms: u64) -> Option<Time> {
         let (at, lease_ms) = match self.kept {
@@ -209,7 +214,7 @@ impl Inner {
         let name = file(relay, token.0, &format!("keep.{ms:013}.{lease_ms}"));
         self.objects.put(&name, bytes::Bytes::new()).await?;
         let board = self.board(relay).await?;
-        if board.token != token.0 || board.ended {
+        if !board.is_led_by(token) || board.ended {
             self.objects.delete(&name).await?;
             return Err(fenced(relay));
         }
@@ -223,7 +228,7 @@ impl Inner {
         let saved_at = Some(self.objects.now().await?.about.as_micros());
         let save = json(&SaveObject { checkpoint: Some(checkpoint.clone()), saved_at })?;
         let board = self.board(relay).await?;
-        if board.token != token.0 {
+        if !board.is_led_by(token) {
             return Err(fenced(relay));
         }
         let mut n = board.save.as_ref().filter(|(t, ..)| *t == token.0).map_or(0, |(_, n, ..)| *n) + 1;
@@ -233,7 +238,7 @@ impl Inner {
         }
         crash_point!("journal.object.saved");
         let name = file(relay, token.0, &save_name(n));
-        if self.board(relay).await?.token != token.0 {
+        if !self.board(relay).await?.is_led_by(token) {
             return Err(fenced(relay)); // the next leader may have begun from this checkpoint; it is true in any case
         }
         let old = |object: &&Listed| object.name.contains(".save.") && object.name < name;
@@ -242,7 +247,7 @@ impl Inner {
     }
 
     pub(super) async fn give_up_lead(&self, relay: &RelayName, token: Token) -> Result<()> {
-        if self.board(relay).await?.token != token.0 {
+        if !self.board(relay).await?.is_led_by(token) {
             return Err(fenced(relay));
         }
         self.objects.put(&file(relay, token.0, "end"), bytes::Bytes::new()).await
