@@ -178,7 +178,7 @@ async fn filled(schema: &Schema, rows: u64) -> Fallible<PgJournal> {
             journal.pool(),
             format!(
                 "insert into {s}.journal (seq, at, tenant, aggregate, id, fingerprint, kind, payload) \
-                 select i / {AGGREGATES} + 1, now(), '', 'order-' || i % {AGGREGATES}, int8send(i) || '\\x00'::bytea, \
+                 select i / {AGGREGATES} + 1, now(), '', 'order-' || i % {AGGREGATES}, int8send(0) || int8send(i), \
                  substring(sha256(int8send(i)) for 16), 'order.paid', convert_to(repeat('x', 40), 'UTF8') \
                  from generate_series({from}::bigint, {to}::bigint) i"
             ),
