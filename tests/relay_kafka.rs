@@ -1,6 +1,6 @@
 //! Relays in processes of their own, killed with SIGKILL at every step, stopped past their lease, rewound: on a real Kafka, from a
 //! journal in PostgreSQL, with a witness that reads the topic by itself.
-#![cfg(all(feature = "testing", feature = "postgres", feature = "kafka"))]
+#![cfg(all(feature = "testing", feature = "postgres", feature = "kafka", feature = "http"))]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
 #[path = "support/cluster.rs"]

@@ -153,6 +153,9 @@ impl Publisher {
                 std::task::Poll::Ready(())
             });
             step.await;
+            if crate::testing::crash::is_planned("relay.after_publish") {
+                tokio::time::sleep(Duration::from_millis(50)).await; // a client that queues has sent them by then
+            }
             crate::crash_point!("relay.after_publish");
             if let Some(answers) = early {
                 return Ok(answers);

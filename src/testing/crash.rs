@@ -23,6 +23,12 @@ pub fn crash_point(name: &str) {
     }
 }
 
+/// Whether [`VARIABLE`] names this point, whatever the hit.
+pub(crate) fn is_planned(name: &str) -> bool {
+    let plan = PLAN.get_or_init(|| std::env::var(VARIABLE).ok().and_then(|text| plan(&text)));
+    plan.as_ref().is_some_and(|(at, _)| at == name)
+}
+
 /// Whether `HAPAX_MUTANT` names this step: it is then to be done wrong.
 pub(crate) fn is_mutant(name: &str) -> bool {
     static MUTANT: OnceLock<Option<String>> = OnceLock::new();

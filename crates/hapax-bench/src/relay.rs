@@ -53,8 +53,15 @@ async fn append_all(journal: &PgJournal, appends: &[Append]) -> Fallible<()> {
 
 /// What a user would write: read a page, hand it to an idempotent producer, go on; at the end wait for what is under way. No checkpoint,
 /// no lead, no order over failures.
-async fn bare(journal: &PgJournal, bus: &KafkaBus) -> Fallible<()> {
+async fn bare(journal: &PgJournal, bus: &KafkaBus, page: usize, events: usize) -> Fallible<f64> {
+    // Making and deleting the topic is nobody's work that is measured here: it would bring all ratios closer to 1.
     let topic = Filled::empty(bus, "relay-bare", PARTITIONS).await?;
+    let reached = rate(events, produced(journal, &topic.topic, page)).await?;
+    topic.delete().await?;
+    Ok(reached)
+}
+
+async fn produced(journal: &PgJournal, topic: &Topic, page: usize) -> Fallible<()> {
     let producer: BaseProducer = ClientConfig::new()
         .set("bootstrap.servers", brokers()?)
         .set("enable.idempotence", "true")
@@ -62,7 +69,7 @@ async fn bare(journal: &PgJournal, bus: &KafkaBus) -> Fallible<()> {
         .create()?;
     let mut after = Position::START;
     loop {
-        let stretch = journal.read(&after, 200).await?;
+        let stretch = journal.read(&after, page).await?;
         if stretch.events.is_empty() {
             break;
         }
@@ -72,7 +79,7 @@ async fn bare(journal: &PgJournal, bus: &KafkaBus) -> Fallible<()> {
             let headers =
                 || OwnedHeaders::new().insert(Header { key: "eventId", value: Some(id.as_bytes()) });
             loop {
-                let record = BaseRecord::to(topic.topic.as_str()).key(key).payload(&stored.event.payload[..]);
+                let record = BaseRecord::to(topic.as_str()).key(key).payload(&stored.event.payload[..]);
                 match producer.send(record.headers(headers())) {
                     Ok(()) => break,
                     Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), _)) => {
@@ -85,8 +92,7 @@ async fn bare(journal: &PgJournal, bus: &KafkaBus) -> Fallible<()> {
         producer.poll(Duration::ZERO);
         after = stretch.next;
     }
-    producer.flush(LIMIT)?;
-    topic.delete().await
+    Ok(producer.flush(LIMIT)?)
 }
 
 async fn waited(what: &str, is: impl Fn() -> bool) -> Fallible<()> {
@@ -127,13 +133,18 @@ async fn relayed(
     bus: &Arc<KafkaBus>,
     batch_max: usize,
     last: &Position,
-) -> Fallible<()> {
+    events: usize,
+) -> Fallible<f64> {
     let topic = Filled::empty(bus, "relay", PARTITIONS).await?;
-    beside(journal, Arc::clone(bus) as Arc<dyn Bus>, &topic.topic, batch_max, async |watch| {
-        waited("relaying", || watch.progress().position >= *last).await
+    let to = Arc::clone(bus) as Arc<dyn Bus>;
+    let began = Instant::now();
+    let took = beside(journal, to, &topic.topic, batch_max, async |watch| {
+        waited("relaying", || watch.progress().position >= *last).await?;
+        Ok(began.elapsed())
     })
     .await?;
-    topic.delete().await
+    topic.delete().await?;
+    Ok(events as f64 / took.as_secs_f64())
 }
 
 /// A bus that notes when each event was acknowledged.
@@ -260,21 +271,23 @@ async fn throughput(options: &Options, bus: &Arc<KafkaBus>, prompt: &Arc<KafkaBu
     let lines = interleave(
         options.rounds,
         vec![
-            Contestant::new("bare idempotent producer", || rate(events, bare(journal, bus))),
-            Contestant::new("relay", || rate(events, relayed(journal, bus, 200, last))),
-            Contestant::new("relay, linger.ms=0", || rate(events, relayed(journal, prompt, 200, last))),
+            Contestant::new("bare idempotent producer, pages of 200", || bare(journal, bus, 200, events)),
+            Contestant::new("bare idempotent producer, pages of 2000", || bare(journal, bus, 2000, events)),
+            Contestant::new("relay", || relayed(journal, bus, 200, last, events)),
+            Contestant::new("relay, linger.ms=0", || relayed(journal, prompt, 200, last, events)),
             Contestant::new("relay, linger.ms=0, batch 2000", || {
-                rate(events, relayed(journal, prompt, 2000, last))
+                relayed(journal, prompt, 2000, last, events)
             }),
         ],
     )
     .await?;
     schema.drop().await?;
-    let ratio = |at: usize| lines[at].median() / lines[0].median();
+    // Each against the bare producer that reads pages of the same size.
+    let ratio = |at: usize, bare: usize| lines[at].median() / lines[bare].median();
     let goals = vec![
-        Goal::at_least("relay ÷ bare", ratio(1), 0.7),
-        Goal::at_least("relay, linger.ms=0 ÷ bare", ratio(2), 0.7),
-        Goal::at_least("relay, linger.ms=0, batch 2000 ÷ bare", ratio(3), 0.7),
+        Goal::at_least("relay ÷ bare", ratio(2, 0), 0.7),
+        Goal::at_least("relay, linger.ms=0 ÷ bare", ratio(3, 0), 0.7),
+        Goal::at_least("relay, linger.ms=0, batch 2000 ÷ bare", ratio(4, 1), 0.7),
     ];
     Ok(Report {
         title: format!("Relay: {events} events of a PostgreSQL journal to Kafka"),
@@ -282,7 +295,7 @@ async fn throughput(options: &Options, bus: &Arc<KafkaBus>, prompt: &Arc<KafkaBu
         lines,
         goals,
         notes: vec![
-            "The bare producer waits for acknowledgements once, at the end, and remembers nothing.".into(),
+            "The bare producer waits for acknowledgements once, at the end, remembers nothing, and writes one header.".into(),
         ],
     })
 }
