@@ -72,6 +72,7 @@ const SWEPT_WEEKS: &str = "dedup_swept_weeks_total";
 const SWEEP_FAILURES: &str = "dedup_sweep_failures_total";
 const REUSED: &str = "dedup_reused_ids_total";
 const UNGUARDED: &str = "dedup_unguarded";
+const JOURNAL_REUSED: &str = "journal_reused_ids_total";
 const WINDOW_CHECKS: &str = "dedup_window_checks_total";
 const WINDOW_UNREMEMBERED: &str = "dedup_window_unremembered_total";
 const DELIVERIES: &str = "consumer_deliveries_total";
@@ -85,7 +86,7 @@ const AWAY: &str = "consumer_ledger_outages_total";
 const SCOPE: &str = "consumer_scope_id";
 
 /// Every metric there is.
-pub const METRICS: [Metric; 31] = [
+pub const METRICS: [Metric; 32] = [
     metric(CLAIMS, Kind::Counter, &[SCOPE, "outcome"], "Claims by what they came to"),
     metric(CHECKS, Kind::Counter, &["result"], "Checks before processing, by what they came to"),
     metric(DURATION, Kind::Histogram, &[SCOPE, "result"], "How long handlers ran, in seconds"),
@@ -116,6 +117,12 @@ pub const METRICS: [Metric; 31] = [
     metric(LAG, Kind::Gauge, &[SCOPE], "Records behind the end of this process's partitions"),
     metric(REBALANCES, Kind::Counter, &[SCOPE], "Changes of assignment"),
     metric(AWAY, Kind::Counter, &[SCOPE], "Deliveries that met a ledger that did not answer"),
+    metric(
+        JOURNAL_REUSED,
+        Kind::Counter,
+        &[],
+        "Events that were not stored because their id stood for another",
+    ),
     metric(relay::PUBLISHED, Kind::Counter, &[RELAY], "Records that the bus has acknowledged"),
     metric(relay::TOOK, Kind::Histogram, &[RELAY], "How long a batch's acknowledgements took, in seconds"),
     metric(
@@ -189,6 +196,11 @@ fn prefixed(prefix: Option<&str>, name: &'static str) -> SharedString {
         Some(prefix) => SharedString::from_owned(format!("{prefix}_{name}")),
         None => SharedString::const_str(name),
     }
+}
+
+/// An event was not stored, under `warn`, because its id stands for another.
+pub(crate) fn reused_in_journal(prefix: Option<&str>) {
+    count(&Key::from_name(prefixed(prefix, JOURNAL_REUSED)), 1);
 }
 
 static METADATA: Metadata<'static> = Metadata::new("hapax", metrics::Level::INFO, Some("hapax::guard"));

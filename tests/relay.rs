@@ -245,7 +245,7 @@ async fn a_lone_aggregate_that_fails_is_left_behind_once() {
 }
 
 #[tokio::test]
-async fn poison_parks_its_aggregate_until_an_operator_decides() {
+async fn t18_poison_leaves_the_queue_and_parks_its_aggregate() {
     let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
     fill(&*journal, 3, 10).await;
     let mut settings = settings();

@@ -184,12 +184,22 @@ async fn consume(prefix: Option<String>) {
 /// A relay that meets a hole, an outage, a refusal and a repeat, and ends.
 async fn relay(prefix: Option<String>) {
     use hapax::bus::{Bus, TopicTerms, memory::MemoryBus};
-    use hapax::journal::{Append, Expected, Journal as _};
+    use hapax::journal::{Append, Expected, Journal as _, JournalSettings, MemoryJournal};
+    use hapax::ledger::MismatchRule;
     use hapax::relay::{Relay, RelaySettings};
     use hapax::testing::relay::{FaultyBus, OddJournal, away};
     let bus = Arc::new(FaultyBus::new(Arc::new(MemoryBus::default())));
     let orders = Topic::new("orders").unwrap();
     bus.create_topic(&orders, TopicTerms::new(1)).await.unwrap();
+    let mut terms = JournalSettings::default();
+    terms.mismatch = MismatchRule::Warn;
+    terms.telemetry_prefix.clone_from(&prefix);
+    let warned = MemoryJournal::new(terms);
+    for payload in ["one", "two"] {
+        let event = Event::new(EventId::new("reused").unwrap()).payload(payload);
+        let append = Append::new(hapax::Aggregate::new("a").unwrap(), Expected::Any, [event]);
+        assert_eq!(warned.append(&append).await.unwrap().last_seq(), 1);
+    }
     let journal = Arc::new(OddJournal::default());
     for n in 1..=4 {
         let event = Event::new(EventId::new(format!("e-{n}")).unwrap());

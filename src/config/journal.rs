@@ -112,6 +112,7 @@ impl Config {
         let journal = JournalSettings {
             mismatch: self.journal.mismatch,
             event_bytes_max: self.journal.event_bytes_max,
+            telemetry_prefix: Some(self.telemetry_prefix.clone()).filter(|prefix| !prefix.is_empty()),
             ..JournalSettings::default()
         };
         OpenSettings {

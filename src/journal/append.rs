@@ -182,6 +182,7 @@ impl Ready<'_> {
                     Placed { seq, position, placing: Placing::Repeat }
                 }
                 Some((seq, position, _)) if settings.mismatch == MismatchRule::Warn => {
+                    settings.kept(&event.id);
                     Placed { seq, position, placing: Placing::Kept }
                 }
                 Some((seq, ..)) => {

@@ -49,11 +49,26 @@ pub struct JournalSettings {
     pub event_bytes_max: usize,
     /// The most events in one append.
     pub events_max: usize,
+    /// What metrics are prefixed with.
+    pub telemetry_prefix: Option<String>,
 }
 
 impl Default for JournalSettings {
     fn default() -> Self {
-        JournalSettings { mismatch: MismatchRule::Error, event_bytes_max: 1 << 20, events_max: 1000 }
+        JournalSettings {
+            mismatch: MismatchRule::Error,
+            event_bytes_max: 1 << 20,
+            events_max: 1000,
+            telemetry_prefix: None,
+        }
+    }
+}
+
+impl JournalSettings {
+    /// Tells that an event was not stored because its id stands for another.
+    pub(crate) fn kept(&self, id: &EventId) {
+        crate::telemetry::reused_in_journal(self.telemetry_prefix.as_deref());
+        tracing::warn!(target: "hapax", %id, "an id was used again for another content; the original is kept");
     }
 }
 

@@ -17,7 +17,7 @@ use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::event::{Event, Headers};
 use crate::id::Kind;
-use crate::journal::{Append, Appended, Expected, Placed, Placing, Position, Ready};
+use crate::journal::{Append, Appended, Expected, JournalSettings, Placed, Placing, Position, Ready};
 use crate::ledger::MismatchRule;
 
 /// How often a statement is sent again after a conflict with others, or after a broken connection.
@@ -43,7 +43,7 @@ pub(super) async fn append_in(
     let columns = Columns::of(&ready, inner);
     let query = columns.query(inner, WAIT).persistent(!inner.pooled());
     let answers = query.fetch_all(&mut **tx).await.map_err(|e| fail("appending", e))?;
-    let mut outcomes = outcomes(&ready, &answers);
+    let mut outcomes = outcomes(&inner.settings.journal, &ready, &answers);
     outcomes.pop().unwrap_or_else(|| Err(Error::Corrupt("an append without an answer".into())))
 }
 
@@ -100,7 +100,9 @@ async fn run(inner: &Inner, batch: &[(usize, Ready<'_>)], answers: &mut [Option<
         let error = match inner.fetch_all(columns.query(inner, wait)).await {
             Ok(rows) => {
                 crate::crash_point!("append.answered");
-                for ((index, _), outcome) in batch[part].iter().zip(outcomes(&slice, &rows)) {
+                for ((index, _), outcome) in
+                    batch[part].iter().zip(outcomes(&inner.settings.journal, &slice, &rows))
+                {
                     answers[*index] = Some(outcome);
                 }
                 continue;
@@ -263,7 +265,7 @@ fn literal<'a>(headers: &'a Headers, half: impl Fn((&'a str, &'a [u8])) -> &'a [
 }
 
 /// What the answers say of each append, in order.
-fn outcomes(ready: &[Ready<'_>], answers: &[Answer]) -> Vec<Result<Appended>> {
+fn outcomes(settings: &JournalSettings, ready: &[Ready<'_>], answers: &[Answer]) -> Vec<Result<Appended>> {
     let mut by_event: Vec<Option<&Answer>> = Vec::new();
     for answer in answers {
         let at = usize::try_from(answer.0).unwrap_or(0);
@@ -299,6 +301,9 @@ fn outcomes(ready: &[Ready<'_>], answers: &[Answer]) -> Vec<Result<Appended>> {
                 2 => Placing::Repeat,
                 _ => Placing::Kept,
             };
+            if placing == Placing::Kept {
+                settings.kept(&one.append.events[at].id);
+            }
             placed.push(Placed { seq: *seq as u64, position: Position::of(*position as u64), placing });
         }
         Ok(Appended::new(placed))

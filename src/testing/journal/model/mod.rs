@@ -27,8 +27,12 @@ const LEASE: Duration = Duration::from_hours(1);
 /// leads, saves, rewinds, sweeps and reads.
 pub async fn model_random_commands_agree<H: JournalHarness>(harness: &H) {
     let (seed, cases) = (seed(), cases(15));
-    let settings =
-        |mismatch| JournalSettings { mismatch, event_bytes_max: BYTES_MAX, events_max: EVENTS_MAX };
+    let settings = |mismatch| JournalSettings {
+        mismatch,
+        event_bytes_max: BYTES_MAX,
+        events_max: EVENTS_MAX,
+        ..JournalSettings::default()
+    };
     let mut run = Run {
         refusing: harness.open(settings(MismatchRule::Error)).await,
         warning: harness.open(settings(MismatchRule::Warn)).await,

@@ -1,0 +1,196 @@
+//! `hapax journal` and `hapax relay`: append, read, publish, send back, with no server.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod common;
+
+use std::path::Path;
+
+use common::{Ran, run};
+
+/// Writes JSON Lines into the folder and gives the file's name.
+fn lines(dir: &Path, name: &str, lines: &[&str]) -> String {
+    std::fs::write(dir.join(name), lines.join("\n")).unwrap();
+    name.to_owned()
+}
+
+/// Three events of two orders.
+fn orders(dir: &Path) -> String {
+    let file = [
+        r#"{"event_id":"a","order":"o-1","type":"placed","time":"2026-01-02T03:04:05Z"}"#,
+        r#"{"event_id":"b","order":"o-2","type":"placed","time":"2026-01-02T03:04:06Z"}"#,
+        r#"{"event_id":"c","order":"o-1","type":"paid","time":"2026-01-02T03:04:07Z"}"#,
+    ];
+    lines(dir, "orders.jsonl", &file)
+}
+
+fn append(dir: &Path, file: &str) -> Ran {
+    let places = ["--aggregate-at", "/order", "--kind-at", "/type", "--time-at", "/time"];
+    run(dir, &[&["--json", "journal", "append"], &places[..], &[file]].concat())
+}
+
+/// A field of each line.
+fn field(ran: &Ran, name: &str) -> Vec<String> {
+    let values = ran.out.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    values.map(|value| value[name].to_string().trim_matches('"').to_owned()).collect()
+}
+
+#[test]
+fn events_are_numbered_once_and_read_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let file = orders(dir);
+    let first = append(dir, &file).code(0);
+    assert_eq!(field(&first, "seq"), ["1", "1", "2"]);
+    assert_eq!(field(&first, "placing"), ["new", "new", "new"]);
+    let again = append(dir, &file).code(0);
+    assert_eq!(field(&again, "seq"), ["1", "1", "2"]);
+    assert_eq!(field(&again, "placing"), ["repeat", "repeat", "repeat"]);
+    let order = run(dir, &["--json", "journal", "read", "--aggregate", "o-1"]).code(0);
+    assert_eq!(
+        (field(&order, "id"), field(&order, "kind")),
+        (vec!["a".into(), "c".into()], vec!["placed".into(), "paid".into()])
+    );
+    assert_eq!(
+        field(&run(dir, &["--json", "journal", "read", "--aggregate", "o-1", "--from", "2"]).code(0), "id"),
+        ["c"]
+    );
+    assert_eq!(
+        field(&run(dir, &["--json", "journal", "read", "--after", "1", "--limit", "1"]).code(0), "id"),
+        ["b"]
+    );
+    let shown = run(dir, &["journal", "read", "--id", "b", "--payload"]).code(0);
+    assert!(
+        shown.out.contains("o-2 1  placed  b") && shown.out.contains(r#""order":"o-2""#),
+        "{}",
+        shown.out
+    );
+    assert!(!run(dir, &["journal", "read"]).code(0).out.contains("event_id"), "payloads only when asked for");
+    let stat = run(dir, &["--json", "journal", "stat"]).code(0).json();
+    assert_eq!((stat["events"].as_u64(), stat["aggregates"].as_u64()), (Some(3), Some(2)), "{stat}");
+}
+
+#[test]
+fn what_is_not_as_expected_is_refused_with_a_sentence() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    append(dir, &orders(dir)).code(0);
+    let more = lines(dir, "more.jsonl", &[r#"{"event_id":"d"}"#, r#"{"event_id":"e"}"#]);
+    let at = |expected| run(dir, &["journal", "append", "--aggregate", "o-1", "--expected", expected, &more]);
+    let ran = at("1").code(1);
+    assert!(ran.err.contains("expected seq 1, found seq 2"), "{}", ran.err);
+    let ran = at("new").code(1);
+    assert!(ran.err.contains("a new aggregate"), "{}", ran.err);
+    assert!(at("first").code(2).err.contains("neither a whole number"));
+    at("2").code(0);
+    // All lines of it are one step: a bad one leaves the others out.
+    let bad = lines(dir, "bad.jsonl", &[r#"{"event_id":"f"}"#, "nonsense"]);
+    let ran = run(dir, &["journal", "append", "--aggregate", "o-1", "--expected", "4", &bad]).code(4);
+    assert!(ran.err.contains("line 2: it is not JSON"), "{}", ran.err);
+    let reused = lines(dir, "reused.jsonl", &[r#"{"event_id":"d","other":true}"#]);
+    let ran = run(dir, &["journal", "append", "--aggregate", "o-1", &reused]).code(1);
+    assert!(ran.err.contains("line 1: the id was used before"), "{}", ran.err);
+    let warned =
+        ["--set", "journal.mismatch=warn", "--json", "journal", "append", "--aggregate", "o-1", &reused];
+    assert_eq!(field(&run(dir, &warned).code(0), "placing"), ["kept"]);
+    let large = lines(dir, "large.jsonl", &[&format!(r#"{{"event_id":"g","x":"{}"}}"#, "x".repeat(200))]);
+    let tight = ["--set", "journal.event_bytes_max=100", "journal", "append", "--aggregate", "o-1", &large];
+    assert!(run(dir, &tight).code(4).err.contains("100 are allowed"));
+    let command = r#"{"event_id":"h","metadata":{"kind":"command"}}"#;
+    let command = lines(dir, "command.jsonl", &[command]);
+    let ran =
+        run(dir, &["journal", "append", "--aggregate", "o-1", "--kind", "UPDATE_ORDER", &command]).code(4);
+    assert!(ran.err.contains("must say which seq"), "{}", ran.err);
+    let stat = run(dir, &["--json", "journal", "stat"]).code(0).json();
+    assert_eq!(stat["events"], 5, "nothing of it was stored");
+    for (journal, told) in [
+        ("memory:", "would end with this command"),
+        ("tape:x", "names no journal"),
+        ("dir:", "names no directory"),
+    ] {
+        assert!(run(dir, &["--journal", journal, "journal", "stat"]).code(2).err.contains(told), "{journal}");
+    }
+}
+
+#[test]
+fn a_relay_publishes_and_is_sent_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    append(dir, &orders(dir)).code(0);
+    let ran = run(dir, &["relay", "run", "--topic", "orders", "--once"]).code(2);
+    assert!(ran.err.contains("--create PARTITIONS makes it"), "{}", ran.err);
+    let relay = ["--json", "relay", "run", "--topic", "orders", "--create", "2", "--once"];
+    assert_eq!(run(dir, &relay).code(0).json()["published"], 3);
+    assert_eq!(run(dir, &relay).code(0).json()["published"], 0, "the checkpoint is kept");
+    let status = run(dir, &["--json", "relay", "status"]).code(0).json();
+    assert_eq!(
+        (&status["relays"][0]["left"], &status["relays"][0]["led_by"]),
+        (&0.into(), &serde_json::Value::Null)
+    );
+    // It says how many, and asks.
+    let rewind = ["--json", "relay", "rewind", "--to", "1"];
+    assert_eq!(run(dir, &[&rewind[..], &["--dry-run"]].concat()).code(0).json()["published_again"], 2);
+    let ran = run(dir, &rewind).code(2);
+    assert!(ran.err.contains("publishes 2 events again") && ran.err.contains("--yes"), "{}", ran.err);
+    assert_eq!(run(dir, &relay).code(0).json()["published"], 0, "nothing has moved");
+    run(dir, &[&rewind[..], &["--yes"]].concat()).code(0);
+    assert_eq!(run(dir, &relay).code(0).json()["published"], 2);
+    let ran = run(dir, &["relay", "rewind", "--to", "9", "--yes"]).code(1);
+    assert!(ran.err.contains("would never be published"), "{}", ran.err);
+    assert!(
+        run(dir, &["relay", "--name", "other", "rewind", "--to", "0", "--yes"])
+            .code(4)
+            .err
+            .contains("has never followed")
+    );
+    assert!(run(dir, &["relay", "resume", "o-1"]).code(4).err.contains("is not behind"));
+    // The consumer reads what the relay wrote, each event once although two were published twice.
+    let consume = [
+        "--json",
+        "consume",
+        "--topic",
+        "orders",
+        "--scope",
+        "mailer",
+        "--exec",
+        HANDLER,
+        "--until-idle",
+        "1",
+    ];
+    let counts = run(dir, &consume).code(0);
+    assert!(counts.out.contains("\"done\":3") && counts.out.contains("\"duplicate\":2"), "{}", counts.out);
+    // What every relay has published may go; numbers go on.
+    assert_eq!(
+        run(dir, &["--json", "journal", "sweep", "--older-than", "1ms", "--yes"]).code(0).json()["removed"],
+        3
+    );
+    let next = lines(
+        dir,
+        "next.jsonl",
+        &[r#"{"event_id":"z","order":"o-1","type":"x","time":"2026-01-02T03:04:05Z"}"#],
+    );
+    assert_eq!(field(&append(dir, &next).code(0), "seq"), ["3"]);
+}
+
+/// Says done to everything.
+const HANDLER: &str = r#"python3 -c '
+import json, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    if "event" in request:
+        print(json.dumps({"id": request["id"], "token": request["token"], "done": True}), flush=True)
+'"#;
+
+#[test]
+fn published_events_are_archived() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    append(dir, &orders(dir)).code(0);
+    let archive = ["--json", "journal", "archive", "--to", "dir:archive", "--older-than", "1ms"];
+    assert_eq!(run(dir, &archive).code(0).json()["archived"], 0, "nobody has published it");
+    run(dir, &["relay", "run", "--topic", "orders", "--create", "1", "--once"]).code(0);
+    let done = run(dir, &archive).code(0).json();
+    assert_eq!((&done["archived"], &done["removed"]), (&3.into(), &3.into()), "{done}");
+    let ran = run(dir, &["journal", "archive", "--to", "ftp://x", "--older-than", "1d"]).code(2);
+    assert!(ran.err.contains("names no object store"), "{}", ran.err);
+}
