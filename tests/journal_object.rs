@@ -34,6 +34,10 @@ impl JournalHarness for ObjectHarness {
         object.journal = settings;
         ObjectJournal::open(self.0.objects().await, object).await.expect("the store is there")
     }
+
+    fn model_cases(&self) -> u64 {
+        4
+    }
 }
 
 hapax::journal_conformance!(directory_suite, ObjectHarness(Place::directory()));

@@ -36,6 +36,11 @@ pub trait JournalHarness: Send + Sync {
 
     /// Opens the storage once more, as another process would.
     async fn open(&self, settings: JournalSettings) -> Self::Journal;
+
+    /// How many sequences of random commands the model goes through, unless `HAPAX_CASES` says; fewer where requests are slow.
+    fn model_cases(&self) -> u64 {
+        15
+    }
 }
 
 /// A memory journal of its own.

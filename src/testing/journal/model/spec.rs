@@ -69,6 +69,15 @@ impl Spec {
         self.written.iter().find(is)
     }
 
+    /// Whether any event's id stands for another fact.
+    pub(super) fn reuses(&self, append: &Append) -> bool {
+        let of = append.of();
+        append.events.iter().any(|event| {
+            let known = self.find(&of, &event.id);
+            known.is_some_and(|known| known.of != of || !same_fact(&known.event, event))
+        })
+    }
+
     /// What becomes of an append: a place for each event, or the code of an error.
     pub(super) fn decide(
         &self,
