@@ -174,7 +174,8 @@ async fn publish(
                 _ = shown.tick() => {
                     let progress = watch.progress();
                     if line {
-                        eprint!("\r\x1b[K{}", sentence(&progress));
+                        let waits = if progress.leads { "" } else { ", waiting for the lead" };
+                        eprint!("\r\x1b[K{}{waits}", sentence(&progress));
                         let _ = std::io::stderr().flush(); // a line that cannot be seen hurts nobody
                     }
                     if once && progress.leads && is_through(journal, &progress).await {
