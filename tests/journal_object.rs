@@ -20,7 +20,7 @@ use hapax::journal::{
 };
 use hapax::testing::journal::JournalHarness;
 use objects::{Place, aggregate, append, event, follow, s3_settings};
-use watched::Watched;
+use watched::{Watched, held_up, open_watched};
 
 /// A fresh directory, or a fresh prefix of the bucket.
 struct ObjectHarness(Place);
@@ -104,9 +104,26 @@ async fn listings_are_in_order_and_bounded(place: Place) {
     assert!(now.low <= now.about && now.about <= now.high.plus(Duration::from_secs(2)), "{now:?}");
 }
 
-/// Two handles, as two processes have them.
+/// Tries until it is known what became of it.
+async fn append_surely(journal: &ObjectJournal, append: &Append) -> Appended {
+    loop {
+        match journal.append(append).await {
+            Ok(appended) => return appended,
+            Err(e) => assert!(e.is_retryable(), "{}", e.chain()),
+        }
+    }
+}
+
+/// Two handles, as two processes have them; one of thirty requests fails, done or not.
 async fn writers_are_gapless(place: Place, writers: usize, each: usize) {
-    let journals = [place.open().await, place.open().await];
+    let seed: u64 = uuid::Uuid::new_v4().as_u64_pair().0;
+    println!("seed {seed}");
+    let stores = [Watched::new(place.objects().await), Watched::new(place.objects().await)];
+    let mut journals = Vec::new();
+    for (n, store) in stores.iter().enumerate() {
+        journals.push(open_watched(store, Duration::from_secs(1)).await);
+        store.fail(30, seed.wrapping_add(n as u64));
+    }
     let tasks: Vec<_> = (0..writers)
         .map(|writer| {
             let journal = journals[writer % 2].clone();
@@ -116,15 +133,12 @@ async fn writers_are_gapless(place: Place, writers: usize, each: usize) {
                     let ids = [format!("{writer}-{n}"), format!("{writer}-{n}-more")];
                     let ids: Vec<&str> = ids.iter().map(String::as_str).take(1 + n % 2).collect();
                     let append = append(&of, Expected::Any, &ids);
-                    loop {
-                        match journal.append(&append).await {
-                            Ok(_) => break,
-                            Err(e) => assert!(e.is_retryable(), "{e}"),
-                        }
-                    }
+                    let first = append_surely(&journal, &append).await;
                     // Each is asked for again: it is a repeat.
                     if n % 3 == 0 {
-                        assert!(journal.append(&append).await.unwrap().is_repeat());
+                        let again = append_surely(&journal, &append).await;
+                        assert!(again.is_repeat());
+                        assert_eq!(again.placed[0].seq, first.placed[0].seq);
                     }
                 }
             })
@@ -133,10 +147,14 @@ async fn writers_are_gapless(place: Place, writers: usize, each: usize) {
     for task in tasks {
         task.await.unwrap();
     }
-    let all = follow(&journals[0]).await;
+    let failed: usize = stores.iter().map(|store| store.failed()).sum();
+    assert!(failed > 0);
+    let all = follow(&place.open().await).await;
     let wanted: usize = (0..each).map(|n| 1 + n % 2).sum::<usize>() * writers;
     assert_eq!(all.len(), wanted);
-    println!("{wanted} events of {writers} writers in 8 aggregates: gapless, none twice");
+    println!(
+        "{wanted} events of {writers} writers in 8 aggregates, {failed} requests failed: gapless, none twice"
+    );
 }
 
 /// An id goes to one aggregate, whoever was quicker; what a killed writer intended is given up for it.
@@ -166,31 +184,11 @@ async fn an_id_goes_to_one_aggregate(place: Place) {
     assert_eq!(follow(&journals[0]).await.len(), 5);
 }
 
-async fn open_watched(store: &Arc<Watched>, grace: Duration) -> ObjectJournal {
-    let mut settings = ObjectSettings::default();
-    settings.grace = grace;
-    ObjectJournal::open(Arc::clone(store) as Arc<dyn Objects>, settings).await.unwrap()
-}
-
-/// Starts an append to `slow` that does not get to its commit.
-async fn held_up(
-    store: &Arc<Watched>,
-    journal: &ObjectJournal,
-) -> tokio::task::JoinHandle<hapax::Result<Appended>> {
-    store.hold(Some("aggregate/-/slow/"));
-    let writer = journal.clone();
-    let slow = tokio::spawn(async move { writer.append(&append("slow", Expected::New, &["s1"])).await });
-    while store.list("pending/", "pending/", 1).await.unwrap().is_empty() {
-        tokio::task::yield_now().await;
-    }
-    slow
-}
-
 /// A reader does not pass an append that is under way, however many others are done; then it gives both.
 async fn a_reader_waits_for_an_append_under_way(place: Place) {
     let store = Watched::new(place.objects().await);
     let journal = open_watched(&store, Duration::from_mins(10)).await;
-    let slow = held_up(&store, &journal).await;
+    let slow = held_up(&store, &journal, append("slow", Expected::New, &["s1"])).await;
     let _ = journal.append(&append("fast", Expected::New, &["f1"])).await.unwrap();
     let other = open_watched(&store, Duration::from_mins(10)).await;
     for reader in [&journal, &other] {
@@ -207,7 +205,7 @@ async fn a_reader_waits_for_an_append_under_way(place: Place) {
 async fn a_reader_does_not_wait_for_ever(place: Place) {
     let store = Watched::new(place.objects().await);
     let journal = open_watched(&store, Duration::from_mins(10)).await;
-    let slow = held_up(&store, &journal).await;
+    let slow = held_up(&store, &journal, append("slow", Expected::New, &["s1"])).await;
     let _ = journal.append(&append("fast", Expected::New, &["f1"])).await.unwrap();
     let impatient = place.open().await; // it waits a second
     let given = follow(&impatient).await;

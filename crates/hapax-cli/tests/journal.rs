@@ -186,11 +186,14 @@ fn published_events_are_archived() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     append(dir, &orders(dir)).code(0);
-    let archive = ["--json", "journal", "archive", "--to", "dir:archive", "--older-than", "1ms"];
+    let archive = ["--json", "journal", "archive", "--to", "dir:archive", "--older-than", "1ms", "--yes"];
     assert_eq!(run(dir, &archive).code(0).json()["archived"], 0, "nobody has published it");
     run(dir, &["relay", "run", "--topic", "orders", "--create", "1", "--once"]).code(0);
+    let refused = run(dir, &archive[..7]).code(2);
+    assert!(refused.err.contains("--yes"), "{}", refused.err);
+    assert!(!dir.join("archive/archive").exists(), "nothing is done before it is asked for");
     let done = run(dir, &archive).code(0).json();
     assert_eq!((&done["archived"], &done["removed"]), (&3.into(), &3.into()), "{done}");
-    let ran = run(dir, &["journal", "archive", "--to", "ftp://x", "--older-than", "1d"]).code(2);
+    let ran = run(dir, &["journal", "archive", "--to", "ftp://x", "--older-than", "1d", "--keep"]).code(2);
     assert!(ran.err.contains("names no object store"), "{}", ran.err);
 }

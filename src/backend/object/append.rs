@@ -191,9 +191,8 @@ impl Inner {
                     }
                 }
             }
-            let last = slots[slots.len() - 1];
-            if tail.next <= last {
-                tail = self.tail(of).await?; // swept meanwhile: nobody sweeps what was just appended
+            if tail.next <= slots[slots.len() - 1] {
+                return Err(lost(of, tail.next)); // a place that was taken stays so, swept or not
             }
         }
     }
@@ -325,6 +324,13 @@ fn position(placed: &mut [Placed], ready: &Ready<'_>, entry: &Entry) {
         }
     }
     debug_assert!(placed.iter().all(|placed| placed.position != Position::START));
+}
+
+fn lost(of: &AggregateOf, slot: Slot) -> Error {
+    Error::Corrupt(format!(
+        "what lay at seq {} of {of} is not there any more: was the object store put back?",
+        slot.seq
+    ))
 }
 
 pub(super) fn millis(time: crate::clock::Time) -> u64 {

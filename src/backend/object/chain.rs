@@ -88,6 +88,11 @@ impl Link {
         Tail { next, ms: self.ms, last: Some(at) }
     }
 
+    /// Whether it holds no event: all were swept, or it is a void. It stays for ever, so that its place is never free again.
+    pub(super) fn is_empty(&self) -> bool {
+        self.events.is_empty()
+    }
+
     /// Which of its events are left: each by its number from 0.
     pub(super) fn left(&self) -> impl Iterator<Item = (usize, &EventRecord)> {
         self.events.iter().enumerate().map(|(n, record)| (n + self.gone as usize, record))
@@ -165,7 +170,6 @@ impl Inner {
                 }
                 return Ok(seen.unwrap_or(Tail::EMPTY));
             };
-            // Not there any more: swept, so there is a later one.
             if let Some(link) = self.link(of, last).await? {
                 let tail = link.tail(last);
                 self.see_tail(of, tail);
@@ -196,6 +200,12 @@ impl Inner {
         let Some(body) = self.objects.get(&name::head(of)).await? else { return Ok(None) };
         let slot = std::str::from_utf8(&body).ok().and_then(|text| name::slot_of(text).ok());
         Ok(slot)
+    }
+
+    /// A place of a chain up to which all was swept: a hint of the last sweep.
+    async fn floor(&self, of: &AggregateOf) -> Result<Option<Slot>> {
+        let Some(body) = self.objects.get(&name::floor(&name::chain(of))).await? else { return Ok(None) };
+        Ok(std::str::from_utf8(&body).ok().and_then(|text| name::slot_of(text).ok()))
     }
 
     /// Leaves a hint now and then. It only saves time, so a failure is none.
@@ -235,6 +245,7 @@ impl Inner {
         // The append that `from` lies in begins before it, by less than an append can have.
         let mut begin = Slot { seq: from.saturating_sub(EVENTS_MAX - 1).max(1), void: 0 };
         let mut found = Vec::new();
+        let mut looked = false;
         while found.len() < limit {
             let mut slots = self.slots(of, begin, PAGE).await?;
             let full = slots.len() == PAGE;
@@ -242,7 +253,16 @@ impl Inner {
             let inside = slots.partition_point(|slot| slot.seq <= from).saturating_sub(1);
             slots.drain(..inside);
             let wanted = slots.len().min((limit - found.len()).saturating_add(1));
-            for (slot, link) in self.links(of, &slots[..wanted]).await? {
+            let mut links = self.links(of, &slots[..1]).await?;
+            if !looked && links.iter().all(|(_, link)| link.is_empty()) {
+                looked = true;
+                if let Some(floor) = self.floor(of).await?.filter(|floor| *floor > slots[0]) {
+                    begin = floor; // thousands of swept links need not be looked at
+                    continue;
+                }
+            }
+            links.extend(self.links(of, &slots[1..wanted]).await?);
+            for (slot, link) in links {
                 for (nth, _) in link.left() {
                     if link.first + nth as u64 >= from && found.len() < limit {
                         found.extend(link.stored(slot, nth)?);

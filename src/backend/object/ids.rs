@@ -2,17 +2,18 @@
 //!
 //! An intent promises nothing by itself. The id is in the journal if the event is in the chain that the id's last intent names, not
 //! further than [`WINDOW`] seqs behind where the intent begins. If it is not there, its writer was slow or is gone. Then
-//! * an append to the same aggregate writes the next intent and goes on: the two writers meet at the chain's next place, one gets
-//!   it, and the other looks what came there before it tries again;
+//! * an append to the same aggregate goes on under the same intent (under the next one if the chain is beyond its window): the two
+//!   writers meet at the chain's next place, one gets it, and the other looks what came there before it tries again;
 //! * an append to another aggregate first puts a void at the end of that chain, which names the intent it gives up on. The slow
 //!   writer finds it at the place that it wanted.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::chain::{Link, PAGE, Tail};
+use super::chain::{Link, Tail};
 use super::journal::Inner;
 use super::name::{self, Slot};
+use super::store::Listed;
 use crate::crash_point;
 use crate::error::{Error, Result};
 use crate::id::{Aggregate, EventId, Tenant};
@@ -21,6 +22,9 @@ use crate::journal::{AggregateOf, Stored};
 /// An event lies less than this many seqs behind where its intent begins. A writer that is pushed further back by others writes a
 /// new intent, so whoever looks for the event never looks far.
 pub(super) const WINDOW: u64 = 256;
+
+/// How often an id's intents are looked at: each time someone else has written one or given one up.
+const TRIES_MAX: u32 = 1000;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Intent {
@@ -55,9 +59,9 @@ enum Found {
 impl Inner {
     /// Finds out whether an id is in the journal, and if not, claims it for an append to the end of a chain.
     pub(super) async fn claim(&self, of: &AggregateOf, id: &EventId, tail: Tail) -> Result<Claim> {
-        let from = tail.next.seq;
+        let mut from = tail.next.seq;
         let mut number = 0;
-        loop {
+        for _ in 0..TRIES_MAX {
             if self.intend(of, id, number, from).await? {
                 return Ok(Claim::Ours { number, below: from + WINDOW });
             }
@@ -66,7 +70,15 @@ impl Inner {
                 Some((last, intent)) => match self.follow(of.tenant.as_ref(), last, &intent, id).await? {
                     Found::Event(stored) => return Ok(Claim::Known(stored)),
                     Found::Barred => last + 1,
-                    Found::Nothing { .. } if intent.aggregate == of.aggregate.as_str() => last + 1,
+                    Found::Nothing { end } if intent.aggregate == of.aggregate.as_str() => {
+                        // What we know of the chain's end may be old: an intent that begins there would end before the other's does.
+                        from = from.max(end.next.seq);
+                        let below = intent.from + WINDOW;
+                        if from < below {
+                            return Ok(Claim::Ours { number: last, below });
+                        }
+                        last + 1
+                    }
                     Found::Nothing { end } => {
                         self.give_up(of.tenant.as_ref(), last, &intent, end).await?;
                         last // the same one, once more: it is barred now, or was committed before
@@ -74,6 +86,7 @@ impl Inner {
                 },
             };
         }
+        Err(Error::Contended { what: format!("claiming the id {id} for {of}"), source: None })
     }
 
     async fn intend(&self, of: &AggregateOf, id: &EventId, number: u32, from: u64) -> Result<bool> {
@@ -87,9 +100,14 @@ impl Inner {
         self.objects.create(&name, json(&intent)?).await
     }
 
-    async fn last_intent(&self, tenant: Option<&Tenant>, id: &EventId) -> Result<Option<(u32, Intent)>> {
+    /// All intents of an id, by number: mostly one.
+    async fn intents(&self, tenant: Option<&Tenant>, id: &EventId) -> Result<Vec<Listed>> {
         let prefix = name::intents(tenant, id);
-        let listed = self.objects.list(&prefix, &prefix, PAGE).await?;
+        self.objects.list(&prefix, &prefix, usize::MAX).await
+    }
+
+    async fn last_intent(&self, tenant: Option<&Tenant>, id: &EventId) -> Result<Option<(u32, Intent)>> {
+        let listed = self.intents(tenant, id).await?;
         let Some(last) = listed.last() else { return Ok(None) };
         let Some(body) = self.objects.get(&last.name).await? else { return Ok(None) };
         let intent: Intent = serde_json::from_slice(&body)
@@ -163,8 +181,7 @@ impl Inner {
 
     /// Forgets an id whose event is being swept. One that is being appended again already is left alone.
     pub(super) async fn forget(&self, tenant: Option<&Tenant>, id: &EventId, number: u32) -> Result<()> {
-        let prefix = name::intents(tenant, id);
-        let listed = self.objects.list(&prefix, &prefix, PAGE).await?;
+        let listed = self.intents(tenant, id).await?;
         let newest = listed.last().map(|last| name::intent_number(&last.name)).transpose()?;
         if newest.is_some_and(|newest| newest > number) {
             return Ok(());

@@ -7,13 +7,15 @@
 //! aggregate/TENANT/AGGREGATE/SEQ.V.link   the events of one append, numbered from SEQ    3. the commit: created once
 //! index/…/MS.SEQ.V.HASH.COUNT_.…          its place in the order of all                  4. after the commit
 //! head/TENANT/AGGREGATE                   a hint where the chain ends, now and then
+//! floor/TENANT/AGGREGATE                  a hint how far it was swept
 //! relay/NAME/TOKEN.…                      leads and checkpoints
 //! ```
 //!
 //! The only thing that decides is that an object of a name is created once. An append looks at a chain up to its end, decides, and
 //! creates the object at the next place, which it can only if nothing has changed: checked, numbered and stored in one step. Killed
 //! before that, nothing was appended and no number is gone; killed after it, the event is there, and whoever reads the journal finds the
-//! note and completes the index.
+//! note and completes the index. So a link's name must never become free again: a sweep takes the events out of a link and leaves the
+//! link, about 200 bytes per append, for ever. However long ago a writer has looked, it finds its place taken.
 //!
 //! An entry's place in the index is a time by the *store's* clock, never the event's own: later than any at which a reader can have
 //! missed the note. See `read.rs` for why a reader that follows the index comes by every event. On S3 an event is therefore given
@@ -30,10 +32,11 @@
 //! | `head` | 1 listing, + 1 if the chain has grown |
 //! | `read` of k appends | 2 listings + k; one that finds nothing 2 |
 //! | `wait` | 1 listing at 50 ms, 100 ms, … 1 s |
-//! | `read_aggregate` of k appends | 1 listing per thousand appends + k |
+//! | `read_aggregate` of k appends | 1 listing per thousand appends + k; if the first ones were swept 1 listing + 2 |
 //! | `find` | 2 listings + 2 |
 //! | `lead` | 2 listings + up to 5, `keep_lead` 3, `save` 4 |
-//! | `sweep` | 1 listing per thousand appends, per append 4 + 2 per event |
+//! | `sweep` | 1 listing per thousand appends, per removed append 3 + 2 per event, per aggregate 1; for what is too young or held back nothing |
+//! | … the relays, at its beginning and every hundred removed appends | 1 listing + 2 per relay |
 //! | `count_after` | 1 listing per thousand appends; `stat` 2, up to 100,000 |
 //!
 //! A listing gives up to a thousand names. In a directory a request is a file, written and synced, with its directory.

@@ -107,6 +107,11 @@ pub(super) fn head(of: &AggregateOf) -> String {
     format!("head/{}/{}", tenant(of.tenant.as_ref()), part(of.aggregate.as_str()))
 }
 
+/// Where the first events of a chain lie that are not swept.
+pub(super) fn floor(chain: &str) -> String {
+    format!("floor/{}", chain.strip_prefix(CHAINS).unwrap_or(chain).trim_end_matches('/'))
+}
+
 /// The intents of an id, by number.
 pub(super) fn intents(of: Option<&Tenant>, id: &EventId) -> String {
     format!("id/{}/{}{BETWEEN}", tenant(of), part(&id.as_str()))

@@ -125,14 +125,11 @@ impl Inner {
             None if since + self.grace_ms() > now => return Ok(false),
             None => {
                 let slot = note.slot();
-                // A place that others have passed long ago was swept; it is not to be taken again.
-                if self.tail(&of).await?.next == slot {
-                    let void = Link::void(&of, slot, note.ms, Vec::new());
-                    if !self.objects.create(&name::link(&of, slot), json(&void)?).await? {
-                        return Ok(false); // just now: look again
-                    }
-                    crash_point!("journal.object.voided");
+                let void = Link::void(&of, slot, note.ms, Vec::new());
+                if !self.objects.create(&name::link(&of, slot), json(&void)?).await? {
+                    return Ok(false); // just now: look again
                 }
+                crash_point!("journal.object.voided");
             }
         }
         self.objects.delete(note_name).await?;
@@ -183,7 +180,7 @@ impl Inner {
         Ok(count.min(limit))
     }
 
-    /// What lies at places of a chain, in order; those that were swept left out.
+    /// What lies at places of a chain, in order.
     pub(super) async fn links(&self, of: &AggregateOf, slots: &[Slot]) -> Result<Vec<(Slot, Link)>> {
         let of = of.clone();
         let links = self.each(slots.to_vec(), move |inner, slot| {

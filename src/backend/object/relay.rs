@@ -31,6 +31,12 @@ use crate::ledger::Token;
 /// More objects than a relay ever has: old ones are removed with every step.
 const OBJECTS_MAX: usize = 10_000;
 
+/// How often a listing is read again because what it named was replaced meanwhile.
+const LISTINGS_MAX: u32 = 50;
+
+/// How often a lead without any checkpoint is looked at: a leader writes one right away, unless it was killed.
+const FIRST_SAVE_MAX: u32 = 3;
+
 /// How much of a token tells the relay.
 const RELAY_BITS: u32 = 20;
 
@@ -149,10 +155,12 @@ impl Inner {
             .map_err(|e| Error::Corrupt(format!("{name} makes no sense: {e}")))
     }
 
-    async fn saved(&self, board: &Board) -> Result<(Option<Checkpoint>, Option<Time>)> {
-        let Some((.., name)) = &board.save else { return Ok((None, None)) };
-        let Some(save) = self.read_json::<SaveObject>(name).await? else { return Ok((None, None)) };
-        Ok((save.checkpoint, save.saved_at.map(Time::from_micros)))
+    /// The checkpoint that a listing names. None: it was replaced meanwhile, so the listing is to be read again.
+    async fn saved(&self, board: &Board) -> Result<Option<SaveObject>> {
+        let Some((.., name)) = &board.save else {
+            return Ok(Some(SaveObject { checkpoint: None, saved_at: None }));
+        };
+        self.read_json::<SaveObject>(name).await
     }
 
     pub(super) async fn lead(&self, relay: &RelayName, owner: &Owner, lease: Duration) -> Result<Lead> {
@@ -191,14 +199,29 @@ impl Inner {
             return Ok(None);
         }
         crash_point!("journal.object.lead");
-        let board = self.board(relay).await?;
-        let (checkpoint, saved_at) = self.saved(&board).await?;
-        let save = SaveObject { checkpoint: checkpoint.clone(), saved_at: saved_at.map(Time::as_micros) };
+        let mut listings = 0;
+        let (board, save) = loop {
+            let board = self.board(relay).await?;
+            if !board.is_led_by(Token(token)) {
+                // Another has led since we looked, so the name was free again. It decides nothing; nobody is to find it.
+                self.objects.delete(&file(relay, token, "lead")).await?;
+                return Ok(None);
+            }
+            if let Some(save) = self.saved(&board).await? {
+                break (board, save);
+            }
+            listings += 1;
+            if listings == LISTINGS_MAX {
+                return Err(replaced(relay.as_str()));
+            }
+        };
         self.objects.create(&file(relay, token, &save_name(0)), json(&save)?).await?;
         crash_point!("journal.object.lead_checkpoint");
-        let older = |object: &&Listed| object.name < file(relay, token, "");
+        // The first lead stays, so that every listing, however long it takes, shows that there is such a relay.
+        let first = file(relay, next_token(relay, 0), "lead");
+        let older = |object: &&Listed| object.name < file(relay, token, "") && object.name != first;
         self.remove(board.objects.iter().filter(older)).await;
-        Ok(Some((token, checkpoint)))
+        Ok(Some((token, save.checkpoint)))
     }
 
     /// Old objects decide nothing any more; if one stays, the next step removes it.
@@ -253,7 +276,18 @@ impl Inner {
         self.objects.put(&file(relay, token.0, "end"), bytes::Bytes::new()).await
     }
 
+    /// All relays. One is never left out: what is missing of it was replaced while we looked, so we look again.
     pub(super) async fn relays(&self) -> Result<Vec<RelayState>> {
+        for nth in 1..=LISTINGS_MAX {
+            if let Some(relays) = self.relays_listed(nth >= FIRST_SAVE_MAX).await? {
+                return Ok(relays);
+            }
+        }
+        Err(replaced("all"))
+    }
+
+    /// None: something that the listing named is not there any more.
+    async fn relays_listed(&self, unsaved: bool) -> Result<Option<Vec<RelayState>>> {
         let listed = self.objects.list(name::RELAYS, name::RELAYS, usize::MAX).await?;
         let mut boards: BTreeMap<String, Vec<Listed>> = BTreeMap::new();
         for object in listed {
@@ -264,15 +298,19 @@ impl Inner {
         for (directory, objects) in boards {
             let board = Board::of(objects);
             let name = format!("{directory}/{:020}.lead", board.token);
-            let Some(lead) = self.read_json::<LeadObject>(&name).await? else { continue };
+            let Some(lead) = self.read_json::<LeadObject>(&name).await? else { return Ok(None) };
             let until = board.until(&lead, self.objects.grain_ms());
-            let (checkpoint, saved_at) = self.saved(&board).await?;
+            let Some(save) = self.saved(&board).await? else { return Ok(None) };
+            if board.save.is_none() && !unsaved {
+                return Ok(None);
+            }
+            let saved_at = save.saved_at.map(Time::from_micros);
             let owner = lead.owner.as_deref().map(Owner::new).transpose()?;
             let relay = RelayName::new(&lead.relay)?;
-            relays.push(RelayState::new(relay, owner, until, Token(board.token), checkpoint, saved_at));
+            relays.push(RelayState::new(relay, owner, until, Token(board.token), save.checkpoint, saved_at));
         }
         relays.sort_by(|a, b| a.relay.cmp(&b.relay));
-        Ok(relays)
+        Ok(Some(relays))
     }
 
     pub(super) async fn rewind(&self, relay: &RelayName, to: &Checkpoint) -> Result<Option<Checkpoint>> {
@@ -297,6 +335,11 @@ fn next_token(relay: &RelayName, last: i64) -> i64 {
 
 fn save_name(n: u64) -> String {
     format!("save.{n:020}")
+}
+
+fn replaced(relay: &str) -> Error {
+    let what = format!("reading where relays are ({relay}): it was replaced {LISTINGS_MAX} times meanwhile");
+    Error::Contended { what, source: None }
 }
 
 fn fenced(relay: &RelayName) -> Error {

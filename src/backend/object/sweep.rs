@@ -1,14 +1,17 @@
 //! Removing what is published, and counting.
 //!
-//! Ids go first, then the events, then their entry in the index: killed in between, the next sweep finds the entry and goes on. The
-//! last link of a chain stays, without its events: it is what the next number follows from.
+//! Ids go first, then the events, then their entry in the index: killed in between, the next sweep finds the entry and goes on.
+//!
+//! A link stays for ever, without its events: about 200 bytes per append. If its name became free, a writer that has not looked since
+//! could take the place a second time, and with it the number.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
+use super::append::millis;
 use super::chain::{Link, PAGE};
 use super::ids::json;
 use super::journal::Inner;
-use super::name::{self, Entry, Slot};
+use super::name::{self, Entry};
 use crate::clock::Time;
 use crate::crash_point;
 use crate::error::Result;
@@ -18,25 +21,125 @@ use crate::journal::{JournalStat, JournalSweep, Position, RelayState, is_behind,
 /// Beyond so many names a count is an estimate: what was counted, and not exact.
 const COUNTED_MAX: usize = 100_000;
 
+/// How far an entry's place in the index may be ahead of when it was appended.
+const AHEAD_MS: u64 = 10_000;
+
+/// After so many removals the relays are looked at again.
+const LOOK_EVERY: u32 = 100;
+
+/// How far the relays have come.
+#[derive(Debug)]
+struct Limits {
+    relays: Vec<RelayState>,
+    up_to: Position,
+    /// From which seq on a relay holds back a chain.
+    held: HashMap<String, u64>,
+}
+
+impl Limits {
+    /// None: there are no relays, so nothing is published.
+    fn of(relays: Vec<RelayState>) -> Result<Option<Self>> {
+        let Some(up_to) = swept_up_to(&relays) else { return Ok(None) };
+        let mut held = HashMap::new();
+        for behind in relays.iter().filter_map(|relay| relay.checkpoint.as_ref()).flat_map(|c| &c.behind) {
+            let next = held.entry(name::chain(&behind.of()?)).or_insert(behind.next);
+            *next = behind.next.min(*next);
+        }
+        Ok(Some(Limits { relays, up_to, held }))
+    }
+
+    /// Whether relays have only gone on since, and none is missing.
+    fn still_true(&self, now: &Limits) -> bool {
+        let position = |relay: &RelayState| relay.checkpoint.as_ref().map(|c| c.position.clone());
+        now.up_to >= self.up_to
+            && self.relays.iter().all(|before| {
+                let same = now.relays.iter().find(|relay| relay.relay == before.relay);
+                same.is_some_and(|relay| position(relay) >= position(before))
+            })
+    }
+
+    /// Whether nothing of an append may go, whatever is in it.
+    fn hold(&self, entry: &Entry) -> bool {
+        self.held.get(&entry.chain).is_some_and(|next| entry.slot.seq + entry.gone >= *next)
+    }
+
+    /// How many of an append's events may go: always the first ones, since relays pass them in order and hold back what follows.
+    fn ripe(&self, link: &Link, entry: &Entry, cutoff: Time) -> Result<u64> {
+        if Time::from_micros(link.at) >= cutoff {
+            return Ok(0);
+        }
+        let mut ripe = 0;
+        for (nth, _) in link.left() {
+            match link.stored(entry.slot, nth)? {
+                Some(stored) if stored.position <= self.up_to && !is_behind(&self.relays, &stored) => {
+                    ripe += 1
+                }
+                _ => break,
+            }
+        }
+        Ok(ripe)
+    }
+}
+
+/// How far each chain was swept: the name of its last link that is empty, with none before it that is not.
+#[derive(Debug, Default)]
+struct Floors(BTreeMap<String, (String, bool)>);
+
+impl Floors {
+    /// The next entry of a chain, in the index's order, which within a chain is its own.
+    fn pass(&mut self, entry: &Entry, empty: bool) {
+        let (link, open) = self.0.entry(entry.chain.clone()).or_insert_with(|| (String::new(), true));
+        *open &= empty;
+        if *open {
+            *link = entry.link();
+        }
+    }
+}
+
 impl Inner {
     pub(super) async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
-        let relays = self.relays().await?;
-        let Some(up_to) = swept_up_to(&relays) else { return Ok(0) };
+        let mut floors = Floors::default();
+        let swept = self.sweep_index(terms, &mut floors).await;
+        if !terms.dry_run {
+            for (chain, (link, _)) in floors.0.into_iter().filter(|(_, (link, _))| !link.is_empty()) {
+                let _ = self.objects.put(&name::floor(&chain), link.into()).await; // it only saves time
+            }
+        }
+        swept
+    }
+
+    async fn sweep_index(&self, terms: &JournalSweep, floors: &mut Floors) -> Result<u64> {
+        let Some(mut limits) = Limits::of(self.relays().await?)? else { return Ok(0) };
         let cutoff = self.objects.now().await?.about.minus(terms.older_than);
-        let mut swept = 0;
+        let young = millis(cutoff) + AHEAD_MS;
+        let (mut swept, mut removed) = (0, 0);
         let mut after = name::INDEX.to_owned();
         loop {
             let listed = self.objects.list(name::INDEX, &after, PAGE).await?;
             for entry in name::entries(&listed)? {
-                if entry.position(entry.gone) > up_to {
-                    return Ok(swept);
+                if entry.position(entry.gone) > limits.up_to || entry.ms > young {
+                    return Ok(swept); // and so is everything behind it
+                }
+                if limits.hold(&entry) {
+                    floors.pass(&entry, false);
+                    continue;
+                }
+                if removed == LOOK_EVERY {
+                    removed = 0;
+                    match Limits::of(self.relays().await?)? {
+                        Some(now) if limits.still_true(&now) => limits = now,
+                        _ => return Ok(swept), // someone goes back, or begins: the next sweep asks anew
+                    }
                 }
                 let link = self.link_named(&entry.link()).await?;
-                let ripe = link.as_ref().map_or(Ok(0), |link| ripe(link, &entry, &up_to, cutoff, &relays))?;
+                let ripe = link.as_ref().map_or(Ok(0), |link| limits.ripe(link, &entry, cutoff))?;
                 let take = ripe.min(terms.batch_max as u64 - swept);
-                if !terms.dry_run && (take > 0 || link.as_ref().is_none_or(|link| link.events.is_empty())) {
+                let empty = link.as_ref().is_none_or(|link| link.events.len() as u64 == take);
+                if !terms.dry_run && (take > 0 || empty) {
                     self.remove_first(&entry, link, take).await?;
+                    removed += 1;
                 }
+                floors.pass(&entry, empty);
                 swept += take;
                 if swept == terms.batch_max as u64 {
                     return Ok(swept);
@@ -61,15 +164,11 @@ impl Inner {
             link.events.drain(..take);
             link.intents.drain(..take);
             link.gone += take as u64;
-            let left = link.events.len();
-            let behind = Slot { seq: entry.slot.seq, void: entry.slot.void + 1 };
-            if left > 0 || self.slots(&of, behind, 1).await?.is_empty() {
+            if take > 0 {
                 self.objects.put(&entry.link(), json(&link)?).await?;
-            } else {
-                self.objects.delete(&entry.link()).await?;
             }
             crash_point!("journal.object.sweep_link");
-            if left > 0 {
+            if !link.is_empty() {
                 let rest = Entry { gone: link.gone, ..entry.clone() };
                 self.objects.put(&rest.name(), bytes::Bytes::new()).await?;
             }
@@ -131,19 +230,4 @@ impl Inner {
         }
         Ok((count, all))
     }
-}
-
-/// How many of an append's events may go: always the first ones, since relays pass them in order and hold back what follows.
-fn ripe(link: &Link, entry: &Entry, up_to: &Position, cutoff: Time, relays: &[RelayState]) -> Result<u64> {
-    if Time::from_micros(link.at) >= cutoff {
-        return Ok(0);
-    }
-    let mut ripe = 0;
-    for (nth, _) in link.left() {
-        match link.stored(entry.slot, nth)? {
-            Some(stored) if stored.position <= *up_to && !is_behind(relays, &stored) => ripe += 1,
-            _ => break,
-        }
-    }
-    Ok(ripe)
 }

@@ -39,7 +39,7 @@ enum JournalCommand {
     #[command(after_help = "Example: hapax journal sweep --older-than 90d --dry-run")]
     Sweep(SweepArgs),
     /// Move events that every relay has published into files of an object store
-    #[command(after_help = "Example: hapax journal archive --to s3://events/archive --older-than 90d")]
+    #[command(after_help = "Example: hapax journal archive --to s3://events/archive --older-than 90d --yes")]
     Archive(ArchiveArgs),
 }
 
@@ -54,6 +54,9 @@ struct ArchiveArgs {
     /// Leave them in the journal too
     #[arg(long)]
     keep: bool,
+    /// Do not ask
+    #[arg(long)]
+    yes: bool,
 }
 
 #[derive(Debug, Args)]
@@ -152,6 +155,12 @@ async fn archive(
     journal: &dyn Journal,
     args: &ArchiveArgs,
 ) -> Result<u8, Failure> {
+    if !args.keep && !args.yes {
+        print::can_ask("this removes archived events from the journal (unless --keep)")?;
+        if !print::asked("remove events from the journal once they are archived?")? {
+            return Err(Failure::new(failure::USAGE, "refused", "nothing was archived or removed"));
+        }
+    }
     let store = journal::open_store(&args.to, config.ledger.acquire_timeout).await?;
     let owner = match &config.lease.owner {
         Some(owner) => owner.clone(),
