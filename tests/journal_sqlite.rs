@@ -242,7 +242,7 @@ async fn a_handlers_transaction_appends_too() {
         let appended = journal.append_in(&tx, &append("invoice", Expected::New, &["invoice-17"])).unwrap();
         assert_eq!(appended.last_seq(), 1);
         if commit {
-            ledger.commit(tx).await.unwrap();
+            ledger.commit(tx).await.unwrap().unwrap();
         } else {
             ledger.roll_back(tx).await;
         }

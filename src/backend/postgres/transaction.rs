@@ -255,11 +255,9 @@ impl crate::consumer::TransactionalLedger for PgLedger {
 
     async fn is_lost(&self, tx: &mut PgTransaction<'static>) -> bool {
         let probe = sqlx::raw_sql("select 1").execute(&mut **tx);
-        match tokio::time::timeout(PROBE_MAX, probe).await {
-            Ok(Ok(_)) => false,
-            Ok(Err(error)) => meaning(&error) == Meaning::Doubt,
-            Err(_) => false, // it is there, and busy
-        }
+        // One that does not answer in time is there, and busy.
+        let probed = tokio::time::timeout(PROBE_MAX, probe).await;
+        matches!(probed, Ok(Err(error)) if meaning(&error) == Meaning::Doubt)
     }
 
     async fn commit(&self, tx: PgTransaction<'static>) -> Result<Handled> {
