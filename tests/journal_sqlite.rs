@@ -235,14 +235,14 @@ async fn a_handlers_transaction_appends_too() {
     let identity = Identity::new(Scope::new("billing").unwrap(), EventId::new("order-17").unwrap());
     for commit in [false, true] {
         let claim = Claim::new(identity.clone(), Mode::Done);
-        let mut tx = ledger.begin(Duration::from_secs(30)).await.unwrap();
+        let mut tx = ledger.begin(Duration::from_secs(30), Duration::from_secs(30)).await.unwrap();
         let outcomes =
             hapax::consumer::TransactionalLedger::claim_in(&ledger, &mut tx, &[claim]).await.unwrap();
         assert!(outcomes[0].as_ref().unwrap().is_claimed());
         let appended = journal.append_in(&tx, &append("invoice", Expected::New, &["invoice-17"])).unwrap();
         assert_eq!(appended.last_seq(), 1);
         if commit {
-            ledger.commit(tx).await.unwrap();
+            ledger.commit(tx).await.unwrap().unwrap();
         } else {
             ledger.roll_back(tx).await;
         }

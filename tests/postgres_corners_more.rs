@@ -124,7 +124,7 @@ async fn t20_a_transaction_past_its_time_is_ended_by_the_server() {
     let time_max = Duration::from_millis(500);
     for (id, busy) in [("idle", false), ("busy", true)] {
         let claim = kit::claim(id, Mode::Done);
-        let mut tx = TransactionalLedger::begin(&ledger, time_max).await.unwrap();
+        let mut tx = TransactionalLedger::begin(&ledger, time_max, time_max * 9).await.unwrap();
         let claimed = TransactionalLedger::claim_in(&ledger, &mut tx, std::slice::from_ref(&claim)).await;
         assert!(claimed.unwrap().remove(0).unwrap().is_claimed());
         let began = std::time::Instant::now();
@@ -133,7 +133,7 @@ async fn t20_a_transaction_past_its_time_is_ended_by_the_server() {
             while began.elapsed() < time_max * 2 {
                 sqlx::query("select pg_sleep(0.05)").execute(&mut *tx).await.unwrap();
             }
-            TransactionalLedger::commit(&ledger, tx).await.unwrap();
+            TransactionalLedger::commit(&ledger, tx).await.unwrap().unwrap();
             continue;
         }
         if busy {
@@ -144,7 +144,10 @@ async fn t20_a_transaction_past_its_time_is_ended_by_the_server() {
                 assert!(began.elapsed() < Duration::from_secs(30), "it goes on and on");
             };
             println!("after {:?}: {error}", began.elapsed());
-            assert!(ledger.is_transient(&error), "no failure of a handler: {error:?}");
+            assert!(
+                ledger.is_doubt(&error) && ledger.is_lost(&mut tx).await,
+                "no failure of a handler: {error:?}"
+            );
         }
         // Whoever comes next waits for the server, not for the one that stands still.
         support::until("the id is free", async || {

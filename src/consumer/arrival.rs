@@ -8,12 +8,11 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::bus::{Assigned, Partition, Received};
-use crate::clock::Time;
 use crate::error::Error;
 use crate::event::{Event, Fingerprint};
 use crate::guard::Delivery;
 use crate::id::{Aggregate, EventId, Tenant};
-use crate::ledger::{Body, Identity, Metadata};
+use crate::ledger::{Body, Identity, Metadata, Week};
 
 /// What orders deliveries within this process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -40,6 +39,8 @@ pub struct Arrival {
     pub(crate) unordered: bool,
     /// Whether it runs with no other beside it, so that a death of the process is its own.
     pub(crate) alone: bool,
+    /// Whether it failed before, so that it is tried without its neighbours of a batch, which would be undone with it.
+    pub(crate) apart: bool,
     /// Says true when the partition goes to someone else or the process must end.
     pub(crate) cancel: watch::Receiver<bool>,
     /// From its arrival until it is through.
@@ -51,8 +52,8 @@ pub struct Arrival {
 pub enum Source {
     /// From the bus, under this gift of its partition.
     Bus(Assigned),
-    /// From the ledger, where it was held under this identity.
-    Held(Identity, Option<Time>),
+    /// From the ledger, where it was held under this identity, in this week.
+    Held(Identity, Week),
 }
 
 impl Arrival {

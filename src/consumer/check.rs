@@ -6,7 +6,7 @@ use super::ConsumerSettings;
 use crate::bus::Bus;
 use crate::clock::{Clock, SystemClock};
 use crate::error::{Error, Result};
-use crate::ledger::{Baseline, Finding, Ledger, Level, OrderPolicy};
+use crate::ledger::{Baseline, Finding, IdentityRule, Ledger, Level, OrderPolicy};
 use crate::window::Window;
 
 /// A difference between this process's clock and the ledger's that a person should know of.
@@ -71,6 +71,9 @@ pub async fn check(
             "order",
             "a strict order begins with whatever seq comes first".to_owned(),
         ));
+    }
+    if window.is_some() && ledger.settings().identity == IdentityRule::IdAndTime {
+        findings.push(finding(Level::Refusal, "window", "a window knows events by their ids alone, and this ledger's identity is id_and_time: it would hide an event that has a used id and another week; use one or the other".to_owned()));
     }
     if let Some(window) = window {
         findings.extend(window.check(redelivery).await);

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::event::{Event, Fingerprint};
 use crate::guard::{Core, note};
 use crate::id::EventId;
-use crate::ledger::{Claim, Identity, Ledger, Mode, Nonce, Outcome};
+use crate::ledger::{Claim, Identity, Ledger, Mode, Nonce, Outcome, Week};
 use crate::window::Sighting;
 
 /// What every part needs: the guard's core, the ledger, the bus, the settings.
@@ -110,6 +110,11 @@ impl Desk {
         // What was redriven and still cannot be read has an entry that is to die again.
         let mode = if held { Mode::Failed(self.fatal_terms()) } else { Mode::Refused };
         let mut claim = Claim::new(identity, mode);
+        // Where the identity has a time, a place has none that anyone could tell: it is kept without a week.
+        claim.time = Some(match &arrival.source {
+            Source::Held(_, week) => week.moment(),
+            Source::Bus(_) => Week::TIMELESS.moment(),
+        });
         claim.note = Some(note(reason));
         claim.body = Some(arrival.body());
         claim.origin = Some(arrival.received.origin.clone());
@@ -156,6 +161,7 @@ impl Desk {
             waits: None,
             unordered: false,
             alone: false,
+            apart: false,
             cancel,
             span,
         }

@@ -11,6 +11,7 @@ use crate::error::Source;
 pub struct Failed {
     error: Source,
     fatal: bool,
+    uncounted: bool,
     after: Option<Duration>,
     /// Which event of a batch it was, if that is known.
     at: Option<usize>,
@@ -19,22 +20,33 @@ pub struct Failed {
 impl Failed {
     /// It may succeed next time.
     pub fn retryable(error: impl Into<Source>) -> Self {
-        Failed { error: error.into(), fatal: false, after: None, at: None }
+        Failed { error: error.into(), fatal: false, uncounted: false, after: None, at: None }
+    }
+
+    /// It was not tried, because the same event is being applied already: again after a pause, and no attempt is used up. (Run at
+    /// most once it is lost like any other failure.)
+    pub fn in_progress(error: impl Into<Source>, after: Duration) -> Self {
+        Failed { uncounted: true, ..Failed::retry_after(error, after) }
     }
 
     /// It may succeed next time, but not before this pause.
     pub fn retry_after(error: impl Into<Source>, after: Duration) -> Self {
-        Failed { error: error.into(), fatal: false, after: Some(after), at: None }
+        Failed { after: Some(after), ..Failed::retryable(error) }
     }
 
     /// No run will succeed: straight to the dead letters.
     pub fn fatal(error: impl Into<Source>) -> Self {
-        Failed { error: error.into(), fatal: true, after: None, at: None }
+        Failed { fatal: true, ..Failed::retryable(error) }
     }
 
     /// Whether no run will succeed.
     pub fn is_fatal(&self) -> bool {
         self.fatal
+    }
+
+    /// Whether it uses up an attempt.
+    pub fn is_counted(&self) -> bool {
+        !self.uncounted
     }
 
     pub(crate) fn at(self, at: usize) -> Self {

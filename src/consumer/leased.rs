@@ -144,7 +144,7 @@ where
 /// What a failed run under a lease leads to: another one later, or the dead letters.
 pub(super) async fn settle_failure(desk: &Desk, lease: Lease, failed: &Failed, arrival: &Arrival) -> Ending {
     let settings = &desk.settings;
-    if failed.is_fatal() || lease.attempt() >= settings.attempts_max {
+    if failed.is_fatal() || (failed.is_counted() && lease.attempt() >= settings.attempts_max) {
         if crate::crash_point::mutant!("publish before mark")
             && let Some(topic) = settings.dead_topic_of(&arrival.received.origin.topic)
         {
@@ -159,7 +159,7 @@ pub(super) async fn settle_failure(desk: &Desk, lease: Lease, failed: &Failed, a
     let held = pause > settings.hold_max && arrival.may_be_held();
     let verdict = Verdict::Retry {
         after: pause,
-        counted: true,
+        counted: failed.is_counted(),
         note: Some(note(failed)),
         body: held.then(|| arrival.body()),
     };

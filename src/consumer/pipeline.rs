@@ -25,7 +25,7 @@ use super::{OutagePolicy, Stop};
 use crate::bus::{Assigned, Bus, Partition, Subscriber};
 use crate::error::{Error, Result};
 use crate::id::Topic;
-use crate::ledger::{Claim, Identity, Mode};
+use crate::ledger::{Claim, Identity, Mode, Week};
 use crate::window::{Sighting, Window};
 
 /// A partition in this process's hands.
@@ -342,9 +342,9 @@ impl Pipeline {
             hand.watermark.finish(offset);
             hand.bytes = hand.bytes.saturating_sub(arrival.bytes());
         }
-        if let Source::Held(identity, time) = &arrival.source {
+        if let Source::Held(identity, week) = &arrival.source {
             self.state.held.remove(identity);
-            self.end_alias(arrival, identity.clone(), *time, word);
+            self.end_alias(arrival, identity.clone(), *week, word);
         }
         if matches!(word, "done" | "finished")
             && self.window.is_some()
@@ -356,14 +356,14 @@ impl Pipeline {
 
     /// A record that was refused under where it lies, was redriven and could be read this time, has an id of its own now: the
     /// entry it was refused under is done.
-    fn end_alias(&self, arrival: &Arrival, refused: Identity, time: Option<crate::clock::Time>, word: &str) {
+    fn end_alias(&self, arrival: &Arrival, refused: Identity, week: Week, word: &str) {
         let Some(identity) = self.desk.identity_of(arrival) else { return };
         if identity == refused || matches!(word, "refused" | "too_old") {
             return;
         }
         let core = self.desk.core.clone();
         tokio::spawn(async move {
-            let claim = Claim { time, ..Claim::new(refused, Mode::Done) };
+            let claim = Claim { time: Some(week.moment()), ..Claim::new(refused, Mode::Done) };
             if let Err(error) = core.claim_raw(claim).await {
                 tracing::warn!(target: "hapax", error = %error.chain(), "a redriven record's first entry stays open");
             }

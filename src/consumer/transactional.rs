@@ -28,11 +28,12 @@ use crate::ledger::{Claim, Ledger, Marker, Outcome, Settle, Settled};
 #[async_trait]
 pub trait TransactionalLedger: Ledger + Clone {
     /// An open transaction, as a handler gets it.
-    type Transaction: Send;
+    type Transaction: Send + 'static;
 
     /// Begins one. The server ends it if it is not over within `time_max`, so that a process that stands still, or never comes to
     /// an end, holds nothing for ever. A server that cannot (PostgreSQL before 17) ends it if nothing is heard of it for so long.
-    async fn begin(&self, time_max: Duration) -> Result<Self::Transaction>;
+    /// A statement in it that takes longer than `statement_max` fails, whether or not anyone still waits for it.
+    async fn begin(&self, time_max: Duration, statement_max: Duration) -> Result<Self::Transaction>;
     /// Claims in it.
     async fn claim_in(&self, tx: &mut Self::Transaction, claims: &[Claim]) -> Result<Vec<Result<Outcome>>>;
     /// Settles in it.
@@ -41,11 +42,18 @@ pub trait TransactionalLedger: Ledger + Clone {
     /// Leaves markers in it.
     async fn mark_in(&self, tx: &mut Self::Transaction, scope: &Scope, markers: &[Marker]) -> Result<()>;
     /// Whether the transaction can still be committed: not if a statement in it failed, even if whoever made it did not say so.
+    /// Checks what was deferred until the commit, if the database can: an error that is neither a contention nor a doubt is the
+    /// handler's.
     async fn is_sound(&self, tx: &mut Self::Transaction) -> Result<bool>;
-    /// Whether a handler's error only says that another transaction was in the way, or that the ledger is away.
-    fn is_transient(&self, error: &(dyn std::error::Error + 'static)) -> bool;
-    /// Commits. An error does not say whether it was.
-    async fn commit(&self, tx: Self::Transaction) -> Result<()>;
+    /// Whether a handler's error only says that another transaction was in the way.
+    fn is_contention(&self, error: &(dyn std::error::Error + 'static)) -> bool;
+    /// Whether a handler's error says that a connection broke or a server is away. Which one, [`is_lost`](Self::is_lost) tells.
+    fn is_doubt(&self, error: &(dyn std::error::Error + 'static)) -> bool;
+    /// Whether the transaction's own connection broke, so that it is undone through no fault of the handler's.
+    async fn is_lost(&self, tx: &mut Self::Transaction) -> bool;
+    /// Commits. An error does not say whether it was; a failure inside says that it was not, because the database refuses what
+    /// the handler did (a deferred constraint).
+    async fn commit(&self, tx: Self::Transaction) -> Result<Handled>;
     /// Undoes everything.
     async fn roll_back(&self, tx: Self::Transaction);
     /// Whether the transaction of a claim was committed; final.

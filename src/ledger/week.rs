@@ -88,6 +88,14 @@ impl Week {
         Time::from_micros(FIRST_MONDAY_US + (self.0 as i64 - 1) * WEEK_US)
     }
 
+    /// A moment that lies in it; of the timeless one, a moment that every id with it is timeless by.
+    pub(crate) fn moment(self) -> Time {
+        if self.is_timeless() {
+            return Time::from_micros(0);
+        }
+        Time::from_micros(self.start().as_micros().max(YEAR_2000_US))
+    }
+
     /// The Monday it ends before.
     pub const fn end(self) -> Time {
         Week(self.0 + 1).start()

@@ -40,14 +40,14 @@ impl Default for HttpSettings {
 /// | answer | means |
 /// |---|---|
 /// | 2xx | done; if the body is a JSON object with `done`, `retry` or `fatal`, what that says |
-/// | 409 | the same key is in progress: again soon |
+/// | 409 | the same key is in progress: again soon, and no attempt is counted |
 /// | 422 | the same key with another content, or content that is refused: fatal |
 /// | 400, 410, 413, 414, 415, 431 | this event will never be taken: fatal |
 /// | 429, 503 and any other with `Retry-After` | again, not before that |
 /// | 408, 425, 5xx, no answer | again |
 /// | any other 4xx (401, 403, 404 …), 3xx | speaks of the endpoint and not of the event: again; redirects are not followed |
 ///
-/// "Again" counts an attempt; when the attempts are used up the event is dead.
+/// "Again" counts an attempt, but for 409; when the attempts are used up the event is dead.
 ///
 /// ```
 /// use hapax::sink::HttpSink;
@@ -159,7 +159,7 @@ impl Sink for HttpSink {
         let said = body.map(|body| said(&body)).unwrap_or_default();
         let told = format!("the sink answered {status}{said}");
         match (status.as_u16(), after) {
-            (409, after) => Err(Failed::retry_after(
+            (409, after) => Err(Failed::in_progress(
                 format!("{told}: the same key is in progress"),
                 after.unwrap_or(Duration::ZERO),
             )),

@@ -47,6 +47,16 @@ pub(super) fn meaning(error: &sqlx::Error) -> Meaning {
     }
 }
 
+/// Whether the server answered a COMMIT by refusing what was done in the transaction, which is undone then: a constraint or a
+/// trigger that was deferred until here.
+pub(super) fn is_refusal(error: &sqlx::Error) -> bool {
+    let code = match error {
+        sqlx::Error::Database(error) => error.code().unwrap_or_default(),
+        _ => return false,
+    };
+    !code.starts_with("40") && matches!(meaning(error), Meaning::Other | Meaning::Data | Meaning::NoWeek)
+}
+
 /// The error for the caller. `what` says what was being done.
 pub(in crate::backend) fn translate(what: &str, error: sqlx::Error) -> Error {
     let source = |error: sqlx::Error| -> Option<Source> { Some(Box::new(error)) };
@@ -70,6 +80,8 @@ pub(in crate::backend) fn translate(what: &str, error: sqlx::Error) -> Error {
         Meaning::Other if matches!(code.as_str(), "3F000" | "42P01" | "42883" | "42703") => {
             Error::Schema(format!("{}; run `hapax ledger init`", text(&error)))
         }
+        // A statement took longer than it may: the server is there.
+        Meaning::Other if code == "57014" => Error::Contended { what: what.into(), source: source(error) },
         Meaning::Other if code.starts_with("28") || code == "3D000" => Error::Unavailable {
             what: format!("{what}: the server refused the connection"),
             source: source(error),

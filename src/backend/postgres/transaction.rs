@@ -1,19 +1,23 @@
 //! Claims in the caller's own transaction: exactly once, because claim and effect commit together.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, PgConnection, PgTransaction};
 
 use super::claim::{Ready, Target, run};
-use super::error::translate;
+use super::error::{Meaning, is_refusal, meaning, translate};
 use super::{Inner, PgLedger, held, read, settle};
+use crate::consumer::{Failed, Handled};
 use crate::error::{Error, Result};
 use crate::id::Scope;
 use crate::ledger::{Claim, Marker, Outcome, Settle, Settled, Week};
 
 /// How long a doubt is asked about: the server needs a while to notice that a client is gone.
 const TRIES_MAX: u32 = 100;
-const PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
+const PAUSE: Duration = Duration::from_millis(20);
+/// How long a connection is listened to before it counts as busy.
+const PROBE_MAX: Duration = Duration::from_secs(1);
 
 impl PgLedger {
     /// Claims events in a transaction of yours. A claim is done when that transaction commits, and never was if it rolls
@@ -189,9 +193,13 @@ fn make_beside(ledger: PgLedger, claim: Claim) {
 impl crate::consumer::TransactionalLedger for PgLedger {
     type Transaction = PgTransaction<'static>;
 
-    async fn begin(&self, time_max: std::time::Duration) -> Result<PgTransaction<'static>> {
-        let ms = time_max.as_millis().min(i32::MAX as u128);
-        let mut statement = format!("BEGIN; SET LOCAL idle_in_transaction_session_timeout = {ms}");
+    async fn begin(&self, time_max: Duration, statement_max: Duration) -> Result<PgTransaction<'static>> {
+        let millis = |time: Duration| time.as_millis().clamp(1, i32::MAX as u128); // 0 would be no limit
+        let (ms, statement_ms) = (millis(time_max), millis(statement_max));
+        // A handler that is given up leaves its statement to the server, and a ROLLBACK waits for it.
+        let mut statement = format!(
+            "BEGIN; SET LOCAL idle_in_transaction_session_timeout = {ms}; SET LOCAL statement_timeout = {statement_ms}"
+        );
         // Also one that keeps the server busy. Older servers can end only those that are idle.
         if self.0.limits_transactions {
             let _ = write!(statement, "; SET LOCAL transaction_timeout = {ms}");
@@ -226,7 +234,8 @@ impl crate::consumer::TransactionalLedger for PgLedger {
     }
 
     async fn is_sound(&self, tx: &mut PgTransaction<'static>) -> Result<bool> {
-        match sqlx::query("select 1").execute(&mut **tx).await {
+        // What COMMIT would only find out, while the failure can still be told from an outage.
+        match sqlx::raw_sql("SET CONSTRAINTS ALL IMMEDIATE").execute(&mut **tx).await {
             Ok(_) => Ok(true),
             // In an aborted transaction every statement is refused, and COMMIT is answered by a rollback that is no error.
             Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some("25P02") => Ok(false),
@@ -234,15 +243,29 @@ impl crate::consumer::TransactionalLedger for PgLedger {
         }
     }
 
-    fn is_transient(&self, error: &(dyn std::error::Error + 'static)) -> bool {
-        use super::error::{Meaning, meaning};
-        error.downcast_ref::<sqlx::Error>().is_some_and(|error| {
-            matches!(meaning(error), Meaning::Serialization | Meaning::Locked | Meaning::Doubt)
-        })
+    fn is_contention(&self, error: &(dyn std::error::Error + 'static)) -> bool {
+        error
+            .downcast_ref::<sqlx::Error>()
+            .is_some_and(|error| matches!(meaning(error), Meaning::Serialization | Meaning::Locked))
     }
 
-    async fn commit(&self, tx: PgTransaction<'static>) -> Result<()> {
-        tx.commit().await.map_err(|error| translate("committing", error))
+    fn is_doubt(&self, error: &(dyn std::error::Error + 'static)) -> bool {
+        error.downcast_ref::<sqlx::Error>().is_some_and(|error| meaning(error) == Meaning::Doubt)
+    }
+
+    async fn is_lost(&self, tx: &mut PgTransaction<'static>) -> bool {
+        let probe = sqlx::raw_sql("select 1").execute(&mut **tx);
+        // One that does not answer in time is there, and busy.
+        let probed = tokio::time::timeout(PROBE_MAX, probe).await;
+        matches!(probed, Ok(Err(error)) if meaning(&error) == Meaning::Doubt)
+    }
+
+    async fn commit(&self, tx: PgTransaction<'static>) -> Result<Handled> {
+        match tx.commit().await {
+            Ok(()) => Ok(Ok(())),
+            Err(error) if is_refusal(&error) => Ok(Err(Failed::retryable(error))),
+            Err(error) => Err(translate("committing", error)),
+        }
     }
 
     async fn roll_back(&self, tx: PgTransaction<'static>) {

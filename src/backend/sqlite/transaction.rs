@@ -1,10 +1,13 @@
 //! Claims in the caller's own transaction.
 
+use std::time::Duration;
+
 use rusqlite::{Connection, OptionalExtension, Transaction};
 
 use super::desk::{Desk, Memo};
 use super::fault::Doing;
 use super::{SqliteLedger, held, quick, schema, wait};
+use crate::consumer::{Failed, Handled};
 use crate::error::{Error, Result};
 use crate::id::Scope;
 use crate::ledger::{Claim, Key, Marker, Outcome, Rows, Settle, Settled, Token, settle_rows};
@@ -157,7 +160,7 @@ impl crate::consumer::TransactionalLedger for SqliteLedger {
     type Transaction = SqliteTransaction;
 
     /// A stopped process holds the whole file, which no time limit of SQLite can end: `time_max` is the handler's timeout.
-    async fn begin(&self, _time_max: std::time::Duration) -> Result<SqliteTransaction> {
+    async fn begin(&self, _time_max: Duration, _statement_max: Duration) -> Result<SqliteTransaction> {
         let path = self.0.path.clone();
         blocking(move || {
             let conn = super::connect::open(&path, super::connect::Access::Write)?;
@@ -189,13 +192,28 @@ impl crate::consumer::TransactionalLedger for SqliteLedger {
         Ok(!tx.0.is_autocommit()) // a full disk, for one, undoes the whole transaction by itself
     }
 
-    fn is_transient(&self, error: &(dyn std::error::Error + 'static)) -> bool {
+    fn is_contention(&self, error: &(dyn std::error::Error + 'static)) -> bool {
         let code = error.downcast_ref::<rusqlite::Error>().and_then(rusqlite::Error::sqlite_error_code);
         matches!(code, Some(rusqlite::ErrorCode::DatabaseBusy | rusqlite::ErrorCode::DatabaseLocked))
     }
 
-    async fn commit(&self, tx: SqliteTransaction) -> Result<()> {
-        blocking(move || tx.0.execute_batch("COMMIT").doing("committing")).await
+    fn is_doubt(&self, _: &(dyn std::error::Error + 'static)) -> bool {
+        false // a file is not away
+    }
+
+    async fn is_lost(&self, _: &mut SqliteTransaction) -> bool {
+        false
+    }
+
+    async fn commit(&self, tx: SqliteTransaction) -> Result<Handled> {
+        blocking(move || match tx.0.execute_batch("COMMIT") {
+            // A deferred foreign key. The transaction is still open; closing the connection undoes it.
+            Err(error) if error.sqlite_error_code() == Some(rusqlite::ErrorCode::ConstraintViolation) => {
+                Ok(Err(Failed::retryable(error)))
+            }
+            answer => answer.doing("committing").map(Ok),
+        })
+        .await
     }
 
     async fn roll_back(&self, tx: SqliteTransaction) {

@@ -171,7 +171,7 @@ impl Pipeline {
             if !self.state.held.insert(entry.identity.clone()) {
                 continue;
             }
-            let source = Source::Held(entry.identity.clone(), None);
+            let source = Source::Held(entry.identity.clone(), entry.week);
             let mut arrival = self.desk.arrival(received, source, self.state.cancel.subscribe());
             if entry.order.is_none() {
                 // It was redriven out of order, or never had one.

@@ -1,5 +1,6 @@
 //! Who runs transactional batches: claim, handle and commit as one, taken apart where something fails.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use crate::consumer::marks::Marks;
 use crate::consumer::worker::Worker;
 use crate::error::{Error, Result};
 use crate::event::Event;
-use crate::guard::note;
+use crate::guard::{Lease, note};
 use crate::ledger::{Claim, LeaseTerms, Mode, Outcome, Settled, Verdict};
 
 pub(super) struct TransactionalWorker<L, H> {
@@ -70,7 +71,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> Worker for TransactionalWorker<
 
     async fn work(&self, lanes: &mut [Vec<Arrival>]) -> Vec<Vec<Ending>> {
         if let [lane] = &mut *lanes
-            && lane.first().is_some_and(|arrival| arrival.alone)
+            && lane.iter().any(|arrival| arrival.alone)
         {
             let mut endings = Vec::new();
             for arrival in lane {
@@ -130,9 +131,7 @@ type Places = Vec<(usize, usize)>;
 impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
     /// Tries everything at once, then parts of what failed: one bad event costs some tries and harms nobody else.
     async fn take_apart(&self, lanes: &mut [Vec<Arrival>], batch: &mut Batch) {
-        let all: Places =
-            lanes.iter().enumerate().flat_map(|(lane, of)| (0..of.len()).map(move |at| (lane, at))).collect();
-        let mut pieces = vec![all];
+        let mut pieces = in_pieces(lanes);
         while let Some(mut piece) = pieces.pop() {
             // Behind one that must wait, nothing of its lane runs.
             piece.retain(|(lane, _)| !batch.blocked[*lane]);
@@ -231,7 +230,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         if claims.is_empty() {
             return Try::Committed(answers.into_iter().flatten().collect());
         }
-        let mut tx = match self.ledger.begin(self.time_max()).await {
+        let mut tx = match self.begin().await {
             Ok(tx) => tx,
             Err(error) => return Try::Again(error),
         };
@@ -261,12 +260,13 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
             () = cancelled(piece.iter().map(|place| &lanes[place.0][place.1])) => None,
         };
         let Some(handled) = handled else {
-            self.ledger.roll_back(tx).await;
+            self.undo(tx, std::future::ready(())).await;
             return Try::Cancelled;
         };
         if let Err(failed) = handled {
-            self.ledger.roll_back(tx).await;
-            if let Some(error) = self.transient(&failed) {
+            let transient = self.transient(&mut tx, &failed).await;
+            self.undo(tx, cancelled(piece.iter().map(|place| &lanes[place.0][place.1]))).await;
+            if let Some(error) = transient {
                 return Try::Again(error);
             }
             let at = failed.place().and_then(|at| firsts.places.get(at)).copied();
@@ -274,8 +274,29 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         }
         crate::crash_point!("consumer.before-settle");
         match self.commit(tx, firsts.claim.as_ref()).await {
-            Ok(()) => Try::Committed(answers),
+            Ok(Ok(())) => Try::Committed(answers),
+            Ok(Err(failed)) => Try::Failed(failed, None),
             Err(error) => Try::Again(error),
+        }
+    }
+
+    async fn begin(&self) -> Result<L::Transaction> {
+        let settings = &self.desk.settings;
+        self.ledger.begin(self.time_max(), settings.handler_timeout).await
+    }
+
+    /// Undoes a transaction. The server may be busy with a statement of it, and what it claimed is in everyone's way until that is
+    /// over, so it is waited for; but only for a moment once the process is to end.
+    async fn undo(&self, tx: L::Transaction, cancelled: impl Future<Output = ()>) {
+        let ledger = self.ledger.clone();
+        let mut undoing = tokio::spawn(async move { ledger.roll_back(tx).await });
+        let over = tokio::select! {
+            _ = &mut undoing => true,
+            () = cancelled => false,
+            () = tokio::time::sleep(self.time_max()) => false,
+        };
+        if !over && tokio::time::timeout(UNDO_MAX, undoing).await.is_err() {
+            tracing::warn!(target: "hapax", "a transaction is left to the server, which is busy with a statement of it");
         }
     }
 
@@ -316,13 +337,14 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         Ok(firsts)
     }
 
-    /// What the handler ran into, if it was not its own fault: no attempt, and no failure.
-    fn transient(&self, failed: &Failed) -> Option<Error> {
+    /// What the handler ran into, if it was not its own fault: no attempt, and no failure. A connection that broke is no fault of
+    /// its own only if it is the transaction's: any other is the handler's business.
+    async fn transient(&self, tx: &mut L::Transaction, failed: &Failed) -> Option<Error> {
+        let contention = failed.causes().any(|error| self.ledger.is_contention(error));
+        let doubt = failed.causes().any(|error| self.ledger.is_doubt(error));
+        let transient = contention || (doubt && self.ledger.is_lost(tx).await);
         let what = || format!("in a handler's transaction: {failed}");
-        failed
-            .causes()
-            .any(|error| self.ledger.is_transient(error))
-            .then(|| Error::Contended { what: what(), source: None })
+        transient.then(|| Error::Contended { what: what(), source: None })
     }
 
     async fn handle(&self, tx: &mut L::Transaction, events: &[Event]) -> Handled {
@@ -344,10 +366,13 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
 
     /// Commits, and resolves a doubt by asking for a claim of it again. The error means that it was not, or that nobody knows: then
     /// the next claims tell.
-    async fn commit(&self, tx: L::Transaction, first: Option<&Claim>) -> Result<()> {
-        let Err(error) = self.ledger.commit(tx).await else { return Ok(()) };
+    async fn commit(&self, tx: L::Transaction, first: Option<&Claim>) -> Result<Handled> {
+        let error = match self.ledger.commit(tx).await {
+            Ok(handled) => return Ok(handled),
+            Err(error) => error,
+        };
         let Some(first) = first else { return Err(error) };
-        if self.ledger.was_committed(first).await? { Ok(()) } else { Err(error) }
+        if self.ledger.was_committed(first).await? { Ok(Ok(())) } else { Err(error) }
     }
 
     fn claim(&self, arrival: &Arrival) -> Result<Claim, String> {
@@ -366,7 +391,11 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
     /// Counts a failed run in a transaction of its own.
     async fn failed(&self, arrival: &mut Arrival, failed: &Failed) -> Ending {
         let settings = &self.desk.settings;
+        arrival.apart = true;
         let mut terms = settings.guard().failure_terms();
+        if !failed.is_counted() {
+            return Ending::Later(terms.pause(1).max(failed.after().unwrap_or_default()));
+        }
         if failed.is_fatal() {
             terms.attempts_max = 1;
         }
@@ -407,7 +436,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
             Err(error) => return away(error),
         };
         crate::crash_point!("consumer.after-claim");
-        let mut tx = match self.ledger.begin(self.time_max()).await {
+        let mut tx = match self.begin().await {
             Ok(tx) => tx,
             Err(error) => {
                 let _ = lease.release().await; // it did not run
@@ -417,29 +446,37 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         let handled = tokio::select! {
             handled = self.handle(&mut tx, std::slice::from_ref(&event)) => handled,
             () = arrival.cancelled() => {
-                self.ledger.roll_back(tx).await;
+                self.undo(tx, std::future::ready(())).await;
                 let _ = lease.release().await;
                 return Ending::Cancelled;
             }
         };
         if let Err(failed) = handled {
-            self.ledger.roll_back(tx).await;
-            if let Some(error) = self.transient(&failed) {
+            let transient = self.transient(&mut tx, &failed).await;
+            self.undo(tx, arrival.cancelled()).await;
+            if let Some(error) = transient {
                 let _ = lease.release().await;
                 return away(error);
             }
             return crate::consumer::leased::settle_failure(&self.desk, lease, &failed, arrival).await;
         }
+        self.settle(tx, lease, arrival).await
+    }
+
+    /// Settles a lease in the transaction of its effect.
+    async fn settle(&self, mut tx: L::Transaction, lease: Lease, arrival: &Arrival) -> Ending {
         let verdict = Verdict::Done { metadata: arrival.metadata(&self.desk.group, None) };
         let settled =
             self.ledger.settle_in(&mut tx, &[lease.settling(verdict)]).await.and_then(|mut answers| {
                 answers.pop().unwrap_or_else(|| Err(Error::Corrupt("a settling without an answer".into())))
             });
-        // From here on the transaction says how it ended, and the lease has nothing to add.
-        lease.leave_open();
-        match settled {
+        let ending = match settled {
             Ok(Settled::Ok { .. }) => match self.ledger.commit(tx).await {
-                Ok(()) => Ending::Passed("done"),
+                Ok(Ok(())) => Ending::Passed("done"),
+                Ok(Err(failed)) => {
+                    return crate::consumer::leased::settle_failure(&self.desk, lease, &failed, arrival)
+                        .await;
+                }
                 Err(error) => away(error),
             },
             Ok(Settled::Fenced { .. }) => {
@@ -450,7 +487,10 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
                 self.ledger.roll_back(tx).await;
                 away(error)
             }
-        }
+        };
+        // The transaction said how it ended, and the lease has nothing to add.
+        lease.leave_open();
+        ending
     }
 }
 
@@ -472,6 +512,8 @@ fn each_away(error: Error) -> impl FnMut() -> Ending {
 /// How often a batch that is in someone's way is tried before others get their turn.
 const TRIES_MAX: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(50);
+/// How long a rollback is waited for when there is no time.
+const UNDO_MAX: Duration = Duration::from_secs(1);
 
 /// The first ones of a piece.
 #[derive(Default)]
@@ -481,6 +523,27 @@ struct Firsts {
     places: Vec<usize>,
     /// One of their claims, to ask about should the commit not be answered.
     claim: Option<Claim>,
+}
+
+/// What is tried together, the last first: everything but the lanes with one that failed before, which go after it, cut around
+/// that one. So a failure that comes again costs its neighbours nothing.
+fn in_pieces(lanes: &[Vec<Arrival>]) -> Vec<Places> {
+    let mut together = Places::new();
+    let mut pieces = Vec::new();
+    for (lane, arrivals) in lanes.iter().enumerate() {
+        if !arrivals.iter().any(|arrival| arrival.apart) {
+            together.extend((0..arrivals.len()).map(|at| (lane, at)));
+            continue;
+        }
+        let mut at = 0;
+        for piece in arrivals.chunk_by(|one, next| !one.apart && !next.apart) {
+            pieces.push((at..at + piece.len()).map(|at| (lane, at)).collect());
+            at += piece.len();
+        }
+    }
+    pieces.insert(0, together);
+    pieces.reverse();
+    pieces
 }
 
 /// Ends when one of them is told to stop. Looks now and then: a batch is of few partitions, and a stop is not in a hurry.

@@ -85,7 +85,8 @@ pub struct ConsumeArgs {
     /// Never run an event twice: what fails is lost (and listed), not retried
     #[arg(long)]
     at_most_once: bool,
-    /// While the ledger is away: pause, fail_fast or dead_letter (consumer.outage)
+    /// While the ledger is away: pause, fail_fast or dead_letter (consumer.outage). What dead_letter copies to the
+    /// dead-letter topic the ledger never heard of, so `hapax dead` cannot redrive it: publish it again yourself
     #[arg(long, value_name = "POLICY")]
     outage: Option<String>,
     /// A filter in front of the ledger, such as redis://localhost (window.url)
