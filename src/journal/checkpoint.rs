@@ -16,7 +16,7 @@ pub struct Checkpoint {
     pub journal: String,
     /// Up to where the journal was gone through.
     pub position: Position,
-    /// Ids lately published, the oldest first, so that a restart does not repeat them; as many as the relay keeps.
+    /// Events lately published, the oldest first, so that a restart does not repeat them; as many as the relay keeps.
     #[serde(default)]
     pub recent: Vec<String>,
     /// Aggregates of which something could not be published.

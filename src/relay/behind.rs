@@ -51,6 +51,11 @@ impl Waiters {
         self.all.len()
     }
 
+    /// Those that are tried again by themselves.
+    pub(super) fn tried(&self) -> usize {
+        self.len() - self.parked()
+    }
+
     pub(super) fn parked(&self) -> usize {
         self.all.values().filter(|waiting| waiting.behind.poison).count()
     }

@@ -158,6 +158,11 @@ impl Meter {
         }
     }
 
+    /// Nobody is in the way of the rest.
+    pub(super) fn flows(&self) {
+        self.state().full = false;
+    }
+
     /// More aggregates would be behind than may be. One line each time it begins.
     pub(super) fn full(&self, max: usize) {
         if !std::mem::replace(&mut self.state().full, true) {
@@ -182,7 +187,6 @@ impl Meter {
         state.progress.position = position.clone();
         state.progress.behind = behind;
         state.progress.parked = parked;
-        state.full = false;
         drop(state);
         self.metrics.saved(position.number(), behind, parked);
     }

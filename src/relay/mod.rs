@@ -256,6 +256,7 @@ impl Relay {
             },
             position: checkpoint.position.clone(),
             known: dedup::Known::new(settings.dedup_max.max(persisted), &checkpoint.recent),
+            acknowledged: dedup::Known::new(usize::MAX, &[]),
             waiters: behind::Waiters::of(checkpoint)?,
             lookout: late::Lookout::default(),
             pace: pace::Pace::default(),
