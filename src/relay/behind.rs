@@ -84,6 +84,7 @@ impl Waiters {
         if let Some(waiting) = self.all.get_mut(of) {
             waiting.behind.next = last.seq + 1;
             waiting.behind.position = last.position.clone();
+            waiting.behind.appended = last.at.as_micros(); // about: what follows it came later
             waiting.due = Some(Instant::now());
         }
     }

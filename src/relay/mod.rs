@@ -154,7 +154,7 @@ impl Relay {
                 self.meter.clock_is(now);
             }
             let mut leading = self.leading(token, &checkpoint, asked, stop.clone())?;
-            self.meter.leads(&checkpoint.position);
+            self.meter.leads(&checkpoint);
             let end = leading.run().await;
             drop(leading);
             match end {

@@ -95,6 +95,7 @@ impl Leading {
             return self.wait(batch.at_hole).await;
         }
         self.pace.found();
+        self.meter.no_hole();
         self.read_ahead(&batch);
         if mutant!("checkpoint before ack") {
             self.save(&batch.next).await?;
@@ -330,7 +331,7 @@ impl Leading {
         .await?;
         crate::crash_point!("relay.after_checkpoint");
         self.position = position.clone();
-        self.meter.saved(position, self.waiters.len(), self.waiters.parked());
+        self.meter.saved(checkpoint);
         Ok(())
     }
 
