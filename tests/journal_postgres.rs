@@ -101,6 +101,41 @@ async fn t40_a_slow_writer_is_never_skipped() {
     assert_eq!(follow(&journal, &mut after).await, ["early", "late"]);
 }
 
+/// Who began first may write last: what counts is the position, not the transaction's number.
+#[tokio::test]
+async fn t40_the_order_is_that_of_positions_not_of_transactions() {
+    let journal = journal().await;
+    let mut first = journal.pool().begin().await.unwrap();
+    sqlx::query("select pg_current_xact_id()").execute(&mut *first).await.unwrap(); // its number is the lower one
+    let _ = journal.append(&append("b", Expected::New, &["b"])).await.unwrap();
+    let _ = journal.append_in(&mut first, &append("a", Expected::New, &["a"])).await.unwrap();
+    first.commit().await.unwrap();
+    let mut after = Position::START;
+    for id in ["b", "a"] {
+        let stretch = journal.read(&after, 1).await.unwrap();
+        let ids: Vec<_> = stretch.events.iter().map(|stored| stored.event.id.to_string()).collect();
+        assert_eq!(ids, [id]);
+        after = stretch.next;
+    }
+}
+
+/// Each mutant makes one of the scenarios fail; without one they pass.
+#[test]
+fn mutants_are_caught() {
+    let runs = |scenario: &str, mutant: &str| {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args([scenario, "--exact"]).env("HAPAX_MUTANT", mutant);
+        command.output().unwrap().status.success()
+    };
+    for (scenario, mutant) in [
+        ("t40_a_slow_writer_is_never_skipped", "journal_skips_holes"),
+        ("t40_the_order_is_that_of_positions_not_of_transactions", "journal_orders_by_xid"),
+    ] {
+        assert!(runs(scenario, "none"), "{scenario} holds");
+        assert!(!runs(scenario, mutant), "{scenario} does not notice: {mutant}");
+    }
+}
+
 #[tokio::test]
 async fn t40_many_writers_with_transactions_of_every_length_lose_nothing_to_a_reader() {
     let journal = journal().await;
