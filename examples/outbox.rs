@@ -122,7 +122,7 @@ async fn deliver<L: TransactionalLedger>(
     for round in 0..2 {
         if round == 1 {
             // As an operator would who is not sure that everything has arrived.
-            journal.rewind(&name, &Checkpoint::start(journal.id())).await?;
+            journal.rewind(&name, &Checkpoint::start(journal.id()), None).await?;
         }
         let relay =
             Relay::new(journal.clone(), bus.clone(), RelaySettings::new(name.clone(), topic.clone()))?;

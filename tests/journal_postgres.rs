@@ -11,10 +11,12 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use hapax::backend::postgres::{PgJournal, PgJournalSettings, Pooling};
-use hapax::journal::{Append, Expected, Journal, JournalSettings, Placing, Position, Stored};
+use hapax::journal::{
+    Append, Expected, Journal, JournalSettings, JournalSweep, Lead, Placing, Position, Stored,
+};
 use hapax::testing::journal::JournalHarness;
-use hapax::{Aggregate, Error, Event, EventId, Tenant};
-use sqlx::PgPool;
+use hapax::{Aggregate, Error, Event, EventId, Owner, RelayName, Tenant};
+use sqlx::{Executor as _, PgPool};
 use support::{Random, ask, fresh_schema, pool, pool_to, run, until, until_waiting, url};
 
 fn settings(schema: &str) -> PgJournalSettings {
@@ -99,6 +101,87 @@ async fn t40_a_slow_writer_is_never_skipped() {
     early.commit().await.unwrap();
     waiting.await.unwrap().unwrap();
     assert_eq!(follow(&journal, &mut after).await, ["early", "late"]);
+}
+
+/// Who began first may write last: what counts is the position, not the transaction's number.
+#[tokio::test]
+async fn t40_the_order_is_that_of_positions_not_of_transactions() {
+    let journal = journal().await;
+    let mut first = journal.pool().begin().await.unwrap();
+    sqlx::query("select pg_current_xact_id()").execute(&mut *first).await.unwrap(); // its number is the lower one
+    let _ = journal.append(&append("b", Expected::New, &["b"])).await.unwrap();
+    let _ = journal.append_in(&mut first, &append("a", Expected::New, &["a"])).await.unwrap();
+    first.commit().await.unwrap();
+    let mut after = Position::START;
+    for id in ["b", "a"] {
+        let stretch = journal.read(&after, 1).await.unwrap();
+        let ids: Vec<_> = stretch.events.iter().map(|stored| stored.event.id.to_string()).collect();
+        assert_eq!(ids, [id]);
+        after = stretch.next;
+    }
+}
+
+/// The grants that docs/sql.md gives a relay are enough to relay, and a sweep needs one more.
+#[tokio::test]
+async fn a_role_with_the_documented_grants_relays_and_sweeps() {
+    let (admin, schema, role) = (pool(2).await, fresh_schema(), fresh_schema());
+    let owned = PgJournal::with_pool(admin.clone(), settings(&schema)).await.unwrap();
+    let _ = owned.append(&append("a", Expected::New, &["a1", "a2"])).await.unwrap();
+    let docs = include_str!("../docs/sql.md");
+    let from = docs.find("grant usage on schema hapax to relay;").expect("the relay's grants");
+    let grants = docs[from..].split("```").next().unwrap();
+    let here = |sql: &str| {
+        let sql = sql.replace("schema hapax", &format!("schema {schema}"));
+        sql.replace("hapax.", &format!("{schema}.")).replace("to relay", &format!("to {role}"))
+    };
+    run(&admin, format!("create role {role}")).await;
+    for grant in here(grants).lines().filter(|line| !line.is_empty()) {
+        run(&admin, grant.to_owned()).await;
+    }
+    let become_it = format!("set role {role}");
+    let its = sqlx::postgres::PgPoolOptions::new().max_connections(2).after_connect(move |connection, _| {
+        let become_it = become_it.clone();
+        Box::pin(async move { connection.execute(sqlx::AssertSqlSafe(become_it)).await.map(|_| ()) })
+    });
+    let mut checked = settings(&schema);
+    checked.migrate = hapax::config::Migrate::Check;
+    let journal = PgJournal::with_pool(its.connect(&url()).await.unwrap(), checked).await.unwrap();
+    let (name, by) = (RelayName::new("main").unwrap(), Owner::new("ada").unwrap());
+    let lead = journal.lead(&name, &by, Duration::from_secs(60)).await.unwrap();
+    let Lead::Leads { token, mut checkpoint } = lead else { panic!("{lead:?}") };
+    let stretch = journal.read(&Position::START, 10).await.unwrap();
+    assert_eq!(stretch.events.len(), 2);
+    journal.wait(&stretch.next, Duration::from_millis(1)).await.unwrap();
+    checkpoint.position = stretch.next;
+    journal.save(&name, token, &checkpoint).await.unwrap();
+    journal.keep_lead(&name, token, Duration::from_secs(60)).await.unwrap();
+    assert_eq!(journal.read_aggregate(None, &Aggregate::new("a").unwrap(), 1, 10).await.unwrap().len(), 2);
+    journal.rewind(&name, &checkpoint, Some(token)).await.unwrap();
+    let all = JournalSweep::new(Duration::ZERO);
+    let error = journal.sweep(&all).await.unwrap_err();
+    assert!(error.chain().contains("permission denied"), "{}", error.chain());
+    run(&admin, format!("grant delete on {schema}.journal to {role}")).await;
+    assert_eq!(journal.sweep(&all).await.unwrap(), 2);
+    journal.pool().close().await;
+    run(&admin, format!("drop owned by {role}")).await;
+    run(&admin, format!("drop role {role}")).await;
+}
+
+/// Each mutant makes one of the scenarios fail; without one they pass.
+#[test]
+fn mutants_are_caught() {
+    let runs = |scenario: &str, mutant: &str| {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args([scenario, "--exact"]).env("HAPAX_MUTANT", mutant);
+        command.output().unwrap().status.success()
+    };
+    for (scenario, mutant) in [
+        ("t40_a_slow_writer_is_never_skipped", "journal_skips_holes"),
+        ("t40_the_order_is_that_of_positions_not_of_transactions", "journal_orders_by_xid"),
+    ] {
+        assert!(runs(scenario, "none"), "{scenario} holds");
+        assert!(!runs(scenario, mutant), "{scenario} does not notice: {mutant}");
+    }
 }
 
 #[tokio::test]

@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax::bus::{Bus, MemoryBus, Record, TopicTerms};
-use hapax::journal::{AggregateOf, Append, Checkpoint, Expected, Journal, MemoryJournal, Position};
+use hapax::journal::{
+    AggregateOf, Append, Behind, Checkpoint, Expected, Journal, JournalSweep, MemoryJournal, Position,
+};
 use hapax::relay::{Progress, Relay, RelaySettings, RelayWatch, resume, skip};
 use hapax::testing::relay::{FaultyBus, OddJournal, Witnessed, away, read_topic, too_large, witness};
 use hapax::{Aggregate, Event, EventId, RelayName, Tenant, Topic};
@@ -297,12 +299,139 @@ async fn more_behind_than_may_be_pauses_the_relay() {
     let running = start(journal.clone(), &bus, settings);
     running.until("a0", |progress| progress.published >= 2).await;
     let progress = running.until("it looks again", |progress| progress.looks > 3).await;
-    assert_eq!((progress.position, progress.behind), (Position::START, 0));
+    // a1, a2 and a3 are behind; a4 cannot be, and what comes before it is saved.
+    assert_eq!((progress.position, progress.behind), (Position::of(4), 3));
     bus.heal();
-    running.until("the end", |progress| progress.position == Position::of(20)).await;
+    running.until("the end", |progress| progress.position == Position::of(20) && progress.behind == 0).await;
     running.stop().await;
     let found = witnessed(&bus).await;
     assert_eq!((found.events, found.repeats), (20, 0));
+}
+
+/// Without any memory: what is acknowledged is not published again for as long as the relay pauses, nor what is saved after a restart.
+#[tokio::test]
+async fn at_the_limit_the_begin_of_the_batch_is_saved_and_none_of_it_repeated() {
+    let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
+    fill(&*journal, 5, 3).await;
+    bus.fail(|record| (is_of(record, "a3") || is_of(record, "a4")).then(away));
+    let mut settings = settings();
+    (settings.behind_max, settings.dedup_max) = (1, 0);
+    let running = start(journal.clone(), &bus, settings.clone());
+    let progress = running.until("it looks again", |progress| progress.looks > 5).await;
+    assert_eq!((progress.position, progress.behind, progress.published), (Position::of(4), 1, 9));
+    running.stop().await;
+    let saved = checkpoint(&*journal).await;
+    assert_eq!((saved.position, saved.behind.len()), (Position::of(4), 1));
+    bus.heal();
+    let running = start(journal.clone(), &bus, settings);
+    running.until("the end", |progress| progress.position == Position::of(15) && progress.behind == 0).await;
+    running.stop().await;
+    let found = witnessed(&bus).await;
+    assert_eq!((found.events, found.repeats), (15, 6), "a restart repeats what was not saved");
+}
+
+/// However many are parked, they are in nobody's way.
+#[tokio::test]
+async fn t18_poison_does_not_count_among_those_that_may_be_behind() {
+    let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
+    fill(&*journal, 50, 2).await;
+    bus.fail(|record| (!is_of(record, "a0") && !is_of(record, "a7")).then(too_large));
+    let mut settings = settings();
+    settings.behind_max = 1;
+    let running = start(journal.clone(), &bus, settings);
+    let progress = running.until("the end", |progress| progress.position == Position::of(100)).await;
+    assert_eq!((progress.behind, progress.parked, progress.published), (48, 48, 4));
+    running.stop().await;
+}
+
+/// An id that was swept and is appended again is another event.
+#[tokio::test]
+async fn an_id_that_was_swept_and_appended_anew_is_published() {
+    let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
+    let again = async |aggregate: &str| {
+        let event = Event::new(EventId::new("same").unwrap());
+        let append = Append::new(Aggregate::new(aggregate).unwrap(), Expected::Any, [event]);
+        let _ = journal.append(&append).await.unwrap();
+    };
+    let running = start(journal.clone(), &bus, settings());
+    for (n, aggregate) in [(1, "a"), (2, "a"), (3, "b")] {
+        again(aggregate).await;
+        running.until("it is published", |progress| progress.position == Position::of(n)).await;
+        let all = JournalSweep::new(Duration::ZERO);
+        while journal.sweep(&all).await.unwrap() == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+    let progress = running.stop().await;
+    assert_eq!((progress.published, progress.suppressed), (3, 0));
+}
+
+/// Begun again while the bus answers nobody: it is known at once who is behind, so that nobody takes it for done.
+#[tokio::test]
+async fn whoever_leads_says_at_once_who_is_behind() {
+    let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
+    fill(&*journal, 4, 3).await;
+    bus.fail(|record| if is_of(record, "a1") { Some(away()) } else { is_of(record, "a2").then(too_large) });
+    let running = start(journal.clone(), &bus, settings());
+    running.until("the others", |progress| progress.position == Position::of(12)).await;
+    running.stop().await;
+    bus.heal();
+    bus.silence(true);
+    let running = start(journal.clone(), &bus, settings());
+    let progress = running.until("it leads", |progress| progress.leads).await;
+    assert_eq!((progress.position, progress.behind, progress.parked), (Position::of(12), 2, 1));
+    assert!(progress.lag > Duration::ZERO, "what is behind is not on the bus");
+    bus.silence(false);
+    running.until("it has caught up", |progress| (progress.behind, progress.parked) == (1, 1)).await;
+    running.stop().await;
+}
+
+/// Two operators at once: the second decides from what the first has left, and undoes nothing.
+#[tokio::test]
+async fn a_decision_undoes_no_other() {
+    let journal = OddJournal::default();
+    fill(&journal, 3, 2).await;
+    let stored = journal.read(&Position::START, 10).await.unwrap().events;
+    let mut parked = Checkpoint::start(journal.id());
+    parked.position = Position::of(6);
+    let poison = |n: usize| Behind::at(&stored[n], "too large", true, hapax::Time::from_micros(1));
+    parked.behind = vec![poison(1), poison(2)];
+    journal.rewind(&name(), &parked, None).await.unwrap();
+    let mut other = parked.clone();
+    other.behind.remove(1);
+    *journal.meddling.lock().unwrap() = Some((name(), other));
+    resume(&journal, &name(), &of("a1")).await.unwrap();
+    let saved = checkpoint(&journal).await;
+    assert_eq!(saved.behind.len(), 1, "a2 stays decided");
+    assert!(!saved.behind[0].poison);
+    journal.rewind(&name(), &parked, None).await.unwrap();
+    *journal.meddling.lock().unwrap() = Some((name(), Checkpoint::start(journal.id())));
+    let error = skip(&journal, &name(), &of("a1"), 1).await.unwrap_err();
+    assert_eq!(error.code(), "not-found", "{error}");
+    assert_eq!(checkpoint(&journal).await.position, Position::START, "the rewind stays");
+}
+
+/// What the configuration says if nobody says anything is what the library does.
+#[test]
+fn the_configuration_has_the_same_defaults() {
+    let config = hapax::config::Config::load(&hapax::config::Sources::new()).unwrap();
+    let mut configured = config.relay_settings();
+    let settings = RelaySettings::new(configured.name.clone(), configured.topic.clone());
+    assert_eq!(configured.flush(), settings.flush());
+    configured.flush_max = None;
+    let all = |s: &RelaySettings| {
+        let counts =
+            [s.lookback_max, s.dedup_max, s.dedup_checkpoint_max, s.batch_max, s.behind_max, s.large_bytes];
+        let times =
+            [s.lookback, s.flush_timeout, s.log_interval, s.lease, s.poll, s.backoff_base, s.backoff_max];
+        (counts, times, s.flush_max, s.source.clone(), s.schema.clone())
+    };
+    assert_eq!(all(&configured), all(&settings));
+    let keys = include_str!("../docs/relay.md");
+    for setting in hapax::config::SETTINGS.iter().filter(|setting| setting.key.starts_with("relay.")) {
+        let told = keys.contains(&format!("`{}`", setting.key));
+        assert!(told || ["relay.name", "relay.topic"].contains(&setting.key), "{}", setting.key);
+    }
 }
 
 #[tokio::test]
@@ -313,7 +442,7 @@ async fn whoever_lost_the_lead_saves_nothing_and_is_a_candidate_again() {
     let running = start(journal.clone(), &bus, settings());
     running.until("it leads", |progress| progress.leads).await;
     // As another leader would: it has published nothing yet.
-    journal.rewind(&name(), &Checkpoint::start(journal.id())).await.unwrap();
+    journal.rewind(&name(), &Checkpoint::start(journal.id()), None).await.unwrap();
     bus.silence(false);
     running.until("it leads again", |progress| progress.takeovers == 2).await;
     running.until("the end", |progress| progress.position == Position::of(20)).await;
@@ -346,7 +475,7 @@ async fn a_rewound_relay_publishes_again_whatever_it_remembers() {
     fill(&*journal, 2, 10).await;
     let running = start(journal.clone(), &bus, settings());
     running.until("the end", |progress| progress.position == Position::of(20)).await;
-    journal.rewind(&name(), &Checkpoint::start(journal.id())).await.unwrap();
+    journal.rewind(&name(), &Checkpoint::start(journal.id()), None).await.unwrap();
     running.until("once more", |progress| progress.published == 40).await;
     running.stop().await;
     let found = witnessed(&bus).await;
@@ -357,7 +486,7 @@ async fn a_rewound_relay_publishes_again_whatever_it_remembers() {
 async fn a_checkpoint_of_another_journal_is_refused() {
     let journal = MemoryJournal::default();
     let other = MemoryJournal::default();
-    let error = journal.rewind(&name(), &Checkpoint::start(other.id())).await.unwrap_err();
+    let error = journal.rewind(&name(), &Checkpoint::start(other.id()), None).await.unwrap_err();
     assert!(error.to_string().contains(other.id()), "{error}");
 }
 
@@ -379,8 +508,13 @@ async fn t40_a_hole_is_waited_for() {
     fill(&*journal, 3, 10).await;
     journal.hide([7, 8, 20]);
     let running = start(journal.clone(), &bus, settings());
-    running.until("it waits", |progress| progress.holes > 3).await;
-    assert_eq!(running.watch.progress().position, Position::of(6));
+    let progress = running.until("it waits", |progress| progress.holes > 0 && progress.looks > 6).await;
+    assert_eq!(
+        (progress.position, progress.holes),
+        (Position::of(6), 1),
+        "one hole, however often it is looked at"
+    );
+    running.until("it ages", |progress| progress.lag > Duration::from_millis(50)).await;
     journal.show();
     running.until("the end", |progress| progress.position == Position::of(30)).await;
     running.stop().await;

@@ -1,5 +1,5 @@
 //! Relays in processes of their own, killed with SIGKILL at every step, stopped past their lease, rewound: on a real Kafka, from a
-//! journal in PostgreSQL, with a witness that reads the topic by itself.
+//! journal in PostgreSQL or in a directory, with a witness that reads the topic by itself.
 #![cfg(all(feature = "testing", feature = "postgres", feature = "kafka", feature = "http"))]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
@@ -38,7 +38,13 @@ fn relay_settings(topic: &Topic) -> RelaySettings {
     settings
 }
 
-async fn open_journal(schema: &str) -> Arc<PgJournal> {
+/// A journal, by its URL or by its schema in PostgreSQL.
+async fn open_journal(place: &str) -> Arc<dyn Journal> {
+    if place.contains(':') {
+        let settings = hapax::journal::OpenSettings::default();
+        return hapax::journal::open(place, &settings).await.expect("the journal");
+    }
+    let schema = place;
     let mut settings = PgJournalSettings::default();
     schema.clone_into(&mut settings.schema);
     settings.pooling = Pooling::Session;
@@ -67,25 +73,29 @@ async fn fill(journal: &dyn Journal, aggregates: usize, count: usize) {
 /// What a test's processes share.
 struct Scene {
     test: &'static str,
-    schema: String,
+    /// Where the journal is.
+    place: String,
     topic: Topic,
     bus: Arc<KafkaBus>,
-    journal: Arc<PgJournal>,
+    journal: Arc<dyn Journal>,
 }
 
 impl Scene {
     async fn new(test: &'static str) -> Self {
-        let schema = support::fresh_schema();
+        Scene::at(test, support::fresh_schema()).await
+    }
+
+    async fn at(test: &'static str, place: String) -> Self {
         let topic = Topic::new(format!("t-{}", uuid::Uuid::new_v4().simple())).unwrap();
         let bus = world::bus().await;
         bus.create_topic(&topic, TopicTerms::new(3)).await.expect("a fresh topic");
-        let journal = open_journal(&schema).await;
-        Scene { test, schema, topic, bus, journal }
+        let journal = open_journal(&place).await;
+        Scene { test, place, topic, bus, journal }
     }
 
     /// A relay process of this test binary. It ends by itself when it has come so far; 0: never.
     fn spawn(&self, owner: &str, events: u64, knobs: &[(&str, &str)]) -> Child {
-        let mut command = support::child(self.test, "relay", &self.schema);
+        let mut command = support::child(self.test, "relay", &self.place);
         command
             .env("RELAY_TOPIC", self.topic.as_str())
             .env("RELAY_EVENTS", events.to_string())
@@ -120,13 +130,13 @@ impl Scene {
 
 /// Plays the relay if this process is one.
 async fn played() -> bool {
-    let Some((role, schema)) = support::role() else { return false };
+    let Some((role, place)) = support::role() else { return false };
     assert_eq!(role, "relay");
     let topic = Topic::new(std::env::var("RELAY_TOPIC").unwrap()).unwrap();
     let events: u64 = std::env::var("RELAY_EVENTS").unwrap().parse().unwrap();
     let mut settings = relay_settings(&topic);
     settings.owner = Some(Owner::new(std::env::var("RELAY_OWNER").unwrap()).unwrap());
-    let journal = open_journal(&schema).await;
+    let journal = open_journal(&place).await;
     let relay = Relay::new(journal.clone(), world::bus().await, settings).unwrap();
     let watch = relay.watch();
     let until_done = async move {
@@ -144,8 +154,7 @@ async fn played() -> bool {
 }
 
 /// Dies at the n-th time it comes by a point, for n = 1, 2, … until a run is clean.
-async fn killed_at(test: &'static str, point: &'static str) {
-    let scene = Scene::new(test).await;
+async fn killed_at(scene: &Scene, point: &'static str) {
     fill(&*scene.journal, 7, 50).await;
     let mut killed = 0;
     for n in 1.. {
@@ -170,7 +179,7 @@ macro_rules! killed {
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $test() {
             if !played().await {
-                killed_at(stringify!($test), $point).await;
+                killed_at(&Scene::new(stringify!($test)).await, $point).await;
             }
         }
     )*};
@@ -182,6 +191,18 @@ killed! {
     crash_after_ack_before_checkpoint: "relay.after_ack";
     crash_during_checkpoint: "relay.during_checkpoint";
     crash_after_checkpoint: "relay.after_checkpoint";
+}
+
+/// The same from a journal of files.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn crash_after_ack_of_a_relay_of_a_directory() {
+    if played().await {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let place = format!("dir:{}", folder.path().display());
+    let scene = Scene::at("crash_after_ack_of_a_relay_of_a_directory", place).await;
+    killed_at(&scene, "relay.after_ack").await;
 }
 
 /// A relay that checkpoints before it publishes loses what it was killed with: the witness notices.
@@ -248,7 +269,7 @@ async fn acceptance_1_a_checkpoint_rolled_back_and_relayed_again_takes_effect_on
     world.until_effects(50).await;
     for _ in 0..2 {
         let published = watch.progress().published;
-        journal.rewind(&name(), &Checkpoint::start(journal.id())).await.unwrap();
+        journal.rewind(&name(), &Checkpoint::start(journal.id()), None).await.unwrap();
         until("published again", || async { watch.progress().published >= published + 200 }).await;
     }
     let published = i64::try_from(watch.progress().published).unwrap();

@@ -55,6 +55,20 @@ pub struct RelayConfig {
     pub flush_timeout: Duration,
     /// How often it logs what it did; zero: never.
     pub log_interval: Duration,
+    /// How many aggregates may be behind, parked ones not counted.
+    pub behind_max: usize,
+    /// From how many bytes on a record is the last of its aggregate in its flush.
+    pub large_bytes: usize,
+    /// How long a journal that says nothing is left alone.
+    pub poll: Duration,
+    /// The pause after a first failure.
+    pub backoff_base: Duration,
+    /// The longest pause.
+    pub backoff_max: Duration,
+    /// The CloudEvents source, if not the journal's id.
+    pub source: Option<String>,
+    /// The CloudEvents dataschema, if any.
+    pub schema: Option<String>,
 }
 
 impl JournalConfig {
@@ -89,11 +103,13 @@ impl RelayConfig {
     pub(super) fn of(of: &Typed<'_>) -> Result<Self> {
         let count = |key: &str| of.int(key).map(|number| number as usize);
         let seconds = |key: &str| of.int(key).map(Duration::from_secs);
+        let millis = |key: &str| of.int(key).map(Duration::from_millis);
+        let set = |key: &str| of.text(key).map(|text| Some(text.to_owned()).filter(|text| !text.is_empty()));
         let batch_max = count("relay.batch_max")?;
         Ok(RelayConfig {
             name: of.name("relay.name", RelayName::new)?.map_or_else(|| RelayName::new("relay"), Ok)?,
             topic: of.name("relay.topic", Topic::new)?.map_or_else(|| Topic::new("events"), Ok)?,
-            lease: Duration::from_millis(of.int("relay.lease_ms")?),
+            lease: millis("relay.lease_ms")?,
             lookback: seconds("relay.lookback_s")?,
             lookback_max: count("relay.lookback_max")?,
             dedup_max: count("relay.dedup_max")?,
@@ -102,6 +118,13 @@ impl RelayConfig {
             flush_max: Some(count("relay.flush_max")?).filter(|flush| *flush != 0).unwrap_or(batch_max),
             flush_timeout: seconds("relay.flush_timeout_s")?,
             log_interval: seconds("relay.log_interval_s")?,
+            behind_max: count("relay.behind_max")?,
+            large_bytes: count("relay.large_bytes")?,
+            poll: millis("relay.poll_ms")?,
+            backoff_base: millis("relay.backoff_base_ms")?,
+            backoff_max: millis("relay.backoff_max_ms")?,
+            source: set("relay.source")?,
+            schema: set("relay.schema")?,
         })
     }
 }
@@ -139,6 +162,13 @@ impl Config {
         settings.flush_max = Some(relay.flush_max);
         settings.flush_timeout = relay.flush_timeout;
         settings.log_interval = relay.log_interval;
+        settings.behind_max = relay.behind_max;
+        settings.large_bytes = relay.large_bytes;
+        settings.poll = relay.poll;
+        settings.backoff_base = relay.backoff_base;
+        settings.backoff_max = relay.backoff_max;
+        settings.source.clone_from(&relay.source);
+        settings.schema.clone_from(&relay.schema);
         settings.telemetry_prefix = Some(self.telemetry_prefix.clone()).filter(|prefix| !prefix.is_empty());
         settings
     }

@@ -353,6 +353,38 @@ pub const SETTINGS: &[Setting] = &[
         row("relay.log_interval_s", int(0, 86_400), "30", "how often it logs what it did; 0: never"),
         &["EVENT_PUBLISHER_METRICS_LOG_INTERVAL_SECONDS"],
     ),
+    row(
+        "relay.behind_max",
+        int(1, 100_000),
+        "1000",
+        "how many aggregates may be behind before it pauses, parked ones not counted",
+    ),
+    row(
+        "relay.large_bytes",
+        int(1, 1 << 30),
+        "262144",
+        "a record of more bytes is the last of its aggregate in its flush; lower it if the topic takes less",
+    ),
+    row("relay.poll_ms", int(1, 3_600_000), "1000", "how long a journal that says nothing is left alone"),
+    row(
+        "relay.backoff_base_ms",
+        int(1, 3_600_000),
+        "200",
+        "the pause after a first failure; doubles with each",
+    ),
+    row("relay.backoff_max_ms", int(1, 86_400_000), "60000", "the longest pause"),
+    row(
+        "relay.source",
+        Kind::Text,
+        "",
+        "the CloudEvents source of what it publishes (unset: the journal's id)",
+    ),
+    row(
+        "relay.schema",
+        Kind::Text,
+        "",
+        "where the payloads' schema is described (CloudEvents dataschema), for events that do not say",
+    ),
     Setting {
         flag: Some("--bus"),
         secret: true,

@@ -16,7 +16,7 @@ pub struct Checkpoint {
     pub journal: String,
     /// Up to where the journal was gone through.
     pub position: Position,
-    /// Ids lately published, the oldest first, so that a restart does not repeat them; as many as the relay keeps.
+    /// Events lately published, the oldest first, so that a restart does not repeat them; as many as the relay keeps.
     #[serde(default)]
     pub recent: Vec<String>,
     /// Aggregates of which something could not be published.
@@ -44,6 +44,9 @@ pub struct Behind {
     pub since: i64,
     /// How often it was tried.
     pub tries: u32,
+    /// When the event that is to be published next was appended, as `since` is counted; 0: unknown.
+    #[serde(default)]
+    pub appended: i64,
 }
 
 impl Behind {
@@ -59,7 +62,13 @@ impl Behind {
             poison,
             since: since.as_micros(),
             tries: 1,
+            appended: stored.at.as_micros(),
         }
+    }
+
+    /// When the event that it is stuck at was appended, as far as is known.
+    pub(crate) fn appended_at(&self) -> Time {
+        Time::from_micros(if self.appended == 0 { self.since } else { self.appended })
     }
 
     /// Which aggregate, whose.
@@ -84,6 +93,11 @@ impl Checkpoint {
             recent: Vec::new(),
             behind: Vec::new(),
         }
+    }
+
+    /// How many aggregates are parked.
+    pub(crate) fn parked(&self) -> usize {
+        self.behind.iter().filter(|behind| behind.poison).count()
     }
 
     /// Whether the relay has passed an event without publishing it.

@@ -34,7 +34,7 @@ pub use position::Position;
 pub use crate::backend::memory::journal::MemoryJournal;
 
 use crate::clock::Time;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::event::{Event, Fingerprint};
 use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
 use crate::ledger::{MismatchRule, Token};
@@ -263,8 +263,14 @@ pub trait Journal: Send + Sync + 'static {
     /// Every relay that has ever led, with its checkpoint, by name.
     async fn relays(&self) -> Result<Vec<RelayState>>;
 
-    /// Puts a relay's checkpoint elsewhere, for an operator: whoever leads is fenced first. Answers with what it was.
-    async fn rewind(&self, relay: &RelayName, to: &Checkpoint) -> Result<Option<Checkpoint>>;
+    /// Puts a relay's checkpoint elsewhere, for an operator: whoever leads is fenced first. Answers with what it was. With a token only if
+    /// that is the relay's last still: `Conflict`, and nothing is changed, if someone has led or rewound it since.
+    async fn rewind(
+        &self,
+        relay: &RelayName,
+        to: &Checkpoint,
+        if_token: Option<Token>,
+    ) -> Result<Option<Checkpoint>>;
 
     /// How many events lie after a position, counted up to `limit`.
     async fn count_after(&self, after: &Position, limit: u64) -> Result<u64>;
@@ -288,6 +294,18 @@ pub trait Journal: Send + Sync + 'static {
 /// The position behind which a sweep may remove events: the lowest that any relay needs still. None: nobody follows.
 pub(crate) fn swept_up_to(relays: &[RelayState]) -> Option<Position> {
     relays.iter().map(|relay| relay.checkpoint.as_ref().map(Checkpoint::passed).unwrap_or_default()).min()
+}
+
+/// Refuses to change a relay that has another token than was read.
+pub(crate) fn must_be_last(relay: &RelayName, read: Option<Token>, last: Option<Token>) -> Result<()> {
+    if read.is_none() || read == last {
+        return Ok(());
+    }
+    let text = |token: Option<Token>| token.map_or_else(|| "none".to_owned(), |token| token.0.to_string());
+    Err(Error::Conflict {
+        expected: format!("relay {relay} at token {}, as it was read", text(read)),
+        actual: format!("token {}: someone has led or changed it since", text(last)),
+    })
 }
 
 /// Whether any relay still has this event before it although its checkpoint is past it.
@@ -364,8 +382,13 @@ impl<J: Journal + ?Sized> Journal for Arc<J> {
     async fn relays(&self) -> Result<Vec<RelayState>> {
         (**self).relays().await
     }
-    async fn rewind(&self, relay: &RelayName, to: &Checkpoint) -> Result<Option<Checkpoint>> {
-        (**self).rewind(relay, to).await
+    async fn rewind(
+        &self,
+        relay: &RelayName,
+        to: &Checkpoint,
+        if_token: Option<Token>,
+    ) -> Result<Option<Checkpoint>> {
+        (**self).rewind(relay, to, if_token).await
     }
     async fn count_after(&self, after: &Position, limit: u64) -> Result<u64> {
         (**self).count_after(after, limit).await

@@ -51,6 +51,11 @@ impl Waiters {
         self.all.len()
     }
 
+    /// Those that are tried again by themselves.
+    pub(super) fn tried(&self) -> usize {
+        self.len() - self.parked()
+    }
+
     pub(super) fn parked(&self) -> usize {
         self.all.values().filter(|waiting| waiting.behind.poison).count()
     }
@@ -79,6 +84,7 @@ impl Waiters {
         if let Some(waiting) = self.all.get_mut(of) {
             waiting.behind.next = last.seq + 1;
             waiting.behind.position = last.position.clone();
+            waiting.behind.appended = last.at.as_micros(); // about: what follows it came later
             waiting.due = Some(Instant::now());
         }
     }

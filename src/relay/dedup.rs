@@ -2,12 +2,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::id::{EventId, Tenant};
-use crate::journal::{Position, Stored};
+use super::behind::aggregate_of;
+use crate::id::{Aggregate, Tenant};
+use crate::journal::{AggregateOf, Position, Stored};
 
-type Id = (Option<Tenant>, EventId);
+/// Which event. Not by its id: one that was swept may be appended anew, and that is another event. A number is never given again.
+type Id = (AggregateOf, u64);
 
-/// Ids lately acknowledged, the oldest forgotten first. An id is known only if everything before it of its aggregate is on the bus too.
+/// Events lately acknowledged, the oldest forgotten first. One is known only if everything before it of its aggregate is on the bus too.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     max: usize,
@@ -27,9 +29,16 @@ impl Known {
     }
 
     pub(super) fn add(&mut self, stored: &Stored) {
-        if self.max > 0 {
-            self.insert(id(stored), stored.position.clone());
+        if self.max > 0
+            && let Some(id) = id(stored)
+        {
+            self.insert(id, stored.position.clone());
         }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.turns.clear();
+        self.ids.clear();
     }
 
     fn insert(&mut self, id: Id, position: Position) {
@@ -46,7 +55,7 @@ impl Known {
     }
 
     pub(super) fn has(&self, stored: &Stored) -> bool {
-        !self.turns.is_empty() && self.turns.contains_key(&id(stored))
+        !self.turns.is_empty() && id(stored).is_some_and(|id| self.turns.contains_key(&id))
     }
 
     /// Behind which position ids may have been forgotten: before it, not being known says nothing.
@@ -62,48 +71,50 @@ impl Known {
     }
 }
 
-fn id(stored: &Stored) -> Id {
-    (stored.event.tenant.clone(), stored.event.id.clone())
+fn id(stored: &Stored) -> Option<Id> {
+    Some((aggregate_of(stored)?, stored.seq))
 }
 
-/// `TENANT/ID`, the tenant percent-encoded, so that no two share a text: taking one for another would be a loss.
-fn text((tenant, id): &Id) -> String {
-    let tenant = tenant.as_ref().map_or("", |tenant| tenant.as_str());
+/// `SEQ:TENANT/AGGREGATE`, the tenant percent-encoded, so that no two share a text: taking one for another would be a loss.
+fn text((of, seq): &Id) -> String {
+    let tenant = of.tenant.as_ref().map_or("", |tenant| tenant.as_str());
     let tenant = percent_encoding::utf8_percent_encode(tenant, percent_encoding::NON_ALPHANUMERIC);
-    format!("{tenant}/{}", id.as_str())
+    format!("{seq}:{tenant}/{}", of.aggregate.as_str())
 }
 
+/// What is not such a text is of an older version, and forgotten: what it was is published again.
 fn parse(text: &str) -> Option<Id> {
-    let (tenant, id) = text.split_once('/')?;
+    let (seq, of) = text.split_once(':')?;
+    let (tenant, aggregate) = of.split_once('/')?;
     let tenant = percent_encoding::percent_decode_str(tenant).decode_utf8().ok()?;
     let tenant = if tenant.is_empty() { None } else { Some(Tenant::new(tenant).ok()?) };
-    Some((tenant, EventId::new(id).ok()?))
+    Some((AggregateOf { tenant, aggregate: Aggregate::new(aggregate).ok()? }, seq.parse().ok()?))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Aggregate, Event, Time};
+    use crate::{Event, EventId, Time};
 
-    fn stored(tenant: Option<&str>, id: &str, position: u64) -> Stored {
-        let mut event = Event::new(EventId::new(id).unwrap());
+    fn stored(tenant: Option<&str>, aggregate: &str, seq: u64) -> Stored {
+        let mut event = Event::new(EventId::new("e").unwrap());
         event.tenant = tenant.map(|tenant| Tenant::new(tenant).unwrap());
         let fingerprint = event.fingerprint();
-        let aggregate = Aggregate::new("a").unwrap();
-        Stored::new(Position::of(position), Time::default(), fingerprint, event, aggregate, position)
+        let aggregate = Aggregate::new(aggregate).unwrap();
+        Stored::new(Position::of(seq), Time::default(), fingerprint, event, aggregate, seq)
     }
 
     #[test]
     fn the_oldest_is_forgotten_first_and_the_rest_survives_a_restart() {
         let mut known = Known::new(3, &[]);
         for n in 1..=4 {
-            known.add(&stored(None, &format!("e-{n}"), n));
+            known.add(&stored(None, "a", n));
         }
-        assert!(!known.has(&stored(None, "e-1", 1)) && known.has(&stored(None, "e-2", 2)));
+        assert!(!known.has(&stored(None, "a", 1)) && known.has(&stored(None, "a", 2)));
         assert_eq!(known.forgotten_up_to(), Some(Position::of(2)));
-        assert_eq!(known.recent(2), ["/e-3", "/e-4"]);
+        assert_eq!(known.recent(2), ["3:/a", "4:/a"]);
         let again = Known::new(3, &known.recent(2));
-        assert!(again.has(&stored(None, "e-4", 4)) && !again.has(&stored(None, "e-2", 2)));
+        assert!(again.has(&stored(None, "a", 4)) && !again.has(&stored(None, "a", 2)));
     }
 
     #[test]
@@ -114,14 +125,20 @@ mod tests {
         let again = Known::new(10, &known.recent(10));
         assert!(again.has(&stored(Some("a/b"), "c", 1)) && again.has(&stored(None, "x/y", 2)));
         for (tenant, id) in [(None, "c"), (Some("a"), "b/c"), (None, "a/b/c"), (Some("x"), "y")] {
-            assert!(!again.has(&stored(tenant, id, 3)), "{tenant:?} {id}");
+            assert!(!again.has(&stored(tenant, id, 1)), "{tenant:?} {id}");
         }
     }
 
     #[test]
+    fn what_an_older_version_remembered_is_forgotten() {
+        let known = Known::new(10, &["/1:/a".into(), "t/1:a".into(), "1".into()]);
+        assert!(!known.has(&stored(None, "a", 1)) && known.recent(10).is_empty());
+    }
+
+    #[test]
     fn zero_remembers_nothing() {
-        let mut known = Known::new(0, &["/e-1".into()]);
-        known.add(&stored(None, "e-2", 2));
-        assert!(!known.has(&stored(None, "e-1", 1)) && !known.has(&stored(None, "e-2", 2)));
+        let mut known = Known::new(0, &["1:/a".into()]);
+        known.add(&stored(None, "a", 2));
+        assert!(!known.has(&stored(None, "a", 1)) && !known.has(&stored(None, "a", 2)));
     }
 }

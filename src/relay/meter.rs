@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::RelaySettings;
 use crate::clock::{Clock as _, SystemClock, Time};
 use crate::error::Error;
-use crate::journal::Position;
+use crate::journal::{Behind, Checkpoint, Position};
 use crate::telemetry::RelayMeter;
 
 /// What a relay has done so far.
@@ -25,7 +25,7 @@ pub struct Progress {
     pub behind: usize,
     /// Those of them that nobody tries again until an operator decides.
     pub parked: usize,
-    /// Holes in the journal that were waited for.
+    /// Holes in the journal that were waited for, each once.
     pub holes: u64,
     /// How often the bus took nothing at all.
     pub outages: u64,
@@ -33,7 +33,7 @@ pub struct Progress {
     pub takeovers: u64,
     /// How often the journal was looked into.
     pub looks: u64,
-    /// The age of the oldest event that is not on the bus, those that are behind left out.
+    /// The age of the oldest event that is not on the bus, what is behind or parked among them.
     pub lag: Duration,
 }
 
@@ -42,6 +42,10 @@ struct State {
     progress: Progress,
     /// When the oldest event that is not on the bus was appended, by the journal's clock.
     oldest: Option<Time>,
+    /// The same of what is behind.
+    oldest_behind: Option<Time>,
+    /// Before which position there is a hole, and since when that is known.
+    hole: Option<(Position, Time)>,
     /// How far the journal's clock is ahead of ours, in microseconds.
     ahead: i64,
     /// What has been told of the bus, so that an outage is two lines.
@@ -84,15 +88,19 @@ impl Meter {
 
     pub(super) fn progress(&self) -> Progress {
         let (now, state) = (self.now(), self.state());
-        let lag = state.oldest.map_or(Duration::ZERO, |oldest| now.since(oldest));
+        let hole = state.hole.as_ref().map(|(_, since)| *since);
+        let oldest = [state.oldest, state.oldest_behind, hole].into_iter().flatten().min();
+        let lag = oldest.map_or(Duration::ZERO, |oldest| now.since(oldest));
         Progress { lag, ..state.progress.clone() }
     }
 
-    pub(super) fn leads(&self, position: &Position) {
+    /// Leads from a checkpoint on: what it says is so before anything else is done.
+    pub(super) fn leads(&self, checkpoint: &Checkpoint) {
+        let position = &checkpoint.position;
+        self.saved(checkpoint);
         let mut state = self.state();
         state.progress.leads = true;
         state.progress.takeovers += 1;
-        state.progress.position = position.clone();
         drop(state);
         self.metrics.lead("taken");
         tracing::info!(target: "hapax::relay", relay = %self.name, %position, "leads");
@@ -101,7 +109,7 @@ impl Meter {
     pub(super) fn leads_no_more(&self, cause: &'static str) {
         let mut state = self.state();
         state.progress.leads = false;
-        state.oldest = None;
+        (state.oldest, state.oldest_behind, state.hole) = (None, None, None);
         drop(state);
         self.metrics.lead(cause);
         tracing::info!(target: "hapax::relay", relay = %self.name, cause, "leads no more");
@@ -135,15 +143,24 @@ impl Meter {
         }
     }
 
-    /// What lies behind a hole is not on the bus, and as old as the hole at least.
-    pub(super) fn hole(&self) {
+    /// What lies behind a hole is not on the bus, and as old as the hole at least. It is one however often it is looked at.
+    pub(super) fn hole(&self, after: &Position) {
         let now = self.now();
         let mut state = self.state();
-        state.progress.holes += 1;
-        state.oldest.get_or_insert(now);
+        let known = state.hole.as_ref().is_some_and(|(known, _)| known == after);
+        if !known {
+            state.progress.holes += 1;
+            state.hole = Some((after.clone(), now));
+        }
         drop(state);
-        self.metrics.hole();
+        if !known {
+            self.metrics.hole();
+        }
         self.refresh();
+    }
+
+    pub(super) fn no_hole(&self) {
+        self.state().hole = None;
     }
 
     /// The bus takes nothing. One line per outage.
@@ -156,6 +173,11 @@ impl Meter {
             self.metrics.outage();
             tracing::warn!(target: "hapax::relay", relay = %self.name, why, "the bus is away; the relay waits for it");
         }
+    }
+
+    /// Nobody is in the way of the rest.
+    pub(super) fn flows(&self) {
+        self.state().full = false;
     }
 
     /// More aggregates would be behind than may be. One line each time it begins.
@@ -177,12 +199,14 @@ impl Meter {
         }
     }
 
-    pub(super) fn saved(&self, position: &Position, behind: usize, parked: usize) {
+    pub(super) fn saved(&self, checkpoint: &Checkpoint) {
+        let position = &checkpoint.position;
+        let (behind, parked) = (checkpoint.behind.len(), checkpoint.parked());
         let mut state = self.state();
         state.progress.position = position.clone();
         state.progress.behind = behind;
         state.progress.parked = parked;
-        state.full = false;
+        state.oldest_behind = checkpoint.behind.iter().map(Behind::appended_at).min();
         drop(state);
         self.metrics.saved(position.number(), behind, parked);
     }
@@ -211,5 +235,70 @@ impl Meter {
             position = %progress.position,
             "relay"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::Stored;
+    use crate::{Aggregate, Event, EventId, RelayName, Topic};
+
+    fn meter() -> Meter {
+        let (name, topic) = (RelayName::new("r").unwrap(), Topic::new("orders").unwrap());
+        Meter::new(&RelaySettings::new(name, topic)).unwrap()
+    }
+
+    /// A checkpoint with an aggregate that is behind at an event of then, and one that is parked.
+    fn checkpoint(at: Time) -> Checkpoint {
+        let mut checkpoint = Checkpoint::start("j");
+        checkpoint.position = Position::of(9);
+        for (n, aggregate) in [(3, "behind"), (4, "parked")] {
+            let event = Event::new(EventId::new(aggregate).unwrap());
+            let (fingerprint, of) = (event.fingerprint(), Aggregate::new(aggregate).unwrap());
+            let stored = Stored::new(Position::of(n), at, fingerprint, event, of, 1);
+            checkpoint.behind.push(Behind::at(&stored, "no", aggregate == "parked", SystemClock.now()));
+        }
+        checkpoint
+    }
+
+    #[test]
+    fn whoever_leads_begins_with_what_the_checkpoint_says() {
+        let meter = meter();
+        meter.leads(&checkpoint(meter.now()));
+        let progress = meter.progress();
+        assert!(progress.leads);
+        assert_eq!((progress.position, progress.behind, progress.parked), (Position::of(9), 2, 1));
+    }
+
+    #[test]
+    fn the_lag_is_the_age_of_the_oldest_that_is_not_on_the_bus_wherever_it_waits() {
+        let meter = meter();
+        let minutes = |n: u64| meter.now().minus(Duration::from_mins(n));
+        let lag = || meter.progress().lag.as_secs() / 60;
+        meter.leads(&checkpoint(minutes(30)));
+        assert_eq!(lag(), 30, "what is behind, since it was appended");
+        meter.oldest(Some(minutes(40)));
+        assert_eq!(lag(), 40);
+        meter.oldest(Some(minutes(10)));
+        assert_eq!(lag(), 30);
+        meter.saved(&Checkpoint::start("j"));
+        assert_eq!(lag(), 10, "it has caught up");
+        meter.leads_no_more("fenced");
+        assert_eq!(lag(), 0);
+    }
+
+    #[test]
+    fn a_hole_is_counted_once_and_ages() {
+        let meter = meter();
+        meter.hole(&Position::of(4));
+        let since = meter.state().hole.clone();
+        meter.oldest(None);
+        meter.hole(&Position::of(4));
+        assert_eq!((meter.progress().holes, meter.state().hole.clone()), (1, since));
+        meter.hole(&Position::of(7));
+        assert_eq!(meter.progress().holes, 2);
+        meter.no_hole();
+        assert_eq!(meter.progress().lag, Duration::ZERO);
     }
 }

@@ -154,7 +154,7 @@ impl Relay {
                 self.meter.clock_is(now);
             }
             let mut leading = self.leading(token, &checkpoint, asked, stop.clone())?;
-            self.meter.leads(&checkpoint.position);
+            self.meter.leads(&checkpoint);
             let end = leading.run().await;
             drop(leading);
             match end {
@@ -256,6 +256,7 @@ impl Relay {
             },
             position: checkpoint.position.clone(),
             known: dedup::Known::new(settings.dedup_max.max(persisted), &checkpoint.recent),
+            acknowledged: dedup::Known::new(usize::MAX, &[]),
             waiters: behind::Waiters::of(checkpoint)?,
             lookout: late::Lookout::default(),
             pace: pace::Pace::default(),

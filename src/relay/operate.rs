@@ -3,6 +3,10 @@
 use crate::error::{Error, Result};
 use crate::id::RelayName;
 use crate::journal::{AggregateOf, Behind, Checkpoint, Journal};
+use crate::ledger::Token;
+
+/// How often a change is tried that others come before.
+const TRIES: u32 = 20;
 
 /// Has an aggregate tried again, at once: what was in the way is gone (the bus takes larger records now, say). Says what it was.
 pub async fn resume(journal: &dyn Journal, relay: &RelayName, of: &AggregateOf) -> Result<Behind> {
@@ -38,22 +42,30 @@ async fn change(
     journal: &dyn Journal,
     relay: &RelayName,
     of: &AggregateOf,
-    change: impl FnOnce(&mut Behind) -> Result<()>,
+    change: impl Fn(&mut Behind) -> Result<()>,
 ) -> Result<Behind> {
-    let mut checkpoint = checkpoint_of(journal, relay).await?;
-    let nobody = || Error::NotFound(format!("{of} is not behind in relay {relay}"));
-    let place = checkpoint.behind.iter().position(|behind| behind.of().is_ok_and(|other| other == *of));
-    let behind = place.and_then(|place| checkpoint.behind.get_mut(place)).ok_or_else(nobody)?;
-    let before = behind.clone();
-    change(behind)?;
-    // If the leader saved meanwhile it goes on from this older checkpoint: some is published again, nothing is left out.
-    journal.rewind(relay, &checkpoint).await?;
-    Ok(before)
+    for _ in 0..TRIES {
+        let (mut checkpoint, token) = checkpoint_of(journal, relay).await?;
+        let nobody = || Error::NotFound(format!("{of} is not behind in relay {relay}"));
+        let place = checkpoint.behind.iter().position(|behind| behind.of().is_ok_and(|other| other == *of));
+        let behind = place.and_then(|place| checkpoint.behind.get_mut(place)).ok_or_else(nobody)?;
+        let before = behind.clone();
+        change(behind)?;
+        // If the leader saved meanwhile it goes on from this older checkpoint: some is published again, nothing is left out.
+        match journal.rewind(relay, &checkpoint, Some(token)).await {
+            Err(Error::Conflict { .. }) => {} // someone else decided something, or another leads: as it is now, then
+            other => return other.map(|_| before),
+        }
+    }
+    Err(Error::Contended {
+        what: format!("changing relay {relay}: others change it all the time"),
+        source: None,
+    })
 }
 
-async fn checkpoint_of(journal: &dyn Journal, relay: &RelayName) -> Result<Checkpoint> {
+async fn checkpoint_of(journal: &dyn Journal, relay: &RelayName) -> Result<(Checkpoint, Token)> {
     let state = journal.relays().await?.into_iter().find(|state| state.relay == *relay);
     state
-        .and_then(|state| state.checkpoint)
+        .and_then(|state| Some((state.checkpoint?, state.token)))
         .ok_or_else(|| Error::NotFound(format!("relay {relay} has no checkpoint in this journal")))
 }

@@ -1,5 +1,6 @@
 //! The turns of a relay that leads: `read → sift → publish → acknowledge → save → tell`, one batch after the other.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use super::{End, RelaySettings};
 use crate::clock::Time;
 use crate::crash_point::mutant;
 use crate::error::{Error, Result};
-use crate::journal::{Behind, Checkpoint, Journal, Position, Stored, Stretch};
+use crate::journal::{AggregateOf, Behind, Checkpoint, Journal, Position, Stored, Stretch};
 
 /// The longest pause between two tries of a bus that takes nothing.
 const OUTAGE_PAUSE_MAX: Duration = Duration::from_secs(5);
@@ -36,6 +37,8 @@ pub(super) struct Leading {
     /// Up to where everything is on the bus or behind.
     pub(super) position: Position,
     pub(super) known: Known,
+    /// What is acknowledged of a batch that is to be tried again, whatever else is remembered.
+    pub(super) acknowledged: Known,
     pub(super) waiters: Waiters,
     pub(super) lookout: Lookout,
     pub(super) pace: Pace,
@@ -92,6 +95,7 @@ impl Leading {
             return self.wait(batch.at_hole).await;
         }
         self.pace.found();
+        self.meter.no_hole();
         self.read_ahead(&batch);
         if mutant!("checkpoint before ack") {
             self.save(&batch.next).await?;
@@ -99,6 +103,8 @@ impl Leading {
         if !self.publish(&batch).await? {
             return Ok(()); // the same once more
         }
+        self.acknowledged.clear();
+        self.meter.flows();
         self.save(&batch.next).await?;
         self.tell(batch).await
     }
@@ -171,7 +177,7 @@ impl Leading {
             if self.waiters.holds_back(&stored) {
                 continue;
             }
-            if self.known.has(&stored) {
+            if self.known.has(&stored) || self.acknowledged.has(&stored) {
                 suppressed += 1;
                 if !self.is_ordered() {
                     batch.known.push(stored);
@@ -204,8 +210,11 @@ impl Leading {
         if batch.events.is_empty() {
             return Ok(true);
         }
-        let flushed = self.flush(&batch.events).await?;
+        let mut flushed = self.flush(&batch.events).await?;
         crate::crash_point!("relay.after_ack");
+        for &place in &flushed.acknowledged {
+            self.acknowledged.add(&batch.events[place]);
+        }
         if let Some(outage) = &flushed.outage {
             self.tries += 1;
             if !(outage.alone && self.proved && self.tries >= TRIES_ALONE) {
@@ -218,19 +227,42 @@ impl Leading {
             self.proved = false;
         }
         self.tries = 0;
-        if self.waiters.len() + flushed.failed.len() > self.settings.behind_max && !flushed.failed.is_empty()
-        {
+        let all_fit = self.leave_behind(&batch.events, std::mem::take(&mut flushed.failed));
+        if !all_fit {
+            self.save_begin(&batch.events).await?;
             self.meter.full(self.settings.behind_max);
             self.pause(self.settings.backoff(5).min(OUTAGE_PAUSE_MAX)).await?;
             return Ok(false);
         }
-        let whole = flushed.outage.is_none();
-        for (of, (place, error)) in flushed.failed {
-            let behind = self.left_behind(&batch.events[place], &error, false);
+        Ok(flushed.outage.is_none())
+    }
+
+    /// Leaves behind what has failed: poison always, since it must never stop the others; of the rest the first, as many as may be.
+    /// False: not all of it.
+    fn leave_behind(&mut self, events: &[Stored], failed: HashMap<AggregateOf, (usize, Error)>) -> bool {
+        let mut failed: Vec<_> = failed.into_iter().collect();
+        failed.sort_by_key(|(_, (place, _))| *place);
+        let mut all_fit = true;
+        for (of, (place, error)) in failed {
+            if !is_poison(&error) && self.waiters.tried() >= self.settings.behind_max {
+                all_fit = false;
+                continue;
+            }
+            let behind = self.left_behind(&events[place], &error, false);
             self.lookout.forget(&of);
             self.waiters.add(of, behind, &self.settings);
         }
-        Ok(whole)
+        all_fit
+    }
+
+    /// Saves as much of a batch's begin as is on the bus or behind.
+    async fn save_begin(&mut self, events: &[Stored]) -> Result<(), End> {
+        let is_done = |stored: &&Stored| self.acknowledged.has(stored) || self.waiters.holds_back(stored);
+        let open = events.iter().filter(|stored| !is_done(stored)).map(|stored| &stored.position).min();
+        let done = events.iter().map(|stored| &stored.position);
+        let last = done.filter(|position| open.is_none_or(|open| *position < open)).max();
+        let position = last.unwrap_or(&self.position).max(&self.position).clone();
+        self.save(&position).await
     }
 
     /// Hands events to the bus and notes what is on it.
@@ -299,7 +331,7 @@ impl Leading {
         .await?;
         crate::crash_point!("relay.after_checkpoint");
         self.position = position.clone();
-        self.meter.saved(position, self.waiters.len(), self.waiters.parked());
+        self.meter.saved(checkpoint);
         Ok(())
     }
 

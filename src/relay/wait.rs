@@ -14,10 +14,12 @@ impl Leading {
     /// Waits until there may be something to do.
     pub(super) async fn wait(&mut self, at_hole: bool) -> Result<(), End> {
         if at_hole {
-            self.meter.hole();
+            let after = self.position.clone();
+            self.meter.hole(&after);
             let rest = self.pace.at_hole();
             return self.pause(rest).await;
         }
+        self.meter.no_hole();
         self.meter.oldest(None);
         self.meter.refresh();
         let rest = self.pace.rest();

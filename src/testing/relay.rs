@@ -111,6 +111,8 @@ pub struct OddJournal {
     pub reads: AtomicU64,
     /// So many saves do not answer.
     pub saves_failing: AtomicU32,
+    /// What someone else rewinds right after the next look at the relays.
+    pub meddling: Mutex<Option<(RelayName, Checkpoint)>>,
 }
 
 impl OddJournal {
@@ -207,10 +209,20 @@ impl Journal for OddJournal {
         self.inner.give_up_lead(relay, token).await
     }
     async fn relays(&self) -> Result<Vec<RelayState>> {
-        self.inner.relays().await
+        let relays = self.inner.relays().await?;
+        let meddling = self.meddling.lock().unwrap().take();
+        if let Some((relay, to)) = meddling {
+            self.inner.rewind(&relay, &to, None).await?;
+        }
+        Ok(relays)
     }
-    async fn rewind(&self, relay: &RelayName, to: &Checkpoint) -> Result<Option<Checkpoint>> {
-        self.inner.rewind(relay, to).await
+    async fn rewind(
+        &self,
+        relay: &RelayName,
+        to: &Checkpoint,
+        if_token: Option<Token>,
+    ) -> Result<Option<Checkpoint>> {
+        self.inner.rewind(relay, to, if_token).await
     }
     async fn count_after(&self, after: &Position, limit: u64) -> Result<u64> {
         self.inner.count_after(after, limit).await

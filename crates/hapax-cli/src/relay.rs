@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use hapax::bus::TopicTerms;
 use hapax::journal::{AggregateOf, Behind, Checkpoint, Position, RelayState};
-use hapax::relay::{self, Progress, Relay};
+use hapax::relay::{self, Progress, Relay, RelaySettings};
 use hapax::{Aggregate, Journal, RelayName, Tenant, Time};
 use serde_json::{Value, json};
 
@@ -126,7 +126,9 @@ pub async fn run(
                 let told = format!("there is no topic {}; --create PARTITIONS makes it", config.relay.topic);
                 return Err(Failure::config(told));
             }
-            let relay = Relay::new(journal.clone(), bus, config.relay_settings())?;
+            let settings = config.relay_settings();
+            warn_of_what_does_nothing(&settings, &*journal);
+            let relay = Relay::new(journal.clone(), bus, settings)?;
             publish(global, relay, &*journal, args.once, gate, metrics).await
         }
         RelayCommand::Status => status(global, &*journal).await,
@@ -146,6 +148,23 @@ pub async fn run(
             }
             let behind = relay::skip(&*journal, name, &args.of.of(), args.seq).await?;
             told(global, "skipped", &behind)
+        }
+    }
+}
+
+/// Says so if a setting was changed that only journals need whose read is not ordered.
+fn warn_of_what_does_nothing(settings: &RelaySettings, journal: &dyn Journal) {
+    if !journal.capabilities().ordered {
+        return;
+    }
+    let default = RelaySettings::new(settings.name.clone(), settings.topic.clone());
+    for (key, changed) in [
+        ("relay.lookback_s", settings.lookback != default.lookback),
+        ("relay.lookback_max", settings.lookback_max != default.lookback_max),
+        ("relay.dedup_checkpoint_max", settings.dedup_checkpoint_max != default.dedup_checkpoint_max),
+    ] {
+        if changed {
+            tracing::warn!(target: "hapax::relay", "{key} does nothing here: this journal is read in order");
         }
     }
 }
@@ -270,12 +289,21 @@ async fn status(global: &Global, journal: &dyn Journal) -> Result<u8, Failure> {
     for state in &relays {
         for behind in state.checkpoint.iter().flat_map(|checkpoint| &checkpoint.behind) {
             let what = if behind.poison { "parked" } else { "behind" };
-            let aggregate = print::escaped(&behind.aggregate);
+            let aggregate = named(behind);
             let reason = print::escaped(&behind.reason);
             print::line(&format!("{}: {aggregate} is {what} at seq {}: {reason}", state.relay, behind.next))?;
         }
     }
     Ok(0)
+}
+
+/// Which aggregate, whose: two tenants may each have one of the name.
+fn named(behind: &Behind) -> String {
+    let aggregate = print::escaped(&behind.aggregate);
+    match &behind.tenant {
+        Some(tenant) => format!("{aggregate} of tenant {}", print::escaped(tenant)),
+        None => aggregate,
+    }
 }
 
 /// Who leads, if somebody does.
@@ -312,7 +340,7 @@ async fn rewind(
     let Some(state) = state else {
         return Err(hapax::Error::NotFound(format!("relay {name} has never followed this journal")).into());
     };
-    let mut checkpoint = state.checkpoint.unwrap_or_else(|| Checkpoint::start(journal.id()));
+    let mut checkpoint = state.checkpoint.clone().unwrap_or_else(|| Checkpoint::start(journal.id()));
     let was = checkpoint.position.clone();
     if args.to > was {
         return Err(hapax::Error::Conflict {
@@ -336,7 +364,7 @@ async fn rewind(
         checkpoint.recent.clear();
         // What stands behind the new position comes by again; only what is stuck before it stays.
         checkpoint.behind.retain(|behind| behind.position <= args.to);
-        journal.rewind(name, &checkpoint).await?;
+        journal.rewind(name, &checkpoint, Some(state.token)).await?;
     }
     if global.json {
         print::json(&json!({
@@ -356,7 +384,7 @@ fn told(global: &Global, what: &str, behind: &Behind) -> Result<u8, Failure> {
         value["what"] = what.into();
         print::json(&value)?;
     } else {
-        let aggregate = print::escaped(&behind.aggregate);
+        let aggregate = named(behind);
         print::line(&format!("{aggregate} {what} at seq {}", behind.next))?;
     }
     Ok(0)

@@ -197,3 +197,39 @@ fn published_events_are_archived() {
     let ran = run(dir, &["journal", "archive", "--to", "ftp://x", "--older-than", "1d", "--keep"]).code(2);
     assert!(ran.err.contains("names no object store"), "{}", ran.err);
 }
+
+/// What is set in vain is said once; what stands still is named with its tenant.
+#[test]
+fn a_relay_says_what_does_nothing_and_status_says_whose_aggregate_is_parked() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    append(dir, &orders(dir)).code(0);
+    let url = format!("sqlite:{}", dir.join("own.db").display());
+    let command = |args: &[&str]| {
+        let mut command = common::hapax(dir, args);
+        command.env("HAPAX_JOURNAL_URL", &url);
+        command
+    };
+    let relay = ["relay", "run", "--topic", "orders", "--create", "1", "--once"];
+    let told = "relay.lookback_s does nothing here";
+    let ran = Ran::from(command(&relay).env("HAPAX_RELAY_LOOKBACK_S", "5").output().unwrap()).code(0);
+    assert_eq!(ran.err.matches(told).count(), 1, "{}", ran.err);
+    assert!(!ran.err.contains("relay.lookback_max"), "{}", ran.err);
+    let ran = Ran::from(command(&relay).output().unwrap()).code(0);
+    assert!(!ran.err.contains("does nothing here"), "{}", ran.err);
+
+    let checkpoint = async {
+        let journal = hapax::journal::open(&url, &hapax::journal::OpenSettings::default()).await.unwrap();
+        let parked = serde_json::json!({
+            "journal": journal.id(), "position": "0", "behind": [{
+                "tenant": "acme", "aggregate": "o-1", "next": 1, "position": "0", "reason": "too large",
+                "poison": true, "since": 1, "tries": 1,
+            }],
+        });
+        let name = hapax::RelayName::new("relay").unwrap();
+        journal.rewind(&name, &serde_json::from_value(parked).unwrap(), None).await.unwrap();
+    };
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(checkpoint);
+    let ran = Ran::from(command(&["relay", "status"]).output().unwrap()).code(0);
+    assert!(ran.out.contains("o-1 of tenant acme is parked at seq 1: too large"), "{}", ran.out);
+}

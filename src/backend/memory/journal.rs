@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
 use crate::journal::{
     AggregateOf, Append, Appended, Checkpoint, Journal, JournalCapabilities, JournalSettings, JournalStat,
-    JournalSweep, Lead, Placing, Position, RelayState, Stored, Stretch, is_behind, swept_up_to,
+    JournalSweep, Lead, Placing, Position, RelayState, Stored, Stretch, is_behind, must_be_last, swept_up_to,
 };
 use crate::ledger::Token;
 
@@ -233,10 +233,16 @@ impl Journal for MemoryJournal {
         Ok(self.store().relays.values().cloned().collect())
     }
 
-    async fn rewind(&self, relay: &RelayName, to: &Checkpoint) -> Result<Option<Checkpoint>> {
+    async fn rewind(
+        &self,
+        relay: &RelayName,
+        to: &Checkpoint,
+        if_token: Option<Token>,
+    ) -> Result<Option<Checkpoint>> {
         to.must_be_of(&self.0.id)?;
         let now = self.0.clock.now();
         let mut store = self.store();
+        must_be_last(relay, if_token, store.relays.get(relay).map(|state| state.token))?;
         let token = store.next_token();
         let unknown = || RelayState::new(relay.clone(), None, None, token, None, None);
         let state = store.relays.entry(relay.clone()).or_insert_with(unknown);

@@ -265,8 +265,13 @@ impl Journal for ObjectJournal {
         self.0.relays().await
     }
 
-    async fn rewind(&self, relay: &RelayName, to: &Checkpoint) -> Result<Option<Checkpoint>> {
-        self.0.rewind(relay, to).await
+    async fn rewind(
+        &self,
+        relay: &RelayName,
+        to: &Checkpoint,
+        if_token: Option<Token>,
+    ) -> Result<Option<Checkpoint>> {
+        self.0.rewind(relay, to, if_token).await
     }
 
     async fn count_after(&self, after: &Position, limit: u64) -> Result<u64> {

@@ -25,7 +25,7 @@ use crate::clock::Time;
 use crate::crash_point;
 use crate::error::{Error, Result};
 use crate::id::{Owner, RelayName};
-use crate::journal::{Checkpoint, Lead, RelayState};
+use crate::journal::{Checkpoint, Lead, RelayState, must_be_last};
 use crate::ledger::Token;
 
 /// More objects than a relay ever has: old ones are removed with every step.
@@ -313,10 +313,16 @@ impl Inner {
         Ok(Some(relays))
     }
 
-    pub(super) async fn rewind(&self, relay: &RelayName, to: &Checkpoint) -> Result<Option<Checkpoint>> {
+    pub(super) async fn rewind(
+        &self,
+        relay: &RelayName,
+        to: &Checkpoint,
+        if_token: Option<Token>,
+    ) -> Result<Option<Checkpoint>> {
         to.must_be_of(&self.id)?;
         loop {
             let token = self.board(relay).await?.token;
+            must_be_last(relay, if_token, (token != 0).then_some(Token(token)))?;
             let owner = self.lead_object(relay, token).await?.and_then(|lead| lead.owner);
             let lead = LeadObject { relay: relay.as_str().into(), owner, lease_ms: 0 };
             let Some((token, before)) = self.take_over(relay, next_token(relay, token), &lead).await? else {

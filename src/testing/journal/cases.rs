@@ -68,6 +68,7 @@ macro_rules! __journal_cases {
                 j9_relays_of_two_names_do_not_meet
                 j9_of_many_candidates_one_leads
                 j9_rewinding_fences_the_leader
+                j9_a_rewind_from_what_is_no_longer_so_changes_nothing
                 j10_a_checkpoint_comes_back_whole
                 j10_a_checkpoint_of_another_journal_is_refused
             }

@@ -205,12 +205,12 @@ pub async fn j9_of_many_candidates_one_leads<H: JournalHarness>(harness: &H) {
 /// An operator puts the checkpoint elsewhere: the leader loses its lead, the next begins there.
 pub async fn j9_rewinding_fences_the_leader<H: JournalHarness>(harness: &H) {
     let journal = open(harness).await;
-    let unknown = journal.rewind(&relay("new"), &at(&journal, &Position::of(3))).await.unwrap();
+    let unknown = journal.rewind(&relay("new"), &at(&journal, &Position::of(3)), None).await.unwrap();
     assert_eq!(unknown, None, "it had no checkpoint");
     assert_eq!(led(&journal, "new", "ada").await.1.position, Position::of(3));
     let (token, _) = led(&journal, "main", "ada").await;
     journal.save(&relay("main"), token, &at(&journal, &Position::of(9))).await.expect("it leads");
-    let was = journal.rewind(&relay("main"), &at(&journal, &Position::of(2))).await.unwrap();
+    let was = journal.rewind(&relay("main"), &at(&journal, &Position::of(2)), None).await.unwrap();
     assert_eq!(was, Some(at(&journal, &Position::of(9))));
     must_be_fenced(&journal, "main", token).await;
     let known = state(&journal, "main").await;
@@ -219,6 +219,28 @@ pub async fn j9_rewinding_fences_the_leader<H: JournalHarness>(harness: &H) {
     assert!(next.0 > token.0);
     assert_eq!(checkpoint.position, Position::of(2));
     must_be_fenced(&journal, "main", token).await;
+}
+
+/// Two operators decide at once: who comes second is told, and undoes nothing.
+pub async fn j9_a_rewind_from_what_is_no_longer_so_changes_nothing<H: JournalHarness>(harness: &H) {
+    let journal = open(harness).await;
+    let (token, _) = led(&journal, "main", "ada").await;
+    journal.save(&relay("main"), token, &at(&journal, &Position::of(9))).await.expect("it leads");
+    let to = |n: u64| at(&journal, &Position::of(n));
+    let was = journal.rewind(&relay("main"), &to(5), Some(token)).await.expect("nobody came between");
+    assert_eq!(was, Some(to(9)));
+    let before = journal.relays().await.unwrap();
+    for (name, read) in [("main", token), ("main", Token(token.0 + 1_000_000)), ("unknown", token)] {
+        let error = journal.rewind(&relay(name), &to(2), Some(read)).await.unwrap_err();
+        assert_eq!(error.code(), "conflict", "{error}");
+        assert!(error.to_string().contains(&read.0.to_string()), "{error}");
+    }
+    assert_eq!(journal.relays().await.unwrap(), before, "nothing is changed");
+    let (next, checkpoint) = led(&journal, "main", "bob").await;
+    assert_eq!(checkpoint, to(5));
+    let error = journal.rewind(&relay("main"), &to(2), Some(before[0].token)).await.unwrap_err();
+    assert_eq!(error.code(), "conflict", "someone leads since: {error}");
+    journal.keep_lead(&relay("main"), next, LEASE).await.expect("it still leads");
 }
 
 /// Everything a checkpoint says, also what is behind and lately published, and when it was saved.
@@ -235,6 +257,7 @@ pub async fn j10_a_checkpoint_comes_back_whole<H: JournalHarness>(harness: &H) {
         poison,
         since: 1_234_567_890_123_457,
         tries: n,
+        appended: i64::from(n),
     };
     let checkpoint = Checkpoint {
         journal: journal.id().to_owned(),
@@ -269,8 +292,8 @@ pub async fn j10_a_checkpoint_of_another_journal_is_refused<H: JournalHarness>(h
     let before = journal.relays().await.unwrap();
     for error in [
         journal.save(&relay("main"), token, &foreign).await.unwrap_err(),
-        journal.rewind(&relay("main"), &foreign).await.unwrap_err(),
-        journal.rewind(&relay("unknown"), &foreign).await.unwrap_err(),
+        journal.rewind(&relay("main"), &foreign, None).await.unwrap_err(),
+        journal.rewind(&relay("unknown"), &foreign, None).await.unwrap_err(),
     ] {
         assert_eq!(error.code(), "conflict");
         assert!(

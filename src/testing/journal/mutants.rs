@@ -308,8 +308,13 @@ impl Journal for MutantJournal {
         self.journal.relays().await
     }
 
-    async fn rewind(&self, relay: &RelayName, to: &Checkpoint) -> Result<Option<Checkpoint>> {
-        self.journal.rewind(relay, to).await
+    async fn rewind(
+        &self,
+        relay: &RelayName,
+        to: &Checkpoint,
+        if_token: Option<Token>,
+    ) -> Result<Option<Checkpoint>> {
+        self.journal.rewind(relay, to, if_token).await
     }
 
     async fn count_after(&self, after: &Position, limit: u64) -> Result<u64> {
@@ -327,11 +332,11 @@ impl Journal for MutantJournal {
         let fastest = checkpoints.values().max_by(|one, other| one.position.cmp(&other.position)).cloned();
         let Some(fastest) = fastest else { return self.journal.sweep(terms).await };
         for relay in checkpoints.keys() {
-            self.journal.rewind(relay, &fastest).await?;
+            self.journal.rewind(relay, &fastest, None).await?;
         }
         let swept = self.journal.sweep(terms).await;
         for (relay, checkpoint) in &checkpoints {
-            self.journal.rewind(relay, checkpoint).await?;
+            self.journal.rewind(relay, checkpoint, None).await?;
         }
         swept
     }

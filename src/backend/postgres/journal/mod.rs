@@ -30,6 +30,7 @@ use super::error::translate;
 use super::schema::check_name;
 use super::{Migrate, Pooling, connect, verify};
 use crate::clock::Time;
+use crate::crash_point::mutant;
 use crate::error::{Error, Result};
 use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
 use crate::journal::{
@@ -141,7 +142,11 @@ impl Sql {
             append: sql(
                 "select * from {s}.journal_append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)",
             ),
-            read: read("{s}.journal_read($1, $2)"),
+            read: read(if mutant!("journal_orders_by_xid") {
+                "(select * from {s}.journal where position > $1 order by xmin::text::bigint, position limit $2)"
+            } else {
+                "{s}.journal_read($1, $2)"
+            }),
             read_aggregate: read("{s}.journal_read_aggregate($1, $2, $3, $4)"),
             find: read("{s}.journal_find($1, $2)"),
             head: sql("select last from {s}.journal_head where tenant = $1 and aggregate = $2"),
@@ -351,8 +356,13 @@ impl Journal for PgJournal {
         relay::relays(&self.0).await
     }
 
-    async fn rewind(&self, relay: &RelayName, to: &Checkpoint) -> Result<Option<Checkpoint>> {
-        relay::rewind(&self.0, relay, to).await
+    async fn rewind(
+        &self,
+        relay: &RelayName,
+        to: &Checkpoint,
+        if_token: Option<Token>,
+    ) -> Result<Option<Checkpoint>> {
+        relay::rewind(&self.0, relay, to, if_token).await
     }
 
     async fn count_after(&self, after: &Position, limit: u64) -> Result<u64> {

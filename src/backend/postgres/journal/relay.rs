@@ -9,7 +9,7 @@ use super::{Inner, fail};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::{Owner, RelayName};
-use crate::journal::{Checkpoint, Lead, RelayState};
+use crate::journal::{Checkpoint, Lead, RelayState, must_be_last};
 use crate::ledger::Token;
 
 /// How often a lead that someone took and gave up meanwhile is tried for.
@@ -141,19 +141,25 @@ pub(super) async fn relays_in(
     rows.into_iter().map(state).collect()
 }
 
-pub(super) async fn rewind(inner: &Inner, relay: &RelayName, to: &Checkpoint) -> Result<Option<Checkpoint>> {
+pub(super) async fn rewind(
+    inner: &Inner,
+    relay: &RelayName,
+    to: &Checkpoint,
+    if_token: Option<Token>,
+) -> Result<Option<Checkpoint>> {
     to.must_be_of(&inner.id)?;
     let what = "rewinding a relay";
     let s = &inner.settings.schema;
     let mut tx = inner.pool.begin().await.map_err(|e| fail(what, e))?;
-    let before: Option<(Option<String>,)> = sqlx::query_as(AssertSqlSafe(format!(
-        "select checkpoint::text from {s}.journal_relay where relay = $1 for update"
+    let before: Option<(Option<String>, i64)> = sqlx::query_as(AssertSqlSafe(format!(
+        "select checkpoint::text, token from {s}.journal_relay where relay = $1 for update"
     )))
     .persistent(false)
     .bind(relay.as_str())
     .fetch_optional(&mut *tx)
     .await
     .map_err(|e| fail(what, e))?;
+    must_be_last(relay, if_token, before.as_ref().map(|row| Token(row.1)))?;
     sqlx::query(AssertSqlSafe(format!(
         "insert into {s}.journal_relay (relay, token, checkpoint, saved_at) \
          values ($1, nextval('{s}.journal_token'), $2::text::json, {s}.journal_now()) \

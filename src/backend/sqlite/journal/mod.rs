@@ -253,10 +253,16 @@ impl Journal for SqliteJournal {
         answer(self.0.read.send(relay::relays)).await
     }
 
-    async fn rewind(&self, relay: &RelayName, to: &Checkpoint) -> Result<Option<Checkpoint>> {
+    async fn rewind(
+        &self,
+        relay: &RelayName,
+        to: &Checkpoint,
+        if_token: Option<Token>,
+    ) -> Result<Option<Checkpoint>> {
         to.must_be_of(&self.0.id)?;
         let (relay, to) = (relay.clone(), to.clone());
-        answer(self.0.write.send(move |desk| relay::rewind(desk.conn, &relay, &to, desk.now))).await
+        answer(self.0.write.send(move |desk| relay::rewind(desk.conn, &relay, &to, if_token, desk.now)))
+            .await?
     }
 
     async fn count_after(&self, after: &Position, limit: u64) -> Result<u64> {

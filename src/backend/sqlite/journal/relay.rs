@@ -11,7 +11,7 @@ use crate::backend::sqlite::fault::Doing;
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::{Owner, RelayName};
-use crate::journal::{Checkpoint, JournalSweep, Lead, RelayState, swept_up_to};
+use crate::journal::{Checkpoint, JournalSweep, Lead, RelayState, must_be_last, swept_up_to};
 use crate::ledger::Token;
 
 const COLUMNS: &str = "relay, owner, until, token, checkpoint, saved_at";
@@ -139,9 +139,14 @@ pub(super) fn rewind(
     conn: &Connection,
     relay: &RelayName,
     to: &Checkpoint,
+    if_token: Option<Token>,
     now: Time,
-) -> Result<Option<Checkpoint>> {
-    let before = find(conn, relay)?.and_then(|state| state.checkpoint);
+) -> Result<Result<Option<Checkpoint>>> {
+    let before = find(conn, relay)?;
+    if let Err(error) = must_be_last(relay, if_token, before.as_ref().map(|state| state.token)) {
+        return Ok(Err(error));
+    }
+    let before = before.and_then(|state| state.checkpoint);
     let token = next_token(conn)?;
     let text = text_of(to)?;
     conn.prepare_cached(
@@ -150,7 +155,7 @@ pub(super) fn rewind(
     )
     .and_then(|mut statement| statement.execute(params![relay.as_str(), token.0, text, now.as_micros()]))
     .doing("putting a checkpoint elsewhere")?;
-    Ok(before)
+    Ok(Ok(before))
 }
 
 /// Removes, or counts, what every relay has passed and none holds back.

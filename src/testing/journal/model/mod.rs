@@ -223,6 +223,7 @@ impl<J: Journal> Run<J> {
                 poison: self.rng.chance(50),
                 since: 7,
                 tries: 1,
+                appended: 6,
             });
         }
         checkpoint
@@ -286,7 +287,7 @@ impl<J: Journal> Run<J> {
     async fn rewind(&mut self) {
         let (name, to) = (self.any_relay(), self.any_checkpoint());
         self.log.push(format!("rewind {name} to {}", to.position));
-        let was = self.refusing.rewind(&name, &to).await.unwrap();
+        let was = self.refusing.rewind(&name, &to, None).await.unwrap();
         let token = self.state_of(&name).await.1;
         let relay: &mut Relay = self.spec.relays.entry(name).or_default();
         relay.leads = false;
