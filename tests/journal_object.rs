@@ -14,7 +14,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use hapax::Error;
-use hapax::backend::object::{AllocatorMode, AllocatorSettings, ObjectJournal, ObjectSettings, Objects, S3};
+use hapax::backend::object::{AllocatorMode, AllocatorSettings, ObjectJournal, ObjectSettings, S3};
 use hapax::journal::{
     Append, Appended, Expected, Journal as _, JournalSettings, OpenSettings, Placing, Position, open,
 };

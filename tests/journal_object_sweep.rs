@@ -136,7 +136,7 @@ async fn a_sweep_stops_when_a_relay_goes_back() {
     let sweep = tokio::spawn(async move { sweeper.sweep(&JournalSweep::new(Duration::ZERO)).await });
     store.is_held().await;
     let relay = RelayName::new("main").unwrap();
-    let _ = journal.rewind(&relay, &Checkpoint::start(journal.id())).await.unwrap();
+    let _ = journal.rewind(&relay, &Checkpoint::start(journal.id()), None).await.unwrap();
     store.hold_put(None);
     assert_eq!(sweep.await.unwrap().unwrap(), 100);
     assert_eq!(follow_left(&journal).await[0], 101);

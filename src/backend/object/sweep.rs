@@ -72,7 +72,7 @@ impl Limits {
         for (nth, _) in link.left() {
             match link.stored(entry.slot, nth)? {
                 Some(stored) if stored.position <= self.up_to && !is_behind(&self.relays, &stored) => {
-                    ripe += 1
+                    ripe += 1;
                 }
                 _ => break,
             }
