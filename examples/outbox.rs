@@ -157,9 +157,7 @@ mod servers {
     use hapax::bus::kafka::{KafkaBus, KafkaSettings};
     use sqlx::AssertSqlSafe;
 
-    use super::{
-        Arc, Fallible, Journal, TransactionalLedger, deliver, fails, placed, requests, tell, transactional,
-    };
+    use super::{Arc, Fallible, deliver, fails, placed, requests, tell, transactional};
 
     pub async fn run(postgres: &str, kafka: &str) -> Fallible<()> {
         // A schema and a topic of its own, so that it can be run again and beside others.
