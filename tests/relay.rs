@@ -246,6 +246,105 @@ async fn a_lone_aggregate_that_fails_is_left_behind_once() {
     assert_eq!((found.events, found.repeats), (46, 0));
 }
 
+/// A part of the bus that does not answer: what is there waits for its answers, and the rest goes on.
+#[tokio::test]
+async fn a_slow_partition_slows_nobody_else() {
+    let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
+    fill(&*journal, 5, 20).await;
+    bus.slow(|record| is_of(record, "a1") || is_of(record, "a3"));
+    let mut settings = settings();
+    settings.flush_timeout = Duration::from_millis(50);
+    let running = start(journal.clone(), &bus, settings);
+    running.until("the others", |progress| progress.position == Position::of(100)).await;
+    append(&*journal, "a1", 3).await;
+    append(&*journal, "a4", 3).await;
+    let others = |progress: &Progress| (progress.published, progress.behind) == (63, 2);
+    running
+        .until("more of them", |progress| others(progress) && progress.position == Position::of(106))
+        .await;
+    let mut saved: Vec<_> = checkpoint(&*journal)
+        .await
+        .behind
+        .into_iter()
+        .map(|behind| (behind.aggregate, behind.next))
+        .collect();
+    saved.sort();
+    assert_eq!(saved, [("a1".to_owned(), 1), ("a3".to_owned(), 1)]);
+    bus.let_go();
+    running.until("it has caught up", |progress| progress.behind == 0).await;
+    append(&*journal, "a1", 1).await;
+    running.until("it goes on", |progress| progress.position == Position::of(107)).await;
+    running.stop().await;
+    let found = witnessed(&bus).await;
+    assert_eq!((found.events, found.repeats), (107, 0), "what was with the bus was not handed to it again");
+}
+
+/// One that has failed is tried again, and that try is not answered: nobody waits for it.
+#[tokio::test]
+async fn catching_up_keeps_nobody_waiting() {
+    let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
+    fill(&*journal, 3, 5).await;
+    bus.fail(|record| is_of(record, "a1").then(away));
+    let running = start(journal.clone(), &bus, settings());
+    running.until("it is behind", |progress| progress.behind == 1).await;
+    bus.slow(|record| is_of(record, "a1"));
+    bus.heal();
+    // Whatever the last try that failed was: the next is slow, and the default flush timeout is 10 s.
+    let began = tokio::time::Instant::now();
+    for n in 1..=20 {
+        append(&*journal, "a2", 1).await;
+        running.until("the others", |progress| progress.position == Position::of(15 + n)).await;
+    }
+    assert!(began.elapsed() < Duration::from_secs(60), "20 batches waited for an aggregate that is behind");
+    assert_eq!(running.watch.progress().behind, 1);
+    bus.let_go();
+    running.until("it has caught up", |progress| progress.behind == 0).await;
+    running.stop().await;
+    let found = witnessed(&bus).await;
+    assert_eq!((found.events, found.repeats), (35, 0));
+}
+
+/// Answers that fail in the end are failures as any other.
+#[tokio::test]
+async fn a_late_refusal_leaves_its_aggregate_behind() {
+    let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
+    fill(&*journal, 2, 10).await;
+    bus.slow(|record| is_of(record, "a1"));
+    let mut settings = settings();
+    settings.flush_timeout = Duration::from_millis(50);
+    let running = start(journal.clone(), &bus, settings);
+    running.until("the other", |progress| progress.position == Position::of(20)).await;
+    bus.fail(|record| (is_of(record, "a1") && has_seq(record, 10)).then(too_large));
+    bus.let_go();
+    running.until("it is parked", |progress| progress.parked == 1).await;
+    assert_eq!(checkpoint(&*journal).await.behind[0].next, 10);
+    bus.heal();
+    resume(&*journal, &name(), &of("a1")).await.unwrap();
+    running.until("it has caught up", |progress| progress.behind == 0).await;
+    running.stop().await;
+    let found = witnessed(&bus).await;
+    assert_eq!(found.events, 20);
+}
+
+/// A stop waits for what is with the bus, so that it is not published again.
+#[tokio::test]
+async fn a_stop_waits_for_late_answers() {
+    let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
+    fill(&*journal, 2, 10).await;
+    bus.slow(|record| is_of(record, "a1"));
+    let mut terms = settings();
+    terms.flush_timeout = Duration::from_secs(3);
+    let running = start(journal.clone(), &bus, terms);
+    running.until("the other", |progress| progress.position == Position::of(20)).await;
+    bus.let_go();
+    running.stop().await;
+    let running = start(journal.clone(), &bus, settings());
+    running.until("all", |progress| progress.leads && progress.behind == 0).await;
+    running.stop().await;
+    let found = witnessed(&bus).await;
+    assert_eq!((found.events, found.repeats), (20, 0));
+}
+
 #[tokio::test]
 async fn t18_poison_leaves_the_queue_and_parks_its_aggregate() {
     let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);

@@ -194,6 +194,9 @@ pub struct Capabilities {
     pub shared: bool,
 }
 
+/// Is told the place of a record and the answer to it.
+pub type Tell<'t> = &'t mut (dyn FnMut(usize, Result<Origin>) + Send);
+
 /// Carries records.
 ///
 /// # Contract
@@ -201,7 +204,7 @@ pub struct Capabilities {
 /// Conformance cases (module `testing`, feature `testing`) are named after these clauses.
 ///
 /// 1. `publish` answers each record with where it lies, and only when it lies there as safely as the bus can promise. An
-///    error means that it may lie there all the same.
+///    error means that it may lie there all the same. `publish_each` is the same, and tells each answer when it is known.
 /// 2. Records of one key go to one partition; a partition's records arrive in the order in which they were acknowledged to
 ///    one publisher.
 /// 3. Within a group each partition is in one member's hands at a time. A member learns of it before its first record.
@@ -217,6 +220,15 @@ pub struct Capabilities {
 pub trait Bus: Send + Sync + 'static {
     /// Publishes records to a topic, each with its own answer, in order.
     async fn publish(&self, topic: &Topic, records: &[Record]) -> Result<Vec<Result<Origin>>>;
+
+    /// Publishes records to a topic, in order, and tells the answer to each (by its place) as soon as it is known, so that a partition
+    /// that is slow keeps nobody else waiting. An error is the answer to all that were told none.
+    async fn publish_each(&self, topic: &Topic, records: &[Record], tell: Tell<'_>) -> Result<()> {
+        for (place, answer) in self.publish(topic, records).await?.into_iter().enumerate() {
+            tell(place, answer);
+        }
+        Ok(())
+    }
 
     /// Joins a group.
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>>;
@@ -267,6 +279,9 @@ pub trait Subscriber: Send {
 impl<B: Bus + ?Sized> Bus for Arc<B> {
     async fn publish(&self, topic: &Topic, records: &[Record]) -> Result<Vec<Result<Origin>>> {
         (**self).publish(topic, records).await
+    }
+    async fn publish_each(&self, topic: &Topic, records: &[Record], tell: Tell<'_>) -> Result<()> {
+        (**self).publish_each(topic, records, tell).await
     }
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
         (**self).subscribe(subscription).await

@@ -1,20 +1,31 @@
 //! Aggregates of which something could not be published: they wait, the others go on.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::answers::Answered;
 use super::turn::Leading;
 use super::{End, RelaySettings};
 use crate::error::Result;
 use crate::journal::{AggregateOf, Behind, Checkpoint, Stored};
 
+/// So many aggregates are with the bus at a time to catch up.
+const CATCH_UP_MAX: usize = 64;
+/// And not more, once so many bytes are unanswered.
+const CATCH_UP_BYTES_MAX: usize = 64 << 20;
+
 /// One that waits.
 #[derive(Debug)]
 pub(super) struct Waiting {
     pub(super) behind: Behind,
-    /// When it is tried again; never, if it is poison.
+    /// When it is tried again; never, if it is poison, and not before it is answered.
     due: Option<Instant>,
+    /// Since when it is with the bus, which has not answered yet.
+    asked: Option<Instant>,
+    /// Whether more of it has passed by than what is with the bus.
+    more: bool,
 }
 
 /// All that wait.
@@ -35,9 +46,18 @@ impl Waiters {
         let now = Instant::now();
         let waiting = |behind: &Behind| {
             let due = (!behind.poison).then_some(now);
-            Ok((behind.of()?, Waiting { behind: behind.clone(), due }))
+            Ok((behind.of()?, Waiting { behind: behind.clone(), due, asked: None, more: true }))
         };
         Ok(Waiters { all: checkpoint.behind.iter().map(waiting).collect::<Result<_>>()? })
+    }
+
+    /// Whether an event that comes by must wait; that it came is remembered.
+    pub(super) fn hold_back(&mut self, stored: &Stored) -> bool {
+        let holds = self.holds_back(stored);
+        if holds && let Some(waiting) = aggregate_of(stored).and_then(|of| self.all.get_mut(&of)) {
+            waiting.more = true;
+        }
+        holds
     }
 
     pub(super) fn holds_back(&self, stored: &Stored) -> bool {
@@ -62,7 +82,29 @@ impl Waiters {
 
     pub(super) fn add(&mut self, of: AggregateOf, behind: Behind, settings: &RelaySettings) {
         let due = (!behind.poison).then(|| Instant::now() + settings.backoff(behind.tries));
-        self.all.insert(of, Waiting { behind, due });
+        self.all.insert(of, Waiting { behind, due, asked: None, more: true });
+    }
+
+    /// It is with the bus since then, and is not tried again before that has answered.
+    pub(super) fn add_asked(&mut self, of: AggregateOf, behind: Behind, since: Instant) {
+        self.all.insert(of, Waiting { behind, due: None, asked: Some(since), more: true });
+    }
+
+    /// It was handed to the bus; `more`: not all of it.
+    pub(super) fn asked(&mut self, of: &AggregateOf, more: bool) {
+        if let Some(waiting) = self.all.get_mut(of) {
+            (waiting.due, waiting.asked, waiting.more) = (None, Some(Instant::now()), more);
+        }
+    }
+
+    /// How many are with the bus.
+    pub(super) fn unanswered(&self) -> usize {
+        self.all.values().filter(|waiting| waiting.asked.is_some()).count()
+    }
+
+    /// Whether one has been with the bus for so long.
+    pub(super) fn unanswered_for(&self, time: Duration) -> bool {
+        self.all.values().any(|waiting| waiting.asked.is_some_and(|since| since.elapsed() >= time))
     }
 
     /// It has moved on, but not to the end: what failed and why is in `behind`. It keeps the time since which it is behind.
@@ -79,13 +121,17 @@ impl Waiters {
         self.all.remove(of);
     }
 
-    /// It has moved on, and goes on at once.
+    /// It has moved on: it has caught up, or goes on at once.
     pub(super) fn moved(&mut self, of: &AggregateOf, last: &Stored) {
         if let Some(waiting) = self.all.get_mut(of) {
+            if !waiting.more {
+                self.all.remove(of);
+                return;
+            }
             waiting.behind.next = last.seq + 1;
             waiting.behind.position = last.position.clone();
             waiting.behind.appended = last.at.as_micros(); // about: what follows it came later
-            waiting.due = Some(Instant::now());
+            (waiting.due, waiting.asked) = (Some(Instant::now()), None);
         }
     }
 
@@ -109,18 +155,40 @@ impl Waiters {
 }
 
 impl Leading {
-    /// Goes on with the aggregate that has been due the longest: from where it is stuck up to the checkpoint, in order.
+    /// Goes on with the aggregates that have been due the longest: hands each to the bus from where it is stuck up to the checkpoint, in
+    /// order, and does not wait for the answers.
     pub(super) async fn catch_up(&mut self) -> Result<(), End> {
+        self.settle_answered().await?;
         if self.tries > 0 {
             return Ok(()); // the bus takes nothing
         }
-        let Some((of, from)) = self.waiters.due() else { return Ok(()) };
+        let mut caught_up = false;
+        while self.awaited.catching_up < CATCH_UP_MAX
+            && self.awaited.bytes < CATCH_UP_BYTES_MAX
+            && let Some((of, from)) = self.waiters.due()
+        {
+            let (events, last) = self.read_behind(&of, from).await?;
+            if events.is_empty() {
+                self.waiters.remove(&of);
+                caught_up = true;
+                continue;
+            }
+            let count = events.len();
+            let (unanswered, begun) = self.publisher.begin(&self.keeper, events).await?;
+            self.waiters.asked(&of, begun < count || !last);
+            self.awaited.add(unanswered, true);
+        }
+        if caught_up {
+            self.save_behind().await?;
+        }
+        Ok(())
+    }
+
+    /// A page of an aggregate up to the checkpoint, and whether nothing follows it there.
+    async fn read_behind(&self, of: &AggregateOf, from: u64) -> Result<(Vec<Stored>, bool), End> {
         let (journal, max) = (&self.journal, self.settings.batch_max);
-        let mut events = self
-            .insist("reading an aggregate", || {
-                journal.read_aggregate(of.tenant.as_ref(), &of.aggregate, from, max)
-            })
-            .await?;
+        let read = || journal.read_aggregate(of.tenant.as_ref(), &of.aggregate, from, max);
+        let mut events = self.insist("reading an aggregate", read).await?;
         let page = events.len();
         if self.is_ordered() {
             // What is further on comes by with the rest.
@@ -128,20 +196,45 @@ impl Leading {
             events.truncate(passed);
         }
         let last = events.len() < page || page < max;
-        let flushed = self.flush(&events).await?;
-        if let Some((place, error)) = flushed.failed.get(&of) {
-            let behind = self.left_behind(&events[*place], error, true);
-            events.truncate(*place);
-            self.waiters.stuck(of, behind, &self.settings);
-        } else if last {
-            self.waiters.remove(&of);
-        } else if let Some(last) = events.last() {
-            self.waiters.moved(&of, last);
+        Ok((events, last))
+    }
+
+    /// Notes what has been answered in the meantime.
+    pub(super) async fn settle_answered(&mut self) -> Result<(), End> {
+        let mut answered = self.awaited.come();
+        answered.extend(self.heard.take());
+        if answered.is_empty() {
+            return Ok(());
         }
+        let mut told = Vec::new();
+        for Answered { of, acknowledged, failed, began } in answered {
+            self.note(acknowledged.iter(), began);
+            if let Some((stored, error)) = failed {
+                let behind = self.left_behind(&stored, &error, true);
+                self.waiters.stuck(of, behind, &self.settings);
+            } else if let Some(last) = acknowledged.last() {
+                self.waiters.moved(&of, last);
+            }
+            told.extend(acknowledged);
+        }
+        self.save_behind().await?;
+        if self.is_ordered() { Ok(()) } else { self.tell_of(&told).await }
+    }
+
+    async fn save_behind(&mut self) -> Result<(), End> {
         let position = self.position.clone();
-        self.save(&position).await?;
-        if !self.is_ordered() {
-            self.tell_of(&events).await?;
+        self.save(&position).await
+    }
+
+    /// Before it ends: what is with the bus may still be answered.
+    pub(super) async fn finish(&mut self) -> Result<(), End> {
+        let deadline = Instant::now() + self.settings.flush_timeout;
+        while self.waiters.unanswered() > 0 {
+            match tokio::time::timeout_at(deadline, self.awaited.next()).await {
+                Ok(answered) => self.heard = answered,
+                Err(_) => break,
+            }
+            self.settle_answered().await?;
         }
         Ok(())
     }

@@ -35,6 +35,7 @@
 //! # Ok(()) }
 //! ```
 
+mod answers;
 mod behind;
 mod dedup;
 mod late;
@@ -263,6 +264,8 @@ impl Relay {
             ahead: None,
             tries: 0,
             proved: true,
+            awaited: answers::Awaited::default(),
+            heard: None,
             meter: Arc::clone(&self.meter),
             journal,
             settings,

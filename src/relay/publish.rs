@@ -1,37 +1,50 @@
 //! Handing records to the bus, in order, and what their answers mean.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep};
 
+use super::answers::{Chunk, Unanswered, UnderWay};
 use super::behind::aggregate_of;
 use super::lead::Keeper;
 use super::record::{Scribe, bytes_of};
 use super::{End, RelaySettings};
-use crate::bus::{Bus, Record};
+use crate::bus::Bus;
 use crate::error::{Error, Result};
 use crate::event::Origin;
 use crate::id::Topic;
 use crate::journal::{AggregateOf, Stored};
 
-type Answers = Result<Vec<Result<Origin>>>;
-
-/// What came of a flush.
+/// What came of publishing.
 #[derive(Debug, Default)]
 pub(super) struct Flushed {
     /// Events (by their place in the batch) that are on the bus, with everything before them of their aggregate.
     pub(super) acknowledged: Vec<usize>,
     /// The first event of each aggregate that is not, and why.
     pub(super) failed: HashMap<AggregateOf, (usize, Error)>,
+    /// What is with the bus, not yet answered and not waited for any longer.
+    pub(super) unanswered: Vec<Unanswered>,
+    /// The aggregates of that.
+    open: HashSet<AggregateOf>,
     /// How many answers were acknowledgements, in whatever order.
     answered: usize,
     /// Nothing of a flush got through although that was no event's fault.
     pub(super) outage: Option<Outage>,
+}
+
+impl Flushed {
+    /// Whether nothing more of an aggregate may be handed over.
+    fn closes(&self, of: &AggregateOf) -> bool {
+        self.failed.contains_key(of) || self.open.contains(of)
+    }
+
+    fn closes_none(&self) -> bool {
+        self.failed.is_empty() && self.open.is_empty()
+    }
 }
 
 /// The bus takes nothing.
@@ -39,6 +52,15 @@ pub(super) struct Flushed {
 pub(super) struct Outage {
     pub(super) error: Error,
     /// Whether all that was tried is of one aggregate, so that it may be the aggregate's place on the bus only.
+    pub(super) alone: bool,
+}
+
+/// How long answers are waited for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    /// So long; then what is not answered is left, if the bus has answered others.
+    pub(super) time: Duration,
+    /// Whether it is left, too, if all is of one aggregate and nothing is answered.
     pub(super) alone: bool,
 }
 
@@ -55,18 +77,14 @@ pub(super) struct Publisher {
     pub(super) stop: watch::Receiver<bool>,
 }
 
-/// Part of a batch that may be under way together.
-struct Chunk {
-    topics: HashMap<Topic, (Vec<usize>, Vec<Record>)>,
-}
-
 impl Publisher {
     /// Publishes events in the order given, of each aggregate only as far as all goes well. `lead` is looked at before each flush.
-    /// `slow` is called when acknowledgements take too long.
+    /// `slow` is called when nothing is answered for too long.
     pub(super) async fn publish(
         &self,
         lead: &Keeper,
         events: &[Stored],
+        patience: Patience,
         slow: &(dyn Fn() + Sync),
     ) -> Result<Flushed, End> {
         let mut flushed = Flushed::default();
@@ -76,11 +94,12 @@ impl Publisher {
             let chunk = self.chunk(events, &mut at, &flushed);
             lead.hold().await?;
             crate::crash_point!("relay.before_publish");
-            let answers = self.flush(lead, chunk, slow).await?;
+            let mut under_way = UnderWay::begin(&self.bus, chunk);
+            let answers = self.flush(lead, &mut under_way, patience, slow).await?;
             let fault = answers.iter().find_map(|(_, answer)| {
                 answer.as_ref().err().filter(|error| !is_poison(error)).map(Error::copy)
             });
-            take(&mut flushed, events, answers);
+            take(&mut flushed, events, answers, under_way);
             if let Some(error) = fault
                 && flushed.answered == answered
             {
@@ -92,19 +111,35 @@ impl Publisher {
         Ok(flushed)
     }
 
+    /// Hands over the first of an aggregate's events without waiting for their answers: those, and how many there are.
+    pub(super) async fn begin(
+        &self,
+        lead: &Keeper,
+        mut events: Vec<Stored>,
+    ) -> Result<(Unanswered, usize), End> {
+        let mut at = 0;
+        let chunk = self.chunk(&events, &mut at, &Flushed::default());
+        lead.hold().await?;
+        crate::crash_point!("relay.before_publish");
+        let under_way = UnderWay::begin(&self.bus, chunk);
+        events.truncate(at);
+        let open = events.into_iter().enumerate().map(|(place, stored)| (place, stored, None)).collect();
+        Ok((Unanswered { under_way, open }, at))
+    }
+
     /// The next records that may be under way at once: at most a flush, of each aggregate only in one topic, nothing of an aggregate behind
     /// a large record, and nothing of one that has failed.
     fn chunk(&self, events: &[Stored], at: &mut usize, flushed: &Flushed) -> Chunk {
-        let mut chunk = Chunk { topics: HashMap::new() };
+        let mut chunk = Chunk::default();
         let mut last: HashMap<AggregateOf, Topic> = HashMap::new();
         let mut closed: Vec<AggregateOf> = Vec::new();
         let mut count = 0;
         while count < self.settings.flush() && *at < events.len() {
             let stored = &events[*at];
-            let watched = self.settings.route.is_some() || !closed.is_empty() || !flushed.failed.is_empty();
+            let watched = self.settings.route.is_some() || !closed.is_empty() || !flushed.closes_none();
             let of = if watched { aggregate_of(stored) } else { None };
             if let Some(of) = &of
-                && flushed.failed.contains_key(of)
+                && flushed.closes(of)
             {
                 *at += 1;
                 continue;
@@ -133,49 +168,52 @@ impl Publisher {
         chunk
     }
 
-    /// Hands a chunk over and awaits its answers, for as long as the bus takes; not longer than the lead is ours, nor, once a stop is
-    /// wanted, than the flush timeout.
+    /// Awaits the answers of what is under way: all of them, or as many as patience allows; not longer than the lead is ours, nor, once
+    /// a stop is wanted, than the flush timeout.
     async fn flush(
         &self,
         lead: &Keeper,
-        chunk: Chunk,
+        under_way: &mut UnderWay,
+        patience: Patience,
         slow: &(dyn Fn() + Sync),
     ) -> Result<Vec<(usize, Result<Origin>)>, End> {
-        let mut answering = pin!(answers(Arc::clone(&self.bus), chunk));
         #[cfg(feature = "testing")]
         {
-            // One step on: the records are with the bus, and nobody has heard of them.
-            let mut early = None;
-            let step = std::future::poll_fn(|context| {
-                if let std::task::Poll::Ready(answers) = answering.as_mut().poll(context) {
-                    early = Some(answers);
-                }
-                std::task::Poll::Ready(())
-            });
-            step.await;
             if crate::testing::crash::is_planned("relay.after_publish") {
                 tokio::time::sleep(Duration::from_millis(50)).await; // a client that queues has sent them by then
             }
             crate::crash_point!("relay.after_publish");
-            if let Some(answers) = early {
-                return Ok(answers);
-            }
         }
+        let mut answers = Vec::with_capacity(under_way.open);
         let mut stop = self.stop.clone();
-        let patience = Instant::now() + self.settings.flush_timeout;
-        let mut told = false;
-        loop {
-            let overdue = if told { patience + Duration::from_hours(24) } else { patience };
+        let (mut lost, mut stopping) =
+            (pin!(lead.lost()), pin!(stopped_for(&mut stop, self.settings.flush_timeout)));
+        let mut overdue = pin!(sleep(patience.time));
+        let (mut acknowledged, mut told) = (false, false);
+        while under_way.open > 0 {
             tokio::select! {
-                answers = &mut answering => return Ok(answers),
-                end = lead.lost() => return Err(end),
-                () = sleep_until(overdue) => {
+                () = under_way.next(&mut answers) => {
+                    if !acknowledged && answers.iter().any(|(_, answer)| answer.is_ok()) {
+                        acknowledged = true;
+                        if told {
+                            // It is back: the others' answers are on their way.
+                            overdue.as_mut().reset(Instant::now() + self.settings.flush_timeout);
+                        }
+                    }
+                }
+                end = &mut lost => return Err(end),
+                () = &mut stopping => return Err(End::Stopped),
+                () = &mut overdue, if !told || acknowledged => {
+                    if acknowledged || (patience.alone && under_way.is_of_one) {
+                        break;
+                    }
                     told = true;
                     slow();
                 }
-                () = stopped_for(&mut stop, self.settings.flush_timeout) => return Err(End::Stopped),
             }
         }
+        answers.sort_by_key(|(place, _)| *place);
+        Ok(answers)
     }
 }
 
@@ -187,48 +225,41 @@ pub(super) async fn stopped_for(stop: &mut watch::Receiver<bool>, patience: Dura
     tokio::time::sleep(patience).await;
 }
 
-/// The answers of all topics, by place.
-async fn answers(bus: Arc<dyn Bus>, chunk: Chunk) -> Vec<(usize, Result<Origin>)> {
-    let mut topics: Vec<_> = chunk.topics.into_iter().collect();
-    if topics.len() == 1
-        && let Some((topic, (places, records))) = topics.pop()
-    {
-        return answers_of(places, bus.publish(&topic, &records).await);
-    }
-    let mut running = JoinSet::new();
-    for (topic, (places, records)) in topics {
-        let bus = Arc::clone(&bus);
-        running.spawn(async move { answers_of(places, bus.publish(&topic, &records).await) });
-    }
-    let mut all: Vec<_> = running.join_all().await.into_iter().flatten().collect();
-    all.sort_by_key(|(place, _)| *place);
-    all
-}
-
-fn answers_of(places: Vec<usize>, answers: Answers) -> Vec<(usize, Result<Origin>)> {
-    match answers {
-        Ok(answers) => places.into_iter().zip(answers).collect(),
-        Err(error) => places.into_iter().map(|place| (place, Err(error.copy()))).collect(),
-    }
-}
-
 /// Goes through answers in the order of their events. What was acknowledged behind a failure of its aggregate does not count: it is
-/// published again after it.
-fn take(flushed: &mut Flushed, events: &[Stored], answers: Vec<(usize, Result<Origin>)>) {
+/// published again after it. An aggregate of which an answer is missing is judged when all are there.
+fn take(
+    flushed: &mut Flushed,
+    events: &[Stored],
+    answers: Vec<(usize, Result<Origin>)>,
+    under_way: UnderWay,
+) {
+    let mut open: HashMap<usize, Option<Result<Origin>>> = HashMap::new();
+    if under_way.open > 0 {
+        let known: HashSet<usize> = answers.iter().map(|(place, _)| *place).collect();
+        let missing: Vec<usize> =
+            under_way.places.iter().copied().filter(|place| !known.contains(place)).collect();
+        flushed.open.extend(missing.iter().filter_map(|&place| aggregate_of(&events[place])));
+        open.extend(missing.into_iter().map(|place| (place, None)));
+    }
     for (place, answer) in answers {
-        match answer {
-            Ok(_) => {
-                flushed.answered += 1;
-                let failed = |of: AggregateOf| flushed.failed.contains_key(&of);
-                if flushed.failed.is_empty() || !aggregate_of(&events[place]).is_some_and(failed) {
-                    flushed.acknowledged.push(place);
-                }
+        flushed.answered += usize::from(answer.is_ok());
+        let of = if flushed.closes_none() && answer.is_ok() { None } else { aggregate_of(&events[place]) };
+        match (of, answer) {
+            (Some(of), answer) if flushed.open.contains(&of) => {
+                open.insert(place, Some(answer));
             }
-            Err(error) => {
-                if let Some(of) = aggregate_of(&events[place]) {
-                    flushed.failed.entry(of).or_insert((place, error));
-                }
+            (Some(of), Err(error)) => {
+                flushed.failed.entry(of).or_insert((place, error));
             }
+            (Some(of), Ok(_)) if flushed.failed.contains_key(&of) => {}
+            (_, Ok(_)) => flushed.acknowledged.push(place),
+            (None, Err(_)) => {} // every stored event has an aggregate
         }
+    }
+    if !open.is_empty() {
+        let mut open: Vec<_> =
+            open.into_iter().map(|(place, answer)| (place, events[place].clone(), answer)).collect();
+        open.sort_by_key(|(place, _, _)| *place);
+        flushed.unanswered.push(Unanswered { under_way, open });
     }
 }

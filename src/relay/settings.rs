@@ -42,7 +42,8 @@ pub struct RelaySettings {
     pub batch_max: usize,
     /// How many records are handed to the bus before their acknowledgements are awaited; `batch_max` if unset.
     pub flush_max: Option<usize>,
-    /// How long acknowledgements may take before the bus is said to be away. They are awaited all the same, until the bus gives up.
+    /// How long acknowledgements may take. After that those that are missing are not waited for if there are others, and the bus is said to
+    /// be away if there are none.
     pub flush_timeout: Duration,
     /// How often a line with counts is logged.
     pub log_interval: Duration,

@@ -9,13 +9,14 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
+use super::answers::{Answered, Awaited, Unanswered};
 use super::behind::Waiters;
 use super::dedup::Known;
 use super::late::Lookout;
 use super::lead::Keeper;
 use super::meter::Meter;
 use super::pace::Pace;
-use super::publish::{Flushed, Publisher, is_poison};
+use super::publish::{Flushed, Patience, Publisher, is_poison};
 use super::{End, RelaySettings};
 use crate::clock::Time;
 use crate::crash_point::mutant;
@@ -24,6 +25,10 @@ use crate::journal::{AggregateOf, Behind, Checkpoint, Journal, Position, Stored,
 
 /// The longest pause between two tries of a bus that takes nothing.
 const OUTAGE_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// How long the answers of a flush are waited for while a part of the bus is known not to answer.
+const SHORT_PATIENCE: Duration = Duration::from_millis(250);
+/// With so many bytes unanswered the relay pauses.
+const AWAITED_BYTES_MAX: usize = 256 << 20;
 /// After so many tries the only aggregate of a batch is left behind, if the bus has taken others.
 const TRIES_ALONE: u32 = 3;
 
@@ -47,6 +52,10 @@ pub(super) struct Leading {
     pub(super) tries: u32,
     /// Whether the bus has taken anything since an aggregate was left behind for being the only one.
     pub(super) proved: bool,
+    /// What is with the bus and not waited for.
+    pub(super) awaited: Awaited,
+    /// What of that was heard of last, while waiting.
+    pub(super) heard: Option<Answered>,
 }
 
 /// A stretch that is being read while the one before it is published.
@@ -79,8 +88,10 @@ impl Leading {
     /// Leads until something ends it.
     pub(super) async fn run(&mut self) -> End {
         loop {
-            if let Err(end) = self.turn().await {
-                return end;
+            match self.turn().await {
+                Ok(()) => {}
+                Err(End::Stopped) => return self.finish().await.err().unwrap_or(End::Stopped),
+                Err(end) => return end,
             }
         }
     }
@@ -88,6 +99,10 @@ impl Leading {
     async fn turn(&mut self) -> Result<(), End> {
         self.go_on().await?;
         self.catch_up().await?;
+        if self.waiters.unanswered() >= self.settings.behind_max || self.awaited.bytes >= AWAITED_BYTES_MAX {
+            self.meter.full(self.settings.behind_max);
+            return self.wait_for_answers().await;
+        }
         let stretch = self.read().await?;
         let batch = self.sift(stretch);
         if batch.empty {
@@ -174,7 +189,7 @@ impl Leading {
             Batch { events: Vec::with_capacity(events.len()), known: Vec::new(), next, empty, more, at_hole };
         let mut suppressed = 0;
         for stored in events {
-            if self.waiters.holds_back(&stored) {
+            if self.waiters.hold_back(&stored) {
                 continue;
             }
             if self.known.has(&stored) || self.acknowledged.has(&stored) {
@@ -215,6 +230,10 @@ impl Leading {
         for &place in &flushed.acknowledged {
             self.acknowledged.add(&batch.events[place]);
         }
+        if flushed.acknowledged.is_empty() && !flushed.unanswered.is_empty() {
+            self.proved = false;
+        }
+        self.leave_unanswered(std::mem::take(&mut flushed.unanswered));
         if let Some(outage) = &flushed.outage {
             self.tries += 1;
             if !(outage.alone && self.proved && self.tries >= TRIES_ALONE) {
@@ -255,6 +274,28 @@ impl Leading {
         all_fit
     }
 
+    /// Leaves behind what the bus has not answered. It is with the bus, so that however many these are they are not tried again.
+    fn leave_unanswered(&mut self, unanswered: Vec<Unanswered>) {
+        for part in unanswered {
+            let time = self.patience().time;
+            let error =
+                Error::Unavailable { what: format!("no acknowledgement within {time:?}"), source: None };
+            for (of, first) in part.firsts() {
+                let behind = self.left_behind(&first, &error, false);
+                self.lookout.forget(&of);
+                self.waiters.add_asked(of, behind, part.under_way.began);
+            }
+            self.awaited.add(part, false);
+        }
+    }
+
+    /// Once a part of the bus is known to be slow the rest is not held up by it again and again.
+    fn patience(&self) -> Patience {
+        let time = self.settings.flush_timeout;
+        let time = if self.waiters.unanswered_for(time) { time.min(SHORT_PATIENCE) } else { time };
+        Patience { time, alone: self.proved }
+    }
+
     /// Saves as much of a batch's begin as is on the bus or behind.
     async fn save_begin(&mut self, events: &[Stored]) -> Result<(), End> {
         let is_done = |stored: &&Stored| self.acknowledged.has(stored) || self.waiters.holds_back(stored);
@@ -266,7 +307,7 @@ impl Leading {
     }
 
     /// Hands events to the bus and notes what is on it.
-    pub(super) async fn flush(&mut self, events: &[Stored]) -> Result<Flushed, End> {
+    async fn flush(&mut self, events: &[Stored]) -> Result<Flushed, End> {
         let span = tracing::info_span!(
             target: "hapax",
             "relay.publish",
@@ -279,17 +320,25 @@ impl Leading {
         let began = Instant::now();
         let meter = Arc::clone(&self.meter);
         let slow = || meter.away("acknowledgements take longer than flush_timeout");
-        let flushed = self.publisher.publish(&self.keeper, events, &slow).instrument(span.clone()).await?;
+        let publishing = self.publisher.publish(&self.keeper, events, self.patience(), &slow);
+        let flushed = publishing.instrument(span.clone()).await?;
         span.record("relay.acknowledged", flushed.acknowledged.len());
-        for &place in &flushed.acknowledged {
-            self.known.add(&events[place]);
+        self.note(flushed.acknowledged.iter().map(|&place| &events[place]), began);
+        Ok(flushed)
+    }
+
+    /// Notes what is on the bus.
+    pub(super) fn note<'e>(&mut self, events: impl Iterator<Item = &'e Stored>, began: Instant) {
+        let mut count = 0;
+        for stored in events {
+            count += 1;
+            self.known.add(stored);
             if !self.is_ordered() {
-                self.lookout.published(&events[place], self.settings.dedup_max.max(1000));
+                self.lookout.published(stored, self.settings.dedup_max.max(1000));
             }
         }
-        self.proved |= !flushed.acknowledged.is_empty();
-        self.meter.published(flushed.acknowledged.len(), began.elapsed());
-        Ok(flushed)
+        self.proved |= count > 0;
+        self.meter.published(count, began.elapsed());
     }
 
     pub(super) fn left_behind(&self, stored: &Stored, error: &Error, again: bool) -> Behind {

@@ -34,6 +34,11 @@ impl Leading {
         let mut stop = self.stop.clone();
         let waited = tokio::select! {
             waited = self.journal.wait(&self.position, at_most) => waited,
+            answered = self.awaited.next() => {
+                self.heard = answered;
+                self.pace.found();
+                return Ok(());
+            }
             end = self.keeper.lost() => return Err(end),
             _ = stop.wait_for(|stop| *stop) => return Err(End::Stopped),
         };
@@ -44,6 +49,19 @@ impl Leading {
             Err(error) if !error.is_retryable() => Err(End::from(error)),
             Err(_) => self.pause(self.settings.backoff_base).await,
             Ok(()) => Ok(()),
+        }
+    }
+
+    /// Waits until one of those that are with the bus is answered.
+    pub(super) async fn wait_for_answers(&mut self) -> Result<(), End> {
+        let mut stop = self.stop.clone();
+        tokio::select! {
+            answered = self.awaited.next() => {
+                self.heard = answered;
+                Ok(())
+            }
+            end = self.keeper.lost() => Err(end),
+            _ = stop.wait_for(|stop| *stop) => Err(End::Stopped),
         }
     }
 

@@ -1,4 +1,4 @@
-//! A ledger over another: what a test changes is written down, the rest is passed on.
+//! A ledger or a journal over another: what a test changes is written down, the rest is passed on.
 
 /// Implements [`Ledger`](crate::Ledger) for a type with a field `inner`: the methods given, and for the rest `inner`'s. Given must be:
 /// claim, settle, extend, sweep, now, and whatever else is not what `inner` says.
@@ -71,3 +71,70 @@ macro_rules! ledger_over {
         }
     };
 }
+
+/// Implements [`Journal`](crate::Journal) for a type with a field `inner`: the methods given, and for the rest `inner`'s. Given must be:
+/// append, read_aggregate, read, find, wait, save, relays, sweep, capabilities, and whatever else has a default.
+macro_rules! journal_over {
+    ($type:ty { $($own:tt)* }) => {
+        #[async_trait::async_trait]
+        impl $crate::Journal for $type {
+            $($own)*
+            async fn head(
+                &self,
+                tenant: Option<&$crate::Tenant>,
+                aggregate: &$crate::Aggregate,
+            ) -> $crate::Result<u64> {
+                self.inner.head(tenant, aggregate).await
+            }
+            async fn lead(
+                &self,
+                relay: &$crate::RelayName,
+                owner: &$crate::Owner,
+                lease: std::time::Duration,
+            ) -> $crate::Result<$crate::journal::Lead> {
+                self.inner.lead(relay, owner, lease).await
+            }
+            async fn keep_lead(
+                &self,
+                relay: &$crate::RelayName,
+                token: $crate::ledger::Token,
+                lease: std::time::Duration,
+            ) -> $crate::Result<()> {
+                self.inner.keep_lead(relay, token, lease).await
+            }
+            async fn give_up_lead(
+                &self,
+                relay: &$crate::RelayName,
+                token: $crate::ledger::Token,
+            ) -> $crate::Result<()> {
+                self.inner.give_up_lead(relay, token).await
+            }
+            async fn rewind(
+                &self,
+                relay: &$crate::RelayName,
+                to: &$crate::journal::Checkpoint,
+                if_token: Option<$crate::ledger::Token>,
+            ) -> $crate::Result<Option<$crate::journal::Checkpoint>> {
+                self.inner.rewind(relay, to, if_token).await
+            }
+            async fn count_after(
+                &self,
+                after: &$crate::journal::Position,
+                limit: u64,
+            ) -> $crate::Result<u64> {
+                self.inner.count_after(after, limit).await
+            }
+            async fn stat(&self) -> $crate::Result<$crate::journal::JournalStat> {
+                self.inner.stat().await
+            }
+            async fn now(&self) -> $crate::Result<$crate::Time> {
+                self.inner.now().await
+            }
+            fn id(&self) -> &str {
+                self.inner.id()
+            }
+        }
+    };
+}
+
+pub(crate) use journal_over;

@@ -9,33 +9,46 @@ use async_trait::async_trait;
 use tokio::sync::watch;
 
 use crate::bus::{
-    Bus, Capabilities, Heard, Partition, Received, Record, Subscriber, Subscription, TopicInfo, TopicTerms,
+    Bus, Capabilities, Heard, Partition, Received, Record, Subscriber, Subscription, Tell, TopicInfo,
+    TopicTerms,
 };
-use crate::clock::Time;
 use crate::consumer::Decoder;
 use crate::error::{Error, Result};
 use crate::event::{Event, Origin};
-use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant, Topic};
+use crate::id::{Aggregate, EventId, RelayName, Tenant, Topic};
 use crate::journal::{
-    AggregateOf, Append, Appended, Checkpoint, Journal, JournalCapabilities, JournalStat, JournalSweep, Lead,
-    MemoryJournal, Position, RelayState, Stored, Stretch,
+    AggregateOf, Append, Appended, Checkpoint, JournalCapabilities, JournalSweep, MemoryJournal, Position,
+    RelayState, Stored, Stretch,
 };
 use crate::ledger::Token;
+use crate::testing::forward::journal_over;
 
 /// What becomes of a record: none, it is published.
 pub type Fault = Box<dyn FnMut(&Record) -> Option<Error> + Send>;
+
+/// Whether a record is slow.
+type Slow = Box<dyn Fn(&Record) -> bool + Send>;
 
 /// A bus that refuses records on order, and does not answer while it is told to.
 pub struct FaultyBus {
     inner: Arc<dyn Bus>,
     fault: Mutex<Fault>,
     silent: watch::Sender<bool>,
+    slow: Mutex<Slow>,
+    /// How often the slow ones were let go.
+    let_go: watch::Sender<u32>,
 }
 
 impl FaultyBus {
     /// A bus over another, without faults yet.
     pub fn new(inner: Arc<dyn Bus>) -> Self {
-        FaultyBus { inner, fault: Mutex::new(Box::new(|_| None)), silent: watch::channel(false).0 }
+        FaultyBus {
+            inner,
+            fault: Mutex::new(Box::new(|_| None)),
+            silent: watch::channel(false).0,
+            slow: Mutex::new(Box::new(|_| false)),
+            let_go: watch::channel(0).0,
+        }
     }
 
     /// Faults from now on.
@@ -46,6 +59,17 @@ impl FaultyBus {
     /// No faults from now on.
     pub fn heal(&self) {
         self.fail(|_| None);
+    }
+
+    /// These records are not published, nor answered, before they are [let go](FaultyBus::let_go).
+    pub fn slow(&self, slow: impl Fn(&Record) -> bool + Send + 'static) {
+        *self.slow.lock().unwrap() = Box::new(slow);
+    }
+
+    /// Publishes what was slow; nothing is from now on.
+    pub fn let_go(&self) {
+        self.slow(|_| false);
+        self.let_go.send_modify(|times| *times += 1);
     }
 
     /// Whether `publish` does not answer.
@@ -78,6 +102,23 @@ impl Bus for FaultyBus {
             });
         }
         Ok(answers)
+    }
+    async fn publish_each(&self, topic: &Topic, records: &[Record], tell: Tell<'_>) -> Result<()> {
+        let mut let_go = self.let_go.subscribe();
+        let _ = let_go.borrow_and_update();
+        let is_slow: Vec<bool> = {
+            let slow = self.slow.lock().unwrap();
+            records.iter().map(&*slow).collect()
+        };
+        for slow in [false, true] {
+            if slow && is_slow.contains(&true) {
+                let _ = let_go.changed().await;
+            }
+            for (place, record) in records.iter().enumerate().filter(|(place, _)| is_slow[*place] == slow) {
+                tell(place, self.publish(topic, std::slice::from_ref(record)).await?.remove(0));
+            }
+        }
+        Ok(())
     }
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
         self.inner.subscribe(subscription).await
@@ -136,8 +177,7 @@ impl OddJournal {
     }
 }
 
-#[async_trait]
-impl Journal for OddJournal {
+journal_over!(OddJournal {
     async fn append(&self, append: &Append) -> Result<Appended> {
         self.inner.append(append).await
     }
@@ -169,9 +209,6 @@ impl Journal for OddJournal {
     async fn find(&self, tenant: Option<&Tenant>, id: &EventId) -> Result<Option<Stored>> {
         self.inner.find(tenant, id).await
     }
-    async fn head(&self, tenant: Option<&Tenant>, aggregate: &Aggregate) -> Result<u64> {
-        self.inner.head(tenant, aggregate).await
-    }
     async fn wait(&self, after: &Position, at_most: Duration) -> Result<()> {
         self.inner.wait(after, at_most).await
     }
@@ -192,21 +229,12 @@ impl Journal for OddJournal {
         self.published.lock().unwrap().extend(events.iter().map(|stored| stored.position.number()));
         Ok(())
     }
-    async fn lead(&self, relay: &RelayName, owner: &Owner, lease: Duration) -> Result<Lead> {
-        self.inner.lead(relay, owner, lease).await
-    }
-    async fn keep_lead(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()> {
-        self.inner.keep_lead(relay, token, lease).await
-    }
     async fn save(&self, relay: &RelayName, token: Token, checkpoint: &Checkpoint) -> Result<()> {
         let one = |left: u32| left.checked_sub(1);
         if self.saves_failing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one).is_ok() {
             return Err(away());
         }
         self.inner.save(relay, token, checkpoint).await
-    }
-    async fn give_up_lead(&self, relay: &RelayName, token: Token) -> Result<()> {
-        self.inner.give_up_lead(relay, token).await
     }
     async fn relays(&self) -> Result<Vec<RelayState>> {
         let relays = self.inner.relays().await?;
@@ -216,33 +244,13 @@ impl Journal for OddJournal {
         }
         Ok(relays)
     }
-    async fn rewind(
-        &self,
-        relay: &RelayName,
-        to: &Checkpoint,
-        if_token: Option<Token>,
-    ) -> Result<Option<Checkpoint>> {
-        self.inner.rewind(relay, to, if_token).await
-    }
-    async fn count_after(&self, after: &Position, limit: u64) -> Result<u64> {
-        self.inner.count_after(after, limit).await
-    }
     async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
         self.inner.sweep(terms).await
-    }
-    async fn stat(&self) -> Result<JournalStat> {
-        self.inner.stat().await
-    }
-    async fn now(&self) -> Result<Time> {
-        self.inner.now().await
-    }
-    fn id(&self) -> &str {
-        self.inner.id()
     }
     fn capabilities(&self) -> JournalCapabilities {
         JournalCapabilities { ordered: !self.unordered, ..self.inner.capabilities() }
     }
-}
+});
 
 /// What a witness found on a topic.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

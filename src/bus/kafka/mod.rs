@@ -51,7 +51,9 @@ use self::member::Member;
 use self::publish::Publisher;
 use self::subscriber::KafkaSubscriber;
 use super::route::{check_name, check_topic, no_partition, no_topic};
-use super::{Bus, Capabilities, Partition, Record, Start, Subscriber, Subscription, TopicInfo, TopicTerms};
+use super::{
+    Bus, Capabilities, Partition, Record, Start, Subscriber, Subscription, Tell, TopicInfo, TopicTerms,
+};
 use crate::error::{Error, Result};
 use crate::event::Origin;
 use crate::id::Topic;
@@ -277,12 +279,24 @@ impl KafkaBus {
 #[async_trait]
 impl Bus for KafkaBus {
     async fn publish(&self, topic: &Topic, records: &[Record]) -> Result<Vec<Result<Origin>>> {
+        let unknown = || Error::Unavailable { what: format!("publishing to {topic}"), source: None };
+        let mut answers: Vec<Result<Origin>> = records.iter().map(|_| Err(unknown())).collect();
+        self.publish_each(topic, records, &mut |place, answer| answers[place] = answer).await?;
+        Ok(answers)
+    }
+
+    async fn publish_each(&self, topic: &Topic, records: &[Record], tell: Tell<'_>) -> Result<()> {
         self.must_exist(topic).await?;
-        let answers = self.shared.publisher.publish(topic, records).await;
-        if answers.iter().any(|answer| matches!(answer, Err(Error::NotFound(_)))) {
+        let mut gone = false;
+        let mut note = |place: usize, answer: Result<Origin>| {
+            gone |= matches!(answer, Err(Error::NotFound(_)));
+            tell(place, answer);
+        };
+        self.shared.publisher.publish(topic, records, &mut note).await;
+        if gone {
             self.shared.known.lock().unwrap_or_else(PoisonError::into_inner).remove(topic);
         }
-        Ok(answers)
+        Ok(())
     }
 
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {

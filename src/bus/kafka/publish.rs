@@ -1,9 +1,9 @@
 //! Publishing: each record with its own answer, in order, and never more under way than the queue holds.
 
-use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use rdkafka::config::FromClientConfigAndContext;
 use rdkafka::error::KafkaError;
 use rdkafka::message::{Header, OwnedHeaders};
@@ -12,7 +12,7 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::link::{Context, Link, code, meaning};
 use super::settings::KafkaSettings;
-use crate::bus::Record;
+use crate::bus::{Record, Tell};
 use crate::error::{Error, Result};
 use crate::event::Origin;
 use crate::id::Topic;
@@ -40,40 +40,37 @@ impl Publisher {
         self.producer.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(super) async fn publish(&self, topic: &Topic, records: &[Record]) -> Vec<Result<Origin>> {
+    pub(super) async fn publish(&self, topic: &Topic, records: &[Record], tell: Tell<'_>) {
         let producer = self.current();
-        let mut answers: Vec<Option<Result<Origin>>> = records.iter().map(|_| None).collect();
-        let mut under_way: VecDeque<(usize, DeliveryFuture)> = VecDeque::new();
-        for (at, record) in records.iter().enumerate() {
+        let answer =
+            async |place: usize, delivery: DeliveryFuture| (place, self.answer(topic, delivery).await);
+        let mut under_way = FuturesUnordered::new();
+        for (place, record) in records.iter().enumerate() {
             let mut next = to_kafka(topic, record);
             loop {
                 match producer.send_result(next) {
                     Ok(delivery) => {
-                        under_way.push_back((at, delivery));
+                        under_way.push(answer(place, delivery));
                         break;
                     }
                     // Full: whatever is under way is acknowledged or given up within `publish_timeout`.
                     Err((KafkaError::MessageProduction(Code::QueueFull), again)) => {
                         next = again;
-                        match under_way.pop_front() {
-                            Some((first, delivery)) => {
-                                answers[first] = Some(self.answer(topic, delivery).await);
-                            }
+                        match under_way.next().await {
+                            Some((place, answer)) => tell(place, answer),
                             None => tokio::time::sleep(AGAIN).await,
                         }
                     }
                     Err((error, _)) => {
-                        answers[at] = Some(Err(self.failed(topic, error)));
+                        tell(place, Err(self.failed(topic, error)));
                         break;
                     }
                 }
             }
         }
-        for (at, delivery) in under_way {
-            answers[at] = Some(self.answer(topic, delivery).await);
+        while let Some((place, answer)) = under_way.next().await {
+            tell(place, answer);
         }
-        let unknown = || Error::Unavailable { what: format!("publishing to {topic}"), source: None };
-        answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(unknown()))).collect()
     }
 
     async fn answer(&self, topic: &Topic, delivery: DeliveryFuture) -> Result<Origin> {

@@ -7,15 +7,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{JournalHarness, MemoryJournalHarness};
-use crate::clock::Time;
 use crate::error::Result;
 use crate::event::Event;
-use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
+use crate::id::{Aggregate, EventId, RelayName, Tenant};
 use crate::journal::{
-    Append, Appended, Checkpoint, Expected, Journal, JournalCapabilities, JournalSettings, JournalStat,
-    JournalSweep, Lead, MemoryJournal, Placing, Position, RelayState, Stored, Stretch,
+    Append, Appended, Checkpoint, Expected, Journal, JournalCapabilities, JournalSettings, JournalSweep,
+    MemoryJournal, Placing, Position, RelayState, Stored, Stretch,
 };
 use crate::ledger::Token;
+use crate::testing::forward::journal_over;
 
 /// What is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl JournalHarness for MutantJournalHarness {
 
     async fn open(&self, settings: JournalSettings) -> MutantJournal {
         let journal = self.sound.open(settings).await;
-        MutantJournal { mutant: self.mutant, journal, damage: Arc::clone(&self.damage) }
+        MutantJournal { mutant: self.mutant, inner: journal, damage: Arc::clone(&self.damage) }
     }
 }
 
@@ -87,7 +87,7 @@ struct Damage {
 #[derive(Debug)]
 pub struct MutantJournal {
     mutant: JournalMutant,
-    journal: MemoryJournal,
+    inner: MemoryJournal,
     damage: Arc<Mutex<Damage>>,
 }
 
@@ -119,7 +119,7 @@ impl MutantJournal {
         let ghost = Event::new(EventId::new(format!("ghost {number}"))?);
         let mut ghost = Append::new(append.aggregate.clone(), Expected::Any, [ghost]);
         ghost.tenant.clone_from(&append.tenant);
-        let appended = self.journal.append(&ghost).await?;
+        let appended = self.inner.append(&ghost).await?;
         self.damage().hidden.extend(appended.placed.into_iter().map(|placed| placed.position));
         Ok(())
     }
@@ -156,19 +156,18 @@ impl MutantJournal {
     }
 }
 
-#[async_trait]
-impl Journal for MutantJournal {
+journal_over!(MutantJournal {
     async fn append(&self, append: &Append) -> Result<Appended> {
         let append = &self.shared(append);
         if self.mutant == JournalMutant::ExpectsOfRepeats {
-            let head = self.journal.head(append.tenant.as_ref(), &append.aggregate).await?;
+            let head = self.inner.head(append.tenant.as_ref(), &append.aggregate).await?;
             append.expected.check(head)?;
         }
         if self.commits_late() {
             // Drawing and being late is one step: nobody reads in between.
             let (appended, before) = {
                 let mut damage = self.damage();
-                let appended = self.journal.append_now(append)?;
+                let appended = self.inner.append_now(append)?;
                 damage.count += 1;
                 let count = damage.count;
                 let new = appended.placed.iter().filter(|placed| placed.placing == Placing::New);
@@ -178,7 +177,7 @@ impl Journal for MutantJournal {
             self.commit_late(&appended, before).await;
             return Ok(appended);
         }
-        let answer = self.journal.append(append).await;
+        let answer = self.inner.append(append).await;
         match (&answer, self.mutant) {
             (Err(error), JournalMutant::BurnsNumbers) if error.code() != "invalid" => {
                 self.burn(append).await?;
@@ -195,7 +194,6 @@ impl Journal for MutantJournal {
         }
         answer
     }
-
     async fn append_many(&self, appends: &[Append]) -> Result<Vec<Result<Appended>>> {
         let mut answers = Vec::with_capacity(appends.len());
         for append in appends {
@@ -208,7 +206,6 @@ impl Journal for MutantJournal {
         }
         Ok(answers)
     }
-
     async fn read_aggregate(
         &self,
         tenant: Option<&Tenant>,
@@ -216,12 +213,11 @@ impl Journal for MutantJournal {
         from: u64,
         limit: usize,
     ) -> Result<Vec<Stored>> {
-        Ok(self.seen(self.journal.read_aggregate(tenant, aggregate, from, limit).await?))
+        Ok(self.seen(self.inner.read_aggregate(tenant, aggregate, from, limit).await?))
     }
-
     async fn read(&self, after: &Position, limit: usize) -> Result<Stretch> {
         let late = self.damage().late.clone();
-        let mut stretch = self.journal.read(after, limit).await?;
+        let mut stretch = self.inner.read(after, limit).await?;
         match self.mutant {
             JournalMutant::SkipsHoles | JournalMutant::BringsLate => {
                 stretch.events.retain(|stored| !late.contains(&stored.position));
@@ -246,115 +242,66 @@ impl Journal for MutantJournal {
         stretch.events = self.seen(stretch.events);
         Ok(stretch)
     }
-
     async fn find(&self, tenant: Option<&Tenant>, id: &EventId) -> Result<Option<Stored>> {
         let tenant = tenant.filter(|_| self.mutant != JournalMutant::TenantsMeet);
-        let found = self.journal.find(tenant, id).await?;
+        let found = self.inner.find(tenant, id).await?;
         Ok(self.seen(found.into_iter().collect()).pop())
     }
-
-    async fn head(&self, tenant: Option<&Tenant>, aggregate: &Aggregate) -> Result<u64> {
-        self.journal.head(tenant, aggregate).await
-    }
-
     async fn wait(&self, after: &Position, at_most: Duration) -> Result<()> {
         if self.damage().late.is_empty() {
-            return self.journal.wait(after, at_most).await;
+            return self.inner.wait(after, at_most).await;
         }
         tokio::task::yield_now().await;
         Ok(())
     }
-
     async fn late(&self, passed: &Position, limit: usize) -> Result<Vec<Stored>> {
         if self.capabilities().ordered {
             return Ok(Vec::new());
         }
-        let mut events = self.journal.read(&Position::START, usize::MAX).await?.events;
+        let mut events = self.inner.read(&Position::START, usize::MAX).await?.events;
         let damage = self.damage();
         let unknown = |at: &Position| !damage.late.contains(at) && !damage.published.contains(at);
         events.retain(|stored| stored.position <= *passed && unknown(&stored.position));
         events.truncate(limit);
         Ok(events)
     }
-
     async fn published(&self, events: &[Stored]) -> Result<()> {
         self.damage().published.extend(events.iter().map(|stored| stored.position.clone()));
         Ok(())
     }
-
-    async fn lead(&self, relay: &RelayName, owner: &Owner, lease: Duration) -> Result<Lead> {
-        self.journal.lead(relay, owner, lease).await
-    }
-
-    async fn keep_lead(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()> {
-        self.journal.keep_lead(relay, token, lease).await
-    }
-
     async fn save(&self, relay: &RelayName, token: Token, checkpoint: &Checkpoint) -> Result<()> {
         let mut token = token;
         if self.mutant == JournalMutant::StaleTokenSaves {
-            let relays = self.journal.relays().await?;
+            let relays = self.inner.relays().await?;
             let current = relays.iter().find(|state| state.relay == *relay).map(|state| state.token);
             token = current.filter(|current| *current > token).unwrap_or(token);
         }
-        self.journal.save(relay, token, checkpoint).await
+        self.inner.save(relay, token, checkpoint).await
     }
-
-    async fn give_up_lead(&self, relay: &RelayName, token: Token) -> Result<()> {
-        self.journal.give_up_lead(relay, token).await
-    }
-
     async fn relays(&self) -> Result<Vec<RelayState>> {
-        self.journal.relays().await
+        self.inner.relays().await
     }
-
-    async fn rewind(
-        &self,
-        relay: &RelayName,
-        to: &Checkpoint,
-        if_token: Option<Token>,
-    ) -> Result<Option<Checkpoint>> {
-        self.journal.rewind(relay, to, if_token).await
-    }
-
-    async fn count_after(&self, after: &Position, limit: u64) -> Result<u64> {
-        self.journal.count_after(after, limit).await
-    }
-
     async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
         if self.mutant != JournalMutant::SweepPassesARelay {
-            return self.journal.sweep(terms).await;
+            return self.inner.sweep(terms).await;
         }
         // Every relay is put where the fastest is for as long as it takes.
-        let relays = self.journal.relays().await?;
+        let relays = self.inner.relays().await?;
         let checkpoints: BTreeMap<_, _> =
             relays.into_iter().filter_map(|state| Some((state.relay, state.checkpoint?))).collect();
         let fastest = checkpoints.values().max_by(|one, other| one.position.cmp(&other.position)).cloned();
-        let Some(fastest) = fastest else { return self.journal.sweep(terms).await };
+        let Some(fastest) = fastest else { return self.inner.sweep(terms).await };
         for relay in checkpoints.keys() {
-            self.journal.rewind(relay, &fastest, None).await?;
+            self.inner.rewind(relay, &fastest, None).await?;
         }
-        let swept = self.journal.sweep(terms).await;
+        let swept = self.inner.sweep(terms).await;
         for (relay, checkpoint) in &checkpoints {
-            self.journal.rewind(relay, checkpoint, None).await?;
+            self.inner.rewind(relay, checkpoint, None).await?;
         }
         swept
     }
-
-    async fn stat(&self) -> Result<JournalStat> {
-        self.journal.stat().await
-    }
-
-    async fn now(&self) -> Result<Time> {
-        self.journal.now().await
-    }
-
-    fn id(&self) -> &str {
-        self.journal.id()
-    }
-
     fn capabilities(&self) -> JournalCapabilities {
         let ordered = self.mutant != JournalMutant::BringsLate;
-        JournalCapabilities { ordered, ..self.journal.capabilities() }
+        JournalCapabilities { ordered, ..self.inner.capabilities() }
     }
-}
+});

@@ -1,0 +1,224 @@
+//! Records that are with the bus, and the answers that come one by one.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::behind::aggregate_of;
+use crate::bus::{Bus, Record};
+use crate::error::{Error, Result};
+use crate::event::Origin;
+use crate::id::Topic;
+use crate::journal::{AggregateOf, Stored};
+
+/// The place of an event in its batch, and the answer to it.
+type Answer = (usize, Result<Origin>);
+
+/// Part of a batch that may be under way together.
+#[derive(Debug, Default)]
+pub(super) struct Chunk {
+    pub(super) topics: HashMap<Topic, (Vec<usize>, Vec<Record>)>,
+}
+
+/// What was handed to the bus together. Nothing more of it is handed over once this is dropped.
+#[derive(Debug)]
+pub(super) struct UnderWay {
+    /// Which of the batch.
+    pub(super) places: Vec<usize>,
+    /// How many are not answered yet.
+    pub(super) open: usize,
+    /// Whether all is of one aggregate.
+    pub(super) is_of_one: bool,
+    pub(super) began: Instant,
+    answers: UnboundedReceiver<Answer>,
+    _tasks: JoinSet<()>,
+}
+
+impl UnderWay {
+    /// Hands a chunk over.
+    pub(super) fn begin(bus: &Arc<dyn Bus>, chunk: Chunk) -> Self {
+        let (tell, answers) = unbounded_channel();
+        let (mut tasks, mut all) = (JoinSet::new(), Vec::new());
+        let mut keys =
+            chunk.topics.values().flat_map(|(_, records)| records.iter().map(|record| &record.key));
+        let first = keys.next();
+        let is_of_one = first.is_some() && keys.all(|key| Some(key) == first);
+        for (topic, (places, records)) in chunk.topics {
+            all.extend_from_slice(&places);
+            tasks.spawn(publish(Arc::clone(bus), topic, places, records, tell.clone()));
+        }
+        UnderWay { open: all.len(), places: all, is_of_one, began: Instant::now(), answers, _tasks: tasks }
+    }
+
+    /// Adds the next answers to those that came. Cancel safe.
+    pub(super) async fn next(&mut self, answers: &mut Vec<Answer>) {
+        if self.answers.recv_many(answers, self.open.max(1)).await == 0 {
+            // Nobody is left who could answer: the bus failed in a way of its own.
+            let known: std::collections::HashSet<usize> = answers.iter().map(|(place, _)| *place).collect();
+            let lost = self.places.iter().filter(|place| !known.contains(place));
+            answers.extend(lost.map(|&place| (place, Err(unanswered()))));
+            self.open = 0;
+            return;
+        }
+        self.open = self.places.len() - answers.len();
+    }
+}
+
+fn unanswered() -> Error {
+    Error::Unavailable { what: "publishing: the bus did not answer".to_owned(), source: None }
+}
+
+async fn publish(
+    bus: Arc<dyn Bus>,
+    topic: Topic,
+    places: Vec<usize>,
+    records: Vec<Record>,
+    tell: UnboundedSender<Answer>,
+) {
+    let mut open = vec![true; records.len()];
+    let published = bus
+        .publish_each(&topic, &records, &mut |at, answer| {
+            if std::mem::take(&mut open[at]) {
+                let _ = tell.send((places[at], answer));
+            }
+        })
+        .await;
+    let error = published.err().unwrap_or_else(unanswered);
+    for (place, _) in places.into_iter().zip(open).filter(|(_, open)| *open) {
+        let _ = tell.send((place, Err(error.copy())));
+    }
+}
+
+/// Events of aggregates that are not all answered, and what is known of them, in order.
+#[derive(Debug)]
+pub(super) struct Unanswered {
+    pub(super) under_way: UnderWay,
+    pub(super) open: Vec<(usize, Stored, Option<Result<Origin>>)>,
+}
+
+/// What is with the bus and not waited for: its answers are collected as they come.
+#[derive(Debug)]
+pub(super) struct Awaited {
+    /// How many bytes it has.
+    pub(super) bytes: usize,
+    /// How many aggregates of it are catching up.
+    pub(super) catching_up: usize,
+    tasks: JoinSet<(usize, bool)>,
+    tell: UnboundedSender<Answered>,
+    hear: UnboundedReceiver<Answered>,
+}
+
+impl Default for Awaited {
+    fn default() -> Self {
+        let (tell, hear) = unbounded_channel();
+        Awaited { bytes: 0, catching_up: 0, tasks: JoinSet::new(), tell, hear }
+    }
+}
+
+impl Awaited {
+    pub(super) fn add(&mut self, unanswered: Unanswered, catches_up: bool) {
+        let bytes = unanswered.open.iter().map(|(_, stored, _)| stored.event.payload.len()).sum();
+        self.bytes += bytes;
+        self.catching_up += usize::from(catches_up);
+        let settling = unanswered.settle(self.tell.clone());
+        self.tasks.spawn(async move {
+            settling.await;
+            (bytes, catches_up)
+        });
+    }
+
+    /// Waits for the next. Cancel safe.
+    pub(super) async fn next(&mut self) -> Option<Answered> {
+        self.hear.recv().await
+    }
+
+    /// What has come.
+    pub(super) fn come(&mut self) -> Vec<Answered> {
+        while let Some(ended) = self.tasks.try_join_next() {
+            let (bytes, caught_up) = ended.unwrap_or_default();
+            self.bytes -= bytes;
+            self.catching_up -= usize::from(caught_up);
+        }
+        std::iter::from_fn(|| self.hear.try_recv().ok()).collect()
+    }
+}
+
+/// What became of an aggregate whose answers came late.
+#[derive(Debug)]
+pub(super) struct Answered {
+    pub(super) of: AggregateOf,
+    /// What is on the bus, with everything before it.
+    pub(super) acknowledged: Vec<Stored>,
+    /// The first that is not, and why.
+    pub(super) failed: Option<(Stored, Error)>,
+    pub(super) began: Instant,
+}
+
+impl Unanswered {
+    /// The first event of each of its aggregates, in order.
+    pub(super) fn firsts(&self) -> Vec<(AggregateOf, Stored)> {
+        let mut seen = std::collections::HashSet::new();
+        let all = self.open.iter().filter_map(|(_, stored, _)| Some((aggregate_of(stored)?, stored)));
+        all.filter(|(of, _)| seen.insert(of.clone())).map(|(of, stored)| (of, stored.clone())).collect()
+    }
+
+    /// Awaits the answers, and tells of each aggregate when it has all of its.
+    pub(super) async fn settle(self, tell: UnboundedSender<Answered>) {
+        let Unanswered { mut under_way, open } = self;
+        let mut aggregates: HashMap<AggregateOf, Known> = HashMap::new();
+        let mut places: HashMap<usize, AggregateOf> = HashMap::new();
+        let mut missing: HashMap<AggregateOf, usize> = HashMap::new();
+        for (place, stored, answer) in open {
+            let Some(of) = aggregate_of(&stored) else { continue };
+            if answer.is_none() {
+                places.insert(place, of.clone());
+                *missing.entry(of.clone()).or_default() += 1;
+            }
+            aggregates.entry(of).or_default().insert(place, (stored, answer));
+        }
+        // Only those that are missing are awaited.
+        under_way.places.retain(|place| places.contains_key(place));
+        under_way.open = under_way.places.len();
+        let (mut answers, mut judged) = (Vec::new(), 0);
+        while judged < places.len() {
+            under_way.next(&mut answers).await;
+            for (place, answer) in &mut answers[judged..] {
+                let Some(of) = places.get(place) else { continue };
+                let answer = std::mem::replace(answer, Err(unanswered()));
+                if let Some((_, known)) = aggregates.get_mut(of).and_then(|all| all.get_mut(place)) {
+                    *known = Some(answer);
+                }
+                if let Some(left) = missing.get_mut(of) {
+                    *left -= 1;
+                    if *left == 0
+                        && let Some(all) = aggregates.remove(of)
+                    {
+                        let _ = tell.send(judge(of.clone(), all, under_way.began));
+                    }
+                }
+            }
+            judged = answers.len();
+        }
+    }
+}
+
+/// Events of an aggregate by their place, and what is known of them.
+type Known = BTreeMap<usize, (Stored, Option<Result<Origin>>)>;
+
+/// As far as all went well.
+fn judge(of: AggregateOf, all: Known, began: Instant) -> Answered {
+    let (mut acknowledged, mut failed) = (Vec::new(), None);
+    for (stored, answer) in all.into_values() {
+        match answer.unwrap_or_else(|| Err(unanswered())) {
+            Ok(_) => acknowledged.push(stored),
+            Err(error) => {
+                failed = Some((stored, error));
+                break;
+            }
+        }
+    }
+    Answered { of, acknowledged, failed, began }
+}
