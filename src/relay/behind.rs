@@ -116,18 +116,19 @@ impl Leading {
         }
         let Some((of, from)) = self.waiters.due() else { return Ok(()) };
         let (journal, max) = (&self.journal, self.settings.batch_max);
-        let mut events = self
+        let page = self
             .insist("reading an aggregate", || {
                 journal.read_aggregate(of.tenant.as_ref(), &of.aggregate, from, max)
             })
             .await?;
-        let page = events.len();
+        let (mut events, more) = (page.events, page.more);
+        let read = events.len();
         if self.is_ordered() {
             // What is further on comes by with the rest.
             let passed = events.iter().take_while(|stored| stored.position <= self.position).count();
             events.truncate(passed);
         }
-        let last = events.len() < page || page < max;
+        let last = events.len() < read || !more;
         let flushed = self.flush(&events).await?;
         if let Some((place, error)) = flushed.failed.get(&of) {
             let behind = self.left_behind(&events[*place], error, true);

@@ -12,8 +12,9 @@ use crate::error::Result;
 use crate::event::Event;
 use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
 use crate::journal::{
-    Append, Appended, Checkpoint, Expected, Journal, JournalCapabilities, JournalSettings, JournalStat,
-    JournalSweep, Lead, MemoryJournal, Placing, Position, RelayState, Stored, Stretch,
+    Append, Appended, Checkpoint, Expected, Filling, Journal, JournalCapabilities, JournalSettings,
+    JournalStat, JournalSweep, Lead, MemoryJournal, PAGE_BYTES_MAX, Page, Placing, Position, RelayState,
+    Stored, Stretch,
 };
 use crate::ledger::Token;
 
@@ -42,6 +43,10 @@ pub enum JournalMutant {
     AllOrNothing,
     /// Tenants share their ids.
     TenantsMeet,
+    /// A page has as many events as asked for, however large they are.
+    UnboundedPages,
+    /// A page that is shorter than asked for is taken for the last.
+    ShortIsTheEnd,
 }
 
 /// A broken journal in memory.
@@ -64,7 +69,9 @@ impl JournalHarness for MutantJournalHarness {
     type Journal = MutantJournal;
 
     async fn open(&self, settings: JournalSettings) -> MutantJournal {
-        let journal = self.sound.open(settings).await;
+        let unbounded = self.mutant == JournalMutant::UnboundedPages;
+        let page_bytes_max = if unbounded { usize::MAX } else { settings.page_bytes_max };
+        let journal = self.sound.open(JournalSettings { page_bytes_max, ..settings }).await;
         MutantJournal { mutant: self.mutant, journal, damage: Arc::clone(&self.damage) }
     }
 }
@@ -107,6 +114,12 @@ impl MutantJournal {
             }
         }
         seen
+    }
+
+    fn mistake_the_end(&self, more: &mut bool, events: usize, limit: usize) {
+        if self.mutant == JournalMutant::ShortIsTheEnd {
+            *more = events == limit;
+        }
     }
 
     /// A number is drawn for nothing: an event that nobody can read has it.
@@ -215,8 +228,11 @@ impl Journal for MutantJournal {
         aggregate: &Aggregate,
         from: u64,
         limit: usize,
-    ) -> Result<Vec<Stored>> {
-        Ok(self.seen(self.journal.read_aggregate(tenant, aggregate, from, limit).await?))
+    ) -> Result<Page> {
+        let mut page = self.journal.read_aggregate(tenant, aggregate, from, limit).await?;
+        self.mistake_the_end(&mut page.more, page.events.len(), limit);
+        page.events = self.seen(page.events);
+        Ok(page)
     }
 
     async fn read(&self, after: &Position, limit: usize) -> Result<Stretch> {
@@ -235,7 +251,7 @@ impl Journal for MutantJournal {
                     stretch.events.truncate(hole);
                     stretch.next =
                         stretch.events.last().map_or(after.clone(), |stored| stored.position.clone());
-                    stretch.at_hole = true;
+                    (stretch.at_hole, stretch.more) = (true, false);
                 }
             }
             JournalMutant::OtherOrder => {
@@ -243,6 +259,7 @@ impl Journal for MutantJournal {
             }
             _ => {}
         }
+        self.mistake_the_end(&mut stretch.more, stretch.events.len(), limit);
         stretch.events = self.seen(stretch.events);
         Ok(stretch)
     }
@@ -265,16 +282,24 @@ impl Journal for MutantJournal {
         Ok(())
     }
 
-    async fn late(&self, passed: &Position, limit: usize) -> Result<Vec<Stored>> {
-        if self.capabilities().ordered {
-            return Ok(Vec::new());
+    async fn late(&self, passed: &Position, after: &Position, limit: usize) -> Result<Page> {
+        let mut page = Filling::new(limit, PAGE_BYTES_MAX);
+        let mut after = after.clone();
+        while !self.capabilities().ordered {
+            let stretch = self.journal.read(&after, 1000).await?;
+            let damage = self.damage();
+            let unknown = |at: &Position| !damage.late.contains(at) && !damage.published.contains(at);
+            for stored in stretch.events {
+                if stored.position <= *passed && unknown(&stored.position) {
+                    page.take(stored);
+                }
+            }
+            after = stretch.next;
+            if !stretch.more || page.is_full() {
+                break;
+            }
         }
-        let mut events = self.journal.read(&Position::START, usize::MAX).await?.events;
-        let damage = self.damage();
-        let unknown = |at: &Position| !damage.late.contains(at) && !damage.published.contains(at);
-        events.retain(|stored| stored.position <= *passed && unknown(&stored.position));
-        events.truncate(limit);
-        Ok(events)
+        Ok(page.done())
     }
 
     async fn published(&self, events: &[Stored]) -> Result<()> {
