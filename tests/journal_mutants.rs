@@ -3,7 +3,7 @@
 #![cfg(feature = "testing")]
 
 use hapax::testing::journal::mutants::{JournalMutant, MutantJournalHarness};
-use hapax::testing::journal::{append, identity, lead, model, read, sweep};
+use hapax::testing::journal::{append, identity, lead, model, page, read, sweep};
 
 /// Asserts that every one of the cases catches the mutant.
 macro_rules! caught {
@@ -77,6 +77,23 @@ caught!(
     tenants_that_meet_are_caught,
     JournalMutant::TenantsMeet,
     [identity::j5_two_tenants_never_meet, model::model_random_commands_agree]
+);
+caught!(
+    pages_without_an_end_are_caught,
+    JournalMutant::UnboundedPages,
+    [
+        page::j13_a_page_of_an_aggregate_ends_at_so_many_bytes,
+        page::j13_a_page_that_is_followed_ends_at_so_many_bytes,
+        page::j13_a_page_has_at_least_one_event,
+    ]
+);
+caught!(
+    taking_a_short_page_for_the_last_is_caught,
+    JournalMutant::ShortIsTheEnd,
+    [
+        page::j13_a_page_of_an_aggregate_ends_at_so_many_bytes,
+        page::j13_a_page_that_is_followed_ends_at_so_many_bytes,
+    ]
 );
 
 // Writers that commit late are no mistake, if readers wait for them or are brought them later: the suite must not catch what

@@ -419,6 +419,31 @@ async fn a_journal_in_memory_is_archived() {
         read.extend(archive_read(store.as_ref(), &file).await.unwrap());
     }
     assert_eq!(read, all);
+    // By bytes: a file has one event if that is as large as a file may be, however small the journal's pages are.
+    for n in 10..16 {
+        let _ = journal.append(&append("a", Expected::Exact(n), &[&format!("e{n}")])).await.unwrap();
+    }
+    let mut settings = hapax::journal::JournalSettings::default();
+    settings.page_bytes_max = 0;
+    let small = journal.reopened(settings);
+    let mut checkpoint = Checkpoint::start(journal.id());
+    checkpoint.position = Position::of(16);
+    journal.save(&relay, token, &checkpoint).await.unwrap();
+    let all = journal.read(&Position::START, 100).await.unwrap().events;
+    terms.sweep = false;
+    for (file_bytes_max, up_to, files) in [(1, 3, 3), (1 << 20, 6, 1)] {
+        terms.file_bytes_max = file_bytes_max;
+        checkpoint.position = Position::of(10 + up_to);
+        journal.save(&relay, token, &checkpoint).await.unwrap();
+        let archived = archive(&small, store.as_ref(), &terms).await.unwrap();
+        assert_eq!((archived.files, archived.events), (files, 3), "{file_bytes_max}");
+    }
+    let files = archive_files(store.as_ref(), journal.id()).await.unwrap();
+    let mut read = Vec::new();
+    for file in &files[files.len() - 4..] {
+        read.extend(archive_read(store.as_ref(), file).await.unwrap());
+    }
+    assert_eq!(read, all);
     let other = hapax::Owner::new("another").unwrap();
     let _ = journal.lead(&terms.relay, &other, Duration::from_secs(60)).await.unwrap();
     let taken = archive(&journal, store.as_ref(), &terms).await.unwrap_err();

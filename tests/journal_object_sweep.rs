@@ -46,7 +46,7 @@ async fn a_swept_place_is_not_free(place: Place) {
         }
         publish_all(&two).await;
         assert_eq!(two.sweep(&sweep).await.unwrap(), 7 + u64::from(of != "any"), "{of}");
-        assert_eq!(two.read_aggregate(None, &aggregate(of), 1, 10).await.unwrap().len(), 0);
+        assert_eq!(two.read_aggregate(None, &aggregate(of), 1, 10).await.unwrap().events.len(), 0);
         let answer = one.append(&append(of, expected, &[&format!("{of}-late")])).await;
         if expected == Expected::Exact(4) {
             assert_eq!(answer.unwrap_err().code(), "conflict");
@@ -55,7 +55,7 @@ async fn a_swept_place_is_not_free(place: Place) {
             assert_eq!(answer.unwrap().placed[0].seq, 8, "{of}");
         }
         for reader in [&one, &two, &place.open().await] {
-            let left = reader.read_aggregate(None, &aggregate(of), 1, 10).await.unwrap();
+            let left = reader.read_aggregate(None, &aggregate(of), 1, 10).await.unwrap().events;
             assert_eq!(left.iter().map(|stored| stored.seq).collect::<Vec<_>>(), [8], "{of}");
             assert_eq!(reader.head(None, &aggregate(of)).await.unwrap(), 8);
         }
@@ -159,7 +159,7 @@ async fn a_sweep_costs_nothing_for_what_stays() {
     assert_eq!(store.requests(), 3 + 1 + 40 * (3 + 2) + 1, "each once, and how far its aggregate was swept");
     let _ = journal.append(&append("a", Expected::Any, &["last"])).await.unwrap();
     store.requests();
-    assert_eq!(journal.read_aggregate(None, &aggregate("a"), 1, 100).await.unwrap().len(), 1);
+    assert_eq!(journal.read_aggregate(None, &aggregate("a"), 1, 100).await.unwrap().events.len(), 1);
     assert_eq!(store.requests(), 6, "two listings, two swept links, the hint, what is left");
 }
 

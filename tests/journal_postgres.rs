@@ -155,7 +155,10 @@ async fn a_role_with_the_documented_grants_relays_and_sweeps() {
     checkpoint.position = stretch.next;
     journal.save(&name, token, &checkpoint).await.unwrap();
     journal.keep_lead(&name, token, Duration::from_secs(60)).await.unwrap();
-    assert_eq!(journal.read_aggregate(None, &Aggregate::new("a").unwrap(), 1, 10).await.unwrap().len(), 2);
+    assert_eq!(
+        journal.read_aggregate(None, &Aggregate::new("a").unwrap(), 1, 10).await.unwrap().events.len(),
+        2
+    );
     journal.rewind(&name, &checkpoint, Some(token)).await.unwrap();
     let all = JournalSweep::new(Duration::ZERO);
     let error = journal.sweep(&all).await.unwrap_err();
@@ -318,7 +321,7 @@ async fn j7_a_prepared_transaction_left_behind_is_waited_for_and_then_delivered(
         assert!(stretch.events.is_empty() && stretch.at_hole, "{stretch:?}");
     }
     let other = Aggregate::new("a-other").unwrap();
-    assert_eq!(journal.read_aggregate(None, &other, 1, 10).await.unwrap().len(), 1);
+    assert_eq!(journal.read_aggregate(None, &other, 1, 10).await.unwrap().events.len(), 1);
     let locked = journal.append(&append("a", Expected::Any, &["second"])).await;
     assert!(matches!(locked, Err(Error::Contended { .. })), "{locked:?}");
     run(journal.pool(), "commit prepared 'one'".into()).await;
@@ -404,7 +407,7 @@ async fn j1_a_hot_aggregate_does_not_hold_others_back() {
     hot.commit().await.unwrap();
     let answers = waiting.await.unwrap();
     assert!(answers.iter().all(Result::is_ok), "{answers:?}");
-    let cold = journal.read_aggregate(None, &Aggregate::new("cold").unwrap(), 2, 100).await.unwrap();
+    let cold = journal.read_aggregate(None, &Aggregate::new("cold").unwrap(), 2, 100).await.unwrap().events;
     let expected: Vec<_> = (0..20).filter(|n| *n != 7).map(|n| format!("batch-{n}")).collect();
     assert_eq!(ids(&cold), expected, "in the order of the batch");
 }
@@ -471,7 +474,7 @@ async fn j1_32_writers_on_8_aggregates_with_random_failures_number_without_a_gap
     let mut there = 0;
     for n in 0..8 {
         let of = Aggregate::new(format!("a-{n}")).unwrap();
-        let events = journal.read_aggregate(None, &of, 1, 10_000).await.unwrap();
+        let events = journal.read_aggregate(None, &of, 1, 10_000).await.unwrap().events;
         let seqs: Vec<u64> = events.iter().map(|stored| stored.seq).collect();
         assert_eq!(seqs, (1..=seqs.len() as u64).collect::<Vec<_>>(), "{of}");
         assert!(events.is_sorted_by_key(|stored| stored.position.clone()));

@@ -134,7 +134,7 @@ async fn killed_at_any_step_nothing_is_half_written() {
             let acknowledged = reports(&output).len() as u64;
             let journal = open(&path);
             let head = journal.head(None, &aggregate("a")).await.unwrap();
-            let events = journal.read_aggregate(None, &aggregate("a"), 1, 100).await.unwrap();
+            let events = journal.read_aggregate(None, &aggregate("a"), 1, 100).await.unwrap().events;
             assert_eq!(events.len() as u64, head, "{step}:{hit}");
             assert!(
                 head % 2 == 0 && head >= acknowledged * 2,
@@ -152,7 +152,7 @@ async fn killed_at_any_step_nothing_is_half_written() {
             let again = child("outbox", &path, None).wait_with_output().unwrap();
             assert!(again.status.success(), "{}", String::from_utf8_lossy(&again.stderr));
             let journal = open(&path);
-            let ids: Vec<_> = journal.read_aggregate(None, &aggregate("a"), 1, 100).await.unwrap();
+            let ids: Vec<_> = journal.read_aggregate(None, &aggregate("a"), 1, 100).await.unwrap().events;
             let ids: Vec<_> = ids.iter().map(|stored| stored.event.id.to_string()).collect();
             let wanted: Vec<_> = (1..=APPENDS).flat_map(|n| [format!("e{n}-1"), format!("e{n}-2")]).collect();
             assert_eq!(ids, wanted, "{step}:{hit}");

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use hapax::bus::{Bus, MemoryBus, Record, TopicTerms};
 use hapax::journal::{
-    AggregateOf, Append, Behind, Checkpoint, Expected, Journal, JournalSweep, MemoryJournal, Position,
+    AggregateOf, Append, Behind, Checkpoint, Expected, Journal, JournalSettings, JournalSweep, MemoryJournal,
+    Position,
 };
 use hapax::relay::{Progress, Relay, RelaySettings, RelayWatch, resume, skip};
 use hapax::testing::relay::{FaultyBus, OddJournal, Witnessed, away, read_topic, too_large, witness};
@@ -183,6 +184,26 @@ async fn t41_a_failing_aggregate_holds_back_itself_and_nobody_else() {
         distinct.windows(2).all(|two| two[0].parse::<u64>().unwrap() < two[1].parse().unwrap()),
         "{order:?}"
     );
+}
+
+/// A page that is shorter than asked for is not the end: neither of what is followed nor of what an aggregate is behind with.
+#[tokio::test]
+async fn large_events_make_short_pages_and_nothing_is_left_out() {
+    let mut short = JournalSettings::default();
+    short.page_bytes_max = 3000;
+    let (journal, bus) = (Arc::new(MemoryJournal::new(short)), bus().await);
+    fill(&*journal, 3, 60).await;
+    let fails = Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let failing = Arc::clone(&fails);
+    bus.fail(move |record| (failing.load(Ordering::SeqCst) && is_of(record, "a1")).then(away));
+    let running = start(journal.clone(), &bus, settings());
+    let end = |progress: &Progress| progress.position == Position::of(180);
+    let progress = running.until("the others", end).await;
+    assert_eq!(progress.behind, 1);
+    fails.store(false, Ordering::SeqCst);
+    running.until("it has caught up", |progress| progress.behind == 0).await;
+    running.stop().await;
+    assert!(witnessed(&bus).await.heads.values().all(|head| *head == 60));
 }
 
 #[tokio::test]
@@ -645,7 +666,11 @@ async fn an_idle_relay_hardly_looks_and_is_woken_at_once() {
 
 /// Late events, a bus that fails now and then, restarts: with every memory switched off in turn nothing is lost.
 async fn unordered_with(change: fn(&mut RelaySettings)) -> (Witnessed, u64) {
-    let (journal, bus) = (Arc::new(OddJournal::unordered()), bus().await);
+    unordered_on(OddJournal::unordered(), change).await
+}
+
+async fn unordered_on(journal: OddJournal, change: fn(&mut RelaySettings)) -> (Witnessed, u64) {
+    let (journal, bus) = (Arc::new(journal), bus().await);
     let mut settings = settings();
     settings.poll = Duration::from_millis(5);
     change(&mut settings);
@@ -670,7 +695,7 @@ async fn unordered_with(change: fn(&mut RelaySettings)) -> (Witnessed, u64) {
     let running = start(journal.clone(), &bus, settings);
     let all = journal.inner.stat().await.unwrap().events;
     running.until("the end", |progress| progress.position >= Position::of(all) && progress.behind == 0).await;
-    while !journal.late(&Position::of(all), 1000).await.unwrap().is_empty() {
+    while !journal.late(&Position::of(all), &Position::START, 1000).await.unwrap().events.is_empty() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     published += running.stop().await.published;
@@ -686,6 +711,14 @@ async fn unordered_with(change: fn(&mut RelaySettings)) -> (Witnessed, u64) {
 #[tokio::test]
 async fn unordered_journals_lose_nothing() {
     unordered_with(|_| {}).await;
+}
+
+/// Each page has one event, whatever is asked for.
+#[tokio::test]
+async fn unordered_journals_lose_nothing_in_short_pages() {
+    let mut journal = OddJournal::unordered();
+    journal.page_bytes_max = 0;
+    unordered_on(journal, |_| {}).await;
 }
 
 #[tokio::test]

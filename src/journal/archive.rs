@@ -11,7 +11,7 @@
 use std::time::Duration;
 
 use super::record::StoredRecord;
-use super::{Checkpoint, Journal, JournalSweep, Lead, Position, Stored, swept_up_to};
+use super::{Checkpoint, Journal, JournalSweep, Lead, PAGE_BYTES_MAX, Position, Stored, swept_up_to};
 use crate::backend::object::Objects;
 use crate::crash_point;
 use crate::error::{Error, Result};
@@ -26,6 +26,8 @@ pub struct ArchiveTerms {
     pub older_than: Duration,
     /// The most events in one file.
     pub file_events_max: usize,
+    /// The most bytes in one file, the event that reaches them included: so much is in memory, and a page of the journal.
+    pub file_bytes_max: usize,
     /// The name the archive follows the journal under.
     pub relay: RelayName,
     /// Who does it, for humans.
@@ -37,11 +39,12 @@ pub struct ArchiveTerms {
 }
 
 impl ArchiveTerms {
-    /// Events older than this, ten thousand to a file, removed afterwards.
+    /// Events older than this, ten thousand or 16 MiB to a file, removed afterwards.
     pub fn new(older_than: Duration, owner: Owner) -> Result<Self> {
         Ok(ArchiveTerms {
             older_than,
             file_events_max: 10_000,
+            file_bytes_max: PAGE_BYTES_MAX,
             relay: RelayName::new("archive")?,
             owner,
             lease: Duration::from_secs(60),
@@ -103,29 +106,64 @@ async fn fill(
         journal.relays().await?.into_iter().filter(|relay| relay.relay != terms.relay).collect();
     let Some(up_to) = swept_up_to(&others) else { return Ok(()) }; // nobody publishes
     let cutoff = journal.now().await?.minus(terms.older_than);
+    let is_ripe = |stored: &Stored| stored.at < cutoff && stored.position <= up_to;
     loop {
-        let stretch = journal.read(&checkpoint.position, terms.file_events_max).await?;
-        let ripe = |stored: &&Stored| stored.at < cutoff && stored.position <= up_to;
-        let events: Vec<&Stored> = stretch.events.iter().take_while(ripe).collect();
-        let (Some(first), Some(last)) = (events.first(), events.last()) else { return Ok(()) };
-        let mut lines = Vec::new();
-        for stored in &events {
-            let line = serde_json::to_writer(&mut lines, &StoredRecord::new(stored));
-            line.map_err(|e| Error::Corrupt(format!("no JSON: {e}")))?;
-            lines.push(b'\n');
-        }
-        let name = file(journal.id(), &first.position);
-        if store.create(&name, lines.into()).await? {
+        let mut file = File::default();
+        file.fill(journal, terms, &checkpoint.position, &is_ripe).await?;
+        let (Some(first), Some(last)) = (file.first, file.last) else { return Ok(()) };
+        if store.create(&file_name(journal.id(), &first), file.lines.into()).await? {
             archived.files += 1;
-            archived.events += events.len() as u64;
+            archived.events += file.events as u64;
         } else {
             continue_behind(journal, store, terms, token, checkpoint).await?; // someone wrote it who leads no more
             continue;
         }
         crash_point!("archive.written");
-        let end = last.position.clone();
-        save(journal, terms, token, checkpoint, end).await?;
+        save(journal, terms, token, checkpoint, last).await?;
         crash_point!("archive.saved");
+    }
+}
+
+/// A file that is being made.
+#[derive(Default)]
+struct File {
+    lines: Vec<u8>,
+    events: usize,
+    first: Option<Position>,
+    last: Option<Position>,
+}
+
+impl File {
+    /// Fills it with what follows a position, a page at a time, until it is full or nothing more is ripe.
+    async fn fill(
+        &mut self,
+        journal: &dyn Journal,
+        terms: &ArchiveTerms,
+        after: &Position,
+        is_ripe: &(dyn Fn(&Stored) -> bool + Sync),
+    ) -> Result<()> {
+        let mut after = after.clone();
+        loop {
+            let stretch = journal.read(&after, terms.file_events_max - self.events).await?;
+            for stored in &stretch.events {
+                if !is_ripe(stored) {
+                    return Ok(());
+                }
+                let line = serde_json::to_writer(&mut self.lines, &StoredRecord::new(stored));
+                line.map_err(|e| Error::Corrupt(format!("no JSON: {e}")))?;
+                self.lines.push(b'\n');
+                self.events += 1;
+                self.first.get_or_insert_with(|| stored.position.clone());
+                self.last = Some(stored.position.clone());
+                if self.events >= terms.file_events_max || self.lines.len() >= terms.file_bytes_max {
+                    return Ok(());
+                }
+            }
+            if !stretch.more {
+                return Ok(());
+            }
+            after = stretch.next;
+        }
     }
 }
 
@@ -152,7 +190,7 @@ fn place(position: &Position) -> String {
 }
 
 /// A file is named by its first event alone: of two who would write different stretches from there, one can.
-fn file(journal: &str, first: &Position) -> String {
+fn file_name(journal: &str, first: &Position) -> String {
     format!("{}{}.jsonl", directory(journal), place(first))
 }
 

@@ -14,6 +14,7 @@ mod archive;
 mod checkpoint;
 mod command;
 mod open;
+pub(crate) mod page;
 mod position;
 pub(crate) mod record;
 
@@ -29,6 +30,7 @@ pub use archive::{ArchiveTerms, Archived, archive, archive_files, archive_read};
 pub use checkpoint::{Behind, Checkpoint, Lead, RelayState};
 pub use command::expects;
 pub use open::{OpenSettings, open, open_store};
+pub use page::{EVENT_BYTES, Filling, PAGE_BYTES_MAX, Page, bytes_of};
 pub use position::Position;
 
 pub use crate::backend::memory::journal::MemoryJournal;
@@ -49,6 +51,8 @@ pub struct JournalSettings {
     pub event_bytes_max: usize,
     /// The most events in one append.
     pub events_max: usize,
+    /// The most bytes on a page, the event that reaches them included; see [`Filling`].
+    pub page_bytes_max: usize,
     /// What metrics are prefixed with.
     pub telemetry_prefix: Option<String>,
 }
@@ -59,6 +63,7 @@ impl Default for JournalSettings {
             mismatch: MismatchRule::Error,
             event_bytes_max: 1 << 20,
             events_max: 1000,
+            page_bytes_max: PAGE_BYTES_MAX,
             telemetry_prefix: None,
         }
     }
@@ -117,12 +122,20 @@ pub struct Stretch {
     pub next: Position,
     /// Whether the stretch ends before a position whose writer has not committed yet. More may follow it already.
     pub at_hole: bool,
+    /// Whether it ends because it is full, by count or by bytes: there may be more after `next` at once. Never at a hole.
+    pub more: bool,
 }
 
 impl Stretch {
-    /// A stretch.
+    /// A stretch that ends at a hole, or where the journal does.
     pub fn new(events: Vec<Stored>, next: Position, at_hole: bool) -> Self {
-        Stretch { events, next, at_hole }
+        Stretch { events, next, at_hole, more: false }
+    }
+
+    /// Whether it ends because it is full.
+    #[must_use]
+    pub fn more(self, more: bool) -> Self {
+        Stretch { more, ..self }
     }
 }
 
@@ -201,6 +214,9 @@ impl JournalSweep {
 /// 11. A sweep takes only what every relay's checkpoint has passed, never all of what is behind; an aggregate's numbers go
 ///     on where they were. A journal that no relay follows is never swept.
 /// 12. Bad input (sizes, names, numbers) is told with a sentence and changes nothing.
+/// 13. What gives many events gives pages. A page ends with the event that brings it to `limit` events or to
+///     [`page_bytes_max`](JournalSettings::page_bytes_max) bytes, so it may be shorter than asked for and is empty only if there is nothing.
+///     Whether there may be more is told by `more`, never by how many events there are.
 #[async_trait]
 pub trait Journal: Send + Sync + 'static {
     /// Appends events to an aggregate.
@@ -215,14 +231,15 @@ pub trait Journal: Send + Sync + 'static {
         Ok(answers)
     }
 
-    /// The events of an aggregate with seq ≥ `from`, in order, at most `limit`.
+    /// The events of an aggregate with seq ≥ `from`, in order, at most `limit`. If there is [`more`](Page::more), it goes on with the
+    /// seq behind the last.
     async fn read_aggregate(
         &self,
         tenant: Option<&Tenant>,
         aggregate: &Aggregate,
         from: u64,
         limit: usize,
-    ) -> Result<Vec<Stored>>;
+    ) -> Result<Page>;
 
     /// The events after a position, in order, at most `limit`. [`Position::START`] is before the first.
     async fn read(&self, after: &Position, limit: usize) -> Result<Stretch>;
@@ -236,10 +253,11 @@ pub trait Journal: Send + Sync + 'static {
     /// Waits until there may be something after a position, at most so long. Returning early is allowed, busy looping not.
     async fn wait(&self, after: &Position, at_most: Duration) -> Result<()>;
 
-    /// Events that [`read`](Journal::read) may have passed without giving them, at most `limit`: where `read` is ordered, none.
-    async fn late(&self, passed: &Position, limit: usize) -> Result<Vec<Stored>> {
-        let _ = (passed, limit);
-        Ok(Vec::new())
+    /// Events that [`read`](Journal::read) may have passed without giving them, up to the position `passed` and after `after`, by position, at
+    /// most `limit`: where `read` is ordered, none. If there is [`more`](Page::more), it goes on after the last one's position.
+    async fn late(&self, passed: &Position, after: &Position, limit: usize) -> Result<Page> {
+        let _ = (passed, after, limit);
+        Ok(Page::default())
     }
 
     /// Tells the journal that events are on the bus and that a checkpoint says so; [`late`](Journal::late) need not bring them.
@@ -346,7 +364,7 @@ impl<J: Journal + ?Sized> Journal for Arc<J> {
         aggregate: &Aggregate,
         from: u64,
         limit: usize,
-    ) -> Result<Vec<Stored>> {
+    ) -> Result<Page> {
         (**self).read_aggregate(tenant, aggregate, from, limit).await
     }
     async fn read(&self, after: &Position, limit: usize) -> Result<Stretch> {
@@ -361,8 +379,8 @@ impl<J: Journal + ?Sized> Journal for Arc<J> {
     async fn wait(&self, after: &Position, at_most: Duration) -> Result<()> {
         (**self).wait(after, at_most).await
     }
-    async fn late(&self, passed: &Position, limit: usize) -> Result<Vec<Stored>> {
-        (**self).late(passed, limit).await
+    async fn late(&self, passed: &Position, after: &Position, limit: usize) -> Result<Page> {
+        (**self).late(passed, after, limit).await
     }
     async fn published(&self, events: &[Stored]) -> Result<()> {
         (**self).published(events).await

@@ -120,7 +120,7 @@ impl Default for Awaited {
 
 impl Awaited {
     pub(super) fn add(&mut self, unanswered: Unanswered, catches_up: bool) {
-        let bytes = unanswered.open.iter().map(|(_, stored, _)| stored.event.payload.len()).sum();
+        let bytes = unanswered.open.iter().map(|(_, stored, _)| bytes_of(&stored.event)).sum();
         self.bytes += bytes;
         self.catching_up += usize::from(catches_up);
         let settling = unanswered.settle(self.tell.clone());

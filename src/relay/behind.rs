@@ -188,14 +188,15 @@ impl Leading {
     async fn read_behind(&self, of: &AggregateOf, from: u64) -> Result<(Vec<Stored>, bool), End> {
         let (journal, max) = (&self.journal, self.settings.batch_max);
         let read = || journal.read_aggregate(of.tenant.as_ref(), &of.aggregate, from, max);
-        let mut events = self.insist("reading an aggregate", read).await?;
-        let page = events.len();
+        let page = self.insist("reading an aggregate", read).await?;
+        let (mut events, more) = (page.events, page.more);
+        let read = events.len();
         if self.is_ordered() {
             // What is further on comes by with the rest.
             let passed = events.iter().take_while(|stored| stored.position <= self.position).count();
             events.truncate(passed);
         }
-        let last = events.len() < page || page < max;
+        let last = events.len() < read || !more;
         Ok((events, last))
     }
 

@@ -7,12 +7,46 @@ use super::behind::{Waiters, aggregate_of};
 use super::dedup::Known;
 use crate::error::Result;
 use crate::id::{EventId, Tenant};
-use crate::journal::{AggregateOf, Journal, Position, Stored, Stretch};
+use crate::journal::{AggregateOf, Filling, Journal, PAGE_BYTES_MAX, Page, Position, Stored, Stretch};
 
-/// So many late events are looked at together at most.
+/// So many late events are known by their ids at most.
 const LATE_MAX: usize = 100_000;
 /// So many predecessors are asked for at once.
 const BACK: u64 = 50;
+
+/// What `read` has passed.
+struct Passed {
+    /// The first of it, as much as makes a batch. What is held back is left out: it would fill every batch.
+    events: Page,
+    /// All of it, up to a position: what lies there and is not among it is known to be on the bus.
+    ids: HashSet<(Option<Tenant>, EventId)>,
+    up_to: Position,
+}
+
+async fn passed(
+    journal: &dyn Journal,
+    settings: &RelaySettings,
+    waiters: &Waiters,
+    position: &Position,
+) -> Result<Passed> {
+    let mut events = Filling::new(settings.batch_max, PAGE_BYTES_MAX);
+    let (mut ids, mut after) = (HashSet::new(), Position::START);
+    loop {
+        let page = journal.late(position, &after, settings.batch_max).await?;
+        for stored in page.events {
+            after = stored.position.clone();
+            ids.insert(id(&stored));
+            if !waiters.holds_back(&stored) {
+                events.take(stored);
+            }
+        }
+        let is_all = !page.more;
+        if is_all || ids.len() >= LATE_MAX {
+            let up_to = if is_all { position.clone() } else { after };
+            return Ok(Passed { events: events.done(), ids, up_to });
+        }
+    }
+}
 
 /// What is remembered between two looks.
 #[derive(Debug, Default)]
@@ -50,12 +84,10 @@ impl Lookout {
         position: &Position,
         mut stretch: Stretch,
     ) -> Result<Stretch> {
-        let mut late = self.late(journal, settings, position).await?;
-        let unpublished: HashSet<_> = late.iter().map(id).collect();
-        late.retain(|stored| !waiters.holds_back(stored)); // it would fill every batch
-        if late.len() >= settings.batch_max {
-            late.truncate(settings.batch_max);
-            stretch = Stretch::new(late, position.clone(), false);
+        let Passed { events, ids: unpublished, up_to } = passed(journal, settings, waiters, position).await?;
+        let Page { events: mut late, more, .. } = events;
+        if more {
+            stretch = Stretch::new(late, position.clone(), false).more(true);
         } else {
             let looked = self.look_back(journal, settings, known, position).await?;
             let mut seen = unpublished.clone();
@@ -65,27 +97,10 @@ impl Lookout {
             stretch.events = late;
         }
         let is_out = |stored: &Stored| {
-            known.has(stored) || (stored.position <= *position && !unpublished.contains(&id(stored)))
+            known.has(stored) || (stored.position <= up_to && !unpublished.contains(&id(stored)))
         };
         stretch.events = self.in_order(journal, stretch.events, &is_out).await?;
         Ok(stretch)
-    }
-
-    /// All of what was passed, so that what is not among it is known to be on the bus.
-    async fn late(
-        &self,
-        journal: &dyn Journal,
-        settings: &RelaySettings,
-        position: &Position,
-    ) -> Result<Vec<Stored>> {
-        let mut limit = settings.batch_max;
-        loop {
-            let late = journal.late(position, limit).await?;
-            if late.len() < limit || limit >= LATE_MAX {
-                return Ok(late);
-            }
-            limit = (4 * limit).min(LATE_MAX);
-        }
     }
 
     /// Some of what lies behind the checkpoint and is not known to be on the bus. Without a memory of what is, everything would be
@@ -151,22 +166,15 @@ impl Lookout {
         if gapless && follows {
             return Ok(());
         }
-        let read = async |from: u64, to: u64| -> Result<Vec<Stored>> {
-            let limit = usize::try_from(to - from).unwrap_or(usize::MAX);
-            journal.read_aggregate(of.tenant.as_ref(), &of.aggregate, from, limit).await
-        };
         if !gapless {
-            for stored in read(first, last).await? {
-                if stored.seq < last && !is_out(&stored) {
-                    all.entry(stored.seq).or_insert(stored);
-                }
+            for stored in between(journal, of, first, last, &|stored| !is_out(stored)).await? {
+                all.entry(stored.seq).or_insert(stored);
             }
         }
         let mut before = if follows { 1 } else { first };
         while before > 1 {
             let from = before.saturating_sub(BACK).max(1);
-            let mut page = read(from, before).await?;
-            page.retain(|stored| stored.seq < before);
+            let mut page = between(journal, of, from, before, &|_| true).await?;
             let out = page.iter().rposition(is_out);
             let missing = page.split_off(out.map_or(0, |place| place + 1));
             // Those that are not there any more were swept, which only what is out is.
@@ -175,6 +183,24 @@ impl Lookout {
         }
         Ok(())
     }
+}
+
+/// Those events of an aggregate from one seq up to, and without, another that are wanted.
+async fn between(
+    journal: &dyn Journal,
+    of: &AggregateOf,
+    from: u64,
+    to: u64,
+    wanted: &(dyn Fn(&Stored) -> bool + Sync),
+) -> Result<Vec<Stored>> {
+    let (mut from, mut found) = (from, Vec::new());
+    while from < to {
+        let limit = usize::try_from(to - from).unwrap_or(usize::MAX);
+        let page = journal.read_aggregate(of.tenant.as_ref(), &of.aggregate, from, limit).await?;
+        from = page.events.last().filter(|_| page.more).map_or(to, |last| last.seq + 1);
+        found.extend(page.events.into_iter().filter(|stored| stored.seq < to && wanted(stored)));
+    }
+    Ok(found)
 }
 
 fn id(stored: &Stored) -> (Option<Tenant>, EventId) {

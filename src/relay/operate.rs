@@ -32,7 +32,7 @@ pub async fn skip(journal: &dyn Journal, relay: &RelayName, of: &AggregateOf, se
         Ok(())
     })
     .await?;
-    let mut given_up = journal.read_aggregate(of.tenant.as_ref(), &of.aggregate, seq, 1).await?;
+    let mut given_up = journal.read_aggregate(of.tenant.as_ref(), &of.aggregate, seq, 1).await?.events;
     given_up.retain(|stored| stored.seq == seq);
     journal.published(&given_up).await?; // it is as good as published to whoever looks for what is not
     Ok(skipped)

@@ -183,8 +183,8 @@ impl Leading {
 
     /// Leaves out what is behind and what is known to be on the bus.
     fn sift(&mut self, stretch: Stretch) -> Batch {
-        let Stretch { events, next, at_hole } = stretch;
-        let (empty, more) = (events.is_empty(), events.len() >= self.settings.batch_max);
+        let Stretch { events, next, at_hole, more } = stretch;
+        let empty = events.is_empty();
         let mut batch =
             Batch { events: Vec::with_capacity(events.len()), known: Vec::new(), next, empty, more, at_hole };
         let mut suppressed = 0;

@@ -17,8 +17,8 @@ use crate::error::{Error, Result};
 use crate::event::{Event, Origin};
 use crate::id::{Aggregate, EventId, RelayName, Tenant, Topic};
 use crate::journal::{
-    AggregateOf, Append, Appended, Checkpoint, JournalCapabilities, JournalSweep, MemoryJournal, Position,
-    RelayState, Stored, Stretch,
+    AggregateOf, Append, Appended, Checkpoint, Filling, JournalCapabilities, JournalSweep, MemoryJournal,
+    PAGE_BYTES_MAX, Page, Position, RelayState, Stored, Stretch,
 };
 use crate::ledger::Token;
 use crate::testing::forward::journal_over;
@@ -152,6 +152,8 @@ pub struct OddJournal {
     pub reads: AtomicU64,
     /// So many saves do not answer.
     pub saves_failing: AtomicU32,
+    /// The most bytes on a page of late events.
+    pub page_bytes_max: usize,
     /// What someone else rewinds right after the next look at the relays.
     pub meddling: Mutex<Option<(RelayName, Checkpoint)>>,
 }
@@ -159,7 +161,7 @@ pub struct OddJournal {
 impl OddJournal {
     /// A journal whose read is not ordered.
     pub fn unordered() -> Self {
-        OddJournal { unordered: true, ..OddJournal::default() }
+        OddJournal { unordered: true, page_bytes_max: PAGE_BYTES_MAX, ..OddJournal::default() }
     }
 
     /// Hides events: their writers have not committed.
@@ -187,12 +189,16 @@ journal_over!(OddJournal {
         aggregate: &Aggregate,
         from: u64,
         limit: usize,
-    ) -> Result<Vec<Stored>> {
-        let mut events = self.inner.read_aggregate(tenant, aggregate, from, limit).await?;
-        let visible = events.iter().position(|stored| self.is_hidden(stored)).unwrap_or(events.len());
+    ) -> Result<Page> {
+        let mut page = self.inner.read_aggregate(tenant, aggregate, from, limit).await?;
         // An object store's aggregates are there before their place in the order is.
-        events.truncate(if self.unordered { events.len() } else { visible });
-        Ok(events)
+        if !self.unordered
+            && let Some(hidden) = page.events.iter().position(|stored| self.is_hidden(stored))
+        {
+            page.events.truncate(hidden);
+            page.more = false;
+        }
+        Ok(page)
     }
     async fn read(&self, after: &Position, limit: usize) -> Result<Stretch> {
         self.reads.fetch_add(1, Ordering::SeqCst);
@@ -202,7 +208,7 @@ journal_over!(OddJournal {
         } else if let Some(hole) = stretch.events.iter().position(|stored| self.is_hidden(stored)) {
             stretch.events.truncate(hole);
             stretch.next = stretch.events.last().map_or_else(|| after.clone(), |last| last.position.clone());
-            stretch.at_hole = true;
+            (stretch.at_hole, stretch.more) = (true, false);
         }
         Ok(stretch)
     }
@@ -212,18 +218,25 @@ journal_over!(OddJournal {
     async fn wait(&self, after: &Position, at_most: Duration) -> Result<()> {
         self.inner.wait(after, at_most).await
     }
-    async fn late(&self, passed: &Position, limit: usize) -> Result<Vec<Stored>> {
-        if !self.unordered {
-            return Ok(Vec::new());
+    async fn late(&self, passed: &Position, after: &Position, limit: usize) -> Result<Page> {
+        let mut page = Filling::new(limit, self.page_bytes_max);
+        let mut after = after.clone();
+        while self.unordered {
+            let stretch = self.inner.read(&after, 1000).await?;
+            for stored in stretch.events {
+                if stored.position <= *passed
+                    && !self.is_hidden(&stored)
+                    && !self.published.lock().unwrap().contains(&stored.position.number())
+                {
+                    page.take(stored);
+                }
+            }
+            after = stretch.next;
+            if !stretch.more || page.is_full() {
+                break;
+            }
         }
-        let mut late = self.inner.read(&Position::START, usize::MAX).await?.events;
-        late.retain(|stored| {
-            stored.position <= *passed
-                && !self.is_hidden(stored)
-                && !self.published.lock().unwrap().contains(&stored.position.number())
-        });
-        late.truncate(limit);
-        Ok(late)
+        Ok(page.done())
     }
     async fn published(&self, events: &[Stored]) -> Result<()> {
         self.published.lock().unwrap().extend(events.iter().map(|stored| stored.position.number()));

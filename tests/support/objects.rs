@@ -121,7 +121,7 @@ pub async fn follow(journal: &dyn Journal) -> Vec<Stored> {
     }
     for ((tenant, aggregate), head) in heads {
         assert_eq!(journal.head(tenant.as_ref(), &aggregate).await.unwrap(), head);
-        let chain = journal.read_aggregate(tenant.as_ref(), &aggregate, 1, usize::MAX).await.unwrap();
+        let chain = journal.read_aggregate(tenant.as_ref(), &aggregate, 1, usize::MAX).await.unwrap().events;
         let followed: Vec<_> = all
             .iter()
             .filter(|s| s.event.aggregate.as_ref() == Some(&aggregate) && s.event.tenant == tenant)

@@ -227,10 +227,10 @@ async fn publish(
 /// Whether nothing is left that this relay could publish by itself.
 async fn is_through(journal: &dyn Journal, progress: &Progress) -> bool {
     let after = journal.count_after(&progress.position, 1).await;
-    let late = journal.late(&progress.position, 1).await;
+    let late = journal.late(&progress.position, &Position::START, 1).await;
     progress.behind == progress.parked
         && after.is_ok_and(|count| count == 0)
-        && late.is_ok_and(|late| late.is_empty())
+        && late.is_ok_and(|late| late.events.is_empty())
 }
 
 fn sentence(progress: &Progress) -> String {

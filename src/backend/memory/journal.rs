@@ -11,8 +11,9 @@ use crate::clock::{Clock, SystemClock, Time};
 use crate::error::{Error, Result};
 use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
 use crate::journal::{
-    AggregateOf, Append, Appended, Checkpoint, Journal, JournalCapabilities, JournalSettings, JournalStat,
-    JournalSweep, Lead, Placing, Position, RelayState, Stored, Stretch, is_behind, must_be_last, swept_up_to,
+    AggregateOf, Append, Appended, Checkpoint, Filling, Journal, JournalCapabilities, JournalSettings,
+    JournalStat, JournalSweep, Lead, Page, Placing, Position, RelayState, Stored, Stretch, is_behind,
+    must_be_last, swept_up_to,
 };
 use crate::ledger::Token;
 
@@ -80,6 +81,17 @@ impl MemoryJournal {
         self.0.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn page<'s>(&self, events: impl Iterator<Item = &'s Stored>, limit: usize) -> Page {
+        let mut page = Filling::new(limit, self.1.page_bytes_max);
+        for stored in events {
+            if page.is_full() {
+                break;
+            }
+            page.take(stored.clone());
+        }
+        page.done()
+    }
+
     pub(crate) fn append_now(&self, append: &Append) -> Result<Appended> {
         let ready = append.check(&self.1)?;
         let now = self.0.clock.now();
@@ -143,26 +155,25 @@ impl Journal for MemoryJournal {
         aggregate: &Aggregate,
         from: u64,
         limit: usize,
-    ) -> Result<Vec<Stored>> {
+    ) -> Result<Page> {
         let store = self.store();
         let of = AggregateOf { tenant: tenant.cloned(), aggregate: aggregate.clone() };
-        let Some(held) = store.aggregates.get(&of) else { return Ok(Vec::new()) };
-        let positions = held.positions.range(from..).take(limit).map(|(_, position)| position);
-        Ok(positions.filter_map(|position| store.events.get(position).cloned()).collect())
+        let Some(held) = store.aggregates.get(&of) else { return Ok(Page::default()) };
+        let events = held.positions.range(from..).filter_map(|(_, position)| store.events.get(position));
+        Ok(self.page(events, limit))
     }
 
     async fn read(&self, after: &Position, limit: usize) -> Result<Stretch> {
         let store = self.store();
         let from = after.number().saturating_add(1);
-        let events: Vec<_> =
-            store.events.range(from..).take(limit).map(|(_, stored)| stored.clone()).collect();
-        let next = match events.last() {
-            Some(last) if events.len() == limit => last.position.clone(),
+        let page = self.page(store.events.range(from..).map(|(_, stored)| stored), limit);
+        let next = match page.events.last() {
+            Some(last) if page.more => last.position.clone(),
             // What was swept is empty: whoever follows need not come by it again.
             _ if limit > 0 => after.clone().max(Position::of(store.last)),
             _ => after.clone(),
         };
-        Ok(Stretch::new(events, next, false))
+        Ok(Stretch::new(page.events, next, false).more(page.more))
     }
 
     async fn find(&self, tenant: Option<&Tenant>, id: &EventId) -> Result<Option<Stored>> {

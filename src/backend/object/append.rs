@@ -170,7 +170,7 @@ impl Inner {
     ) -> Result<Tail> {
         let mut tail = since;
         loop {
-            let slots = self.slots(of, tail.next, 64).await?;
+            let slots = self.slots(of, tail.next, 4 * self.at_once()).await?;
             if slots.is_empty() {
                 self.see_tail(of, tail);
                 return Ok(tail);

@@ -13,7 +13,7 @@ use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::{Aggregate, Tenant};
 use crate::journal::record::EventRecord;
-use crate::journal::{AggregateOf, Stored};
+use crate::journal::{AggregateOf, Filling, Page, Stored};
 
 /// The most events in one append.
 pub(super) const EVENTS_MAX: u64 = 1000;
@@ -229,6 +229,7 @@ impl Inner {
 
     pub(super) async fn link_named(&self, name: &str) -> Result<Option<Link>> {
         let Some(body) = self.objects.get(name).await? else { return Ok(None) };
+        self.has_read(body.len());
         let link = serde_json::from_slice(&body);
         link.map(Some).map_err(|e| Error::Corrupt(format!("{name} is no part of a chain: {e}")))
     }
@@ -240,43 +241,55 @@ impl Inner {
     }
 
     /// The events with seq ≥ `from`.
-    pub(super) async fn events_from(&self, of: &AggregateOf, from: u64, limit: usize) -> Result<Vec<Stored>> {
+    pub(super) async fn events_from(&self, of: &AggregateOf, from: u64, limit: usize) -> Result<Page> {
         let from = from.max(1);
         // The append that `from` lies in begins before it, by less than an append can have.
         let mut begin = Slot { seq: from.saturating_sub(EVENTS_MAX - 1).max(1), void: 0 };
-        let mut found = Vec::new();
+        let mut page = Filling::new(limit, self.settings.page_bytes_max);
         let mut looked = false;
-        while found.len() < limit {
+        while !page.is_full() {
             let mut slots = self.slots(of, begin, PAGE).await?;
             let full = slots.len() == PAGE;
             let Some(end) = slots.last().copied() else { break };
             let inside = slots.partition_point(|slot| slot.seq <= from).saturating_sub(1);
             slots.drain(..inside);
-            let wanted = slots.len().min((limit - found.len()).saturating_add(1));
-            let mut links = self.links(of, &slots[..1]).await?;
-            if !looked && links.iter().all(|(_, link)| link.is_empty()) {
+            let first = self.links(of, &slots[..1]).await?;
+            if !looked && first.iter().all(|(_, link)| link.is_empty()) {
                 looked = true;
                 if let Some(floor) = self.floor(of).await?.filter(|floor| *floor > slots[0]) {
                     begin = floor; // thousands of swept links need not be looked at
                     continue;
                 }
             }
-            links.extend(self.links(of, &slots[1..wanted]).await?);
-            for (slot, link) in links {
-                for (nth, _) in link.left() {
-                    if link.first + nth as u64 >= from && found.len() < limit {
-                        found.extend(link.stored(slot, nth)?);
-                    }
-                }
+            fill(&mut page, &first, from)?;
+            let mut done = 1;
+            while done < slots.len() && !page.is_full() {
+                let count = self.at_once().min(limit - page.len()).min(slots.len() - done);
+                fill(&mut page, &self.links(of, &slots[done..done + count]).await?, from)?;
+                done += count;
             }
-            if wanted < slots.len() {
-                begin = slots[wanted];
-            } else if full {
-                begin = Slot { seq: end.seq, void: end.void + 1 };
-            } else {
+            if !full {
                 break;
             }
+            begin = Slot { seq: end.seq, void: end.void + 1 };
         }
-        Ok(found)
+        Ok(page.done())
     }
+}
+
+/// Puts on a page what fits on it.
+fn fill(page: &mut Filling, links: &[(Slot, Link)], from: u64) -> Result<()> {
+    for (slot, link) in links {
+        for (nth, _) in link.left() {
+            if page.is_full() {
+                return Ok(());
+            }
+            if link.first + nth as u64 >= from
+                && let Some(stored) = link.stored(*slot, nth)?
+            {
+                page.take(stored);
+            }
+        }
+    }
+    Ok(())
 }

@@ -155,7 +155,7 @@ impl Inner {
             if end.next <= last {
                 end.next = Slot { seq: last.seq, void: last.void + 1 }; // swept meanwhile
             }
-            step = (step * 4).min(64);
+            step = (step * 4).min(4 * self.at_once());
         }
     }
 

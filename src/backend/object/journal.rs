@@ -1,8 +1,8 @@
 //! The journal itself.
 
 use std::collections::HashMap;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
 use crate::journal::{
     AggregateOf, Append, Appended, Checkpoint, Journal, JournalCapabilities, JournalSettings, JournalStat,
-    JournalSweep, Lead, Position, RelayState, Stored, Stretch,
+    JournalSweep, Lead, Page, Position, RelayState, Stored, Stretch,
 };
 use crate::ledger::Token;
 
@@ -81,6 +81,8 @@ pub(super) struct Inner {
     turns: Mutex<HashMap<AggregateOf, Weak<tokio::sync::Mutex<()>>>>,
     /// Something was appended by this process.
     pub(super) changed: Notify,
+    /// How large the appends lately read were, the larger ones counting more.
+    link_bytes: AtomicUsize,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -103,6 +105,7 @@ impl ObjectJournal {
         let mode = settings.allocator.mode();
         let allocator = settings.allocator.open(&id).await?;
         let last_ms = last_ms_of(&id);
+        let bytes_max = settings.journal.page_bytes_max;
         let inner = |me: &Weak<Inner>| Inner {
             me: Weak::clone(me),
             objects,
@@ -115,6 +118,7 @@ impl ObjectJournal {
             last_ms,
             turns: Mutex::default(),
             changed: Notify::new(),
+            link_bytes: AtomicUsize::new(bytes_max / 4),
         };
         Ok(ObjectJournal(Arc::new_cyclic(inner)))
     }
@@ -159,6 +163,15 @@ impl Inner {
         let next = |last: u64| if last < ms + AHEAD_MAX_MS { ms.max(last + 1) } else { ms };
         let before = self.last_ms.fetch_update(SeqCst, SeqCst, |last| Some(next(last).max(last)));
         next(before.unwrap_or_else(|last| last))
+    }
+
+    /// How many appends are read at once: with large ones fewer, so that what is read takes about as much memory as a page.
+    pub(super) fn at_once(&self) -> usize {
+        (self.settings.page_bytes_max / self.link_bytes.load(SeqCst).max(1)).clamp(1, AT_ONCE)
+    }
+
+    pub(super) fn has_read(&self, bytes: usize) {
+        let _ = self.link_bytes.fetch_update(SeqCst, SeqCst, |before| Some(bytes.max(before / 8 * 7)));
     }
 
     /// Waits for this process's turn with an aggregate.
@@ -225,7 +238,7 @@ impl Journal for ObjectJournal {
         aggregate: &Aggregate,
         from: u64,
         limit: usize,
-    ) -> Result<Vec<Stored>> {
+    ) -> Result<Page> {
         self.0.events_from(&of(tenant, aggregate), from, limit).await
     }
 

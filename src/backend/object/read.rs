@@ -14,7 +14,7 @@ use super::journal::Inner;
 use super::name::{self, Entry, Slot};
 use crate::crash_point;
 use crate::error::{Error, Result};
-use crate::journal::{AggregateOf, Position, Stretch};
+use crate::journal::{AggregateOf, Filling, Position, Stretch};
 
 /// How long a read waits for the store's clock to pass what was appended just before.
 const SETTLE_MAX: Duration = Duration::from_secs(3);
@@ -35,9 +35,13 @@ impl Inner {
     pub(super) async fn read(&self, after: &Position, limit: usize) -> Result<Stretch> {
         let deadline = tokio::time::Instant::now() + SETTLE_MAX;
         let from = name::index_after(after)?;
+        if limit == 0 {
+            return Ok(Stretch::new(Vec::new(), after.clone(), false));
+        }
+        let names_max = limit.saturating_add(1).min(PAGE);
         loop {
             let fin = self.up_to().await?;
-            let listed = self.objects.list(name::INDEX, &from, limit.saturating_add(1).min(PAGE)).await?;
+            let listed = self.objects.list(name::INDEX, &from, names_max).await?;
             let mut entries = name::entries(&listed)?;
             // What was there before we came is given even if its time has not: after a short sleep it has.
             let newest = entries.last().map_or(0, |entry| entry.ms);
@@ -47,44 +51,51 @@ impl Inner {
             }
             let settled = entries.partition_point(|entry| entry.ms <= fin.up_to);
             let at_hole = settled < entries.len() || fin.under_way;
+            let cut = settled == entries.len() && listed.len() == names_max;
             entries.truncate(settled);
-            return self.stretch(after, &entries, limit, at_hole).await;
+            let mut stretch = self.stretch(after, &entries, limit).await?;
+            stretch.more |= cut;
+            stretch.at_hole = at_hole && !stretch.more;
+            return Ok(stretch);
         }
     }
 
-    async fn stretch(
-        &self,
-        after: &Position,
-        entries: &[Entry],
-        limit: usize,
-        at_hole: bool,
-    ) -> Result<Stretch> {
-        let mut stretch = Stretch::new(Vec::new(), after.clone(), at_hole);
-        let mut wanted = Vec::new();
-        let mut events = 0;
-        for entry in entries {
-            let new = entry.left_after(after).count();
-            if new > 0 && events < limit {
-                wanted.push(entry.clone());
-                events += new;
+    /// As much of some entries as fits on a page.
+    async fn stretch(&self, after: &Position, entries: &[Entry], limit: usize) -> Result<Stretch> {
+        let wanted: Vec<&Entry> =
+            entries.iter().filter(|entry| entry.left_after(after).next().is_some()).collect();
+        let mut page = Filling::new(limit, self.settings.page_bytes_max);
+        let mut next = after.clone();
+        let mut done = 0;
+        while done < wanted.len() && !page.is_full() {
+            let (mut count, mut events) = (0, page.len());
+            while count < self.at_once() && done + count < wanted.len() && events < limit {
+                events += wanted[done + count].left_after(after).count();
+                count += 1;
             }
-        }
-        let links =
-            self.each(wanted.clone(), |inner, entry| async move { inner.link_named(&entry.link()).await });
-        for (entry, link) in wanted.iter().zip(links.await?) {
-            for nth in entry.left_after(after) {
-                let position = entry.position(nth);
-                if stretch.events.len() == limit {
-                    stretch.at_hole = false; // it ends here because it is full
-                    return Ok(stretch);
-                }
-                stretch.next = position;
-                if let Some(link) = &link {
-                    stretch.events.extend(link.stored(entry.slot, nth as usize)?); // not there: swept
+            let some: Vec<Entry> = wanted[done..done + count].iter().map(|entry| (*entry).clone()).collect();
+            let links =
+                self.each(
+                    some,
+                    |inner, entry| async move { Ok((inner.link_named(&entry.link()).await?, entry)) },
+                );
+            for (link, entry) in links.await? {
+                for nth in entry.left_after(after) {
+                    if page.is_full() {
+                        return Ok(Stretch::new(page.done().events, next, false).more(true));
+                    }
+                    if let Some(stored) =
+                        link.as_ref().map(|link| link.stored(entry.slot, nth as usize)).transpose()?.flatten()
+                    {
+                        page.take(stored); // not there: swept
+                    }
+                    next = entry.position(nth);
                 }
             }
+            done += count;
         }
-        Ok(stretch)
+        let page = page.done();
+        Ok(Stretch::new(page.events, next, false).more(page.more))
     }
 
     /// Up to where nothing new can come. Appends that are under way too long are brought to an end.

@@ -60,6 +60,12 @@ macro_rules! __journal_cases {
                 j7_waiting_ends_when_something_is_appended
                 j7_waiting_ends_at_its_limit
             }
+            page {
+                j13_a_page_of_an_aggregate_ends_at_so_many_bytes
+                j13_a_page_that_is_followed_ends_at_so_many_bytes
+                j13_a_page_has_at_least_one_event
+                j13_a_page_that_is_not_full_is_the_last
+            }
             lead {
                 j9_one_of_two_leads
                 j9_tokens_grow_and_stale_ones_are_fenced

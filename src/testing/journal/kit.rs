@@ -109,7 +109,15 @@ pub(crate) fn placings(appended: &Appended) -> Vec<Placing> {
 
 /// All events of an aggregate.
 pub(crate) async fn all(journal: &impl Journal, tenant: Option<&Tenant>, of: &str) -> Vec<Stored> {
-    journal.read_aggregate(tenant, &aggregate(of), 0, 100_000).await.expect("it can be read")
+    let (mut found, mut from) = (Vec::new(), 0);
+    loop {
+        let page = journal.read_aggregate(tenant, &aggregate(of), from, 1000).await.expect("it can be read");
+        from = page.events.last().map_or(from, |last| last.seq + 1);
+        found.extend(page.events);
+        if !page.more {
+            return found;
+        }
+    }
 }
 
 /// The ids of an aggregate's events, in order; their seqs have no gap and end at the head.
@@ -213,7 +221,8 @@ impl<'j, J: Journal> Follower<'j, J> {
             given.extend(self.take(stored, ordered));
         }
         if !ordered {
-            for stored in self.journal.late(&self.after, self.page).await.expect("late events can be read") {
+            let late = self.journal.late(&self.after, &Position::START, self.page).await;
+            for stored in late.expect("late events can be read").events {
                 given.extend(self.take(stored, false));
             }
             self.journal.published(&given).await.expect("it is told");

@@ -1,4 +1,4 @@
-//! What every journal must pass. Cases are named after the clauses of the [`Journal`] contract (`j1_` … `j12_`).
+//! What every journal must pass. Cases are named after the clauses of the [`Journal`] contract (`j1_` … `j13_`).
 //!
 //! A journal implements [`JournalHarness`] and is enrolled by one line; every case becomes a test of its own:
 //!
@@ -22,6 +22,7 @@ pub mod input;
 pub mod lead;
 pub mod model;
 pub mod mutants;
+pub mod page;
 pub mod read;
 pub mod sweep;
 

@@ -11,8 +11,8 @@ use crate::error::Result;
 use crate::event::Event;
 use crate::id::{Aggregate, EventId, RelayName, Tenant};
 use crate::journal::{
-    Append, Appended, Checkpoint, Expected, Journal, JournalCapabilities, JournalSettings, JournalSweep,
-    MemoryJournal, Placing, Position, RelayState, Stored, Stretch,
+    Append, Appended, Checkpoint, Expected, Filling, Journal, JournalCapabilities, JournalSettings,
+    JournalSweep, MemoryJournal, PAGE_BYTES_MAX, Page, Placing, Position, RelayState, Stored, Stretch,
 };
 use crate::ledger::Token;
 use crate::testing::forward::journal_over;
@@ -42,6 +42,10 @@ pub enum JournalMutant {
     AllOrNothing,
     /// Tenants share their ids.
     TenantsMeet,
+    /// A page has as many events as asked for, however large they are.
+    UnboundedPages,
+    /// A page that is shorter than asked for is taken for the last.
+    ShortIsTheEnd,
 }
 
 /// A broken journal in memory.
@@ -64,7 +68,9 @@ impl JournalHarness for MutantJournalHarness {
     type Journal = MutantJournal;
 
     async fn open(&self, settings: JournalSettings) -> MutantJournal {
-        let journal = self.sound.open(settings).await;
+        let unbounded = self.mutant == JournalMutant::UnboundedPages;
+        let page_bytes_max = if unbounded { usize::MAX } else { settings.page_bytes_max };
+        let journal = self.sound.open(JournalSettings { page_bytes_max, ..settings }).await;
         MutantJournal { mutant: self.mutant, inner: journal, damage: Arc::clone(&self.damage) }
     }
 }
@@ -107,6 +113,12 @@ impl MutantJournal {
             }
         }
         seen
+    }
+
+    fn mistake_the_end(&self, more: &mut bool, events: usize, limit: usize) {
+        if self.mutant == JournalMutant::ShortIsTheEnd {
+            *more = events == limit;
+        }
     }
 
     /// A number is drawn for nothing: an event that nobody can read has it.
@@ -212,8 +224,11 @@ journal_over!(MutantJournal {
         aggregate: &Aggregate,
         from: u64,
         limit: usize,
-    ) -> Result<Vec<Stored>> {
-        Ok(self.seen(self.inner.read_aggregate(tenant, aggregate, from, limit).await?))
+    ) -> Result<Page> {
+        let mut page = self.inner.read_aggregate(tenant, aggregate, from, limit).await?;
+        self.mistake_the_end(&mut page.more, page.events.len(), limit);
+        page.events = self.seen(page.events);
+        Ok(page)
     }
     async fn read(&self, after: &Position, limit: usize) -> Result<Stretch> {
         let late = self.damage().late.clone();
@@ -231,7 +246,7 @@ journal_over!(MutantJournal {
                     stretch.events.truncate(hole);
                     stretch.next =
                         stretch.events.last().map_or(after.clone(), |stored| stored.position.clone());
-                    stretch.at_hole = true;
+                    (stretch.at_hole, stretch.more) = (true, false);
                 }
             }
             JournalMutant::OtherOrder => {
@@ -239,6 +254,7 @@ journal_over!(MutantJournal {
             }
             _ => {}
         }
+        self.mistake_the_end(&mut stretch.more, stretch.events.len(), limit);
         stretch.events = self.seen(stretch.events);
         Ok(stretch)
     }
@@ -254,16 +270,24 @@ journal_over!(MutantJournal {
         tokio::task::yield_now().await;
         Ok(())
     }
-    async fn late(&self, passed: &Position, limit: usize) -> Result<Vec<Stored>> {
-        if self.capabilities().ordered {
-            return Ok(Vec::new());
+    async fn late(&self, passed: &Position, after: &Position, limit: usize) -> Result<Page> {
+        let mut page = Filling::new(limit, PAGE_BYTES_MAX);
+        let mut after = after.clone();
+        while !self.capabilities().ordered {
+            let stretch = self.inner.read(&after, 1000).await?;
+            let damage = self.damage();
+            let unknown = |at: &Position| !damage.late.contains(at) && !damage.published.contains(at);
+            for stored in stretch.events {
+                if stored.position <= *passed && unknown(&stored.position) {
+                    page.take(stored);
+                }
+            }
+            after = stretch.next;
+            if !stretch.more || page.is_full() {
+                break;
+            }
         }
-        let mut events = self.inner.read(&Position::START, usize::MAX).await?.events;
-        let damage = self.damage();
-        let unknown = |at: &Position| !damage.late.contains(at) && !damage.published.contains(at);
-        events.retain(|stored| stored.position <= *passed && unknown(&stored.position));
-        events.truncate(limit);
-        Ok(events)
+        Ok(page.done())
     }
     async fn published(&self, events: &[Stored]) -> Result<()> {
         self.damage().published.extend(events.iter().map(|stored| stored.position.clone()));

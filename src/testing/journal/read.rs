@@ -33,7 +33,7 @@ pub async fn j6_an_aggregate_is_read_in_pages<H: JournalHarness>(harness: &H) {
         (5, 0, vec![]),
         (u64::MAX, 10, vec![]),
     ] {
-        let page = journal.read_aggregate(None, &aggregate("a"), from, limit).await.unwrap();
+        let page = journal.read_aggregate(None, &aggregate("a"), from, limit).await.unwrap().events;
         let seqs: Vec<u64> = page.iter().map(|stored| stored.seq).collect();
         assert_eq!(seqs, wanted, "{limit} from {from}");
         assert!(page.iter().all(|stored| stored.event.id.to_string() == format!("a{}", stored.seq)));

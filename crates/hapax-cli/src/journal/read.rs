@@ -49,21 +49,20 @@ pub async fn run(global: &Global, journal: &dyn Journal, args: &ReadArgs) -> Res
     let (mut left, mut seq, mut after) = (args.limit, args.from, args.after.clone().unwrap_or_default());
     while left > 0 {
         let limit = usize::try_from(left).unwrap_or(PAGE).min(PAGE);
-        let page = if let Some(aggregate) = &args.aggregate {
-            journal.read_aggregate(args.tenant.as_ref(), aggregate, seq, limit).await?
+        let (page, more) = if let Some(aggregate) = &args.aggregate {
+            let page = journal.read_aggregate(args.tenant.as_ref(), aggregate, seq, limit).await?;
+            (page.events, page.more)
         } else {
             let stretch = journal.read(&after, limit).await?;
-            let moved = stretch.next != after;
             after = stretch.next;
-            if stretch.events.is_empty() && moved {
-                continue; // a page of empty places
-            }
-            stretch.events
+            (stretch.events, stretch.more)
         };
-        let Some(last) = page.last() else { break };
-        seq = last.seq + 1;
         left -= page.len() as u64;
+        seq = page.last().map_or(seq, |last| last.seq + 1);
         show(global, args, &page)?;
+        if !more {
+            break;
+        }
     }
     Ok(0)
 }

@@ -35,7 +35,7 @@ use crate::error::{Error, Result};
 use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
 use crate::journal::{
     Append, Appended, Checkpoint, Journal, JournalCapabilities, JournalSettings, JournalStat, JournalSweep,
-    Lead, Position, RelayState, Stored, Stretch,
+    Lead, Page, Position, RelayState, Stored, Stretch,
 };
 use crate::ledger::Token;
 
@@ -135,6 +135,7 @@ impl Sql {
     fn new(schema: &str) -> Self {
         let sql = |text: &str| -> Arc<str> { text.replace("{s}", schema).into() };
         let read = |from: &str| sql(&format!("select {} from {from} j", read::COLUMNS));
+        let paged = |from: &str, bytes_max: &str| sql(&read::paged(from, bytes_max));
         Sql {
             append_one: sql(
                 "select * from {s}.journal_append_one($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
@@ -142,12 +143,15 @@ impl Sql {
             append: sql(
                 "select * from {s}.journal_append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)",
             ),
-            read: read(if mutant!("journal_orders_by_xid") {
-                "(select * from {s}.journal where position > $1 order by xmin::text::bigint, position limit $2)"
-            } else {
-                "{s}.journal_read($1, $2)"
-            }),
-            read_aggregate: read("{s}.journal_read_aggregate($1, $2, $3, $4)"),
+            read: paged(
+                if mutant!("journal_orders_by_xid") {
+                    "(select * from {s}.journal where position > $1 order by xmin::text::bigint, position limit $2)"
+                } else {
+                    "{s}.journal_read($1, $2)"
+                },
+                "$3",
+            ),
+            read_aggregate: paged("{s}.journal_read_aggregate($1, $2, $3, $4)", "$5"),
             find: read("{s}.journal_find($1, $2)"),
             head: sql("select last from {s}.journal_head where tenant = $1 and aggregate = $2"),
             next: sql("select {s}.journal_next($1)"),
@@ -316,7 +320,7 @@ impl Journal for PgJournal {
         aggregate: &Aggregate,
         from: u64,
         limit: usize,
-    ) -> Result<Vec<Stored>> {
+    ) -> Result<Page> {
         read::read_aggregate(&self.0, tenant, aggregate, from, limit).await
     }
 

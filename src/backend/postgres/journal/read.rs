@@ -19,7 +19,8 @@ use crate::crash_point::mutant;
 use crate::error::{Error, Result};
 use crate::event::{Event, Fingerprint, TraceContext};
 use crate::id::{Aggregate, EventId, Kind, Tenant};
-use crate::journal::{JournalStat, Position, Stored, Stretch};
+use crate::journal::page::events_max;
+use crate::journal::{EVENT_BYTES, Filling, JournalStat, Page, Position, Stored, Stretch};
 
 /// Below this many rows they are counted one by one; beyond, the server's estimate is as good.
 const COUNTED_MAX: i64 = 100_000;
@@ -27,6 +28,24 @@ const COUNTED_MAX: i64 = 100_000;
 /// As [`Row`] reads them, from `j`.
 pub(super) const COLUMNS: &str = "j.position, j.seq, (extract(epoch from j.at) * 1000000)::bigint, j.time_us, j.tenant, j.aggregate, \
      j.id, j.fingerprint, j.kind, j.trace, j.header_names, j.header_values, j.payload";
+
+/// Rows of a query, up to and with the one that brings them to so many bytes, as [`bytes_of`](crate::journal::bytes_of) counts: the rest is
+/// not sent. A payload's length is known without reading it.
+pub(super) fn paged(from: &str, bytes_max: &str) -> String {
+    let headers = |column: &str| {
+        format!(
+            "case when j.{column} is null then 0 else \
+             (select coalesce(sum(octet_length(part)), 0)::int from unnest(j.{column}) part) end"
+        )
+    };
+    format!(
+        "select {COLUMNS} from (select j.*, sum({EVENT_BYTES} + octet_length(j.payload) + {} + {}) \
+         over (rows between unbounded preceding and 1 preceding) as before from {from} j) j \
+         where coalesce(j.before, 0) < greatest({bytes_max}::bigint, 1)",
+        headers("header_names"),
+        headers("header_values"),
+    )
+}
 
 type Row = (
     i64,
@@ -121,10 +140,12 @@ pub(super) fn follows(after: u64, position: u64, settled: u64) -> bool {
 
 pub(super) async fn read(inner: &Inner, after: &Position, limit: usize) -> Result<Stretch> {
     let from = after.number();
+    let bytes_max = inner.settings.journal.page_bytes_max;
     let page = async || {
         let query = sqlx::query_as::<_, Row>(AssertSqlSafe(Arc::clone(&inner.sql.read)))
             .bind(number(from))
-            .bind(number(limit as u64));
+            .bind(number(limit.min(events_max(bytes_max)) as u64))
+            .bind(number(bytes_max as u64));
         inner.fetch_all(query).await.map_err(|e| fail("reading the journal", e))
     };
     // Before the rows are looked at.
@@ -142,9 +163,19 @@ pub(super) async fn read(inner: &Inner, after: &Position, limit: usize) -> Resul
     }
     let at_hole = count < rows.len();
     rows.truncate(count);
-    let events = rows.into_iter().map(stored).collect::<Result<Vec<_>>>()?;
-    let next = events.last().map_or_else(|| after.clone(), |stored| stored.position.clone());
-    Ok(Stretch::new(events, next, at_hole))
+    let page = filled(rows, limit, bytes_max)?;
+    let next = page.events.last().map_or_else(|| after.clone(), |stored| stored.position.clone());
+    Ok(Stretch::new(page.events, next, at_hole).more(page.more && !at_hole))
+}
+
+/// A page of rows that were asked for by count and bytes: the server has counted as we do.
+fn filled(rows: Vec<Row>, limit: usize, bytes_max: usize) -> Result<Page> {
+    let mut page = Filling::new(limit, bytes_max);
+    for row in rows {
+        let taken = page.take(stored(row)?);
+        debug_assert!(taken, "the server sends more than a page takes");
+    }
+    Ok(page.done())
 }
 
 /// The first position after one that has an event.
@@ -179,14 +210,16 @@ pub(super) async fn read_aggregate(
     aggregate: &Aggregate,
     from: u64,
     limit: usize,
-) -> Result<Vec<Stored>> {
+) -> Result<Page> {
+    let bytes_max = inner.settings.journal.page_bytes_max;
     let query = sqlx::query_as::<_, Row>(AssertSqlSafe(Arc::clone(&inner.sql.read_aggregate)))
         .bind(tenant_text(tenant))
         .bind(aggregate.as_str())
         .bind(number(from))
-        .bind(number(limit as u64));
+        .bind(number(limit.min(events_max(bytes_max)) as u64))
+        .bind(number(bytes_max as u64));
     let rows = inner.fetch_all(query).await.map_err(|e| fail("reading an aggregate", e))?;
-    rows.into_iter().map(stored).collect()
+    filled(rows, limit, bytes_max)
 }
 
 pub(super) async fn find(inner: &Inner, tenant: Option<&Tenant>, id: &EventId) -> Result<Option<Stored>> {

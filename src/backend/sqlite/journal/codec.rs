@@ -10,10 +10,8 @@ use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::event::{Event, Fingerprint, TraceContext};
 use crate::id::{Aggregate, EventId, Kind, Tenant};
-use crate::journal::{JournalStat, Position, Stored, Stretch};
+use crate::journal::{Filling, JournalStat, Page, Position, Stored, Stretch};
 
-/// A stretch ends once its payloads and headers have so many bytes, so that reading takes a bounded amount of memory.
-const STRETCH_BYTES: usize = 16 << 20;
 /// More events than this are not counted one by one.
 const COUNTED_MAX: u64 = 1_000_000;
 
@@ -43,10 +41,6 @@ pub(super) fn number(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-fn limit_of(limit: usize) -> i64 {
-    i64::try_from(limit).unwrap_or(i64::MAX)
-}
-
 /// Reads an event from [`COLUMNS`]; the names in it were checked when they came in.
 fn stored(row: &Row<'_>, what: &str) -> Result<Stored> {
     let bytes = |at| row.get::<_, Option<Vec<u8>>>(at).doing(what);
@@ -68,22 +62,17 @@ fn stored(row: &Row<'_>, what: &str) -> Result<Stored> {
     Ok(Stored::new(position, at, Fingerprint(row.get(4).doing(what)?), event, aggregate, seq))
 }
 
-/// Events as a query gives them, up to so many bytes; whether there may be more.
-fn events(conn: &Connection, rest: &str, by: impl Params, bytes_max: usize) -> Result<(Vec<Stored>, bool)> {
+/// Events as a query gives them, until the page is full.
+fn events(conn: &Connection, rest: &str, by: impl Params, mut page: Filling) -> Result<Page> {
     let what = "reading events";
     let mut statement = conn.prepare_cached(&format!("SELECT {COLUMNS} WHERE {rest}")).doing(what)?;
     let mut rows = statement.query(by).doing(what)?;
-    let (mut events, mut bytes) = (Vec::new(), 0);
-    while let Some(row) = rows.next().doing(what)? {
-        let stored = stored(row, what)?;
-        bytes += stored.event.payload.len();
-        bytes += stored.event.headers.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
-        events.push(stored);
-        if bytes >= bytes_max {
-            return Ok((events, true));
-        }
+    while !page.is_full()
+        && let Some(row) = rows.next().doing(what)?
+    {
+        page.take(stored(row, what)?);
     }
-    Ok((events, false))
+    Ok(page.done())
 }
 
 /// The events of an aggregate from a seq on.
@@ -92,12 +81,11 @@ pub(super) fn read_aggregate(
     tenant: Option<&Tenant>,
     aggregate: &Aggregate,
     from: u64,
-    limit: usize,
-) -> Result<Vec<Stored>> {
-    let Some((aggregate, _)) = find_aggregate(conn, tenant, aggregate)? else { return Ok(Vec::new()) };
-    let rest = "e.aggregate = ?1 AND e.seq >= ?2 ORDER BY e.seq LIMIT ?3";
-    let by = params![aggregate, number(from), limit_of(limit)];
-    events(conn, rest, by, usize::MAX).map(|(events, _)| events)
+    page: Filling,
+) -> Result<Page> {
+    let Some((aggregate, _)) = find_aggregate(conn, tenant, aggregate)? else { return Ok(Page::default()) };
+    let rest = "e.aggregate = ?1 AND e.seq >= ?2 ORDER BY e.seq";
+    events(conn, rest, params![aggregate, number(from)], page)
 }
 
 fn find_aggregate(
@@ -115,26 +103,27 @@ pub(super) fn head(conn: &Connection, tenant: Option<&Tenant>, aggregate: &Aggre
 }
 
 /// The events after a position.
-pub(super) fn read(conn: &Connection, after: &Position, limit: usize) -> Result<Stretch> {
+pub(super) fn read(conn: &Connection, after: &Position, page: Filling) -> Result<Stretch> {
+    if page.is_full() {
+        return Ok(Stretch::new(Vec::new(), after.clone(), false)); // none are asked for
+    }
     // The reader's snapshot is one state of the file: what is drawn is committed.
     let last = last(conn)?;
-    let rest = "e.position > ?1 ORDER BY e.position LIMIT ?2";
-    let by = params![number(after.number()), limit_of(limit)];
-    let (events, more) = events(conn, rest, by, STRETCH_BYTES)?;
-    let next = match events.last() {
-        Some(end) if more || events.len() == limit => end.position.clone(),
+    let rest = "e.position > ?1 ORDER BY e.position";
+    let page = events(conn, rest, params![number(after.number())], page)?;
+    let next = match page.events.last() {
+        Some(end) if page.more => end.position.clone(),
         // What was swept is empty: whoever follows need not come by it again.
-        _ if limit > 0 => after.clone().max(Position::of(last)),
-        _ => after.clone(),
+        _ => after.clone().max(Position::of(last)),
     };
-    Ok(Stretch::new(events, next, false))
+    Ok(Stretch::new(page.events, next, false).more(page.more))
 }
 
 /// The event with an id.
 pub(super) fn find(conn: &Connection, tenant: Option<&Tenant>, id: &EventId) -> Result<Option<Stored>> {
     let Some(tenant) = tenant_number(conn, tenant)? else { return Ok(None) };
-    let (mut found, _) = events(conn, "e.tenant = ?1 AND e.id = ?2", params![tenant, id.key()], usize::MAX)?;
-    Ok(found.pop())
+    let found = events(conn, "e.tenant = ?1 AND e.id = ?2", params![tenant, id.key()], Filling::new(1, 0))?;
+    Ok(found.events.into_iter().next())
 }
 
 /// The last position that was drawn.

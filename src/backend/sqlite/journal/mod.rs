@@ -33,8 +33,8 @@ use crate::clock::{Clock, SystemClock, Time};
 use crate::error::{Error, Result};
 use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
 use crate::journal::{
-    Append, Appended, Checkpoint, Journal, JournalCapabilities, JournalSettings, JournalStat, JournalSweep,
-    Lead, Position, RelayState, Stored, Stretch,
+    Append, Appended, Checkpoint, Filling, Journal, JournalCapabilities, JournalSettings, JournalStat,
+    JournalSweep, Lead, Page, Position, RelayState, Stored, Stretch,
 };
 use crate::ledger::Token;
 
@@ -177,17 +177,19 @@ impl Journal for SqliteJournal {
         aggregate: &Aggregate,
         from: u64,
         limit: usize,
-    ) -> Result<Vec<Stored>> {
+    ) -> Result<Page> {
         let (tenant, aggregate) = (tenant.cloned(), aggregate.clone());
+        let page = Filling::new(limit, self.0.settings.page_bytes_max);
         let read = move |conn: &rusqlite::Connection| {
-            codec::read_aggregate(conn, tenant.as_ref(), &aggregate, from, limit)
+            codec::read_aggregate(conn, tenant.as_ref(), &aggregate, from, page)
         };
         answer(self.0.read.send(read)).await
     }
 
     async fn read(&self, after: &Position, limit: usize) -> Result<Stretch> {
         let after = after.clone();
-        answer(self.0.read.send(move |conn| codec::read(conn, &after, limit))).await
+        let page = Filling::new(limit, self.0.settings.page_bytes_max);
+        answer(self.0.read.send(move |conn| codec::read(conn, &after, page))).await
     }
 
     async fn find(&self, tenant: Option<&Tenant>, id: &EventId) -> Result<Option<Stored>> {

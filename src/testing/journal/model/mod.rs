@@ -371,7 +371,7 @@ impl<J: Journal> Run<J> {
         wanted.sort_by_key(|written| written.seq);
         wanted.truncate(limit);
         let found =
-            self.warning.read_aggregate(of.tenant.as_ref(), &of.aggregate, from, limit).await.unwrap();
+            self.warning.read_aggregate(of.tenant.as_ref(), &of.aggregate, from, limit).await.unwrap().events;
         self.same_events(&format!("the events of {of}"), &wanted, &found);
     }
 
