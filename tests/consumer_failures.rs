@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax::backend::memory::MemoryLedger;
-use hapax::backend::postgres::PgLedger;
+use hapax::backend::postgres::{Migrate, PgLedger};
 use hapax::backend::sqlite::SqliteLedger;
 use hapax::bus::memory::MemoryBus;
 use hapax::bus::{Bus, Record, TopicTerms};
@@ -332,4 +332,76 @@ async fn id_and_time_with_a_window_is_refused() {
     let consumer = consumer(&bus, by_time()).window(window).build().unwrap();
     let error = consumer.run(leased(|_: Event, _: Run| async { Ok(()) })).await.unwrap_err();
     assert!(error.to_string().contains("id_and_time"), "{error}");
+}
+
+/// A database that is put back as it was before (here from a copy made with `TEMPLATE`) does not know what took effect since; the
+/// window, which does, is not believed, and nobody has to tell it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t01_a_restored_ledger_is_not_contradicted_by_its_window() {
+    use hapax::window::{MemoryWindow, Window, WindowSettings};
+    let scratch = support::Scratch::new().await;
+    let window = Arc::new(MemoryWindow::new(WindowSettings::new("1"), 1000).unwrap());
+    let open = async || {
+        let pool = support::pool_to(&scratch.url(), 4).await;
+        PgLedger::with_pool(pool, support::settings("hapax")).await.unwrap()
+    };
+    // A run over all 20 events: how many were new to the ledger, and how many it was not asked about.
+    let all = async |ledger: PgLedger| {
+        let builder =
+            consumer(&bus(&records(20)).await, ledger).window(Arc::clone(&window) as Arc<dyn Window>);
+        let counts = run(builder, leased(|_: Event, _: Run| async { Ok(()) }), 20).await;
+        (counts.get("done").copied(), counts.get("window").copied())
+    };
+    open().await.pool().close().await;
+    scratch.admin("create database {db}_before template {db}").await;
+    let ledger = open().await;
+    let before = ledger.epoch().await.unwrap();
+    assert_eq!(all(ledger.clone()).await, (Some(20), None));
+    support::until("all remembered", async || window.len() == 20).await;
+    assert_eq!(all(ledger.clone()).await, (None, Some(20)), "the window saves the ledger the question");
+    ledger.pool().close().await;
+    scratch.admin("drop database {db} with (force)").await;
+    scratch.admin("create database {db} template {db}_before").await;
+    let ledger = open().await;
+    assert_ne!(ledger.epoch().await.unwrap(), before);
+    assert_eq!(all(ledger.clone()).await, (Some(20), None), "every event took effect again");
+    ledger.pool().close().await;
+    scratch.admin("drop database {db}_before with (force)").await;
+    scratch.drop_it().await;
+}
+
+/// Tables that were loaded from a dump, and a role that may not ask for the cluster's identity: both have an epoch.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_an_epoch_needs_no_privileges_and_tells_a_reloaded_table() {
+    let scratch = support::Scratch::new().await;
+    let pool = support::pool_to(&scratch.url(), 4).await;
+    let ledger = PgLedger::with_pool(pool.clone(), support::settings("hapax")).await.unwrap();
+    let first = ledger.epoch().await.unwrap();
+    support::run(&pool, "create table hapax.kept as table hapax.meta".to_owned()).await;
+    support::run(&pool, "alter table hapax.meta rename to gone".to_owned()).await;
+    support::run(&pool, "alter table hapax.kept rename to meta".to_owned()).await;
+    let second = ledger.epoch().await.unwrap();
+    assert_ne!(first, second, "the same row in another table");
+    let role = support::fresh_schema();
+    support::run(&pool, format!("create role {role}")).await;
+    support::run(&pool, "revoke execute on function pg_control_system() from public".to_owned()).await;
+    support::run(&pool, hapax::backend::postgres::grants_sql("hapax", &role).unwrap()).await;
+    let become_it = format!("set role {role}");
+    let options =
+        sqlx::postgres::PgPoolOptions::new().max_connections(2).after_connect(move |connection, _| {
+            let become_it = AssertSqlSafe(become_it.clone());
+            Box::pin(async move { sqlx::raw_sql(become_it).execute(connection).await.map(drop) })
+        });
+    let mut settings = support::settings("hapax");
+    settings.migrate = Migrate::Check;
+    let plain = options.connect(&scratch.url()).await.unwrap();
+    let plain = PgLedger::with_pool(plain, settings).await.unwrap();
+    let third = plain.epoch().await.unwrap();
+    assert_ne!(second, third, "it knows less");
+    assert_eq!(plain.epoch().await.unwrap(), third);
+    plain.pool().close().await;
+    support::run(&pool, format!("drop owned by {role}")).await;
+    support::run(&pool, format!("drop role {role}")).await;
+    pool.close().await;
+    scratch.drop_it().await;
 }

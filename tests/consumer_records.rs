@@ -12,6 +12,7 @@ use std::time::Duration;
 use hapax::bus::memory::MemoryBus;
 use hapax::bus::{Bus, Heard, Partition, Record, Subscription, TopicTerms};
 use hapax::consumer::{Consumer, ConsumerBuilder, Failed, Handled, OutagePolicy, leased};
+use hapax::ledger::{Ledger as _, Share};
 use hapax::{Event, Headers, Topic};
 
 fn topic(name: &str) -> Topic {
@@ -79,6 +80,15 @@ where
     letters
 }
 
+/// Waits for a state, never for a time.
+async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
+    let end = tokio::time::Instant::now() + Duration::from_secs(60);
+    while !is().await {
+        assert!(tokio::time::Instant::now() < end, "never came: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
 fn header(record: &Record, name: &str) -> String {
     let value = record.headers.get(&format!("hapax-dead-{name}"));
     String::from_utf8(value.unwrap_or_else(|| panic!("no {name}")).to_vec()).unwrap()
@@ -116,4 +126,172 @@ async fn what_was_never_claimed_is_told_like_any_dead_letter() {
     let (first, last) = (header(&letter, "first-at"), header(&letter, "last-at"));
     assert_eq!(first, last);
     assert!(hapax::Time::parse(&first).is_ok(), "{first}");
+}
+
+/// A ledger that fails over under a running consumer may lack what its window knows: from then on the window is not believed.
+#[tokio::test]
+async fn t01_a_ledger_that_failed_over_is_not_contradicted_by_its_window() {
+    use hapax::window::{MemoryWindow, Window, WindowSettings};
+    let bus = bus(&[record("e", Some("{}"))]).await;
+    let ledger = faulty::Faulty::default();
+    let window = Arc::new(MemoryWindow::new(WindowSettings::new("1"), 10).unwrap());
+    let builder = consumer(&bus, &ledger).window(Arc::clone(&window) as Arc<dyn Window>);
+    let consumer = builder.build().unwrap();
+    let handle = consumer.handle();
+    let running = tokio::spawn(consumer.run(leased(|_, _| async { Ok(()) })));
+    let passed = async |word: &str, count: u64| {
+        until(word, async || handle.progress().passed.get(word) == Some(&count)).await;
+    };
+    let again = async || {
+        bus.publish(&topic("orders"), &[record("e", Some("{}"))]).await.unwrap().remove(0).unwrap();
+    };
+    passed("done", 1).await;
+    until("remembered", async || !window.is_empty()).await;
+    again().await;
+    passed("window", 1).await;
+    ledger.faults.lives.fetch_add(1, Ordering::SeqCst);
+    again().await;
+    passed("duplicate", 1).await; // the ledger was asked
+    handle.stop();
+    let counts = running.await.unwrap().unwrap();
+    assert_eq!((counts["done"], counts["window"], counts["duplicate"]), (1, 1, 1), "{counts:?}");
+}
+
+/// Three consumers of a group that have two partitions each: a dead letter is copied by the one that has its partition, once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_group_of_three_copies_each_dead_letter_once() {
+    let bus = Arc::new(MemoryBus::default());
+    bus.create_topic(&topic("orders"), TopicTerms::new(6)).await.unwrap();
+    let ledger = faulty::Faulty::default();
+    let mut running = Vec::new();
+    for _ in 0..3 {
+        let builder = consumer(&bus, &ledger).with(|settings| {
+            settings.held_interval = Duration::from_millis(1);
+            settings.held_grace = Duration::from_hours(1);
+        });
+        let consumer = builder.build().unwrap();
+        let handle = consumer.handle();
+        running.push((handle, tokio::spawn(consumer.run(leased(|_, _| async { Err(Failed::fatal("no")) })))));
+    }
+    until("two partitions each", async || running.iter().all(|(of, _)| of.progress().partitions == 2)).await;
+    for n in 0..50 {
+        let records: Vec<_> = (0..6).map(|m| record(&format!("e-{n}-{m}"), Some("{}"))).collect();
+        for answer in bus.publish(&topic("orders"), &records).await.unwrap() {
+            answer.unwrap();
+        }
+    }
+    let scope = hapax::Scope::new("mailer").unwrap();
+    let passed =
+        async || running.iter().map(|(of, _)| of.progress().passed.values().sum::<u64>()).sum::<u64>();
+    until("all dead and copied", async || {
+        passed().await == 300 && ledger.outlet(&scope, &Share::all(), 1).await.unwrap().is_empty()
+    })
+    .await;
+    for (handle, running) in running {
+        handle.stop();
+        running.await.unwrap().unwrap();
+    }
+    let mut copies = 0;
+    for number in 0..6 {
+        copies += bus.range(&Partition { topic: topic("orders.dead"), number }).await.unwrap().1;
+    }
+    assert_eq!(copies, 300);
+}
+
+/// What waits in the ledger for longer than the grace is taken up by a member that does not have its partition.
+#[tokio::test]
+async fn what_nobody_takes_up_in_time_is_taken_up_by_anybody() {
+    use hapax::ledger::{Body, Claim, FailureTerms, Identity, Mode};
+    let bus = bus(&[]).await;
+    let ledger = faulty::Faulty::default();
+    let scope = hapax::Scope::new("mailer").unwrap();
+    let held = |id: &str, partition| {
+        let terms = FailureTerms {
+            attempts_max: 9,
+            backoff_base: Duration::ZERO,
+            backoff_max: Duration::ZERO,
+            jitter_permille: 0,
+        };
+        let mut claim =
+            Claim::new(Identity::new(scope.clone(), hapax::EventId::new(id).unwrap()), Mode::Failed(terms));
+        claim.hold = true;
+        claim.body = Some(Body { headers: record(id, None).headers, ..Body::default() });
+        claim.origin = Some(hapax::event::Origin::new(topic("orders"), partition, 0));
+        claim
+    };
+    // Partition 7 is nobody's here.
+    ledger.claim(&[held("theirs", 7), held("mine", 0)]).await.unwrap();
+    for (grace, id, left) in [(Duration::from_hours(1), "mine", 1), (Duration::ZERO, "theirs", 0)] {
+        let consumer =
+            consumer(&bus, &ledger).with(move |settings| settings.held_grace = grace).build().unwrap();
+        let handle = consumer.handle();
+        let (seen, mut heard) = tokio::sync::mpsc::unbounded_channel();
+        let running = tokio::spawn(consumer.run(leased(move |event: Event, _| {
+            seen.send(event.id.to_string()).unwrap();
+            async { Ok(()) }
+        })));
+        assert_eq!(heard.recv().await.unwrap(), id);
+        until("settled", async || handle.progress().passed.get("done") == Some(&1)).await;
+        handle.stop();
+        running.await.unwrap().unwrap();
+        assert!(heard.recv().await.is_none(), "no other");
+        assert_eq!(ledger.due(&scope, &Share::all(), 9).await.unwrap().held, left);
+    }
+}
+
+/// More than a page of dead letters that became too large for the topic on their way there: each is copied without its payload,
+/// and says so; the ledger has it; and those behind them are copied too.
+#[cfg(feature = "sqlite")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_letters_that_are_too_large_are_copied_bare_and_block_nobody() {
+    use hapax::bus::embedded::{EmbeddedBus, EmbeddedSettings};
+    const LARGE: usize = 230;
+    let dir = tempfile::tempdir().unwrap();
+    let mut settings = EmbeddedSettings::default();
+    settings.record_bytes_max = 1100;
+    let bus = Arc::new(
+        EmbeddedBus::open_with(dir.path().join("bus.db"), settings, Arc::new(hapax::clock::SystemClock))
+            .unwrap(),
+    );
+    bus.create_topic(&topic("orders"), TopicTerms::new(1)).await.unwrap();
+    let large: &'static str = "x".repeat(1000).leak();
+    let mut records: Vec<_> = (0..LARGE).map(|n| record(&format!("large-{n}"), Some(large))).collect();
+    records.push(record("small", Some("{}")));
+    for answer in bus.publish(&topic("orders"), &records).await.unwrap() {
+        answer.unwrap();
+    }
+    let ledger = faulty::Faulty::default();
+    let consumer = Consumer::builder(bus.clone() as Arc<dyn Bus>, ledger.clone())
+        .scope("mailer")
+        .topic("orders")
+        .with(|settings| settings.held_interval = Duration::from_millis(10))
+        .build()
+        .unwrap();
+    let handle = consumer.handle();
+    let running = tokio::spawn(consumer.run(leased(|_, _| async { Err(Failed::fatal("no")) })));
+    let dead = Partition { topic: topic("orders.dead"), number: 0 };
+    let all = i64::try_from(records.len()).unwrap();
+    until("all copied", async || bus.range(&dead).await.is_ok_and(|(_, end)| end == all)).await;
+    let scope = hapax::Scope::new("mailer").unwrap();
+    until("all noted", async || ledger.outlet(&scope, &Share::all(), 1).await.unwrap().is_empty()).await;
+    handle.stop();
+    running.await.unwrap().unwrap();
+    let mut reader =
+        bus.subscribe(Subscription::new("reader", [topic("orders.dead")]).unwrap()).await.unwrap();
+    let mut letters = Vec::new();
+    while letters.len() < records.len() {
+        if let Heard::Records(records) = reader.next().await.unwrap() {
+            letters.extend(records.into_iter().map(|received| received.record));
+        }
+    }
+    let bare: Vec<_> = letters.iter().filter(|letter| letter.payload.as_deref() == Some(b"")).collect();
+    assert_eq!(bare.len(), LARGE);
+    assert!(header(bare[0], "left-out").contains("1000 bytes"), "{}", header(bare[0], "left-out"));
+    assert!(
+        bare.iter()
+            .any(|letter| header(letter, "id") == "large-0" && header(letter, "reason").contains("no"))
+    );
+    let entry =
+        ledger.get(&hapax::ledger::Identity::new(scope, hapax::EventId::new("large-0").unwrap()), None).await;
+    assert_eq!(entry.unwrap().unwrap().body.unwrap().payload.unwrap().len(), 1000);
 }

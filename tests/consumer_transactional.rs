@@ -14,14 +14,18 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax::backend::postgres::PgLedger;
-use hapax::backend::sqlite::SqliteLedger;
+use hapax::backend::sqlite::{SqliteLedger, SqliteTransaction};
 use hapax::bus::memory::MemoryBus;
 use hapax::bus::{Bus, Partition, Record, TopicTerms};
 use hapax::consumer::{
-    Consumer, ConsumerBuilder, Failed, Guarantee, TransactionalLedger, transactional, transactional_batch,
+    Consumer, ConsumerBuilder, Failed, Guarantee, Handled, TransactionalLedger, transactional,
+    transactional_batch,
 };
-use hapax::ledger::{Filter, Ledger, Marker, OnDead, OrderPolicy, Settings, State};
-use hapax::{Scope, Topic};
+use hapax::ledger::{
+    Claim, Epoch, Extend, Filter, Ledger, Marker, OnDead, OrderPolicy, Outcome, Settings, Settle, Settled,
+    State, SweepTerms, Swept,
+};
+use hapax::{Result, Scope, Time, Topic};
 
 fn topic() -> Topic {
     Topic::new("orders").unwrap()
@@ -431,4 +435,114 @@ async fn postgres_a_scope_that_was_undone_is_not_remembered() {
     let other =
         PgLedger::with_pool(support::pool(2).await, support::settings(ledger.schema())).await.unwrap();
     assert!(!other.claim(&[claim("a")]).await.unwrap().remove(0).unwrap().is_claimed());
+}
+
+/// A ledger that cannot be asked for markers so many times.
+#[derive(Clone)]
+struct Unmarked {
+    inner: SqliteLedger,
+    lost: Arc<AtomicU32>,
+}
+
+hapax::ledger_over!(Unmarked {
+    async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
+        self.inner.claim(claims).await
+    }
+    async fn settle(&self, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
+        self.inner.settle(settles).await
+    }
+    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Result<Settled>>> {
+        self.inner.extend(extends).await
+    }
+    async fn sweep(&self, terms: SweepTerms) -> Result<Swept> {
+        self.inner.sweep(terms).await
+    }
+    async fn now(&self) -> Result<Time> {
+        self.inner.now().await
+    }
+    async fn epoch(&self) -> Result<Epoch> {
+        self.inner.epoch().await
+    }
+    async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
+        if self.lost.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
+            return Err(hapax::Error::Unavailable { what: "a fault the test ordered".into(), source: None });
+        }
+        self.inner.markers(scope, topic, partitions).await
+    }
+});
+
+#[async_trait::async_trait]
+impl TransactionalLedger for Unmarked {
+    type Transaction = SqliteTransaction;
+    async fn begin(&self, time_max: Duration, statement_max: Duration) -> Result<SqliteTransaction> {
+        TransactionalLedger::begin(&self.inner, time_max, statement_max).await
+    }
+    async fn claim_in(&self, tx: &mut SqliteTransaction, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
+        TransactionalLedger::claim_in(&self.inner, tx, claims).await
+    }
+    async fn settle_in(&self, tx: &mut SqliteTransaction, all: &[Settle]) -> Result<Vec<Result<Settled>>> {
+        TransactionalLedger::settle_in(&self.inner, tx, all).await
+    }
+    async fn mark_in(&self, tx: &mut SqliteTransaction, scope: &Scope, markers: &[Marker]) -> Result<()> {
+        TransactionalLedger::mark_in(&self.inner, tx, scope, markers).await
+    }
+    async fn is_sound(&self, tx: &mut SqliteTransaction) -> Result<bool> {
+        self.inner.is_sound(tx).await
+    }
+    fn is_contention(&self, error: &(dyn std::error::Error + 'static)) -> bool {
+        self.inner.is_contention(error)
+    }
+    fn is_doubt(&self, error: &(dyn std::error::Error + 'static)) -> bool {
+        self.inner.is_doubt(error)
+    }
+    async fn is_lost(&self, tx: &mut SqliteTransaction) -> bool {
+        self.inner.is_lost(tx).await
+    }
+    async fn commit(&self, tx: SqliteTransaction) -> Result<Handled> {
+        self.inner.commit(tx).await
+    }
+    async fn roll_back(&self, tx: SqliteTransaction) {
+        self.inner.roll_back(tx).await;
+    }
+    async fn was_committed(&self, claim: &Claim) -> Result<bool> {
+        TransactionalLedger::was_committed(&self.inner, claim).await
+    }
+}
+
+/// The ledger is away while partitions are given: nothing starts until it has said what is suspect, and then that alone runs alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_outage_at_the_assignment_makes_nothing_suspect() {
+    let dir = tempfile::tempdir().unwrap();
+    let inner = SqliteLedger::open(dir.path().join("ledger.db"), Settings::default()).unwrap();
+    let scope = Scope::new("billing").unwrap();
+    // Somebody died with the first three of partition 0.
+    let marker = Marker { topic: topic(), partition: 0, first: 0, last: 2 };
+    inner.mark(&scope, &[marker]).await.unwrap();
+    let ledger = Unmarked { inner, lost: Arc::new(AtomicU32::new(4)) };
+    let records: Vec<_> =
+        (0..200).map(|n| record(None, serde_json::json!({"event_id": format!("e-{n}")}))).collect();
+    let bus = bus(&records).await;
+    let batches = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&batches);
+    let counts = run(
+        consumer(&bus, &ledger),
+        transactional_batch::<Unmarked, _>(move |_, events| {
+            let places = events.iter().map(|event| event.origin.clone().unwrap());
+            seen.lock()
+                .unwrap()
+                .push(places.map(|origin| (origin.partition, origin.offset)).collect::<Vec<_>>());
+            Box::pin(async { Ok(()) })
+        }),
+        200,
+    )
+    .await;
+    assert_eq!(counts["done"], 200, "{counts:?}");
+    assert_eq!(ledger.lost.load(Ordering::SeqCst), 0, "it was asked until it answered");
+    let batches = batches.lock().unwrap();
+    let alone: Vec<_> = batches.iter().filter(|batch| batch.len() == 1).map(|batch| batch[0]).collect();
+    for suspect in [(0, 0), (0, 1), (0, 2)] {
+        assert!(alone.contains(&suspect), "{suspect:?} ran beside others");
+    }
+    let largest = batches.iter().map(Vec::len).max().unwrap();
+    assert!(largest > 1, "all 200 ran one by one");
 }

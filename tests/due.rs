@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use hapax::backend::sqlite::SqliteLedger;
 use hapax::clock::ManualClock;
-use hapax::ledger::{Body, Claim, Ledger, Mode, Settings};
+use hapax::ledger::{Body, Claim, Ledger, Mode, Settings, Share};
 use hapax::testing::{Harness, kit, noon};
 
 /// Waits with its bytes for its next run.
@@ -23,7 +23,7 @@ fn failing(claim: Claim) -> Claim {
 }
 
 async fn first_due(ledger: &impl Ledger) -> Vec<String> {
-    let due = ledger.due(&kit::identity("x").scope, 1).await.unwrap();
+    let due = ledger.due(&kit::identity("x").scope, &Share::all(), 1).await.unwrap();
     due.entries.into_iter().map(|entry| entry.identity.id.to_string()).collect()
 }
 
@@ -44,7 +44,7 @@ async fn sqlite_reads_the_bodies_of_those_it_returns() {
         file.execute("UPDATE hapax_entry_0 SET headers = x'01' WHERE id IN (x'62', x'63')", []).unwrap();
     assert_eq!(garbled, 2);
     assert_eq!(first_due(&ledger).await, ["a"]);
-    assert_eq!(ledger.due(&kit::identity("x").scope, 2).await.unwrap_err().code(), "corrupt");
+    assert_eq!(ledger.due(&kit::identity("x").scope, &Share::all(), 2).await.unwrap_err().code(), "corrupt");
 }
 
 #[tokio::test]
@@ -66,7 +66,7 @@ async fn redis_reads_the_bodies_of_those_it_returns() {
             redis::cmd("HSET").arg(&week).arg(id).arg(cut).query_async(&mut connection).await.unwrap();
     }
     assert_eq!(first_due(&ledger).await, ["a"]);
-    assert_eq!(ledger.due(&kit::identity("x").scope, 2).await.unwrap_err().code(), "corrupt");
+    assert_eq!(ledger.due(&kit::identity("x").scope, &Share::all(), 2).await.unwrap_err().code(), "corrupt");
 }
 
 /// Eight times as many behind one head take about eight times as long, not 64 times.

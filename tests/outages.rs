@@ -132,8 +132,10 @@ impl Windowed {
             .unwrap();
         let (handle, running) = run(&world, consumer);
         world.publish(&events(0..50)).await;
+        let epoch = Some(world.ledger.epoch().await.unwrap());
         let known: Vec<Sighting> = (0..50)
-            .map(|n| Identity::new(scope.clone(), EventId::new(format!("e-{n}")).unwrap()).into())
+            .map(|n| Identity::new(scope.clone(), EventId::new(format!("e-{n}")).unwrap()))
+            .map(|identity| Sighting { epoch, ..identity.into() })
             .collect();
         until("the window remembers", || async {
             window.inner().seen(&known).await.unwrap().iter().all(|seen| *seen)

@@ -523,3 +523,17 @@ async fn a_file_keeps_its_identity_rule() {
         drop(SqliteLedger::open(&path, with(made)).unwrap());
     }
 }
+
+/// A copy of the file that is put in its place is another life of the ledger, though it has the same id.
+#[tokio::test]
+async fn c11_a_file_that_was_put_in_its_place_has_another_epoch() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = file(&dir);
+    let ledger = open(&path);
+    let before = ledger.epoch().await.unwrap();
+    drop(ledger);
+    std::fs::copy(&path, dir.path().join("backup.db")).unwrap();
+    assert_eq!(open(&path).epoch().await.unwrap(), before);
+    std::fs::rename(dir.path().join("backup.db"), &path).unwrap();
+    assert_ne!(open(&path).epoch().await.unwrap(), before);
+}

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use hapax::backend::redis::RedisWindow;
 use hapax::event::Fingerprint;
-use hapax::ledger::{Identity, Level};
+use hapax::ledger::{Epoch, Identity, Level};
 use hapax::window::{OnOutage, OutageWindow, Sighting, Window, WindowSettings, key};
 use hapax::{EventId, Scope, Tenant};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
@@ -53,6 +53,12 @@ async fn another_epoch_is_a_miss() {
     restored.remember(&mine[..1]).await.unwrap();
     assert_eq!(restored.seen(&mine).await.unwrap(), [true, false]);
     assert_eq!(window.seen(&mine).await.unwrap(), [false, true]);
+    // The ledger's epoch, besides the one by hand.
+    let of = |life: &str| Sighting { epoch: Some(Epoch::of([life])), ..mine[1].clone() };
+    assert_eq!(window.seen(&[of("a")]).await.unwrap(), [false]);
+    window.remember(&[of("a")]).await.unwrap();
+    assert_eq!(window.seen(&[of("a"), of("b"), mine[1].clone()]).await.unwrap(), [true, false, false]);
+    assert_eq!(restored.seen(&[of("a")]).await.unwrap(), [false]);
 }
 
 /// An id that is used again for something else is a miss; what has no fingerprint cannot be told apart.

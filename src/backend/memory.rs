@@ -14,10 +14,10 @@ use crate::error::Result;
 use crate::id::{Aggregate, EventId, Scope, Tenant, Topic};
 use crate::ledger::transition::{Head, Row};
 use crate::ledger::{
-    Audit, Capabilities, Claim, Copied, Cursor, CursorParts, Due, Entry, Extend, Filter, Finding, Identity,
-    Intervene, Intervened, Key, Ledger, Level, Marker, Outcome, Page, Rows, Settings, Settle, Settled, Stat,
-    State, SweepTerms, Swept, Token, Week, claim_rows, extend_rows, intervene_rows, may_sweep, runnable,
-    settle_rows,
+    Audit, Capabilities, Claim, Copied, Cursor, CursorParts, Due, Entry, Epoch, Extend, Filter, Finding,
+    Identity, Intervene, Intervened, Key, Ledger, Level, Marker, Outcome, Page, Rows, Settings, Settle,
+    Settled, Share, Stat, State, SweepTerms, Swept, Token, Week, claim_rows, extend_rows, intervene_rows,
+    may_sweep, runnable, settle_rows,
 };
 
 /// A ledger in memory. Clones share it.
@@ -29,6 +29,7 @@ pub struct MemoryLedger {
 
 #[derive(Debug, Clone)]
 struct Store {
+    epoch: Epoch,
     clock: Arc<dyn Clock>,
     scopes: Vec<(Option<Tenant>, Scope, Time)>,
     scope_numbers: HashMap<(Option<Tenant>, Scope), i32>,
@@ -63,6 +64,7 @@ impl MemoryLedger {
     /// An empty ledger on a clock of your own.
     pub fn with_clock(settings: Settings, clock: Arc<dyn Clock>) -> Self {
         let store = Store {
+            epoch: Epoch::of([uuid::Uuid::new_v4()]),
             clock,
             scopes: Vec::new(),
             scope_numbers: HashMap::new(),
@@ -384,22 +386,27 @@ impl Ledger for MemoryLedger {
         Ok(Page { entries, next })
     }
 
-    async fn due(&self, scope: &Scope, limit: usize) -> Result<Due> {
+    async fn due(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Due> {
         let store = self.lock();
         let now = store.now();
         let (rows, held) = store.held(scope, &[State::Leased, State::Retry, State::Parked], now);
         let rows = rows.into_iter().map(|(key, row)| ((key, row), key.scope, row.order.clone())).collect();
         let head_of =
             |scope, aggregate: &Aggregate| Ok(store.heads.get(&(scope, aggregate.clone())).cloned());
-        let entries = runnable(rows, limit, now, head_of)?;
+        let mine = |(_, row): &(&Key, &Row)| share.takes(row.origin.as_ref(), row.at, now);
+        let entries = runnable(rows, limit, now, mine, head_of)?;
         let entries = entries.iter().map(|(key, row)| store.entry(key, row)).collect::<Result<_>>()?;
         Ok(Due { entries, held })
     }
 
-    async fn outlet(&self, scope: &Scope, limit: usize) -> Result<Vec<Entry>> {
+    async fn outlet(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>> {
         let store = self.lock();
-        let (dead, _) = store.held(scope, &[State::Dead], store.now());
-        let new = dead.into_iter().filter(|(key, row)| store.copied.get(*key) != Some(&row.token));
+        let now = store.now();
+        let (dead, _) = store.held(scope, &[State::Dead], now);
+        let new = dead
+            .into_iter()
+            .filter(|(key, row)| store.copied.get(*key) != Some(&row.token))
+            .filter(|(_, row)| share.takes(row.origin.as_ref(), row.at, now));
         new.take(limit).map(|(key, row)| store.entry(key, row)).collect()
     }
 
@@ -479,6 +486,10 @@ impl Ledger for MemoryLedger {
 
     async fn now(&self) -> Result<Time> {
         Ok(self.lock().now())
+    }
+
+    async fn epoch(&self) -> Result<Epoch> {
+        Ok(self.lock().epoch)
     }
 
     fn capabilities(&self) -> Capabilities {

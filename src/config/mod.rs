@@ -149,7 +149,7 @@ pub struct WindowConfig {
     pub url: Option<String>,
     /// How long it remembers.
     pub ttl: Duration,
-    /// The ledger's epoch: what was remembered under another one is a miss.
+    /// An epoch by hand, besides the ledger's own: what was remembered under another one is a miss.
     pub epoch: String,
     /// What happens while it is away.
     pub outage: OnOutage,
@@ -347,8 +347,8 @@ impl Config {
         Guard::with_settings(ledger, self.guard_settings())
     }
 
-    /// Opens the window, if one is configured, with its policy in front. `epoch` is the ledger's: what was remembered under
-    /// another one is a miss.
+    /// Opens the window, if one is configured, with its policy in front. `epoch` is the one given by hand, besides the ledger's
+    /// own: what was remembered under another one is a miss.
     pub fn window(&self, epoch: impl Into<String>) -> Result<Option<Arc<dyn Window>>> {
         let Some(url) = &self.window.url else { return Ok(None) };
         let settings = WindowSettings::new(epoch).ttl(self.window.ttl);

@@ -227,7 +227,7 @@ pub const SETTINGS: &[Setting] = &[
         "window.epoch",
         Kind::Name,
         "1",
-        "the ledger's epoch: give another after the ledger was restored or failed over, and the window is empty",
+        "give another after a copy of the ledger's files was put back, and the window is empty; what else happens to a ledger is noticed without it",
     ),
     row(
         "window.outage",

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::event::{Event, Fingerprint};
 use crate::guard::Delivery;
 use crate::id::{Aggregate, EventId, Tenant};
-use crate::ledger::{Body, Identity, Metadata, Week};
+use crate::ledger::{Body, Epoch, Identity, Metadata, Week};
 
 /// What orders deliveries within this process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -30,6 +30,8 @@ pub struct Arrival {
     pub(crate) event: Result<Event, String>,
     /// Its fingerprint, once somebody asked: it is not for free.
     pub(crate) print: OnceLock<Option<Fingerprint>>,
+    /// The ledger's epoch when it arrived, before any claim: what the window knows it under.
+    pub(crate) epoch: Option<Epoch>,
     pub(crate) received: Received,
     pub(crate) source: Source,
     pub(crate) key: Option<Key>,

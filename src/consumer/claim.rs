@@ -155,6 +155,7 @@ impl Desk {
         Arrival {
             event,
             print,
+            epoch: None,
             received,
             source,
             key,
@@ -177,9 +178,10 @@ impl Desk {
         })
     }
 
-    /// What the window knows a delivery as; none if there is no event.
+    /// What the window knows a delivery as; none if there is no event, or no epoch of the ledger.
     pub(crate) fn sighting_of(&self, arrival: &Arrival) -> Option<Sighting> {
-        Some(Sighting { identity: self.identity_of(arrival)?, fingerprint: arrival.fingerprint() })
+        let epoch = Some(arrival.epoch?);
+        Some(Sighting { identity: self.identity_of(arrival)?, fingerprint: arrival.fingerprint(), epoch })
     }
 
     /// Moves a strict order past an event that nobody wants, by recording it as done.

@@ -26,6 +26,12 @@ impl Failed {
     /// It was not tried, because the same event is being applied already: again after a pause, and no attempt is used up. (Run at
     /// most once it is lost like any other failure.)
     pub fn in_progress(error: impl Into<Source>, after: Duration) -> Self {
+        Failed::uncounted(error, after)
+    }
+
+    /// It did not fail by itself (what it ran in was brought down by another): again after a pause, and no attempt is used up. (Run
+    /// at most once it is lost like any other failure.)
+    pub fn uncounted(error: impl Into<Source>, after: Duration) -> Self {
         Failed { uncounted: true, ..Failed::retry_after(error, after) }
     }
 

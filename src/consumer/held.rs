@@ -1,53 +1,150 @@
 //! What waits in the ledger: due events come back into the pipeline, dead ones are copied to the dead-letter topic.
 
+use std::collections::{BTreeMap, HashSet};
+
 use bytes::Bytes;
 
 use super::claim::Desk;
 use crate::bus::{Received, Record};
 use crate::clock::Clock as _;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::event::{Headers, Origin};
 use crate::id::Topic;
-use crate::ledger::{Due, Entry};
+use crate::ledger::{Due, Entry, Identity, Share, Token};
 
 /// How many entries one look takes.
 const LIMIT: usize = 200;
+/// How many more it takes to see past those that cannot be copied.
+const PASSED_OVER_MAX: usize = 1000;
 
-/// What one look came to: what is due, and whether all dead letters were copied. Neither waits for the other to succeed.
-pub(super) struct Looked {
-    pub(super) due: Result<Due>,
+/// What is due. Others look for theirs.
+pub(super) async fn look(desk: Desk, share: Share, room: usize) -> Result<Due> {
+    desk.ledger.due(&desk.settings.scope, &share, LIMIT.min(room)).await
+}
+
+/// A death: who, and under which token.
+pub(super) type Death = (Identity, Token);
+
+/// What a round of copying came to.
+pub(super) struct Outlet {
+    /// Whether all that could be copied was.
     pub(super) copied: Result<()>,
+    /// What the bus does not take in any form: it is passed over for a while, so that it does not keep others from their turn.
+    pub(super) refused: Vec<Death>,
 }
 
-/// One look: copies dead letters, and says what is due.
-pub(super) async fn look(desk: Desk, room: usize) -> Looked {
-    let due = desk.ledger.due(&desk.settings.scope, LIMIT.min(room)).await;
-    Looked { due, copied: copy_dead(&desk).await }
+/// Copies dead events to their dead-letter topic, those of a topic as one batch. Each is marked dead first, published second, and
+/// noted as copied third: a crash in between copies it again, a zombie copies nothing that is not dead. One that cannot be
+/// published harms no other.
+pub(super) async fn copy_dead(desk: Desk, share: Share, passed_over: HashSet<Death>) -> Outlet {
+    let mut refused = Vec::new();
+    let copied = copy_out(&desk, &share, &passed_over, &mut refused).await;
+    Outlet { copied, refused }
 }
 
-/// Copies dead events to their dead-letter topic. Each is marked dead first, published second, and noted as copied third: a crash
-/// in between copies it again, a zombie copies nothing that is not dead. One that cannot be published harms no other.
-async fn copy_dead(desk: &Desk) -> Result<()> {
-    if desk.settings.dead_topic.as_deref() == Some("") {
-        return Ok(());
+async fn copy_out(
+    desk: &Desk,
+    share: &Share,
+    passed_over: &HashSet<Death>,
+    refused: &mut Vec<Death>,
+) -> Result<()> {
+    let limit = LIMIT + passed_over.len().min(PASSED_OVER_MAX);
+    let mut by_topic: BTreeMap<Topic, Vec<Entry>> = BTreeMap::new();
+    for entry in desk.ledger.outlet(&desk.settings.scope, share, limit).await? {
+        if passed_over.contains(&death(&entry)) {
+            continue;
+        }
+        let from = entry.origin.as_ref().map(|origin| &origin.topic).or(desk.settings.topics.first());
+        match from.and_then(|topic| desk.settings.dead_topic_of(topic)) {
+            Some(topic) => by_topic.entry(topic).or_default().push(entry),
+            None => refused.push(death(&entry)),
+        }
     }
     let mut failed = None;
-    let mut copied = Vec::new();
-    for entry in &desk.ledger.outlet(&desk.settings.scope, LIMIT).await? {
-        let from = entry.origin.as_ref().map(|origin| &origin.topic).or(desk.settings.topics.first());
-        let Some(topic) = from.and_then(|topic| desk.settings.dead_topic_of(topic)) else { continue };
-        match desk.bus.publish(&topic, &[dead_record(desk, entry)]).await.map(|mut answers| answers.pop()) {
-            Ok(Some(Ok(_))) => copied.push((entry.identity.clone(), entry.week, entry.token)),
-            Ok(Some(Err(error))) | Err(error) => failed = Some(error),
-            Ok(None) => {}
+    for (topic, entries) in by_topic {
+        let whole = publish(desk, &topic, entries, dead_record).await?;
+        // Too large, mostly: it became larger on its way here.
+        let (unfit, other): (Vec<_>, Vec<_>) =
+            whole.into_iter().partition(|(_, error)| matches!(error, Error::Invalid { .. }));
+        let unfit = unfit.into_iter().map(|(entry, _)| entry).collect();
+        for (entry, error) in publish(desk, &topic, unfit, bare_record).await?.into_iter().chain(other) {
+            if !error.is_retryable() {
+                refused.push(death(&entry));
+            }
+            failed = Some(error);
         }
-        crate::crash_point!("consumer.dead-published");
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+fn death(entry: &Entry) -> Death {
+    (entry.identity.clone(), entry.token)
+}
+
+/// Publishes entries and notes those that were acknowledged; answers the others, each with what became of it.
+async fn publish(
+    desk: &Desk,
+    topic: &Topic,
+    entries: Vec<Entry>,
+    record: impl Fn(&Desk, &Entry) -> Record,
+) -> Result<Vec<(Entry, Error)>> {
+    if entries.is_empty() {
+        return Ok(Vec::new());
+    }
+    let records: Vec<_> = entries.iter().map(|entry| record(desk, entry)).collect();
+    let answers = match desk.bus.publish(topic, &records).await {
+        Ok(answers) => answers,
+        // No answer of any: of each it is the same.
+        Err(error) => {
+            let answer = |_| match &error {
+                Error::Invalid { .. } => Err(Error::Corrupt(error.chain())), // of the topic, not of a record
+                error if error.is_retryable() => {
+                    Err(Error::Unavailable { what: error.chain(), source: None })
+                }
+                error => Err(Error::Refused { what: error.chain(), source: None }),
+            };
+            entries.iter().map(answer).collect()
+        }
+    };
+    crate::crash_point!("consumer.dead-published");
+    let mut copied = Vec::new();
+    let mut uncopied = Vec::new();
+    for (entry, answer) in entries.into_iter().zip(answers) {
+        match answer {
+            Ok(_) => copied.push((entry.identity, entry.week, entry.token)),
+            Err(error) => uncopied.push((entry, error)),
+        }
     }
     if !copied.is_empty() {
         desk.ledger.copied(&copied).await?;
     }
-    failed.map_or(Ok(()), Err)
+    Ok(uncopied)
 }
+
+/// The copy of a dead event that the topic does not take as it is: what is known of its end, and where the rest of it is.
+fn bare_record(desk: &Desk, entry: &Entry) -> Record {
+    let whole = dead_record(desk, entry);
+    let body = entry.body.clone().unwrap_or_default();
+    let bytes: usize = body.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+    let left_out = format!(
+        "payload ({} bytes), headers ({bytes} bytes); the ledger has them",
+        body.payload.as_ref().map_or(0, Bytes::len)
+    );
+    let told = whole.headers.iter().filter(|(name, _)| name.starts_with("hapax-dead-"));
+    let short = |value: &[u8]| Bytes::copy_from_slice(&value[..value.len().min(BARE_BYTES_MAX)]);
+    let mut headers: Vec<_> = told.map(|(name, value)| (name.to_owned(), short(value))).collect();
+    headers.push(("hapax-dead-id".to_owned(), entry.identity.id.to_string().into()));
+    headers.push(("hapax-dead-left-out".to_owned(), left_out.into()));
+    Record {
+        key: whole.key.filter(|key| key.len() <= BARE_BYTES_MAX),
+        payload: Some(Bytes::new()), // none at all would say that it was a tombstone
+        headers: headers.into_iter().collect::<Headers>(),
+        timestamp: whole.timestamp,
+    }
+}
+
+/// How much of a key or a header a bare copy has.
+const BARE_BYTES_MAX: usize = 512;
 
 /// The copy of a dead event: its own bytes, key and headers, and what is known of its end.
 fn dead_record(desk: &Desk, entry: &Entry) -> Record {

@@ -156,6 +156,10 @@ impl<L: Ledger> Consumer<L> {
         let findings = check(&*self.bus, self.guard.ledger(), self.window.as_deref(), &self.settings).await?;
         refuse(&findings)?;
         self.make_dead_topics().await;
+        let epoch = match &self.window {
+            Some(_) => Some(self.guard.ledger().epoch().await?),
+            None => None,
+        };
         let core = self.guard.core().clone();
         let meter = meter::Meter::new(
             Arc::clone(&self.handle.progress),
@@ -183,7 +187,7 @@ impl<L: Ledger> Consumer<L> {
             queues: KeyQueues::default(),
             alone: VecDeque::new(),
             tasks: pipeline::Tasks::default(),
-            state: pipeline::State::default(),
+            state: pipeline::State::new(epoch),
         };
         pipeline.run().await
     }

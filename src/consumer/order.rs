@@ -189,6 +189,11 @@ impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
         });
     }
 
+    /// Changes what is queued, in place: not its key, and not its order.
+    pub fn for_each(&mut self, change: impl FnMut(&mut T)) {
+        self.lanes.values_mut().flat_map(|queue| queue.items.iter_mut()).for_each(change);
+    }
+
     fn wake(&mut self) {
         let now = Instant::now();
         while let Some((at, number)) = self.delayed.first().copied().filter(|(at, _)| *at <= now) {

@@ -25,7 +25,7 @@ use super::{OutagePolicy, Stop};
 use crate::bus::{Assigned, Bus, Partition, Subscriber};
 use crate::error::{Error, Result};
 use crate::id::Topic;
-use crate::ledger::{Claim, Identity, Mode, Week};
+use crate::ledger::{Claim, Due, Epoch, Identity, Ledger, Mode, Week};
 use crate::window::{Sighting, Window};
 
 /// A partition in this process's hands.
@@ -42,8 +42,22 @@ pub(super) struct Hand {
     revoked: Option<Instant>,
     /// Offsets of a batch that never ended.
     suspects: Vec<(i64, i64)>,
-    /// Whether it could not be asked for them yet.
+    /// Whether the ledger could not be asked for them yet: nothing is started until it was.
     unsure: bool,
+}
+
+/// What the window said of a batch, and the ledger's epoch, if it had to be asked for.
+struct Seen {
+    arrivals: Vec<Arrival>,
+    seen: HashSet<Sighting>,
+    epoch: Option<Epoch>,
+}
+
+/// Whether the ledger is back, and which one it is.
+#[derive(Default)]
+struct Probed {
+    back: bool,
+    epoch: Option<Epoch>,
 }
 
 /// What a task reports of one lane.
@@ -74,12 +88,14 @@ pub(super) struct Tasks {
     running: JoinSet<Vec<Ended>>,
     in_hand: usize,
     lone: bool,
-    look: JoinSet<held::Looked>,
-    probe: JoinSet<bool>,
+    look: JoinSet<Result<Due>>,
+    /// Copies dead letters, beside the look: the bus may be away while the ledger is not.
+    outlet: JoinSet<held::Outlet>,
+    probe: JoinSet<Probed>,
     lag: JoinSet<Option<i64>>,
     /// Batches that the window has not been asked about, and the one it is being asked about.
     unasked: VecDeque<Vec<Arrival>>,
-    window: JoinSet<(Vec<Arrival>, HashSet<Sighting>)>,
+    window: JoinSet<Seen>,
     remember: Vec<Sighting>,
 }
 
@@ -94,10 +110,17 @@ pub(super) struct State {
     draining: Option<Instant>,
     next_commit: Instant,
     next_look: Instant,
+    next_outlet: Instant,
     next_lag: Instant,
     too_old: u32,
+    /// The ledger's epoch, where there is a window: read at start, when the ledger is back after an outage, and whenever the window
+    /// says "seen".
+    epoch: Option<Epoch>,
     /// Whether dead letters could not be copied when it was last tried.
     uncopied: bool,
+    /// Dead letters that the bus does not take, until they are tried again.
+    passed_over: HashSet<held::Death>,
+    passed_over_until: Instant,
     /// Partitions that the bus could not take back yet.
     unreturned: Vec<Assigned>,
     /// Says true when what is held in memory from the ledger must stop.
@@ -105,8 +128,8 @@ pub(super) struct State {
     pub(super) counts: BTreeMap<&'static str, u64>,
 }
 
-impl Default for State {
-    fn default() -> Self {
+impl State {
+    pub(super) fn new(epoch: Option<Epoch>) -> Self {
         let now = Instant::now();
         State {
             held: HashSet::new(),
@@ -116,9 +139,13 @@ impl Default for State {
             draining: None,
             next_commit: now,
             next_look: now,
+            next_outlet: now,
             next_lag: now,
             too_old: 0,
+            epoch,
             uncopied: false,
+            passed_over: HashSet::new(),
+            passed_over_until: now,
             unreturned: Vec::new(),
             cancel: watch::channel(false).0,
             counts: BTreeMap::new(),
@@ -137,8 +164,9 @@ impl Pipeline {
                 heard = self.subscriber.next() => self.hear(heard).await?, // match → window → order
                 Some(ended) = self.tasks.running.join_next() => self.put_away(ended)?, // → watermark
                 Some(looked) = self.tasks.look.join_next() => self.take_due(looked)?,
+                Some(copied) = self.tasks.outlet.join_next() => self.copied(copied)?,
                 Some(answer) = self.tasks.window.join_next() => self.answered(answer)?,
-                Some(back) = self.tasks.probe.join_next() => self.state.away = !back.unwrap_or(false),
+                Some(probed) = self.tasks.probe.join_next() => self.probed(probed.unwrap_or_default()),
                 Some(lag) = self.tasks.lag.join_next() => self.meter.lag(lag.ok().flatten()),
                 () = tokio::time::sleep_until(wake) => {}
                 changed = self.stop.changed() => self.told(changed.is_err()),
@@ -155,11 +183,18 @@ impl Pipeline {
         self.end().await
     }
 
+    fn probed(&mut self, probed: Probed) {
+        self.state.away = !probed.back;
+        self.state.epoch = probed.epoch.or(self.state.epoch);
+    }
+
     fn next_wake(&self) -> Instant {
         // What is overdue has been seen to, or waits for something that wakes us by itself.
         let now = Instant::now();
         let deadlines = self.hands.values().filter_map(|hand| hand.revoked).chain(self.state.draining);
-        let times = [self.state.next_commit, self.state.next_look].into_iter().chain(self.queues.next_at());
+        let times = [self.state.next_commit, self.state.next_look, self.state.next_outlet]
+            .into_iter()
+            .chain(self.queues.next_at());
         times.chain(deadlines).filter(|at| *at > now).min().unwrap_or(now + Duration::from_secs(1))
     }
 
@@ -413,18 +448,10 @@ impl Pipeline {
     fn keep_house(&mut self) {
         let now = Instant::now();
         if self.state.away && self.tasks.probe.is_empty() {
-            let ledger = Arc::clone(&self.desk.ledger);
-            self.tasks.probe.spawn(async move {
-                tokio::time::sleep(Duration::from_millis(200)).await;
-                matches!(tokio::time::timeout(Duration::from_secs(5), ledger.now()).await, Ok(Ok(_)))
-            });
+            self.tasks.probe.spawn(probe(Arc::clone(&self.desk.ledger), self.window.is_some()));
         }
-        if now >= self.state.next_look && self.tasks.look.is_empty() && self.state.draining.is_none() {
-            self.state.next_look = now + self.desk.settings.held_interval;
-            if !self.state.away {
-                let room = self.desk.settings.in_flight_max.saturating_sub(self.state.held.len());
-                self.tasks.look.spawn(held::look(self.desk.clone(), room));
-            }
+        if self.state.draining.is_none() {
+            self.look_after_held(now);
         }
         if self.tasks.remember.len() >= 500
             || (now >= self.state.next_commit && !self.tasks.remember.is_empty())
@@ -453,6 +480,25 @@ impl Pipeline {
 #[allow(clippy::needless_pass_by_value)] // a `map_err` function
 fn ended_badly(error: tokio::task::JoinError) -> Error {
     Error::Corrupt(format!("a task of the consumer ended badly: {error}"))
+}
+
+/// Whether a delivery is of a batch that never ended.
+fn is_suspect(hands: &HashMap<Partition, Hand>, arrival: &Arrival) -> bool {
+    let Source::Bus(assigned) = &arrival.source else { return false };
+    let offset = arrival.received.origin.offset;
+    let suspects = hands.get(&assigned.partition).map_or(&[][..], |hand| &hand.suspects);
+    suspects.iter().any(|(first, last)| (*first..=*last).contains(&offset))
+}
+
+/// Asks the ledger, a little later, whether it is there.
+async fn probe(ledger: Arc<dyn Ledger>, epoch: bool) -> Probed {
+    let ask = async {
+        let epoch = if epoch { Some(ledger.epoch().await?) } else { None };
+        ledger.now().await?;
+        Ok::<_, Error>(Probed { back: true, epoch })
+    };
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    tokio::time::timeout(Duration::from_secs(5), ask).await.ok().and_then(Result::ok).unwrap_or_default()
 }
 
 /// How often the ends of the partitions are asked for.

@@ -121,6 +121,9 @@ pub struct ConsumerSettings {
     pub held_max: u64,
     /// How often the ledger is asked for what is due and for dead letters to copy.
     pub held_interval: Duration,
+    /// Held events, and dead letters to copy, are for the member of the group that has their partition. Those that nobody has taken
+    /// up for so long are for every member.
+    pub held_grace: Duration,
     /// Where dead letters are copied to; `<topic>.dead` if unset. An empty one: nowhere, they stay in the ledger only.
     pub dead_topic: Option<String>,
     /// What to do while the ledger is away.
@@ -163,6 +166,7 @@ impl ConsumerSettings {
             hold_max: Duration::from_secs(30),
             held_max: 100_000,
             held_interval: Duration::from_millis(500),
+            held_grace: Duration::from_mins(1),
             dead_topic: None,
             outage: OutagePolicy::default(),
             commit_interval: Duration::from_millis(500),

@@ -220,11 +220,12 @@ pub(crate) fn may_sweep(row: &Row, cutoff: Time) -> bool {
 /// A held row whose time has come, as far as the order needs to know it: what it stands for, its scope, and its place.
 pub(crate) type Waiting<T> = (T, i32, Option<(Aggregate, u64)>);
 
-/// Of held rows whose time has come, oldest first, those that may be claimed: of an aggregate only the lowest.
+/// Of held rows whose time has come, oldest first, those that may be claimed (of an aggregate only the lowest) and are wanted.
 pub(crate) fn runnable<T>(
     waiting: Vec<Waiting<T>>,
     limit: usize,
     now: Time,
+    is_wanted: impl Fn(&T) -> bool,
     mut head: impl FnMut(i32, &Aggregate) -> Result<Option<Head>>,
 ) -> Result<Vec<T>> {
     // Many may wait behind one head.
@@ -247,6 +248,6 @@ pub(crate) fn runnable<T>(
             heads.get(&(scope, aggregate.clone())).is_some_and(|(_, lowest)| *lowest == Some(*seq))
         })
     };
-    let runnable = waiting.into_iter().filter(|(_, scope, order)| runs(*scope, order));
+    let runnable = waiting.into_iter().filter(|(of, scope, order)| runs(*scope, order) && is_wanted(of));
     Ok(runnable.take(limit).map(|(of, ..)| of).collect())
 }

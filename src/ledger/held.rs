@@ -1,9 +1,13 @@
 //! What waits: held events that are due, dead ones on their way out, and the markers of transactional batches.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use super::{Entry, Identity, Token, Week};
+use crate::clock::Time;
+use crate::event::Origin;
 use crate::id::Topic;
 
 /// Which dead event was copied out: its identity, the week of its entry, and the entry's token.
@@ -16,6 +20,30 @@ pub struct Due {
     pub entries: Vec<Entry>,
     /// How many events the scope holds with their bytes, in whatever state.
     pub held: u64,
+}
+
+/// Which held events somebody looks for. Those of a partition are for whoever has it, so that a group takes up each once.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Share {
+    /// The topics whose events are for whoever has their partition, each with the partitions that the asker has. Events of other
+    /// topics, and of none, are for everybody.
+    pub topics: BTreeMap<Topic, BTreeSet<i32>>,
+    /// What has been due, or dead, for longer than this is for everybody, so that nothing is stranded while partitions go from hand
+    /// to hand.
+    pub grace: Duration,
+}
+
+impl Share {
+    /// Everything.
+    pub fn all() -> Self {
+        Share::default()
+    }
+
+    /// Whether an event from there, whose time came then, is looked for.
+    pub fn takes(&self, origin: Option<&Origin>, at: Time, now: Time) -> bool {
+        let theirs = origin.and_then(|origin| Some((self.topics.get(&origin.topic)?, origin.partition)));
+        theirs.is_none_or(|(mine, partition)| mine.contains(&partition) || at.plus(self.grace) <= now)
+    }
 }
 
 /// Which offsets a batch of transactional claims covers. Committed before the batch begins: if it is found later, that

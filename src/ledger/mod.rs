@@ -9,6 +9,7 @@ mod batcher;
 mod claim;
 mod engine;
 mod entry;
+mod epoch;
 mod held;
 mod outage;
 pub mod transition;
@@ -34,7 +35,8 @@ pub use entry::{
     Audit, Capabilities, Cursor, Entry, Filter, Finding, Intervene, Intervened, Intervention, Level, Page,
     Stat, State, SweepTerms, Swept,
 };
-pub use held::{Copied, Due, Marker, Reused};
+pub use epoch::Epoch;
+pub use held::{Copied, Due, Marker, Reused, Share};
 pub(crate) use outage::Outage;
 pub use week::{IdentityRule, Week};
 
@@ -158,6 +160,8 @@ const NOTE_BYTES_MAX: usize = 64 * 1024;
 /// 8. Batches have per-event outcomes; a duplicate or a bad row never fails its neighbours.
 /// 9. Same id, other fingerprint is a mismatch. Same fingerprint with another time is just a duplicate.
 /// 10. An identity whose week was dropped since its scope began is too old, never a first.
+/// 11. The epoch is the same for all who have the ledger open, and another as soon as the ledger may lack something that was
+///     acknowledged before.
 ///
 /// The calls take batches because that is what storage is good at; the plain per-event calls of
 /// [`Guard`](crate::Guard) gather into such batches by themselves.
@@ -192,12 +196,13 @@ pub trait Ledger: Send + Sync + 'static {
 
     /// The held events of a scope, of all its tenants, that may be claimed now: what is due for a retry, what was being
     /// run when its lease lapsed, and what is parked and has its turn (or was overtaken, and will be told that it is stale).
-    /// Oldest first; of an aggregate only the lowest. A look, never a claim; claim each with the order of its entry.
-    async fn due(&self, scope: &Scope, limit: usize) -> Result<Due>;
+    /// Oldest first; of an aggregate only the lowest; and only those of the share, so that others' do not fill the page. A look,
+    /// never a claim; claim each with the order of its entry.
+    async fn due(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Due>;
 
-    /// The dead events of a scope, of all its tenants, that are held with their bytes and were not copied out yet. Oldest
-    /// first.
-    async fn outlet(&self, scope: &Scope, limit: usize) -> Result<Vec<Entry>>;
+    /// The dead events of a scope, of all its tenants, that are held with their bytes and were not copied out yet, as far as they
+    /// are of the share. Oldest first.
+    async fn outlet(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>>;
 
     /// Notes that dead events were copied out. Under another token than the entry's it does nothing, so that one that was
     /// redriven and died again is copied again. May be repeated.
@@ -233,6 +238,10 @@ pub trait Ledger: Send + Sync + 'static {
     /// The ledger's present.
     async fn now(&self) -> Result<Time>;
 
+    /// Which life of the ledger this is, asked anew with every call: a ledger that was restored, copied, failed over or
+    /// (where that may be either) started anew has another one.
+    async fn epoch(&self) -> Result<Epoch>;
+
     /// What this backend can promise.
     fn capabilities(&self) -> Capabilities;
 
@@ -265,11 +274,11 @@ impl<L: Ledger + ?Sized> Ledger for Arc<L> {
     async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
         (**self).list(filter, after, limit).await
     }
-    async fn due(&self, scope: &Scope, limit: usize) -> Result<Due> {
-        (**self).due(scope, limit).await
+    async fn due(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Due> {
+        (**self).due(scope, share, limit).await
     }
-    async fn outlet(&self, scope: &Scope, limit: usize) -> Result<Vec<Entry>> {
-        (**self).outlet(scope, limit).await
+    async fn outlet(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>> {
+        (**self).outlet(scope, share, limit).await
     }
     async fn copied(&self, entries: &[Copied]) -> Result<()> {
         (**self).copied(entries).await
@@ -300,6 +309,9 @@ impl<L: Ledger + ?Sized> Ledger for Arc<L> {
     }
     async fn now(&self) -> Result<Time> {
         (**self).now().await
+    }
+    async fn epoch(&self) -> Result<Epoch> {
+        (**self).epoch().await
     }
     fn capabilities(&self) -> Capabilities {
         (**self).capabilities()

@@ -141,6 +141,7 @@ macro_rules! __conformance_cases {
                 c5_refused_is_dead_beside_every_order
                 c10_refused_of_a_dropped_week_is_kept
                 c2_the_outlet_copies_once_per_death
+                a_share_leaves_others_what_is_theirs
                 c4_settling_and_marking_in_a_transaction
                 c7_a_repeat_is_as_suspect_as_the_first
                 c9_warned_mismatches_are_counted
@@ -162,6 +163,7 @@ macro_rules! __conformance_cases {
                 listing_filters
                 statistics_count_what_there_is
                 kill_then_redrive
+                c11_the_epoch_is_shared_and_stays
             }
         }
     };

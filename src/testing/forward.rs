@@ -1,7 +1,7 @@
 //! A ledger or a journal over another: what a test changes is written down, the rest is passed on.
 
 /// Implements [`Ledger`](crate::Ledger) for a type with a field `inner`: the methods given, and for the rest `inner`'s. Given must be:
-/// claim, settle, extend, sweep, now, and whatever else is not what `inner` says.
+/// claim, settle, extend, sweep, now, epoch, markers, and whatever else is not what `inner` says.
 #[macro_export]
 macro_rules! ledger_over {
     ($type:ty { $($own:tt)* }) => {
@@ -23,29 +23,27 @@ macro_rules! ledger_over {
             ) -> $crate::Result<$crate::ledger::Page> {
                 self.inner.list(filter, after, limit).await
             }
-            async fn due(&self, scope: &$crate::Scope, limit: usize) -> $crate::Result<$crate::ledger::Due> {
-                self.inner.due(scope, limit).await
+            async fn due(
+                &self,
+                scope: &$crate::Scope,
+                share: &$crate::ledger::Share,
+                limit: usize,
+            ) -> $crate::Result<$crate::ledger::Due> {
+                self.inner.due(scope, share, limit).await
             }
             async fn outlet(
                 &self,
                 scope: &$crate::Scope,
+                share: &$crate::ledger::Share,
                 limit: usize,
             ) -> $crate::Result<Vec<$crate::ledger::Entry>> {
-                self.inner.outlet(scope, limit).await
+                self.inner.outlet(scope, share, limit).await
             }
             async fn copied(&self, entries: &[$crate::ledger::Copied]) -> $crate::Result<()> {
                 self.inner.copied(entries).await
             }
             async fn mark(&self, scope: &$crate::Scope, markers: &[$crate::ledger::Marker]) -> $crate::Result<()> {
                 self.inner.mark(scope, markers).await
-            }
-            async fn markers(
-                &self,
-                scope: &$crate::Scope,
-                topic: &$crate::Topic,
-                partitions: &[i32],
-            ) -> $crate::Result<Vec<$crate::ledger::Marker>> {
-                self.inner.markers(scope, topic, partitions).await
             }
             async fn stat(&self) -> $crate::Result<$crate::ledger::Stat> {
                 self.inner.stat().await

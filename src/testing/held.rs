@@ -14,7 +14,7 @@ use crate::event::{Headers, Origin};
 use crate::id::{Scope, Tenant, Topic};
 use crate::ledger::{
     Body, Claim, Filter, Identity, Intervention, Ledger, Marker, MismatchRule, Mode, Outcome, Settings,
-    State, Verdict,
+    Share, State, Verdict,
 };
 
 fn body(text: &'static str) -> Body {
@@ -41,7 +41,7 @@ fn scope() -> Scope {
 }
 
 async fn due(ledger: &impl Ledger) -> Vec<String> {
-    let due = ledger.due(&scope(), 100).await.unwrap();
+    let due = ledger.due(&scope(), &Share::all(), 100).await.unwrap();
     assert!(due.entries.iter().all(|entry| entry.body.is_some()));
     due.entries.into_iter().map(|entry| entry.identity.id.to_string()).collect()
 }
@@ -81,10 +81,10 @@ pub async fn c6_held_is_due_when_its_time_has_come(harness: &impl Harness) {
     assert_eq!(due(&ledger).await, Vec::<String>::new());
     harness.advance(LEASE).await;
     assert_eq!(due(&ledger).await, ["b", "tenant"], "a was not held");
-    let one = ledger.due(&scope(), 1).await.unwrap();
+    let one = ledger.due(&scope(), &Share::all(), 1).await.unwrap();
     assert_eq!((one.entries.len(), one.held), (1, 2));
     assert_eq!(one.entries[0].body, Some(body("held")));
-    assert_eq!(ledger.due(&Scope::new("other").unwrap(), 9).await.unwrap().held, 0);
+    assert_eq!(ledger.due(&Scope::new("other").unwrap(), &Share::all(), 9).await.unwrap().held, 0);
 }
 
 /// It stays held while it runs again, is due again when that run's lease lapses, and leaves when it is done.
@@ -94,11 +94,11 @@ pub async fn c6_a_held_one_stays_held_while_it_runs(harness: &impl Harness) {
     harness.advance(LEASE).await;
     first(&ledger, &claim("e", lease())).await;
     assert!(due(&ledger).await.is_empty());
-    assert_eq!(ledger.due(&scope(), 9).await.unwrap().held, 1);
+    assert_eq!(ledger.due(&scope(), &Share::all(), 9).await.unwrap().held, 1);
     harness.advance(PAST_LEASE).await;
     assert_eq!(due(&ledger).await, ["e"]);
     run(&ledger, &claim("e", lease())).await;
-    assert_eq!(ledger.due(&scope(), 9).await.unwrap().held, 0);
+    assert_eq!(ledger.due(&scope(), &Share::all(), 9).await.unwrap().held, 0);
     assert_eq!(there(&ledger, &claim("e", lease())).await.body, None);
 }
 
@@ -121,7 +121,7 @@ pub async fn c6_hold_parks_what_would_wait(harness: &impl Harness) {
         let seq = if id == "e6" { 6 } else { 7 };
         run(&ledger, &latest(seq)).await;
     }
-    assert_eq!(ledger.due(&scope(), 9).await.unwrap().held, 0);
+    assert_eq!(ledger.due(&scope(), &Share::all(), 9).await.unwrap().held, 0);
 }
 
 /// A parked one whose aggregate has moved past it is due, so that it is told so and leaves.
@@ -133,7 +133,7 @@ pub async fn c6_what_was_overtaken_is_due_and_stale(harness: &impl Harness) {
     settled(&ledger, &six, &grant, done()).await;
     assert_eq!(due(&ledger).await, ["e5"]);
     assert_eq!(one(&ledger, &latest(5)).await, Outcome::Stale { last: 6 });
-    assert_eq!(ledger.due(&scope(), 9).await.unwrap().held, 0);
+    assert_eq!(ledger.due(&scope(), &Share::all(), 9).await.unwrap().held, 0);
 }
 
 /// What cannot run is dead at once, with note and bytes, and parks nobody; what is there already stays as it is.
@@ -172,7 +172,7 @@ pub async fn c10_refused_of_a_dropped_week_is_kept(harness: &impl Harness) {
         expect(&ledger, &mine, "dead").await;
     }
     assert_eq!(there(&ledger, &refused).await.body, Some(body("old")));
-    assert_eq!(ledger.outlet(&scope(), 9).await.unwrap().len(), 1);
+    assert_eq!(ledger.outlet(&scope(), &Share::all(), 9).await.unwrap().len(), 1);
 }
 
 /// The outlet has each death once: marked under its token, and again when it died again.
@@ -184,17 +184,21 @@ pub async fn c2_the_outlet_copies_once_per_death(harness: &impl Harness) {
         let grant = first(&ledger, &another(&mine)).await;
         let verdict = Verdict::Dead { note: "poison".into(), body: Some(body("dead")) };
         settled(&ledger, &mine, &grant, verdict).await;
-        let out = ledger.outlet(&scope(), 9).await.unwrap();
+        let out = ledger.outlet(&scope(), &Share::all(), 9).await.unwrap();
         assert_eq!(out.len(), 1);
         assert_eq!(out[0].body, Some(body("dead")));
         let copied = (out[0].identity.clone(), out[0].week, out[0].token);
         if let Some(stale) = stale.replace(copied.clone()) {
             ledger.copied(&[stale]).await.unwrap();
-            assert_eq!(ledger.outlet(&scope(), 9).await.unwrap().len(), 1, "a stale token marks nothing");
+            assert_eq!(
+                ledger.outlet(&scope(), &Share::all(), 9).await.unwrap().len(),
+                1,
+                "a stale token marks nothing"
+            );
         }
         for _ in 0..2 {
             ledger.copied(std::slice::from_ref(&copied)).await.unwrap();
-            assert!(ledger.outlet(&scope(), 9).await.unwrap().is_empty());
+            assert!(ledger.outlet(&scope(), &Share::all(), 9).await.unwrap().is_empty());
         }
         intervene(&ledger, &mine, Intervention::Redrive).await.unwrap();
     }
@@ -288,7 +292,7 @@ pub async fn order_drop_goes_on_past_the_dead_one(harness: &impl Harness) {
     assert_eq!(ledger.audit(9).await.unwrap()[0].what, "drop");
     assert_eq!(due(&ledger).await, ["e2"]);
     run(&ledger, &strict(2)).await;
-    assert_eq!(ledger.due(&scope(), 9).await.unwrap().held, 0);
+    assert_eq!(ledger.due(&scope(), &Share::all(), 9).await.unwrap().held, 0);
 }
 
 /// A skip lets an aggregate go on past the missing one it is parked behind; one that is not parked is refused.
@@ -341,4 +345,47 @@ pub async fn listing_filters_by_aggregate_and_origin(harness: &impl Harness) {
     assert_eq!(count(Filter { topic: Some(Topic::new("x").unwrap()), ..by() }).await, 0);
     assert_eq!(count(Filter { topic: Some(topic.clone()), partition: Some(3), ..by() }).await, 1);
     assert_eq!(count(Filter { topic: Some(topic), partition: Some(4), ..by() }).await, 0);
+}
+
+/// Events of a partition are for whoever has it, and do not fill the page of others; those from elsewhere, and those that nobody
+/// took up in time, are for everybody.
+pub async fn a_share_leaves_others_what_is_theirs(harness: &impl Harness) {
+    const GRACE: Duration = Duration::from_secs(3600);
+    let ledger = open(harness).await;
+    let origin = |topic: &str, partition| Some(Origin::new(Topic::new(topic).unwrap(), partition, 7));
+    let from = [
+        ("theirs", origin("orders", 0)),
+        ("mine", origin("orders", 1)),
+        ("elsewhere", origin("other", 0)),
+        ("nowhere", None),
+        ("mine too", origin("orders", 3)),
+    ];
+    let share = |partitions: &[i32]| Share {
+        topics: [(Topic::new("orders").unwrap(), partitions.iter().copied().collect())].into(),
+        grace: GRACE,
+    };
+    for (id, origin) in from {
+        expect(&ledger, &Claim { origin: origin.clone(), ..held(claim(id, failed())) }, "retry_later").await;
+        let dead = with(claim(&format!("{id}, dead"), Mode::Refused), "dead");
+        expect(&ledger, &Claim { origin, ..dead }, "dead").await;
+        harness.advance(Duration::from_secs(1)).await;
+    }
+    harness.advance(LEASE).await;
+    let look = async |share: Share, limit: usize| {
+        let due = ledger.due(&scope(), &share, limit).await.unwrap();
+        let out = ledger.outlet(&scope(), &share, limit).await.unwrap();
+        let ids = |entries: Vec<crate::ledger::Entry>| -> Vec<String> {
+            entries.into_iter().map(|entry| entry.identity.id.to_string()).collect()
+        };
+        let (due, out) = (ids(due.entries), ids(out));
+        assert_eq!(out, due.iter().map(|id| format!("{id}, dead")).collect::<Vec<_>>());
+        due
+    };
+    assert_eq!(look(share(&[1, 3]), 9).await, ["mine", "elsewhere", "nowhere", "mine too"]);
+    assert_eq!(look(share(&[1, 3]), 1).await, ["mine"], "what is not for us takes no room");
+    assert_eq!(look(share(&[]), 9).await, ["elsewhere", "nowhere"]);
+    assert_eq!(look(share(&[0]), 9).await, ["theirs", "elsewhere", "nowhere"]);
+    assert_eq!(look(Share::all(), 2).await, ["theirs", "mine"]);
+    harness.advance(GRACE).await;
+    assert_eq!(look(share(&[]), 9).await.len(), 5, "overdue");
 }

@@ -283,4 +283,15 @@ ledger_over!(MutantLedger {
     async fn now(&self) -> Result<Time> {
         self.inner.now().await
     }
+    async fn markers(
+        &self,
+        scope: &crate::Scope,
+        topic: &crate::Topic,
+        partitions: &[i32],
+    ) -> Result<Vec<crate::ledger::Marker>> {
+        self.inner.markers(scope, topic, partitions).await
+    }
+    async fn epoch(&self) -> Result<crate::ledger::Epoch> {
+        self.inner.epoch().await
+    }
 });

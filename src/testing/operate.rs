@@ -228,3 +228,13 @@ pub async fn kill_then_redrive(harness: &impl Harness) {
     intervene(&ledger, &mine, Intervention::Redrive).await.unwrap();
     run(&ledger, &another(&mine)).await;
 }
+
+/// Whoever has the ledger open sees the same epoch, and nothing that is done in it changes that.
+pub async fn c11_the_epoch_is_shared_and_stays(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let before = ledger.epoch().await.unwrap();
+    run(&ledger, &claim("e", lease())).await;
+    harness.advance(LEASE).await;
+    assert_eq!(ledger.epoch().await.unwrap(), before);
+    assert_eq!(open(harness).await.epoch().await.unwrap(), before);
+}

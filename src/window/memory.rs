@@ -10,7 +10,7 @@ use super::{Sighting, Window, WindowSettings};
 use crate::clock::{Clock, SystemClock, Time};
 use crate::error::{Error, Result};
 use crate::event::Fingerprint;
-use crate::ledger::{Finding, Identity, Level};
+use crate::ledger::{Epoch, Finding, Identity, Level};
 
 /// A window in memory, for one process. It is bounded: when it is full, what was remembered longest ago goes. Clones share it.
 #[derive(Debug, Clone)]
@@ -33,7 +33,8 @@ struct Memory {
 struct Seen {
     turn: u64,
     until: Time,
-    epoch: Arc<str>,
+    /// The one given by hand, and the ledger's.
+    epoch: (Arc<str>, Option<Epoch>),
     fingerprint: Option<Fingerprint>,
 }
 
@@ -101,22 +102,24 @@ impl Window for MemoryWindow {
             let same = |seen: &Seen| {
                 seen.fingerprint.zip(sighting.fingerprint).is_none_or(|(before, now)| before == now)
             };
+            let in_epoch =
+                |seen: &Seen| *seen.epoch.0 == *self.settings.epoch && seen.epoch.1 == sighting.epoch;
             let known = memory.entries.get(&sighting.identity);
-            known.is_some_and(|seen| seen.until > now && *seen.epoch == *self.settings.epoch && same(seen))
+            known.is_some_and(|seen| seen.until > now && in_epoch(seen) && same(seen))
         };
         Ok(sightings.iter().map(seen).collect())
     }
 
     async fn remember(&self, sightings: &[Sighting]) -> Result<()> {
         let now = self.clock.now();
-        let epoch: Arc<str> = self.settings.epoch.as_str().into();
+        let by_hand: Arc<str> = self.settings.epoch.as_str().into();
         let mut memory = self.lock();
-        for Sighting { identity, fingerprint } in sightings {
+        for Sighting { identity, fingerprint, epoch } in sightings {
             memory.turn += 1;
             let seen = Seen {
                 turn: memory.turn,
                 until: now.plus(self.settings.ttl),
-                epoch: Arc::clone(&epoch),
+                epoch: (Arc::clone(&by_hand), *epoch),
                 fingerprint: *fingerprint,
             };
             let turn = seen.turn;

@@ -3,8 +3,9 @@
 //! Its life with an event: the window is *read* before the claim, and an event it has [seen](Window::seen) is skipped without
 //! asking the ledger; it is *written* only after the event is done ([`remember`](Window::remember)), so a run that fails or
 //! dies is never skipped. It is never the sole guard: what it does not know is claimed as ever, and what it knows is only
-//! believed within one epoch of the ledger. The caller says which epoch that is: a ledger that was restored or failed over has
-//! another one, and what an older window remembers is then a miss.
+//! believed within one epoch of the ledger ([`Ledger::epoch`](crate::Ledger::epoch)): a ledger that was restored or failed over
+//! has another one, and what an older window remembers is then a miss. Whoever asks says which epoch it is; a consumer does so by
+//! itself, and believes "seen" only if the ledger, asked *after* the window, is still of that epoch.
 //!
 //! ```
 //! use hapax::window::{MemoryWindow, Window, WindowSettings};
@@ -35,7 +36,7 @@ pub use outage::{OnOutage, OutageWindow};
 use crate::config::hide_password;
 use crate::error::{Error, Result};
 use crate::event::Fingerprint;
-use crate::ledger::{Finding, Identity, Level};
+use crate::ledger::{Epoch, Finding, Identity, Level};
 
 /// What a window is asked about, and told of when it is done.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -44,11 +45,14 @@ pub struct Sighting {
     pub identity: Identity,
     /// What it was under that id, if that is known: an id that is used again for something else was not seen.
     pub fingerprint: Option<Fingerprint>,
+    /// The ledger's epoch: which it has when the window is asked; which it had *before* the event was claimed when the window is told
+    /// that it is done.
+    pub epoch: Option<Epoch>,
 }
 
 impl From<Identity> for Sighting {
     fn from(identity: Identity) -> Self {
-        Sighting { identity, fingerprint: None }
+        Sighting { identity, fingerprint: None, epoch: None }
     }
 }
 
@@ -56,8 +60,9 @@ impl From<Identity> for Sighting {
 ///
 /// # Contract
 ///
-/// 1. An identity is seen only if it was remembered under the same epoch, not longer ago than the time limit, and with the same
-///    fingerprint, if both have one: what becomes of an id that is used again is for the ledger to say.
+/// 1. An identity is seen only if it was remembered under the same epoch (the ledger's, of the [`Sighting`], and the window's own, of
+///    its settings), not longer ago than the time limit, and with the same fingerprint, if both have one: what becomes of an id
+///    that is used again is for the ledger to say.
 /// 2. Two identities never share a key: tenant, scope and id are each part of it.
 /// 3. Both calls take batches and cost one round trip each.
 /// 4. It may forget at any time. Nothing may rest on its memory.
@@ -91,7 +96,8 @@ impl<W: Window + ?Sized> Window for Arc<W> {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct WindowSettings {
-    /// The ledger's epoch: what was remembered under another one is a miss.
+    /// An epoch given by hand: what was remembered under another one is a miss. For what no ledger notices by itself, such as a
+    /// copy of its files that was put back.
     pub epoch: String,
     /// How long the window remembers.
     pub ttl: Duration,

@@ -93,6 +93,11 @@ async fn another_epoch_is_a_miss() {
     restored.remember(&[event(1)]).await.unwrap();
     assert_eq!(restored.seen(&[event(1)]).await.unwrap(), [true]);
     assert_eq!(window.seen(&[event(1)]).await.unwrap(), [false]);
+    // The ledger's epoch, besides the one by hand.
+    let of = |life: &str| Sighting { epoch: Some(Epoch::of([life])), ..event(2) };
+    window.remember(&[of("a")]).await.unwrap();
+    assert_eq!(window.seen(&[of("a"), of("b"), event(2)]).await.unwrap(), [true, false, false]);
+    assert_eq!(restored.seen(&[of("a")]).await.unwrap(), [false]);
 }
 
 #[test]

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use hapax::backend::memory::MemoryLedger;
 use hapax::error::Result;
-use hapax::ledger::{Claim, Extend, Settle, Settled, SweepTerms, Swept};
-use hapax::{Error, Outcome, Time, ledger_over};
+use hapax::ledger::{Claim, Epoch, Extend, Marker, Settle, Settled, SweepTerms, Swept};
+use hapax::{Error, Outcome, Scope, Time, Topic, ledger_over};
 
 /// A ledger with faults to order. Clones share them.
 #[derive(Clone, Default)]
@@ -33,6 +33,8 @@ pub struct Faults {
     pub claim_us: AtomicU32,
     /// So many sweeps fail.
     pub sweeps_failing: AtomicU32,
+    /// How often it failed over.
+    pub lives: AtomicU32,
 }
 
 /// Takes one of a count, if there is one left.
@@ -77,5 +79,12 @@ ledger_over!(Faulty {
     }
     async fn now(&self) -> Result<Time> {
         self.inner.now().await
+    }
+    async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
+        self.inner.markers(scope, topic, partitions).await
+    }
+    async fn epoch(&self) -> Result<Epoch> {
+        let life = self.faults.lives.load(Ordering::SeqCst);
+        Ok(Epoch::of([self.inner.epoch().await?.to_string(), life.to_string()]))
     }
 });

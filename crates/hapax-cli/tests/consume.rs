@@ -95,6 +95,40 @@ if do == 'always' or (do == 'once' and request['attempt'] == 1): os.kill(os.getp
     assert_eq!(effects(dir).iter().filter(|line| line.starts_with("once")).count(), 2);
 }
 
+/// Eight are in hand when one of them kills the child: that one is dead after its attempts, and the other seven, and those
+/// behind them, are done without one having been counted against them.
+#[test]
+fn an_event_that_kills_its_child_takes_no_neighbour_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let ids: Vec<_> = (0..20).map(|n| format!("e-{n}")).collect();
+    let events: Vec<_> = ids.iter().map(|id| (id.as_str(), if id == "e-3" { "kill" } else { "" })).collect();
+    produce(dir, &lines(&events));
+    // The first eight are all in hand when it strikes: the seven cannot end before.
+    let command = Sample::Python.handler(
+        dir,
+        "struck = os.path.exists('struck')
+effect(f\"{request['id']} {request['attempt']}\")
+if do == 'kill':
+    while len(open('effects').readlines()) < 8: time.sleep(0.005)
+    open('struck', 'w').close()
+    os.kill(os.getpid(), signal.SIGKILL)
+if not struck: time.sleep(3600)",
+    );
+    let more = ["--concurrency", "8", "--handlers", "1", "--timeout", "20m", "--set", "retry.attempts_max=3"];
+    let ran = consume(dir, &command, &more).code(0);
+    println!("{}", ran.out.trim());
+    assert_eq!((count(&ran, "done"), count(&ran, "dead")), (19, 1), "{} {}", ran.out, ran.err);
+    for id in &ids {
+        let entry = entry(dir, id);
+        let (state, attempts) = if id == "e-3" { ("dead", 3) } else { ("done", 1) };
+        assert_eq!((&entry["state"], &entry["attempts"]), (&state.into(), &attempts.into()), "{entry}");
+    }
+    let runs = |id: &str| effects(dir).iter().filter(|line| line.starts_with(&format!("{id} "))).count();
+    assert_eq!(runs("e-0"), 2, "it was in hand");
+    assert_eq!(runs("e-3"), 4, "once beside others, which did not count, and three times alone");
+}
+
 #[test]
 fn one_child_has_several_requests_and_answers_out_of_order() {
     let dir = tempfile::tempdir().unwrap();

@@ -10,7 +10,7 @@ use super::{Inner, read};
 use crate::clock::Time;
 use crate::error::Result;
 use crate::id::{Scope, Topic};
-use crate::ledger::{Body, Copied, Due, Entry, Marker};
+use crate::ledger::{Body, Copied, Due, Entry, Marker, Share};
 
 /// Bodies, column by column. Names of headers are bytes, because one may hold a NUL, which text cannot; all headers are in
 /// one array, because arrays of arrays must be of one length.
@@ -70,16 +70,35 @@ fn select(s: &str, from: &str) -> String {
     )
 }
 
+/// A century: what is longer than PostgreSQL's times can be is an error there.
+const GRACE_US_MAX: i64 = 3_155_760_000_000_000;
+
+/// Whether a row is of the share, which [`entries`] binds: the rule is that of [`Share::takes`].
+fn is_mine(now: &str) -> String {
+    format!(
+        "(e.topic is null or e.topic <> all ($3) or (e.topic, e.partition) in (select * from unnest($4::text[], $5::int[])) \
+         or e.at <= {now} - $6 * interval '1 microsecond')"
+    )
+}
+
 async fn entries(
     connection: &mut PgConnection,
     sql: String,
     scope: &Scope,
+    share: &Share,
     limit: usize,
 ) -> Result<Vec<Entry>> {
+    let topics: Vec<&str> = share.topics.keys().map(Topic::as_str).collect();
+    let mine = share.topics.iter().flat_map(|(topic, mine)| mine.iter().map(|n| (topic.as_str(), *n)));
+    let (mine_topics, mine_numbers): (Vec<&str>, Vec<i32>) = mine.unzip();
     let rows = sqlx::query(AssertSqlSafe(sql))
         .persistent(false)
         .bind(scope.as_str())
         .bind(i64::try_from(limit).unwrap_or(i64::MAX))
+        .bind(topics)
+        .bind(mine_topics)
+        .bind(mine_numbers)
+        .bind(i64::try_from(share.grace.as_micros()).unwrap_or(i64::MAX).min(GRACE_US_MAX))
         .fetch_all(connection)
         .await
         .map_err(|e| translate("looking for what is held", e))?;
@@ -87,30 +106,31 @@ async fn entries(
 }
 
 /// What may be claimed now: the rule is that of `Head::lets`.
-pub(super) async fn due(inner: &Inner, scope: &Scope, limit: usize) -> Result<Due> {
+pub(super) async fn due(inner: &Inner, scope: &Scope, share: &Share, limit: usize) -> Result<Due> {
     let s = &inner.settings.schema;
     // Each head is looked at once, however many wait behind it; bodies are read of those that are chosen.
     let ready = format!(
         "with present as materialized (select {s}.ledger_now() as now), \
-         waiting as materialized (select e.scope, e.week, e.id, e.at, e.aggregate, e.seq \
+         waiting as materialized (select e.scope, e.week, e.id, e.at, e.aggregate, e.seq, e.topic, e.partition \
             from {s}.scope c join {s}.held e on e.scope = c.number \
            where c.scope = $1 and e.header_names is not null and e.state in ('L', 'R', 'P') and e.at <= (select now from present)), \
          heads as materialized (select g.scope, g.aggregate, g.last, g.parked, g.lease_until, g.lease_seq, \
              (select min(o) from unnest(g.retrying) o) as owed \
             from (select distinct scope, aggregate from waiting where aggregate is not null) w \
             join {s}.head g on g.scope = w.scope and g.aggregate = w.aggregate), \
-         ready as (select e.scope, e.week, e.id, e.at, rank() over (partition by e.scope, e.aggregate, \
+         ready as (select e.scope, e.week, e.id, e.at, e.topic, e.partition, rank() over (partition by e.scope, e.aggregate, \
              case when e.aggregate is null then e.id end, case when e.aggregate is null then e.week end order by e.seq) as n \
             from waiting e left join heads g on g.scope = e.scope and g.aggregate = e.aggregate \
            where e.aggregate is null or g.scope is null or e.seq <= g.last or \
                   ((e.seq > g.parked) is not true and (g.lease_until > (select now from present) or g.lease_seq < e.seq) \
                    is not true and (g.owed < e.seq) is not true)), \
-         chosen as materialized (select scope, week, id from ready where n = 1 order by at limit $2)"
+         chosen as materialized (select scope, week, id from ready e where n = 1 and {mine} order by at limit $2)",
+        mine = is_mine("(select now from present)")
     );
     let from = format!("chosen r join {s}.held e on e.scope = r.scope and e.week = r.week and e.id = r.id");
     let mut connection = inner.begin().await?;
     let sql = format!("{ready} {} order by e.at", select(s, &from));
-    let entries = entries(&mut connection, sql, scope, limit).await?;
+    let entries = entries(&mut connection, sql, scope, share, limit).await?;
     let held: i64 = sqlx::query_scalar(AssertSqlSafe(format!(
         "select count(*) from {s}.held e join {s}.scope c on c.number = e.scope \
           where c.scope = $1 and e.header_names is not null"
@@ -124,14 +144,15 @@ pub(super) async fn due(inner: &Inner, scope: &Scope, limit: usize) -> Result<Du
 }
 
 /// Dead ones that were not copied out yet.
-pub(super) async fn outlet(inner: &Inner, scope: &Scope, limit: usize) -> Result<Vec<Entry>> {
+pub(super) async fn outlet(inner: &Inner, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>> {
     let s = &inner.settings.schema;
     let sql = format!(
         "{} where c.scope = $1 and e.header_names is not null and e.state = 'X' and e.copied is distinct from e.token \
-         order by e.at limit $2",
-        select(s, &format!("{s}.held e"))
+         and {mine} order by e.at limit $2",
+        select(s, &format!("{s}.held e")),
+        mine = is_mine(&format!("(select {s}.ledger_now())"))
     );
-    entries(&mut *inner.begin().await?, sql, scope, limit).await
+    entries(&mut *inner.begin().await?, sql, scope, share, limit).await
 }
 
 /// Notes that dead ones were copied out.

@@ -6,6 +6,7 @@
 
 mod claim;
 mod connect;
+mod epoch;
 mod error;
 mod held;
 pub mod journal;
@@ -34,8 +35,9 @@ use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::{Scope, Tenant, Topic};
 use crate::ledger::{
-    Audit, Capabilities, Claim, Copied, Cursor, Due, Entry, Extend, Filter, Finding, Identity, Intervene,
-    Intervened, Ledger, Marker, Outcome, Page, Settings, Settle, Settled, Stat, SweepTerms, Swept, Week,
+    Audit, Capabilities, Claim, Copied, Cursor, Due, Entry, Epoch, Extend, Filter, Finding, Identity,
+    Intervene, Intervened, Ledger, Marker, Outcome, Page, Settings, Settle, Settled, Share, Stat, SweepTerms,
+    Swept, Week,
 };
 pub(in crate::backend) use error::translate;
 pub(in crate::backend) use schema::check_name;
@@ -392,12 +394,12 @@ impl Ledger for PgLedger {
         read::list(&self.0, filter, after, limit).await
     }
 
-    async fn due(&self, scope: &Scope, limit: usize) -> Result<Due> {
-        held::due(&self.0, scope, limit).await
+    async fn due(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Due> {
+        held::due(&self.0, scope, share, limit).await
     }
 
-    async fn outlet(&self, scope: &Scope, limit: usize) -> Result<Vec<Entry>> {
-        held::outlet(&self.0, scope, limit).await
+    async fn outlet(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>> {
+        held::outlet(&self.0, scope, share, limit).await
     }
 
     async fn copied(&self, entries: &[Copied]) -> Result<()> {
@@ -444,6 +446,10 @@ impl Ledger for PgLedger {
 
     async fn now(&self) -> Result<Time> {
         read::now(&self.0).await
+    }
+
+    async fn epoch(&self) -> Result<Epoch> {
+        epoch::read(&self.0).await
     }
 
     fn capabilities(&self) -> Capabilities {

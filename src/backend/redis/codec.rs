@@ -208,13 +208,49 @@ fn pack_body(to: &mut Writer, body: &Body) {
 /// How many bytes stand before the aggregate of a stored row: stamp, state, length. The scripts know it, too.
 pub(super) const BEFORE_AGGREGATE: usize = STAMP_BYTES + 3;
 /// How many bytes behind it, at most, tell the row's times and its place in the order.
-pub(super) const BEHIND_AGGREGATE: usize = 2 + 10 + 8 + 10 + 10 + 10 + 10;
+const BEHIND_AGGREGATE: usize = 2 + 10 + 8 + 10 + 10 + 10 + 10;
+/// The same, and how many tell where it came from, unless its owner's and its topic's names are longer than names are.
+pub(super) const BEGINNING: usize = BEHIND_AGGREGATE + 320;
 
-/// When a row's time comes, and its place in the order, from its beginning.
-pub(super) fn waiting(beginning: &[u8]) -> Result<(Time, Option<(Aggregate, u64)>)> {
+/// When a row's time comes, its place in the order, and where it came from, from its beginning. One whose names are so long that
+/// the beginning ends before that could be from anywhere.
+pub(super) fn waiting(beginning: &[u8]) -> Result<Beginning> {
     let mut from = Reader(beginning);
     let start = Start::read(&mut from)?;
-    Ok((start.at, start.order))
+    let origin = Origins::read(&mut from, start.flags).ok().and_then(|origins| origins.origin);
+    Ok(Beginning { at: start.at, order: start.order, origin })
+}
+
+/// What [`waiting`] tells.
+#[derive(Debug, PartialEq)]
+pub(super) struct Beginning {
+    pub(super) at: Time,
+    pub(super) order: Option<(Aggregate, u64)>,
+    pub(super) origin: Option<Origin>,
+}
+
+/// What follows the start of a stored row.
+struct Origins {
+    owner: Option<Owner>,
+    fingerprint: Option<Fingerprint>,
+    origin: Option<Origin>,
+}
+
+impl Origins {
+    fn read(from: &mut Reader<'_>, flags: u16) -> Result<Self> {
+        let has = |flag| flags & flag != 0;
+        let owner = has(OWNER).then(|| sound(Owner::new(from.text()?))).transpose()?;
+        let fingerprint = has(FINGERPRINT)
+            .then(|| from.take(16)?.try_into().map(Fingerprint).map_err(|_| short()))
+            .transpose()?;
+        let origin = has(ORIGIN).then(|| {
+            let topic = sound(Topic::new(from.text()?))?;
+            let partition =
+                i32::try_from(from.signed()?).map_err(|_| Error::Corrupt("a partition".into()))?;
+            Ok::<_, Error>(Origin::new(topic, partition, from.signed()?))
+        });
+        Ok(Origins { owner, fingerprint, origin: origin.transpose()? })
+    }
 }
 
 /// What a stored row begins with.
@@ -256,16 +292,7 @@ pub(super) fn row(stored: &[u8]) -> Result<Row> {
     let mut from = Reader(stored);
     let Start { state, flags, token, nonce, attempts, first_at, at, order } = Start::read(&mut from)?;
     let has = |flag| flags & flag != 0;
-    let owner = has(OWNER).then(|| sound(Owner::new(from.text()?))).transpose()?;
-    let fingerprint = has(FINGERPRINT)
-        .then(|| from.take(16)?.try_into().map(Fingerprint).map_err(|_| short()))
-        .transpose()?;
-    let origin = has(ORIGIN).then(|| {
-        let topic = sound(Topic::new(from.text()?))?;
-        let partition = i32::try_from(from.signed()?).map_err(|_| Error::Corrupt("a partition".into()))?;
-        Ok::<_, Error>(Origin::new(topic, partition, from.signed()?))
-    });
-    let origin = origin.transpose()?;
+    let Origins { owner, fingerprint, origin } = Origins::read(&mut from, flags)?;
     let metadata = has(METADATA).then(|| sound(Metadata::new(from.text()?))).transpose()?;
     let note = has(NOTE).then(|| from.text().map(Into::into)).transpose()?;
     let body = has(BODY).then(|| body(&mut from, flags)).transpose()?;
@@ -415,8 +442,13 @@ mod tests {
             assert_eq!(row(&stored).unwrap(), row_);
             assert_eq!(state(&stored).unwrap(), row_.state);
             let aggregate = row_.order.as_ref().map_or(0, |(aggregate, _)| aggregate.as_str().len());
+            let (at, order) = (row_.at, row_.order.clone());
+            let start = stored.len().min(BEFORE_AGGREGATE + aggregate + BEGINNING);
+            let told = Beginning { at, order: order.clone(), origin: row_.origin.clone() };
+            assert_eq!(waiting(&stored[..start]).unwrap(), told);
             let start = stored.len().min(BEFORE_AGGREGATE + aggregate + BEHIND_AGGREGATE);
-            assert_eq!(waiting(&stored[..start]).unwrap(), (row_.at, row_.order.clone()));
+            let told = waiting(&stored[..start]).unwrap();
+            assert_eq!((told.at, told.order), (at, order), "however long the names are");
             for end in 0..stored.len() {
                 assert_eq!(row(&stored[..end]).unwrap_err().code(), "corrupt");
             }

@@ -8,11 +8,12 @@ use super::desk::index_key;
 use super::read::{Scopes, rows};
 use super::want::{Wants, member_key, pair};
 use super::{RedisLedger, Result, codec, wants_of};
-use crate::clock::Time;
 use crate::error::Error;
 use crate::id::{Aggregate, Scope, Topic};
 use crate::ledger::transition::Head;
-use crate::ledger::{Copied, Due, Entry, Filter, Key, Ledger as _, Marker, Rows as _, State, runnable};
+use crate::ledger::{
+    Copied, Due, Entry, Filter, Key, Ledger as _, Marker, Rows as _, Share, State, runnable,
+};
 
 /// How many entries of an index are looked at together.
 const PART: usize = 250;
@@ -24,30 +25,8 @@ async fn of_scope(ledger: &RedisLedger, scope: &Scope) -> Result<(Scopes, Vec<i3
     Ok((scopes, numbers))
 }
 
-/// A part of an index, by time, up to `until`.
-async fn part(
-    ledger: &RedisLedger,
-    index: &str,
-    scope: i32,
-    until: &str,
-    from: usize,
-    most: usize,
-) -> Result<Vec<Key>> {
-    let members: Vec<Vec<u8>> = redis::cmd("ZRANGEBYSCORE")
-        .arg(ledger.key(&index_key(index, scope)))
-        .arg("-inf")
-        .arg(until)
-        .arg("LIMIT")
-        .arg(from)
-        .arg(most)
-        .query_async(&mut ledger.connection())
-        .await
-        .doing("looking for what is held")?;
-    members.iter().map(|member| member_key(member)).collect()
-}
-
 /// What may be claimed now.
-pub(super) async fn due(ledger: &RedisLedger, scope: &Scope, limit: usize) -> Result<Due> {
+pub(super) async fn due(ledger: &RedisLedger, scope: &Scope, share: &Share, limit: usize) -> Result<Due> {
     let (scopes, numbers) = of_scope(ledger, scope).await?;
     let now = ledger.now().await?;
     let mut heads: HashMap<(i32, Aggregate), Option<Head>> = HashMap::new();
@@ -55,10 +34,12 @@ pub(super) async fn due(ledger: &RedisLedger, scope: &Scope, limit: usize) -> Re
     for number in &numbers {
         // All of them, as those at the front may wait for those behind.
         for from in (0..).step_by(PART) {
-            let (count, rows, its_heads) = waiting(ledger, *number, now, from).await?;
+            let until = now.as_micros().to_string();
+            let (count, rows, its_heads) = waiting(ledger, "due", *number, &until, from).await?;
             for (member, beginning) in rows {
-                let (at, order) = codec::waiting(&beginning)?;
-                found.push((at, (member_key(&member)?, *number, order)));
+                let codec::Beginning { at, order, origin } = codec::waiting(&beginning)?;
+                let mine = share.takes(origin.as_ref(), at, now);
+                found.push((at, ((member_key(&member)?, mine), *number, order)));
             }
             for (aggregate, head) in its_heads {
                 let head = if head.is_empty() { None } else { Some(codec::head(&head)?) };
@@ -74,7 +55,8 @@ pub(super) async fn due(ledger: &RedisLedger, scope: &Scope, limit: usize) -> Re
     found.sort_by_key(|(at, _)| *at);
     let found = found.into_iter().map(|(_, waiting)| waiting).collect();
     let head = |scope, aggregate: &Aggregate| Ok(heads.get(&(scope, aggregate.clone())).cloned().flatten());
-    let keys = runnable(found, limit, now, head)?;
+    let keys = runnable(found, limit, now, |(_, mine)| *mine, head)?;
+    let keys: Vec<Key> = keys.into_iter().map(|(key, _)| key).collect();
     let mut entries = Vec::with_capacity(keys.len());
     for keys in keys.chunks(PART) {
         for (key, stored, _) in rows(ledger, keys).await? {
@@ -92,10 +74,16 @@ pub(super) async fn due(ledger: &RedisLedger, scope: &Scope, limit: usize) -> Re
 type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// A part of what waits in a scope: how many it is, the members with what their rows begin with, and the heads they stand behind.
-async fn waiting(ledger: &RedisLedger, scope: i32, now: Time, from: usize) -> Result<(usize, Pairs, Pairs)> {
+async fn waiting(
+    ledger: &RedisLedger,
+    index: &str,
+    scope: i32,
+    until: &str,
+    from: usize,
+) -> Result<(usize, Pairs, Pairs)> {
     let mut script = ledger.0.scripts.waiting.key(&ledger.0.prefix);
-    script.arg(index_key("due", scope)).arg(scope).arg(now.as_micros()).arg(from).arg(PART);
-    script.arg(codec::BEFORE_AGGREGATE).arg(codec::BEHIND_AGGREGATE);
+    script.arg(index_key(index, scope)).arg(scope).arg(until).arg(from).arg(PART);
+    script.arg(codec::BEFORE_AGGREGATE).arg(codec::BEGINNING);
     run(&ledger.0.connection, &script, "looking for what is held").await
 }
 
@@ -114,13 +102,34 @@ async fn count(ledger: &RedisLedger, numbers: &[i32]) -> Result<u64> {
 }
 
 /// Dead ones that were not copied out yet.
-pub(super) async fn outlet(ledger: &RedisLedger, scope: &Scope, limit: usize) -> Result<Vec<Entry>> {
+pub(super) async fn outlet(
+    ledger: &RedisLedger,
+    scope: &Scope,
+    share: &Share,
+    limit: usize,
+) -> Result<Vec<Entry>> {
     let (scopes, numbers) = of_scope(ledger, scope).await?;
+    let now = ledger.now().await?;
     let mut dead = Vec::new();
     for number in numbers {
-        let keys = part(ledger, "out", number, "+inf", 0, limit).await?;
-        for (key, stored, _) in rows(ledger, &keys).await? {
-            dead.push((key, codec::row(&stored)?));
+        let mut mine = Vec::new();
+        for from in (0..).step_by(PART) {
+            let (count, rows, _) = waiting(ledger, "out", number, "+inf", from).await?;
+            for (member, beginning) in rows {
+                let codec::Beginning { at, origin, .. } = codec::waiting(&beginning)?;
+                if share.takes(origin.as_ref(), at, now) {
+                    mine.push(member_key(&member)?);
+                }
+            }
+            if count < PART || mine.len() >= limit {
+                break;
+            }
+        }
+        mine.truncate(limit);
+        for keys in mine.chunks(PART) {
+            for (key, stored, _) in rows(ledger, keys).await? {
+                dead.push((key, codec::row(&stored)?));
+            }
         }
     }
     dead.sort_by_key(|(_, row)| row.at);

@@ -30,7 +30,7 @@ use redis::aio::ConnectionManager;
 pub use transaction::RedisTransaction;
 pub use window::RedisWindow;
 
-use connect::{manager, run};
+use connect::{Doing as _, info, manager, run};
 use desk::{Desk, contended, wants_of};
 use script::Scripts;
 use want::{Found, Reply, Wants};
@@ -40,9 +40,10 @@ use crate::config::Migrate;
 use crate::error::{Error, Result};
 use crate::id::{Scope, Topic};
 use crate::ledger::{
-    Audit, Capabilities, Claim, Copied, Cursor, Due, Entry, Extend, Filter, Finding, Identity, IdentityRule,
-    Intervene, Intervened, Key, Ledger, Level, Marker, Nonce, Outcome, Page, Reused, Rows, Settings, Settle,
-    Settled, Stat, State, SweepTerms, Swept, Week, claim_rows, extend_rows, intervene_rows, settle_rows,
+    Audit, Capabilities, Claim, Copied, Cursor, Due, Entry, Epoch, Extend, Filter, Finding, Identity,
+    IdentityRule, Intervene, Intervened, Key, Ledger, Level, Marker, Nonce, Outcome, Page, Reused, Rows,
+    Settings, Settle, Settled, Share, Stat, State, SweepTerms, Swept, Week, claim_rows, extend_rows,
+    intervene_rows, settle_rows,
 };
 
 /// What this build writes, and the oldest build that may work on it.
@@ -317,12 +318,12 @@ impl Ledger for RedisLedger {
         read::list(self, filter, after, limit).await
     }
 
-    async fn due(&self, scope: &Scope, limit: usize) -> Result<Due> {
-        held::due(self, scope, limit).await
+    async fn due(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Due> {
+        held::due(self, scope, share, limit).await
     }
 
-    async fn outlet(&self, scope: &Scope, limit: usize) -> Result<Vec<Entry>> {
-        held::outlet(self, scope, limit).await
+    async fn outlet(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>> {
+        held::outlet(self, scope, share, limit).await
     }
 
     async fn copied(&self, entries: &[Copied]) -> Result<()> {
@@ -363,6 +364,18 @@ impl Ledger for RedisLedger {
         let script = self.0.scripts.now.key(&self.0.prefix);
         let now: i64 = run(&self.0.connection, &script, "asking for the time").await?;
         Ok(Time::from_micros(now))
+    }
+
+    async fn epoch(&self) -> Result<Epoch> {
+        let mut get = redis::cmd("HGET");
+        get.arg(self.key(":meta")).arg("ledger");
+        let id: Option<String> =
+            get.query_async(&mut self.connection()).await.doing("reading the ledger's epoch")?;
+        // A server that restarts may have lost what it had not written to disk, a replica that takes over what it had not heard
+        // of: the one has another run, the other another history.
+        let info = info(&self.0.connection).await?;
+        let of = |name: &str| info.get(name).map_or("", String::as_str);
+        Ok(Epoch::of([id.as_deref().unwrap_or_default(), of("run_id"), of("master_replid")]))
     }
 
     fn capabilities(&self) -> Capabilities {

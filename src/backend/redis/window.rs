@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 use super::connect::{Doing, info, manager};
 use crate::error::{Error, Result};
 use crate::event::Fingerprint;
-use crate::ledger::{Finding, Level};
+use crate::ledger::{Epoch, Finding, Level};
 use crate::window::{Sighting, Window, WindowSettings, key};
 
 /// A window that is given up on after so long: it must never cost more than the claim it saves.
@@ -62,10 +62,10 @@ impl Window for RedisWindow {
         if values.len() != sightings.len() {
             return Err(Error::Corrupt(format!("{} keys had {} values", sightings.len(), values.len())));
         }
-        let epoch = epoch_bits(&self.settings.epoch);
+        let by_hand = epoch_bits(&self.settings.epoch);
         let seen = |(sighting, value): (&Sighting, &Option<Vec<u8>>)| {
             let number = value.as_deref().and_then(|value| std::str::from_utf8(value).ok()?.parse().ok());
-            number.is_some_and(|number| is_same(number, value_of(epoch, sighting.fingerprint)))
+            number.is_some_and(|number| is_same(number, value_of(by_hand, sighting)))
         };
         Ok(sightings.iter().zip(&values).map(seen).collect())
     }
@@ -75,9 +75,9 @@ impl Window for RedisWindow {
             return Ok(());
         }
         let mut pipe = redis::pipe();
-        let (epoch, ttl_s) = (epoch_bits(&self.settings.epoch), self.settings.ttl.as_secs());
+        let (by_hand, ttl_s) = (epoch_bits(&self.settings.epoch), self.settings.ttl.as_secs());
         for sighting in sightings {
-            let value = value_of(epoch, sighting.fingerprint);
+            let value = value_of(by_hand, sighting);
             pipe.cmd("SET").arg(key(&sighting.identity)).arg(value).arg("EX").arg(ttl_s).ignore();
         }
         pipe.query_async::<()>(&mut self.connection.clone()).await.doing("writing to the window")
@@ -101,18 +101,22 @@ impl Window for RedisWindow {
 const PRINT_BITS: u32 = 24;
 const PRINT_MASK: i64 = (1 << PRINT_BITS) - 1;
 
-/// The bits of a value that tell the epoch. Of two epochs one in 2^40 would be taken for the other.
+/// The bits of a value that tell the epoch given by hand. Of two epochs one in 2^40 would be taken for the other.
 fn epoch_bits(epoch: &str) -> i64 {
-    let digest = Sha256::digest(epoch.as_bytes());
-    let bits = digest.iter().take(5).fold(0, |bits, byte| (bits << 8) | i64::from(*byte));
-    bits << PRINT_BITS
+    high_bits(&Sha256::digest(epoch.as_bytes()))
 }
 
-/// The value of a key.
-fn value_of(epoch: i64, fingerprint: Option<Fingerprint>) -> i64 {
-    let print = fingerprint
+fn high_bits(random: &[u8]) -> i64 {
+    random.iter().take(5).fold(0, |bits, byte| (bits << 8) | i64::from(*byte)) << PRINT_BITS
+}
+
+/// The value of a key. The ledger's epoch is as good as random, so both epochs have room in the bits of one.
+fn value_of(by_hand: i64, sighting: &Sighting) -> i64 {
+    let print = sighting
+        .fingerprint
         .map_or(0, |Fingerprint([a, b, c, ..])| i64::from(u32::from_be_bytes([0, a, b, c])).max(1));
-    epoch | print
+    let of_ledger = |epoch: Epoch| high_bits(epoch.as_bytes());
+    (by_hand ^ sighting.epoch.map_or(0, of_ledger)) | print
 }
 
 /// Whether two values are of one epoch, and of one fingerprint as far as both have one.

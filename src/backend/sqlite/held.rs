@@ -14,7 +14,7 @@ use crate::clock::Time;
 use crate::error::Result;
 use crate::id::{Aggregate, EventId, Scope, Topic};
 use crate::ledger::transition::Row;
-use crate::ledger::{Copied, Due, Entry, Filter, Identity, Marker, Rows, Waiting, Week, runnable};
+use crate::ledger::{Copied, Due, Entry, Filter, Identity, Marker, Rows, Share, Waiting, Week, runnable};
 
 /// A held row, with its week, the number of its scope, and its key.
 type Found = (Week, i32, Vec<u8>, Row);
@@ -33,7 +33,7 @@ fn select(conn: &Connection, scopes: &[i32], which: &str, now: Time, limit: i64)
         let sql = format!(
             "SELECT {READ}, {week}, id FROM {table} WHERE scope = ?1 AND {which} AND at <= ?2 ORDER BY at LIMIT ?3"
         );
-        let mut statement = conn.prepare_cached(&sql).doing("looking for what is held")?;
+        let mut statement = conn.prepare(&sql).doing("looking for what is held")?;
         for scope in scopes {
             let rows: Vec<(i16, Vec<u8>, Stored)> = statement
                 .query_map(params![scope, now.as_micros(), limit], |columns| {
@@ -63,10 +63,11 @@ fn entry(scopes: &Scopes, week: Week, number: i32, key: &[u8], row: Row) -> Resu
 }
 
 /// What may be claimed now.
-pub(super) fn due(conn: &Connection, scope: &Scope, limit: usize, now: Time) -> Result<Due> {
+pub(super) fn due(conn: &Connection, scope: &Scope, share: &Share, limit: usize, now: Time) -> Result<Due> {
     let (scopes, numbers) = of_scope(conn, scope)?;
-    let waiting = waiting(conn, &numbers, now)?;
-    let runnable = runnable(waiting, limit, now, |number, aggregate| {
+    let waiting = waiting(conn, &numbers, &is_mine(conn, share, now)?, now)?;
+    let mine = |place: &Place| place.mine;
+    let runnable = runnable(waiting, limit, now, mine, |number, aggregate| {
         conn.prepare_cached(&format!(
             "SELECT {HEAD} FROM main.hapax_head WHERE scope = ?1 AND aggregate = ?2"
         ))
@@ -102,39 +103,58 @@ struct Place {
     week: Week,
     scope: i32,
     id: Vec<u8>,
+    /// Whether it is of the share that was asked for.
+    mine: bool,
 }
 
-/// Its week, id, time and place in the order, as stored.
-type Line = (i16, Vec<u8>, i64, Option<String>, Option<i64>);
+/// Its week, id, time and place in the order, as stored, and whether it is of the share.
+type Line = (i16, Vec<u8>, i64, Option<String>, Option<i64>, bool);
+
+/// Whether a row is of a share, as SQL: the rule is that of [`Share::takes`]. Topics are numbers, so there is nothing to quote.
+fn is_mine(conn: &Connection, share: &Share, now: Time) -> Result<String> {
+    let mut theirs = Vec::new();
+    for (topic, mine) in &share.topics {
+        let number: Option<i64> = conn
+            .prepare_cached("SELECT number FROM main.hapax_name WHERE name = ?1")
+            .and_then(|mut s| s.query_row([topic.as_str()], |row| row.get(0)).optional())
+            .doing("looking for a topic")?;
+        let Some(number) = number else { continue }; // nothing came from there
+        let mine: Vec<_> = mine.iter().map(ToString::to_string).collect();
+        theirs.push(format!("(topic IS {number} AND part NOT IN ({}))", mine.join(", ")));
+    }
+    if theirs.is_empty() {
+        return Ok("1".to_owned());
+    }
+    let before = now.minus(share.grace).as_micros();
+    Ok(format!("(at <= {before} OR NOT ({}))", theirs.join(" OR ")))
+}
 
 /// What waits and whose time has come, oldest first. Nothing of it is read but its place: bodies may be large, and many.
-fn waiting(conn: &Connection, scopes: &[i32], now: Time) -> Result<Vec<Waiting<Place>>> {
+fn waiting(conn: &Connection, scopes: &[i32], is_mine: &str, now: Time) -> Result<Vec<Waiting<Place>>> {
     let mut found = Vec::new();
     for (table, week) in tables(conn)? {
         let kept = week == "week";
         let table: Rc<str> = table.into();
         let sql = format!(
-            "SELECT {week}, id, at, aggregate, seq FROM {table} WHERE scope = ?1 AND {WAITS} AND at <= ?2"
+            "SELECT {week}, id, at, aggregate, seq, {is_mine} FROM {table} WHERE scope = ?1 AND {WAITS} AND at <= ?2"
         );
-        let mut statement = conn.prepare_cached(&sql).doing("looking for what is held")?;
+        let mut statement = conn.prepare(&sql).doing("looking for what is held")?;
         for scope in scopes {
             let mut rows =
                 statement.query(params![scope, now.as_micros()]).doing("looking for what is held")?;
             while let Some(row) = rows.next().doing("looking for what is held")? {
                 let read = || -> rusqlite::Result<Line> {
-                    Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
+                    Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?, row.get(5)?))
                 };
-                let (number, id, at, aggregate, seq) = read().doing("looking for what is held")?;
+                let (number, id, at, aggregate, seq, mine) = read().doing("looking for what is held")?;
                 let order = match aggregate.zip(seq) {
                     Some((aggregate, seq)) => Some((codec::sound(Aggregate::new(aggregate))?, seq as u64)),
                     None => None,
                 };
                 let and = if kept { format!("AND week = {number}") } else { String::new() };
                 let week = Week::from_number(number)?;
-                found.push((
-                    at,
-                    (Place { table: table.clone(), and, week, scope: *scope, id }, *scope, order),
-                ));
+                let place = Place { table: table.clone(), and, week, scope: *scope, id, mine };
+                found.push((at, (place, *scope, order)));
             }
         }
     }
@@ -157,10 +177,17 @@ fn count(conn: &Connection, numbers: &[i32]) -> Result<u64> {
 }
 
 /// Dead ones that were not copied out yet.
-pub(super) fn outlet(conn: &Connection, scope: &Scope, limit: usize) -> Result<Vec<Entry>> {
+pub(super) fn outlet(
+    conn: &Connection,
+    scope: &Scope,
+    share: &Share,
+    limit: usize,
+    now: Time,
+) -> Result<Vec<Entry>> {
     let (scopes, numbers) = of_scope(conn, scope)?;
     let most = i64::try_from(limit).unwrap_or(i64::MAX);
-    let dead = select(conn, &numbers, UNCOPIED, Time::from_micros(i64::MAX), most)?;
+    let which = format!("{UNCOPIED} AND {}", is_mine(conn, share, now)?);
+    let dead = select(conn, &numbers, &which, Time::from_micros(i64::MAX), most)?;
     let entries = dead.into_iter().take(limit);
     entries.map(|(week, number, key, row)| entry(&scopes, week, number, &key, row)).collect()
 }

@@ -42,9 +42,9 @@ use crate::clock::{Clock, SystemClock, Time};
 use crate::error::{Error, Result};
 use crate::id::{Scope, Topic};
 use crate::ledger::{
-    Audit, Capabilities, Claim, Copied, Cursor, CursorParts, Due, Entry, Extend, Filter, Finding, Identity,
-    Intervene, Intervened, Ledger, Marker, Outcome, Page, Settings, Settle, Settled, Stat, SweepTerms, Swept,
-    Week, extend_rows, intervene_rows, settle_rows,
+    Audit, Capabilities, Claim, Copied, Cursor, CursorParts, Due, Entry, Epoch, Extend, Filter, Finding,
+    Identity, Intervene, Intervened, Ledger, Marker, Outcome, Page, Settings, Settle, Settled, Share, Stat,
+    SweepTerms, Swept, Week, extend_rows, intervene_rows, settle_rows,
 };
 
 /// A ledger in an SQLite file. Clones share its connections; dropping the last closes them.
@@ -234,14 +234,14 @@ impl Ledger for SqliteLedger {
         answer(self.0.read.send(move |conn| listing.page(conn))).await
     }
 
-    async fn due(&self, scope: &Scope, limit: usize) -> Result<Due> {
-        let (scope, now) = (scope.clone(), self.0.clock.now());
-        answer(self.0.read.send(move |conn| held::due(conn, &scope, limit, now))).await
+    async fn due(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Due> {
+        let (scope, share, now) = (scope.clone(), share.clone(), self.0.clock.now());
+        answer(self.0.read.send(move |conn| held::due(conn, &scope, &share, limit, now))).await
     }
 
-    async fn outlet(&self, scope: &Scope, limit: usize) -> Result<Vec<Entry>> {
-        let scope = scope.clone();
-        answer(self.0.read.send(move |conn| held::outlet(conn, &scope, limit))).await
+    async fn outlet(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>> {
+        let (scope, share, now) = (scope.clone(), share.clone(), self.0.clock.now());
+        answer(self.0.read.send(move |conn| held::outlet(conn, &scope, &share, limit, now))).await
     }
 
     async fn copied(&self, entries: &[Copied]) -> Result<()> {
@@ -292,6 +292,11 @@ impl Ledger for SqliteLedger {
 
     async fn now(&self) -> Result<Time> {
         Ok(self.0.clock.now())
+    }
+
+    async fn epoch(&self) -> Result<Epoch> {
+        let path = self.0.path.clone();
+        answer(self.0.read.send(move |conn| read::epoch(conn, &path))).await
     }
 
     fn capabilities(&self) -> Capabilities {

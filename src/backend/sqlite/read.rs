@@ -1,6 +1,7 @@
 //! What people and tools look at: entries, pages, counts, findings.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
 
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
@@ -13,7 +14,28 @@ use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::{EventId, Scope, Tenant};
 use crate::ledger::transition::Row;
-use crate::ledger::{Audit, CursorParts, Entry, Filter, Finding, Identity, Level, Page, Stat, State, Week};
+use crate::ledger::{
+    Audit, CursorParts, Entry, Epoch, Filter, Finding, Identity, Level, Page, Stat, State, Week,
+};
+
+/// Which ledger the file holds, and which file it is: one that was put in its place is another, and was made at another time.
+/// (One that was copied *into* it while nobody had it open cannot be told.)
+pub(super) fn epoch(conn: &Connection, path: &Path) -> Result<Epoch> {
+    let id: String = conn
+        .query_row("SELECT ledger FROM main.hapax_meta", [], |row| row.get(0))
+        .doing("reading the ledger's epoch")?;
+    let mut parts = vec![id];
+    if let Ok(file) = std::fs::metadata(path) {
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::MetadataExt as _;
+            parts.push(format!("{} {}", file.dev(), file.ino()));
+        }
+        // Not every file system knows.
+        parts.extend(file.created().ok().map(|at| format!("{at:?}")));
+    }
+    Ok(Epoch::of(parts))
+}
 
 /// The weeks that have a table, in order.
 pub(super) fn weeks(conn: &Connection) -> Result<Vec<Week>> {

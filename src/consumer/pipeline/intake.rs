@@ -1,17 +1,19 @@
 //! The way in: match → window → order.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Pipeline, ended_badly};
+use super::{Pipeline, Seen, ended_badly, is_suspect};
 use crate::bus::{Heard, Partition, Received};
 use crate::consumer::arrival::{Arrival, Source};
 use crate::consumer::held;
 use crate::error::Result;
-use crate::ledger::Entry;
-use crate::window::Sighting;
+use crate::ledger::{Due, Entry, Share};
+
+/// How long a dead letter that the bus does not take is passed over before it is tried again.
+const PASSED_OVER_FOR: Duration = Duration::from_mins(1);
 
 impl Pipeline {
     pub(super) async fn hear(&mut self, heard: Result<Heard>) -> Result<()> {
@@ -54,9 +56,8 @@ impl Pipeline {
             }
             let mut arrival =
                 self.desk.arrival(received, Source::Bus(hand.assigned.clone()), hand.cancel.subscribe());
+            arrival.epoch = self.state.epoch;
             hand.bytes += arrival.bytes();
-            let offset = arrival.received.origin.offset;
-            arrival.alone = hand.suspects.iter().any(|(first, last)| (*first..=*last).contains(&offset));
             if self.is_wanted(&arrival) {
                 arrivals.push(arrival);
             } else {
@@ -71,10 +72,11 @@ impl Pipeline {
     }
 
     pub(super) fn queue(&mut self, arrivals: Vec<Arrival>) {
-        for arrival in arrivals {
+        for mut arrival in arrivals {
             if !self.is_ours(&arrival) {
                 continue;
             }
+            arrival.alone |= is_suspect(&self.hands, &arrival);
             self.put_in_order(arrival);
         }
     }
@@ -104,16 +106,25 @@ impl Pipeline {
             let seen = window.seen(&sightings).await.unwrap_or_default();
             let seen =
                 sightings.into_iter().zip(seen).filter_map(|(sighting, seen)| seen.then_some(sighting));
-            (arrivals, seen.collect())
+            let mut seen: HashSet<_> = seen.collect();
+            let mut epoch = None;
+            if !seen.is_empty() {
+                // The ledger may have become another one since it was asked last, and nobody needs to have noticed. One that does
+                // not answer confirms nothing.
+                epoch = desk.ledger.epoch().await.ok();
+                seen.retain(|sighting| epoch.is_some() && sighting.epoch == epoch);
+            }
+            Seen { arrivals, seen, epoch }
         });
     }
 
     /// Passes what the window knows to be done.
     pub(super) fn answered(
         &mut self,
-        answer: std::result::Result<(Vec<Arrival>, HashSet<Sighting>), tokio::task::JoinError>,
+        answer: std::result::Result<Seen, tokio::task::JoinError>,
     ) -> Result<()> {
-        let (arrivals, seen) = answer.map_err(ended_badly)?;
+        let Seen { arrivals, seen, epoch } = answer.map_err(ended_badly)?;
+        self.state.epoch = epoch.or(self.state.epoch);
         let mut unseen = Vec::with_capacity(arrivals.len());
         for arrival in arrivals {
             if self.desk.sighting_of(&arrival).is_some_and(|sighting| seen.contains(&sighting)) {
@@ -127,21 +138,78 @@ impl Pipeline {
         Ok(())
     }
 
+    /// Looks for what is due, and for dead letters to copy, now and then.
+    pub(super) fn look_after_held(&mut self, now: Instant) {
+        let settings = &self.desk.settings;
+        if now >= self.state.next_look && self.tasks.look.is_empty() {
+            self.state.next_look = now + settings.held_interval;
+            if !self.state.away {
+                let room = settings.in_flight_max.saturating_sub(self.state.held.len());
+                self.tasks.look.spawn(held::look(self.desk.clone(), self.share(), room));
+            }
+        }
+        let copies = settings.dead_topic.as_deref() != Some("");
+        if copies && now >= self.state.next_outlet && self.tasks.outlet.is_empty() {
+            self.state.next_outlet = now + settings.held_interval;
+            if !self.state.away {
+                if now >= self.state.passed_over_until {
+                    self.state.passed_over.clear();
+                }
+                let passed_over = self.state.passed_over.clone();
+                self.tasks.outlet.spawn(held::copy_dead(self.desk.clone(), self.share(), passed_over));
+            }
+        }
+    }
+
+    /// What of the scope's held events this process sees to: those of the partitions in its hands.
+    fn share(&self) -> Share {
+        let settings = &self.desk.settings;
+        let mut topics: BTreeMap<_, BTreeSet<i32>> =
+            settings.topics.iter().map(|topic| (topic.clone(), BTreeSet::new())).collect();
+        for hand in self.hands.values().filter(|hand| hand.revoked.is_none()) {
+            let partition = &hand.assigned.partition;
+            if let Some(mine) = topics.get_mut(&partition.topic) {
+                mine.insert(partition.number);
+            }
+        }
+        Share { topics, grace: settings.held_grace }
+    }
+
+    /// Says, once, that dead letters cannot be copied, or can again.
+    pub(super) fn copied(
+        &mut self,
+        outlet: std::result::Result<held::Outlet, tokio::task::JoinError>,
+    ) -> Result<()> {
+        let held::Outlet { copied, refused } = outlet.map_err(ended_badly)?;
+        self.state.next_outlet = Instant::now() + self.desk.settings.held_interval;
+        if !refused.is_empty() {
+            if self.state.passed_over.is_empty() {
+                self.state.passed_over_until = Instant::now() + PASSED_OVER_FOR;
+            }
+            self.state.passed_over.extend(refused);
+        }
+        let uncopied = copied.is_err() || !self.state.passed_over.is_empty();
+        if uncopied != std::mem::replace(&mut self.state.uncopied, uncopied) {
+            match copied {
+                Err(error) => {
+                    tracing::warn!(target: "hapax", error = %error.chain(), "dead letters cannot be copied; they stay in the ledger, and it is tried again");
+                }
+                Ok(()) if uncopied => {
+                    tracing::warn!(target: "hapax", "dead letters have no topic to be copied to; they stay in the ledger");
+                }
+                Ok(()) => tracing::info!(target: "hapax", "dead letters are copied again"),
+            }
+        }
+        Ok(())
+    }
+
     /// What is due comes from the ledger as if it had just arrived.
     pub(super) fn take_due(
         &mut self,
-        looked: std::result::Result<held::Looked, tokio::task::JoinError>,
+        looked: std::result::Result<Result<Due>, tokio::task::JoinError>,
     ) -> Result<()> {
         self.state.next_look = Instant::now() + self.desk.settings.held_interval;
-        let held::Looked { due, copied } = looked.map_err(ended_badly)?;
-        let uncopied = copied.is_err();
-        if uncopied != std::mem::replace(&mut self.state.uncopied, uncopied) {
-            if let Err(error) = copied {
-                tracing::warn!(target: "hapax", error = %error.chain(), "dead letters cannot be copied; they stay in the ledger, and it is tried again");
-            } else {
-                tracing::info!(target: "hapax", "dead letters are copied again");
-            }
-        }
+        let due = looked.map_err(ended_badly)?;
         let due = match due {
             Ok(due) => due,
             Err(error) => {
@@ -173,6 +241,7 @@ impl Pipeline {
             }
             let source = Source::Held(entry.identity.clone(), entry.week);
             let mut arrival = self.desk.arrival(received, source, self.state.cancel.subscribe());
+            arrival.epoch = self.state.epoch;
             if entry.order.is_none() {
                 // It was redriven out of order, or never had one.
                 arrival.unordered = true;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::{Hand, Pipeline};
+use super::{Hand, Pipeline, is_suspect};
 use crate::bus::{Assigned, Partition};
 use crate::consumer::OutagePolicy;
 use crate::consumer::arrival::Source;
@@ -22,10 +22,11 @@ impl Pipeline {
         let partitions: Vec<_> = given.iter().map(|assigned| assigned.partition.clone()).collect();
         let (suspects, unsure) = match self.worker.suspects(&partitions).await {
             Ok(suspects) => (suspects, false),
-            // Nobody can say while the ledger is away: then all of them are, until it can be asked.
+            // Nobody can say while the ledger is away: nothing is started until it can be asked.
             Err(error) if error.is_retryable() && self.desk.settings.outage != OutagePolicy::FailFast => {
                 self.state.away = true;
-                (partitions.iter().map(|partition| (partition.clone(), i64::MIN, i64::MAX)).collect(), true)
+                self.meter.ledger_away();
+                (Vec::new(), true)
             }
             Err(error) => return Err(error),
         };
@@ -129,7 +130,7 @@ impl Pipeline {
                 Err(error) => return Err(error),
             }
         }
-        self.ask_for_suspects().await;
+        self.ask_for_suspects().await?;
         self.pause_and_resume().await?;
         if now >= self.state.next_commit {
             self.commit().await?;
@@ -138,8 +139,9 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Asks for what could not be asked for when partitions were given.
-    async fn ask_for_suspects(&mut self) {
+    /// Asks for what could not be asked for when partitions were given, and marks what has arrived since. Before anything is
+    /// started: while there is no answer the ledger counts as away.
+    async fn ask_for_suspects(&mut self) -> Result<()> {
         let unsure: Vec<_> = self
             .hands
             .values()
@@ -147,9 +149,16 @@ impl Pipeline {
             .map(|hand| hand.assigned.partition.clone())
             .collect();
         if unsure.is_empty() || self.state.away {
-            return;
+            return Ok(());
         }
-        let Ok(suspects) = self.worker.suspects(&unsure).await else { return };
+        let suspects = match self.worker.suspects(&unsure).await {
+            Ok(suspects) => suspects,
+            Err(error) if error.is_retryable() => {
+                self.state.away = true;
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
         for partition in unsure {
             if let Some(hand) = self.hands.get_mut(&partition) {
                 hand.unsure = false;
@@ -157,6 +166,9 @@ impl Pipeline {
                 hand.suspects = of.map(|(_, first, last)| (*first, *last)).collect();
             }
         }
+        let hands = &self.hands;
+        self.queues.for_each(|arrival| arrival.alone |= is_suspect(hands, arrival));
+        Ok(())
     }
 
     /// A partition pauses at its limit and goes on at half of it.
@@ -239,6 +251,11 @@ impl Pipeline {
         let now = *self.stop.borrow() == crate::consumer::Stop::Now;
         if !now {
             self.commit().await?;
+            if let Some(window) = &self.window {
+                // What it does not hear of costs a claim, no more.
+                let done = std::mem::take(&mut self.tasks.remember);
+                let _ = tokio::time::timeout(REMEMBER_TIMEOUT, window.remember(&done)).await;
+            }
             let partitions: Vec<_> = self.hands.keys().cloned().collect();
             self.worker.release(&partitions).await;
         }
@@ -256,5 +273,7 @@ impl Pipeline {
     }
 }
 
+/// How long a consumer that ends waits for its window.
+const REMEMBER_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the pipeline waits for a commit of offsets. One that did not arrive is made again.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -15,7 +15,7 @@ use crate::clock::Time;
 use crate::error::Result;
 use crate::ledger::{
     Claim, Extend, Grant, Intervene, Intervened, Intervention, Ledger, Outcome, Settings, Settle, Settled,
-    SweepTerms, Swept,
+    Share, SweepTerms, Swept,
 };
 pub(crate) use rng::{Rng, cases, seed};
 use spec::Spec;
@@ -356,12 +356,12 @@ impl<H: Harness> Pair<'_, H> {
             ids.join(", ")
         };
         let scope = world.identity(0).scope;
-        let left = self.ledgers.0.due(&scope, 1000).await.unwrap();
-        let right = self.ledgers.1.due(&scope, 1000).await.unwrap();
+        let left = self.ledgers.0.due(&scope, &Share::all(), 1000).await.unwrap();
+        let right = self.ledgers.1.due(&scope, &Share::all(), 1000).await.unwrap();
         self.same("held", &left.held.to_string(), &right.held.to_string());
         self.same("due", &ids(left.entries), &ids(right.entries));
-        let left = self.ledgers.0.outlet(&scope, 1000).await.unwrap();
-        let right = self.ledgers.1.outlet(&scope, 1000).await.unwrap();
+        let left = self.ledgers.0.outlet(&scope, &Share::all(), 1000).await.unwrap();
+        let right = self.ledgers.1.outlet(&scope, &Share::all(), 1000).await.unwrap();
         self.same("outlet", &ids(left), &ids(right));
     }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use hapax::consumer::{Failed, Handled};
+use hapax::ledger::Identity;
 use hapax::sink::protocol::{self, Reply};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -46,6 +47,9 @@ pub(super) async fn supervise(command: String, mut orders: Orders, seat: Weak<Se
         let Some(status) = life.live(&mut orders).await else { return };
         if life.replied {
             pause = PAUSE_BASE;
+            common.replied.store(true, Ordering::Relaxed);
+        }
+        if common.replied.load(Ordering::Relaxed) {
             mute_ends = None;
         }
         mute_ends = mute_ends.map(|ends| ends + 1);
@@ -60,9 +64,16 @@ pub(super) async fn supervise(command: String, mut orders: Orders, seat: Weak<Se
         drop(life);
         common.restarts.fetch_add(1, Ordering::Relaxed);
         tracing::warn!(target: "hapax", "the handler {how}; it is started again in {pause:?}");
+        let resting = |is: bool| {
+            if let Some(seat) = seat.upgrade() {
+                seat.resting.store(is, Ordering::Relaxed);
+            }
+        };
+        resting(true);
         if !rest(pause, &mut orders, &mut waiting).await {
             return;
         }
+        resting(false);
         pause = (pause * 2).min(PAUSE_MAX);
     }
 }
@@ -74,7 +85,8 @@ fn is_unfit(status: Option<ExitStatus>, ends: u32, given: bool) -> bool {
     unknown || (ends == 1 && !given) || ends >= MUTE_ENDS_MAX
 }
 
-/// Waits before the next start; what comes meanwhile waits too. False: nobody has orders any more.
+/// Waits before the next start. What comes meanwhile comes again, as waiting would use up its time; what is run at most once cannot,
+/// and waits. False: nobody has orders any more.
 async fn rest(pause: Duration, orders: &mut Orders, waiting: &mut VecDeque<Request>) -> bool {
     let until = Instant::now() + pause;
     loop {
@@ -82,6 +94,11 @@ async fn rest(pause: Duration, orders: &mut Orders, waiting: &mut VecDeque<Reque
             () = sleep_until(until) => return true,
             order = orders.recv() => match order {
                 None => return false,
+                Some(Order::Run(request)) if request.leased.is_some() => {
+                    let left = until.saturating_duration_since(Instant::now());
+                    let again = Failed::uncounted("the handler is being started again", left);
+                    let _ = request.reply.send(Err(again)); // nobody may wait any more
+                }
                 Some(Order::Run(request)) => waiting.push_back(request),
                 Some(Order::Cancel(id, token)) => waiting.retain(|r| r.id != id || r.token != token),
             },
@@ -93,13 +110,19 @@ fn described(status: Option<ExitStatus>) -> String {
     status.map_or_else(|| "was killed".to_owned(), |status| format!("ended with {status}"))
 }
 
+/// Whoever waits for a reply, and what he has leased.
+struct Waits {
+    reply: oneshot::Sender<Handled>,
+    leased: Option<Identity>,
+}
+
 /// One run of the command.
 struct Life {
     child: Child,
     group: u32,
     write: Option<mpsc::UnboundedSender<String>>,
     lines: mpsc::Receiver<Option<Vec<u8>>>,
-    in_flight: HashMap<(String, i64), oneshot::Sender<Handled>>,
+    in_flight: HashMap<(String, i64), Waits>,
     /// Cancelled and not reacted to, with the moment at which patience ends.
     cancelled: HashMap<(String, i64), Instant>,
     given: bool,
@@ -172,18 +195,34 @@ impl Life {
             status = waited.ok().and_then(std::io::Result::ok);
         }
         let how = described(status);
-        for (_, reply) in self.in_flight.drain() {
-            // Nobody may wait any more.
-            let _ = reply.send(Err(Failed::retryable(format!("the handler {how} before it answered"))));
-        }
+        self.settle_death(&how);
         Some(status)
+    }
+
+    /// What was in hand alone has killed it, or might as well have; of several nobody knows which did, and none is charged for it.
+    fn settle_death(&mut self, how: &str) {
+        let in_hand = self.in_flight.len() + self.cancelled.len();
+        for (_, Waits { reply, leased }) in self.in_flight.drain() {
+            let failed = if in_hand == 1 || leased.is_none() {
+                Failed::retryable(format!("the handler {how} before it answered"))
+            } else {
+                let why =
+                    format!("the handler {how} with {in_hand} events in hand; this one is run again alone");
+                Failed::uncounted(why, Duration::ZERO)
+            };
+            if let Some(leased) = leased {
+                self.common.suspect(leased);
+            }
+            let _ = reply.send(Err(failed)); // nobody may wait any more
+        }
     }
 
     fn take(&mut self, order: Order) {
         match order {
             Order::Run(request) => {
                 self.given = true;
-                self.in_flight.insert((request.id, request.token), request.reply);
+                let waits = Waits { reply: request.reply, leased: request.leased };
+                self.in_flight.insert((request.id, request.token), waits);
                 self.write(request.line);
             }
             Order::Cancel(id, token) => {
@@ -217,8 +256,10 @@ impl Life {
         let key = (reply.id, reply.token);
         if let Some(waits) = self.in_flight.remove(&key) {
             self.replied = true;
-            // Nobody may wait any more.
-            let _ = waits.send(reply.handled);
+            if let Some(leased) = &waits.leased {
+                self.common.acquit(leased);
+            }
+            let _ = waits.reply.send(reply.handled); // nobody may wait any more
         } else if self.cancelled.remove(&key).is_some() {
             self.tell_health();
             self.common.ignore(&format!("event {:?} was cancelled before this reply", key.0));

@@ -1,4 +1,9 @@
 //! Handlers as children: who gets which request, and what becomes of requests nobody waits for any more.
+//!
+//! A child that dies takes all it had in hand with it, and one of them may have killed it. None of them is charged for that: each is
+//! suspect, and runs again in a child of its own kind, the *apart* one, which has one request at a time. A death there is that
+//! event's own. What is suspect is remembered by this process alone: if that dies too, the ledger knows what was running, and the
+//! library runs it again with nothing beside it in the whole process.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
@@ -7,6 +12,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use hapax::consumer::{Failed, Handled};
+use hapax::ledger::Identity;
 use hapax::sink::{Effect, Sink, protocol};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -19,7 +25,10 @@ const START_WATCHED: Duration = Duration::from_millis(200);
 
 /// Several children of one command.
 pub struct Pool {
+    command: String,
     seats: Mutex<Vec<Arc<Seat>>>,
+    /// The child for suspects, once there was one; whoever has the lock has it to himself.
+    apart: tokio::sync::Mutex<Option<Arc<Seat>>>,
     numbers: AtomicI64,
     pub(super) common: Arc<Common>,
     tasks: tokio::sync::Mutex<JoinSet<()>>,
@@ -31,6 +40,8 @@ pub(super) struct Seat {
     load: AtomicUsize,
     /// It was told to cancel something and has not reacted yet.
     pub(super) unwell: AtomicBool,
+    /// It ended and is not started again yet.
+    pub(super) resting: AtomicBool,
 }
 
 /// What children share.
@@ -38,6 +49,9 @@ pub(super) struct Common {
     /// A child that does not react to a cancel for so long is killed, with whatever it started.
     pub(super) cancel_grace: Duration,
     pub(super) restarts: AtomicU64,
+    /// Whether any child has ever replied: then the command works.
+    pub(super) replied: AtomicBool,
+    suspects: Mutex<HashSet<Identity>>,
     ignored: AtomicU64,
     groups: Mutex<HashSet<u32>>,
     broken: watch::Sender<Option<String>>,
@@ -53,6 +67,8 @@ pub(super) enum Order {
 pub(super) struct Request {
     pub(super) id: String,
     pub(super) token: i64,
+    /// What it is leased as; none if it is run at most once.
+    pub(super) leased: Option<Identity>,
     pub(super) line: String,
     pub(super) reply: oneshot::Sender<Handled>,
 }
@@ -66,6 +82,8 @@ impl Pool {
         let common = Arc::new(Common {
             cancel_grace,
             restarts: AtomicU64::new(0),
+            replied: AtomicBool::new(false),
+            suspects: Mutex::default(),
             ignored: AtomicU64::new(0),
             groups: Mutex::default(),
             broken: watch::channel(None).0,
@@ -73,17 +91,11 @@ impl Pool {
         let mut tasks = JoinSet::new();
         let mut seats = Vec::new();
         for _ in 0..children {
-            let (orders, taken) = mpsc::unbounded_channel();
-            let seat = Arc::new(Seat { orders, load: AtomicUsize::new(0), unwell: AtomicBool::new(false) });
-            tasks.spawn(child::supervise(
-                command.to_owned(),
-                taken,
-                Arc::downgrade(&seat),
-                Arc::clone(&common),
-            ));
-            seats.push(seat);
+            seats.push(Seat::start(command, &common, &mut tasks));
         }
         let pool = Arc::new(Pool {
+            command: command.to_owned(),
+            apart: tokio::sync::Mutex::default(),
             seats: Mutex::new(seats),
             numbers: AtomicI64::new(0),
             common,
@@ -113,6 +125,7 @@ impl Pool {
     /// Ends all children and waits for them: their input ends, and what does not follow is killed.
     pub async fn close(&self) {
         self.seats.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.apart.lock().await.take();
         let mut tasks = self.tasks.lock().await;
         while tasks.join_next().await.is_some() {}
     }
@@ -127,9 +140,66 @@ impl Pool {
     /// The child with the least to do; one that does not react gets nothing while there are others.
     fn seat(&self) -> Option<Arc<Seat>> {
         let seats = self.seats.lock().unwrap_or_else(PoisonError::into_inner);
+        let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
         let rank =
-            |seat: &&Arc<Seat>| (seat.unwell.load(Ordering::Relaxed), seat.load.load(Ordering::Relaxed));
+            |seat: &&Arc<Seat>| (is(&seat.resting), is(&seat.unwell), seat.load.load(Ordering::Relaxed));
         seats.iter().min_by_key(rank).cloned()
+    }
+
+    /// Runs a suspect with nothing beside it. Whoever does not get his turn comes again: waiting here would use up his time.
+    async fn apply_alone(&self, request: Request, replied: oneshot::Receiver<Handled>) -> Handled {
+        let Ok(mut apart) = self.apart.try_lock() else {
+            return Err(Failed::uncounted(
+                "another one that may have killed its handler runs first",
+                TURN_PAUSE,
+            ));
+        };
+        if self.seats.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
+            return Err(ended()); // closed
+        }
+        let seat = match &*apart {
+            Some(seat) => Arc::clone(seat),
+            None => {
+                let seat = Seat::start(&self.command, &self.common, &mut *self.tasks.lock().await);
+                Arc::clone(apart.insert(seat))
+            }
+        };
+        if seat.resting.load(Ordering::Relaxed) {
+            return Err(Failed::uncounted("the handler is being started again", TURN_PAUSE));
+        }
+        seat.ask(request, replied).await
+    }
+}
+
+/// Between two questions whether it is one's turn to run alone.
+const TURN_PAUSE: Duration = Duration::from_millis(50);
+
+fn ended() -> Failed {
+    Failed::retryable("the handler was ended before it answered")
+}
+
+impl Seat {
+    fn start(command: &str, common: &Arc<Common>, tasks: &mut JoinSet<()>) -> Arc<Self> {
+        let (orders, taken) = mpsc::unbounded_channel();
+        let seat = Arc::new(Seat {
+            orders,
+            load: AtomicUsize::new(0),
+            unwell: AtomicBool::new(false),
+            resting: AtomicBool::new(false),
+        });
+        let supervised =
+            child::supervise(command.to_owned(), taken, Arc::downgrade(&seat), Arc::clone(common));
+        tasks.spawn(supervised);
+        seat
+    }
+
+    async fn ask(self: Arc<Self>, request: Request, replied: oneshot::Receiver<Handled>) -> Handled {
+        self.load.fetch_add(1, Ordering::Relaxed);
+        let mut ticket = Ticket { seat: self, id: request.id.clone(), token: request.token, answered: false };
+        ticket.seat.orders.send(Order::Run(request)).map_err(|_| ended())?;
+        let handled = replied.await;
+        ticket.answered = true;
+        handled.unwrap_or_else(|_| Err(ended()))
     }
 }
 
@@ -140,17 +210,14 @@ impl Sink for Pool {
         let (id, token) = (effect.event.id.as_str().into_owned(), protocol::token(&effect, number));
         let mut line = protocol::request(&effect, number).to_string();
         line.push('\n');
-        drop(effect);
-        let ended = || Failed::retryable("the handler was ended before it answered");
-        let seat = self.seat().ok_or_else(ended)?;
+        let leased = effect.lease.map(|(identity, _)| identity);
+        let suspect = leased.as_ref().is_some_and(|leased| self.common.is_suspect(leased));
         let (reply, replied) = oneshot::channel();
-        seat.load.fetch_add(1, Ordering::Relaxed);
-        let mut ticket = Ticket { seat, id: id.clone(), token, answered: false };
-        let request = Request { id, token, line, reply };
-        ticket.seat.orders.send(Order::Run(request)).map_err(|_| ended())?;
-        let handled = replied.await;
-        ticket.answered = true;
-        handled.unwrap_or_else(|_| Err(ended()))
+        let request = Request { id, token, leased, line, reply };
+        if suspect {
+            return self.apply_alone(request, replied).await;
+        }
+        self.seat().ok_or_else(ended)?.ask(request, replied).await
     }
 }
 
@@ -172,7 +239,28 @@ impl Drop for Ticket {
     }
 }
 
+/// More suspects than this are forgotten, and may take others with them once more.
+const SUSPECTS_MAX: usize = 10_000;
+
 impl Common {
+    /// It was in hand when a child died.
+    pub(super) fn suspect(&self, leased: Identity) {
+        let mut suspects = self.suspects.lock().unwrap_or_else(PoisonError::into_inner);
+        if suspects.len() >= SUSPECTS_MAX {
+            suspects.clear();
+        }
+        suspects.insert(leased);
+    }
+
+    /// It was answered.
+    pub(super) fn acquit(&self, leased: &Identity) {
+        self.suspects.lock().unwrap_or_else(PoisonError::into_inner).remove(leased);
+    }
+
+    fn is_suspect(&self, leased: &Identity) -> bool {
+        self.suspects.lock().unwrap_or_else(PoisonError::into_inner).contains(leased)
+    }
+
     /// The command does not work.
     pub(super) fn give_up(&self, sentence: String) {
         self.broken.send_replace(Some(sentence));
