@@ -12,7 +12,7 @@ use crate::bus::{Bus, Record};
 use crate::error::{Error, Result};
 use crate::event::Origin;
 use crate::id::Topic;
-use crate::journal::{AggregateOf, Stored};
+use crate::journal::{AggregateOf, Stored, bytes_of};
 
 /// The place of an event in its batch, and the answer to it.
 type Answer = (usize, Result<Origin>);
