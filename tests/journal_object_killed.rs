@@ -223,9 +223,9 @@ async fn publish_all(journal: &dyn Journal) -> Vec<Stored> {
 }
 
 /// Killed at each point of archiving and sweeping; in the end every event is in the archive once, as it was.
-async fn archived_once(new: impl Fn() -> Place, points: &[&str]) {
+async fn archived_once(new: impl Fn() -> Place, points: &[&str], hits_max: u32) {
     for point in points {
-        for hit in 1.. {
+        for hit in 1..=hits_max {
             let place = new();
             let journal = place.open().await;
             for n in 0..7 {
@@ -306,7 +306,7 @@ mod directory {
     async fn an_archive_is_killed_between_any_two_steps() {
         let points =
             ["archive.written", "archive.saved", "journal.object.sweep_ids", "journal.object.sweep_link"];
-        archived_once(Place::directory, &points).await;
+        archived_once(Place::directory, &points, u32::MAX).await;
     }
 }
 
@@ -336,7 +336,17 @@ mod s3 {
 
     #[tokio::test]
     async fn an_archive_is_killed_between_files() {
-        archived_once(Place::s3, &["archive.written"]).await;
+        archived_once(Place::s3, &["archive.written"], u32::MAX).await;
+    }
+
+    #[tokio::test]
+    async fn a_sweep_is_killed_between_ids_and_events() {
+        archived_once(Place::s3, &["journal.object.sweep_ids", "journal.object.sweep_link"], 2).await;
+    }
+
+    #[tokio::test]
+    async fn a_leader_is_killed_between_any_two_writes() {
+        a_killed_leader_is_replaced(Place::s3).await;
     }
 }
 
@@ -380,14 +390,23 @@ mod allocator {
 
     #[tokio::test]
     async fn killed_between_the_two_stores() {
-        let schema = Schema::new().await;
         let points = [
             "journal.object.reserved",
             "journal.object.noted",
             "journal.object.committed",
             "journal.object.done",
         ];
-        killed_at_each_point(Place::directory, &points, &schema.role()).await;
+        nobody_is_about_to(Place::directory, &points).await;
+    }
+
+    #[tokio::test]
+    async fn killed_between_s3_and_the_rows() {
+        nobody_is_about_to(Place::s3, &["journal.object.reserved", "journal.object.committed"]).await;
+    }
+
+    async fn nobody_is_about_to(new: impl Fn() -> Place, points: &[&str]) {
+        let schema = Schema::new().await;
+        killed_at_each_point(new, points, &schema.role()).await;
         let rows = schema.rows().await;
         assert!(
             rows.iter().all(|(of, next, pending)| pending.is_none()

@@ -1,10 +1,13 @@
 //! Relays in processes of their own, killed with SIGKILL at every step, stopped past their lease, rewound: on a real Kafka, from a
-//! journal in PostgreSQL or in a directory, with a witness that reads the topic by itself.
+//! journal in PostgreSQL, in S3 or in a directory, with a witness that reads the topic by itself.
 #![cfg(all(feature = "testing", feature = "postgres", feature = "kafka", feature = "http"))]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
 #[path = "support/cluster.rs"]
 mod cluster;
+#[cfg(feature = "s3")]
+#[path = "support/objects.rs"]
+mod objects;
 #[path = "support/postgres.rs"]
 mod support;
 #[path = "support/world.rs"]
@@ -40,6 +43,10 @@ fn relay_settings(topic: &Topic) -> RelaySettings {
 
 /// A journal, by its URL or by its schema in PostgreSQL.
 async fn open_journal(place: &str) -> Arc<dyn Journal> {
+    #[cfg(feature = "s3")]
+    if place.starts_with("s3:") {
+        return Arc::new(objects::Place::of(place).open().await);
+    }
     if place.contains(':') {
         let settings = hapax::journal::OpenSettings::default();
         return hapax::journal::open(place, &settings).await.expect("the journal");
@@ -155,7 +162,12 @@ async fn played() -> bool {
 
 /// Dies at the n-th time it comes by a point, for n = 1, 2, … until a run is clean.
 async fn killed_at(scene: &Scene, point: &'static str) {
-    fill(&*scene.journal, 7, 50).await;
+    killed_with(scene, point, 50).await;
+}
+
+/// As [`killed_at`], with so many events of each of seven aggregates.
+async fn killed_with(scene: &Scene, point: &'static str, count: usize) {
+    fill(&*scene.journal, 7, count).await;
     let mut killed = 0;
     for n in 1.. {
         let crash = format!("{point}:{n}");
@@ -169,7 +181,7 @@ async fn killed_at(scene: &Scene, point: &'static str) {
     let found = scene.witnessed().await;
     println!("{point}: killed {killed} times, {} events, {} repeats", found.events, found.repeats);
     assert!(killed >= 2, "{point}: it was to die");
-    assert_eq!(found.events, 350, "{point}: nothing is missing");
+    assert_eq!(found.events, 7 * count, "{point}: nothing is missing");
     assert!(found.repeats <= killed * BATCH, "{point}: {} repeats after {killed} kills", found.repeats);
     assert_eq!(scene.left().await, 0);
 }
@@ -191,6 +203,32 @@ killed! {
     crash_after_ack_before_checkpoint: "relay.after_ack";
     crash_during_checkpoint: "relay.during_checkpoint";
     crash_after_checkpoint: "relay.after_checkpoint";
+}
+
+/// The same from a journal in S3, where each step is several requests.
+#[cfg(feature = "s3")]
+mod s3 {
+    use super::*;
+
+    macro_rules! killed {
+        ($($test:ident: $point:literal;)*) => {$(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() {
+                if !played().await {
+                    let place = objects::Place::s3().word;
+                    killed_with(&Scene::at(concat!("s3::", stringify!($test)), place).await, $point, 18).await;
+                }
+            }
+        )*};
+    }
+
+    killed! {
+        crash_before_publish: "relay.before_publish";
+        crash_after_publish_before_ack: "relay.after_publish";
+        crash_after_ack_before_checkpoint: "relay.after_ack";
+        crash_during_checkpoint: "relay.during_checkpoint";
+        crash_after_checkpoint: "relay.after_checkpoint";
+    }
 }
 
 /// The same from a journal of files.

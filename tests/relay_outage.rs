@@ -17,7 +17,7 @@ use hapax::{Aggregate, Event, EventId, RelayName, Topic};
 /// How long the broker is away.
 fn away() -> Duration {
     let seconds = std::env::var("HAPAX_TEST_OUTAGE_S").ok().map(|text| text.parse().unwrap());
-    Duration::from_secs(seconds.unwrap_or(10))
+    Duration::from_secs(seconds.unwrap_or(30))
 }
 
 async fn services(command: &'static str) {
@@ -66,7 +66,7 @@ async fn a_broker_that_is_gone_for_a_while_leaves_nobody_behind() {
     };
     until("it runs", &|| watch.progress().published > 500).await;
     services("kill").await;
-    until("it is noticed", &|| watch.progress().outages == 1).await;
+    until("it is noticed", &|| watch.progress().outages >= 1).await;
     tokio::time::sleep(away()).await; // the outage itself
     let lag = watch.progress().lag;
     assert!(lag > away() / 2, "{lag:?}");
@@ -78,9 +78,10 @@ async fn a_broker_that_is_gone_for_a_while_leaves_nobody_behind() {
     until("everything", &|| watch.progress().position == Position::of(all as u64)).await;
     let _ = stop.send(());
     let progress = running.await.unwrap().unwrap();
-    assert_eq!((progress.behind, progress.outages), (0, 1), "{progress:?}");
+    // One that comes back may answer once and fail again while it is still loading.
+    assert!(progress.behind == 0 && (1..=5).contains(&progress.outages), "{progress:?}");
     let found = witness(&read_topic(&*bus, &topic).await).unwrap_or_else(|problem| panic!("{problem}"));
     println!("{} events, {} repeats, the broker away for {:?}", found.events, found.repeats, away());
     assert_eq!(found.events, all);
-    assert!(found.repeats <= 2 * 200, "{} repeats", found.repeats);
+    assert!(found.repeats as u64 <= (1 + progress.outages) * 200, "{} repeats", found.repeats);
 }

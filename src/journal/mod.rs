@@ -210,7 +210,8 @@ impl JournalSweep {
 /// 8. An event is found by its id.
 /// 9. One relay of a name leads at a time. Each lead has a higher token than any before it; whoever has lost the lead saves
 ///    nothing and is told so (`Fenced`).
-/// 10. A checkpoint is stored whole or not at all, and belongs to one journal: another's is refused.
+/// 10. A checkpoint is stored whole or not at all, and belongs to one journal: another's is refused, and so is one at a position that
+///     was never given out (`Conflict`, with both): the journal was put back, and what gets an old position now would be passed by.
 /// 11. A sweep takes only what every relay's checkpoint has passed, never all of what is behind; an aggregate's numbers go
 ///     on where they were. A journal that no relay follows is never swept.
 /// 12. Bad input (sizes, names, numbers) is told with a sentence and changes nothing.
@@ -312,6 +313,30 @@ pub trait Journal: Send + Sync + 'static {
 /// The position behind which a sweep may remove events: the lowest that any relay needs still. None: nobody follows.
 pub(crate) fn swept_up_to(relays: &[RelayState]) -> Option<Position> {
     relays.iter().map(|relay| relay.checkpoint.as_ref().map(Checkpoint::passed).unwrap_or_default()).min()
+}
+
+/// Refuses a position that was never given out.
+pub(crate) fn must_be_drawn(relay: &RelayName, position: &Position, last: u64) -> Result<()> {
+    if position.number() <= last {
+        return Ok(());
+    }
+    let found = format!("the last position it has given out is {last}");
+    Err(put_back(Some(relay.as_str()), position, &found, &Position::of(last)))
+}
+
+/// The journal is not as someone who follows it has left it. Going on would pass by what has got an old position since.
+pub(crate) fn put_back(relay: Option<&str>, position: &Position, found: &str, safe: &Position) -> Error {
+    let name = relay.map(|relay| format!("--name {relay} ")).unwrap_or_default();
+    Error::Conflict {
+        expected: format!(
+            "the journal as {} left it, at position {position}",
+            relay.map_or_else(|| "whoever follows it".to_owned(), |relay| format!("relay {relay}"))
+        ),
+        actual: format!(
+            "{found}: it was put back (a restore, or a fail-over that lost its last commits). A relay that is started again goes on \
+             if its checkpoint was put back too; else `hapax relay {name}rewind --to {safe}` publishes again what came after {safe}"
+        ),
+    }
 }
 
 /// Refuses to change a relay that has another token than was read.

@@ -13,7 +13,7 @@ use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
 use crate::journal::{
     AggregateOf, Append, Appended, Checkpoint, Filling, Journal, JournalCapabilities, JournalSettings,
     JournalStat, JournalSweep, Lead, Page, Placing, Position, RelayState, Stored, Stretch, is_behind,
-    must_be_last, swept_up_to,
+    must_be_drawn, must_be_last, swept_up_to,
 };
 use crate::ledger::Token;
 
@@ -229,7 +229,9 @@ impl Journal for MemoryJournal {
         checkpoint.must_be_of(&self.0.id)?;
         let now = self.0.clock.now();
         let mut store = self.store();
+        let last = store.last;
         let state = store.relay(relay, token)?;
+        must_be_drawn(relay, &checkpoint.position, last)?;
         state.checkpoint = Some(checkpoint.clone());
         state.saved_at = Some(now);
         Ok(())
@@ -254,6 +256,7 @@ impl Journal for MemoryJournal {
         let now = self.0.clock.now();
         let mut store = self.store();
         must_be_last(relay, if_token, store.relays.get(relay).map(|state| state.token))?;
+        must_be_drawn(relay, &to.position, store.last)?;
         let token = store.next_token();
         let unknown = || RelayState::new(relay.clone(), None, None, token, None, None);
         let state = store.relays.entry(relay.clone()).or_insert_with(unknown);

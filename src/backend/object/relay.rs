@@ -21,11 +21,12 @@ use super::ids::json;
 use super::journal::Inner;
 use super::name;
 use super::store::Listed;
+use super::sweep::AHEAD_MS;
 use crate::clock::Time;
 use crate::crash_point;
 use crate::error::{Error, Result};
 use crate::id::{Owner, RelayName};
-use crate::journal::{Checkpoint, Lead, RelayState, must_be_last};
+use crate::journal::{Checkpoint, Lead, RelayState, must_be_drawn, must_be_last};
 use crate::ledger::Token;
 
 /// More objects than a relay ever has: old ones are removed with every step.
@@ -183,6 +184,10 @@ impl Inner {
                 continue;
             };
             let checkpoint = checkpoint.unwrap_or_else(|| Checkpoint::start(&self.id));
+            if let Err(error) = must_be_drawn(relay, &checkpoint.position, self.last_place().await?) {
+                self.give_up_lead(relay, Token(token)).await?;
+                return Err(error);
+            }
             return Ok(Lead::Leads { token: Token(token), checkpoint });
         }
     }
@@ -254,6 +259,7 @@ impl Inner {
         if !board.is_led_by(token) {
             return Err(fenced(relay));
         }
+        must_be_drawn(relay, &checkpoint.position, self.last_place().await?)?;
         let mut n = board.save.as_ref().filter(|(t, ..)| *t == token.0).map_or(0, |(_, n, ..)| *n) + 1;
         // A name that is taken: by an earlier try of ours whose answer was lost, or by another task of ours.
         while !self.objects.create(&file(relay, token.0, &save_name(n)), save.clone()).await? {
@@ -267,6 +273,11 @@ impl Inner {
         let old = |object: &&Listed| object.name.contains(".save.") && object.name < name;
         self.remove(board.objects.iter().filter(old)).await;
         Ok(())
+    }
+
+    /// The last place that an append can have got by now: places are moments, so what was put back gives none of them out again.
+    async fn last_place(&self) -> Result<u64> {
+        Ok(millis(self.objects.now().await?.high) + AHEAD_MS + self.objects.skew_ms())
     }
 
     pub(super) async fn give_up_lead(&self, relay: &RelayName, token: Token) -> Result<()> {
@@ -323,6 +334,7 @@ impl Inner {
         loop {
             let token = self.board(relay).await?.token;
             must_be_last(relay, if_token, (token != 0).then_some(Token(token)))?;
+            must_be_drawn(relay, &to.position, self.last_place().await?)?;
             let owner = self.lead_object(relay, token).await?.and_then(|lead| lead.owner);
             let lead = LeadObject { relay: relay.as_str().into(), owner, lease_ms: 0 };
             let Some((token, before)) = self.take_over(relay, next_token(relay, token), &lead).await? else {

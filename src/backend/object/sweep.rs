@@ -22,7 +22,7 @@ use crate::journal::{JournalStat, JournalSweep, Position, RelayState, is_behind,
 const COUNTED_MAX: usize = 100_000;
 
 /// How far an entry's place in the index may be ahead of when it was appended.
-const AHEAD_MS: u64 = 10_000;
+pub(super) const AHEAD_MS: u64 = 10_000;
 
 /// After so many removals the relays are looked at again.
 const LOOK_EVERY: u32 = 100;

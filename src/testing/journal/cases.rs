@@ -77,6 +77,7 @@ macro_rules! __journal_cases {
                 j9_a_rewind_from_what_is_no_longer_so_changes_nothing
                 j10_a_checkpoint_comes_back_whole
                 j10_a_checkpoint_of_another_journal_is_refused
+                j10_a_checkpoint_beyond_the_journal_is_refused
             }
             sweep {
                 j11_a_journal_that_nobody_follows_keeps_everything

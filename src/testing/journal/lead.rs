@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::JournalHarness;
-use super::kit::{append, open, until, write};
+use super::kit::{aggregate, append, open, until, write};
 use crate::clock::Time;
 use crate::error::Result;
 use crate::id::{Owner, RelayName};
@@ -22,6 +22,17 @@ fn relay(name: &str) -> RelayName {
 
 fn owner(name: &str) -> Owner {
     Owner::new(name).expect("a valid owner")
+}
+
+/// Opened, with ten events at least.
+async fn open_ten<H: JournalHarness>(harness: &H) -> H::Journal {
+    let journal = open(harness).await;
+    if journal.head(None, &aggregate("ten")).await.unwrap() == 0 {
+        let ids: Vec<String> = (0..10).map(|n| format!("ten-{n}")).collect();
+        let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+        write(&journal, &append("ten", Expected::Any, &ids)).await;
+    }
+    journal
 }
 
 /// Takes the lead, which must be free.
@@ -88,12 +99,12 @@ pub async fn j9_one_of_two_leads<H: JournalHarness>(harness: &H) {
 
 /// Each lead has a higher token, across names, openings and rewinds; each older one is fenced.
 pub async fn j9_tokens_grow_and_stale_ones_are_fenced<H: JournalHarness>(harness: &H) {
-    let journal = open(harness).await;
+    let journal = open_ten(harness).await;
     is_fenced(&journal.save(&relay("main"), Token(1), &at(&journal, &Position::START)).await);
     is_fenced(&journal.keep_lead(&relay("main"), Token(1), LEASE).await);
     let mut tokens: Vec<Token> = Vec::new();
     for n in 0..5_u64 {
-        let journal = open(harness).await;
+        let journal = open_ten(harness).await;
         let (token, checkpoint) = led(&journal, "main", "the same owner").await;
         assert_eq!(checkpoint.position, Position::of(n), "from where the last one had come to");
         assert!(tokens.iter().all(|before| before.0 < token.0), "{token:?} after {tokens:?}");
@@ -109,7 +120,7 @@ pub async fn j9_tokens_grow_and_stale_ones_are_fenced<H: JournalHarness>(harness
 
 /// Who is silent loses the lead when the lease is over, not before, and the next goes on where it had come to.
 pub async fn j9_a_lead_lapses_by_the_journals_clock<H: JournalHarness>(harness: &H) {
-    let (one, two) = (open(harness).await, open(harness).await);
+    let (one, two) = (open_ten(harness).await, open_ten(harness).await);
     let began = two.now().await.unwrap();
     let lead = one.lead(&relay("main"), &owner("ada"), SHORT).await.unwrap();
     let Lead::Leads { token, .. } = lead else { panic!("{lead:?}") };
@@ -156,7 +167,7 @@ pub async fn j9_a_lead_that_is_kept_does_not_lapse<H: JournalHarness>(harness: &
 
 /// Relays of two names have a lead and a checkpoint each.
 pub async fn j9_relays_of_two_names_do_not_meet<H: JournalHarness>(harness: &H) {
-    let journal = open(harness).await;
+    let journal = open_ten(harness).await;
     let names = ["main", "Main", "m/a%in ü", &"r".repeat(255)];
     let mut tokens = Vec::new();
     for (n, name) in names.iter().enumerate() {
@@ -204,7 +215,7 @@ pub async fn j9_of_many_candidates_one_leads<H: JournalHarness>(harness: &H) {
 
 /// An operator puts the checkpoint elsewhere: the leader loses its lead, the next begins there.
 pub async fn j9_rewinding_fences_the_leader<H: JournalHarness>(harness: &H) {
-    let journal = open(harness).await;
+    let journal = open_ten(harness).await;
     let unknown = journal.rewind(&relay("new"), &at(&journal, &Position::of(3)), None).await.unwrap();
     assert_eq!(unknown, None, "it had no checkpoint");
     assert_eq!(led(&journal, "new", "ada").await.1.position, Position::of(3));
@@ -223,7 +234,7 @@ pub async fn j9_rewinding_fences_the_leader<H: JournalHarness>(harness: &H) {
 
 /// Two operators decide at once: who comes second is told, and undoes nothing.
 pub async fn j9_a_rewind_from_what_is_no_longer_so_changes_nothing<H: JournalHarness>(harness: &H) {
-    let journal = open(harness).await;
+    let journal = open_ten(harness).await;
     let (token, _) = led(&journal, "main", "ada").await;
     journal.save(&relay("main"), token, &at(&journal, &Position::of(9))).await.expect("it leads");
     let to = |n: u64| at(&journal, &Position::of(n));
@@ -285,7 +296,7 @@ pub async fn j10_a_checkpoint_comes_back_whole<H: JournalHarness>(harness: &H) {
 
 /// A checkpoint says whose it is, and nobody else takes it.
 pub async fn j10_a_checkpoint_of_another_journal_is_refused<H: JournalHarness>(harness: &H) {
-    let journal = open(harness).await;
+    let journal = open_ten(harness).await;
     let foreign = Checkpoint::start("another-journal");
     let (token, _) = led(&journal, "main", "ada").await;
     journal.save(&relay("main"), token, &at(&journal, &Position::of(4))).await.expect("it leads");
@@ -299,6 +310,28 @@ pub async fn j10_a_checkpoint_of_another_journal_is_refused<H: JournalHarness>(h
         assert!(
             error.to_string().contains("another-journal") && error.to_string().contains(journal.id()),
             "{error}"
+        );
+    }
+    assert_eq!(journal.relays().await.unwrap(), before);
+    journal.keep_lead(&relay("main"), token, LEASE).await.expect("it still leads");
+}
+
+/// What was never given out cannot have been passed: the journal was put back. The sentence has both positions and what mends it.
+pub async fn j10_a_checkpoint_beyond_the_journal_is_refused<H: JournalHarness>(harness: &H) {
+    let journal = open_ten(harness).await;
+    let (token, _) = led(&journal, "main", "ada").await;
+    journal.save(&relay("main"), token, &at(&journal, &Position::of(4))).await.expect("it leads");
+    let before = journal.relays().await.unwrap();
+    let beyond = Position::of(9_000_000_000_000);
+    for error in [
+        journal.save(&relay("main"), token, &at(&journal, &beyond)).await.unwrap_err(),
+        journal.rewind(&relay("main"), &at(&journal, &beyond), None).await.unwrap_err(),
+    ] {
+        assert_eq!(error.code(), "conflict", "{error}");
+        let told = error.to_string();
+        assert!(
+            told.contains(&beyond.to_string()) && told.contains("hapax relay --name main rewind --to"),
+            "{told}"
         );
     }
     assert_eq!(journal.relays().await.unwrap(), before);

@@ -8,6 +8,7 @@
 //! Nothing here needs a session. Whoever appends sends one merged NOTIFY after the commit, never in it; readers listen on a connection
 //! of their own, and where a pooler is in front they ask now and then.
 
+mod anchor;
 mod append;
 mod read;
 mod relay;
@@ -114,6 +115,7 @@ struct Inner {
     pooled: AtomicBool,
     sql: Sql,
     horizon: read::Horizon,
+    anchors: anchor::Anchors,
     wake: wake::Wake,
 }
 
@@ -128,14 +130,15 @@ struct Sql {
     head: Arc<str>,
     next: Arc<str>,
     horizon: Arc<str>,
+    save: Arc<str>,
     wake: Arc<str>,
 }
 
 impl Sql {
     fn new(schema: &str) -> Self {
         let sql = |text: &str| -> Arc<str> { text.replace("{s}", schema).into() };
-        let read = |from: &str| sql(&format!("select {} from {from} j", read::COLUMNS));
-        let paged = |from: &str, bytes_max: &str| sql(&read::paged(from, bytes_max));
+        let read = |from: &str| sql(&format!("select {}, true from {from} j", read::COLUMNS));
+        let paged = |from: &str, bytes_max: &str, same: &str| sql(&read::paged(from, bytes_max, same));
         Sql {
             append_one: sql(
                 "select * from {s}.journal_append_one($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
@@ -150,12 +153,19 @@ impl Sql {
                     "{s}.journal_read($1, $2)"
                 },
                 "$3",
+                &anchor::is_same("$1", "$4"),
             ),
-            read_aggregate: paged("{s}.journal_read_aggregate($1, $2, $3, $4)", "$5"),
+            read_aggregate: paged("{s}.journal_read_aggregate($1, $2, $3, $4)", "$5", "true"),
             find: read("{s}.journal_find($1, $2)"),
             head: sql("select last from {s}.journal_head where tenant = $1 and aggregate = $2"),
             next: sql("select {s}.journal_next($1)"),
             horizon: sql("select o_drawn, o_writers from {s}.journal_horizon()"),
+            save: sql(&format!(
+                "update {{s}}.journal_relay set checkpoint = $3::text::json, saved_at = {{s}}.journal_now() \
+                 where relay = $1 and token = $2 and $4::bigint <= {} and {}",
+                anchor::DRAWN,
+                anchor::is_same("$4", "$5"),
+            )),
             // A wake-up that a crash loses is no loss, so it does not wait for the disk.
             wake: sql("select set_config('synchronous_commit', 'off', true), pg_notify($1, '')::text"),
         }
@@ -190,6 +200,7 @@ impl PgJournal {
             wake: wake::Wake::new(&settings.schema),
             pooled: AtomicBool::new(pooled),
             horizon: read::Horizon::default(),
+            anchors: anchor::Anchors::default(),
             pool,
             settings,
             id,

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use sqlx::AssertSqlSafe;
 use tokio::sync::Mutex;
 
-use super::{Inner, fail, number, tenant_text};
+use super::{Inner, anchor, fail, number, tenant_text};
 use crate::clock::Time;
 use crate::crash_point::mutant;
 use crate::error::{Error, Result};
@@ -31,7 +31,7 @@ pub(super) const COLUMNS: &str = "j.position, j.seq, (extract(epoch from j.at) *
 
 /// Rows of a query, up to and with the one that brings them to so many bytes, as [`bytes_of`](crate::journal::bytes_of) counts: the rest is
 /// not sent. A payload's length is known without reading it.
-pub(super) fn paged(from: &str, bytes_max: &str) -> String {
+pub(super) fn paged(from: &str, bytes_max: &str, same: &str) -> String {
     let headers = |column: &str| {
         format!(
             "case when j.{column} is null then 0 else \
@@ -39,7 +39,7 @@ pub(super) fn paged(from: &str, bytes_max: &str) -> String {
         )
     };
     format!(
-        "select {COLUMNS} from (select j.*, sum({EVENT_BYTES} + octet_length(j.payload) + {} + {}) \
+        "select {COLUMNS}, {same} from (select j.*, sum({EVENT_BYTES} + octet_length(j.payload) + {} + {}) \
          over (rows between unbounded preceding and 1 preceding) as before from {from} j) j \
          where coalesce(j.before, 0) < greatest({bytes_max}::bigint, 1)",
         headers("header_names"),
@@ -61,6 +61,7 @@ type Row = (
     Option<Vec<Vec<u8>>>,
     Option<Vec<Vec<u8>>>,
     Vec<u8>,
+    bool, // whether what was read before is as it was
 );
 
 /// Events and aggregates as far as they were counted, then as the server estimates them; the oldest and the last event.
@@ -85,6 +86,13 @@ impl Horizon {
     /// The position up to which everything was decided *before* this call; what is read afterwards sees it.
     pub(super) fn settled(&self) -> u64 {
         self.settled.load(Ordering::SeqCst)
+    }
+
+    /// The server was put back: what was decided may not be any more.
+    pub(super) async fn forget(&self) {
+        let mut watch = self.watch.lock().await;
+        self.settled.store(0, Ordering::SeqCst);
+        *watch = None;
     }
 
     fn apply(&self, watch: &mut Option<Watch>, drawn: u64, writers: HashSet<String>) {
@@ -141,16 +149,21 @@ pub(super) fn follows(after: u64, position: u64, settled: u64) -> bool {
 pub(super) async fn read(inner: &Inner, after: &Position, limit: usize) -> Result<Stretch> {
     let from = after.number();
     let bytes_max = inner.settings.journal.page_bytes_max;
+    let anchor = inner.anchors.at(from);
     let page = async || {
         let query = sqlx::query_as::<_, Row>(AssertSqlSafe(Arc::clone(&inner.sql.read)))
             .bind(number(from))
             .bind(number(limit.min(events_max(bytes_max)) as u64))
-            .bind(number(bytes_max as u64));
+            .bind(number(bytes_max as u64))
+            .bind(anchor);
         inner.fetch_all(query).await.map_err(|e| fail("reading the journal", e))
     };
     // Before the rows are looked at.
     let settled = if mutant!("journal_skips_holes") { u64::MAX } else { inner.horizon.settled() };
     let mut rows = page().await?;
+    if limit > 0 && anchor.is_some() && rows.first().is_none_or(|row| !row.13) {
+        anchor::check(inner, from, anchor, None).await?; // where nothing follows, nothing has told
+    }
     let mut count = decided(from, &rows, settled);
     if count < rows.len() {
         let settled = settle(inner).await?;
@@ -164,6 +177,7 @@ pub(super) async fn read(inner: &Inner, after: &Position, limit: usize) -> Resul
     let at_hole = count < rows.len();
     rows.truncate(count);
     let page = filled(rows, limit, bytes_max)?;
+    inner.anchors.learn(&page.events);
     let next = page.events.last().map_or_else(|| after.clone(), |stored| stored.position.clone());
     Ok(Stretch::new(page.events, next, at_hole).more(page.more && !at_hole))
 }
@@ -187,7 +201,7 @@ pub(super) async fn next(inner: &Inner, after: u64) -> Result<Option<u64>> {
 }
 
 fn stored(row: Row) -> Result<Stored> {
-    let (position, seq, at, time, tenant, aggregate, id, fingerprint, kind, trace, names, values, payload) =
+    let (position, seq, at, time, tenant, aggregate, id, fingerprint, kind, trace, names, values, payload, _) =
         row;
     let strange = |what: &str| Error::Corrupt(format!("{what} of the event at position {position}"));
     let mut event = Event::new(EventId::from_key(&id)?).payload(payload);

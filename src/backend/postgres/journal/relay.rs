@@ -1,15 +1,17 @@
 //! Who leads among the relays of a name, and how far they have come. The token decides: it is drawn under the lock of the relay's
 //! row, so a later lead has a higher one.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::AssertSqlSafe;
 
-use super::{Inner, fail};
+use super::anchor::{self, Anchored};
+use super::{Inner, fail, number};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::{Owner, RelayName};
-use crate::journal::{Checkpoint, Lead, RelayState, must_be_last};
+use crate::journal::{Checkpoint, Lead, RelayState, must_be_drawn, must_be_last};
 use crate::ledger::Token;
 
 /// How often a lead that someone took and gave up meanwhile is tried for.
@@ -20,13 +22,14 @@ fn micros(lease: Duration) -> i64 {
     i64::try_from(lease.as_micros()).unwrap_or(i64::MAX).min(100 * 365 * 86_400 * 1_000_000)
 }
 
-fn parse(checkpoint: Option<String>) -> Result<Option<Checkpoint>> {
+fn parse(checkpoint: Option<String>) -> Result<Option<Anchored>> {
     let strange = |e: serde_json::Error| Error::Corrupt(format!("a relay's checkpoint: {e}"));
     checkpoint.map(|text| serde_json::from_str(&text).map_err(strange)).transpose()
 }
 
-fn print(checkpoint: &Checkpoint) -> Result<String> {
-    serde_json::to_string(checkpoint).map_err(|e| Error::Corrupt(format!("a checkpoint: {e}")))
+fn print(checkpoint: &Checkpoint, at: Option<i64>) -> Result<String> {
+    let anchored = Anchored { checkpoint: checkpoint.clone(), at };
+    serde_json::to_string(&anchored).map_err(|e| Error::Corrupt(format!("a checkpoint: {e}")))
 }
 
 pub(super) async fn lead(inner: &Inner, relay: &RelayName, owner: &Owner, lease: Duration) -> Result<Lead> {
@@ -51,8 +54,17 @@ pub(super) async fn lead(inner: &Inner, relay: &RelayName, owner: &Owner, lease:
             .bind(micros(lease));
         let taken = inner.fetch_all(query).await.map_err(|e| fail(what, e))?;
         if let Some((token, checkpoint)) = taken.into_iter().next() {
-            let checkpoint = parse(checkpoint)?.unwrap_or_else(|| Checkpoint::start(&inner.id));
-            return Ok(Lead::Leads { token: Token(token), checkpoint });
+            let token = Token(token);
+            let Some(Anchored { checkpoint, at }) = parse(checkpoint)? else {
+                return Ok(Lead::Leads { token, checkpoint: Checkpoint::start(&inner.id) });
+            };
+            let position = checkpoint.position.number();
+            if let Err(error) = anchor::check(inner, position, at, Some(relay.as_str())).await {
+                give_up_lead(inner, relay, token).await?;
+                return Err(error);
+            }
+            inner.anchors.add(at.map(|at| (position, at)));
+            return Ok(Lead::Leads { token, checkpoint });
         }
         let query = sqlx::query_as::<_, (String, i64)>(AssertSqlSafe(who.clone()))
             .persistent(false)
@@ -66,21 +78,12 @@ pub(super) async fn lead(inner: &Inner, relay: &RelayName, owner: &Owner, lease:
 }
 
 /// One change of the one who leads; nothing changed means that he does not.
-async fn change(
-    inner: &Inner,
-    relay: &RelayName,
-    token: Token,
-    set: &str,
-    value: Option<String>,
-) -> Result<()> {
+async fn change(inner: &Inner, relay: &RelayName, token: Token, set: &str) -> Result<()> {
     let s = &inner.settings.schema;
-    // The value is in use in every form of the statement, so that its type is known.
-    let sql = format!(
-        "update {s}.journal_relay set {set} where relay = $1 and token = $2 and ($3::text is null or true)"
-    );
-    let query = sqlx::query(AssertSqlSafe(sql)).bind(relay.as_str()).bind(token.0).bind(value);
+    let sql = format!("update {s}.journal_relay set {set} where relay = $1 and token = $2");
+    let query = sqlx::query(AssertSqlSafe(sql)).bind(relay.as_str()).bind(token.0);
     match inner.execute("writing a relay's state", query).await? {
-        0 => Err(Error::Fenced { what: format!("relay {relay} is led by someone else now") }),
+        0 => Err(fenced(relay)),
         _ => Ok(()),
     }
 }
@@ -88,7 +91,7 @@ async fn change(
 pub(super) async fn keep_lead(inner: &Inner, relay: &RelayName, token: Token, lease: Duration) -> Result<()> {
     let s = &inner.settings.schema;
     let set = format!("until = {s}.journal_now() + {} * interval '1 microsecond'", micros(lease));
-    change(inner, relay, token, &set, None).await
+    change(inner, relay, token, &set).await
 }
 
 pub(super) async fn save(
@@ -98,12 +101,32 @@ pub(super) async fn save(
     checkpoint: &Checkpoint,
 ) -> Result<()> {
     checkpoint.must_be_of(&inner.id)?;
-    let set = format!("checkpoint = $3::text::json, saved_at = {}.journal_now()", inner.settings.schema);
-    change(inner, relay, token, &set, Some(print(checkpoint)?)).await
+    let position = checkpoint.position.number();
+    let at = inner.anchors.at(position);
+    let query = sqlx::query(AssertSqlSafe(Arc::clone(&inner.sql.save)))
+        .bind(relay.as_str())
+        .bind(token.0)
+        .bind(print(checkpoint, at)?)
+        .bind(number(position))
+        .bind(at);
+    if inner.execute("saving a checkpoint", query).await? > 0 {
+        return Ok(());
+    }
+    let sql = format!("select token from {}.journal_relay where relay = $1", inner.settings.schema);
+    let query = sqlx::query_as::<_, (i64,)>(AssertSqlSafe(sql)).persistent(false).bind(relay.as_str());
+    let rows = inner.fetch_all(query).await.map_err(|e| fail("reading a relay's token", e))?;
+    if rows.first().is_some_and(|row| row.0 == token.0) {
+        anchor::check(inner, position, at, Some(relay.as_str())).await?;
+    }
+    Err(fenced(relay))
+}
+
+fn fenced(relay: &RelayName) -> Error {
+    Error::Fenced { what: format!("relay {relay} is led by someone else now") }
 }
 
 pub(super) async fn give_up_lead(inner: &Inner, relay: &RelayName, token: Token) -> Result<()> {
-    change(inner, relay, token, "until = null", None).await
+    change(inner, relay, token, "until = null").await
 }
 
 pub(super) async fn relays(inner: &Inner) -> Result<Vec<RelayState>> {
@@ -134,7 +157,7 @@ pub(super) async fn relays_in(
             owner.map(Owner::new).transpose()?,
             until.map(Time::from_micros),
             Token(token),
-            parse(checkpoint)?,
+            parse(checkpoint)?.map(|anchored| anchored.checkpoint),
             saved_at.map(Time::from_micros),
         ))
     };
@@ -160,6 +183,25 @@ pub(super) async fn rewind(
     .await
     .map_err(|e| fail(what, e))?;
     must_be_last(relay, if_token, before.as_ref().map(|row| Token(row.1)))?;
+    let position = to.position.number();
+    let (drawn, now_there): (i64, Option<i64>) = sqlx::query_as(AssertSqlSafe(
+        format!(
+            "select {}, (select (extract(epoch from a.at) * 1000000)::bigint \
+             from {{s}}.journal_read($1 - 1, 1) a where a.position = $1)",
+            anchor::DRAWN
+        )
+        .replace("{s}", s),
+    ))
+    .persistent(false)
+    .bind(number(position))
+    .fetch_one(&mut *tx)
+    .await
+    .map_err(|e| fail(what, e))?;
+    must_be_drawn(relay, &to.position, drawn as u64)?;
+    let before = parse(before.and_then(|row| row.0))?;
+    // One that stays where it is was not looked at by anybody: it stands for the event that it stood for.
+    let kept = before.as_ref().filter(|anchored| anchored.checkpoint.position == to.position);
+    let at = kept.map_or(now_there, |anchored| anchored.at);
     sqlx::query(AssertSqlSafe(format!(
         "insert into {s}.journal_relay (relay, token, checkpoint, saved_at) \
          values ($1, nextval('{s}.journal_token'), $2::text::json, {s}.journal_now()) \
@@ -168,10 +210,10 @@ pub(super) async fn rewind(
     )))
     .persistent(false)
     .bind(relay.as_str())
-    .bind(print(to)?)
+    .bind(print(to, at)?)
     .execute(&mut *tx)
     .await
     .map_err(|e| fail(what, e))?;
     tx.commit().await.map_err(|e| fail(what, e))?;
-    parse(before.and_then(|row| row.0))
+    Ok(before.map(|anchored| anchored.checkpoint))
 }

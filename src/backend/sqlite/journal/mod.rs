@@ -227,7 +227,7 @@ impl Journal for SqliteJournal {
         let (id, relay, owner) = (Arc::clone(&self.0.id), relay.clone(), owner.clone());
         let lead =
             move |desk: &mut writer::Desk<'_>| relay::lead(desk.conn, &id, &relay, &owner, lease, desk.now);
-        answer(self.0.write.send(lead)).await
+        answer(self.0.write.send(lead)).await?
     }
 
     async fn keep_lead(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()> {

@@ -6,12 +6,12 @@ use std::time::Duration;
 use rusqlite::{Connection, Row, ToSql, params};
 
 use super::append::{aggregate_number, tenant_number};
-use super::codec::number;
+use super::codec::{last, number};
 use crate::backend::sqlite::fault::Doing;
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::{Owner, RelayName};
-use crate::journal::{Checkpoint, JournalSweep, Lead, RelayState, must_be_last, swept_up_to};
+use crate::journal::{Checkpoint, JournalSweep, Lead, RelayState, must_be_drawn, must_be_last, swept_up_to};
 use crate::ledger::Token;
 
 const COLUMNS: &str = "relay, owner, until, token, checkpoint, saved_at";
@@ -68,12 +68,16 @@ pub(super) fn lead(
     owner: &Owner,
     lease: Duration,
     now: Time,
-) -> Result<Lead> {
+) -> Result<Result<Lead>> {
     let before = find(conn, relay)?;
     if let Some(RelayState { owner: Some(by), until: Some(until), .. }) = &before
         && *until > now
     {
-        return Ok(Lead::Taken { by: by.clone(), until: *until });
+        return Ok(Ok(Lead::Taken { by: by.clone(), until: *until }));
+    }
+    let checkpoint = before.and_then(|state| state.checkpoint).unwrap_or_else(|| Checkpoint::start(journal));
+    if let Err(error) = must_be_drawn(relay, &checkpoint.position, last(conn)?) {
+        return Ok(Err(error));
     }
     let token = next_token(conn)?;
     conn.prepare_cached(
@@ -84,8 +88,7 @@ pub(super) fn lead(
         statement.execute(params![relay.as_str(), owner.as_str(), now.plus(lease).as_micros(), token.0])
     })
     .doing("taking the lead")?;
-    let checkpoint = before.and_then(|state| state.checkpoint).unwrap_or_else(|| Checkpoint::start(journal));
-    Ok(Lead::Leads { token, checkpoint })
+    Ok(Ok(Lead::Leads { token, checkpoint }))
 }
 
 /// Changes a relay's row if the token is its last; `set` has the parameters from 3 on.
@@ -127,6 +130,10 @@ pub(super) fn save(
     now: Time,
 ) -> Result<Result<()>> {
     let text = text_of(checkpoint)?;
+    let drawn = must_be_drawn(relay, &checkpoint.position, last(conn)?);
+    if drawn.is_err() && find(conn, relay)?.is_some_and(|state| state.token == token) {
+        return Ok(drawn);
+    }
     under(conn, relay, token, "checkpoint = ?3, saved_at = ?4", &[&text, &now.as_micros()])
 }
 
@@ -144,6 +151,9 @@ pub(super) fn rewind(
 ) -> Result<Result<Option<Checkpoint>>> {
     let before = find(conn, relay)?;
     if let Err(error) = must_be_last(relay, if_token, before.as_ref().map(|state| state.token)) {
+        return Ok(Err(error));
+    }
+    if let Err(error) = must_be_drawn(relay, &to.position, last(conn)?) {
         return Ok(Err(error));
     }
     let before = before.and_then(|state| state.checkpoint);

@@ -1,0 +1,288 @@
+//! The server is put back under a relay: a fail-over to a replica that lost its last commits, or a restore. Positions are given out once more,
+//! for other events. Nobody goes on as if nothing had happened, and what is told mends it.
+#![cfg(all(feature = "testing", feature = "postgres"))]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
+
+#[path = "support/postgres.rs"]
+mod support;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax::backend::postgres::{PgJournal, PgJournalSettings, Pooling};
+use hapax::bus::{Bus, MemoryBus, TopicTerms};
+use hapax::journal::{Append, Checkpoint, Expected, Journal, Position};
+use hapax::relay::{Progress, Relay, RelaySettings, RelayWatch};
+use hapax::testing::relay::read_topic;
+use hapax::{Aggregate, Error, Event, EventId, RelayName, Topic};
+use support::{fresh_schema, pool, run};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+fn name() -> RelayName {
+    RelayName::new("main").unwrap()
+}
+
+fn topic() -> Topic {
+    Topic::new("orders").unwrap()
+}
+
+struct Scene {
+    journal: PgJournal,
+    bus: Arc<MemoryBus>,
+}
+
+struct Running {
+    watch: RelayWatch,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<hapax::Result<Progress>>,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let schema = fresh_schema();
+        let bus = Arc::new(MemoryBus::default());
+        bus.create_topic(&topic(), TopicTerms::new(2)).await.unwrap();
+        Scene { journal: open(&schema).await, bus }
+    }
+
+    /// As another process would open it.
+    async fn reopened(self) -> Self {
+        Scene { journal: open(self.journal.schema()).await, bus: self.bus }
+    }
+
+    async fn append(&self, count: usize) {
+        for n in 0..count {
+            let event = Event::new(EventId::now_v7()).payload("{}");
+            let append = Append::new(Aggregate::new(format!("a{}", n % 3)).unwrap(), Expected::Any, [event]);
+            let _ = self.journal.append(&append).await.unwrap();
+        }
+    }
+
+    /// What a replica has that is behind by everything after a position.
+    async fn put_back(&self, to: u64) {
+        let s = self.journal.schema();
+        let sql = format!(
+            "begin; delete from {s}.journal where position > {to}; delete from {s}.journal_head; \
+             insert into {s}.journal_head (tenant, aggregate, last) select tenant, aggregate, max(seq) from {s}.journal group by 1, 2; \
+             select setval('{s}.journal_position', {to}, true); commit;"
+        );
+        run(self.journal.pool(), sql).await;
+    }
+
+    fn start(&self) -> Running {
+        let mut settings = RelaySettings::new(name(), topic());
+        settings.poll = Duration::from_millis(100);
+        let relay = Relay::new(Arc::new(self.journal.clone()), self.bus.clone(), settings).unwrap();
+        let (stop, stopped) = oneshot::channel();
+        let watch = relay.watch();
+        let task = tokio::spawn(relay.run(async move {
+            let _ = stopped.await;
+        }));
+        Running { watch, stop, task }
+    }
+
+    async fn checkpoint(&self) -> Checkpoint {
+        self.journal.relays().await.unwrap().remove(0).checkpoint.expect("a checkpoint")
+    }
+
+    /// Does what the error says, as the command does it.
+    async fn mend(&self, error: &Error) {
+        let told = error.to_string();
+        let to =
+            told.split("rewind --to ").nth(1).and_then(|rest| rest.split('`').next()).expect("a command");
+        let mut checkpoint = self.checkpoint().await;
+        checkpoint.position = to.parse().unwrap();
+        self.journal.rewind(&name(), &checkpoint, None).await.unwrap();
+    }
+
+    /// Everything that is in the journal is on the bus.
+    async fn must_be_published(&self) {
+        let of = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        let records = read_topic(&*self.bus, &topic()).await;
+        let published: BTreeSet<_> =
+            records.iter().map(|received| of(received.record.headers.get("eventId").unwrap())).collect();
+        let stored = self.journal.read(&Position::START, 1000).await.unwrap().events;
+        for stored in stored {
+            assert!(published.contains(stored.event.id.as_str().as_ref()), "{stored:?} is not published");
+        }
+    }
+}
+
+async fn open(schema: &str) -> PgJournal {
+    let mut settings = PgJournalSettings::default();
+    schema.clone_into(&mut settings.schema);
+    settings.pooling = Pooling::Session;
+    PgJournal::with_pool(pool(4).await, settings).await.expect("a journal")
+}
+
+impl Running {
+    async fn until(&self, position: u64) {
+        let end = tokio::time::Instant::now() + DEADLINE;
+        while self.watch.progress().position != Position::of(position) {
+            assert!(tokio::time::Instant::now() < end, "{:?}", self.watch.progress());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    async fn stop(self) {
+        let _ = self.stop.send(());
+        self.task.await.unwrap().expect("it ends well");
+    }
+
+    /// It ends by itself, and says both positions.
+    async fn refused(self, numbers: [u64; 2]) -> Error {
+        let ended = tokio::time::timeout(DEADLINE, self.task).await.expect("it notices").unwrap();
+        let error = ended.expect_err("it does not go on");
+        assert_eq!(error.code(), "conflict", "{error}");
+        for number in numbers {
+            assert!(error.to_string().contains(&number.to_string()), "{number}: {error}");
+        }
+        error
+    }
+}
+
+/// Between two runs, and nothing was appended since.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_checkpoint_beyond_a_journal_that_was_put_back_is_refused() {
+    let scene = Scene::new().await;
+    scene.append(20).await;
+    let running = scene.start();
+    running.until(20).await;
+    running.stop().await;
+    scene.put_back(10).await;
+    let scene = scene.reopened().await;
+    let error = scene.start().refused([20, 10]).await;
+    scene.append(5).await;
+    let again = scene.start().refused([20, 15]).await;
+    assert_eq!(scene.checkpoint().await.position, Position::of(20), "nothing was changed: {again}");
+    scene.mend(&error).await;
+    let running = scene.start();
+    running.until(15).await;
+    running.stop().await;
+    scene.must_be_published().await;
+}
+
+/// Between two runs; by now other events have the old positions, and more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn positions_given_out_once_more_between_two_runs_are_noticed() {
+    let scene = Scene::new().await;
+    scene.append(20).await;
+    let running = scene.start();
+    running.until(20).await;
+    running.stop().await;
+    scene.put_back(10).await;
+    scene.append(15).await;
+    let scene = scene.reopened().await;
+    let error = scene.start().refused([20, 25]).await;
+    scene.mend(&error).await;
+    let running = scene.start();
+    running.until(25).await;
+    running.stop().await;
+    scene.must_be_published().await;
+}
+
+/// Beneath a relay that waits for more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_journal_that_is_put_back_beneath_a_relay_is_noticed() {
+    for appended in [0, 15] {
+        let scene = Scene::new().await;
+        scene.append(20).await;
+        let running = scene.start();
+        running.until(20).await;
+        scene.put_back(10).await;
+        scene.append(appended).await;
+        // It may have noticed before, or after, those were appended.
+        let error = running.refused([20, 20]).await;
+        assert_eq!(scene.checkpoint().await.position, Position::of(20), "nothing was saved");
+        scene.append(15 - appended).await;
+        let error = if appended == 0 { scene.start().refused([20, 25]).await } else { error };
+        scene.mend(&error).await;
+        let running = scene.start();
+        running.until(25).await;
+        running.stop().await;
+        scene.must_be_published().await;
+    }
+}
+
+/// As a fail-over does it: the checkpoint is put back with the rest. The relay that ran ends, and the next goes on by itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_checkpoint_that_was_put_back_too_is_gone_on_from() {
+    let scene = Scene::new().await;
+    scene.append(10).await;
+    let running = scene.start();
+    running.until(10).await;
+    let s = scene.journal.schema().to_owned();
+    run(scene.journal.pool(), format!("create table {s}.kept as select * from {s}.journal_relay")).await;
+    scene.append(10).await;
+    running.until(20).await;
+    let sql = format!(
+        "update {s}.journal_relay r set checkpoint = k.checkpoint from {s}.kept k where r.relay = k.relay"
+    );
+    run(scene.journal.pool(), sql).await;
+    scene.put_back(10).await;
+    scene.append(15).await;
+    running.refused([20, 20]).await;
+    assert_eq!(scene.checkpoint().await.position, Position::of(10));
+    let running = scene.start();
+    running.until(25).await;
+    running.stop().await;
+    scene.must_be_published().await;
+}
+
+/// What is swept is not taken for lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sweep_puts_nothing_back() {
+    let scene = Scene::new().await;
+    scene.append(20).await;
+    let running = scene.start();
+    running.until(20).await;
+    let all = hapax::journal::JournalSweep::new(Duration::ZERO);
+    assert_eq!(scene.journal.sweep(&all).await.unwrap(), 20);
+    scene.append(5).await;
+    running.until(25).await;
+    running.stop().await;
+    assert_eq!(scene.journal.sweep(&all).await.unwrap(), 5);
+    let scene = scene.reopened().await;
+    let running = scene.start();
+    scene.append(5).await;
+    running.until(30).await;
+    running.stop().await;
+}
+
+#[cfg(feature = "sqlite")]
+#[tokio::test]
+async fn a_file_that_was_put_back_in_part_is_refused() {
+    use hapax::backend::sqlite::SqliteJournal;
+    use hapax::journal::{JournalSettings, Lead};
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("journal.db");
+    let journal = SqliteJournal::open(&file, JournalSettings::default()).unwrap();
+    let events = (0..20).map(|n| Event::new(EventId::new(format!("e{n}")).unwrap()));
+    let _ = journal.append(&Append::new(Aggregate::new("a").unwrap(), Expected::New, events)).await.unwrap();
+    let owner = hapax::Owner::new("ada").unwrap();
+    let Lead::Leads { token, mut checkpoint } = journal.lead(&name(), &owner, DEADLINE).await.unwrap() else {
+        panic!("nobody else leads");
+    };
+    checkpoint.position = Position::of(20);
+    journal.save(&name(), token, &checkpoint).await.unwrap();
+    journal.give_up_lead(&name(), token).await.unwrap();
+    drop(journal);
+    let other = rusqlite::Connection::open(&file).unwrap();
+    other
+        .execute_batch(
+            "DELETE FROM hapax_journal_event WHERE position > 10; UPDATE hapax_journal_meta SET last = 10",
+        )
+        .unwrap();
+    drop(other);
+    let journal = SqliteJournal::open(&file, JournalSettings::default()).unwrap();
+    let error = journal.lead(&name(), &owner, DEADLINE).await.unwrap_err();
+    let told = error.to_string();
+    assert!(told.contains("20") && told.contains("rewind --to 10"), "{told}");
+    checkpoint.position = Position::of(10);
+    journal.rewind(&name(), &checkpoint, None).await.unwrap();
+    assert!(matches!(journal.lead(&name(), &owner, DEADLINE).await, Ok(Lead::Leads { .. })));
+}
