@@ -75,7 +75,8 @@ async fn a_broker_that_is_gone_for_a_while_leaves_nobody_behind() {
     enough.store(true, Ordering::SeqCst);
     writer.await.unwrap();
     let all = count.load(Ordering::SeqCst);
-    until("everything", &|| watch.progress().position == Position::of(all as u64)).await;
+    let is_all = || watch.progress().position == Position::of(all as u64) && watch.progress().behind == 0;
+    until("everything", &is_all).await;
     let _ = stop.send(());
     let progress = running.await.unwrap().unwrap();
     // One that comes back may answer once and fail again while it is still loading.
