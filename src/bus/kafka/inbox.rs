@@ -3,6 +3,7 @@
 //! No lock of this file is held while librdkafka is called: its callbacks come back here.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -42,6 +43,10 @@ struct Lane {
     wanted: bool,
     records: VecDeque<Received>,
     bytes: usize,
+    /// The offset after the last record that came, or that was sought.
+    next: Option<i64>,
+    /// What the stand-in delivered: it comes again when the member goes on.
+    again: Range<i64>,
 }
 
 /// A wish to go on elsewhere.
@@ -130,7 +135,15 @@ impl Inbox {
         let epoch = state.epoch;
         let mut given = Vec::with_capacity(partitions.len());
         for partition in partitions {
-            let lane = Lane { epoch, paused: false, wanted: false, records: VecDeque::new(), bytes: 0 };
+            let lane = Lane {
+                epoch,
+                paused: false,
+                wanted: false,
+                records: VecDeque::new(),
+                bytes: 0,
+                next: None,
+                again: 0..0,
+            };
             state.lanes.insert(partition.clone(), lane);
             given.push(Assigned { partition, epoch });
         }
@@ -202,11 +215,49 @@ impl Inbox {
         Some(partitions)
     }
 
-    /// A record came. One of a partition that is not ours (any more) is nobody's.
+    /// Whether librdkafka waits for partitions.
+    pub(super) fn is_returning(&self) -> bool {
+        self.lock().returning.is_some()
+    }
+
+    /// The partitions that are not wanted back, each with the offset that comes next, if that is known.
+    pub(super) fn staying(&self) -> Vec<(Partition, Option<i64>)> {
+        let state = self.lock();
+        let stays = state.lanes.iter().filter(|(_, lane)| !lane.wanted);
+        stays.map(|(partition, lane)| (partition.clone(), lane.next)).collect()
+    }
+
+    /// A record came. One of a partition that is not ours (any more) is nobody's, and one that the stand-in had is no news.
     pub(super) fn push(&self, record: Received, bytes: usize) {
+        self.put(record, bytes, |lane, offset| {
+            if lane.again.contains(&offset) {
+                return false;
+            }
+            lane.again = 0..0; // the member is past it, or elsewhere: its offsets may even begin anew
+            true
+        });
+    }
+
+    /// A record came by the stand-in, which only goes forward.
+    pub(super) fn push_meanwhile(&self, record: Received, bytes: usize) {
+        self.put(record, bytes, |lane, offset| {
+            let is_new = lane.next.is_none_or(|next| offset >= next);
+            if is_new {
+                let from = if lane.again.is_empty() { offset } else { lane.again.start };
+                lane.again = from..offset + 1;
+            }
+            is_new
+        });
+    }
+
+    fn put(&self, record: Received, bytes: usize, is_new: impl FnOnce(&mut Lane, i64) -> bool) {
         let mut state = self.lock();
         let partition = Partition { topic: record.origin.topic.clone(), number: record.origin.partition };
-        if let Some(lane) = state.lanes.get_mut(&partition).filter(|lane| !lane.wanted) {
+        let offset = record.origin.offset;
+        if let Some(lane) = state.lanes.get_mut(&partition).filter(|lane| !lane.wanted)
+            && is_new(lane, offset)
+        {
+            lane.next = Some(offset + 1);
             lane.bytes += bytes;
             lane.records.push_back(record);
             if !lane.paused {
@@ -241,9 +292,10 @@ impl Inbox {
         std::mem::take(&mut self.lock().seeks)
     }
 
-    /// Nothing of what was fetched before a seek is delivered.
-    pub(super) fn clear(&self, partition: &Partition) {
+    /// Nothing of what was fetched before a seek to `next` is delivered.
+    pub(super) fn clear(&self, partition: &Partition, next: i64) {
         if let Some(lane) = self.lock().lanes.get_mut(partition) {
+            (lane.next, lane.again) = (Some(next), 0..0);
             lane.records.clear();
             lane.bytes = 0;
         }

@@ -4,7 +4,7 @@
 //! until it does: a member that hangs does not keep its partitions.
 //!
 //! A partition that is wanted back is not waited for inside the callback: librdkafka is told when it was given back, and
-//! until then the thread goes on. (librdkafka itself delivers nothing meanwhile, of the others neither.)
+//! until then the thread goes on. librdkafka itself delivers nothing meanwhile, of the others neither: a stand-in does.
 //!
 //! A member that was thrown out joins again with a client of its own: librdkafka 2.12 may come out of that with a fatal
 //! error or with partitions that nobody was told of (confluentinc/librdkafka#5541).
@@ -25,6 +25,7 @@ use rdkafka::{Offset, TopicPartitionList};
 
 use super::inbox::{Inbox, Seek};
 use super::link::{Context, Link, meaning, meaning_of};
+use super::stand_in::StandIn;
 use crate::bus::route::bytes_of;
 use crate::bus::{Partition, Received, Record, Start};
 use crate::clock::Time;
@@ -198,7 +199,7 @@ impl Member {
         }
     }
 
-    fn received(&self, message: &BorrowedMessage<'_>) -> Option<Received> {
+    pub(super) fn received(&self, message: &BorrowedMessage<'_>) -> Option<Received> {
         let topic = self.topic(message.topic())?.clone();
         let headers = message.headers().map_or_else(Headers::default, |headers| {
             headers
@@ -227,7 +228,7 @@ pub(super) enum End {
 }
 
 /// The thread, as long as one client is the member.
-pub(super) fn run(consumer: &MemberConsumer) -> End {
+pub(super) fn run(consumer: &MemberConsumer, stand_in: &mut StandIn) -> End {
     let member = consumer.context().clone();
     let inbox = &member.inbox;
     let mut seeks: Vec<Seek> = Vec::new();
@@ -248,15 +249,22 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
             continue;
         }
         seeks.extend(inbox.seeks());
+        if !seeks.is_empty() {
+            stand_in.stop(); // it is elsewhere
+        }
         seeks.retain_mut(|seek| !try_seek(consumer, inbox, seek));
         if let Some(partitions) = inbox.returned(|| consumer.assignment_lost()) {
             unassign(consumer, &to_list(&partitions));
         }
+        stand_in.tend(&member, consumer);
         if !inbox.has_room() {
             inbox.bell.wait(IDLE);
             continue;
         }
         polled = Instant::now();
+        if stand_in.poll(&member) {
+            idle = 0;
+        }
         match consumer.poll(Duration::ZERO) {
             Some(Ok(message)) => {
                 (idle, told) = (0, None);
@@ -278,7 +286,7 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
                 _ => {}
             },
             // Also after an event that was no message: the queue is empty when nothing comes twice.
-            None if idle == 0 => idle = 1,
+            None if idle == 0 => idle = 1, // also after a record of the stand-in
             None => {
                 idle = 0;
                 member.link.drained();
@@ -295,7 +303,7 @@ fn try_seek(consumer: &MemberConsumer, inbox: &Inbox, seek: &mut Seek) -> bool {
     let answer = match sought {
         Ok(()) => {
             // This thread is the only one that polls: whatever it polls from here on comes from behind the seek.
-            inbox.clear(&seek.partition);
+            inbox.clear(&seek.partition, seek.offset);
             Ok(())
         }
         Err(_) if Instant::now() < seek.by => return false,

@@ -27,6 +27,7 @@ mod link;
 mod member;
 mod publish;
 mod settings;
+mod stand_in;
 mod subscriber;
 
 use std::collections::{HashMap, HashSet};

@@ -15,6 +15,7 @@ use tokio::sync::oneshot;
 use super::inbox::{Inbox, Seek};
 use super::link::{code, meaning, passes_soon};
 use super::member::{End, IDLE, Member, MemberConsumer, run, to_list, unassign};
+use super::stand_in::StandIn;
 use crate::bus::{Assigned, Heard, Partition, Subscriber};
 use crate::error::{Error, Result};
 
@@ -121,9 +122,11 @@ fn client(config: &ClientConfig, member: &Member) -> Result<Arc<MemberConsumer>>
 fn be_member(mut consumer: Arc<MemberConsumer>, config: &ClientConfig, member: &Member, slot: &Slot) {
     let inbox = &member.inbox;
     let mut fruitless = 0;
+    let mut stand_in = StandIn::new(config, &member.group);
     let error = loop {
         let epoch = inbox.epoch();
-        let end = run(&consumer);
+        let end = run(&consumer, &mut stand_in);
+        stand_in.stop();
         // What is closed shall not keep the group waiting, and what it is told concerns nobody.
         consumer.context().retired.store(true, Ordering::SeqCst);
         match end {
