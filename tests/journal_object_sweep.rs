@@ -7,9 +7,10 @@ mod objects;
 #[path = "support/watched.rs"]
 mod watched;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::backend::object::ObjectJournal;
+use hapax::backend::object::{ObjectJournal, ObjectSettings, Objects};
 use hapax::journal::{Checkpoint, Expected, Journal as _, JournalSweep, Lead, Position};
 use hapax::{EventId, Owner, RelayName};
 use objects::{Place, aggregate, append};
@@ -154,9 +155,14 @@ async fn a_sweep_costs_nothing_for_what_stays() {
     publish_all(&journal).await;
     store.requests();
     assert_eq!(journal.sweep(&JournalSweep::new(Duration::from_hours(1))).await.unwrap(), 0);
-    assert_eq!(store.requests(), 3 + 1, "the relay, and a listing");
+    let intents = 3 + 2; // the relay once more, where the last sweep had come to, a listing
+    assert_eq!(store.requests(), 3 + 1 + intents, "the relay, and a listing");
     assert_eq!(journal.sweep(&JournalSweep::new(Duration::ZERO)).await.unwrap(), 40);
-    assert_eq!(store.requests(), 3 + 1 + 40 * (3 + 2) + 1, "each once, and how far its aggregate was swept");
+    assert_eq!(
+        store.requests(),
+        3 + 1 + 40 * (3 + 2) + 1 + intents,
+        "each once, and how far its aggregate was swept"
+    );
     let _ = journal.append(&append("a", Expected::Any, &["last"])).await.unwrap();
     store.requests();
     assert_eq!(journal.read_aggregate(None, &aggregate("a"), 1, 100).await.unwrap().events.len(), 1);
@@ -190,8 +196,117 @@ async fn thousands_of_intents_are_passed() {
     assert!(objects.list("id/", "id/", usize::MAX).await.unwrap().is_empty(), "and all are removed");
 }
 
+/// Opened by someone whose claims are forgotten soon.
+async fn open_forgetful(objects: Arc<dyn Objects>) -> ObjectJournal {
+    let mut settings = ObjectSettings::default();
+    settings.grace = Duration::from_mins(10); // nobody takes a slow writer for gone
+    settings.intent_max = Duration::from_millis(300);
+    ObjectJournal::open(objects, settings).await.unwrap()
+}
+
+async fn intents(objects: &dyn Objects) -> Vec<String> {
+    let listed = objects.list("id/", "id/", usize::MAX).await.unwrap();
+    listed.into_iter().map(|object| object.name).collect()
+}
+
+/// An append stands still between claiming its id and its commit, for so long that a sweep forgets the claim. It wakes up, and the id is in
+/// the journal once, and known.
+async fn a_claim_is_forgotten_under_a_paused_writer(place: Place) {
+    let objects = place.objects().await;
+    let store = Watched::new(Arc::clone(&objects));
+    let journal = open_forgetful(Arc::clone(&store) as Arc<dyn Objects>).await;
+    let other = open_forgetful(Arc::clone(&objects)).await; // nothing is held up there
+    let slow = held_up(&store, &journal, append("slow", Expected::Any, &["s1"])).await;
+    let mut appended = 0;
+    let started = std::time::Instant::now();
+    while intents(&*objects).await.iter().any(|name| name.contains("/s1_")) {
+        assert!(started.elapsed() < objects::DEADLINE, "{:?}", intents(&*objects).await);
+        appended += 1;
+        let _ = other.append(&append("slow", Expected::Any, &[&format!("o{appended}")])).await.unwrap();
+        publish_all(&other).await;
+        other.sweep(&JournalSweep::new(Duration::ZERO)).await.unwrap();
+    }
+    assert!(other.find(None, &EventId::new("s1").unwrap()).await.unwrap().is_none());
+    store.hold(None);
+    let woken = slow.await.unwrap().expect("it claims its id anew");
+    assert_eq!(woken.placed[0].seq, appended + 1, "after {appended} others");
+    for journal in [&journal, &other, &place.open().await] {
+        let found = journal.find(None, &EventId::new("s1").unwrap()).await.unwrap().expect("it is known");
+        assert_eq!(found.seq, appended + 1);
+        let again = journal.append(&append("slow", Expected::Any, &["s1"])).await.unwrap();
+        assert!(again.is_repeat() && again.placed == woken_as_repeat(&woken), "{again:?}");
+    }
+    assert_eq!(other.head(None, &aggregate("slow")).await.unwrap(), appended + 1);
+    publish_all(&other).await;
+    other.sweep(&JournalSweep::new(Duration::ZERO)).await.unwrap();
+    assert_eq!(intents(&*objects).await, Vec::<String>::new(), "nothing is left behind");
+}
+
+fn woken_as_repeat(woken: &hapax::journal::Appended) -> Vec<hapax::journal::Placed> {
+    let repeat = |placed: &hapax::journal::Placed| hapax::journal::Placed {
+        placing: hapax::journal::Placing::Repeat,
+        ..placed.clone()
+    };
+    woken.placed.iter().map(repeat).collect()
+}
+
+/// What a killed append has left goes once its aggregate has gone on, and not before; what is in the journal, or held back, is known as ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn intents_of_killed_appends_are_removed() {
+    let place = Place::directory();
+    let objects = place.objects().await;
+    let journal = open_forgetful(Arc::clone(&objects)).await;
+    let first = journal.append(&append("busy", Expected::Any, &["kept"])).await.unwrap();
+    for (id, of, from) in [("dead-1", "busy", 2), ("dead-2", "busy", 2), ("idle-1", "idle", 1)] {
+        let intent = format!("{{\"id\": \"{id}\", \"aggregate\": \"{of}\", \"from\": {from}}}");
+        objects.put(&format!("id/-/{id}_.000000"), intent.into()).await.unwrap();
+    }
+    let _ = objects
+        .put("id/-/dead-2_.000001", r#"{"id": "dead-2", "aggregate": "busy", "from": 2}"#.into())
+        .await;
+    // The first event is held back: it is as old as what was left behind, and is not.
+    publish_all(&journal).await;
+    let (relay, owner) = (RelayName::new("holds").unwrap(), Owner::new("test").unwrap());
+    let Lead::Leads { token, mut checkpoint } =
+        journal.lead(&relay, &owner, Duration::from_mins(30)).await.unwrap()
+    else {
+        panic!("nobody else leads")
+    };
+    let stored = journal.read(&Position::START, 1).await.unwrap().events.remove(0);
+    checkpoint.behind.push(hapax::journal::Behind::at(&stored, "too large", true, stored.at));
+    let started = std::time::Instant::now();
+    let mut n = 0;
+    while intents(&*objects).await.iter().any(|name| name.contains("dead-")) {
+        assert!(started.elapsed() < objects::DEADLINE, "{:?}", intents(&*objects).await);
+        n += 1;
+        let _ = journal.append(&append("busy", Expected::Any, &[&format!("b{n}")])).await.unwrap();
+        publish_all(&journal).await;
+        checkpoint.position = journal.stat().await.unwrap().last.unwrap();
+        journal.save(&relay, token, &checkpoint).await.unwrap();
+        journal.sweep(&JournalSweep::new(Duration::ZERO)).await.unwrap();
+    }
+    let left = intents(&*objects).await;
+    assert!(
+        left.iter().any(|name| name.contains("idle-1")),
+        "nobody can tell that it will not come: {left:?}"
+    );
+    assert!(journal.find(None, &EventId::new("kept").unwrap()).await.unwrap().is_some(), "{left:?}");
+    let again = journal.append(&append("busy", Expected::Any, &["kept"])).await.unwrap();
+    assert_eq!(again.placed[0].seq, first.placed[0].seq);
+    assert!(
+        !journal.append(&append("busy", Expected::Any, &["dead-1"])).await.unwrap().is_repeat(),
+        "it is free"
+    );
+    assert!(journal.append(&append("busy", Expected::Any, &["dead-1"])).await.unwrap().is_repeat());
+}
+
 mod directory {
     use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_claim_that_was_forgotten_is_made_anew() {
+        a_claim_is_forgotten_under_a_paused_writer(Place::directory()).await;
+    }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn no_number_is_issued_twice_after_a_sweep() {
@@ -206,6 +321,11 @@ mod directory {
 
 mod s3 {
     use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_claim_that_was_forgotten_is_made_anew() {
+        a_claim_is_forgotten_under_a_paused_writer(Place::s3()).await;
+    }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn no_number_is_issued_twice_after_a_sweep() {

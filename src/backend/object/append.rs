@@ -12,6 +12,7 @@ use super::chain::{Link, Tail};
 use super::ids::{Claim, json};
 use super::journal::Inner;
 use super::name::{self, Entry, Slot};
+use crate::clock::Time;
 use crate::crash_point;
 use crate::error::{Error, Result};
 use crate::event::Fingerprint;
@@ -178,6 +179,10 @@ impl Inner {
             for (slot, link) in self.links(of, &slots).await? {
                 tail = link.tail(slot);
                 let ours = |claim: &Claim, id: &str| match claim {
+                    // Others have gone on for so long that a sweep may have forgotten it.
+                    Claim::Ours { since, .. } if Time::from_micros(link.at) > since.plus(self.intent_max) => {
+                        true
+                    }
                     Claim::Ours { number, .. } => link.barred.iter().any(|(b, by)| by == number && b == id),
                     Claim::Known(_) => false,
                 };
@@ -333,6 +338,6 @@ fn lost(of: &AggregateOf, slot: Slot) -> Error {
     ))
 }
 
-pub(super) fn millis(time: crate::clock::Time) -> u64 {
+pub(super) fn millis(time: Time) -> u64 {
     u64::try_from(time.as_micros() / 1000).unwrap_or_default()
 }

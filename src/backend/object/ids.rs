@@ -14,6 +14,7 @@ use super::chain::{Link, Tail};
 use super::journal::Inner;
 use super::name::{self, Slot};
 use super::store::Listed;
+use crate::clock::Time;
 use crate::crash_point;
 use crate::error::{Error, Result};
 use crate::id::{Aggregate, EventId, Tenant};
@@ -41,16 +42,17 @@ pub(super) struct Intent {
 pub(super) enum Claim {
     /// It is in the journal.
     Known(Box<Stored>),
-    /// We may commit it, under this intent, below this seq.
-    Ours { number: u32, below: u64 },
+    /// We may commit it, under this intent, which was written at this time or later, below this seq.
+    Ours { number: u32, below: u64, since: Time },
 }
 
 /// What became of an intent.
-enum Found {
+pub(super) enum Found {
     Event(Box<Stored>),
-    /// Not there; the chain ends here, or the window does.
+    /// Not there; the chain ends here, or the window does. The newest append that was passed was made at this time.
     Nothing {
         end: Tail,
+        newest: Time,
     },
     /// It was given up on.
     Barred,
@@ -62,24 +64,38 @@ impl Inner {
         let mut from = tail.next.seq;
         let mut number = 0;
         for _ in 0..TRIES_MAX {
+            let since = self.objects.now().await?.low;
             if self.intend(of, id, number, from).await? {
-                return Ok(Claim::Ours { number, below: from + WINDOW });
+                if number == 0 || self.is_intended(of.tenant.as_ref(), id, number - 1).await? {
+                    return Ok(Claim::Ours { number, below: from + WINDOW, since });
+                }
+                // The one before it was collected meanwhile: whoever comes now begins with the first and does not see ours.
+                self.objects.delete(&name::intent(of.tenant.as_ref(), id, number)).await?;
+                number = 0;
+                continue;
             }
             number = match self.last_intent(of.tenant.as_ref(), id).await? {
                 None => 0, // swept meanwhile
-                Some((last, intent)) => match self.follow(of.tenant.as_ref(), last, &intent, id).await? {
+                Some((last, intent, at)) => match self.follow(of.tenant.as_ref(), last, &intent).await? {
                     Found::Event(stored) => return Ok(Claim::Known(stored)),
                     Found::Barred => last + 1,
-                    Found::Nothing { end } if intent.aggregate == of.aggregate.as_str() => {
+                    // A sweep may forget it before we are through.
+                    Found::Nothing { .. }
+                        if intent.aggregate == of.aggregate.as_str()
+                            && at.plus(self.intent_max / 2) < self.objects.now().await?.high =>
+                    {
+                        last + 1
+                    }
+                    Found::Nothing { end, .. } if intent.aggregate == of.aggregate.as_str() => {
                         // What we know of the chain's end may be old: an intent that begins there would end before the other's does.
                         from = from.max(end.next.seq);
                         let below = intent.from + WINDOW;
                         if from < below {
-                            return Ok(Claim::Ours { number: last, below });
+                            return Ok(Claim::Ours { number: last, below, since: at });
                         }
                         last + 1
                     }
-                    Found::Nothing { end } => {
+                    Found::Nothing { end, .. } => {
                         self.give_up(of.tenant.as_ref(), last, &intent, end).await?;
                         last // the same one, once more: it is barred now, or was committed before
                     }
@@ -100,13 +116,22 @@ impl Inner {
         self.objects.create(&name, json(&intent)?).await
     }
 
+    async fn is_intended(&self, tenant: Option<&Tenant>, id: &EventId, number: u32) -> Result<bool> {
+        Ok(self.objects.get(&name::intent(tenant, id, number)).await?.is_some())
+    }
+
     /// All intents of an id, by number: mostly one.
     async fn intents(&self, tenant: Option<&Tenant>, id: &EventId) -> Result<Vec<Listed>> {
         let prefix = name::intents(tenant, id);
         self.objects.list(&prefix, &prefix, usize::MAX).await
     }
 
-    async fn last_intent(&self, tenant: Option<&Tenant>, id: &EventId) -> Result<Option<(u32, Intent)>> {
+    /// The last intent of an id, and when it was written, at the earliest.
+    async fn last_intent(
+        &self,
+        tenant: Option<&Tenant>,
+        id: &EventId,
+    ) -> Result<Option<(u32, Intent, Time)>> {
         let listed = self.intents(tenant, id).await?;
         let Some(last) = listed.last() else { return Ok(None) };
         let Some(body) = self.objects.get(&last.name).await? else { return Ok(None) };
@@ -115,18 +140,18 @@ impl Inner {
         if intent.id != id.as_str() || intent.tenant.as_deref() != tenant.map(Tenant::as_str) {
             return Err(Error::Corrupt(format!("{id} and {:?} share a name in the object store", intent.id)));
         }
-        Ok(Some((name::intent_number(&last.name)?, intent)))
+        Ok(Some((name::intent_number(&last.name)?, intent, last.at)))
     }
 
     /// Looks for the event of an intent in the chain that the intent names.
-    async fn follow(
+    pub(super) async fn follow(
         &self,
         tenant: Option<&Tenant>,
         number: u32,
         intent: &Intent,
-        id: &EventId,
     ) -> Result<Found> {
         let of = intent.of(tenant)?;
+        let mut newest = i64::MIN;
         let mut end = Tail { next: Slot { seq: intent.from, void: 0 }, ms: 0, last: None };
         let mut step = 2; // mostly it is the first; looking further is for what went wrong
         loop {
@@ -135,13 +160,13 @@ impl Inner {
                 slots.iter().copied().filter(|slot| slot.seq < intent.from + WINDOW).collect();
             for (slot, link) in self.links(&of, &within).await? {
                 end = link.tail(slot);
+                newest = newest.max(link.at); // a void has none
                 if link.barred.iter().any(|(barred, by)| *by == number && *barred == intent.id) {
                     return Ok(Found::Barred);
                 }
                 if let Some(nth) = link.left().find(|(_, event)| event.id == intent.id).map(|(nth, _)| nth)
                     && let Some(stored) = link.stored(slot, nth)?
                 {
-                    debug_assert_eq!(stored.event.id, *id);
                     return Ok(Found::Event(Box::new(stored)));
                 }
             }
@@ -149,7 +174,7 @@ impl Inner {
                 return Ok(Found::Barred); // beyond the window: it can come no more
             }
             if slots.len() < step {
-                return Ok(Found::Nothing { end });
+                return Ok(Found::Nothing { end, newest: Time::from_micros(newest) });
             }
             let last = slots[slots.len() - 1];
             if end.next <= last {
@@ -172,8 +197,8 @@ impl Inner {
 
     /// The event with an id.
     pub(super) async fn known(&self, tenant: Option<&Tenant>, id: &EventId) -> Result<Option<Stored>> {
-        let Some((number, intent)) = self.last_intent(tenant, id).await? else { return Ok(None) };
-        match self.follow(tenant, number, &intent, id).await? {
+        let Some((number, intent, _)) = self.last_intent(tenant, id).await? else { return Ok(None) };
+        match self.follow(tenant, number, &intent).await? {
             Found::Event(stored) => Ok(Some(*stored)),
             Found::Nothing { .. } | Found::Barred => Ok(None),
         }
@@ -195,6 +220,10 @@ impl Inner {
 }
 
 impl Intent {
+    pub(super) fn tenant(&self) -> Result<Option<Tenant>> {
+        self.tenant.as_deref().map(Tenant::new).transpose()
+    }
+
     fn of(&self, tenant: Option<&Tenant>) -> Result<AggregateOf> {
         let aggregate = Aggregate::new(&self.aggregate)
             .map_err(|_| Error::Corrupt(format!("an intent names the aggregate {:?}", self.aggregate)))?;

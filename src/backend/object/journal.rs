@@ -47,6 +47,9 @@ pub struct ObjectSettings {
     pub allocator: AllocatorSettings,
     /// After how long an append that has not committed is taken for gone. One that was only slow tries again.
     pub grace: Duration,
+    /// How long an id that an append has claimed may be in use by it, by the store's clock: what was claimed longer ago is claimed anew before it
+    /// is committed, and a sweep may forget it. The same for everybody.
+    pub intent_max: Duration,
 }
 
 impl Default for ObjectSettings {
@@ -56,6 +59,7 @@ impl Default for ObjectSettings {
             migrate: Migrate::default(),
             allocator: AllocatorSettings::default(),
             grace: Duration::from_secs(5),
+            intent_max: Duration::from_hours(1),
         }
     }
 }
@@ -73,6 +77,7 @@ pub(super) struct Inner {
     pub(super) mode: AllocatorMode,
     pub(super) allocator: Option<Box<dyn Allocator>>,
     pub(super) grace: Duration,
+    pub(super) intent_max: Duration,
     /// Where chains ended when they were last seen.
     pub(super) tails: Mutex<HashMap<AggregateOf, Tail>>,
     /// The last place in the index that this process took: the next one is behind it, however the clock is told.
@@ -114,6 +119,7 @@ impl ObjectJournal {
             mode,
             allocator,
             grace: settings.grace,
+            intent_max: settings.intent_max,
             tails: Mutex::default(),
             last_ms,
             turns: Mutex::default(),

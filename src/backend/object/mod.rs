@@ -8,6 +8,7 @@
 //! index/…/MS.SEQ.V.HASH.COUNT_.…          its place in the order of all                  4. after the commit
 //! head/TENANT/AGGREGATE                   a hint where the chain ends, now and then
 //! floor/TENANT/AGGREGATE                  a hint how far it was swept
+//! collected                               a hint up to which intent sweeps have looked
 //! relay/NAME/TOKEN.…                      leads and checkpoints
 //! ```
 //!
@@ -36,6 +37,7 @@
 //! | `find` | 2 listings + 2 |
 //! | `lead` | 2 listings + up to 5, `keep_lead` 3, `save` 4 |
 //! | `sweep` | 1 listing per thousand appends, per removed append 3 + 2 per event, per aggregate 1; for what is too young or held back nothing |
+//! | … for intents left behind, at its end | 1 listing per thousand ids, up to ten, + 2, + about 6 for each that is older than what was swept |
 //! | … the relays, at its beginning and every hundred removed appends | 1 listing + 2 per relay |
 //! | `count_after` | 1 listing per thousand appends; `stat` 2, up to 100,000 |
 //!
@@ -43,7 +45,8 @@
 //!
 //! # What it does not do
 //!
-//! An append that is killed may leave intents behind: small objects that nobody removes, used again if the id comes again. The same
+//! An append that is killed may leave intents behind: small objects. A sweep removes them once the aggregate has gone on (see
+//! `collect.rs`). Those of an aggregate that never went on stay: removing one would take a void that stays instead. The same
 //! id must not be appended again at the very moment its event is swept.
 
 pub mod allocator;
@@ -53,6 +56,7 @@ mod append;
 mod chain;
 #[cfg(feature = "s3")]
 mod clock;
+mod collect;
 mod directory;
 mod ids;
 mod journal;

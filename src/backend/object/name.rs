@@ -26,6 +26,8 @@ pub(super) const PENDING: &str = "pending/";
 pub(super) const CHAINS: &str = "aggregate/";
 pub(super) const INDEX: &str = "index/";
 pub(super) const RELAYS: &str = "relay/";
+pub(super) const INTENTS: &str = "id/";
+pub(super) const COLLECTED: &str = "collected";
 
 /// A text as part of a name: everything but `[A-Za-z0-9.-]` as `_` and two hexadecimal digits, so two texts never meet. A long
 /// one ends in a hash instead; what it is called in full stands in the object and is compared there.
@@ -119,6 +121,11 @@ pub(super) fn intents(of: Option<&Tenant>, id: &EventId) -> String {
 
 pub(super) fn intent(of: Option<&Tenant>, id: &EventId, number: u32) -> String {
     format!("{}{number:06}", intents(of, id))
+}
+
+/// What the names of all intents of the same id begin with.
+pub(super) fn intents_of(name: &str) -> Result<&str> {
+    name.rfind(BETWEEN).map(|at| &name[..at + BETWEEN.len()]).ok_or_else(|| foreign(name))
 }
 
 pub(super) fn intent_number(name: &str) -> Result<u32> {

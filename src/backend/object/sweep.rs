@@ -100,6 +100,9 @@ impl Inner {
     pub(super) async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
         let mut floors = Floors::default();
         let swept = self.sweep_index(terms, &mut floors).await;
+        if !terms.dry_run && swept.as_ref().is_ok_and(|swept| *swept < terms.batch_max as u64) {
+            self.collect(terms.older_than).await?;
+        }
         if !terms.dry_run {
             for (chain, (link, _)) in floors.0.into_iter().filter(|(_, (link, _))| !link.is_empty()) {
                 let _ = self.objects.put(&name::floor(&chain), link.into()).await; // it only saves time
