@@ -56,7 +56,7 @@ async fn killed_at(test: &'static str, dedups: bool, point: &'static str) -> Str
     let store = store::Store::new(dedups).await;
     let records: Vec<_> = (0..40).map(|n| event(&format!("e-{n}"))).collect();
     world.publish(&records).await;
-    let knobs = [("WORKER_MODE", "leased"), ("WORKER_HTTP", store.url()), ("WORKER_LEASE_MS", "1500")];
+    let knobs = [("WORKER_MODE", "leased"), ("WORKER_HTTP", store.url()), ("WORKER_LEASE_MS", "6000")];
     let crash = format!("{point}:5");
     let mut doomed = world.spawn(&[&knobs[..], &[("HAPAX_CRASH_AT", crash.as_str())]].concat());
     assert_eq!(doomed.wait().await.unwrap().signal(), Some(9), "{point}: it was to die");
