@@ -184,6 +184,48 @@ async fn a_record_that_is_too_large_is_refused_and_its_neighbours_are_not() {
     assert_eq!(answers[2].as_ref().unwrap().offset, 1);
 }
 
+/// The broker refuses whole batches: what fits the topic by itself is published, however much of it there is.
+#[tokio::test]
+async fn a_topic_that_takes_little_takes_many_records() {
+    let (bus, topic, _) = stage(settings(), 1).await;
+    limit(&topic, 20_000).await;
+    let mut records: Vec<_> = (0..100).map(|n| record("k", &format!("{n:0>3000}"))).collect();
+    records.insert(50, record("k", &"x".repeat(30_000)));
+    let answers = bus.publish(&topic, &records).await.unwrap();
+    for (place, answer) in answers.iter().enumerate() {
+        if place == 50 {
+            assert!(matches!(answer, Err(Error::Invalid { .. })), "{answer:?}");
+        } else {
+            let offset = answer.as_ref().unwrap().offset;
+            assert_eq!(offset, place as i64 - i64::from(place > 50), "in order");
+        }
+    }
+    // It takes even less from now on, which is noticed: nobody is blamed for others, and the next try fits.
+    limit(&topic, 5_000).await;
+    records.remove(50);
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        assert!(Instant::now() < end, "the topic never took less");
+        let answers = bus.publish(&topic, &records).await.unwrap();
+        let blamed = answers.iter().find(|answer| matches!(answer, Err(Error::Invalid { .. })));
+        assert!(blamed.is_none(), "{blamed:?}");
+        if answers.iter().any(Result::is_err) {
+            break;
+        }
+    }
+    publish(&bus, &topic, &records).await;
+}
+
+/// Has a topic take batches of so many bytes.
+async fn limit(topic: &Topic, bytes: usize) {
+    use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, ResourceSpecifier};
+    let admin: AdminClient<rdkafka::client::DefaultClientContext> =
+        rdkafka::ClientConfig::new().set("bootstrap.servers", settings().brokers).create().unwrap();
+    let text = bytes.to_string();
+    let change = AlterConfig::new(ResourceSpecifier::Topic(topic.as_str())).set("max.message.bytes", &text);
+    admin.alter_configs([&change], &AdminOptions::new()).await.unwrap()[0].as_ref().unwrap();
+}
+
 #[tokio::test]
 async fn more_than_the_buffers_hold_arrives_in_order() {
     let mut small = settings().property("queue.buffering.max.messages", "100");

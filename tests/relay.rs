@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use hapax::bus::{Bus, MemoryBus, Record, TopicTerms};
 use hapax::journal::{
-    AggregateOf, Append, Behind, Checkpoint, Expected, Journal, JournalSettings, JournalSweep, MemoryJournal,
-    Position,
+    AggregateOf, Append, Behind, Checkpoint, Expected, Journal, JournalSettings, JournalSweep, Lead,
+    MemoryJournal, Position,
 };
 use hapax::relay::{Progress, Relay, RelaySettings, RelayWatch, resume, skip};
 use hapax::testing::relay::{FaultyBus, OddJournal, Witnessed, away, read_topic, too_large, witness};
-use hapax::{Aggregate, Event, EventId, RelayName, Tenant, Topic};
+use hapax::{Aggregate, Event, EventId, Owner, RelayName, Tenant, Topic};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -298,6 +298,104 @@ async fn a_slow_partition_slows_nobody_else() {
     running.stop().await;
     let found = witnessed(&bus).await;
     assert_eq!((found.events, found.repeats), (107, 0), "what was with the bus was not handed to it again");
+}
+
+/// All of a batch is where the bus does not answer: what comes after it goes on all the same.
+#[tokio::test]
+async fn a_batch_that_is_not_answered_at_all_stops_nobody() {
+    let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
+    fill(&*journal, 2, 10).await;
+    bus.slow(|record| is_of(record, "a0") || is_of(record, "a1"));
+    let mut settings = settings();
+    settings.flush_timeout = Duration::from_millis(50);
+    let running = start(journal.clone(), &bus, settings);
+    running.until("they are left", |progress| progress.behind == 2).await;
+    append(&*journal, "good", 3).await;
+    running.until("the other", |progress| (progress.published, progress.behind) == (3, 2)).await;
+    bus.let_go();
+    running.until("all", |progress| progress.behind == 0 && progress.position == Position::of(23)).await;
+    running.stop().await;
+    let found = witnessed(&bus).await;
+    assert_eq!((found.events, found.repeats), (23, 0));
+}
+
+/// However many do not get an answer, those that are behind stay as few as was asked for, but for a batch.
+#[tokio::test]
+async fn more_without_an_answer_than_may_be_behind_pauses_the_relay() {
+    let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
+    for batch in 0..5 {
+        for n in 0..19 {
+            append(&*journal, &format!("slow-{batch}-{n}"), 1).await;
+        }
+        append(&*journal, "good", 1).await;
+    }
+    bus.slow(|record| !is_of(record, "good"));
+    let mut terms = settings();
+    (terms.flush_timeout, terms.behind_max) = (Duration::from_millis(50), 30);
+    let running = start(journal.clone(), &bus, terms);
+    let two_batches = |progress: &Progress| progress.published == 2 && progress.behind == 38;
+    running.until("two batches", two_batches).await;
+    tokio::time::sleep(Duration::from_millis(500)).await; // ten times what a batch takes that is not paused
+    let progress = running.watch.progress();
+    assert!(two_batches(&progress) && progress.position == Position::of(40), "{progress:?}");
+    bus.let_go();
+    running.until("all", |progress| progress.behind == 0 && progress.position == Position::of(100)).await;
+    running.stop().await;
+    let found = witnessed(&bus).await;
+    assert_eq!((found.events, found.repeats), (100, 0));
+}
+
+/// More are due than may be with the bus: nobody turns in circles for them.
+#[tokio::test]
+async fn those_that_find_no_room_are_not_looked_for_again_and_again() {
+    let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
+    fill(&*journal, 50, 1).await;
+    append(&*journal, "good", 1).await;
+    bus.fail(|record| (!is_of(record, "good")).then(away));
+    let mut terms = settings();
+    terms.batch_max = 51; // so that the good one shows that it is the others' fault
+    let running = start(journal.clone(), &bus, terms);
+    running.until("they are behind", |progress| progress.behind == 50).await;
+    bus.slow(|record| !is_of(record, "good"));
+    bus.heal();
+    // All that has room is with the bus soon, and the rest is due.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let before = running.watch.progress().looks;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let looks = running.watch.progress().looks - before;
+    assert!(looks < 50, "{looks} looks in a second without anything to do");
+    bus.let_go();
+    running.until("all", |progress| progress.behind == 0).await;
+    running.stop().await;
+    let found = witnessed(&bus).await;
+    assert_eq!((found.events, found.repeats), (51, 0));
+}
+
+/// An operator gives up an event that lies ahead of the checkpoint: it stays given up when the relay comes by.
+#[tokio::test]
+async fn what_is_skipped_ahead_of_the_checkpoint_stays_skipped() {
+    let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
+    fill(&*journal, 2, 10).await;
+    bus.fail(|record| (is_of(record, "a1") && has_seq(record, 3)).then(too_large));
+    let owner = Owner::new("someone").unwrap();
+    let Lead::Leads { token, mut checkpoint } =
+        journal.lead(&name(), &owner, Duration::from_secs(60)).await.unwrap()
+    else {
+        panic!("nobody leads")
+    };
+    let stuck = journal.read_aggregate(None, &Aggregate::new("a1").unwrap(), 3, 1).await.unwrap();
+    checkpoint.behind.push(Behind::at(&stuck.events[0], "too large", true, journal.now().await.unwrap()));
+    journal.save(&name(), token, &checkpoint).await.unwrap();
+    journal.give_up_lead(&name(), token).await.unwrap();
+    skip(&*journal, &name(), &of("a1"), 3).await.unwrap();
+    // That it is stuck at 3 says that 1 and 2 are on the bus.
+    let running = start(journal.clone(), &bus, settings());
+    running.until("all", |progress| progress.position == Position::of(20) && progress.behind == 0).await;
+    running.stop().await;
+    let records = read_topic(&*bus, &topic()).await;
+    let seqs: Vec<_> = records.iter().filter(|received| is_of(&received.record, "a1")).collect();
+    assert_eq!(seqs.len(), 7);
+    assert!(seqs.iter().zip(4..).all(|(received, seq)| has_seq(&received.record, seq)), "{seqs:?}");
 }
 
 /// One that has failed is tried again, and that try is not answered: nobody waits for it.

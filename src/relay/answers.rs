@@ -30,8 +30,6 @@ pub(super) struct UnderWay {
     pub(super) places: Vec<usize>,
     /// How many are not answered yet.
     pub(super) open: usize,
-    /// Whether all is of one aggregate.
-    pub(super) is_of_one: bool,
     pub(super) began: Instant,
     answers: UnboundedReceiver<Answer>,
     _tasks: JoinSet<()>,
@@ -42,15 +40,11 @@ impl UnderWay {
     pub(super) fn begin(bus: &Arc<dyn Bus>, chunk: Chunk) -> Self {
         let (tell, answers) = unbounded_channel();
         let (mut tasks, mut all) = (JoinSet::new(), Vec::new());
-        let mut keys =
-            chunk.topics.values().flat_map(|(_, records)| records.iter().map(|record| &record.key));
-        let first = keys.next();
-        let is_of_one = first.is_some() && keys.all(|key| Some(key) == first);
         for (topic, (places, records)) in chunk.topics {
             all.extend_from_slice(&places);
             tasks.spawn(publish(Arc::clone(bus), topic, places, records, tell.clone()));
         }
-        UnderWay { open: all.len(), places: all, is_of_one, began: Instant::now(), answers, _tasks: tasks }
+        UnderWay { open: all.len(), places: all, began: Instant::now(), answers, _tasks: tasks }
     }
 
     /// Adds the next answers to those that came. Cancel safe.
@@ -99,35 +93,85 @@ pub(super) struct Unanswered {
     pub(super) open: Vec<(usize, Stored, Option<Result<Origin>>)>,
 }
 
+/// With so many bytes or events unanswered the relay pauses: a bus has a queue of its own, in which others must find room too.
+const BYTES_MAX: usize = 32 << 20;
+const EVENTS_MAX: usize = 10_000;
+/// So many aggregates are with the bus at a time to catch up. Those that have failed again and again have half of the places, so that
+/// they keep nobody from his.
+const CATCH_UP_MAX: usize = 64;
+
 /// What is with the bus and not waited for: its answers are collected as they come.
 #[derive(Debug)]
 pub(super) struct Awaited {
-    /// How many bytes it has.
-    pub(super) bytes: usize,
-    /// How many aggregates of it are catching up.
-    pub(super) catching_up: usize,
-    tasks: JoinSet<(usize, bool)>,
+    all: Size,
+    /// What of it is catching up.
+    catching_up: Size,
+    tasks: JoinSet<(Size, bool)>,
     tell: UnboundedSender<Answered>,
     hear: UnboundedReceiver<Answered>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Size {
+    parts: usize,
+    events: usize,
+    bytes: usize,
+}
+
+impl Size {
+    fn of(unanswered: &Unanswered) -> Self {
+        let bytes = unanswered.open.iter().map(|(_, stored, _)| bytes_of(&stored.event)).sum();
+        Size { parts: 1, events: unanswered.open.len(), bytes }
+    }
+
+    fn add(&mut self, other: Size) {
+        self.parts += other.parts;
+        self.events += other.events;
+        self.bytes += other.bytes;
+    }
+
+    fn take_off(&mut self, other: Size) {
+        self.parts -= other.parts;
+        self.events -= other.events;
+        self.bytes -= other.bytes;
+    }
 }
 
 impl Default for Awaited {
     fn default() -> Self {
         let (tell, hear) = unbounded_channel();
-        Awaited { bytes: 0, catching_up: 0, tasks: JoinSet::new(), tell, hear }
+        Awaited { all: Size::default(), catching_up: Size::default(), tasks: JoinSet::new(), tell, hear }
     }
 }
 
 impl Awaited {
     pub(super) fn add(&mut self, unanswered: Unanswered, catches_up: bool) {
-        let bytes = unanswered.open.iter().map(|(_, stored, _)| bytes_of(&stored.event)).sum();
-        self.bytes += bytes;
-        self.catching_up += usize::from(catches_up);
+        let size = Size::of(&unanswered);
+        self.all.add(size);
+        if catches_up {
+            self.catching_up.add(size);
+        }
         let settling = unanswered.settle(self.tell.clone());
         self.tasks.spawn(async move {
             settling.await;
-            (bytes, catches_up)
+            (size, catches_up)
         });
+    }
+
+    /// Whether nothing more may be left with the bus.
+    pub(super) fn is_full(&self) -> bool {
+        self.all.bytes >= BYTES_MAX || self.all.events >= EVENTS_MAX
+    }
+
+    /// How many events may catch up beside those that do: together they are a batch, since a crash may repeat them. Of one that has failed
+    /// again and again one is tried.
+    pub(super) fn room(&self, batch_max: usize, again: bool) -> usize {
+        let places = if again { CATCH_UP_MAX / 2 } else { CATCH_UP_MAX };
+        if self.is_full() || self.catching_up.parts >= places {
+            return 0;
+        }
+        let room = batch_max.saturating_sub(self.catching_up.events);
+        if again { room.min(1) } else { room }
     }
 
     /// Waits for the next. Cancel safe.
@@ -138,9 +182,11 @@ impl Awaited {
     /// What has come.
     pub(super) fn come(&mut self) -> Vec<Answered> {
         while let Some(ended) = self.tasks.try_join_next() {
-            let (bytes, caught_up) = ended.unwrap_or_default();
-            self.bytes -= bytes;
-            self.catching_up -= usize::from(caught_up);
+            let (size, caught_up) = ended.unwrap_or_default();
+            self.all.take_off(size);
+            if caught_up {
+                self.catching_up.take_off(size);
+            }
         }
         std::iter::from_fn(|| self.hear.try_recv().ok()).collect()
     }

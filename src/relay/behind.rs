@@ -5,16 +5,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::answers::Answered;
+use super::answers::{Answered, Awaited};
 use super::turn::Leading;
 use super::{End, RelaySettings};
 use crate::error::Result;
-use crate::journal::{AggregateOf, Behind, Checkpoint, Stored};
+use crate::journal::{AggregateOf, Behind, Checkpoint, Position, Stored};
 
-/// So many aggregates are with the bus at a time to catch up.
-const CATCH_UP_MAX: usize = 64;
-/// And not more, once so many bytes are unanswered.
-const CATCH_UP_BYTES_MAX: usize = 64 << 20;
+/// One that has failed more often is tried with one event.
+const FIRST_TRIES: u32 = 1;
 
 /// One that waits.
 #[derive(Debug)]
@@ -60,6 +58,14 @@ impl Waiters {
         holds
     }
 
+    /// Whether an event lies before what its aggregate waits for: it is on the bus, or was given up.
+    pub(super) fn is_past(&self, stored: &Stored) -> bool {
+        !self.all.is_empty()
+            && aggregate_of(stored)
+                .and_then(|of| self.all.get(&of))
+                .is_some_and(|waiting| stored.seq < waiting.behind.next)
+    }
+
     pub(super) fn holds_back(&self, stored: &Stored) -> bool {
         !self.all.is_empty()
             && aggregate_of(stored)
@@ -86,8 +92,8 @@ impl Waiters {
     }
 
     /// It is with the bus since then, and is not tried again before that has answered.
-    pub(super) fn add_asked(&mut self, of: AggregateOf, behind: Behind, since: Instant) {
-        self.all.insert(of, Waiting { behind, due: None, asked: Some(since), more: true });
+    pub(super) fn add_asked(&mut self, of: AggregateOf, behind: Behind, since: Instant, more: bool) {
+        self.all.insert(of, Waiting { behind, due: None, asked: Some(since), more });
     }
 
     /// It was handed to the bus; `more`: not all of it.
@@ -129,23 +135,40 @@ impl Waiters {
                 return;
             }
             waiting.behind.next = last.seq + 1;
+            waiting.behind.tries = FIRST_TRIES;
             waiting.behind.position = last.position.clone();
             waiting.behind.appended = last.at.as_micros(); // about: what follows it came later
             (waiting.due, waiting.asked) = (Some(Instant::now()), None);
         }
     }
 
-    /// The one that has been due the longest, with the seq to go on from.
-    pub(super) fn due(&self) -> Option<(AggregateOf, u64)> {
+    /// The one that has been due the longest, with the seq to go on from and how much of it may be read; none: nobody is, or there is no room.
+    fn due(&self, awaited: &Awaited, batch_max: usize) -> Option<(AggregateOf, u64, usize)> {
         let now = Instant::now();
+        let room = [awaited.room(batch_max, false), awaited.room(batch_max, true)];
+        let room = |waiting: &Waiting| room[usize::from(waiting.behind.tries > FIRST_TRIES)];
         let due = self.all.iter().filter(|(_, waiting)| waiting.due.is_some_and(|at| at <= now));
-        let (of, waiting) = due.min_by_key(|(_, waiting)| waiting.due)?;
-        Some((of.clone(), waiting.behind.next))
+        let (of, waiting) =
+            due.filter(|(_, waiting)| room(waiting) > 0).min_by_key(|(_, waiting)| waiting.due)?;
+        Some((of.clone(), waiting.behind.next, room(waiting)))
     }
 
-    /// When the next one is due.
-    pub(super) fn next_at(&self) -> Option<Instant> {
-        self.all.values().filter_map(|waiting| waiting.due).min()
+    /// When the next one is due for which there is room; the others wait for an answer.
+    pub(super) fn next_at(&self, awaited: &Awaited, batch_max: usize) -> Option<Instant> {
+        let room = [awaited.room(batch_max, false), awaited.room(batch_max, true)];
+        let has_room = |waiting: &&Waiting| room[usize::from(waiting.behind.tries > FIRST_TRIES)] > 0;
+        self.all.values().filter(has_room).filter_map(|waiting| waiting.due).min()
+    }
+
+    /// What it waits for was not passed yet, and is not looked for before then.
+    fn not_yet(&mut self, of: &AggregateOf, pause: Duration) {
+        if let Some(waiting) = self.all.get_mut(of) {
+            waiting.due = Some(Instant::now() + pause);
+        }
+    }
+
+    fn position(&self, of: &AggregateOf) -> Option<&Position> {
+        self.all.get(of).map(|waiting| &waiting.behind.position)
     }
 
     /// As a checkpoint has them.
@@ -163,14 +186,16 @@ impl Leading {
             return Ok(()); // the bus takes nothing
         }
         let mut caught_up = false;
-        while self.awaited.catching_up < CATCH_UP_MAX
-            && self.awaited.bytes < CATCH_UP_BYTES_MAX
-            && let Some((of, from)) = self.waiters.due()
-        {
-            let (events, last) = self.read_behind(&of, from).await?;
+        while let Some((of, from, room)) = self.waiters.due(&self.awaited, self.settings.batch_max) {
+            let (events, last) = self.read_behind(&of, from, room).await?;
             if events.is_empty() {
-                self.waiters.remove(&of);
-                caught_up = true;
+                // Where it stands may lie ahead, if an operator has decided: then that it was passed must not be forgotten yet.
+                if self.waiters.position(&of).is_some_and(|at| *at > self.position) {
+                    self.waiters.not_yet(&of, self.settings.poll);
+                } else {
+                    self.waiters.remove(&of);
+                    caught_up = true;
+                }
                 continue;
             }
             let count = events.len();
@@ -185,8 +210,8 @@ impl Leading {
     }
 
     /// A page of an aggregate up to the checkpoint, and whether nothing follows it there.
-    async fn read_behind(&self, of: &AggregateOf, from: u64) -> Result<(Vec<Stored>, bool), End> {
-        let (journal, max) = (&self.journal, self.settings.batch_max);
+    async fn read_behind(&self, of: &AggregateOf, from: u64, max: usize) -> Result<(Vec<Stored>, bool), End> {
+        let journal = &self.journal;
         let read = || journal.read_aggregate(of.tenant.as_ref(), &of.aggregate, from, max);
         let page = self.insist("reading an aggregate", read).await?;
         let (mut events, more) = (page.events, page.more);

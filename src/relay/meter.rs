@@ -9,6 +9,9 @@ use crate::error::Error;
 use crate::journal::{Behind, Checkpoint, Position};
 use crate::telemetry::RelayMeter;
 
+/// A hole that is waited for longer is told. Most writers commit at once.
+const HOLE_TOLD_AFTER: Duration = Duration::from_secs(10);
+
 /// What a relay has done so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -46,6 +49,8 @@ struct State {
     oldest_behind: Option<Time>,
     /// Before which position there is a hole, and since when that is known.
     hole: Option<(Position, Time)>,
+    /// Whether it has been told.
+    hole_told: bool,
     /// How far the journal's clock is ahead of ours, in microseconds.
     ahead: i64,
     /// What has been told of the bus, so that an outage is two lines.
@@ -151,8 +156,14 @@ impl Meter {
         if !known {
             state.progress.holes += 1;
             state.hole = Some((after.clone(), now));
+            state.hole_told = false;
         }
+        let since = state.hole.as_ref().map_or(now, |(_, since)| *since);
+        let tells = now.since(since) >= HOLE_TOLD_AFTER && !std::mem::replace(&mut state.hole_told, true);
         drop(state);
+        if tells {
+            tracing::warn!(target: "hapax::relay", relay = %self.name, %after, "the relay waits for a writer behind this position whose transaction stays open, prepared ones among them");
+        }
         if !known {
             self.metrics.hole();
         }
@@ -197,6 +208,11 @@ impl Meter {
         } else {
             tracing::warn!(target: "hapax::relay", relay = %self.name, aggregate, seq, error, "an aggregate is behind");
         }
+    }
+
+    /// Aggregates are with the bus, which does not answer. One line for all of them.
+    pub(super) fn left_unanswered(&self, aggregates: usize, time: Duration) {
+        tracing::warn!(target: "hapax::relay", relay = %self.name, aggregates, ?time, "a part of the bus does not answer; its aggregates wait for it");
     }
 
     pub(super) fn saved(&self, checkpoint: &Checkpoint) {

@@ -30,6 +30,8 @@ pub(super) struct Flushed {
     pub(super) unanswered: Vec<Unanswered>,
     /// The aggregates of that.
     open: HashSet<AggregateOf>,
+    /// Aggregates of which events were not even handed over, because of those before them.
+    pub(super) skipped: HashSet<AggregateOf>,
     /// How many answers were acknowledgements, in whatever order.
     answered: usize,
     /// Nothing of a flush got through although that was no event's fault.
@@ -60,8 +62,8 @@ pub(super) struct Outage {
 pub(super) struct Patience {
     /// So long; then what is not answered is left, if the bus has answered others.
     pub(super) time: Duration,
-    /// Whether it is left, too, if all is of one aggregate and nothing is answered.
-    pub(super) alone: bool,
+    /// Whether it is left, too, if the bus has answered nothing.
+    pub(super) silence: bool,
 }
 
 /// Whether it is the event that the bus refuses, so that trying again is in vain. Anything else may be better in a while.
@@ -91,7 +93,7 @@ impl Publisher {
         let mut at = 0;
         while at < events.len() {
             let (answered, failed) = (flushed.answered, flushed.failed.len());
-            let chunk = self.chunk(events, &mut at, &flushed);
+            let chunk = self.chunk(events, &mut at, &mut flushed);
             lead.hold().await?;
             crate::crash_point!("relay.before_publish");
             let mut under_way = UnderWay::begin(&self.bus, chunk);
@@ -118,7 +120,7 @@ impl Publisher {
         mut events: Vec<Stored>,
     ) -> Result<(Unanswered, usize), End> {
         let mut at = 0;
-        let chunk = self.chunk(&events, &mut at, &Flushed::default());
+        let chunk = self.chunk(&events, &mut at, &mut Flushed::default());
         lead.hold().await?;
         crate::crash_point!("relay.before_publish");
         let under_way = UnderWay::begin(&self.bus, chunk);
@@ -129,7 +131,7 @@ impl Publisher {
 
     /// The next records that may be under way at once: at most a flush, of each aggregate only in one topic, nothing of an aggregate behind
     /// a large record, and nothing of one that has failed.
-    fn chunk(&self, events: &[Stored], at: &mut usize, flushed: &Flushed) -> Chunk {
+    fn chunk(&self, events: &[Stored], at: &mut usize, flushed: &mut Flushed) -> Chunk {
         let mut chunk = Chunk::default();
         let mut last: HashMap<AggregateOf, Topic> = HashMap::new();
         let mut closed: Vec<AggregateOf> = Vec::new();
@@ -141,6 +143,7 @@ impl Publisher {
             if let Some(of) = &of
                 && flushed.closes(of)
             {
+                flushed.skipped.insert(of.clone());
                 *at += 1;
                 continue;
             }
@@ -204,7 +207,7 @@ impl Publisher {
                 end = &mut lost => return Err(end),
                 () = &mut stopping => return Err(End::Stopped),
                 () = &mut overdue, if !told || acknowledged => {
-                    if acknowledged || (patience.alone && under_way.is_of_one) {
+                    if acknowledged || patience.silence {
                         break;
                     }
                     told = true;

@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::answers::{Answered, Awaited, Unanswered};
+use super::answers::{Answered, Awaited};
 use super::behind::Waiters;
 use super::dedup::Known;
 use super::late::Lookout;
@@ -27,8 +27,6 @@ use crate::journal::{AggregateOf, Behind, Checkpoint, Journal, Position, Stored,
 const OUTAGE_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// How long the answers of a flush are waited for while a part of the bus is known not to answer.
 const SHORT_PATIENCE: Duration = Duration::from_millis(250);
-/// With so many bytes unanswered the relay pauses.
-const AWAITED_BYTES_MAX: usize = 256 << 20;
 /// After so many tries the only aggregate of a batch is left behind, if the bus has taken others.
 const TRIES_ALONE: u32 = 3;
 
@@ -50,7 +48,7 @@ pub(super) struct Leading {
     pub(super) ahead: Option<Ahead>,
     /// How often the present batch was tried in vain.
     pub(super) tries: u32,
-    /// Whether the bus has taken anything since an aggregate was left behind for being the only one.
+    /// Whether the bus has taken anything since something was left behind although it took nothing else.
     pub(super) proved: bool,
     /// What is with the bus and not waited for.
     pub(super) awaited: Awaited,
@@ -99,9 +97,9 @@ impl Leading {
     async fn turn(&mut self) -> Result<(), End> {
         self.go_on().await?;
         self.catch_up().await?;
-        if self.waiters.unanswered() >= self.settings.behind_max || self.awaited.bytes >= AWAITED_BYTES_MAX {
+        if self.waiters.tried() > self.settings.behind_max || self.awaited.is_full() {
             self.meter.full(self.settings.behind_max);
-            return self.wait_for_answers().await;
+            return self.wait_for_room().await;
         }
         let stretch = self.read().await?;
         let batch = self.sift(stretch);
@@ -192,7 +190,10 @@ impl Leading {
             if self.waiters.hold_back(&stored) {
                 continue;
             }
-            if self.known.has(&stored) || self.acknowledged.has(&stored) {
+            if (self.is_ordered() && self.waiters.is_past(&stored))
+                || self.known.has(&stored)
+                || self.acknowledged.has(&stored)
+            {
                 suppressed += 1;
                 if !self.is_ordered() {
                     batch.known.push(stored);
@@ -223,6 +224,7 @@ impl Leading {
     /// Publishes a batch. False: it, or some of it, is to be tried again from the checkpoint.
     async fn publish(&mut self, batch: &Batch) -> Result<bool, End> {
         if batch.events.is_empty() {
+            self.tries = 0; // what was tried in vain is behind by now
             return Ok(true);
         }
         let mut flushed = self.flush(&batch.events).await?;
@@ -230,10 +232,10 @@ impl Leading {
         for &place in &flushed.acknowledged {
             self.acknowledged.add(&batch.events[place]);
         }
-        if flushed.acknowledged.is_empty() && !flushed.unanswered.is_empty() {
-            self.proved = false;
+        if !flushed.unanswered.is_empty() {
+            self.proved &= !flushed.acknowledged.is_empty();
+            self.leave_unanswered(&mut flushed);
         }
-        self.leave_unanswered(std::mem::take(&mut flushed.unanswered));
         if let Some(outage) = &flushed.outage {
             self.tries += 1;
             if !(outage.alone && self.proved && self.tries >= TRIES_ALONE) {
@@ -275,25 +277,27 @@ impl Leading {
     }
 
     /// Leaves behind what the bus has not answered. It is with the bus, so that however many these are they are not tried again.
-    fn leave_unanswered(&mut self, unanswered: Vec<Unanswered>) {
-        for part in unanswered {
-            let time = self.patience().time;
-            let error =
-                Error::Unavailable { what: format!("no acknowledgement within {time:?}"), source: None };
+    fn leave_unanswered(&mut self, flushed: &mut Flushed) {
+        let (mut aggregates, time) = (0, self.patience().time);
+        let reason = format!("no acknowledgement within {time:?}");
+        for part in std::mem::take(&mut flushed.unanswered) {
             for (of, first) in part.firsts() {
-                let behind = self.left_behind(&first, &error, false);
+                aggregates += 1;
                 self.lookout.forget(&of);
-                self.waiters.add_asked(of, behind, part.under_way.began);
+                let more = flushed.skipped.contains(&of);
+                let behind = Behind::at(&first, &reason, false, self.meter.now());
+                self.waiters.add_asked(of, behind, part.under_way.began, more);
             }
             self.awaited.add(part, false);
         }
+        self.meter.left_unanswered(aggregates, time);
     }
 
     /// Once a part of the bus is known to be slow the rest is not held up by it again and again.
     fn patience(&self) -> Patience {
         let time = self.settings.flush_timeout;
         let time = if self.waiters.unanswered_for(time) { time.min(SHORT_PATIENCE) } else { time };
-        Patience { time, alone: self.proved }
+        Patience { time, silence: self.proved }
     }
 
     /// Saves as much of a batch's begin as is on the bus or behind.

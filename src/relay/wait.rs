@@ -27,7 +27,7 @@ impl Leading {
             self.pause(rest).await?;
         }
         let mut at_most = self.settings.poll;
-        if let Some(due) = self.waiters.next_at() {
+        if let Some(due) = self.waiters.next_at(&self.awaited, self.settings.batch_max) {
             at_most = at_most.min(due.saturating_duration_since(Instant::now()));
         }
         let began = Instant::now();
@@ -42,7 +42,7 @@ impl Leading {
             end = self.keeper.lost() => return Err(end),
             _ = stop.wait_for(|stop| *stop) => return Err(End::Stopped),
         };
-        if began.elapsed() + Duration::from_millis(1) >= at_most {
+        if !at_most.is_zero() && began.elapsed() + Duration::from_millis(1) >= at_most {
             self.pace.waited_out();
         }
         match waited {
@@ -52,10 +52,13 @@ impl Leading {
         }
     }
 
-    /// Waits until one of those that are with the bus is answered.
-    pub(super) async fn wait_for_answers(&mut self) -> Result<(), End> {
+    /// Waits until one of those that are with the bus is answered, or one that is behind is due.
+    pub(super) async fn wait_for_room(&mut self) -> Result<(), End> {
         let mut stop = self.stop.clone();
+        let due = self.waiters.next_at(&self.awaited, self.settings.batch_max);
+        let due = due.unwrap_or_else(|| Instant::now() + self.settings.poll);
         tokio::select! {
+            () = tokio::time::sleep_until(due.max(Instant::now() + Duration::from_millis(1))) => Ok(()),
             answered = self.awaited.next() => {
                 self.heard = answered;
                 Ok(())

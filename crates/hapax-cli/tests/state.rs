@@ -113,10 +113,9 @@ fn a_signal_half_way_loses_none() {
         // It may have ended by itself; then there is nobody to signal.
         let _ = std::process::Command::new("kill").args([signal, &id]).status().unwrap();
         let code = child.wait().unwrap().code();
-        assert!(matches!(
-            (signal, code),
-            ("-INT", Some(130)) | ("-TERM", Some(143)) | ("-KILL", None) | (_, Some(0))
-        ));
+        // None: by the signal itself, which a slow machine may bring before it is listened for.
+        let expected = [None, Some(0), Some(if signal == "-INT" { 130 } else { 143 })];
+        assert!(expected.contains(&code), "{signal}: {code:?}");
         feeder.join().unwrap();
         let mut got: BTreeSet<_> = ids(&reader.join().unwrap()).into_iter().collect();
         let rest = run_with(dir.path(), &STATE, events(50_000, 1).as_bytes()).code(0);

@@ -30,14 +30,16 @@ mod settings;
 mod stand_in;
 mod subscriber;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::admin::{
+    AdminClient, AdminOptions, ConfigResource, NewTopic, ResourceSpecifier, TopicReplication,
+};
 use rdkafka::config::FromClientConfigAndContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::KafkaError;
@@ -84,8 +86,8 @@ struct Shared {
     /// Asks questions, and belongs to no group: it is a consumer, since a producer's question may make a topic.
     reader: Arc<Reader>,
     groups: Mutex<HashMap<String, Arc<Reader>>>,
-    /// Topics that were seen.
-    known: Mutex<HashSet<Topic>>,
+    /// Topics that were seen, and how many bytes a batch may have in each, if that could be learnt.
+    known: Mutex<HashMap<Topic, Option<usize>>>,
 }
 
 impl fmt::Debug for KafkaBus {
@@ -211,14 +213,40 @@ impl KafkaBus {
     }
 
     /// That a topic is there: librdkafka would wait for one that is not.
-    async fn must_exist(&self, topic: &Topic) -> Result<()> {
+    /// A topic that there is: how many bytes a batch may have, if that can be learnt.
+    async fn must_exist(&self, topic: &Topic) -> Result<Option<usize>> {
         let known = || self.shared.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known().contains(topic) {
-            return Ok(());
+        if let Some(limit) = known().get(topic) {
+            return Ok(*limit);
         }
         self.partitions(topic).await?.ok_or_else(|| no_topic(topic))?;
-        known().insert(topic.clone());
-        Ok(())
+        let limit = match self.config(topic).await {
+            Ok(config) => config.and_then(|config| value(&config, "max.message.bytes")?.parse().ok()),
+            // Not everyone who may publish may look.
+            Err(error) => {
+                tracing::debug!(target: "hapax::kafka", %topic, error = %error.chain(), "how large its records may be is not known");
+                None
+            }
+        };
+        known().insert(topic.clone(), limit);
+        Ok(limit)
+    }
+
+    async fn config(&self, topic: &Topic) -> Result<Option<ConfigResource>> {
+        let options = AdminOptions::new().request_timeout(Some(self.shared.settings.answer_timeout));
+        let looking = || format!("looking at the settings of the topic {topic}");
+        let described = self
+            .shared
+            .admin
+            .describe_configs([&ResourceSpecifier::Topic(topic.as_str())], &options)
+            .await
+            .map_err(|e| meaning(looking(), e))?
+            .pop();
+        match described {
+            Some(Err(code)) => Err(meaning_of(looking(), code, KafkaError::AdminOp(code))),
+            Some(Ok(config)) => Ok(Some(config)),
+            None => Ok(None),
+        }
     }
 
     fn group_reader(&self, group: &str) -> Result<Arc<Reader>> {
@@ -277,6 +305,10 @@ impl KafkaBus {
     }
 }
 
+fn value<'c>(config: &'c ConfigResource, name: &str) -> Option<&'c str> {
+    config.get(name)?.value.as_deref()
+}
+
 #[async_trait]
 impl Bus for KafkaBus {
     async fn publish(&self, topic: &Topic, records: &[Record]) -> Result<Vec<Result<Origin>>> {
@@ -287,17 +319,18 @@ impl Bus for KafkaBus {
     }
 
     async fn publish_each(&self, topic: &Topic, records: &[Record], tell: Tell<'_>) -> Result<()> {
-        self.must_exist(topic).await?;
-        let mut gone = false;
+        let limit = self.must_exist(topic).await?;
+        let mut is_as_known = true;
         let mut note = |place: usize, answer: Result<Origin>| {
-            gone |= matches!(answer, Err(Error::NotFound(_)));
+            is_as_known &= answer.is_ok();
             tell(place, answer);
         };
-        self.shared.publisher.publish(topic, records, &mut note).await;
-        if gone {
+        let published = self.shared.publisher.publish(topic, limit, records, &mut note).await;
+        if !is_as_known {
+            // It may be gone, or take less than it did.
             self.shared.known.lock().unwrap_or_else(PoisonError::into_inner).remove(topic);
         }
-        Ok(())
+        published
     }
 
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
@@ -355,21 +388,8 @@ impl Bus for KafkaBus {
 
     async fn topic(&self, topic: &Topic) -> Result<Option<TopicInfo>> {
         let Some((partitions, replication)) = self.partitions(topic).await? else { return Ok(None) };
-        let options = AdminOptions::new().request_timeout(Some(self.shared.settings.answer_timeout));
-        let looking = || format!("looking at the settings of the topic {topic}");
-        let described = self
-            .shared
-            .admin
-            .describe_configs([&ResourceSpecifier::Topic(topic.as_str())], &options)
-            .await
-            .map_err(|e| meaning(looking(), e))?
-            .pop();
-        let config = match described {
-            Some(Ok(config)) => config,
-            Some(Err(code)) => return Err(meaning_of(looking(), code, KafkaError::AdminOp(code))),
-            None => return Ok(None),
-        };
-        let value = |name: &str| config.get(name).and_then(|entry| entry.value.as_deref());
+        let Some(config) = self.config(topic).await? else { return Ok(None) };
+        let value = |name: &str| value(&config, name);
         let policy = value("cleanup.policy").unwrap_or("delete");
         let deleted = policy.split(',').any(|word| word.trim() == "delete");
         let retention = value("retention.ms").and_then(|ms| ms.parse::<i64>().ok());

@@ -1,5 +1,6 @@
 //! Publishing: each record with its own answer, in order, and never more under way than the queue holds.
 
+use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::link::{Context, Link, code, meaning};
 use super::settings::KafkaSettings;
+use crate::bus::route::bytes_of;
 use crate::bus::{Record, Tell};
 use crate::error::{Error, Result};
 use crate::event::Origin;
@@ -22,28 +24,72 @@ const AGAIN: Duration = Duration::from_millis(5);
 
 type Producer = FutureProducer<Context>;
 
+/// What a record takes on the wire besides its bytes, about: the batch's own header and a few lengths.
+const FRAME_BYTES: usize = 200;
+/// The same of each header.
+const HEADER_BYTES: usize = 8;
+
 pub(super) struct Publisher {
     settings: KafkaSettings,
     link: Arc<Link>,
-    /// Another one after a fatal error: an idempotent producer that met one publishes nothing more.
-    producer: RwLock<Producer>,
+    /// By the size of their batches. Another one after a fatal error: an idempotent producer that met one publishes nothing more.
+    producers: RwLock<HashMap<usize, Producer>>,
+}
+
+/// What is published together.
+struct Publishing<'p> {
+    topic: &'p Topic,
+    records: &'p [Record],
+    /// How many bytes a batch may have in the topic, if that is known.
+    limit: Option<usize>,
+    batch_bytes: usize,
 }
 
 impl Publisher {
     pub(super) fn new(settings: &KafkaSettings) -> Result<Self> {
-        let link = Arc::new(Link::new("publisher"));
-        let producer = RwLock::new(producer(settings, &link)?);
-        Ok(Publisher { settings: settings.clone(), link, producer })
+        let publisher = Publisher {
+            settings: settings.clone(),
+            link: Arc::new(Link::new("publisher")),
+            producers: RwLock::default(),
+        };
+        publisher.producer(settings.batch_bytes())?;
+        Ok(publisher)
     }
 
-    fn current(&self) -> Producer {
-        self.producer.read().unwrap_or_else(PoisonError::into_inner).clone()
+    fn producer(&self, batch_bytes: usize) -> Result<Producer> {
+        if let Some(producer) =
+            self.producers.read().unwrap_or_else(PoisonError::into_inner).get(&batch_bytes)
+        {
+            return Ok(producer.clone());
+        }
+        let mut all = self.producers.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(producer) = all.get(&batch_bytes) {
+            return Ok(producer.clone());
+        }
+        let new = producer(&self.settings, batch_bytes, &self.link)?;
+        all.insert(batch_bytes, new.clone());
+        Ok(new)
     }
 
-    pub(super) async fn publish(&self, topic: &Topic, records: &[Record], tell: Tell<'_>) {
-        let producer = self.current();
+    /// The broker refuses a batch that is larger than the topic allows, with all of its records: batches are kept below that.
+    fn batch_bytes(&self, limit: Option<usize>) -> usize {
+        let most = self.settings.batch_bytes();
+        limit.map_or(most, |limit| most.min(limit.saturating_sub(FRAME_BYTES).max(1)))
+    }
+
+    /// Publishes records to a topic whose batches may have so many bytes.
+    pub(super) async fn publish(
+        &self,
+        topic: &Topic,
+        limit: Option<usize>,
+        records: &[Record],
+        tell: Tell<'_>,
+    ) -> Result<()> {
+        let batch_bytes = self.batch_bytes(limit);
+        let producer = self.producer(batch_bytes)?;
+        let what = &Publishing { topic, records, limit, batch_bytes };
         let answer =
-            async |place: usize, delivery: DeliveryFuture| (place, self.answer(topic, delivery).await);
+            async |place: usize, delivery: DeliveryFuture| (place, self.answer(what, place, delivery).await);
         let mut under_way = FuturesUnordered::new();
         for (place, record) in records.iter().enumerate() {
             let mut next = to_kafka(topic, record);
@@ -62,7 +108,7 @@ impl Publisher {
                         }
                     }
                     Err((error, _)) => {
-                        tell(place, Err(self.failed(topic, error)));
+                        tell(place, Err(self.failed(what, error)));
                         break;
                     }
                 }
@@ -71,38 +117,60 @@ impl Publisher {
         while let Some((place, answer)) = under_way.next().await {
             tell(place, answer);
         }
+        Ok(())
     }
 
-    async fn answer(&self, topic: &Topic, delivery: DeliveryFuture) -> Result<Origin> {
+    async fn answer(&self, what: &Publishing<'_>, place: usize, delivery: DeliveryFuture) -> Result<Origin> {
+        let doing = || format!("publishing to {}", what.topic);
         match delivery.await {
             Ok(Ok(delivered)) => {
                 self.link.answered();
-                Ok(Origin::new(topic.clone(), delivered.partition, delivered.offset))
+                Ok(Origin::new(what.topic.clone(), delivered.partition, delivered.offset))
             }
-            Ok(Err((error, _))) => Err(self.failed(topic, error)),
-            Err(canceled) => Err(Error::unavailable(format!("publishing to {topic}"), canceled)),
+            Ok(Err((error, _))) if !what.is_to_blame(place, &error) => {
+                Err(Error::unavailable(doing(), error))
+            }
+            Ok(Err((error, _))) => Err(self.failed(what, error)),
+            Err(canceled) => Err(Error::unavailable(doing(), canceled)),
         }
     }
 
-    fn failed(&self, topic: &Topic, error: KafkaError) -> Error {
+    fn failed(&self, what: &Publishing<'_>, error: KafkaError) -> Error {
         use rdkafka::producer::Producer as _;
         if code(&error) == Some(Code::Fatal) {
-            let mut current = self.producer.write().unwrap_or_else(PoisonError::into_inner);
+            let mut all = self.producers.write().unwrap_or_else(PoisonError::into_inner);
             // Another publisher may have replaced it already.
-            if let Some((_, reason)) = current.client().fatal_error() {
+            let fatal = all.get(&what.batch_bytes).and_then(|current| current.client().fatal_error());
+            if let Some((_, reason)) = fatal {
                 tracing::warn!(target: "hapax::kafka", reason, "the producer is replaced");
-                match producer(&self.settings, &self.link) {
-                    Ok(new) => *current = new,
+                match producer(&self.settings, what.batch_bytes, &self.link) {
+                    Ok(new) => all.insert(what.batch_bytes, new),
                     Err(error) => return error,
-                }
+                };
             }
         }
-        meaning(format!("publishing to {topic}"), error)
+        meaning(format!("publishing to {}", what.topic), error)
     }
 }
 
-fn producer(settings: &KafkaSettings, link: &Arc<Link>) -> Result<Producer> {
-    FutureProducer::from_config_and_context(&settings.producer(), Context(link.clone()))
+impl Publishing<'_> {
+    /// Whether what the broker said is about this record, and not about those that shared a batch with it, or about this machine's clock.
+    fn is_to_blame(&self, place: usize, error: &KafkaError) -> bool {
+        let record = &self.records[place];
+        match code(error) {
+            Some(Code::MessageSizeTooLarge | Code::MessageBatchTooLarge | Code::InvalidMessageSize) => {
+                let bytes = bytes_of(record) + FRAME_BYTES + HEADER_BYTES * record.headers.iter().count();
+                self.records.len() == 1 || self.limit.is_some_and(|limit| bytes >= limit)
+            }
+            Some(Code::InvalidTimestamp) => record.timestamp.is_some(),
+            _ => true,
+        }
+    }
+}
+
+fn producer(settings: &KafkaSettings, batch_bytes: usize, link: &Arc<Link>) -> Result<Producer> {
+    let config = settings.producer(batch_bytes);
+    FutureProducer::from_config_and_context(&config, Context(link.clone()))
         .map_err(|e| meaning("making a Kafka producer", e))
 }
 

@@ -84,6 +84,9 @@ impl fmt::Debug for KafkaSettings {
     }
 }
 
+/// As librdkafka has it.
+const BATCH_BYTES: usize = 1_000_000;
+
 /// Properties that are ours to set, and why.
 const OURS: [(&str, &str); 14] = [
     ("bootstrap.servers", "it is `brokers`"),
@@ -252,7 +255,13 @@ impl KafkaSettings {
         config
     }
 
-    pub(super) fn producer(&self) -> ClientConfig {
+    /// How many bytes a batch may have, if the topic allows.
+    pub(super) fn batch_bytes(&self) -> usize {
+        let own = self.properties.iter().rev().find(|(name, _)| name.trim() == "batch.size");
+        own.and_then(|(_, value)| value.trim().parse().ok()).unwrap_or(BATCH_BYTES)
+    }
+
+    pub(super) fn producer(&self, batch_bytes: usize) -> ClientConfig {
         let mut config = self.base();
         config
             .set("enable.idempotence", "true")
@@ -261,8 +270,13 @@ impl KafkaSettings {
             // As Java producers do, so that all publishers agree on a key's partition.
             .set("partitioner", "murmur2_random")
             .set("queue.buffering.max.messages", "20000")
-            .set("queue.buffering.max.kbytes", "65536");
-        self.with_properties(config, &["heartbeat.interval.ms", "group.instance.id", "group.remote.assignor"])
+            .set("queue.buffering.max.kbytes", "65536")
+            // What is too large for a topic is the topic's to say.
+            .set("message.max.bytes", "16777216");
+        let not_ours = ["heartbeat.interval.ms", "group.instance.id", "group.remote.assignor"];
+        let mut config = self.with_properties(config, &not_ours);
+        config.set("batch.size", batch_bytes.to_string());
+        config
     }
 
     /// A client that asks questions and belongs to no group.
