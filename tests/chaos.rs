@@ -13,7 +13,10 @@ mod world;
 use std::future::Future;
 use std::time::Duration;
 
-use hapax::ledger::{Intervene, Intervention, Ledger as _, State};
+use hapax::Event;
+use hapax::consumer::{Failed, leased};
+use hapax::guard::Run;
+use hapax::ledger::{Intervene, Intervention, Ledger as _, Share, State};
 use world::{World, event, numbered, play, record, signal, until, world};
 
 /// An event that aborts its process reaches the dead letters, and its 63 neighbours take effect: in a transactional batch.
@@ -54,6 +57,41 @@ async fn t22_a_leased_event_that_aborts_the_process_is_dead_and_its_neighbours_a
     println!("30 took effect, the killer is dead after {deaths} deaths");
     assert_eq!(world.until_effects(30).await, 0, "the sink dedups on the key");
     assert_eq!(world.entries(State::Done).await.len(), 30);
+}
+
+/// Three members of a group, and 120 events that all die: each is copied to the dead letters once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_group_of_three_on_kafka_copies_each_dead_letter_once() {
+    let world = world!("a_group_of_three_on_kafka_copies_each_dead_letter_once", 6);
+    let mut members = Vec::new();
+    for _ in 0..3 {
+        let builder = world::builder(world.bus.clone(), world.ledger.clone(), world.topic.as_str());
+        let consumer = builder
+            .with(|settings| {
+                // Nothing moves and nothing is overdue, however slow the machine is.
+                settings.session_timeout = Duration::from_secs(60);
+                settings.held_grace = Duration::from_hours(1);
+            })
+            .build()
+            .unwrap();
+        let handle = consumer.handle();
+        let fail = leased(|_: Event, _: Run| async { Err(Failed::fatal("no")) });
+        members.push((handle, tokio::spawn(consumer.run(fail))));
+    }
+    until("two partitions each", || async { members.iter().all(|(of, _)| of.progress().partitions == 2) })
+        .await;
+    world.publish(&(0..120).map(|n| event(&format!("e-{n}"))).collect::<Vec<_>>()).await;
+    let scope = hapax::Scope::new("worker").unwrap();
+    until("all dead and copied", || async {
+        world.entries(State::Dead).await.len() == 120
+            && world.ledger.outlet(&scope, &Share::all(), 1).await.unwrap().is_empty()
+    })
+    .await;
+    for (handle, running) in members {
+        handle.stop();
+        running.await.unwrap().unwrap();
+    }
+    assert_eq!(world.copies().await, 120);
 }
 
 /// Restarts a worker whenever it dies, until a state is reached; says how often it died.

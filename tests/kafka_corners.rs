@@ -337,7 +337,7 @@ async fn what_stays_goes_on_while_what_goes_is_waited_for() {
             heard.extend(records);
         }
         assert!(!got.is_finished(), "{protocol:?}: it moved before it was given back");
-        let finished = if quiet { 0 } else { 1 };
+        let finished = i64::from(!quiet);
         assert!(first.commit(&[(revoked[0].clone(), finished)]).await.unwrap()[0].is_ok());
         first.give_back(&revoked).await.unwrap();
         let (given, mut second) = got.await.unwrap();

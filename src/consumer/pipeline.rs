@@ -49,12 +49,12 @@ pub(super) struct Hand {
 /// What the window said of a batch, and the ledger's epoch, if it had to be asked for.
 struct Seen {
     arrivals: Vec<Arrival>,
-    seen: HashSet<Sighting>,
+    done: HashSet<Sighting>,
     epoch: Option<Epoch>,
 }
 
 /// Whether the ledger is back, and which one it is.
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 struct Probed {
     back: bool,
     epoch: Option<Epoch>,

@@ -114,7 +114,7 @@ impl Pipeline {
                 epoch = desk.ledger.epoch().await.ok();
                 seen.retain(|sighting| epoch.is_some() && sighting.epoch == epoch);
             }
-            Seen { arrivals, seen, epoch }
+            Seen { arrivals, done: seen, epoch }
         });
     }
 
@@ -123,11 +123,11 @@ impl Pipeline {
         &mut self,
         answer: std::result::Result<Seen, tokio::task::JoinError>,
     ) -> Result<()> {
-        let Seen { arrivals, seen, epoch } = answer.map_err(ended_badly)?;
+        let Seen { arrivals, done, epoch } = answer.map_err(ended_badly)?;
         self.state.epoch = epoch.or(self.state.epoch);
         let mut unseen = Vec::with_capacity(arrivals.len());
         for arrival in arrivals {
-            if self.desk.sighting_of(&arrival).is_some_and(|sighting| seen.contains(&sighting)) {
+            if self.desk.sighting_of(&arrival).is_some_and(|sighting| done.contains(&sighting)) {
                 self.pass(&arrival, "window");
             } else {
                 unseen.push(arrival);

@@ -157,12 +157,11 @@ impl Pool {
         if self.seats.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
             return Err(ended()); // closed
         }
-        let seat = match &*apart {
-            Some(seat) => Arc::clone(seat),
-            None => {
-                let seat = Seat::start(&self.command, &self.common, &mut *self.tasks.lock().await);
-                Arc::clone(apart.insert(seat))
-            }
+        let seat = if let Some(seat) = &*apart {
+            Arc::clone(seat)
+        } else {
+            let seat = Seat::start(&self.command, &self.common, &mut *self.tasks.lock().await);
+            Arc::clone(apart.insert(seat))
         };
         if seat.resting.load(Ordering::Relaxed) {
             return Err(Failed::uncounted("the handler is being started again", TURN_PAUSE));
