@@ -1,7 +1,7 @@
 //! Appends to a journal in PostgreSQL against a bare INSERT of the same row, and what a look for new events costs.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hapax::backend::postgres::{PgJournal, PgJournalSettings, Pooling};
 use hapax::id::Kind;
@@ -16,6 +16,8 @@ use crate::pg::{Schema, execute, number, pool};
 const WRITERS: usize = 64;
 /// Aggregates they write to.
 const AGGREGATES: usize = 1000;
+/// Events put into a journal at a time.
+const PART: u64 = 1_000_000;
 /// Events that a look asks for.
 const PAGE: usize = 200;
 
@@ -168,26 +170,52 @@ async fn together(options: &Options) -> Fallible<Report> {
     })
 }
 
-/// A journal with so many events, all published long ago.
-async fn filled(schema: &Schema, rows: u64) -> Fallible<PgJournal> {
-    let journal = journal(schema, 1).await?;
-    let s = &schema.name;
-    for part in 0..rows.div_ceil(1_000_000) {
-        let (from, to) = (part * 1_000_000 + 1, ((part + 1) * 1_000_000).min(rows));
-        execute(
-            journal.pool(),
-            format!(
-                "insert into {s}.journal (seq, at, tenant, aggregate, id, fingerprint, kind, payload) \
-                 select i / {AGGREGATES} + 1, now(), '', 'order-' || i % {AGGREGATES}, int8send(0) || int8send(i), \
-                 substring(sha256(int8send(i)) for 16), 'order.paid', convert_to(repeat('x', 40), 'UTF8') \
-                 from generate_series({from}::bigint, {to}::bigint) i"
-            ),
+/// A journal with so many events, all published long ago, and how long it took to fill. Rows first, then the indexes, each by one sort: the one that is followed is packed as
+/// if its events had been appended one by one.
+async fn filled(schema: &Schema, rows: u64) -> Fallible<(PgJournal, Duration)> {
+    let began = Instant::now();
+    let journal = journal(schema, 1).await?; // one connection: what is set stays set
+    let (s, on) = (&schema.name, journal.pool());
+    let keys = |what: &str| {
+        format!(
+            "select string_agg({what}, ', ' order by conname) from pg_constraint \
+             where conrelid = '{s}.journal'::regclass and contype in ('p', 'u')"
         )
-        .await?;
+    };
+    let drop = text(on, keys("format('drop constraint %I', conname)")).await?;
+    let add = text(on, keys("format('add constraint %I %s', conname, pg_get_constraintdef(oid))")).await?;
+    execute(on, "set synchronous_commit = off").await?;
+    execute(on, "set maintenance_work_mem = '512MB'").await?;
+    execute(on, format!("alter table {s}.journal set (autovacuum_enabled = off)")).await?;
+    execute(on, format!("alter table {s}.journal {drop}")).await?;
+    for part in 0..rows.div_ceil(PART) {
+        let (from, to) = (part * PART + 1, ((part + 1) * PART).min(rows));
+        let insert = format!(
+            "insert into {s}.journal (position, seq, at, tenant, aggregate, id, fingerprint, kind, payload) \
+             select i, (i - 1) / {AGGREGATES} + 1, now(), '', 'order-' || (i - 1) % {AGGREGATES}, int8send(0) || int8send(i), \
+             int8send(i) || int8send(i), 'order.paid', convert_to(repeat('x', 40), 'UTF8') \
+             from generate_series({from}::bigint, {to}::bigint) i"
+        );
+        execute(on, insert).await?;
+        if rows > PART {
+            eprintln!("{to} of {rows} events after {:.0?}", began.elapsed());
+        }
     }
-    execute(journal.pool(), format!("analyze {s}.journal")).await?;
-    execute(journal.pool(), "checkpoint").await?;
-    Ok(journal)
+    execute(on, format!("alter table {s}.journal {add}")).await?;
+    let heads = format!(
+        "insert into {s}.journal_head (tenant, aggregate, last) \
+         select '', 'order-' || a, ({rows} - a - 1) / {AGGREGATES} + 1 \
+         from generate_series(0::bigint, least({AGGREGATES}, {rows}::bigint) - 1) a"
+    );
+    execute(on, heads).await?;
+    execute(on, format!("select setval('{s}.journal_position', {rows})")).await?;
+    execute(on, format!("analyze {s}.journal")).await?;
+    execute(on, "checkpoint").await?;
+    Ok((journal, began.elapsed()))
+}
+
+async fn text(on: &PgPool, sql: String) -> Fallible<String> {
+    Ok(sqlx::query_scalar(AssertSqlSafe(sql)).persistent(false).fetch_one(on).await?)
 }
 
 /// A look at the end of a journal that has many published events, and of one that has few.
@@ -195,7 +223,9 @@ pub async fn poll(options: &Options) -> Fallible<Report> {
     let on = pool(1).await?;
     let (few, many) = (10_000, options.held(100_000_000).max(20_000));
     let (small, large) = (Schema::fresh(&on).await?, Schema::fresh(&on).await?);
-    let journals = [filled(&large, many).await?, filled(&small, few).await?];
+    let ((big, took), (little, _)) = (filled(&large, many).await?, filled(&small, few).await?);
+    let journals = [big, little];
+    let bytes = number(&on, format!("select pg_total_relation_size('{}.journal')", large.name)).await?;
     let mut lasts = Vec::new();
     for schema in [&large, &small] {
         lasts.push(number(&on, format!("select max(position) from {}.journal", schema.name)).await? as u64);
@@ -243,6 +273,9 @@ pub async fn poll(options: &Options) -> Fallible<Report> {
             Goal::at_most(format!("a page: {many} / {few} events"), over(2), 1.2),
         ],
         lines,
-        notes: Vec::new(),
+        notes: vec![format!(
+            "{many} events were put there in {took:.0?}, {} MB with their indexes",
+            bytes / 1_000_000
+        )],
     })
 }
