@@ -5,7 +5,7 @@
 //!            └ without what is behind                                         └ fenced? a candidate again
 //! ```
 //!
-//! The checkpoint is saved only after acknowledgement, so a crash repeats at most one batch. An event that the bus does not take holds
+//! The checkpoint is saved only after acknowledgement, so a crash repeats at most one batch and what was catching up. An event that the bus does not take holds
 //! back its aggregate and no other: the aggregate is *behind*, and is tried again, in order, until it has caught up. One that the bus
 //! will never take (too large) parks its aggregate until an operator decides ([`resume`], [`skip`]). While the bus takes nothing at
 //! all the relay waits. Of several relays of a name one leads; the others wait to take over.
