@@ -52,7 +52,7 @@ impl Publisher {
             link: Arc::new(Link::new("publisher")),
             producers: RwLock::default(),
         };
-        publisher.producer(settings.batch_bytes())?;
+        let _ = publisher.producer(settings.batch_bytes())?;
         Ok(publisher)
     }
 
