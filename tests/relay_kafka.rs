@@ -216,7 +216,7 @@ mod s3 {
             async fn $test() {
                 if !played().await {
                     let place = objects::Place::s3().word;
-                    killed_with(&Scene::at(concat!("s3::", stringify!($test)), place).await, $point, 18).await;
+                    killed_with(&Scene::at(concat!("s3::", stringify!($test)), place).await, $point, 12).await;
                 }
             }
         )*};

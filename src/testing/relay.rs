@@ -219,9 +219,12 @@ journal_over!(OddJournal {
         self.inner.wait(after, at_most).await
     }
     async fn late(&self, passed: &Position, after: &Position, limit: usize) -> Result<Page> {
+        if !self.unordered {
+            return Ok(Page::default());
+        }
         let mut page = Filling::new(limit, self.page_bytes_max);
         let mut after = after.clone();
-        while self.unordered {
+        loop {
             let stretch = self.inner.read(&after, 1000).await?;
             for stored in stretch.events {
                 if stored.position <= *passed
