@@ -253,6 +253,21 @@ fn both_sides_of_a_conflict_are_fields() {
     assert!(error["actual"].as_str().unwrap().starts_with("9: "), "{error}");
 }
 
+/// That is a conflict too, but of nothing that the command was given.
+#[test]
+fn a_relay_that_finds_its_journal_put_back_fails_a_promise() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    append(dir, &[("a", "o-1", 1), ("b", "o-2", 1)]);
+    once(dir, &[]).code(0);
+    let put_back = "import sqlite3; db = sqlite3.connect('hapax-data/journal.db'); \
+        db.executescript('DELETE FROM hapax_journal_event WHERE position > 1; UPDATE hapax_journal_meta SET last = 1')";
+    assert!(Command::new("python3").args(["-c", put_back]).current_dir(dir).status().unwrap().success());
+    let error = once(dir, &["--json"]).code(1).err_json()["error"].clone();
+    assert_eq!(error["code"], "conflict");
+    assert!(error["actual"].as_str().unwrap().contains("it was put back"), "{error}");
+}
+
 /// A writer that has forgotten its transaction stops a relay without a word; status has one.
 #[test]
 fn status_tells_of_a_hole_that_is_waited_for() {
