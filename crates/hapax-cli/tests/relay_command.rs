@@ -16,13 +16,15 @@ use hapax::journal::{Append, Checkpoint, Expected, Lead, OpenSettings, Position}
 use hapax::ledger::Token;
 use hapax::{Aggregate, Event, EventId, Journal, Owner, RelayName};
 
-const ONCE: [&str; 6] = ["relay", "run", "--topic", "orders", "--create", "2"];
+/// With a lease that no busy machine loses.
+const ONCE: [&str; 9] =
+    ["relay", "run", "--topic", "orders", "--create", "2", "--set", "relay.lease_ms=600000", "--once"];
 
 /// A run that should end by itself; one that does not is ended after this, and fails.
 const PATIENCE: &str = "120";
 
 fn once(dir: &Path, more: &[&str]) -> Ran {
-    let hapax = hapax(dir, &[&ONCE[..], &["--once"], more].concat());
+    let hapax = hapax(dir, &[&ONCE[..], more].concat());
     limited(dir, &[], &hapax).stderr(Stdio::piped()).output().unwrap().into()
 }
 
@@ -118,7 +120,7 @@ fn a_candidate_says_once_that_it_waits_and_ends_when_the_leader_is_through() {
     let token = lead(dir);
     save(dir, token, 1);
     let terminal = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))";
-    let hapax = hapax(dir, &[&ONCE[..], &["--once"]].concat());
+    let hapax = hapax(dir, &ONCE);
     let mut child = limited(dir, &["python3", "-c", terminal], &hapax).spawn().unwrap();
     let mut out = child.stdout.take().unwrap();
     let (mut seen, mut part) = (Vec::new(), [0; 1024]);
