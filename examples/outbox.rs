@@ -5,6 +5,7 @@
 
 use std::error::Error;
 use std::path::Path;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,31 +35,57 @@ fn placed(number: i64) -> hapax::Result<Append> {
     Ok(Append::new(Aggregate::new(format!("order-{number}"))?, Expected::New, [event]))
 }
 
-#[tokio::main]
-async fn main() -> Fallible<()> {
-    let mut arguments = std::env::args().skip(1);
+const USAGE: &str = "\
+Usage: outbox [--postgres URL --kafka HOST:PORT]
+
+Writes orders and their events, relays the events, consumes them, and says how many were written, published and applied.
+Without options it needs no server: an SQLite file and the embedded bus, in a directory that goes away again.
+
+  --postgres URL     orders, journal and ledger in this database, in a schema of its own
+  --kafka HOST:PORT  the bus, with a topic of its own
+  --help             this text";
+
+/// What it was told to do.
+enum Told {
+    Help,
+    Embedded,
+    Servers { postgres: String, kafka: String },
+}
+
+fn told(mut arguments: impl Iterator<Item = String>) -> Result<Told, String> {
     let (mut postgres, mut kafka) = (None, None);
     while let Some(argument) = arguments.next() {
-        let value = arguments.next().ok_or_else(|| format!("{argument} needs a value"))?;
-        match argument.as_str() {
-            "--postgres" => postgres = Some(value),
-            "--kafka" => kafka = Some(value),
+        let value = match argument.as_str() {
+            "--help" | "-h" => return Ok(Told::Help),
+            "--postgres" => &mut postgres,
+            "--kafka" => &mut kafka,
             _ => {
                 return Err(format!(
-                    "{argument} is not known; there are --postgres URL and --kafka HOST:PORT"
-                )
-                .into());
+                    "{argument} is not known; there are --postgres URL, --kafka HOST:PORT and --help"
+                ));
             }
-        }
+        };
+        *value = Some(arguments.next().ok_or_else(|| format!("{argument} needs a value"))?);
     }
     match (postgres, kafka) {
-        (None, None) => {
-            let dir = tempfile::tempdir()?;
-            embedded(dir.path()).await
-        }
-        (Some(postgres), Some(kafka)) => servers::run(&postgres, &kafka).await,
-        _ => Err("give both --postgres and --kafka, or neither".into()),
+        (None, None) => Ok(Told::Embedded),
+        (Some(postgres), Some(kafka)) => Ok(Told::Servers { postgres, kafka }),
+        _ => Err("give both --postgres and --kafka, or neither".to_owned()),
     }
+}
+
+#[tokio::main]
+async fn main() -> Fallible<ExitCode> {
+    match told(std::env::args().skip(1)) {
+        Ok(Told::Help) => println!("{USAGE}"),
+        Ok(Told::Embedded) => embedded(tempfile::tempdir()?.path()).await?,
+        Ok(Told::Servers { postgres, kafka }) => servers::run(&postgres, &kafka).await?,
+        Err(problem) => {
+            eprintln!("outbox: {problem}");
+            return Ok(ExitCode::from(2));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// On SQLite and the embedded bus.

@@ -57,7 +57,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 pub use meter::Progress;
-pub use operate::{resume, skip};
+pub use operate::{resume, resume_all, skip};
 pub use record::ORIGINAL;
 pub use settings::{RelaySettings, Route};
 

@@ -17,6 +17,20 @@ pub async fn resume(journal: &dyn Journal, relay: &RelayName, of: &AggregateOf) 
     .await
 }
 
+/// The same for every aggregate that is parked, in one change. Says what they were.
+pub async fn resume_all(journal: &dyn Journal, relay: &RelayName) -> Result<Vec<Behind>> {
+    change_all(journal, relay, |checkpoint| {
+        let parked = checkpoint.behind.iter_mut().filter(|behind| behind.poison);
+        let resumed = parked.map(|behind| {
+            let before = behind.clone();
+            behind.poison = false;
+            before
+        });
+        Ok(resumed.collect())
+    })
+    .await
+}
+
 /// Gives up an event for good: the relay goes on behind it. `seq` must be the one that the aggregate is stuck at. Says what it was.
 pub async fn skip(journal: &dyn Journal, relay: &RelayName, of: &AggregateOf, seq: u64) -> Result<Behind> {
     let skipped = change(journal, relay, of, |behind| {
@@ -29,6 +43,7 @@ pub async fn skip(journal: &dyn Journal, relay: &RelayName, of: &AggregateOf, se
         behind.next += 1;
         behind.poison = false;
         behind.tries = 0;
+        behind.reason = format!("seq {seq} was given up; this one has not been tried yet");
         Ok(())
     })
     .await?;
@@ -44,13 +59,29 @@ async fn change(
     of: &AggregateOf,
     change: impl Fn(&mut Behind) -> Result<()>,
 ) -> Result<Behind> {
-    for _ in 0..TRIES {
-        let (mut checkpoint, token) = checkpoint_of(journal, relay).await?;
-        let nobody = || Error::NotFound(format!("{of} is not behind in relay {relay}"));
-        let place = checkpoint.behind.iter().position(|behind| behind.of().is_ok_and(|other| other == *of));
-        let behind = place.and_then(|place| checkpoint.behind.get_mut(place)).ok_or_else(nobody)?;
+    let nobody = || Error::NotFound(format!("{of} is not behind in relay {relay}"));
+    let changed = change_all(journal, relay, |checkpoint| {
+        let mut all = checkpoint.behind.iter_mut();
+        let behind = all.find(|behind| behind.of().is_ok_and(|other| other == *of)).ok_or_else(nobody)?;
         let before = behind.clone();
         change(behind)?;
+        Ok(vec![before])
+    });
+    changed.await?.pop().ok_or_else(nobody)
+}
+
+/// Changes a checkpoint. Answers with what was changed, as it was; nothing of it is saved if that is nothing.
+async fn change_all(
+    journal: &dyn Journal,
+    relay: &RelayName,
+    change: impl Fn(&mut Checkpoint) -> Result<Vec<Behind>>,
+) -> Result<Vec<Behind>> {
+    for _ in 0..TRIES {
+        let (mut checkpoint, token) = checkpoint_of(journal, relay).await?;
+        let before = change(&mut checkpoint)?;
+        if before.is_empty() {
+            return Ok(before);
+        }
         // If the leader saved meanwhile it goes on from this older checkpoint: some is published again, nothing is left out.
         match journal.rewind(relay, &checkpoint, Some(token)).await {
             Err(Error::Conflict { .. }) => {} // someone else decided something, or another leads: as it is now, then

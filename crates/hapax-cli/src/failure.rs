@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// A promise or verification failed.
 pub const BROKEN_PROMISE: u8 = 1;
@@ -19,13 +19,15 @@ pub struct Failure {
     exit: u8,
     code: &'static str,
     message: String,
+    /// What was expected and what is there, for tools.
+    conflict: Option<(Value, Value)>,
     quiet: bool,
 }
 
 impl Failure {
     /// A failure with an exit code of its own.
     pub fn new(exit: u8, code: &'static str, message: impl Into<String>) -> Self {
-        Failure { exit, code, message: message.into(), quiet: false }
+        Failure { exit, code, message: message.into(), conflict: None, quiet: false }
     }
 
     /// The configuration or the flags are wrong.
@@ -49,6 +51,12 @@ impl Failure {
         Failure { message: format!("{what}: {}", self.message), ..self }
     }
 
+    /// The same failure, with another exit code.
+    #[must_use]
+    pub fn exits(self, exit: u8) -> Self {
+        Failure { exit, ..self }
+    }
+
     /// Whether something outside cannot be reached.
     pub fn is_dependency(&self) -> bool {
         self.exit == DEPENDENCY
@@ -62,7 +70,7 @@ impl Failure {
     /// Writing to standard output failed. A reader that left is no failure: there is nobody to tell.
     pub fn output(error: &std::io::Error) -> Self {
         if error.kind() == std::io::ErrorKind::BrokenPipe {
-            return Failure { exit: 0, code: "broken-pipe", message: String::new(), quiet: true };
+            return Failure { quiet: true, ..Failure::new(0, "broken-pipe", "") };
         }
         Failure::dependency("output", format!("standard output cannot be written: {error}"))
     }
@@ -72,7 +80,11 @@ impl Failure {
         if !self.quiet {
             eprintln!("hapax: {}", self.message);
             if json {
-                eprintln!("{}", json!({"error": {"code": self.code, "message": self.message}}));
+                let mut error = json!({"code": self.code, "message": self.message});
+                if let Some((expected, actual)) = &self.conflict {
+                    (error["expected"], error["actual"]) = (expected.clone(), actual.clone());
+                }
+                eprintln!("{}", json!({"error": error}));
             }
         }
         ExitCode::from(self.exit)
@@ -84,13 +96,24 @@ impl From<hapax::Error> for Failure {
         use hapax::Error;
         let exit = match &error {
             Error::Config(_) | Error::Unsupported(_) => USAGE,
-            Error::Invalid { .. } | Error::NotFound(_) => INPUT,
-            Error::Fenced { .. } | Error::Conflict { .. } | Error::Mismatch { .. } | Error::Corrupt(_) => {
-                BROKEN_PROMISE
-            }
+            Error::Invalid { .. } | Error::NotFound(_) | Error::Conflict { .. } => INPUT,
+            Error::Fenced { .. } | Error::Mismatch { .. } | Error::Corrupt(_) => BROKEN_PROMISE,
             _ => DEPENDENCY,
         };
-        Failure::new(exit, error.code(), error.chain())
+        let conflict = match &error {
+            Error::Conflict { expected, actual } => Some(sides(expected, actual)),
+            _ => None,
+        };
+        Failure { conflict, ..Failure::new(exit, error.code(), error.chain()) }
+    }
+}
+
+/// Both sides of a conflict: numbers, where it is about seqs, else sentences.
+fn sides(expected: &str, actual: &str) -> (Value, Value) {
+    let seq = |text: &str| text.strip_prefix("seq ")?.split(' ').next()?.parse::<u64>().ok();
+    match (seq(expected), seq(actual)) {
+        (Some(expected), Some(actual)) => (expected.into(), actual.into()),
+        _ => (expected.into(), actual.into()),
     }
 }
 

@@ -137,7 +137,7 @@ fn parked_events_go_on_past_what_is_skipped_or_dropped() {
             // Its turn has passed: only out of order.
             std::fs::write(dir.join("fixed"), "").unwrap();
             let redrive = ["dead", "redrive", "--scope", "mailer", "--why", "late", "--yes", "a1"];
-            let ran = run(dir, &redrive).code(1);
+            let ran = run(dir, &redrive).code(4);
             assert!(ran.err.contains("mailer/a1") && ran.err.contains("out of order"), "{}", ran.err);
             run(dir, &[&redrive[..], &["--out-of-order"]].concat()).code(0);
             consume(dir, &command, &STRICT).code(0);

@@ -1,0 +1,236 @@
+//! `hapax relay`: brings a journal to a bus, says how far it has come, and sends it back.
+
+mod run;
+mod status;
+
+use clap::{Args, Subcommand};
+use hapax::journal::{AggregateOf, Behind, Checkpoint, Position, RelayState};
+use hapax::relay;
+use hapax::{Aggregate, Journal, RelayName, Tenant, Time};
+use serde_json::{Value, json};
+
+use crate::cli::Global;
+use crate::exporters::Metrics;
+use crate::failure::{self, Failure};
+use crate::signal::Gate;
+use crate::{open, print};
+
+/// How many events a rewind counts at most.
+const COUNT_MAX: u64 = 10_000_000;
+
+#[derive(Debug, Args)]
+pub struct RelayArgs {
+    /// Which relay (relay.name)
+    #[arg(long, global = true, value_name = "NAME")]
+    name: Option<String>,
+    #[command(subcommand)]
+    command: RelayCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum RelayCommand {
+    /// Publish what is appended, until a signal; run two for safety: one leads, the other waits
+    #[command(after_help = "Example: hapax relay run --topic orders --create 4 --bus kafka://localhost:9092")]
+    Run(run::RunArgs),
+    /// Say how far each relay has come, who leads, and which aggregates are behind
+    Status,
+    /// Send a relay back to a position: what lies after it is published again
+    #[command(after_help = "Example: hapax relay rewind --to 1700")]
+    Rewind(RewindArgs),
+    /// Try an aggregate that is parked again, or all of them
+    #[command(after_help = "Examples:\n  hapax relay resume order-17\n  hapax relay resume --all")]
+    Resume(ResumeArgs),
+    /// Give up the event that an aggregate is parked at, and go on behind it
+    #[command(after_help = "Example: hapax relay skip order-17 --seq 4")]
+    Skip(SkipArgs),
+}
+
+#[derive(Debug, Args)]
+struct RewindArgs {
+    /// Where to: a position, 0 is the start
+    #[arg(long, value_name = "POSITION")]
+    to: Position,
+    /// Only say how many events would be published again
+    #[arg(long)]
+    dry_run: bool,
+    /// Do not ask
+    #[arg(long)]
+    yes: bool,
+}
+
+#[derive(Debug, Args)]
+struct AggregateArgs {
+    /// The aggregate
+    aggregate: Aggregate,
+    /// Whose data it is
+    #[arg(long)]
+    tenant: Option<Tenant>,
+}
+
+#[derive(Debug, Args)]
+struct ResumeArgs {
+    /// The aggregate
+    #[arg(required_unless_present = "all")]
+    aggregate: Option<Aggregate>,
+    /// Whose data it is
+    #[arg(long)]
+    tenant: Option<Tenant>,
+    /// Every aggregate that is parked, of all tenants
+    #[arg(long, conflicts_with_all = ["aggregate", "tenant"])]
+    all: bool,
+}
+
+#[derive(Debug, Args)]
+struct SkipArgs {
+    #[command(flatten)]
+    of: AggregateArgs,
+    /// The seq that it is parked at
+    #[arg(long)]
+    seq: u64,
+    /// Do not ask
+    #[arg(long)]
+    yes: bool,
+}
+
+impl AggregateArgs {
+    fn of(&self) -> AggregateOf {
+        AggregateOf { tenant: self.tenant.clone(), aggregate: self.aggregate.clone() }
+    }
+}
+
+pub async fn run(
+    global: &Global,
+    args: &RelayArgs,
+    gate: &Gate,
+    metrics: Option<&Metrics>,
+) -> Result<u8, Failure> {
+    let topic = match &args.command {
+        RelayCommand::Run(args) => args.topic.clone(),
+        _ => None,
+    };
+    let flags = [("relay.name", "--name", args.name.clone()), ("relay.topic", "--topic", topic)];
+    let config = global.load_with(&flags)?;
+    let journal = open::journal(&config).await?;
+    let name = &config.relay.name;
+    match &args.command {
+        RelayCommand::Run(args) => run::run(global, &config, journal, args, gate, metrics).await,
+        RelayCommand::Status => status::status(global, &*journal).await,
+        RelayCommand::Rewind(args) => rewind(global, &*journal, name, args).await,
+        RelayCommand::Resume(args) => resume(global, &*journal, name, args).await,
+        RelayCommand::Skip(args) => {
+            if !args.yes {
+                print::can_ask("this gives an event up for good")?;
+                let question =
+                    format!("leave seq {} of {} unpublished for good?", args.seq, args.of.aggregate);
+                if !print::asked(&question)? {
+                    return Err(Failure::new(failure::USAGE, "refused", "nothing was changed"));
+                }
+            }
+            let behind = relay::skip(&*journal, name, &args.of.of(), args.seq).await?;
+            told(global, "skipped", &behind)
+        }
+    }
+}
+
+/// Which aggregate, whose: two tenants may each have one of the name.
+fn named(behind: &Behind) -> String {
+    let aggregate = print::escaped(&behind.aggregate);
+    match &behind.tenant {
+        Some(tenant) => format!("{aggregate} of tenant {}", print::escaped(tenant)),
+        None => aggregate,
+    }
+}
+
+/// Who leads, if somebody does.
+fn leader(state: &RelayState, now: Time) -> Option<String> {
+    let leads = state.until.is_some_and(|until| until > now);
+    state.owner.as_ref().filter(|_| leads).map(ToString::to_string)
+}
+
+fn behind_json(behind: &Behind) -> Value {
+    json!({
+        "tenant": behind.tenant, "aggregate": behind.aggregate, "seq": behind.next, "reason": behind.reason,
+        "parked": behind.poison, "since": Time::from_micros(behind.since).to_string(), "tries": behind.tries,
+    })
+}
+
+async fn rewind(
+    global: &Global,
+    journal: &dyn Journal,
+    name: &RelayName,
+    args: &RewindArgs,
+) -> Result<u8, Failure> {
+    let state = journal.relays().await?.into_iter().find(|state| state.relay == *name);
+    let Some(state) = state else {
+        return Err(hapax::Error::NotFound(format!("relay {name} has never followed this journal")).into());
+    };
+    let mut checkpoint = state.checkpoint.clone().unwrap_or_else(|| Checkpoint::start(journal.id()));
+    let was = checkpoint.position.clone();
+    if args.to > was {
+        return Err(hapax::Error::Conflict {
+            expected: format!("a position up to {was}, where relay {name} is"),
+            actual: format!("{}: what lies between would never be published", args.to),
+        }
+        .into());
+    }
+    let after = journal.count_after(&args.to, COUNT_MAX).await?;
+    let again = after.saturating_sub(journal.count_after(&was, COUNT_MAX).await?);
+    let at_least = if after == COUNT_MAX { "at least " } else { "" };
+    if !args.dry_run {
+        if !args.yes {
+            print::can_ask(&format!("this publishes {at_least}{again} events again"))?;
+            let question = format!("publish {at_least}{again} events again, from {} to {was}?", args.to);
+            if !print::asked(&question)? {
+                return Err(Failure::new(failure::USAGE, "refused", "nothing was changed"));
+            }
+        }
+        checkpoint.position = args.to.clone();
+        checkpoint.recent.clear();
+        // What stands behind the new position comes by again; only what is stuck before it stays.
+        checkpoint.behind.retain(|behind| behind.position <= args.to);
+        journal.rewind(name, &checkpoint, Some(state.token)).await?;
+    }
+    if global.json {
+        print::json(&json!({
+            "relay": name.as_str(), "dry_run": args.dry_run, "from": was.to_string(),
+            "to": args.to.to_string(), "published_again": again,
+        }))?;
+    } else {
+        let will = if args.dry_run { "would be" } else { "will be" };
+        print::line(&format!("{at_least}{again} events {will} published again"))?;
+    }
+    Ok(0)
+}
+
+async fn resume(
+    global: &Global,
+    journal: &dyn Journal,
+    name: &RelayName,
+    args: &ResumeArgs,
+) -> Result<u8, Failure> {
+    if let Some(aggregate) = args.aggregate.clone() {
+        let of = AggregateOf { tenant: args.tenant.clone(), aggregate };
+        return told(global, "resumed", &relay::resume(journal, name, &of).await?);
+    }
+    let resumed = relay::resume_all(journal, name).await?;
+    if global.json {
+        let aggregates: Vec<_> = resumed.iter().map(behind_json).collect();
+        print::json(&json!({"what": "resumed", "count": resumed.len(), "aggregates": aggregates}))?;
+    } else {
+        let plural = if resumed.len() == 1 { "" } else { "s" };
+        print::line(&format!("{} parked aggregate{plural} resumed", resumed.len()))?;
+    }
+    Ok(0)
+}
+
+fn told(global: &Global, what: &str, behind: &Behind) -> Result<u8, Failure> {
+    if global.json {
+        let mut value = behind_json(behind);
+        value["what"] = what.into();
+        print::json(&value)?;
+    } else {
+        let aggregate = named(behind);
+        print::line(&format!("{aggregate} {what} at seq {}", behind.next))?;
+    }
+    Ok(0)
+}
