@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use hapax::backend::postgres::{PgJournal, PgJournalSettings, Pooling};
 use hapax::bus::{Bus, MemoryBus, TopicTerms};
-use hapax::journal::{Append, Checkpoint, Expected, Journal, Position};
+use hapax::journal::{Append, Behind, Checkpoint, Expected, Journal, Position};
 use hapax::relay::{Progress, Relay, RelaySettings, RelayWatch};
 use hapax::testing::relay::read_topic;
 use hapax::{Aggregate, Error, Event, EventId, RelayName, Topic};
@@ -329,6 +329,25 @@ async fn a_crash_is_noticed_when_draws_have_caught_up() {
     slow.commit().await.unwrap();
     let read = scene.journal.read(&Position::of(5), 100).await.unwrap();
     assert_eq!((read.events.len(), read.next), (2, Position::of(7)));
+}
+
+/// An operator's change is refused for what it is, not for others who would be changing it too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_to_a_journal_that_was_put_back_is_refused_as_such() {
+    let scene = Scene::new().await;
+    scene.append(20).await;
+    let stored = scene.journal.read(&Position::START, 1).await.unwrap().events.remove(0);
+    let mut checkpoint = Checkpoint::start(scene.journal.id());
+    checkpoint.position = Position::of(20);
+    checkpoint.behind.push(Behind::at(&stored, "too large", true, stored.at));
+    scene.journal.rewind(&name(), &checkpoint, None).await.unwrap();
+    scene.put_back(10).await;
+    let of = checkpoint.behind[0].of().unwrap();
+    let error = hapax::relay::resume(&scene.journal, &name(), &of).await.unwrap_err();
+    assert_eq!(error.code(), "conflict", "{error}");
+    assert!(error.to_string().contains("put back"), "{error}");
+    scene.mend(&error).await;
+    hapax::relay::resume(&scene.journal, &name(), &of).await.unwrap();
 }
 
 /// What is swept is not taken for lost.

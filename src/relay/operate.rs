@@ -44,8 +44,13 @@ async fn change(
     of: &AggregateOf,
     change: impl Fn(&mut Behind) -> Result<()>,
 ) -> Result<Behind> {
+    let mut refused = None;
     for _ in 0..TRIES {
         let (mut checkpoint, token) = checkpoint_of(journal, relay).await?;
+        // Nobody came between, so it was refused for what it is: the journal was put back.
+        if let Some((_, error)) = refused.take_if(|(at, _)| *at == token) {
+            return Err(error);
+        }
         let nobody = || Error::NotFound(format!("{of} is not behind in relay {relay}"));
         let place = checkpoint.behind.iter().position(|behind| behind.of().is_ok_and(|other| other == *of));
         let behind = place.and_then(|place| checkpoint.behind.get_mut(place)).ok_or_else(nobody)?;
@@ -53,7 +58,8 @@ async fn change(
         change(behind)?;
         // If the leader saved meanwhile it goes on from this older checkpoint: some is published again, nothing is left out.
         match journal.rewind(relay, &checkpoint, Some(token)).await {
-            Err(Error::Conflict { .. }) => {} // someone else decided something, or another leads: as it is now, then
+            // Someone else decided something, or another leads: as it is now, then.
+            Err(error @ Error::Conflict { .. }) => refused = Some((token, error)),
             other => return other.map(|_| before),
         }
     }
