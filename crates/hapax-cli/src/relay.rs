@@ -25,7 +25,7 @@ const WRITTEN: Duration = Duration::from_secs(5);
 #[derive(Debug, Args)]
 pub struct RelayArgs {
     /// Which relay (relay.name)
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", global = true)]
     name: Option<String>,
     #[command(subcommand)]
     command: RelayCommand,
@@ -47,6 +47,16 @@ enum RelayCommand {
     /// Give up the event that an aggregate is parked at, and go on behind it
     #[command(after_help = "Example: hapax relay skip order-17 --seq 4")]
     Skip(SkipArgs),
+    /// Forget a relay that is not run any more: it holds back no sweep from then on
+    #[command(after_help = "Example: hapax relay forget --name archive")]
+    Forget(ForgetArgs),
+}
+
+#[derive(Debug, Args)]
+struct ForgetArgs {
+    /// Do not ask
+    #[arg(long)]
+    yes: bool,
 }
 
 #[derive(Debug, Args)]
@@ -148,6 +158,12 @@ pub async fn run(
             }
             let behind = relay::skip(&*journal, name, &args.of.of(), args.seq).await?;
             told(global, "skipped", &behind)
+        }
+        RelayCommand::Forget(ForgetArgs { yes }) => {
+            if args.name.is_none() {
+                return Err(Failure::config("which relay is to be forgotten? Give --name"));
+            }
+            forget(global, &*journal, name, *yes).await
         }
     }
 }
@@ -386,6 +402,51 @@ fn told(global: &Global, what: &str, behind: &Behind) -> Result<u8, Failure> {
     } else {
         let aggregate = named(behind);
         print::line(&format!("{aggregate} {what} at seq {}", behind.next))?;
+    }
+    Ok(0)
+}
+
+async fn forget(global: &Global, journal: &dyn Journal, name: &RelayName, yes: bool) -> Result<u8, Failure> {
+    let relays = journal.relays().await?;
+    let position =
+        |state: &RelayState| state.checkpoint.as_ref().map(|checkpoint| checkpoint.position.clone());
+    let state = relays.iter().find(|state| state.relay == *name);
+    let its = state.and_then(position).unwrap_or_default();
+    let others = relays.iter().filter(|state| state.relay != *name);
+    let others = others.map(|state| position(state).unwrap_or_default()).min();
+    // What no other relay needs: a sweep takes it from now on.
+    let held_back = match &others {
+        Some(others) if state.is_some() && *others > its => {
+            let after = journal.count_after(&its, COUNT_MAX).await?;
+            after.saturating_sub(journal.count_after(others, COUNT_MAX).await?)
+        }
+        _ => 0,
+    };
+    let holds = match &others {
+        Some(_) => format!("it holds back {held_back} events from being swept"),
+        None => "no other relay follows the journal, so nothing is swept without it".to_owned(),
+    };
+    if state.is_some() && !yes {
+        print::can_ask(&format!("this forgets relay {name} at position {its} ({holds})"))?;
+        let question = format!("forget relay {name} at position {its} for good? ({holds})");
+        if !print::asked(&question)? {
+            return Err(Failure::new(failure::USAGE, "refused", "nothing was changed"));
+        }
+    }
+    let was = journal.forget_relay(name).await?;
+    let behind = was.checkpoint.as_ref().map(|checkpoint| &checkpoint.behind[..]).unwrap_or_default();
+    if global.json {
+        print::json(&json!({
+            "relay": name.as_str(), "position": position(&was).map(|position| position.to_string()),
+            "saved_at": was.saved_at.map(|at| at.to_string()), "held_back": held_back,
+            "last_relay": others.is_none(), "behind": behind.iter().map(behind_json).collect::<Vec<_>>(),
+        }))?;
+        return Ok(0);
+    }
+    let held = holds.replace("holds back", "held back");
+    print::line(&format!("relay {name} is forgotten at position {its}: {held}"))?;
+    for behind in behind {
+        print::line(&format!("it had left {} behind at seq {}", named(behind), behind.next))?;
     }
     Ok(0)
 }

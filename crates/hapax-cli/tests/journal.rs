@@ -172,6 +172,52 @@ fn a_relay_publishes_and_is_sent_back() {
     assert_eq!(field(&append(dir, &next).code(0), "seq"), ["3"]);
 }
 
+/// A name that was mistyped once holds back every sweep, until it is forgotten.
+#[test]
+fn a_relay_that_was_named_by_mistake_is_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    append(dir, &orders(dir)).code(0);
+    let relay = |args: &[&str]| run(dir, &[&["relay"], args].concat());
+    let topic = ["--topic", "orders", "--create", "1", "--once"];
+    relay(&[&["run", "--name", "mian"], &topic[..]].concat()).code(0);
+    relay(&[&["rewind", "--name", "mian", "--to", "1", "--yes"][..]].concat()).code(0);
+    relay(&[&["run"], &topic[..]].concat()).code(0);
+    let sweep = ["--json", "journal", "sweep", "--older-than", "1ms", "--dry-run"];
+    assert_eq!(run(dir, &sweep).code(0).json()["removed"], 1);
+
+    assert!(relay(&["forget", "--yes"]).code(2).err.contains("Give --name"));
+    assert!(relay(&["forget", "--name", "nobody", "--yes"]).code(4).err.contains("has never followed"));
+    let asked = relay(&["forget", "--name", "mian"]).code(2);
+    assert!(asked.err.contains("holds back 2 events") && asked.err.contains("--yes"), "{}", asked.err);
+    assert_eq!(run(dir, &sweep).code(0).json()["removed"], 1, "nothing was changed");
+    let done = run(dir, &["--json", "relay", "forget", "--name", "mian", "--yes"]).code(0).json();
+    assert_eq!((&done["relay"], &done["position"]), (&"mian".into(), &"1".into()), "{done}");
+    assert_eq!((&done["held_back"], &done["last_relay"]), (&2.into(), &false.into()), "{done}");
+    assert_eq!(run(dir, &sweep).code(0).json()["removed"], 3);
+    let last = relay(&["forget", "--name", "relay", "--yes"]).code(0);
+    assert!(
+        last.out.contains("relay relay is forgotten at position 3: no other relay follows"),
+        "{}",
+        last.out
+    );
+}
+
+#[test]
+fn a_relay_that_leads_is_not_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let url = format!("sqlite:{}", dir.join("own.db").display());
+    let lead = async {
+        let journal = hapax::journal::open(&url, &hapax::journal::OpenSettings::default()).await.unwrap();
+        let (name, owner) = (hapax::RelayName::new("main").unwrap(), hapax::Owner::new("ada").unwrap());
+        journal.lead(&name, &owner, std::time::Duration::from_secs(3600)).await.unwrap();
+    };
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(lead);
+    let ran = run(dir, &["--journal", &url, "relay", "forget", "--name", "main", "--yes"]).code(1);
+    assert!(ran.err.contains("found ada, who leads it until 20"), "{}", ran.err);
+}
+
 /// Says done to everything.
 const HANDLER: &str = r#"python3 -c '
 import json, sys

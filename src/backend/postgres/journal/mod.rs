@@ -383,6 +383,10 @@ impl Journal for PgJournal {
         relay::rewind(&self.0, relay, to, if_token).await
     }
 
+    async fn forget_relay(&self, relay: &RelayName) -> Result<RelayState> {
+        relay::forget(&self.0, relay).await
+    }
+
     async fn count_after(&self, after: &Position, limit: u64) -> Result<u64> {
         read::count_after(&self.0, after, limit).await
     }
