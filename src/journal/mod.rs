@@ -47,7 +47,8 @@ use crate::ledger::{MismatchRule, Token};
 pub struct JournalSettings {
     /// What a reused id (same id, other fingerprint) leads to.
     pub mismatch: MismatchRule,
-    /// The largest payload, headers included, in bytes.
+    /// The largest payload, headers included, in bytes. What the buses take by default (1 MiB a record) leaves room for what the relay
+    /// says of an event: 64 KiB.
     pub event_bytes_max: usize,
     /// The most events in one append.
     pub events_max: usize,
@@ -61,7 +62,7 @@ impl Default for JournalSettings {
     fn default() -> Self {
         JournalSettings {
             mismatch: MismatchRule::Error,
-            event_bytes_max: 1 << 20,
+            event_bytes_max: 960 << 10,
             events_max: 1000,
             page_bytes_max: PAGE_BYTES_MAX,
             telemetry_prefix: None,
