@@ -1,6 +1,6 @@
 //! `hapax journal` and `hapax relay`: append, read, publish, send back, with no server.
 
-#![allow(missing_docs, clippy::unwrap_used)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
 
@@ -216,6 +216,71 @@ fn a_relay_that_leads_is_not_forgotten() {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(lead);
     let ran = run(dir, &["--journal", &url, "relay", "forget", "--name", "main", "--yes"]).code(1);
     assert!(ran.err.contains("found ada, who leads it until 20"), "{}", ran.err);
+}
+
+fn server() -> String {
+    std::env::var("HAPAX_TEST_POSTGRES_URL").expect("scripts/services env")
+}
+
+/// Whoever reads is told that it is not the end where someone has not committed yet.
+#[test]
+fn a_hole_is_told() {
+    use hapax::backend::postgres::{PgJournal, PgJournalSettings};
+    use hapax::journal::{Append, Expected, Journal as _};
+    let dir = tempfile::tempdir().unwrap();
+    let (dir, url) = (dir.path(), server());
+    let schema = format!("t_{}", hapax::EventId::now_v7().to_string().replace('-', ""));
+    let journal = ["--journal", &url, "--set", &format!("journal.schema={schema}")];
+    let read = |args: &[&str]| run(dir, &[&journal[..], &["journal", "read"], args].concat()).code(0);
+    let event = |id: &str| {
+        let event = hapax::Event::new(hapax::EventId::new(id).unwrap());
+        Append::new(hapax::Aggregate::new(id).unwrap(), Expected::Any, [event])
+    };
+    let tell = async {
+        let mut settings = PgJournalSettings::default();
+        settings.schema.clone_from(&schema);
+        let journal = PgJournal::connect(&url, settings).await.unwrap();
+        let _ = journal.append(&event("one")).await.unwrap();
+        let whole = read(&[]);
+        assert!(whole.out.contains("one") && !whole.err.contains("hole"), "{}", whole.err);
+        let mut open = journal.pool().begin().await.unwrap();
+        let _ = journal.append_in(&mut open, &event("two")).await.unwrap();
+        let _ = journal.append(&event("three")).await.unwrap();
+        let cut = read(&[]);
+        assert!(cut.out.contains("one") && !cut.out.contains("three"), "{}", cut.out);
+        assert!(cut.err.contains("a hole after position 1: whoever appends there"), "{}", cut.err);
+        let json = read(&["--json"]);
+        assert_eq!(json.err_json()["hole"]["after"], "1");
+        assert!(!read(&["--limit", "1"]).err.contains("hole"), "it was not asked for what follows");
+        open.commit().await.unwrap();
+        let whole = read(&[]);
+        assert!(whole.out.contains("two") && whole.out.contains("three") && !whole.err.contains("hole"));
+    };
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(tell);
+}
+
+/// What cannot be opened is told in a sentence for people: no line of a server's source, no XML.
+#[test]
+fn a_database_that_is_missing_and_a_credential_that_is_wrong_get_a_sentence() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let url = server();
+    let missing = format!("{}/no_such_database", url.rsplit_once('/').unwrap().0);
+    let ran = run(dir, &["--journal", &missing, "journal", "stat"]).code(3);
+    assert!(ran.err.contains("no_such_database") && ran.err.contains("does not exist"), "{}", ran.err);
+    assert!(!ran.err.contains("at line"), "{}", ran.err);
+
+    let of = |name: &str| std::env::var(name).expect("scripts/services env");
+    let bucket = of("HAPAX_TEST_S3_BUCKET");
+    let url = format!("s3://{bucket}/x?endpoint={}", of("HAPAX_TEST_S3_ENDPOINT"));
+    for (key, secret) in [("test", "wrong-secret"), ("nobody", "testtest")] {
+        let mut command = common::hapax(dir, &["--journal", &url, "journal", "stat"]);
+        command.env("AWS_ACCESS_KEY_ID", key).env("AWS_SECRET_ACCESS_KEY", secret);
+        let ran = Ran::from(command.output().unwrap()).code(2);
+        assert!(ran.err.contains("does not let these credentials in"), "{}", ran.err);
+        assert!(ran.err.contains("AWS_ACCESS_KEY_ID"), "{}", ran.err);
+        assert!(!ran.err.contains('<') && !ran.err.contains(secret), "{}", ran.err);
+    }
 }
 
 /// Says done to everything.
