@@ -154,15 +154,7 @@ impl Error {
     /// The same error for another waiter of the same batch; the cause becomes its text.
     pub(crate) fn copy(&self) -> Error {
         let cause = |source: &Option<Source>| {
-            source.as_ref().map(|s| -> Source {
-                let mut text = s.to_string();
-                let mut next = s.source();
-                while let Some(cause) = next {
-                    text = format!("{text}: {cause}");
-                    next = cause.source();
-                }
-                text.into()
-            })
+            source.as_ref().map(|source| -> Source { chain(source.as_ref()).into() })
         };
         match self {
             Error::Invalid { what, problem } => Error::Invalid { what, problem: problem.clone() },
@@ -190,15 +182,18 @@ impl Error {
 
 /// An error with its causes in one line, each cause once.
 pub(crate) fn chain(error: &(dyn StdError + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
+    let mut text = String::new();
+    let mut next = Some(error);
     while let Some(cause) = next {
-        let cause_text = cause.to_string();
-        if !text.ends_with(&cause_text) {
+        let whole = crate::backend::told(cause);
+        next = if whole.is_some() { None } else { cause.source() };
+        let cause_text = whole.unwrap_or_else(|| cause.to_string());
+        if text.is_empty() {
+            text = cause_text;
+        } else if !text.ends_with(&cause_text) {
             text.push_str(": ");
             text.push_str(&cause_text);
         }
-        next = cause.source();
     }
     text
 }

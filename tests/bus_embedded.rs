@@ -166,6 +166,43 @@ async fn concurrent_publishes_share_commits_and_each_is_acknowledged() {
     assert!(matches!(bad, Err(Error::NotFound(_))), "{bad:?}");
 }
 
+/// The largest event that a journal takes by default, under the longest names: the relay says much of it, and the bus takes it as it is.
+#[tokio::test]
+async fn the_largest_event_of_a_journal_is_published() {
+    use hapax::journal::{Append, Expected, Journal as _, JournalSettings, MemoryJournal};
+    let file = File::new();
+    let bus = Arc::new(file.open());
+    bus.create_topic(&topic(), TopicTerms::new(1)).await.unwrap();
+    let journal = MemoryJournal::default();
+    let (bytes, longest) = (JournalSettings::default().event_bytes_max, "🦀".repeat(255));
+    let event = hapax::Event::new(hapax::EventId::new(&longest).unwrap())
+        .kind(hapax::Kind::new(&longest).unwrap())
+        .payload(vec![7; bytes]);
+    let append = Append::new(hapax::Aggregate::new(&longest).unwrap(), Expected::New, [event])
+        .tenant(hapax::Tenant::new(&longest).unwrap());
+    let _ = journal.append(&append).await.unwrap();
+    let larger = hapax::Event::new(hapax::EventId::now_v7()).payload(vec![7; bytes + 1]);
+    let larger = Append::new(hapax::Aggregate::new("a").unwrap(), Expected::New, [larger]);
+    assert!(journal.append(&larger).await.unwrap_err().to_string().contains("983040 are allowed"));
+
+    let settings = hapax::relay::RelaySettings::new(hapax::RelayName::new("main").unwrap(), topic());
+    let relay = hapax::relay::Relay::new(Arc::new(journal), bus.clone(), settings).unwrap();
+    let watch = relay.watch();
+    let through = async move {
+        let end = std::time::Instant::now() + Duration::from_secs(60);
+        while watch.progress().published + watch.progress().parked as u64 == 0
+            && std::time::Instant::now() < end
+        {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    let progress = relay.run(through).await.unwrap();
+    assert_eq!((progress.published, progress.parked), (1, 0), "{progress:?}");
+    let records = hapax::testing::relay::read_topic(&*bus, &topic()).await;
+    assert_eq!(records[0].record.payload.as_ref().map(bytes::Bytes::len), Some(bytes));
+    assert_eq!(records[0].record.headers.get("tenant_id"), Some(longest.as_bytes()));
+}
+
 #[tokio::test]
 async fn a_record_that_is_too_large_is_refused_alone() {
     let file = File::new();

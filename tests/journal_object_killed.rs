@@ -28,6 +28,9 @@ async fn plays_its_role_in_a_child_process() {
     match role.split(' ').next().unwrap() {
         "append" => work(&journal).await,
         "writers" => write(&journal).await,
+        "elsewhere" => drop(journal.append(&append("elsewhere", Expected::New, &["a1"])).await.unwrap()),
+        "forget" => drop(journal.forget_relay(&hapax::RelayName::new("r").unwrap()).await.unwrap()),
+        "forgetful" => drop(forgetful(&place).await.sweep(&any_age()).await.unwrap()),
         "read" => drop(follow(&journal).await),
         "relay" => {
             let (relay, owner) = (hapax::RelayName::new("r").unwrap(), hapax::Owner::new("child").unwrap());
@@ -162,6 +165,10 @@ async fn killed_at_each_point(new: impl Fn() -> Place, points: &[&str], role: &s
 /// A killed writer's id goes to another aggregate: its intent is given up, and no event is in two.
 async fn a_killed_writers_id_is_free(place: Place) {
     assert!(dies(&place, "append", "journal.object.noted", 1));
+    a_killed_writers_id_goes_elsewhere(&place).await;
+}
+
+async fn a_killed_writers_id_goes_elsewhere(place: &Place) {
     let journal = place.open().await;
     let appended = journal.append(&append("elsewhere", Expected::New, &["a1"])).await.unwrap();
     assert_eq!(appended.placed[0].placing, Placing::New);
@@ -169,6 +176,13 @@ async fn a_killed_writers_id_is_free(place: Place) {
     assert!(matches!(taken, Err(Error::Mismatch { .. })), "{taken:?}");
     let _ = journal.append(&append("a", Expected::New, &["a2"])).await.unwrap();
     assert_eq!(follow(&journal).await.len(), 2);
+}
+
+/// Who gives a killed writer's intent up is killed too, once nobody can commit under it any more; the next one goes on from there.
+async fn whoever_gives_up_an_intent_is_replaced(place: Place) {
+    assert!(dies(&place, "append", "journal.object.noted", 1));
+    assert!(dies(&place, "elsewhere", "journal.object.void", 1));
+    a_killed_writers_id_goes_elsewhere(&place).await;
 }
 
 /// A reader is killed while it does what a killed writer has not done; the next one does.
@@ -202,6 +216,90 @@ async fn a_killed_leader_is_replaced(new: impl Fn() -> Place) {
     }
 }
 
+/// An operator's process is killed while it forgets a relay: it is there as it was, or gone, and whoever leads next has a token of its own.
+async fn a_relay_is_forgotten_or_not(new: impl Fn() -> Place) {
+    for (point, forgotten) in [("journal.object.lead", false), ("journal.object.lead_checkpoint", true)] {
+        let place = new();
+        let journal = place.open().await;
+        let (relay, owner) = (hapax::RelayName::new("r").unwrap(), hapax::Owner::new("next").unwrap());
+        let lead = async || match journal.lead(&relay, &owner, Duration::from_secs(60)).await.unwrap() {
+            hapax::journal::Lead::Leads { token, checkpoint } => (token, checkpoint),
+            taken => panic!("{taken:?}"),
+        };
+        let (token, mut checkpoint) = lead().await;
+        checkpoint.position = Position::of(1);
+        journal.save(&relay, token, &checkpoint).await.unwrap();
+        journal.give_up_lead(&relay, token).await.unwrap();
+        assert!(dies(&place, "forget", point, 1), "{point}");
+        let left = journal.relays().await.unwrap();
+        assert_eq!(left.is_empty(), forgotten, "{point}");
+        if !forgotten {
+            assert_eq!(left[0].checkpoint.as_ref(), Some(&checkpoint), "as it was");
+            let was = journal.forget_relay(&relay).await.unwrap();
+            assert_eq!(was.checkpoint, Some(checkpoint));
+            assert_eq!(journal.relays().await.unwrap(), []);
+        }
+        let (next, begun) = lead().await;
+        assert!(next > token && begun.position == Position::START, "{next:?} {begun:?}");
+    }
+}
+
+fn any_age() -> hapax::journal::JournalSweep {
+    hapax::journal::JournalSweep::new(Duration::ZERO)
+}
+
+/// Opened by someone whose claims are forgotten soon.
+async fn forgetful(place: &Place) -> ObjectJournal {
+    let mut settings = ObjectSettings::default();
+    settings.intent_max = Duration::from_millis(300);
+    ObjectJournal::open(place.objects().await, settings).await.unwrap()
+}
+
+/// A sweep is killed between any two of the intents that it removes of one id: the next one removes the rest, and the id is free and used once.
+async fn a_killed_collector_is_replaced(new: impl Fn() -> Place) {
+    for hit in 1.. {
+        let place = new();
+        let (journal, objects) = (forgetful(&place).await, place.objects().await);
+        let _ = journal.append(&append("busy", Expected::Any, &["first"])).await.unwrap();
+        for number in 0..3 {
+            let intent = r#"{"id": "dead", "aggregate": "busy", "from": 2}"#;
+            objects.put(&format!("id/-/dead_.{number:06}"), intent.into()).await.unwrap();
+        }
+        let left = async || {
+            let listed = objects.list("id/-/dead_", "id/-/dead_", usize::MAX).await.unwrap();
+            listed.len()
+        };
+        let (mut n, mut died, started) = (0, false, std::time::Instant::now());
+        while !died && left().await > 0 {
+            assert!(started.elapsed() < objects::DEADLINE, "{} are left", left().await);
+            n += 1;
+            let placed = journal.append(&append("busy", Expected::Any, &[&format!("b{n}")])).await.unwrap();
+            publish_to(&journal, &placed.placed[0].position).await;
+            died = dies(&place, "forgetful", "journal.object.collected", hit);
+        }
+        if !died {
+            assert_eq!(hit, 4, "it is passed three times");
+            return;
+        }
+        assert_eq!(left().await, 3 - hit as usize);
+        let again = append("busy", Expected::Any, &["dead"]);
+        assert_eq!(
+            journal.append(&again).await.unwrap().placed[0].placing,
+            Placing::New,
+            "{hit}: it is free"
+        );
+        let known = forgetful(&place).await;
+        assert_eq!(known.append(&again).await.unwrap().placed[0].placing, Placing::Repeat, "{hit}");
+        let found =
+            known.find(None, &hapax::EventId::new("dead").unwrap()).await.unwrap().expect("it is known");
+        publish_to(&journal, &found.position).await;
+        while left().await > 0 {
+            assert!(started.elapsed() < objects::DEADLINE, "{} are left", left().await);
+            journal.sweep(&any_age()).await.unwrap();
+        }
+    }
+}
+
 fn archive_terms() -> hapax::journal::ArchiveTerms {
     let mut terms =
         hapax::journal::ArchiveTerms::new(Duration::ZERO, hapax::Owner::new("archivist").unwrap()).unwrap();
@@ -213,13 +311,18 @@ fn archive_terms() -> hapax::journal::ArchiveTerms {
 /// Everything up to the end is published, as a relay says it.
 async fn publish_all(journal: &dyn Journal) -> Vec<Stored> {
     let all = follow(journal).await;
+    publish_to(journal, &all.last().unwrap().position).await;
+    all
+}
+
+/// Everything up to a position is published.
+async fn publish_to(journal: &dyn Journal, position: &Position) {
     let (relay, owner) = (hapax::RelayName::new("main").unwrap(), hapax::Owner::new("relay").unwrap());
     let lead = journal.lead(&relay, &owner, Duration::from_secs(60)).await.unwrap();
     let hapax::journal::Lead::Leads { token, mut checkpoint } = lead else { panic!("{lead:?}") };
-    checkpoint.position = all.last().unwrap().position.clone();
+    checkpoint.position = position.clone();
     journal.save(&relay, token, &checkpoint).await.unwrap();
     journal.give_up_lead(&relay, token).await.unwrap();
-    all
 }
 
 /// Killed at each point of archiving and sweeping; in the end every event is in the archive once, as it was.
@@ -303,6 +406,21 @@ mod directory {
     }
 
     #[tokio::test]
+    async fn an_operator_is_killed_while_a_relay_is_forgotten() {
+        a_relay_is_forgotten_or_not(Place::directory).await;
+    }
+
+    #[tokio::test]
+    async fn one_is_killed_while_it_gives_up_an_intent() {
+        whoever_gives_up_an_intent_is_replaced(Place::directory()).await;
+    }
+
+    #[tokio::test]
+    async fn a_sweep_is_killed_between_intents() {
+        a_killed_collector_is_replaced(Place::directory).await;
+    }
+
+    #[tokio::test]
     async fn an_archive_is_killed_between_any_two_steps() {
         let points =
             ["archive.written", "archive.saved", "journal.object.sweep_ids", "journal.object.sweep_link"];
@@ -332,6 +450,11 @@ mod s3 {
     async fn a_reader_is_killed_while_it_repairs() {
         a_killed_reader_is_replaced(Place::s3(), "journal.object.committed", "journal.object.repaired").await;
         a_killed_reader_is_replaced(Place::s3(), "journal.object.noted", "journal.object.voided").await;
+    }
+
+    #[tokio::test]
+    async fn one_is_killed_while_it_gives_up_an_intent() {
+        whoever_gives_up_an_intent_is_replaced(Place::s3()).await;
     }
 
     #[tokio::test]

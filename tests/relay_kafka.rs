@@ -319,3 +319,34 @@ async fn acceptance_1_a_checkpoint_rolled_back_and_relayed_again_takes_effect_on
     assert_eq!(world.until_effects(200).await, 0);
     assert_eq!(world.effect_counts().await.len(), 200);
 }
+
+/// The largest event that a journal takes by default, under the longest names, goes to a topic as brokers make it by default.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_largest_event_of_a_journal_is_published() {
+    let bus = world::bus().await;
+    let topic = Topic::new(format!("t-{}", uuid::Uuid::new_v4().simple())).unwrap();
+    bus.create_topic(&topic, TopicTerms::new(1)).await.expect("a fresh topic");
+    let journal = hapax::journal::MemoryJournal::default();
+    let bytes = hapax::journal::JournalSettings::default().event_bytes_max;
+    let longest = "🦀".repeat(255);
+    let event = Event::new(EventId::new(&longest).unwrap())
+        .kind(Kind::new(&longest).unwrap())
+        .payload(vec![7; bytes]);
+    let append = Append::new(Aggregate::new(&longest).unwrap(), Expected::New, [event])
+        .tenant(hapax::Tenant::new(&longest).unwrap());
+    let _ = journal.append(&append).await.unwrap();
+    let relay =
+        Relay::new(Arc::new(journal), bus.clone(), RelaySettings::new(name(), topic.clone())).unwrap();
+    let watch = relay.watch();
+    let through = async {
+        until("it is published, or parked", || {
+            let progress = watch.progress();
+            async move { progress.published > 0 || progress.parked > 0 }
+        })
+        .await;
+    };
+    let progress = relay.run(through).await.unwrap();
+    assert_eq!((progress.published, progress.parked), (1, 0), "{progress:?}");
+    let records = read_topic(&*bus, &topic).await;
+    assert_eq!(records[0].record.payload.as_ref().map(bytes::Bytes::len), Some(bytes));
+}

@@ -3,6 +3,8 @@
 #![cfg(all(feature = "testing", feature = "postgres"))]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
+#[path = "support/cluster.rs"]
+mod cluster;
 #[path = "support/postgres.rs"]
 mod support;
 
@@ -12,11 +14,12 @@ use std::time::Duration;
 
 use hapax::backend::postgres::{PgJournal, PgJournalSettings, Pooling};
 use hapax::bus::{Bus, MemoryBus, TopicTerms};
-use hapax::journal::{Append, Checkpoint, Expected, Journal, Position};
+use hapax::journal::{Append, Behind, Checkpoint, Expected, Journal, Position};
 use hapax::relay::{Progress, Relay, RelaySettings, RelayWatch};
 use hapax::testing::relay::read_topic;
 use hapax::{Aggregate, Error, Event, EventId, RelayName, Topic};
-use support::{fresh_schema, pool, run};
+use sqlx::PgTransaction;
+use support::{ask, fresh_schema, pool, pool_to, run, until};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -49,6 +52,12 @@ impl Scene {
         Scene { journal: open(&schema).await, bus }
     }
 
+    async fn on(server: &str) -> Self {
+        let bus = Arc::new(MemoryBus::default());
+        bus.create_topic(&topic(), TopicTerms::new(2)).await.unwrap();
+        Scene { journal: open_on(pool_to(server, 6).await, &fresh_schema()).await, bus }
+    }
+
     /// As another process would open it.
     async fn reopened(self) -> Self {
         Scene { journal: open(self.journal.schema()).await, bus: self.bus }
@@ -70,6 +79,41 @@ impl Scene {
              insert into {s}.journal_head (tenant, aggregate, last) select tenant, aggregate, max(seq) from {s}.journal group by 1, 2; \
              select setval('{s}.journal_position', {to}, true); commit;"
         );
+        run(self.journal.pool(), sql).await;
+    }
+
+    /// An append that is not decided yet.
+    async fn open_append(&self, aggregate: &str) -> (u64, PgTransaction<'static>) {
+        let mut tx = self.journal.pool().begin().await.unwrap();
+        let event = Event::new(EventId::now_v7()).payload("{}");
+        let append = Append::new(Aggregate::new(aggregate).unwrap(), Expected::Any, [event]);
+        let appended = self.journal.append_in(&mut tx, &append).await.unwrap();
+        (appended.placed[0].position.number(), tx)
+    }
+
+    /// Draws positions for nothing, up to and with this one.
+    async fn draw_up_to(&self, position: u64) {
+        loop {
+            let (drawn, tx) = self.open_append("undone").await;
+            tx.rollback().await.unwrap();
+            if drawn >= position {
+                return;
+            }
+        }
+    }
+
+    /// Events up to position 5, and nothing of what was drawn after them up to 25 has become one: that is known to the journal.
+    async fn five_of_twenty_five(&self) {
+        self.append(3).await;
+        self.draw_up_to(4).await;
+        self.append(1).await;
+        self.draw_up_to(25).await;
+        let read = self.journal.read(&Position::START, 100).await.unwrap();
+        assert_eq!((read.next, read.at_hole), (Position::of(5), false));
+    }
+
+    async fn draw_again_from(&self, position: u64) {
+        let sql = format!("select setval('{}.journal_position', {position}, true)", self.journal.schema());
         run(self.journal.pool(), sql).await;
     }
 
@@ -113,10 +157,14 @@ impl Scene {
 }
 
 async fn open(schema: &str) -> PgJournal {
+    open_on(pool(6).await, schema).await
+}
+
+async fn open_on(pool: sqlx::PgPool, schema: &str) -> PgJournal {
     let mut settings = PgJournalSettings::default();
     schema.clone_into(&mut settings.schema);
     settings.pooling = Pooling::Session;
-    PgJournal::with_pool(pool(4).await, settings).await.expect("a journal")
+    PgJournal::with_pool(pool, settings).await.expect("a journal")
 }
 
 impl Running {
@@ -231,6 +279,75 @@ async fn a_checkpoint_that_was_put_back_too_is_gone_on_from() {
     running.until(25).await;
     running.stop().await;
     scene.must_be_published().await;
+}
+
+/// A crash takes draws with it that nobody committed: a sequence is only as durable as what was flushed for others. No event is gone, and the relay's
+/// own position is as it was; but what is drawn above it is not decided any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn positions_that_are_drawn_once_more_above_a_relay_are_waited_for() {
+    let scene = Scene::new().await;
+    scene.five_of_twenty_five().await;
+    let running = scene.start();
+    running.until(5).await;
+    scene.draw_again_from(5).await;
+    let (six, slow) = scene.open_append("slow").await;
+    scene.append(1).await;
+    assert_eq!(six, 6);
+    let read = scene.journal.read(&Position::of(5), 100).await.unwrap();
+    assert!(read.at_hole && read.events.is_empty(), "{read:?}");
+    slow.commit().await.unwrap();
+    running.until(7).await;
+    running.stop().await;
+    scene.must_be_published().await;
+}
+
+/// The same, where as many were drawn since as had been before: only that it is another life of the server tells. Its processes are started again
+/// after one of them died, its first one lives on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crash_is_noticed_when_draws_have_caught_up() {
+    let server = cluster::Cluster::new().await;
+    let scene = Scene::on(&server.url()).await;
+    scene.five_of_twenty_five().await;
+    let started = "select pg_postmaster_start_time()::text";
+    let before: String = ask(scene.journal.pool(), started).await;
+    let victim: i32 = ask(scene.journal.pool(), "select pg_backend_pid()").await;
+    let killed = std::process::Command::new("kill").args(["-9", &victim.to_string()]).status().unwrap();
+    assert!(killed.success());
+    until("the server has noticed, and answers again", async || {
+        let crashed = server.log().contains("reinitializing");
+        crashed && sqlx::query("select 1").execute(scene.journal.pool()).await.is_ok()
+    })
+    .await;
+    assert_eq!(ask::<String>(scene.journal.pool(), started).await, before);
+    scene.draw_again_from(5).await; // however much of it was flushed
+    let (six, slow) = scene.open_append("slow").await;
+    scene.append(1).await;
+    scene.draw_up_to(40).await;
+    assert_eq!(six, 6);
+    let read = scene.journal.read(&Position::of(5), 100).await.unwrap();
+    assert!(read.at_hole && read.events.is_empty(), "{read:?}");
+    slow.commit().await.unwrap();
+    let read = scene.journal.read(&Position::of(5), 100).await.unwrap();
+    assert_eq!((read.events.len(), read.next), (2, Position::of(7)));
+}
+
+/// An operator's change is refused for what it is, not for others who would be changing it too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_to_a_journal_that_was_put_back_is_refused_as_such() {
+    let scene = Scene::new().await;
+    scene.append(20).await;
+    let stored = scene.journal.read(&Position::START, 1).await.unwrap().events.remove(0);
+    let mut checkpoint = Checkpoint::start(scene.journal.id());
+    checkpoint.position = Position::of(20);
+    checkpoint.behind.push(Behind::at(&stored, "too large", true, stored.at));
+    scene.journal.rewind(&name(), &checkpoint, None).await.unwrap();
+    scene.put_back(10).await;
+    let of = checkpoint.behind[0].of().unwrap();
+    let error = hapax::relay::resume(&scene.journal, &name(), &of).await.unwrap_err();
+    assert_eq!(error.code(), "conflict", "{error}");
+    assert!(error.to_string().contains("put back"), "{error}");
+    scene.mend(&error).await;
+    hapax::relay::resume(&scene.journal, &name(), &of).await.unwrap();
 }
 
 /// What is swept is not taken for lost.

@@ -10,6 +10,16 @@ pub mod redis;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
+/// A driver's error with its causes, for people, where the driver itself says more than they can use.
+#[cfg_attr(not(feature = "postgres"), allow(clippy::missing_const_for_fn, unused_variables))]
+pub(crate) fn told(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+    #[cfg(feature = "postgres")]
+    if let Some(text) = postgres::told(error) {
+        return Some(text);
+    }
+    None
+}
+
 #[allow(unused_imports)] // only builds without a feature need it
 pub(crate) use open::not_built_in;
 pub use open::{OpenSettings, init, open, schema_sql};

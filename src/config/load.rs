@@ -39,6 +39,8 @@ pub enum Place {
     File(PathBuf, String),
     /// Nobody said anything.
     Default,
+    /// Nobody said anything, and because of this it is not what it is else.
+    Because(&'static str),
 }
 
 impl fmt::Display for Place {
@@ -49,6 +51,7 @@ impl fmt::Display for Place {
             Place::EnvFile(name, path) => write!(f, "environment {name} ({})", path.display()),
             Place::File(path, key) => write!(f, "{} {key}", path.display()),
             Place::Default => f.write_str("default"),
+            Place::Because(why) => write!(f, "default: {why}"),
         }
     }
 }
@@ -67,6 +70,13 @@ impl Value {
     /// The value in full; a secret stays one.
     pub fn text(&self) -> &str {
         &self.text
+    }
+
+    /// Says what nothing said comes to.
+    pub(super) fn comes_to(&mut self, text: String, why: &'static str) {
+        if self.place == Place::Default && self.text != text {
+            (self.text, self.place) = (text, Place::Because(why));
+        }
     }
 
     /// The value as it may be printed.

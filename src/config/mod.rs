@@ -165,7 +165,7 @@ impl Config {
             "" => format!("sqlite:{}", data_dir.join("ledger.db").display()),
             url => url.to_owned(),
         };
-        let config = Config {
+        let mut config = Config {
             ledger: LedgerConfig {
                 url,
                 schema: of.text("ledger.schema")?.to_owned(),
@@ -221,6 +221,10 @@ impl Config {
             scoped: scoped::Scoped::load(sources)?,
         };
         config.check()?;
+        let allocator = config.journal.allocator.mode().to_string();
+        if let Some(shown) = config.values.iter_mut().find(|value| value.setting.key == "journal.allocator") {
+            shown.comes_to(allocator, "no PostgreSQL is named");
+        }
         Ok(config)
     }
 

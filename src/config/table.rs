@@ -264,8 +264,8 @@ pub const SETTINGS: &[Setting] = &[
     row(
         "journal.event_bytes_max",
         int(1, 256 * 1024 * 1024),
-        "1048576",
-        "the largest event, payload and headers",
+        "983040",
+        "the largest event, payload and headers; buses take 1 MiB by default, and the relay needs some of it",
     ),
     also(
         row(

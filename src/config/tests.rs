@@ -28,7 +28,9 @@ fn defaults_are_what_the_documentation_says() {
     assert!(config.window.url.is_none() && config.window("1").unwrap().is_none());
     assert_eq!(config.window.ttl, Duration::from_secs(24 * 3600));
     assert_eq!(config.window.outage, OnOutage::PassThrough);
-    assert!(config.values().iter().all(|value| value.place == Place::Default));
+    let others = config.values().iter().filter(|value| value.setting.key != "journal.allocator");
+    assert!(others.into_iter().all(|value| value.place == Place::Default));
+    assert_eq!(config.journal.event_bytes_max, crate::journal::JournalSettings::default().event_bytes_max);
     assert_eq!(config.values().len(), SETTINGS.len());
 }
 
@@ -217,4 +219,23 @@ fn the_workers_have_their_own_variables() {
     assert!(
         problem(&Sources::new().toml("hapax.toml", "[consumer.x]\nmax_attempts = [1]")).contains("array")
     );
+}
+
+/// What is shown is what is done.
+#[test]
+fn the_allocator_that_is_shown_is_the_one_that_numbers() {
+    let shown = |sources: Sources| {
+        let config = load(&sources).unwrap();
+        let value = config.values().iter().find(|value| value.setting.key == "journal.allocator").unwrap();
+        assert_eq!(value.shown(), config.journal.allocator.mode().to_string());
+        format!("{} {}", value.shown(), value.place)
+    };
+    assert_eq!(shown(Sources::new()), "s3 default: no PostgreSQL is named");
+    for name in ["HAPAX_LEDGER_URL", "HAPAX_JOURNAL_ALLOCATOR_URL"] {
+        assert_eq!(shown(Sources::new().env([(name, "postgres://db/x")])), "postgres default");
+    }
+    let said = |mode| shown(Sources::new().env([("EVENT_STORE_SEQUENCE_ALLOCATOR_MODE", mode)]));
+    assert_eq!(said("off"), "off environment EVENT_STORE_SEQUENCE_ALLOCATOR_MODE");
+    // Refused when the journal is opened: no database is named.
+    assert_eq!(said("postgres"), "postgres environment EVENT_STORE_SEQUENCE_ALLOCATOR_MODE");
 }

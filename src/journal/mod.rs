@@ -47,7 +47,8 @@ use crate::ledger::{MismatchRule, Token};
 pub struct JournalSettings {
     /// What a reused id (same id, other fingerprint) leads to.
     pub mismatch: MismatchRule,
-    /// The largest payload, headers included, in bytes.
+    /// The largest payload, headers included, in bytes. What the buses take by default (1 MiB a record) leaves room for what the relay
+    /// says of an event: 64 KiB.
     pub event_bytes_max: usize,
     /// The most events in one append.
     pub events_max: usize,
@@ -61,7 +62,7 @@ impl Default for JournalSettings {
     fn default() -> Self {
         JournalSettings {
             mismatch: MismatchRule::Error,
-            event_bytes_max: 1 << 20,
+            event_bytes_max: 960 << 10,
             events_max: 1000,
             page_bytes_max: PAGE_BYTES_MAX,
             telemetry_prefix: None,
@@ -213,7 +214,8 @@ impl JournalSweep {
 /// 10. A checkpoint is stored whole or not at all, and belongs to one journal: another's is refused, and so is one at a position that
 ///     was never given out (`Conflict`, with both): the journal was put back, and what gets an old position now would be passed by.
 /// 11. A sweep takes only what every relay's checkpoint has passed, never all of what is behind; an aggregate's numbers go
-///     on where they were. A journal that no relay follows is never swept.
+///     on where they were. A journal that no relay follows is never swept. A relay that is forgotten holds nothing back; one that
+///     somebody leads is not forgotten (`Conflict`, with who and until when), and one of its name begins at the start.
 /// 12. Bad input (sizes, names, numbers) is told with a sentence and changes nothing.
 /// 13. What gives many events gives pages. A page ends with the event that brings it to `limit` events or to
 ///     [`page_bytes_max`](JournalSettings::page_bytes_max) bytes, so it may be shorter than asked for and is empty only if there is nothing.
@@ -291,6 +293,10 @@ pub trait Journal: Send + Sync + 'static {
         if_token: Option<Token>,
     ) -> Result<Option<Checkpoint>>;
 
+    /// Forgets a relay that nobody leads, for an operator: it was named by mistake, or is not run any more. It holds no sweep back from then on, and if
+    /// one of its name leads again it begins at the start. Answers with what it was. `NotFound`: there is none; `Conflict`: someone leads.
+    async fn forget_relay(&self, relay: &RelayName) -> Result<RelayState>;
+
     /// How many events lie after a position, counted up to `limit`.
     async fn count_after(&self, after: &Position, limit: u64) -> Result<u64>;
 
@@ -336,6 +342,26 @@ pub(crate) fn put_back(relay: Option<&str>, position: &Position, found: &str, sa
             "{found}: it was put back (a restore, or a fail-over that lost its last commits). A relay that is started again goes on \
              if its checkpoint was put back too; else `hapax relay {name}rewind --to {safe}` publishes again what came after {safe}"
         ),
+    }
+}
+
+/// Refuses to forget a relay that somebody leads, or that there is none of.
+pub(crate) fn may_be_forgotten(
+    relay: &RelayName,
+    state: Option<RelayState>,
+    now: Time,
+) -> Result<RelayState> {
+    let state =
+        state.ok_or_else(|| Error::NotFound(format!("relay {relay} has never followed this journal")))?;
+    match &state.until {
+        Some(until) if state.owner.is_some() && *until > now => {
+            let by = state.owner.as_ref().map_or("someone", Owner::as_str);
+            Err(Error::Conflict {
+                expected: format!("relay {relay} with nobody who leads"),
+                actual: format!("{by}, who leads it until {until}; stop it first"),
+            })
+        }
+        _ => Ok(state),
     }
 }
 
@@ -432,6 +458,9 @@ impl<J: Journal + ?Sized> Journal for Arc<J> {
         if_token: Option<Token>,
     ) -> Result<Option<Checkpoint>> {
         (**self).rewind(relay, to, if_token).await
+    }
+    async fn forget_relay(&self, relay: &RelayName) -> Result<RelayState> {
+        (**self).forget_relay(relay).await
     }
     async fn count_after(&self, after: &Position, limit: u64) -> Result<u64> {
         (**self).count_after(after, limit).await

@@ -76,15 +76,21 @@ async fn change_all(
     relay: &RelayName,
     change: impl Fn(&mut Checkpoint) -> Result<Vec<Behind>>,
 ) -> Result<Vec<Behind>> {
+    let mut refused = None;
     for _ in 0..TRIES {
         let (mut checkpoint, token) = checkpoint_of(journal, relay).await?;
+        // Nobody came between, so it was refused for what it is: the journal was put back.
+        if let Some((_, error)) = refused.take_if(|(at, _)| *at == token) {
+            return Err(error);
+        }
         let before = change(&mut checkpoint)?;
         if before.is_empty() {
             return Ok(before);
         }
         // If the leader saved meanwhile it goes on from this older checkpoint: some is published again, nothing is left out.
         match journal.rewind(relay, &checkpoint, Some(token)).await {
-            Err(Error::Conflict { .. }) => {} // someone else decided something, or another leads: as it is now, then
+            // Someone else decided something, or another leads: as it is now, then.
+            Err(error @ Error::Conflict { .. }) => refused = Some((token, error)),
             other => return other.map(|_| before),
         }
     }

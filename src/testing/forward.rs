@@ -115,6 +115,12 @@ macro_rules! journal_over {
             ) -> $crate::Result<Option<$crate::journal::Checkpoint>> {
                 self.inner.rewind(relay, to, if_token).await
             }
+            async fn forget_relay(
+                &self,
+                relay: &$crate::RelayName,
+            ) -> $crate::Result<$crate::journal::RelayState> {
+                self.inner.forget_relay(relay).await
+            }
             async fn count_after(
                 &self,
                 after: &$crate::journal::Position,

@@ -1,6 +1,6 @@
 //! `hapax journal` and `hapax relay`: append, read, publish, send back, with no server.
 
-#![allow(missing_docs, clippy::unwrap_used)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
 
@@ -170,6 +170,117 @@ fn a_relay_publishes_and_is_sent_back() {
         &[r#"{"event_id":"z","order":"o-1","type":"x","time":"2026-01-02T03:04:05Z"}"#],
     );
     assert_eq!(field(&append(dir, &next).code(0), "seq"), ["3"]);
+}
+
+/// A name that was mistyped once holds back every sweep, until it is forgotten.
+#[test]
+fn a_relay_that_was_named_by_mistake_is_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    append(dir, &orders(dir)).code(0);
+    let relay = |args: &[&str]| run(dir, &[&["relay"], args].concat());
+    let topic = ["--topic", "orders", "--create", "1", "--once"];
+    relay(&[&["run", "--name", "mian"], &topic[..]].concat()).code(0);
+    relay(&[&["rewind", "--name", "mian", "--to", "1", "--yes"][..]].concat()).code(0);
+    relay(&[&["run"], &topic[..]].concat()).code(0);
+    let sweep = ["--json", "journal", "sweep", "--older-than", "1ms", "--dry-run"];
+    assert_eq!(run(dir, &sweep).code(0).json()["removed"], 1);
+
+    assert!(relay(&["forget", "--yes"]).code(2).err.contains("Give --name"));
+    assert!(relay(&["forget", "--name", "nobody", "--yes"]).code(4).err.contains("has never followed"));
+    let asked = relay(&["forget", "--name", "mian"]).code(2);
+    assert!(asked.err.contains("holds back 2 events") && asked.err.contains("--yes"), "{}", asked.err);
+    assert_eq!(run(dir, &sweep).code(0).json()["removed"], 1, "nothing was changed");
+    let done = run(dir, &["--json", "relay", "forget", "--name", "mian", "--yes"]).code(0).json();
+    assert_eq!((&done["relay"], &done["position"]), (&"mian".into(), &"1".into()), "{done}");
+    assert_eq!((&done["held_back"], &done["last_relay"]), (&2.into(), &false.into()), "{done}");
+    assert_eq!(run(dir, &sweep).code(0).json()["removed"], 3);
+    let last = relay(&["forget", "--name", "relay", "--yes"]).code(0);
+    assert!(
+        last.out.contains("relay relay is forgotten at position 3: no other relay follows"),
+        "{}",
+        last.out
+    );
+}
+
+#[test]
+fn a_relay_that_leads_is_not_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let url = format!("sqlite:{}", dir.join("own.db").display());
+    let lead = async {
+        let journal = hapax::journal::open(&url, &hapax::journal::OpenSettings::default()).await.unwrap();
+        let (name, owner) = (hapax::RelayName::new("main").unwrap(), hapax::Owner::new("ada").unwrap());
+        journal.lead(&name, &owner, std::time::Duration::from_secs(3600)).await.unwrap();
+    };
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(lead);
+    let ran = run(dir, &["--journal", &url, "relay", "forget", "--name", "main", "--yes"]).code(1);
+    assert!(ran.err.contains("found ada, who leads it until 20"), "{}", ran.err);
+}
+
+fn server() -> String {
+    std::env::var("HAPAX_TEST_POSTGRES_URL").expect("scripts/services env")
+}
+
+/// Whoever reads is told that it is not the end where someone has not committed yet.
+#[test]
+fn a_hole_is_told() {
+    use hapax::backend::postgres::{PgJournal, PgJournalSettings};
+    use hapax::journal::{Append, Expected, Journal as _};
+    let dir = tempfile::tempdir().unwrap();
+    let (dir, url) = (dir.path(), server());
+    let schema = format!("t_{}", hapax::EventId::now_v7().to_string().replace('-', ""));
+    let journal = ["--journal", &url, "--set", &format!("journal.schema={schema}")];
+    let read = |args: &[&str]| run(dir, &[&journal[..], &["journal", "read"], args].concat()).code(0);
+    let event = |id: &str| {
+        let event = hapax::Event::new(hapax::EventId::new(id).unwrap());
+        Append::new(hapax::Aggregate::new(id).unwrap(), Expected::Any, [event])
+    };
+    let tell = async {
+        let mut settings = PgJournalSettings::default();
+        settings.schema.clone_from(&schema);
+        let journal = PgJournal::connect(&url, settings).await.unwrap();
+        let _ = journal.append(&event("one")).await.unwrap();
+        let whole = read(&[]);
+        assert!(whole.out.contains("one") && !whole.err.contains("hole"), "{}", whole.err);
+        let mut open = journal.pool().begin().await.unwrap();
+        let _ = journal.append_in(&mut open, &event("two")).await.unwrap();
+        let _ = journal.append(&event("three")).await.unwrap();
+        let cut = read(&[]);
+        assert!(cut.out.contains("one") && !cut.out.contains("three"), "{}", cut.out);
+        assert!(cut.err.contains("a hole after position 1: whoever appends there"), "{}", cut.err);
+        let json = read(&["--json"]);
+        assert_eq!(json.err_json()["hole"]["after"], "1");
+        assert!(!read(&["--limit", "1"]).err.contains("hole"), "it was not asked for what follows");
+        open.commit().await.unwrap();
+        let whole = read(&[]);
+        assert!(whole.out.contains("two") && whole.out.contains("three") && !whole.err.contains("hole"));
+    };
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(tell);
+}
+
+/// What cannot be opened is told in a sentence for people: no line of a server's source, no XML.
+#[test]
+fn a_database_that_is_missing_and_a_credential_that_is_wrong_get_a_sentence() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let url = server();
+    let missing = format!("{}/no_such_database", url.rsplit_once('/').unwrap().0);
+    let ran = run(dir, &["--journal", &missing, "journal", "stat"]).code(3);
+    assert!(ran.err.contains("no_such_database") && ran.err.contains("does not exist"), "{}", ran.err);
+    assert!(!ran.err.contains("at line"), "{}", ran.err);
+
+    let of = |name: &str| std::env::var(name).expect("scripts/services env");
+    let bucket = of("HAPAX_TEST_S3_BUCKET");
+    let url = format!("s3://{bucket}/x?endpoint={}", of("HAPAX_TEST_S3_ENDPOINT"));
+    for (key, secret) in [("test", "wrong-secret"), ("nobody", "testtest")] {
+        let mut command = common::hapax(dir, &["--journal", &url, "journal", "stat"]);
+        command.env("AWS_ACCESS_KEY_ID", key).env("AWS_SECRET_ACCESS_KEY", secret);
+        let ran = Ran::from(command.output().unwrap()).code(2);
+        assert!(ran.err.contains("does not let these credentials in"), "{}", ran.err);
+        assert!(ran.err.contains("AWS_ACCESS_KEY_ID"), "{}", ran.err);
+        assert!(!ran.err.contains('<') && !ran.err.contains(secret), "{}", ran.err);
+    }
 }
 
 /// Says done to everything.

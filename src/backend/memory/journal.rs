@@ -13,7 +13,7 @@ use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
 use crate::journal::{
     AggregateOf, Append, Appended, Checkpoint, Filling, Journal, JournalCapabilities, JournalSettings,
     JournalStat, JournalSweep, Lead, Page, Placing, Position, RelayState, Stored, Stretch, is_behind,
-    must_be_drawn, must_be_last, swept_up_to,
+    may_be_forgotten, must_be_drawn, must_be_last, swept_up_to,
 };
 use crate::ledger::Token;
 
@@ -264,6 +264,14 @@ impl Journal for MemoryJournal {
         state.until = None;
         state.saved_at = Some(now);
         Ok(state.checkpoint.replace(to.clone()))
+    }
+
+    async fn forget_relay(&self, relay: &RelayName) -> Result<RelayState> {
+        let now = self.0.clock.now();
+        let mut store = self.store();
+        let state = may_be_forgotten(relay, store.relays.get(relay).cloned(), now)?;
+        store.relays.remove(relay);
+        Ok(state)
     }
 
     async fn count_after(&self, after: &Position, limit: u64) -> Result<u64> {

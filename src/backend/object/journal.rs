@@ -293,6 +293,10 @@ impl Journal for ObjectJournal {
         self.0.rewind(relay, to, if_token).await
     }
 
+    async fn forget_relay(&self, relay: &RelayName) -> Result<RelayState> {
+        self.0.forget_relay(relay).await
+    }
+
     async fn count_after(&self, after: &Position, limit: u64) -> Result<u64> {
         self.0.count_after(after, limit).await
     }

@@ -7,6 +7,8 @@
 //! relay/NAME/TOKEN.end               given up
 //! ```
 //!
+//! A relay that is forgotten is a lead of nobody's that says so, with an empty checkpoint: its number is never given out again, and it is not listed.
+//!
 //! The checkpoint that counts is the last one of the highest token, so what a zombie writes under an older one is seen by nobody.
 //! Whether a lead has lapsed is decided by the store's clock alone: when it says that the object was written, and what it shows now,
 //! both rounded in favour of whoever leads.
@@ -26,7 +28,7 @@ use crate::clock::Time;
 use crate::crash_point;
 use crate::error::{Error, Result};
 use crate::id::{Owner, RelayName};
-use crate::journal::{Checkpoint, Lead, RelayState, must_be_drawn, must_be_last};
+use crate::journal::{Checkpoint, Lead, RelayState, may_be_forgotten, must_be_drawn, must_be_last};
 use crate::ledger::Token;
 
 /// More objects than a relay ever has: old ones are removed with every step.
@@ -46,6 +48,9 @@ struct LeadObject {
     relay: String,
     owner: Option<String>,
     lease_ms: u64,
+    /// Whether this ended the relay. It counts once there is a checkpoint under the same token.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    forgotten: bool,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -176,8 +181,12 @@ impl Inner {
                 return Ok(Lead::Taken { by, until });
             }
             let lease_ms = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
-            let lead =
-                LeadObject { relay: relay.as_str().into(), owner: Some(owner.as_str().into()), lease_ms };
+            let lead = LeadObject {
+                relay: relay.as_str().into(),
+                owner: Some(owner.as_str().into()),
+                lease_ms,
+                forgotten: false,
+            };
             let Some((token, checkpoint)) =
                 self.take_over(relay, next_token(relay, board.token), &lead).await?
             else {
@@ -220,7 +229,9 @@ impl Inner {
                 return Err(replaced(relay.as_str()));
             }
         };
-        self.objects.create(&file(relay, token, &save_name(0)), json(&save)?).await?;
+        let empty = SaveObject { checkpoint: None, saved_at: None };
+        let first = json(if lead.forgotten { &empty } else { &save })?;
+        self.objects.create(&file(relay, token, &save_name(0)), first).await?;
         crash_point!("journal.object.lead_checkpoint");
         // The first lead stays, so that every listing, however long it takes, shows that there is such a relay.
         let first = file(relay, next_token(relay, 0), "lead");
@@ -310,6 +321,9 @@ impl Inner {
             let board = Board::of(objects);
             let name = format!("{directory}/{:020}.lead", board.token);
             let Some(lead) = self.read_json::<LeadObject>(&name).await? else { return Ok(None) };
+            if lead.forgotten && board.save.as_ref().is_some_and(|(token, ..)| *token == board.token) {
+                continue;
+            }
             let until = board.until(&lead, self.objects.grain_ms());
             let Some(save) = self.saved(&board).await? else { return Ok(None) };
             if board.save.is_none() && !unsaved {
@@ -336,12 +350,27 @@ impl Inner {
             must_be_last(relay, if_token, (token != 0).then_some(Token(token)))?;
             must_be_drawn(relay, &to.position, self.last_place().await?)?;
             let owner = self.lead_object(relay, token).await?.and_then(|lead| lead.owner);
-            let lead = LeadObject { relay: relay.as_str().into(), owner, lease_ms: 0 };
+            let lead = LeadObject { relay: relay.as_str().into(), owner, lease_ms: 0, forgotten: false };
             let Some((token, before)) = self.take_over(relay, next_token(relay, token), &lead).await? else {
                 continue;
             };
             self.save(relay, Token(token), to).await?;
             return Ok(before);
+        }
+    }
+
+    pub(super) async fn forget_relay(&self, relay: &RelayName) -> Result<RelayState> {
+        loop {
+            let known = self.relays().await?.into_iter().find(|state| state.relay == *relay);
+            let state = may_be_forgotten(relay, known, self.objects.now().await?.low)?;
+            let lead = LeadObject { relay: relay.as_str().into(), owner: None, lease_ms: 0, forgotten: true };
+            let token = next_token(relay, state.token.0);
+            // Whoever leads from now on may have begun before the checkpoint was emptied: then it is not forgotten.
+            if let Some((token, checkpoint)) = self.take_over(relay, token, &lead).await?
+                && self.board(relay).await?.is_led_by(Token(token))
+            {
+                return Ok(RelayState { checkpoint, ..state });
+            }
         }
     }
 }

@@ -77,8 +77,14 @@ impl S3 {
         let store = builder.build().map_err(|e| Error::Config(format!("the object store: {e}")))?;
         let prefix = if settings.prefix.is_empty() { String::new() } else { format!("{}/", settings.prefix) };
         let s3 = S3 { store, prefix, settings, clock };
-        s3.list("", "", 1).await?;
-        Ok(s3)
+        match s3.list("", "", 1).await {
+            Ok(_) => Ok(s3),
+            // Later it may be the server's doing; at the start it is what was configured.
+            Err(Error::Refused { what, .. }) => {
+                Err(Error::Config(format!("{what}; see AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")))
+            }
+            Err(error) => Err(error),
+        }
     }
 
     fn path(&self, name: &str) -> Path {
@@ -112,20 +118,39 @@ impl S3 {
                 self.settings.bucket,
                 self.settings.endpoint()
             )),
-            Store::PermissionDenied { .. } | Store::Unauthenticated { .. } => self.refused(doing, error),
-            _ if refused => self.refused(doing, error),
+            Store::PermissionDenied { .. } | Store::Unauthenticated { .. } => self.refused(doing, &text),
+            _ if refused => self.refused(doing, &text),
             Store::NotFound { .. } => return Failed::Missing,
             Store::AlreadyExists { .. } | Store::Precondition { .. } | Store::NotModified { .. } => {
                 return Failed::Taken;
             }
-            _ => Error::unavailable(format!("{doing} in {}", self.about()), error),
+            _ => match answered(&text) {
+                Some(answer) => Error::Unavailable {
+                    what: format!("{doing} in {}: it answered {answer}", self.about()),
+                    source: None,
+                },
+                None => Error::unavailable(format!("{doing} in {}", self.about()), error),
+            },
         })
     }
 
-    fn refused(&self, doing: &str, error: object_store::Error) -> Error {
-        let what = format!("{} does not let these credentials in, {doing}", self.about());
-        Error::Refused { what, source: Some(error.into()) }
+    fn refused(&self, doing: &str, text: &str) -> Error {
+        let answer = answered(text).map(|answer| format!(" ({answer})")).unwrap_or_default();
+        Error::Refused {
+            what: format!("{} does not let these credentials in, {doing}{answer}", self.about()),
+            source: None,
+        }
     }
+}
+
+/// What a store says in an answer of XML: its word for it, and its sentence.
+fn answered(text: &str) -> Option<String> {
+    let of = |name: &str| {
+        let (_, rest) = text.split_once(&format!("<{name}>"))?;
+        rest.split_once('<').map(|(content, _)| content.trim()).filter(|content| !content.is_empty())
+    };
+    let code = of("Code")?;
+    Some(of("Message").map_or_else(|| code.to_owned(), |message| format!("{code}: {message}")))
 }
 
 enum Failed {

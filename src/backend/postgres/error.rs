@@ -90,6 +90,14 @@ pub(in crate::backend) fn translate(what: &str, error: sqlx::Error) -> Error {
     }
 }
 
+/// What the server says, without the line of its own source that the driver adds.
+pub(in crate::backend) fn told(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+    match error.downcast_ref::<sqlx::Error>()? {
+        sqlx::Error::Database(db) => Some(format!("error returned from database: {}", db.message())),
+        _ => None,
+    }
+}
+
 fn text(error: &sqlx::Error) -> String {
     match error {
         sqlx::Error::Database(db) => db.message().to_owned(),

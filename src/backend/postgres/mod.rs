@@ -39,7 +39,7 @@ use crate::ledger::{
     Intervene, Intervened, Ledger, Marker, Outcome, Page, Settings, Settle, Settled, Share, Stat, SweepTerms,
     Swept, Week,
 };
-pub(in crate::backend) use error::translate;
+pub(in crate::backend) use error::{told, translate};
 pub(in crate::backend) use schema::check_name;
 
 use error::{Meaning, meaning};

@@ -87,6 +87,8 @@ macro_rules! __journal_cases {
                 j11_a_dry_run_only_counts
                 j11_a_sweep_goes_in_steps
                 j11_numbers_go_on_where_they_were
+                j11_a_relay_that_is_forgotten_holds_nothing_back
+                j11_a_relay_that_someone_leads_is_not_forgotten
             }
             model {
                 model_random_commands_agree

@@ -67,7 +67,7 @@ fn is_fenced<T: std::fmt::Debug>(result: &Result<T>) {
 }
 
 /// Whoever has this token can do nothing any more, and changes nothing by trying.
-async fn must_be_fenced(journal: &impl Journal, name: &str, token: Token) {
+pub(super) async fn must_be_fenced(journal: &impl Journal, name: &str, token: Token) {
     let before = journal.relays().await.unwrap();
     let checkpoint = at(journal, &Position::of(999_999));
     is_fenced(&journal.save(&relay(name), token, &checkpoint).await);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::JournalHarness;
 use super::kit::{Follower, aggregate, all, append, id, open, put, seqs, until, waits, write};
-use super::lead::{at, led, save};
+use super::lead::{at, led, must_be_fenced, save};
 use crate::clock::Time;
 use crate::journal::{Behind, Expected, Journal, JournalSweep, Position, Stored};
 
@@ -162,4 +162,49 @@ pub async fn j11_numbers_go_on_where_they_were<H: JournalHarness>(harness: &H) {
     let rest: Vec<_> =
         journal.read(&end, 10).await.unwrap().events.into_iter().map(|stored| stored.seq).collect();
     assert_eq!(rest, [4, 5]);
+}
+
+/// A relay that was named by mistake, or is not run any more. One of its name begins at the start, under a higher token.
+pub async fn j11_a_relay_that_is_forgotten_holds_nothing_back<H: JournalHarness>(harness: &H) {
+    let journal = open(harness).await;
+    let events = six(&journal).await;
+    let name = |name: &str| crate::id::RelayName::new(name).unwrap();
+    save(&journal, "main", &at(&journal, &events[5].position)).await;
+    let (token, _) = led(&journal, "mian", "ada").await;
+    journal.save(&name("mian"), token, &at(&journal, &events[1].position)).await.expect("it leads");
+    journal.give_up_lead(&name("mian"), token).await.expect("it leads");
+    assert_eq!(journal.sweep(&dry()).await.unwrap(), 2);
+    let error = journal.forget_relay(&name("other")).await.unwrap_err();
+    assert_eq!(error.code(), "not-found", "{error}");
+    let was = open(harness).await.forget_relay(&name("mian")).await.expect("nobody leads");
+    assert_eq!((was.relay, was.token), (name("mian"), token));
+    assert_eq!(was.checkpoint, Some(at(&journal, &events[1].position)));
+    let known: Vec<_> = journal.relays().await.unwrap().into_iter().map(|state| state.relay).collect();
+    assert_eq!(known, [name("main")]);
+    assert_eq!(journal.forget_relay(&name("mian")).await.unwrap_err().code(), "not-found", "not twice");
+    must_be_fenced(&journal, "mian", token).await;
+    assert_eq!(journal.sweep(&any_age()).await.unwrap(), 6);
+    let (next, checkpoint) = led(&journal, "mian", "bob").await;
+    assert!(next > token, "{next:?} after {token:?}");
+    assert_eq!(checkpoint, crate::journal::Checkpoint::start(journal.id()));
+    must_be_fenced(&journal, "mian", token).await;
+    journal.save(&name("mian"), next, &at(&journal, &events[0].position)).await.expect("it leads");
+    assert_eq!(journal.relays().await.unwrap().len(), 2, "it is a relay again");
+}
+
+/// Who leads, and until when, is told; nothing is changed.
+pub async fn j11_a_relay_that_someone_leads_is_not_forgotten<H: JournalHarness>(harness: &H) {
+    let journal = open(harness).await;
+    let main = crate::id::RelayName::new("main").unwrap();
+    let (token, _) = led(&journal, "main", "ada").await;
+    let before = journal.relays().await.unwrap();
+    let error = open(harness).await.forget_relay(&main).await.unwrap_err();
+    assert_eq!(error.code(), "conflict", "{error}");
+    let until = before[0].until.expect("it leads").to_string();
+    assert!(error.to_string().contains("ada") && error.to_string().contains(&until), "{error}");
+    assert_eq!(journal.relays().await.unwrap(), before);
+    journal.keep_lead(&main, token, Duration::from_mins(30)).await.expect("it leads still");
+    journal.give_up_lead(&main, token).await.expect("it leads");
+    journal.forget_relay(&main).await.expect("nobody leads");
+    assert_eq!(journal.relays().await.unwrap(), []);
 }

@@ -49,22 +49,38 @@ pub async fn run(global: &Global, journal: &dyn Journal, args: &ReadArgs) -> Res
     let (mut left, mut seq, mut after) = (args.limit, args.from, args.after.clone().unwrap_or_default());
     while left > 0 {
         let limit = usize::try_from(left).unwrap_or(PAGE).min(PAGE);
+        let mut at_hole = false;
         let (page, more) = if let Some(aggregate) = &args.aggregate {
             let page = journal.read_aggregate(args.tenant.as_ref(), aggregate, seq, limit).await?;
             (page.events, page.more)
         } else {
             let stretch = journal.read(&after, limit).await?;
-            after = stretch.next;
+            (after, at_hole) = (stretch.next, stretch.at_hole);
             (stretch.events, stretch.more)
         };
         left -= page.len() as u64;
         seq = page.last().map_or(seq, |last| last.seq + 1);
         show(global, args, &page)?;
+        if at_hole && left > 0 {
+            tell_of_hole(global, &after);
+        }
         if !more {
             break;
         }
     }
     Ok(0)
+}
+
+/// Where reading ends before the journal does: not an error, but whoever reads must not take it for the end.
+fn tell_of_hole(global: &Global, after: &Position) {
+    let told = format!(
+        "a hole after position {after}: whoever appends there has not committed yet (a transaction is open); what may \
+         follow is not shown"
+    );
+    eprintln!("hapax: {told}");
+    if global.json {
+        eprintln!("{}", json!({"hole": {"after": after.to_string(), "message": told}}));
+    }
 }
 
 fn show(global: &Global, args: &ReadArgs, page: &[Stored]) -> Result<(), Failure> {

@@ -1,5 +1,6 @@
 //! `hapax relay`: brings a journal to a bus, says how far it has come, and sends it back.
 
+mod forget;
 mod run;
 mod status;
 
@@ -43,6 +44,9 @@ enum RelayCommand {
     /// Give up the event that an aggregate is parked at, and go on behind it
     #[command(after_help = "Example: hapax relay skip order-17 --seq 4")]
     Skip(SkipArgs),
+    /// Forget a relay that is not run any more: it holds back no sweep from then on
+    #[command(after_help = "Example: hapax relay forget --name archive")]
+    Forget(ForgetArgs),
 }
 
 #[derive(Debug, Args)]
@@ -53,6 +57,13 @@ struct RewindArgs {
     /// Only say how many events would be published again
     #[arg(long)]
     dry_run: bool,
+    /// Do not ask
+    #[arg(long)]
+    yes: bool,
+}
+
+#[derive(Debug, Args)]
+struct ForgetArgs {
     /// Do not ask
     #[arg(long)]
     yes: bool,
@@ -128,6 +139,12 @@ pub async fn run(
             }
             let behind = relay::skip(&*journal, name, &args.of.of(), args.seq).await?;
             told(global, "skipped", &behind)
+        }
+        RelayCommand::Forget(ForgetArgs { yes }) => {
+            if args.name.is_none() {
+                return Err(Failure::config("which relay is to be forgotten? Give --name"));
+            }
+            forget::forget(global, &*journal, name, *yes).await
         }
     }
 }

@@ -137,8 +137,10 @@ struct Sql {
 impl Sql {
     fn new(schema: &str) -> Self {
         let sql = |text: &str| -> Arc<str> { text.replace("{s}", schema).into() };
-        let read = |from: &str| sql(&format!("select {}, true from {from} j", read::COLUMNS));
-        let paged = |from: &str, bytes_max: &str, same: &str| sql(&read::paged(from, bytes_max, same));
+        let read = |from: &str| sql(&format!("select {}, true, true from {from} j", read::COLUMNS));
+        let paged = |from: &str, bytes_max: &str, same: &str, alive: &str| {
+            sql(&read::paged(from, bytes_max, same, alive))
+        };
         Sql {
             append_one: sql(
                 "select * from {s}.journal_append_one($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
@@ -154,12 +156,13 @@ impl Sql {
                 },
                 "$3",
                 &anchor::is_same("$1", "$4"),
+                &read::is_alive("$5", "$6"),
             ),
-            read_aggregate: paged("{s}.journal_read_aggregate($1, $2, $3, $4)", "$5", "true"),
+            read_aggregate: paged("{s}.journal_read_aggregate($1, $2, $3, $4)", "$5", "true", "true"),
             find: read("{s}.journal_find($1, $2)"),
             head: sql("select last from {s}.journal_head where tenant = $1 and aggregate = $2"),
             next: sql("select {s}.journal_next($1)"),
-            horizon: sql("select o_drawn, o_writers from {s}.journal_horizon()"),
+            horizon: sql(&format!("select o_drawn, o_writers, {} from {{s}}.journal_horizon()", read::LIFE)),
             save: sql(&format!(
                 "update {{s}}.journal_relay set checkpoint = $3::text::json, saved_at = {{s}}.journal_now() \
                  where relay = $1 and token = $2 and $4::bigint <= {} and {}",
@@ -378,6 +381,10 @@ impl Journal for PgJournal {
         if_token: Option<Token>,
     ) -> Result<Option<Checkpoint>> {
         relay::rewind(&self.0, relay, to, if_token).await
+    }
+
+    async fn forget_relay(&self, relay: &RelayName) -> Result<RelayState> {
+        relay::forget(&self.0, relay).await
     }
 
     async fn count_after(&self, after: &Position, limit: u64) -> Result<u64> {

@@ -5,10 +5,13 @@
 //! ended, everything that was drawn by then is decided: it can be seen, or is empty for ever. The highest position of which
 //! that is known is kept as one number, which costs nothing however many numbers were rolled back below it.
 //! Transactions that do not write to the journal are not looked at, nor are those of other databases.
+//!
+//! All of that holds within one life of the server. One that crashed, or another that took over, may draw numbers again that were
+//! decided (a sequence survives only as far as its log was flushed), and they catch up with what was drawn before. So that number is kept
+//! with the life it was learned in, and every page is told by the server whether that is still its own.
 
 use std::collections::HashSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 
 use sqlx::AssertSqlSafe;
 use tokio::sync::Mutex;
@@ -31,7 +34,7 @@ pub(super) const COLUMNS: &str = "j.position, j.seq, (extract(epoch from j.at) *
 
 /// Rows of a query, up to and with the one that brings them to so many bytes, as [`bytes_of`](crate::journal::bytes_of) counts: the rest is
 /// not sent. A payload's length is known without reading it.
-pub(super) fn paged(from: &str, bytes_max: &str, same: &str) -> String {
+pub(super) fn paged(from: &str, bytes_max: &str, same: &str, alive: &str) -> String {
     let headers = |column: &str| {
         format!(
             "case when j.{column} is null then 0 else \
@@ -39,7 +42,7 @@ pub(super) fn paged(from: &str, bytes_max: &str, same: &str) -> String {
         )
     };
     format!(
-        "select {COLUMNS}, {same} from (select j.*, sum({EVENT_BYTES} + octet_length(j.payload) + {} + {}) \
+        "select {COLUMNS}, {same}, {alive} from (select j.*, sum({EVENT_BYTES} + octet_length(j.payload) + {} + {}) \
          over (rows between unbounded preceding and 1 preceding) as before from {from} j) j \
          where coalesce(j.before, 0) < greatest({bytes_max}::bigint, 1)",
         headers("header_names"),
@@ -62,15 +65,44 @@ type Row = (
     Option<Vec<Vec<u8>>>,
     Vec<u8>,
     bool, // whether what was read before is as it was
+    bool, // whether what is known to be decided still is
 );
 
 /// Events and aggregates as far as they were counted, then as the server estimates them; the oldest and the last event.
 type Counts = (i64, i64, i64, i64, Option<i64>, Option<i64>);
 
-/// Up to where everything is decided.
+/// Which life of which server this is, for every role to know: when it started, when it last recovered from a crash (its statistics begin anew
+/// then, also where only its processes were started again), whether it is a replica still, and whether database and table were made anew.
+/// What changes it without need costs one more look at the next hole.
+pub(super) const LIFE: &str = "(select concat_ws('/', extract(epoch from pg_catalog.pg_postmaster_start_time()), \
+     extract(epoch from pg_catalog.pg_stat_get_bgwriter_stat_reset_time()), pg_catalog.pg_is_in_recovery(), \
+     '{s}.journal'::regclass::oid, (select d.oid from pg_catalog.pg_database d where d.datname = current_database())))";
+
+/// Says whether this is the life `$LIFE` still, in which everything up to `$SETTLED` was decided.
+pub(super) fn is_alive(life: &str, settled: &str) -> String {
+    format!("(select {LIFE} = {life}::text and {settled}::bigint <= {})", anchor::DRAWN)
+}
+
+/// Up to where everything is decided, and in which life of the server that was learned.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Known {
+    pub(super) settled: u64,
+    life: Arc<str>,
+}
+
+impl Known {
+    /// Up to where everything is decided, as far as the server that gave these rows is the one of which it is known.
+    fn settled_for(&self, rows: &[Row]) -> u64 {
+        if mutant!("journal_skips_holes") {
+            return u64::MAX;
+        }
+        rows.first().filter(|row| row.14).map_or(0, |_| self.settled)
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Horizon {
-    settled: AtomicU64,
+    known: std::sync::Mutex<Known>,
     /// Held while the server is asked: an older answer must never be applied to a newer watch.
     watch: Mutex<Option<Watch>>,
 }
@@ -84,18 +116,25 @@ struct Watch {
 
 impl Horizon {
     /// The position up to which everything was decided *before* this call; what is read afterwards sees it.
-    pub(super) fn settled(&self) -> u64 {
-        self.settled.load(Ordering::SeqCst)
+    pub(super) fn known(&self) -> Known {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The server was put back: what was decided may not be any more.
     pub(super) async fn forget(&self) {
         let mut watch = self.watch.lock().await;
-        self.settled.store(0, Ordering::SeqCst);
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Known::default();
         *watch = None;
     }
 
-    fn apply(&self, watch: &mut Option<Watch>, drawn: u64, writers: HashSet<String>) {
+    fn apply(&self, watch: &mut Option<Watch>, life: &str, drawn: u64, writers: HashSet<String>) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let decided = watch.as_ref().map_or(0, |watch| watch.up_to).max(known.settled);
+        if *known.life != *life || drawn < decided {
+            // What was drawn, and who wrote, was another's.
+            *known = Known { settled: 0, life: life.into() };
+            *watch = None;
+        }
         let is_prepared = |writer: &&String| writer.starts_with('p');
         if let Some(waited) = watch {
             // PREPARE TRANSACTION gives a writer another name. Whoever is gone may be any of those that are prepared now.
@@ -105,27 +144,28 @@ impl Horizon {
                 waited.writers.extend(writers.iter().filter(is_prepared).cloned());
             }
             if waited.writers.is_empty() {
-                self.settled.fetch_max(waited.up_to, Ordering::SeqCst);
+                known.settled = known.settled.max(waited.up_to);
                 *watch = None;
             }
         }
         if writers.is_empty() {
-            self.settled.fetch_max(drawn, Ordering::SeqCst);
+            known.settled = known.settled.max(drawn);
         } else if watch.is_none() {
             *watch = Some(Watch { up_to: drawn, writers });
         }
     }
 }
 
-/// Looks who is writing; the position up to which everything is decided now.
-pub(super) async fn settle(inner: &Inner) -> Result<u64> {
+/// Looks who is writing; up to where everything is decided now.
+pub(super) async fn settle(inner: &Inner) -> Result<Known> {
     let mut watch = inner.horizon.watch.lock().await;
-    let query = sqlx::query_as::<_, (i64, Vec<String>)>(AssertSqlSafe(Arc::clone(&inner.sql.horizon)));
+    let query =
+        sqlx::query_as::<_, (i64, Vec<String>, String)>(AssertSqlSafe(Arc::clone(&inner.sql.horizon)));
     let mut rows = inner.fetch_all(query).await.map_err(|e| fail("looking for writers", e))?;
-    let (drawn, writers) =
+    let (drawn, writers, life) =
         rows.pop().ok_or_else(|| Error::Corrupt("the journal's horizon is missing".into()))?;
-    inner.horizon.apply(&mut watch, drawn as u64, writers.into_iter().collect());
-    Ok(inner.horizon.settled())
+    inner.horizon.apply(&mut watch, &life, drawn as u64, writers.into_iter().collect());
+    Ok(inner.horizon.known())
 }
 
 /// How many of these can be given: up to the first position that is missing and not known to be empty.
@@ -150,28 +190,30 @@ pub(super) async fn read(inner: &Inner, after: &Position, limit: usize) -> Resul
     let from = after.number();
     let bytes_max = inner.settings.journal.page_bytes_max;
     let anchor = inner.anchors.at(from);
-    let page = async || {
+    let page = async |known: &Known| {
         let query = sqlx::query_as::<_, Row>(AssertSqlSafe(Arc::clone(&inner.sql.read)))
             .bind(number(from))
             .bind(number(limit.min(events_max(bytes_max)) as u64))
             .bind(number(bytes_max as u64))
-            .bind(anchor);
-        inner.fetch_all(query).await.map_err(|e| fail("reading the journal", e))
+            .bind(anchor)
+            .bind(known.life.to_string())
+            .bind(number(known.settled));
+        let rows = inner.fetch_all(query).await.map_err(|e| fail("reading the journal", e))?;
+        if limit > 0 && anchor.is_some() && rows.first().is_none_or(|row| !row.13) {
+            anchor::check(inner, from, anchor, None).await?; // where nothing follows, nothing has told
+        }
+        Ok::<_, Error>(rows)
     };
-    // Before the rows are looked at.
-    let settled = if mutant!("journal_skips_holes") { u64::MAX } else { inner.horizon.settled() };
-    let mut rows = page().await?;
-    if limit > 0 && anchor.is_some() && rows.first().is_none_or(|row| !row.13) {
-        anchor::check(inner, from, anchor, None).await?; // where nothing follows, nothing has told
-    }
-    let mut count = decided(from, &rows, settled);
+    let known = inner.horizon.known(); // before the rows are looked at
+    let mut rows = page(&known).await?;
+    let mut count = decided(from, &rows, known.settled_for(&rows));
     if count < rows.len() {
-        let settled = settle(inner).await?;
+        let known = settle(inner).await?;
         let last = if count == 0 { from } else { rows[count - 1].0 as u64 };
-        if follows(last, rows[count].0 as u64, settled) {
+        if follows(last, rows[count].0 as u64, known.settled) {
             // What was missing is there now or never will be: only a look after that can tell.
-            rows = page().await?;
-            count = decided(from, &rows, settled);
+            rows = page(&known).await?;
+            count = decided(from, &rows, known.settled_for(&rows));
         }
     }
     let at_hole = count < rows.len();
@@ -201,8 +243,22 @@ pub(super) async fn next(inner: &Inner, after: u64) -> Result<Option<u64>> {
 }
 
 fn stored(row: Row) -> Result<Stored> {
-    let (position, seq, at, time, tenant, aggregate, id, fingerprint, kind, trace, names, values, payload, _) =
-        row;
+    let (
+        position,
+        seq,
+        at,
+        time,
+        tenant,
+        aggregate,
+        id,
+        fingerprint,
+        kind,
+        trace,
+        names,
+        values,
+        payload,
+        ..,
+    ) = row;
     let strange = |what: &str| Error::Corrupt(format!("{what} of the event at position {position}"));
     let mut event = Event::new(EventId::from_key(&id)?).payload(payload);
     event.time = time.map(Time::from_micros);
@@ -312,8 +368,32 @@ mod tests {
     }
 
     fn apply(horizon: &Horizon, watch: &mut Option<Watch>, drawn: u64, names: &[&str]) -> u64 {
-        horizon.apply(watch, drawn, writers(names));
-        horizon.settled()
+        apply_in("one", horizon, watch, drawn, names)
+    }
+
+    fn apply_in(life: &str, horizon: &Horizon, watch: &mut Option<Watch>, drawn: u64, names: &[&str]) -> u64 {
+        horizon.apply(watch, life, drawn, writers(names));
+        horizon.known().settled
+    }
+
+    #[test]
+    fn another_life_of_the_server_has_decided_nothing() {
+        let (horizon, mut watch) = (Horizon::default(), None);
+        assert_eq!(apply(&horizon, &mut watch, 25, &[]), 25);
+        assert_eq!(apply_in("two", &horizon, &mut watch, 40, &["1/1"]), 0, "however far it has drawn");
+        assert_eq!(apply_in("three", &horizon, &mut watch, 30, &["1/1"]), 0);
+        assert_eq!(apply_in("three", &horizon, &mut watch, 35, &[]), 35, "not 40, which nobody waits for");
+    }
+
+    #[test]
+    fn what_was_drawn_never_goes_back_within_a_life() {
+        let (horizon, mut watch) = (Horizon::default(), None);
+        assert_eq!(apply(&horizon, &mut watch, 25, &[]), 25);
+        assert_eq!(apply(&horizon, &mut watch, 7, &["1/1"]), 0);
+        assert_eq!(apply(&horizon, &mut watch, 7, &[]), 7);
+        assert_eq!(apply(&horizon, &mut watch, 20, &["1/1"]), 7);
+        assert_eq!(apply(&horizon, &mut watch, 10, &["2/1"]), 0, "nor what is waited for");
+        assert_eq!(apply(&horizon, &mut watch, 12, &["3/1"]), 10);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::{Inner, fail, number};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::{Owner, RelayName};
-use crate::journal::{Checkpoint, Lead, RelayState, must_be_drawn, must_be_last};
+use crate::journal::{Checkpoint, Lead, RelayState, may_be_forgotten, must_be_drawn, must_be_last};
 use crate::ledger::Token;
 
 /// How often a lead that someone took and gave up meanwhile is tried for.
@@ -139,10 +139,8 @@ pub(super) async fn relays_in(
     connection: &mut sqlx::PgConnection,
     locked: bool,
 ) -> Result<Vec<RelayState>> {
-    type Row = (String, Option<String>, Option<i64>, i64, Option<String>, Option<i64>);
     let sql = format!(
-        "select relay, owner, (extract(epoch from until) * 1000000)::bigint, token, checkpoint::text, \
-         (extract(epoch from saved_at) * 1000000)::bigint from {}.journal_relay order by relay {}",
+        "select {COLUMNS} from {}.journal_relay order by relay {}",
         inner.settings.schema,
         if locked { "for share" } else { "" }
     );
@@ -151,17 +149,44 @@ pub(super) async fn relays_in(
         .fetch_all(connection)
         .await
         .map_err(|e| fail("reading relays", e))?;
-    let state = |(relay, owner, until, token, checkpoint, saved_at): Row| -> Result<RelayState> {
-        Ok(RelayState::new(
-            RelayName::new(relay)?,
-            owner.map(Owner::new).transpose()?,
-            until.map(Time::from_micros),
-            Token(token),
-            parse(checkpoint)?.map(|anchored| anchored.checkpoint),
-            saved_at.map(Time::from_micros),
-        ))
-    };
     rows.into_iter().map(state).collect()
+}
+
+/// As [`Row`] reads them.
+const COLUMNS: &str = "relay, owner, (extract(epoch from until) * 1000000)::bigint, token, checkpoint::text, \
+     (extract(epoch from saved_at) * 1000000)::bigint";
+
+type Row = (String, Option<String>, Option<i64>, i64, Option<String>, Option<i64>);
+
+fn state((relay, owner, until, token, checkpoint, saved_at): Row) -> Result<RelayState> {
+    Ok(RelayState::new(
+        RelayName::new(relay)?,
+        owner.map(Owner::new).transpose()?,
+        until.map(Time::from_micros),
+        Token(token),
+        parse(checkpoint)?.map(|anchored| anchored.checkpoint),
+        saved_at.map(Time::from_micros),
+    ))
+}
+
+pub(super) async fn forget(inner: &Inner, relay: &RelayName) -> Result<RelayState> {
+    let what = "forgetting a relay";
+    let s = &inner.settings.schema;
+    let forget = format!(
+        "delete from {s}.journal_relay where relay = $1 \
+         and (owner is null or until is null or until <= {s}.journal_now()) returning {COLUMNS}"
+    );
+    for _ in 0..TRIES_MAX {
+        let query =
+            sqlx::query_as::<_, Row>(AssertSqlSafe(forget.clone())).persistent(false).bind(relay.as_str());
+        let forgotten = inner.fetch_all(query).await.map_err(|e| fail(what, e))?;
+        if let Some(row) = forgotten.into_iter().next() {
+            return state(row);
+        }
+        let known = relays(inner).await?.into_iter().find(|state| state.relay == *relay);
+        may_be_forgotten(relay, known, super::read::now(inner).await?)?; // one that may was given up just now
+    }
+    Err(Error::Contended { what: format!("{what}: it changes hands all the time"), source: None })
 }
 
 pub(super) async fn rewind(

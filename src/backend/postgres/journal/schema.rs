@@ -39,7 +39,7 @@ fn steps_sql(schema: &str, from: usize) -> String {
 }
 
 /// The grants a role needs that appends, reads and relays: rows, functions and sequences, no DDL. Sweeping needs DELETE on `journal`
-/// besides.
+/// besides, forgetting a relay DELETE on `journal_relay`.
 pub fn journal_grants_sql(schema: &str, role: &str) -> Result<String> {
     check_name(schema)?;
     check_name(role)?;

@@ -139,10 +139,12 @@ pub(super) async fn wait(inner: &Inner, after: &Position, at_most: Duration) -> 
     let mut pause = POLL_MIN;
     loop {
         signal.borrow_and_update();
-        let settled = inner.horizon.settled();
+        let settled = inner.horizon.known().settled;
         let found = next(inner, after).await?;
         match found {
-            Some(found) if follows(after, found, settled) || follows(after, found, settle(inner).await?) => {
+            Some(found)
+                if follows(after, found, settled) || follows(after, found, settle(inner).await?.settled) =>
+            {
                 return Ok(());
             }
             _ => {}

@@ -267,6 +267,11 @@ impl Journal for SqliteJournal {
             .await?
     }
 
+    async fn forget_relay(&self, relay: &RelayName) -> Result<RelayState> {
+        let relay = relay.clone();
+        answer(self.0.write.send(move |desk| relay::forget(desk.conn, &relay, desk.now))).await?
+    }
+
     async fn count_after(&self, after: &Position, limit: u64) -> Result<u64> {
         let after = after.number();
         answer(self.0.read.send(move |conn| codec::count_after(conn, after, limit))).await

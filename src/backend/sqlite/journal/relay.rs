@@ -11,7 +11,9 @@ use crate::backend::sqlite::fault::Doing;
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::{Owner, RelayName};
-use crate::journal::{Checkpoint, JournalSweep, Lead, RelayState, must_be_drawn, must_be_last, swept_up_to};
+use crate::journal::{
+    Checkpoint, JournalSweep, Lead, RelayState, may_be_forgotten, must_be_drawn, must_be_last, swept_up_to,
+};
 use crate::ledger::Token;
 
 const COLUMNS: &str = "relay, owner, until, token, checkpoint, saved_at";
@@ -166,6 +168,18 @@ pub(super) fn rewind(
     .and_then(|mut statement| statement.execute(params![relay.as_str(), token.0, text, now.as_micros()]))
     .doing("putting a checkpoint elsewhere")?;
     Ok(Ok(before))
+}
+
+/// Forgets a relay that nobody leads.
+pub(super) fn forget(conn: &Connection, relay: &RelayName, now: Time) -> Result<Result<RelayState>> {
+    let state = match may_be_forgotten(relay, find(conn, relay)?, now) {
+        Ok(state) => state,
+        refused => return Ok(refused),
+    };
+    conn.prepare_cached("DELETE FROM main.hapax_journal_relay WHERE relay = ?1")
+        .and_then(|mut statement| statement.execute([relay.as_str()]))
+        .doing("forgetting a relay")?;
+    Ok(Ok(state))
 }
 
 /// Removes, or counts, what every relay has passed and none holds back.

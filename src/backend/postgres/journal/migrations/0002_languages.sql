@@ -78,8 +78,8 @@ begin
     perform {schema}.journal_name('kind', e.kind);
     if e.id = any(v_ids) then
       raise exception 'event id is invalid: % is there twice in one append', e.id using errcode = '22023';
-    elsif octet_length(e.payload::text) + octet_length(coalesce(e.headers::text, '')) > 1048576 then
-      raise exception 'event is invalid: % has % bytes with its headers; 1048576 are allowed', e.id,
+    elsif octet_length(e.payload::text) + octet_length(coalesce(e.headers::text, '')) > 983040 then
+      raise exception 'event is invalid: % has % bytes with its headers; 983040 are allowed', e.id,
         octet_length(e.payload::text) + octet_length(coalesce(e.headers::text, '')) using errcode = '22023';
     elsif e.trace !~ '^00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$' then
       raise exception 'traceparent is invalid: it is not version-trace-span-flags in hexadecimal' using errcode = '22023';
