@@ -394,6 +394,39 @@ async fn a_subscriber_that_does_not_listen_loses_its_partitions() {
     }
 }
 
+/// One that stands still while a partition is wanted back is thrown out, and joins again when it wakes up.
+#[tokio::test]
+async fn who_is_thrown_out_while_a_partition_is_wanted_back_joins_again() {
+    for protocol in [GroupProtocol::Classic, GroupProtocol::Consumer] {
+        let mut settings = settings();
+        settings.group_protocol = protocol;
+        let (bus, topic, group) = stage(settings.clone(), 2).await;
+        let mut first = bus.subscribe(subscription(&group, &topic)).await.unwrap();
+        let mine = given(&mut first).await;
+        assert_eq!(mine.len(), 2);
+        let other = connect(settings).await;
+        let mut second = other.subscribe(subscription(&group, &topic)).await.unwrap();
+        let Heard::Revoked(_) = next(&mut first).await else { panic!("{protocol:?}: revoked") };
+        bus.silence(true);
+        let mut got = 0;
+        while got < 2 {
+            got += given(&mut second).await.len();
+        }
+        bus.silence(false);
+        let mut lost = 0;
+        while lost < mine.len() {
+            let Heard::Lost(more) = next(&mut first).await else { panic!("{protocol:?}: lost") };
+            lost += more.len();
+        }
+        second.leave().await.unwrap();
+        let mut again = 0;
+        while again < 2 {
+            again += given(&mut first).await.len();
+        }
+        first.leave().await.unwrap();
+    }
+}
+
 /// A pause holds while other partitions come and go, and what waited in this process is neither lost nor heard twice.
 #[tokio::test]
 async fn a_pause_survives_rebalances_of_others() {

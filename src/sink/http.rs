@@ -1,5 +1,7 @@
 //! Effects over HTTP: a POST per attempt, with `Idempotency-Key` and the token.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -59,6 +61,8 @@ pub struct HttpSink {
     client: Client,
     url: Url,
     settings: HttpSettings,
+    /// Whether the last request got no answer: one line when that begins, one when it ends.
+    away: Arc<AtomicBool>,
 }
 
 impl HttpSink {
@@ -89,7 +93,7 @@ impl HttpSink {
             .user_agent(concat!("hapax/", env!("CARGO_PKG_VERSION")))
             .build()
             .map_err(|e| Error::Config(format!("no HTTP client for {shown:?}: {}", chain(&e))))?;
-        Ok(HttpSink { client, url: parsed, settings })
+        Ok(HttpSink { client, url: parsed, settings, away: Arc::default() })
     }
 
     async fn send(&self, effect: &Effect) -> std::result::Result<Response, Failed> {
@@ -109,10 +113,28 @@ impl HttpSink {
             .timeout(effect.timeout)
             .headers(headers)
             .body(protocol::request(effect, 0).to_string());
-        request.send().await.map_err(|error| {
-            let error = error.without_url(); // it may hold a password
-            Failed::retryable(format!("the sink gave no answer: {}", chain(&error)))
-        })
+        let answer = request.send().await;
+        let was_away = self.away.swap(answer.is_err(), Ordering::Relaxed);
+        match answer {
+            Ok(response) => {
+                if was_away {
+                    tracing::info!(target: "hapax::sink", sink = %self.host(), "the sink answers again");
+                }
+                Ok(response)
+            }
+            Err(error) => {
+                let error = chain(&error.without_url()); // it may hold a password
+                if !was_away {
+                    tracing::warn!(target: "hapax::sink", sink = %self.host(), error, "the sink gives no answer; attempts are counted");
+                }
+                Err(Failed::retryable(format!("the sink gave no answer: {error}")))
+            }
+        }
+    }
+
+    /// Where it is, without what may be secret.
+    fn host(&self) -> &str {
+        self.url.host_str().unwrap_or_default()
     }
 
     /// The answer's body, if it is not too long.

@@ -123,7 +123,7 @@ impl KafkaSettings {
     }
 
     /// Reads `kafka://HOST:PORT[,HOST:PORT][?PROPERTY=VALUE&…]`: properties of librdkafka, percent-encoded where needed, and
-    /// among them `group.protocol` and `isolation.level`.
+    /// among them `group.protocol`, `isolation.level`, `max.poll.interval.ms` and `message.timeout.ms`.
     ///
     /// ```
     /// use hapax::bus::kafka::{GroupProtocol, KafkaSettings};
@@ -131,6 +131,9 @@ impl KafkaSettings {
     /// assert_eq!(settings.brokers, "a:9092,b:9092");
     /// assert_eq!(settings.group_protocol, GroupProtocol::Consumer);
     /// assert_eq!(settings.properties, [("client.rack".to_owned(), "x y".to_owned())]);
+    /// let settings = KafkaSettings::from_url("kafka://a:9092?max.poll.interval.ms=60000&message.timeout.ms=5000").unwrap();
+    /// assert_eq!((settings.poll_interval_max.as_secs(), settings.publish_timeout.as_secs()), (60, 5));
+    /// assert!(KafkaSettings::from_url("kafka://a:9092?message.timeout.ms=soon").is_err());
     /// ```
     pub fn from_url(url: &str) -> Result<Self> {
         let bad = |problem: String| {
@@ -156,7 +159,13 @@ impl KafkaSettings {
             let value = percent_encoding::percent_decode_str(value)
                 .decode_utf8()
                 .map_err(|_| bad(format!("the value of {name} is not UTF-8")))?;
+            let time = || {
+                let millis = value.parse().map(Duration::from_millis);
+                millis.map_err(|_| bad(format!("{name} is a number of milliseconds, not {value:?}")))
+            };
             match (name, &*value) {
+                ("max.poll.interval.ms", _) => settings.poll_interval_max = time()?,
+                ("message.timeout.ms", _) => settings.publish_timeout = time()?,
                 ("group.protocol", "classic") => settings.group_protocol = GroupProtocol::Classic,
                 ("group.protocol", "consumer") => settings.group_protocol = GroupProtocol::Consumer,
                 ("isolation.level", "read_committed") => settings.isolation = Isolation::Committed,

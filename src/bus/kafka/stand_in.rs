@@ -87,10 +87,14 @@ impl StandIn {
         let mut list = TopicPartitionList::new();
         for (partition, next) in staying {
             let (topic, number) = (partition.topic.as_str(), partition.number);
-            let stored = || match committed.find_partition(topic, number)?.offset() {
-                Offset::Offset(offset) => Some(Offset::Offset(offset)),
-                _ if member.start == Start::Earliest => Some(Offset::Beginning),
-                _ => None,
+            let stored = || {
+                let found = committed.find_partition(topic, number)?;
+                found.error().ok()?; // not known: it waits for the member
+                match found.offset() {
+                    Offset::Offset(offset) => Some(Offset::Offset(offset)),
+                    _ if member.start == Start::Earliest => Some(Offset::Beginning),
+                    _ => None,
+                }
             };
             if let Some(offset) = next.map(Offset::Offset).or_else(stored) {
                 list.add_partition_offset(topic, number, offset)?;

@@ -136,6 +136,7 @@ fn be_member(mut consumer: Arc<MemberConsumer>, config: &ClientConfig, member: &
         }
         tracing::warn!(target: "hapax::kafka", group = %member.group, "thrown out of the group; joining again");
         fruitless = if inbox.epoch() == epoch { fruitless + 1 } else { 0 };
+        answer_for_good(&consumer, inbox);
         inbox.lost_all();
         if fruitless > FRUITLESS_MAX {
             break Error::Unavailable {
@@ -162,14 +163,18 @@ fn be_member(mut consumer: Arc<MemberConsumer>, config: &ClientConfig, member: &
         }
     };
     slot.lock().unwrap_or_else(PoisonError::into_inner).take();
-    // librdkafka would wait for ever for what was wanted back.
-    if let Some(partitions) = inbox.returned(|| true) {
-        unassign(&consumer, &to_list(&partitions));
-    }
+    answer_for_good(&consumer, inbox);
     inbox.lost_all();
     inbox.end(error);
     // Leaves the group, if no commit is still under way.
     drop(consumer);
+}
+
+/// Before a client is closed: librdkafka would wait for ever for what was wanted back.
+fn answer_for_good(consumer: &MemberConsumer, inbox: &Inbox) {
+    if let Some(partitions) = inbox.returned(|| true) {
+        unassign(consumer, &to_list(&partitions));
+    }
 }
 
 /// Why a commit of several partitions did not go through.
