@@ -320,17 +320,16 @@ impl Bus for KafkaBus {
 
     async fn publish_each(&self, topic: &Topic, records: &[Record], tell: Tell<'_>) -> Result<()> {
         let limit = self.must_exist(topic).await?;
-        let mut is_as_known = true;
+        let mut gone = false;
         let mut note = |place: usize, answer: Result<Origin>| {
-            is_as_known &= answer.is_ok();
+            gone |= matches!(answer, Err(Error::NotFound(_)));
             tell(place, answer);
         };
-        let published = self.shared.publisher.publish(topic, limit, records, &mut note).await;
-        if !is_as_known {
-            // It may be gone, or take less than it did.
+        let is_as_known = self.shared.publisher.publish(topic, limit, records, &mut note).await?;
+        if gone || !is_as_known {
             self.shared.known.lock().unwrap_or_else(PoisonError::into_inner).remove(topic);
         }
-        published
+        Ok(())
     }
 
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {

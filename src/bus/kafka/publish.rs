@@ -1,6 +1,7 @@
 //! Publishing: each record with its own answer, in order, and never more under way than the queue holds.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -43,6 +44,8 @@ struct Publishing<'p> {
     /// How many bytes a batch may have in the topic, if that is known.
     limit: Option<usize>,
     batch_bytes: usize,
+    /// Whether a batch was refused that the limit would have allowed.
+    takes_less: AtomicBool,
 }
 
 impl Publisher {
@@ -77,17 +80,17 @@ impl Publisher {
         limit.map_or(most, |limit| most.min(limit.saturating_sub(FRAME_BYTES).max(1)))
     }
 
-    /// Publishes records to a topic whose batches may have so many bytes.
+    /// Publishes records to a topic whose batches may have so many bytes. False: it takes less.
     pub(super) async fn publish(
         &self,
         topic: &Topic,
         limit: Option<usize>,
         records: &[Record],
         tell: Tell<'_>,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let batch_bytes = self.batch_bytes(limit);
         let producer = self.producer(batch_bytes)?;
-        let what = &Publishing { topic, records, limit, batch_bytes };
+        let what = &Publishing { topic, records, limit, batch_bytes, takes_less: AtomicBool::new(false) };
         let answer =
             async |place: usize, delivery: DeliveryFuture| (place, self.answer(what, place, delivery).await);
         let mut under_way = FuturesUnordered::new();
@@ -117,7 +120,7 @@ impl Publisher {
         while let Some((place, answer)) = under_way.next().await {
             tell(place, answer);
         }
-        Ok(())
+        Ok(!what.takes_less.load(Ordering::Relaxed))
     }
 
     async fn answer(&self, what: &Publishing<'_>, place: usize, delivery: DeliveryFuture) -> Result<Origin> {
@@ -160,7 +163,9 @@ impl Publishing<'_> {
         match code(error) {
             Some(Code::MessageSizeTooLarge | Code::MessageBatchTooLarge | Code::InvalidMessageSize) => {
                 let bytes = bytes_of(record) + FRAME_BYTES + HEADER_BYTES * record.headers.iter().count();
-                self.records.len() == 1 || self.limit.is_some_and(|limit| bytes >= limit)
+                let is = self.records.len() == 1 || self.limit.is_some_and(|limit| bytes >= limit);
+                self.takes_less.fetch_or(!is, Ordering::Relaxed);
+                is
             }
             Some(Code::InvalidTimestamp) => record.timestamp.is_some(),
             _ => true,
