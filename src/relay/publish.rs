@@ -57,15 +57,6 @@ pub(super) struct Outage {
     pub(super) alone: bool,
 }
 
-/// How long answers are waited for.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Patience {
-    /// So long; then what is not answered is left, if the bus has answered others.
-    pub(super) time: Duration,
-    /// Whether it is left, too, if the bus has answered nothing.
-    pub(super) silence: bool,
-}
-
 /// Whether it is the event that the bus refuses, so that trying again is in vain. Anything else may be better in a while.
 pub(super) fn is_poison(error: &Error) -> bool {
     matches!(error, Error::Invalid { .. })
@@ -81,12 +72,12 @@ pub(super) struct Publisher {
 
 impl Publisher {
     /// Publishes events in the order given, of each aggregate only as far as all goes well. `lead` is looked at before each flush.
-    /// `slow` is called when nothing is answered for too long.
+    /// What is not answered within `patience` is left, if anything else is; `slow` is called if nothing is.
     pub(super) async fn publish(
         &self,
         lead: &Keeper,
         events: &[Stored],
-        patience: Patience,
+        patience: Duration,
         slow: &(dyn Fn() + Sync),
     ) -> Result<Flushed, End> {
         let mut flushed = Flushed::default();
@@ -177,7 +168,7 @@ impl Publisher {
         &self,
         lead: &Keeper,
         under_way: &mut UnderWay,
-        patience: Patience,
+        patience: Duration,
         slow: &(dyn Fn() + Sync),
     ) -> Result<Vec<(usize, Result<Origin>)>, End> {
         #[cfg(feature = "testing")]
@@ -191,7 +182,7 @@ impl Publisher {
         let mut stop = self.stop.clone();
         let (mut lost, mut stopping) =
             (pin!(lead.lost()), pin!(stopped_for(&mut stop, self.settings.flush_timeout)));
-        let mut overdue = pin!(sleep(patience.time));
+        let mut overdue = pin!(sleep(patience));
         let (mut acknowledged, mut told) = (false, false);
         while under_way.open > 0 {
             tokio::select! {
@@ -207,7 +198,7 @@ impl Publisher {
                 end = &mut lost => return Err(end),
                 () = &mut stopping => return Err(End::Stopped),
                 () = &mut overdue, if !told || acknowledged => {
-                    if acknowledged || patience.silence {
+                    if acknowledged {
                         break;
                     }
                     told = true;

@@ -16,7 +16,7 @@ use super::late::Lookout;
 use super::lead::Keeper;
 use super::meter::Meter;
 use super::pace::Pace;
-use super::publish::{Flushed, Patience, Publisher, is_poison};
+use super::publish::{Flushed, Publisher, is_poison};
 use super::{End, RelaySettings};
 use crate::clock::Time;
 use crate::crash_point::mutant;
@@ -48,7 +48,7 @@ pub(super) struct Leading {
     pub(super) ahead: Option<Ahead>,
     /// How often the present batch was tried in vain.
     pub(super) tries: u32,
-    /// Whether the bus has taken anything since something was left behind although it took nothing else.
+    /// Whether the bus has taken anything since an aggregate was left behind for being the only one.
     pub(super) proved: bool,
     /// What is with the bus and not waited for.
     pub(super) awaited: Awaited,
@@ -233,7 +233,6 @@ impl Leading {
             self.acknowledged.add(&batch.events[place]);
         }
         if !flushed.unanswered.is_empty() {
-            self.proved &= !flushed.acknowledged.is_empty();
             self.leave_unanswered(&mut flushed);
         }
         if let Some(outage) = &flushed.outage {
@@ -278,7 +277,7 @@ impl Leading {
 
     /// Leaves behind what the bus has not answered. It is with the bus, so that however many these are they are not tried again.
     fn leave_unanswered(&mut self, flushed: &mut Flushed) {
-        let (mut aggregates, time) = (0, self.patience().time);
+        let (mut aggregates, time) = (0, self.patience());
         let reason = format!("no acknowledgement within {time:?}");
         for part in std::mem::take(&mut flushed.unanswered) {
             for (of, first) in part.firsts() {
@@ -294,10 +293,9 @@ impl Leading {
     }
 
     /// Once a part of the bus is known to be slow the rest is not held up by it again and again.
-    fn patience(&self) -> Patience {
+    fn patience(&self) -> Duration {
         let time = self.settings.flush_timeout;
-        let time = if self.waiters.unanswered_for(time) { time.min(SHORT_PATIENCE) } else { time };
-        Patience { time, silence: self.proved }
+        if self.waiters.unanswered_for(time) { time.min(SHORT_PATIENCE) } else { time }
     }
 
     /// Saves as much of a batch's begin as is on the bus or behind.

@@ -1,6 +1,7 @@
 //! The async side of a member.
 
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -118,6 +119,9 @@ fn client(config: &ClientConfig, member: &Member) -> Result<Arc<MemberConsumer>>
     Ok(Arc::new(consumer))
 }
 
+/// How long closing a client is waited for.
+const CLOSE_MAX: Duration = Duration::from_secs(5);
+
 /// The whole life of a member, on its thread: one client after the other, if it must be.
 fn be_member(mut consumer: Arc<MemberConsumer>, config: &ClientConfig, member: &Member, slot: &Slot) {
     let inbox = &member.inbox;
@@ -146,7 +150,7 @@ fn be_member(mut consumer: Arc<MemberConsumer>, config: &ClientConfig, member: &
         }
         // The old one goes first: two of one `group.instance.id` would be in each other's way.
         slot.lock().unwrap_or_else(PoisonError::into_inner).take();
-        drop(consumer);
+        close(consumer);
         // Whoever does not listen gets nothing: it joins when the subscriber has heard of it.
         while !inbox.is_leaving() && !inbox.is_heard(member.poll_interval) {
             inbox.bell.wait(IDLE);
@@ -167,7 +171,20 @@ fn be_member(mut consumer: Arc<MemberConsumer>, config: &ClientConfig, member: &
     inbox.lost_all();
     inbox.end(error);
     // Leaves the group, if no commit is still under way.
-    drop(consumer);
+    close(consumer);
+}
+
+/// Closes a client, for a while. One that was thrown out while partitions were wanted back may never come to an end of its own
+/// (librdkafka 2.12, `group.protocol=consumer`): it is out of the group, and nobody waits for it for ever.
+fn close(consumer: Arc<MemberConsumer>) {
+    let (done, closed) = std::sync::mpsc::channel();
+    let closing = std::thread::Builder::new().name("hapax-kafka-end".into()).spawn(move || {
+        drop(consumer);
+        let _ = done.send(());
+    });
+    if closing.is_ok() && closed.recv_timeout(CLOSE_MAX) == Err(RecvTimeoutError::Timeout) {
+        tracing::warn!(target: "hapax::kafka", "a client that was thrown out of its group does not close; another takes its place");
+    }
 }
 
 /// Before a client is closed: librdkafka would wait for ever for what was wanted back.
