@@ -52,8 +52,8 @@ pub(super) async fn lead(inner: &Inner, relay: &RelayName, owner: &Owner, lease:
             .bind(relay.as_str())
             .bind(owner.as_str())
             .bind(micros(lease));
-        let rows = inner.fetch_all(query).await.map_err(|e| fail(what, e))?;
-        if let Some((token, checkpoint)) = rows.into_iter().next() {
+        let led = inner.fetch_all(query).await.map_err(|e| fail(what, e))?;
+        if let Some((token, checkpoint)) = led.into_iter().next() {
             let token = Token(token);
             let Some(Anchored { checkpoint, at }) = parse(checkpoint)? else {
                 return Ok(Lead::Leads { token, checkpoint: Checkpoint::start(&inner.id) });
