@@ -198,29 +198,72 @@ async fn a_group_of_three_copies_each_dead_letter_once() {
     assert_eq!(copies, 300);
 }
 
+/// What waits in the ledger to be run, and can be at once.
+fn held(id: &str, from: &str, partition: i32) -> hapax::ledger::Claim {
+    use hapax::ledger::{Body, Claim, FailureTerms, Identity, Mode};
+    let terms = FailureTerms {
+        attempts_max: 9,
+        backoff_base: Duration::ZERO,
+        backoff_max: Duration::ZERO,
+        jitter_permille: 0,
+    };
+    let identity = Identity::new(hapax::Scope::new("mailer").unwrap(), hapax::EventId::new(id).unwrap());
+    let mut claim = Claim::new(identity, Mode::Failed(terms));
+    claim.hold = true;
+    claim.body = Some(Body { headers: record(id, None).headers, ..Body::default() });
+    claim.origin = Some(hapax::event::Origin::new(topic(from), partition, 0));
+    claim
+}
+
+/// What is held of a topic that a process does not consume is not for its handler, however long it waits, and neither are the
+/// copies of its dead letters: it waits for whoever consumes that topic.
+#[tokio::test]
+async fn what_is_held_of_another_topic_waits_for_whoever_consumes_it() {
+    let bus = bus(&[]).await;
+    let ledger = faulty::Faulty::default();
+    let mut dead = held("dead", "invoices", 0);
+    dead.mode = hapax::ledger::Mode::Refused;
+    ledger.claim(&[held("theirs", "invoices", 0), dead, held("mine", "orders", 0)]).await.unwrap();
+    let scope = hapax::Scope::new("mailer").unwrap();
+    for (name, id, left) in [("orders", "mine", 2), ("invoices", "theirs", 1)] {
+        let bus: Arc<dyn Bus> = bus.clone();
+        bus.create_topic(&topic("invoices"), TopicTerms::new(1)).await.ok();
+        let builder = Consumer::builder(bus.clone(), ledger.clone()).scope("mailer").topic(name);
+        let builder = builder.with(|settings| {
+            settings.held_interval = Duration::from_millis(5);
+            settings.held_grace = Duration::ZERO;
+        });
+        let consumer = builder.build().unwrap();
+        let handle = consumer.handle();
+        let (seen, mut heard) = tokio::sync::mpsc::unbounded_channel();
+        let running = tokio::spawn(consumer.run(leased(move |event: Event, _| {
+            seen.send(event.id.to_string()).unwrap();
+            async { Ok(()) }
+        })));
+        // What is older than it in the ledger would have been taken up before it, or with it.
+        assert_eq!(heard.recv().await.unwrap(), id);
+        until("settled", async || handle.progress().passed.get("done") == Some(&1)).await;
+        if name == "invoices" {
+            let copied = Partition { topic: topic("invoices.dead"), number: 0 };
+            until("copied", async || bus.range(&copied).await.is_ok_and(|(_, end)| end == 1)).await;
+        }
+        handle.stop();
+        running.await.unwrap().unwrap();
+        assert!(heard.recv().await.is_none(), "no other");
+        assert_eq!(ledger.due(&scope, &Share::all(), 9).await.unwrap().held, left);
+        let uncopied = ledger.outlet(&scope, &Share::all(), 9).await.unwrap().len();
+        assert_eq!(uncopied, usize::from(name == "orders"));
+    }
+}
+
 /// What waits in the ledger for longer than the grace is taken up by a member that does not have its partition.
 #[tokio::test]
 async fn what_nobody_takes_up_in_time_is_taken_up_by_anybody() {
-    use hapax::ledger::{Body, Claim, FailureTerms, Identity, Mode};
     let bus = bus(&[]).await;
     let ledger = faulty::Faulty::default();
     let scope = hapax::Scope::new("mailer").unwrap();
-    let held = |id: &str, partition| {
-        let terms = FailureTerms {
-            attempts_max: 9,
-            backoff_base: Duration::ZERO,
-            backoff_max: Duration::ZERO,
-            jitter_permille: 0,
-        };
-        let mut claim =
-            Claim::new(Identity::new(scope.clone(), hapax::EventId::new(id).unwrap()), Mode::Failed(terms));
-        claim.hold = true;
-        claim.body = Some(Body { headers: record(id, None).headers, ..Body::default() });
-        claim.origin = Some(hapax::event::Origin::new(topic("orders"), partition, 0));
-        claim
-    };
     // Partition 7 is nobody's here.
-    ledger.claim(&[held("theirs", 7), held("mine", 0)]).await.unwrap();
+    ledger.claim(&[held("theirs", "orders", 7), held("mine", "orders", 0)]).await.unwrap();
     for (grace, id, left) in [(Duration::from_hours(1), "mine", 1), (Duration::ZERO, "theirs", 0)] {
         let consumer =
             consumer(&bus, &ledger).with(move |settings| settings.held_grace = grace).build().unwrap();

@@ -172,7 +172,7 @@ impl Pipeline {
                 mine.insert(partition.number);
             }
         }
-        Share { topics, grace: settings.held_grace }
+        Share { topics: Some(topics), grace: settings.held_grace, since: None }
     }
 
     /// Says, once, that dead letters cannot be copied, or can again.
