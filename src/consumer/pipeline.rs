@@ -376,6 +376,12 @@ impl Pipeline {
         if let Some(hand) = self.hand_of(arrival) {
             hand.watermark.finish(offset);
             hand.bytes = hand.bytes.saturating_sub(arrival.bytes());
+            let position = hand.watermark.position().unwrap_or(i64::MIN);
+            if !hand.suspects.is_empty() && hand.suspects.iter().all(|(_, last)| *last < position) {
+                hand.suspects.clear();
+                let partition = hand.assigned.partition.clone();
+                self.worker.cleared(&partition);
+            }
         }
         if let Source::Held(identity, week) = &arrival.source {
             self.state.held.remove(identity);
