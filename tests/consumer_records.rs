@@ -256,6 +256,43 @@ async fn what_is_held_of_another_topic_waits_for_whoever_consumes_it() {
     }
 }
 
+/// More than a page of held events that a process does not want: each stays held and is not recorded as done, they keep nothing
+/// that is wanted from being found, and a process that wants them runs them.
+#[tokio::test]
+async fn what_is_held_and_not_wanted_waits_for_somebody_who_wants_it() {
+    use hapax::consumer::Wants;
+    use hapax::ledger::{Filter, State};
+    const UNWANTED: u64 = 450;
+    let bus = bus(&[]).await;
+    let ledger = faulty::Faulty::default();
+    let of_kind = |id: &str, kind: &str| {
+        let mut claim = held(id, "orders", 0);
+        let headers = [("idempotency_key", id.to_owned()), ("ce_type", kind.to_owned())];
+        claim.body.as_mut().unwrap().headers = Headers::from_iter(headers);
+        claim
+    };
+    // All of one moment, and behind them one that is wanted.
+    let unwanted: Vec<_> = (0..UNWANTED).map(|n| of_kind(&format!("b-{n}"), "b")).collect();
+    ledger.claim(&unwanted).await.unwrap();
+    ledger.claim(&[of_kind("a", "a")]).await.unwrap();
+    let scope = hapax::Scope::new("mailer").unwrap();
+    for (kinds, runs, left) in [(&["a"][..], 1, UNWANTED), (&["a", "b"], UNWANTED, 0)] {
+        let wants = Wants::Kinds(kinds.iter().map(|kind| hapax::id::Kind::new(*kind).unwrap()).collect());
+        let consumer = consumer(&bus, &ledger).with(|settings| settings.wants = wants).build().unwrap();
+        let handle = consumer.handle();
+        let running = tokio::spawn(consumer.run(leased(|_, _| async { Ok(()) })));
+        let passed = |word: &str| handle.progress().passed.get(word).copied().unwrap_or_default();
+        until("all run", async || passed("done") == runs && passed("left") == left).await;
+        handle.stop();
+        let counts = running.await.unwrap().unwrap();
+        assert_eq!(counts.values().sum::<u64>(), runs + left, "each once: {counts:?}");
+        assert_eq!(ledger.due(&scope, &Share::all(), 9).await.unwrap().held, left);
+        let done = Filter { states: vec![State::Done], ..Filter::default() };
+        let done = ledger.list(&done, None, 1000).await.unwrap().entries.len() as u64;
+        assert_eq!(done, 1 + UNWANTED - left, "nothing is done that did not run");
+    }
+}
+
 /// What waits in the ledger for longer than the grace is taken up by a member that does not have its partition.
 #[tokio::test]
 async fn what_nobody_takes_up_in_time_is_taken_up_by_anybody() {

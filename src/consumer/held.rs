@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::claim::Desk;
 use crate::bus::{Received, Record};
-use crate::clock::Clock as _;
+use crate::clock::{Clock as _, Time};
 use crate::error::{Error, Result};
 use crate::event::{Headers, Origin};
 use crate::id::Topic;
@@ -17,9 +17,31 @@ const LIMIT: usize = 200;
 /// How many more it takes to see past those that cannot be copied.
 const PASSED_OVER_MAX: usize = 1000;
 
-/// What is due. Others look for theirs.
-pub(super) async fn look(desk: Desk, share: Share, room: usize) -> Result<Due> {
-    desk.ledger.due(&desk.settings.scope, &share, LIMIT.min(room)).await
+/// Where a look begins. Behind a full page of what nobody here can do anything about comes the next page, and behind the last one
+/// the first: so many they may be, they keep nothing else from being found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Place {
+    since: Option<Time>,
+    /// How many of that very time were looked at: they are found again.
+    again: usize,
+}
+
+impl Place {
+    /// Behind these, if they are a full page.
+    fn behind(entries: &[Entry], limit: usize) -> Self {
+        let Some(last) = entries.last().filter(|_| entries.len() >= limit) else { return Place::default() };
+        let again = entries.iter().filter(|entry| entry.at == last.at).count();
+        Place { since: Some(last.at), again }
+    }
+}
+
+/// What is due, and where the page behind it begins. Others look for theirs.
+pub(super) async fn look(desk: Desk, mut share: Share, room: usize, place: Place) -> Result<(Due, Place)> {
+    share.since = place.since;
+    let limit = LIMIT.min(room) + place.again;
+    let due = desk.ledger.due(&desk.settings.scope, &share, limit).await?;
+    let next = Place::behind(&due.entries, limit);
+    Ok((due, next))
 }
 
 /// A death: who, and under which token.

@@ -88,7 +88,7 @@ pub(super) struct Tasks {
     running: JoinSet<Vec<Ended>>,
     in_hand: usize,
     lone: bool,
-    look: JoinSet<Result<Due>>,
+    look: JoinSet<Result<(Due, held::Place)>>,
     /// Copies dead letters, beside the look: the bus may be away while the ledger is not.
     outlet: JoinSet<held::Outlet>,
     probe: JoinSet<Probed>,
@@ -104,6 +104,10 @@ pub(super) struct Tasks {
 pub(super) struct State {
     /// Held events that are in the queues, so that a second look does not queue them again.
     held: HashSet<Identity>,
+    /// Held events that are not wanted here: they are left to whoever wants them.
+    left: HashSet<Identity>,
+    /// Where the next look begins.
+    look_from: held::Place,
     full: bool,
     away: bool,
     bus_away: bool,
@@ -133,6 +137,8 @@ impl State {
         let now = Instant::now();
         State {
             held: HashSet::new(),
+            left: HashSet::new(),
+            look_from: held::Place::default(),
             full: false,
             away: false,
             bus_away: false,
