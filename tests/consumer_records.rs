@@ -6,14 +6,17 @@
 mod faulty;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use hapax::bus::memory::MemoryBus;
-use hapax::bus::{Bus, Heard, Partition, Record, Subscription, TopicTerms};
+use hapax::bus::{
+    Bus, Capabilities, Heard, Partition, Record, Subscriber, Subscription, TopicInfo, TopicTerms,
+};
 use hapax::consumer::{Consumer, ConsumerBuilder, Failed, Handled, OutagePolicy, leased};
+use hapax::event::Origin;
 use hapax::ledger::{Ledger as _, Share};
-use hapax::{Event, Headers, Topic};
+use hapax::{Error, Event, Headers, Result, Topic};
 
 fn topic(name: &str) -> Topic {
     Topic::new(name).unwrap()
@@ -316,6 +319,102 @@ async fn what_nobody_takes_up_in_time_is_taken_up_by_anybody() {
         running.await.unwrap().unwrap();
         assert!(heard.recv().await.is_none(), "no other");
         assert_eq!(ledger.due(&scope, &Share::all(), 9).await.unwrap().held, left);
+    }
+}
+
+/// A bus that does not take some records: those whose key says so.
+struct Choosy {
+    inner: Arc<MemoryBus>,
+    is_back: AtomicBool,
+}
+
+impl Choosy {
+    fn objection(&self, record: &Record) -> Option<Error> {
+        let what = "a fault the test ordered".to_owned();
+        match record.key.as_deref()? {
+            key if key.starts_with(b"refused") => Some(Error::Refused { what, source: None }),
+            key if key.starts_with(b"away") && !self.is_back.load(Ordering::SeqCst) => {
+                Some(Error::Unavailable { what, source: None })
+            }
+            _ => None,
+        }
+    }
+}
+
+#[async_trait::async_trait]
+impl Bus for Choosy {
+    async fn publish(&self, topic: &Topic, records: &[Record]) -> Result<Vec<Result<Origin>>> {
+        let mut answers = Vec::new();
+        for record in records {
+            answers.push(match self.objection(record) {
+                Some(error) => Err(error),
+                None => self.inner.publish(topic, std::slice::from_ref(record)).await?.remove(0),
+            });
+        }
+        Ok(answers)
+    }
+    async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
+        self.inner.subscribe(subscription).await
+    }
+    async fn create_topic(&self, topic: &Topic, terms: TopicTerms) -> Result<bool> {
+        self.inner.create_topic(topic, terms).await
+    }
+    async fn topic(&self, topic: &Topic) -> Result<Option<TopicInfo>> {
+        self.inner.topic(topic).await
+    }
+    async fn range(&self, partition: &Partition) -> Result<(i64, i64)> {
+        self.inner.range(partition).await
+    }
+    async fn committed(&self, group: &str, partition: &Partition) -> Result<Option<i64>> {
+        self.inner.committed(group, partition).await
+    }
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+}
+
+/// Many dead letters that cannot be copied, because their topic refuses them or is away: one that is behind them is copied all the
+/// same, of another topic and of the same; and they are when the topic is back.
+#[tokio::test]
+async fn dead_letters_that_cannot_be_copied_hide_no_other() {
+    for (from, why, count) in
+        [("bad", "refused", 1300), ("orders", "refused", 1300), ("bad", "away", 450), ("orders", "away", 450)]
+    {
+        let inner = bus(&[]).await;
+        inner.create_topic(&topic("bad"), TopicTerms::new(1)).await.unwrap();
+        let ledger = faulty::Faulty::default();
+        let dead = |id: &str, from: &str| {
+            let mut claim = held(id, from, 0);
+            claim.mode = hapax::ledger::Mode::Refused;
+            claim.body.as_mut().unwrap().key = Some(id.to_owned().into());
+            claim
+        };
+        let blocked: Vec<_> = (0..count).map(|n| dead(&format!("{why}-{n}"), from)).collect();
+        ledger.claim(&blocked).await.unwrap();
+        ledger.claim(&[dead("fine", "orders")]).await.unwrap();
+        let bus = Arc::new(Choosy { inner, is_back: AtomicBool::new(false) });
+        let builder = Consumer::builder(bus.clone() as Arc<dyn Bus>, ledger.clone()).scope("mailer");
+        let builder = builder.topic("bad").topic("orders");
+        let consumer = builder.with(|settings| settings.held_interval = Duration::from_millis(5));
+        let consumer = consumer.build().unwrap();
+        let handle = consumer.handle();
+        let running = tokio::spawn(consumer.run(leased(|_, _| async { Ok(()) })));
+        let copies = async |from: &str| {
+            let partition = Partition { topic: topic(&format!("{from}.dead")), number: 0 };
+            bus.range(&partition).await.map_or(0, |(_, end)| end)
+        };
+        until(&format!("copied behind {why} ones of {from}"), async || copies("orders").await == 1).await;
+        if why == "away" {
+            bus.is_back.store(true, Ordering::SeqCst);
+            let all = async || copies("orders").await + copies("bad").await;
+            until("all copied", async || all().await == count + 1).await;
+            let scope = hapax::Scope::new("mailer").unwrap();
+            until("all noted", async || ledger.outlet(&scope, &Share::all(), 1).await.unwrap().is_empty())
+                .await;
+            assert_eq!(all().await, count + 1, "each once");
+        }
+        handle.stop();
+        running.await.unwrap().unwrap();
     }
 }
 

@@ -114,7 +114,8 @@ pub(super) struct State {
     draining: Option<Instant>,
     next_commit: Instant,
     next_look: Instant,
-    next_outlet: Instant,
+    /// Rounds of copying dead letters.
+    outlets: BTreeMap<held::Whose, held::Round>,
     next_lag: Instant,
     too_old: u32,
     /// The ledger's epoch, where there is a window: read at start, when the ledger is back after an outage, and whenever the window
@@ -123,7 +124,7 @@ pub(super) struct State {
     /// Whether dead letters could not be copied when it was last tried.
     uncopied: bool,
     /// Dead letters that the bus does not take, until they are tried again.
-    passed_over: HashSet<held::Death>,
+    passed_over: Arc<HashSet<held::Death>>,
     passed_over_until: Instant,
     /// Partitions that the bus could not take back yet.
     unreturned: Vec<Assigned>,
@@ -145,12 +146,12 @@ impl State {
             draining: None,
             next_commit: now,
             next_look: now,
-            next_outlet: now,
+            outlets: BTreeMap::from([(None, held::Round::new(now))]),
             next_lag: now,
             too_old: 0,
             epoch,
             uncopied: false,
-            passed_over: HashSet::new(),
+            passed_over: Arc::default(),
             passed_over_until: now,
             unreturned: Vec::new(),
             cancel: watch::channel(false).0,
@@ -198,8 +199,9 @@ impl Pipeline {
         // What is overdue has been seen to, or waits for something that wakes us by itself.
         let now = Instant::now();
         let deadlines = self.hands.values().filter_map(|hand| hand.revoked).chain(self.state.draining);
-        let times = [self.state.next_commit, self.state.next_look, self.state.next_outlet]
+        let times = [self.state.next_commit, self.state.next_look]
             .into_iter()
+            .chain(self.state.outlets.values().map(|round| round.at))
             .chain(self.queues.next_at());
         times.chain(deadlines).filter(|at| *at > now).min().unwrap_or(now + Duration::from_secs(1))
     }

@@ -1,6 +1,7 @@
 //! The way in: match → window → order.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -149,16 +150,35 @@ impl Pipeline {
                 self.tasks.look.spawn(look);
             }
         }
-        let copies = settings.dead_topic.as_deref() != Some("");
-        if copies && now >= self.state.next_outlet && self.tasks.outlet.is_empty() {
-            self.state.next_outlet = now + settings.held_interval;
-            if !self.state.away {
-                if now >= self.state.passed_over_until {
-                    self.state.passed_over.clear();
-                }
-                let passed_over = self.state.passed_over.clone();
-                self.tasks.outlet.spawn(held::copy_dead(self.desk.clone(), self.share(), passed_over));
+        if settings.dead_topic.as_deref() != Some("") {
+            self.look_after_dead(now);
+        }
+    }
+
+    /// Starts rounds of copying dead letters.
+    fn look_after_dead(&mut self, now: Instant) {
+        let is_next = |round: &held::Round| now >= round.at && !round.is_under_way;
+        let next = self.state.outlets.iter().filter(|(_, round)| is_next(round));
+        for whose in next.map(|(whose, _)| whose.clone()).collect::<Vec<_>>() {
+            let mut share = self.share();
+            if let Some(topics) = &mut share.topics {
+                topics.retain(|topic, _| match &whose {
+                    Some(whose) => topic == whose,
+                    None => !self.state.outlets.contains_key(&Some(topic.clone())),
+                });
             }
+            let Some(round) = self.state.outlets.get_mut(&whose) else { continue };
+            round.at = now + self.desk.settings.held_interval;
+            if self.state.away {
+                continue;
+            }
+            round.is_under_way = true;
+            let place = round.place;
+            if now >= self.state.passed_over_until && !self.state.passed_over.is_empty() {
+                self.state.passed_over = Arc::default();
+            }
+            let passed_over = Arc::clone(&self.state.passed_over);
+            self.tasks.outlet.spawn(held::copy_dead(self.desk.clone(), share, whose, place, passed_over));
         }
     }
 
@@ -181,15 +201,24 @@ impl Pipeline {
         &mut self,
         outlet: std::result::Result<held::Outlet, tokio::task::JoinError>,
     ) -> Result<()> {
-        let held::Outlet { copied, refused } = outlet.map_err(ended_badly)?;
-        self.state.next_outlet = Instant::now() + self.desk.settings.held_interval;
+        let held::Outlet { whose, next, unwell, copied, refused } = outlet.map_err(ended_badly)?;
+        let at = Instant::now() + self.desk.settings.held_interval;
         if !refused.is_empty() {
             if self.state.passed_over.is_empty() {
                 self.state.passed_over_until = Instant::now() + PASSED_OVER_FOR;
             }
-            self.state.passed_over.extend(refused);
+            Arc::make_mut(&mut self.state.passed_over).extend(refused);
         }
-        let uncopied = copied.is_err() || !self.state.passed_over.is_empty();
+        // All of a topic that was seen could be copied, and no more is behind it: it has no round of its own any more.
+        if whose.is_some() && copied.is_ok() && unwell.is_empty() && next == held::Place::default() {
+            self.state.outlets.remove(&whose);
+        } else {
+            self.state.outlets.insert(whose, held::Round { place: next, ..held::Round::new(at) });
+            for topic in unwell {
+                self.state.outlets.entry(Some(topic)).or_insert_with(|| held::Round::new(at));
+            }
+        }
+        let uncopied = copied.is_err() || self.state.outlets.len() > 1 || !self.state.passed_over.is_empty();
         if uncopied != std::mem::replace(&mut self.state.uncopied, uncopied) {
             match copied {
                 Err(error) => {
