@@ -338,6 +338,56 @@ async fn strict_order_waits_for_what_is_missing_and_moves_past_what_is_unwanted(
     assert_eq!(world.committed(0).await, Some(5));
 }
 
+/// A redriven event that the running consumer does not want stays held, and its strict order stays behind it, until somebody wants
+/// it. (What was only parked behind it and is not wanted is moved past.)
+#[tokio::test]
+async fn what_is_redriven_waits_for_somebody_who_wants_it() {
+    let world = World::new(1).await;
+    let mut records: Vec<_> = (1..=4).map(|seq| numbered(&format!("e-{seq}"), "order-1", seq)).collect();
+    for (record, kind) in records.iter_mut().zip(["b", "a", "c", "a"]) {
+        record.headers = [("ce_type".to_owned(), kind.as_bytes().to_vec())].into_iter().collect();
+    }
+    world.publish(&records).await;
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let consumer = |kinds: &[&str]| {
+        let policy =
+            OrderPolicy::Strict { baseline: Baseline::From(1), gap_timeout: Duration::from_secs(60) };
+        let wants = Wants::Kinds(kinds.iter().map(|kind| Kind::new(*kind).unwrap()).collect());
+        world.consumer().order(policy, OnDead::Park).with(|settings| settings.wants = wants)
+    };
+    let handler = |broken: bool| {
+        let log = Arc::clone(&seen);
+        move |event: Event, _| {
+            if !broken {
+                log.lock().unwrap().push(event.seq.unwrap());
+            }
+            async move { if broken { Err(Failed::fatal("broken")) } else { Ok(()) } }
+        }
+    };
+    let through = |handle: ConsumerHandle| async move { passed(&handle) == 4 };
+    run_until(consumer(&["a", "b"]), handler(true), "one dead, three parked", through).await;
+    let dead = Filter { states: vec![State::Dead], ..Filter::default() };
+    let redrive = Intervene {
+        identity: world.ledger.list(&dead, None, 9).await.unwrap().entries[0].identity.clone(),
+        time: None,
+        what: Intervention::Redrive,
+        by: "test".into(),
+        why: "fixed".into(),
+        dry_run: false,
+        out_of_order: false,
+    };
+    world.ledger.intervene(&redrive).await.unwrap();
+    let left = |handle: ConsumerHandle| async move { handle.progress().passed.get("left") == Some(&1) };
+    let counts = run_until(consumer(&["a"]), handler(false), "left", left).await;
+    assert_eq!(counts, Counts::from([("left", 1)]));
+    let states = world.states().await;
+    assert_eq!((states["e-1"], states["e-2"]), (State::Retry, State::Parked));
+    let done = |handle: ConsumerHandle| async move { passed(&handle) == 4 };
+    run_until(consumer(&["a", "b"]), handler(false), "all done", done).await;
+    assert_eq!(*seen.lock().unwrap(), [1, 2, 4]);
+    assert!(world.states().await.values().all(|state| *state == State::Done));
+}
+
 #[tokio::test]
 async fn t24_a_dead_head_parks_its_successors_and_a_redrive_drains_them_in_order() {
     use hapax::ledger::{Intervene, Intervention};

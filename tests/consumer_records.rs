@@ -6,14 +6,17 @@
 mod faulty;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use hapax::bus::memory::MemoryBus;
-use hapax::bus::{Bus, Heard, Partition, Record, Subscription, TopicTerms};
+use hapax::bus::{
+    Bus, Capabilities, Heard, Partition, Record, Subscriber, Subscription, TopicInfo, TopicTerms,
+};
 use hapax::consumer::{Consumer, ConsumerBuilder, Failed, Handled, OutagePolicy, leased};
+use hapax::event::Origin;
 use hapax::ledger::{Ledger as _, Share};
-use hapax::{Event, Headers, Topic};
+use hapax::{Error, Event, Headers, Result, Topic};
 
 fn topic(name: &str) -> Topic {
     Topic::new(name).unwrap()
@@ -198,29 +201,109 @@ async fn a_group_of_three_copies_each_dead_letter_once() {
     assert_eq!(copies, 300);
 }
 
+/// What waits in the ledger to be run, and can be at once.
+fn held(id: &str, from: &str, partition: i32) -> hapax::ledger::Claim {
+    use hapax::ledger::{Body, Claim, FailureTerms, Identity, Mode};
+    let terms = FailureTerms {
+        attempts_max: 9,
+        backoff_base: Duration::ZERO,
+        backoff_max: Duration::ZERO,
+        jitter_permille: 0,
+    };
+    let identity = Identity::new(hapax::Scope::new("mailer").unwrap(), hapax::EventId::new(id).unwrap());
+    let mut claim = Claim::new(identity, Mode::Failed(terms));
+    claim.hold = true;
+    claim.body = Some(Body { headers: record(id, None).headers, ..Body::default() });
+    claim.origin = Some(hapax::event::Origin::new(topic(from), partition, 0));
+    claim
+}
+
+/// What is held of a topic that a process does not consume is not for its handler, however long it waits, and neither are the
+/// copies of its dead letters: it waits for whoever consumes that topic.
+#[tokio::test]
+async fn what_is_held_of_another_topic_waits_for_whoever_consumes_it() {
+    let bus = bus(&[]).await;
+    let ledger = faulty::Faulty::default();
+    let mut dead = held("dead", "invoices", 0);
+    dead.mode = hapax::ledger::Mode::Refused;
+    ledger.claim(&[held("theirs", "invoices", 0), dead, held("mine", "orders", 0)]).await.unwrap();
+    let scope = hapax::Scope::new("mailer").unwrap();
+    for (name, id, left) in [("orders", "mine", 2), ("invoices", "theirs", 1)] {
+        let bus: Arc<dyn Bus> = bus.clone();
+        bus.create_topic(&topic("invoices"), TopicTerms::new(1)).await.ok();
+        let builder = Consumer::builder(bus.clone(), ledger.clone()).scope("mailer").topic(name);
+        let builder = builder.with(|settings| {
+            settings.held_interval = Duration::from_millis(5);
+            settings.held_grace = Duration::ZERO;
+        });
+        let consumer = builder.build().unwrap();
+        let handle = consumer.handle();
+        let (seen, mut heard) = tokio::sync::mpsc::unbounded_channel();
+        let running = tokio::spawn(consumer.run(leased(move |event: Event, _| {
+            seen.send(event.id.to_string()).unwrap();
+            async { Ok(()) }
+        })));
+        // What is older than it in the ledger would have been taken up before it, or with it.
+        assert_eq!(heard.recv().await.unwrap(), id);
+        until("settled", async || handle.progress().passed.get("done") == Some(&1)).await;
+        if name == "invoices" {
+            let copied = Partition { topic: topic("invoices.dead"), number: 0 };
+            until("copied", async || bus.range(&copied).await.is_ok_and(|(_, end)| end == 1)).await;
+        }
+        handle.stop();
+        running.await.unwrap().unwrap();
+        assert!(heard.recv().await.is_none(), "no other");
+        assert_eq!(ledger.due(&scope, &Share::all(), 9).await.unwrap().held, left);
+        let uncopied = ledger.outlet(&scope, &Share::all(), 9).await.unwrap().len();
+        assert_eq!(uncopied, usize::from(name == "orders"));
+    }
+}
+
+/// More than a page of held events that a process does not want: each stays held and is not recorded as done, they keep nothing
+/// that is wanted from being found, and a process that wants them runs them.
+#[tokio::test]
+async fn what_is_held_and_not_wanted_waits_for_somebody_who_wants_it() {
+    use hapax::consumer::Wants;
+    use hapax::ledger::{Filter, State};
+    const UNWANTED: u64 = 450;
+    let bus = bus(&[]).await;
+    let ledger = faulty::Faulty::default();
+    let of_kind = |id: &str, kind: &str| {
+        let mut claim = held(id, "orders", 0);
+        let headers = [("idempotency_key", id.to_owned()), ("ce_type", kind.to_owned())];
+        claim.body.as_mut().unwrap().headers = Headers::from_iter(headers);
+        claim
+    };
+    // All of one moment, and behind them one that is wanted.
+    let unwanted: Vec<_> = (0..UNWANTED).map(|n| of_kind(&format!("b-{n}"), "b")).collect();
+    ledger.claim(&unwanted).await.unwrap();
+    ledger.claim(&[of_kind("a", "a")]).await.unwrap();
+    let scope = hapax::Scope::new("mailer").unwrap();
+    for (kinds, runs, left) in [(&["a"][..], 1, UNWANTED), (&["a", "b"], UNWANTED, 0)] {
+        let wants = Wants::Kinds(kinds.iter().map(|kind| hapax::id::Kind::new(*kind).unwrap()).collect());
+        let consumer = consumer(&bus, &ledger).with(|settings| settings.wants = wants).build().unwrap();
+        let handle = consumer.handle();
+        let running = tokio::spawn(consumer.run(leased(|_, _| async { Ok(()) })));
+        let passed = |word: &str| handle.progress().passed.get(word).copied().unwrap_or_default();
+        until("all run", async || passed("done") == runs && passed("left") == left).await;
+        handle.stop();
+        let counts = running.await.unwrap().unwrap();
+        assert_eq!(counts.values().sum::<u64>(), runs + left, "each once: {counts:?}");
+        assert_eq!(ledger.due(&scope, &Share::all(), 9).await.unwrap().held, left);
+        let done = Filter { states: vec![State::Done], ..Filter::default() };
+        let done = ledger.list(&done, None, 1000).await.unwrap().entries.len() as u64;
+        assert_eq!(done, 1 + UNWANTED - left, "nothing is done that did not run");
+    }
+}
+
 /// What waits in the ledger for longer than the grace is taken up by a member that does not have its partition.
 #[tokio::test]
 async fn what_nobody_takes_up_in_time_is_taken_up_by_anybody() {
-    use hapax::ledger::{Body, Claim, FailureTerms, Identity, Mode};
     let bus = bus(&[]).await;
     let ledger = faulty::Faulty::default();
     let scope = hapax::Scope::new("mailer").unwrap();
-    let held = |id: &str, partition| {
-        let terms = FailureTerms {
-            attempts_max: 9,
-            backoff_base: Duration::ZERO,
-            backoff_max: Duration::ZERO,
-            jitter_permille: 0,
-        };
-        let mut claim =
-            Claim::new(Identity::new(scope.clone(), hapax::EventId::new(id).unwrap()), Mode::Failed(terms));
-        claim.hold = true;
-        claim.body = Some(Body { headers: record(id, None).headers, ..Body::default() });
-        claim.origin = Some(hapax::event::Origin::new(topic("orders"), partition, 0));
-        claim
-    };
     // Partition 7 is nobody's here.
-    ledger.claim(&[held("theirs", 7), held("mine", 0)]).await.unwrap();
+    ledger.claim(&[held("theirs", "orders", 7), held("mine", "orders", 0)]).await.unwrap();
     for (grace, id, left) in [(Duration::from_hours(1), "mine", 1), (Duration::ZERO, "theirs", 0)] {
         let consumer =
             consumer(&bus, &ledger).with(move |settings| settings.held_grace = grace).build().unwrap();
@@ -236,6 +319,102 @@ async fn what_nobody_takes_up_in_time_is_taken_up_by_anybody() {
         running.await.unwrap().unwrap();
         assert!(heard.recv().await.is_none(), "no other");
         assert_eq!(ledger.due(&scope, &Share::all(), 9).await.unwrap().held, left);
+    }
+}
+
+/// A bus that does not take some records: those whose key says so.
+struct Choosy {
+    inner: Arc<MemoryBus>,
+    is_back: AtomicBool,
+}
+
+impl Choosy {
+    fn objection(&self, record: &Record) -> Option<Error> {
+        let what = "a fault the test ordered".to_owned();
+        match record.key.as_deref()? {
+            key if key.starts_with(b"refused") => Some(Error::Refused { what, source: None }),
+            key if key.starts_with(b"away") && !self.is_back.load(Ordering::SeqCst) => {
+                Some(Error::Unavailable { what, source: None })
+            }
+            _ => None,
+        }
+    }
+}
+
+#[async_trait::async_trait]
+impl Bus for Choosy {
+    async fn publish(&self, topic: &Topic, records: &[Record]) -> Result<Vec<Result<Origin>>> {
+        let mut answers = Vec::new();
+        for record in records {
+            answers.push(match self.objection(record) {
+                Some(error) => Err(error),
+                None => self.inner.publish(topic, std::slice::from_ref(record)).await?.remove(0),
+            });
+        }
+        Ok(answers)
+    }
+    async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
+        self.inner.subscribe(subscription).await
+    }
+    async fn create_topic(&self, topic: &Topic, terms: TopicTerms) -> Result<bool> {
+        self.inner.create_topic(topic, terms).await
+    }
+    async fn topic(&self, topic: &Topic) -> Result<Option<TopicInfo>> {
+        self.inner.topic(topic).await
+    }
+    async fn range(&self, partition: &Partition) -> Result<(i64, i64)> {
+        self.inner.range(partition).await
+    }
+    async fn committed(&self, group: &str, partition: &Partition) -> Result<Option<i64>> {
+        self.inner.committed(group, partition).await
+    }
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+}
+
+/// Many dead letters that cannot be copied, because their topic refuses them or is away: one that is behind them is copied all the
+/// same, of another topic and of the same; and they are when the topic is back.
+#[tokio::test]
+async fn dead_letters_that_cannot_be_copied_hide_no_other() {
+    for (from, why, count) in
+        [("bad", "refused", 1300), ("orders", "refused", 1300), ("bad", "away", 450), ("orders", "away", 450)]
+    {
+        let inner = bus(&[]).await;
+        inner.create_topic(&topic("bad"), TopicTerms::new(1)).await.unwrap();
+        let ledger = faulty::Faulty::default();
+        let dead = |id: &str, from: &str| {
+            let mut claim = held(id, from, 0);
+            claim.mode = hapax::ledger::Mode::Refused;
+            claim.body.as_mut().unwrap().key = Some(id.to_owned().into());
+            claim
+        };
+        let blocked: Vec<_> = (0..count).map(|n| dead(&format!("{why}-{n}"), from)).collect();
+        ledger.claim(&blocked).await.unwrap();
+        ledger.claim(&[dead("fine", "orders")]).await.unwrap();
+        let bus = Arc::new(Choosy { inner, is_back: AtomicBool::new(false) });
+        let builder = Consumer::builder(bus.clone() as Arc<dyn Bus>, ledger.clone()).scope("mailer");
+        let builder = builder.topic("bad").topic("orders");
+        let consumer = builder.with(|settings| settings.held_interval = Duration::from_millis(5));
+        let consumer = consumer.build().unwrap();
+        let handle = consumer.handle();
+        let running = tokio::spawn(consumer.run(leased(|_, _| async { Ok(()) })));
+        let copies = async |from: &str| {
+            let partition = Partition { topic: topic(&format!("{from}.dead")), number: 0 };
+            bus.range(&partition).await.map_or(0, |(_, end)| end)
+        };
+        until(&format!("copied behind {why} ones of {from}"), async || copies("orders").await == 1).await;
+        if why == "away" {
+            bus.is_back.store(true, Ordering::SeqCst);
+            let all = async || copies("orders").await + copies("bad").await;
+            until("all copied", async || all().await == count + 1).await;
+            let scope = hapax::Scope::new("mailer").unwrap();
+            until("all noted", async || ledger.outlet(&scope, &Share::all(), 1).await.unwrap().is_empty())
+                .await;
+            assert_eq!(all().await, count + 1, "each once");
+        }
+        handle.stop();
+        running.await.unwrap().unwrap();
     }
 }
 

@@ -268,7 +268,60 @@ async fn postgres_offsets_of_an_unfinished_marker_run_alone() {
     let alone: Vec<_> =
         sizes.iter().filter(|(_, first)| first.as_str() < "e-5").map(|(len, _)| *len).collect();
     assert_eq!(alone, [1; 5], "{sizes:?}");
-    assert!(ledger.markers(&scope, &topic(), &[0, 1]).await.unwrap().is_empty(), "a stop clears them");
+    let left = ledger.markers(&scope, &topic(), &[0, 1]).await.unwrap();
+    assert_eq!(left.len(), 1, "a stop clears that of the partition whose offsets are through: {left:?}");
+    assert!(both.contains(&left[0]), "nothing was heard of the other partition: {left:?}");
+}
+
+/// Somebody died with offsets 0 to 5, and whoever came next is stopped at the third of them: what it did not get to stays suspect,
+/// and runs alone with the one after it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t22_suspects_that_had_no_turn_stay_suspect() {
+    let dir = tempfile::tempdir().unwrap();
+    let ledger = SqliteLedger::open(dir.path().join("ledger.db"), Settings::default()).unwrap();
+    let records: Vec<_> =
+        (0..10).map(|n| record(Some("k"), serde_json::json!({"event_id": format!("e-{n}")}))).collect();
+    let bus = bus(&records).await;
+    let scope = Scope::new("billing").unwrap();
+    let both: Vec<_> =
+        (0..2).map(|partition| Marker { topic: topic(), partition, first: 0, last: 5 }).collect();
+    ledger.mark(&scope, &both).await.unwrap();
+    let (reached, mut third) = tokio::sync::mpsc::unbounded_channel();
+    let first = consumer(&bus, &ledger).with(|settings| settings.drain = Duration::from_millis(10));
+    let first = first.build().unwrap();
+    let handle = first.handle();
+    let running = tokio::spawn(first.run(transactional_batch::<SqliteLedger, _>(move |_, events| {
+        let stays = events.iter().any(|event| event.id.to_string() == "e-2");
+        if stays {
+            reached.send(events[0].origin.clone().unwrap().partition).unwrap();
+        }
+        Box::pin(async move {
+            if stays {
+                std::future::pending::<()>().await;
+            }
+            Ok(())
+        })
+    })));
+    let partition = third.recv().await.unwrap();
+    handle.stop();
+    running.await.unwrap().unwrap();
+    let left = ledger.markers(&scope, &topic(), &[partition]).await.unwrap();
+    assert_eq!(left, [Marker { topic: topic(), partition, first: 2, last: 5 }]);
+    let sizes = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&sizes);
+    run(
+        consumer(&bus, &ledger),
+        transactional_batch::<SqliteLedger, _>(move |_, events| {
+            log.lock().unwrap().push((events.len(), events[0].id.to_string()));
+            Box::pin(async { Ok(()) })
+        }),
+        8,
+    )
+    .await;
+    let sizes = sizes.lock().unwrap().clone();
+    let alone = sizes.iter().filter(|(_, first)| first.as_str() < "e-6").map(|(len, _)| *len);
+    assert_eq!(alone.collect::<Vec<_>>(), [1; 4], "{sizes:?}");
+    assert_eq!(ledger.markers(&scope, &topic(), &[partition]).await.unwrap(), [], "all are through");
 }
 
 /// A pool of one connection never deadlocks, whatever the outcomes are.

@@ -191,6 +191,12 @@ impl Desk {
             self.core.prepare(delivery, Mode::Done).map(|claim| Claim { hold: self.holds(arrival), ..claim });
         match async { self.core.claim_raw(claim?).await }.await {
             Ok(Outcome::First(_)) => Ending::Passed("unwanted"),
+            // Somebody wants it after all: it stays held, and is not stepped past when its time has come.
+            Ok(Outcome::RetryLater { .. } | Outcome::Busy { .. })
+                if matches!(arrival.source, Source::Held(..)) =>
+            {
+                Ending::Passed("held")
+            }
             Ok(other) => self.unclaimed(other, arrival).await,
             Err(error @ Error::Invalid { .. }) => self.refuse(arrival, &error.to_string()).await,
             Err(error) => away(error),

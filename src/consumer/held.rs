@@ -1,12 +1,14 @@
 //! What waits in the ledger: due events come back into the pipeline, dead ones are copied to the dead-letter topic.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
 
 use bytes::Bytes;
+use tokio::time::Instant;
 
 use super::claim::Desk;
 use crate::bus::{Received, Record};
-use crate::clock::Clock as _;
+use crate::clock::{Clock as _, Time};
 use crate::error::{Error, Result};
 use crate::event::{Headers, Origin};
 use crate::id::Topic;
@@ -14,19 +16,62 @@ use crate::ledger::{Due, Entry, Identity, Share, Token};
 
 /// How many entries one look takes.
 const LIMIT: usize = 200;
-/// How many more it takes to see past those that cannot be copied.
-const PASSED_OVER_MAX: usize = 1000;
 
-/// What is due. Others look for theirs.
-pub(super) async fn look(desk: Desk, share: Share, room: usize) -> Result<Due> {
-    desk.ledger.due(&desk.settings.scope, &share, LIMIT.min(room)).await
+/// Where a look begins. Behind a full page of what nobody here can do anything about comes the next page, and behind the last one
+/// the first: so many they may be, they keep nothing else from being found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Place {
+    since: Option<Time>,
+    /// How many of that very time were looked at: they are found again.
+    again: usize,
+}
+
+impl Place {
+    /// Behind these, if they are a full page.
+    fn behind(entries: &[Entry], limit: usize) -> Self {
+        let Some(last) = entries.last().filter(|_| entries.len() >= limit) else { return Place::default() };
+        let again = entries.iter().filter(|entry| entry.at == last.at).count();
+        Place { since: Some(last.at), again }
+    }
+}
+
+/// What is due, and where the page behind it begins. Others look for theirs.
+pub(super) async fn look(desk: Desk, mut share: Share, room: usize, place: Place) -> Result<(Due, Place)> {
+    share.since = place.since;
+    let limit = LIMIT.min(room) + place.again;
+    let due = desk.ledger.due(&desk.settings.scope, &share, limit).await?;
+    let next = Place::behind(&due.entries, limit);
+    Ok((due, next))
 }
 
 /// A death: who, and under which token.
 pub(super) type Death = (Identity, Token);
 
+/// Whose dead letters a round copies: those of a topic that could not be copied before, or those of all other topics. So a topic
+/// that is away, or refuses them, keeps those of others from nothing.
+pub(super) type Whose = Option<Topic>;
+
+/// When the next round of copying is, and where it begins.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Round {
+    pub(super) at: Instant,
+    pub(super) is_under_way: bool,
+    pub(super) place: Place,
+}
+
+impl Round {
+    pub(super) fn new(at: Instant) -> Self {
+        Round { at, is_under_way: false, place: Place::default() }
+    }
+}
+
 /// What a round of copying came to.
 pub(super) struct Outlet {
+    pub(super) whose: Whose,
+    /// Where the next one begins.
+    pub(super) next: Place,
+    /// The topics whose dead letters could not be copied, not all of them.
+    pub(super) unwell: BTreeSet<Topic>,
     /// Whether all that could be copied was.
     pub(super) copied: Result<()>,
     /// What the bus does not take in any form: it is passed over for a while, so that it does not keep others from their turn.
@@ -36,28 +81,47 @@ pub(super) struct Outlet {
 /// Copies dead events to their dead-letter topic, those of a topic as one batch. Each is marked dead first, published second, and
 /// noted as copied third: a crash in between copies it again, a zombie copies nothing that is not dead. One that cannot be
 /// published harms no other.
-pub(super) async fn copy_dead(desk: Desk, share: Share, passed_over: HashSet<Death>) -> Outlet {
-    let mut refused = Vec::new();
-    let copied = copy_out(&desk, &share, &passed_over, &mut refused).await;
-    Outlet { copied, refused }
+pub(super) async fn copy_dead(
+    desk: Desk,
+    share: Share,
+    whose: Whose,
+    place: Place,
+    passed_over: Arc<HashSet<Death>>,
+) -> Outlet {
+    let share = Share { since: place.since, ..share };
+    let mut outlet = Outlet {
+        whose,
+        next: Place::default(),
+        unwell: BTreeSet::new(),
+        copied: Ok(()),
+        refused: Vec::new(),
+    };
+    outlet.copied = copy_out(&desk, &share, LIMIT + place.again, &passed_over, &mut outlet).await;
+    outlet
 }
 
 async fn copy_out(
     desk: &Desk,
     share: &Share,
+    limit: usize,
     passed_over: &HashSet<Death>,
-    refused: &mut Vec<Death>,
+    outlet: &mut Outlet,
 ) -> Result<()> {
-    let limit = LIMIT + passed_over.len().min(PASSED_OVER_MAX);
+    let dead = desk.ledger.outlet(&desk.settings.scope, share, limit).await?;
+    outlet.next = Place::behind(&dead, limit);
     let mut by_topic: BTreeMap<Topic, Vec<Entry>> = BTreeMap::new();
-    for entry in desk.ledger.outlet(&desk.settings.scope, share, limit).await? {
+    for entry in dead {
+        if entry.origin.is_none() && outlet.whose.is_some() {
+            continue; // of no topic
+        }
         if passed_over.contains(&death(&entry)) {
+            outlet.note(&entry);
             continue;
         }
         let from = entry.origin.as_ref().map(|origin| &origin.topic).or(desk.settings.topics.first());
         match from.and_then(|topic| desk.settings.dead_topic_of(topic)) {
             Some(topic) => by_topic.entry(topic).or_default().push(entry),
-            None => refused.push(death(&entry)),
+            None => outlet.refuse(&entry),
         }
     }
     let mut failed = None;
@@ -68,13 +132,28 @@ async fn copy_out(
             whole.into_iter().partition(|(_, error)| matches!(error, Error::Invalid { .. }));
         let unfit = unfit.into_iter().map(|(entry, _)| entry).collect();
         for (entry, error) in publish(desk, &topic, unfit, bare_record).await?.into_iter().chain(other) {
-            if !error.is_retryable() {
-                refused.push(death(&entry));
+            if error.is_retryable() {
+                outlet.note(&entry);
+            } else {
+                outlet.refuse(&entry);
             }
             failed = Some(error);
         }
     }
     failed.map_or(Ok(()), Err)
+}
+
+impl Outlet {
+    /// One was not copied.
+    fn note(&mut self, entry: &Entry) {
+        self.unwell.extend(entry.origin.as_ref().map(|origin| origin.topic.clone()));
+    }
+
+    /// One was not copied, and will not be in a while.
+    fn refuse(&mut self, entry: &Entry) {
+        self.note(entry);
+        self.refused.push(death(entry));
+    }
 }
 
 fn death(entry: &Entry) -> Death {

@@ -24,6 +24,8 @@ struct Mark {
     under_way: BTreeSet<(i64, u64)>,
     /// Up to where the committed marker reaches.
     covered: Option<i64>,
+    /// The offsets of a batch of somebody else's that never ended, until each of them is through: a marker covers them as long.
+    inherited: Option<(i64, i64)>,
     number: u64,
 }
 
@@ -86,8 +88,10 @@ impl Marks {
                         return None;
                     }
                     let first = mark.under_way.first().map_or(*first, |(lowest, _)| *lowest);
+                    let last = last.saturating_add(ahead);
+                    let (from, to) = mark.inherited.unwrap_or((first, last));
                     let (topic, partition) = (partition.topic.clone(), partition.number);
-                    Some(Marker { topic, partition, first, last: last.saturating_add(ahead) })
+                    Some(Marker { topic, partition, first: first.min(from), last: last.max(to) })
                 })
                 .collect()
         };
@@ -123,21 +127,44 @@ impl Marks {
         for (topic, numbers) in by_topic {
             for marker in ledger.markers(scope, &topic, &numbers).await? {
                 let partition = Partition { topic: marker.topic, number: marker.partition };
-                // It is ours to clear from now on; our own batches still need one of their own.
-                self.lock().insert(partition.clone(), Mark { covered: Some(i64::MIN), ..Mark::default() });
+                // It is ours to clear once they are through; our own batches still need one of their own.
+                let inherited = Some((marker.first, marker.last));
+                let mark = Mark { covered: Some(i64::MIN), inherited, ..Mark::default() };
+                self.lock().insert(partition.clone(), mark);
                 unfinished.push((partition, marker.first, marker.last));
             }
         }
         Ok(unfinished)
     }
 
-    /// Everything of these partitions has ended well: nothing of them is suspect.
-    pub(super) async fn clear(&self, ledger: &dyn Ledger, scope: &Scope, partitions: &[Partition]) {
+    /// The inherited offsets of a partition are through, all of them.
+    pub(super) fn cleared(&self, partition: &Partition) {
+        if let Some(mark) = self.lock().get_mut(partition) {
+            mark.inherited = None;
+        }
+    }
+
+    /// Everything that was begun of these partitions has ended well: nothing of them is suspect, but what was so before we had
+    /// them and did not have its turn. With each comes up to where it is through, if anything of it was received.
+    pub(super) async fn clear(
+        &self,
+        ledger: &dyn Ledger,
+        scope: &Scope,
+        partitions: &[(Partition, Option<i64>)],
+    ) {
         let mut markers = Vec::new();
-        for partition in partitions {
-            if self.lock().remove(partition).is_some_and(|mark| mark.covered.is_some()) {
-                markers.push(Marker::clear(partition.topic.clone(), partition.number));
+        for (partition, position) in partitions {
+            let Some(mark) = self.lock().remove(partition).filter(|mark| mark.covered.is_some()) else {
+                continue;
+            };
+            let mut marker = Marker::clear(partition.topic.clone(), partition.number);
+            if let Some((first, last)) = mark.inherited
+                && position.is_none_or(|position| position <= last)
+            {
+                marker.first = position.map_or(first, |position| position.max(first));
+                marker.last = last;
             }
+            markers.push(marker);
         }
         if markers.is_empty() {
             return;

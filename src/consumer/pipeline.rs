@@ -88,7 +88,7 @@ pub(super) struct Tasks {
     running: JoinSet<Vec<Ended>>,
     in_hand: usize,
     lone: bool,
-    look: JoinSet<Result<Due>>,
+    look: JoinSet<Result<(Due, held::Place)>>,
     /// Copies dead letters, beside the look: the bus may be away while the ledger is not.
     outlet: JoinSet<held::Outlet>,
     probe: JoinSet<Probed>,
@@ -104,13 +104,18 @@ pub(super) struct Tasks {
 pub(super) struct State {
     /// Held events that are in the queues, so that a second look does not queue them again.
     held: HashSet<Identity>,
+    /// Held events that are not wanted here: they are left to whoever wants them.
+    left: HashSet<Identity>,
+    /// Where the next look begins.
+    look_from: held::Place,
     full: bool,
     away: bool,
     bus_away: bool,
     draining: Option<Instant>,
     next_commit: Instant,
     next_look: Instant,
-    next_outlet: Instant,
+    /// Rounds of copying dead letters.
+    outlets: BTreeMap<held::Whose, held::Round>,
     next_lag: Instant,
     too_old: u32,
     /// The ledger's epoch, where there is a window: read at start, when the ledger is back after an outage, and whenever the window
@@ -119,7 +124,7 @@ pub(super) struct State {
     /// Whether dead letters could not be copied when it was last tried.
     uncopied: bool,
     /// Dead letters that the bus does not take, until they are tried again.
-    passed_over: HashSet<held::Death>,
+    passed_over: Arc<HashSet<held::Death>>,
     passed_over_until: Instant,
     /// Partitions that the bus could not take back yet.
     unreturned: Vec<Assigned>,
@@ -133,18 +138,20 @@ impl State {
         let now = Instant::now();
         State {
             held: HashSet::new(),
+            left: HashSet::new(),
+            look_from: held::Place::default(),
             full: false,
             away: false,
             bus_away: false,
             draining: None,
             next_commit: now,
             next_look: now,
-            next_outlet: now,
+            outlets: BTreeMap::from([(None, held::Round::new(now))]),
             next_lag: now,
             too_old: 0,
             epoch,
             uncopied: false,
-            passed_over: HashSet::new(),
+            passed_over: Arc::default(),
             passed_over_until: now,
             unreturned: Vec::new(),
             cancel: watch::channel(false).0,
@@ -192,8 +199,9 @@ impl Pipeline {
         // What is overdue has been seen to, or waits for something that wakes us by itself.
         let now = Instant::now();
         let deadlines = self.hands.values().filter_map(|hand| hand.revoked).chain(self.state.draining);
-        let times = [self.state.next_commit, self.state.next_look, self.state.next_outlet]
+        let times = [self.state.next_commit, self.state.next_look]
             .into_iter()
+            .chain(self.state.outlets.values().map(|round| round.at))
             .chain(self.queues.next_at());
         times.chain(deadlines).filter(|at| *at > now).min().unwrap_or(now + Duration::from_secs(1))
     }
@@ -376,6 +384,12 @@ impl Pipeline {
         if let Some(hand) = self.hand_of(arrival) {
             hand.watermark.finish(offset);
             hand.bytes = hand.bytes.saturating_sub(arrival.bytes());
+            let position = hand.watermark.position().unwrap_or(i64::MIN);
+            if !hand.suspects.is_empty() && hand.suspects.iter().all(|(_, last)| *last < position) {
+                hand.suspects.clear();
+                let partition = hand.assigned.partition.clone();
+                self.worker.cleared(&partition);
+            }
         }
         if let Source::Held(identity, week) = &arrival.source {
             self.state.held.remove(identity);

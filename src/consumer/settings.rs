@@ -122,7 +122,7 @@ pub struct ConsumerSettings {
     /// How often the ledger is asked for what is due and for dead letters to copy.
     pub held_interval: Duration,
     /// Held events, and dead letters to copy, are for the member of the group that has their partition. Those that nobody has taken
-    /// up for so long are for every member.
+    /// up for so long are for every member that consumes their topic.
     pub held_grace: Duration,
     /// Where dead letters are copied to; `<topic>.dead` if unset. An empty one: nowhere, they stay in the ledger only.
     pub dead_topic: Option<String>,

@@ -48,9 +48,15 @@ pub trait Worker: Send + Sync + 'static {
         endings
     }
 
-    /// Partitions are given back, and nothing of them is under way.
-    async fn release(&self, partitions: &[Partition]) {
+    /// Partitions are given back, and nothing of them is under way. With each comes its lowest offset that is not through; none:
+    /// nothing of it was received.
+    async fn release(&self, partitions: &[(Partition, Option<i64>)]) {
         let _ = partitions;
+    }
+
+    /// The suspects of a partition are through, all of them.
+    fn cleared(&self, partition: &Partition) {
+        let _ = partition;
     }
 
     /// Partitions were given: which of their offsets are suspect, because a batch with them never ended.

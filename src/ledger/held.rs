@@ -25,12 +25,14 @@ pub struct Due {
 /// Which held events somebody looks for. Those of a partition are for whoever has it, so that a group takes up each once.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Share {
-    /// The topics whose events are for whoever has their partition, each with the partitions that the asker has. Events of other
-    /// topics, and of none, are for everybody.
-    pub topics: BTreeMap<Topic, BTreeSet<i32>>,
-    /// What has been due, or dead, for longer than this is for everybody, so that nothing is stranded while partitions go from hand
-    /// to hand.
+    /// The topics that the asker consumes, each with the partitions that it has. Events of other topics are never for it; those
+    /// of no topic are for everybody. None: whatever they are of.
+    pub topics: Option<BTreeMap<Topic, BTreeSet<i32>>>,
+    /// What has been due, or dead, for longer than this is for everybody who consumes its topic, so that nothing is stranded
+    /// while partitions go from hand to hand.
     pub grace: Duration,
+    /// Only what has been due, or dead, since then: how a look goes on behind a page of what nobody here can do anything about.
+    pub since: Option<Time>,
 }
 
 impl Share {
@@ -41,8 +43,12 @@ impl Share {
 
     /// Whether an event from there, whose time came then, is looked for.
     pub fn takes(&self, origin: Option<&Origin>, at: Time, now: Time) -> bool {
-        let theirs = origin.and_then(|origin| Some((self.topics.get(&origin.topic)?, origin.partition)));
-        theirs.is_none_or(|(mine, partition)| mine.contains(&partition) || at.plus(self.grace) <= now)
+        if self.since.is_some_and(|since| at < since) {
+            return false;
+        }
+        let (Some(topics), Some(origin)) = (&self.topics, origin) else { return true };
+        let mine = topics.get(&origin.topic);
+        mine.is_some_and(|mine| mine.contains(&origin.partition) || at.plus(self.grace) <= now)
     }
 }
 

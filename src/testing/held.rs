@@ -347,8 +347,9 @@ pub async fn listing_filters_by_aggregate_and_origin(harness: &impl Harness) {
     assert_eq!(count(Filter { topic: Some(topic), partition: Some(4), ..by() }).await, 0);
 }
 
-/// Events of a partition are for whoever has it, and do not fill the page of others; those from elsewhere, and those that nobody
-/// took up in time, are for everybody.
+/// Events of a partition are for whoever has it, and do not fill the page of others; those from nowhere, and those that nobody
+/// took up in time, are for everybody who consumes their topic; those of other topics never are. A look can begin later than at
+/// the beginning.
 pub async fn a_share_leaves_others_what_is_theirs(harness: &impl Harness) {
     const GRACE: Duration = Duration::from_secs(3600);
     let ledger = open(harness).await;
@@ -361,8 +362,9 @@ pub async fn a_share_leaves_others_what_is_theirs(harness: &impl Harness) {
         ("mine too", origin("orders", 3)),
     ];
     let share = |partitions: &[i32]| Share {
-        topics: [(Topic::new("orders").unwrap(), partitions.iter().copied().collect())].into(),
+        topics: Some([(Topic::new("orders").unwrap(), partitions.iter().copied().collect())].into()),
         grace: GRACE,
+        since: None,
     };
     for (id, origin) in from {
         expect(&ledger, &Claim { origin: origin.clone(), ..held(claim(id, failed())) }, "retry_later").await;
@@ -381,11 +383,24 @@ pub async fn a_share_leaves_others_what_is_theirs(harness: &impl Harness) {
         assert_eq!(out, due.iter().map(|id| format!("{id}, dead")).collect::<Vec<_>>());
         due
     };
-    assert_eq!(look(share(&[1, 3]), 9).await, ["mine", "elsewhere", "nowhere", "mine too"]);
+    assert_eq!(look(share(&[1, 3]), 9).await, ["mine", "nowhere", "mine too"]);
     assert_eq!(look(share(&[1, 3]), 1).await, ["mine"], "what is not for us takes no room");
-    assert_eq!(look(share(&[]), 9).await, ["elsewhere", "nowhere"]);
-    assert_eq!(look(share(&[0]), 9).await, ["theirs", "elsewhere", "nowhere"]);
+    assert_eq!(look(share(&[]), 9).await, ["nowhere"]);
+    assert_eq!(look(share(&[0]), 9).await, ["theirs", "nowhere"]);
+    assert_eq!(look(Share { topics: Some([].into()), ..share(&[]) }, 9).await, ["nowhere"]);
     assert_eq!(look(Share::all(), 2).await, ["theirs", "mine"]);
+    for (limit, since) in [(2, "mine"), (3, "elsewhere")] {
+        let dead = ledger.outlet(&scope(), &Share::all(), limit).await.unwrap().pop().unwrap().at;
+        let due = ledger.due(&scope(), &Share::all(), limit).await.unwrap().entries.pop().unwrap();
+        assert_eq!(due.identity.id.to_string(), since);
+        let later = |since| Share { since: Some(since), ..Share::all() };
+        let due = ledger.due(&scope(), &later(due.at), 1).await.unwrap().entries;
+        assert_eq!(due[0].identity.id.to_string(), since, "what was due just then is looked at again");
+        let dead = ledger.outlet(&scope(), &later(dead), 1).await.unwrap();
+        assert_eq!(dead[0].identity.id.to_string(), format!("{since}, dead"));
+    }
     harness.advance(GRACE).await;
-    assert_eq!(look(share(&[]), 9).await.len(), 5, "overdue");
+    let overdue = ["theirs", "mine", "nowhere", "mine too"];
+    assert_eq!(look(share(&[]), 9).await, overdue, "of its topics");
+    assert_eq!(look(Share::all(), 9).await.len(), 5);
 }

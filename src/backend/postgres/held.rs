@@ -76,8 +76,10 @@ const GRACE_US_MAX: i64 = 3_155_760_000_000_000;
 /// Whether a row is of the share, which [`entries`] binds: the rule is that of [`Share::takes`].
 fn is_mine(now: &str) -> String {
     format!(
-        "(e.topic is null or e.topic <> all ($3) or (e.topic, e.partition) in (select * from unnest($4::text[], $5::int[])) \
-         or e.at <= {now} - $6 * interval '1 microsecond')"
+        "(($3::text[] is null or e.topic is null or (e.topic = any ($3) and \
+          ((e.topic, e.partition) in (select * from unnest($4::text[], $5::int[])) \
+           or e.at <= {now} - $6 * interval '1 microsecond'))) \
+         and coalesce(e.at >= timestamptz 'epoch' + $7::bigint * interval '1 microsecond', true))"
     )
 }
 
@@ -88,8 +90,10 @@ async fn entries(
     share: &Share,
     limit: usize,
 ) -> Result<Vec<Entry>> {
-    let topics: Vec<&str> = share.topics.keys().map(Topic::as_str).collect();
-    let mine = share.topics.iter().flat_map(|(topic, mine)| mine.iter().map(|n| (topic.as_str(), *n)));
+    let topics: Option<Vec<&str>> =
+        share.topics.as_ref().map(|topics| topics.keys().map(Topic::as_str).collect());
+    let mine = share.topics.iter().flatten();
+    let mine = mine.flat_map(|(topic, mine)| mine.iter().map(|n| (topic.as_str(), *n)));
     let (mine_topics, mine_numbers): (Vec<&str>, Vec<i32>) = mine.unzip();
     let rows = sqlx::query(AssertSqlSafe(sql))
         .persistent(false)
@@ -99,6 +103,7 @@ async fn entries(
         .bind(mine_topics)
         .bind(mine_numbers)
         .bind(i64::try_from(share.grace.as_micros()).unwrap_or(i64::MAX).min(GRACE_US_MAX))
+        .bind(share.since.map(Time::as_micros))
         .fetch_all(connection)
         .await
         .map_err(|e| translate("looking for what is held", e))?;

@@ -112,21 +112,20 @@ type Line = (i16, Vec<u8>, i64, Option<String>, Option<i64>, bool);
 
 /// Whether a row is of a share, as SQL: the rule is that of [`Share::takes`]. Topics are numbers, so there is nothing to quote.
 fn is_mine(conn: &Connection, share: &Share, now: Time) -> Result<String> {
-    let mut theirs = Vec::new();
-    for (topic, mine) in &share.topics {
+    let since = share.since.map_or(-i64::MAX, Time::as_micros);
+    let Some(topics) = &share.topics else { return Ok(format!("at >= {since}")) };
+    let before = now.minus(share.grace).as_micros();
+    let mut mine_of = vec!["topic IS NULL".to_owned()];
+    for (topic, mine) in topics {
         let number: Option<i64> = conn
             .prepare_cached("SELECT number FROM main.hapax_name WHERE name = ?1")
             .and_then(|mut s| s.query_row([topic.as_str()], |row| row.get(0)).optional())
             .doing("looking for a topic")?;
         let Some(number) = number else { continue }; // nothing came from there
         let mine: Vec<_> = mine.iter().map(ToString::to_string).collect();
-        theirs.push(format!("(topic IS {number} AND part NOT IN ({}))", mine.join(", ")));
+        mine_of.push(format!("(topic IS {number} AND (at <= {before} OR part IN ({})))", mine.join(", ")));
     }
-    if theirs.is_empty() {
-        return Ok("1".to_owned());
-    }
-    let before = now.minus(share.grace).as_micros();
-    Ok(format!("(at <= {before} OR NOT ({}))", theirs.join(" OR ")))
+    Ok(format!("(at >= {since} AND ({}))", mine_of.join(" OR ")))
 }
 
 /// What waits and whose time has come, oldest first. Nothing of it is read but its place: bodies may be large, and many.

@@ -1,6 +1,7 @@
 //! The way in: match → window → order.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -10,7 +11,7 @@ use crate::bus::{Heard, Partition, Received};
 use crate::consumer::arrival::{Arrival, Source};
 use crate::consumer::held;
 use crate::error::Result;
-use crate::ledger::{Due, Entry, Share};
+use crate::ledger::{Due, Entry, Identity, Share, State};
 
 /// How long a dead letter that the bus does not take is passed over before it is tried again.
 const PASSED_OVER_FOR: Duration = Duration::from_mins(1);
@@ -145,19 +146,39 @@ impl Pipeline {
             self.state.next_look = now + settings.held_interval;
             if !self.state.away {
                 let room = settings.in_flight_max.saturating_sub(self.state.held.len());
-                self.tasks.look.spawn(held::look(self.desk.clone(), self.share(), room));
+                let look = held::look(self.desk.clone(), self.share(), room, self.state.look_from);
+                self.tasks.look.spawn(look);
             }
         }
-        let copies = settings.dead_topic.as_deref() != Some("");
-        if copies && now >= self.state.next_outlet && self.tasks.outlet.is_empty() {
-            self.state.next_outlet = now + settings.held_interval;
-            if !self.state.away {
-                if now >= self.state.passed_over_until {
-                    self.state.passed_over.clear();
-                }
-                let passed_over = self.state.passed_over.clone();
-                self.tasks.outlet.spawn(held::copy_dead(self.desk.clone(), self.share(), passed_over));
+        if settings.dead_topic.as_deref() != Some("") {
+            self.look_after_dead(now);
+        }
+    }
+
+    /// Starts rounds of copying dead letters.
+    fn look_after_dead(&mut self, now: Instant) {
+        let is_next = |round: &held::Round| now >= round.at && !round.is_under_way;
+        let next = self.state.outlets.iter().filter(|(_, round)| is_next(round));
+        for whose in next.map(|(whose, _)| whose.clone()).collect::<Vec<_>>() {
+            let mut share = self.share();
+            if let Some(topics) = &mut share.topics {
+                topics.retain(|topic, _| match &whose {
+                    Some(whose) => topic == whose,
+                    None => !self.state.outlets.contains_key(&Some(topic.clone())),
+                });
             }
+            let Some(round) = self.state.outlets.get_mut(&whose) else { continue };
+            round.at = now + self.desk.settings.held_interval;
+            if self.state.away {
+                continue;
+            }
+            round.is_under_way = true;
+            let place = round.place;
+            if now >= self.state.passed_over_until && !self.state.passed_over.is_empty() {
+                self.state.passed_over = Arc::default();
+            }
+            let passed_over = Arc::clone(&self.state.passed_over);
+            self.tasks.outlet.spawn(held::copy_dead(self.desk.clone(), share, whose, place, passed_over));
         }
     }
 
@@ -172,7 +193,7 @@ impl Pipeline {
                 mine.insert(partition.number);
             }
         }
-        Share { topics, grace: settings.held_grace }
+        Share { topics: Some(topics), grace: settings.held_grace, since: None }
     }
 
     /// Says, once, that dead letters cannot be copied, or can again.
@@ -180,15 +201,24 @@ impl Pipeline {
         &mut self,
         outlet: std::result::Result<held::Outlet, tokio::task::JoinError>,
     ) -> Result<()> {
-        let held::Outlet { copied, refused } = outlet.map_err(ended_badly)?;
-        self.state.next_outlet = Instant::now() + self.desk.settings.held_interval;
+        let held::Outlet { whose, next, unwell, copied, refused } = outlet.map_err(ended_badly)?;
+        let at = Instant::now() + self.desk.settings.held_interval;
         if !refused.is_empty() {
             if self.state.passed_over.is_empty() {
                 self.state.passed_over_until = Instant::now() + PASSED_OVER_FOR;
             }
-            self.state.passed_over.extend(refused);
+            Arc::make_mut(&mut self.state.passed_over).extend(refused);
         }
-        let uncopied = copied.is_err() || !self.state.passed_over.is_empty();
+        // All of a topic that was seen could be copied, and no more is behind it: it has no round of its own any more.
+        if whose.is_some() && copied.is_ok() && unwell.is_empty() && next == held::Place::default() {
+            self.state.outlets.remove(&whose);
+        } else {
+            self.state.outlets.insert(whose, held::Round { place: next, ..held::Round::new(at) });
+            for topic in unwell {
+                self.state.outlets.entry(Some(topic)).or_insert_with(|| held::Round::new(at));
+            }
+        }
+        let uncopied = copied.is_err() || self.state.outlets.len() > 1 || !self.state.passed_over.is_empty();
         if uncopied != std::mem::replace(&mut self.state.uncopied, uncopied) {
             match copied {
                 Err(error) => {
@@ -206,12 +236,11 @@ impl Pipeline {
     /// What is due comes from the ledger as if it had just arrived.
     pub(super) fn take_due(
         &mut self,
-        looked: std::result::Result<Result<Due>, tokio::task::JoinError>,
+        looked: std::result::Result<Result<(Due, held::Place)>, tokio::task::JoinError>,
     ) -> Result<()> {
         self.state.next_look = Instant::now() + self.desk.settings.held_interval;
-        let due = looked.map_err(ended_badly)?;
-        let due = match due {
-            Ok(due) => due,
+        let (due, next) = match looked.map_err(ended_badly)? {
+            Ok(looked) => looked,
             Err(error) => {
                 tracing::debug!(target: "hapax", error = %error.chain(), "the ledger was not looked at for what is due");
                 return Ok(());
@@ -226,21 +255,43 @@ impl Pipeline {
                 tracing::info!(target: "hapax", held = due.held, "the scope holds fewer events than it may: partitions go on");
             }
         }
-        self.queue_due(due.entries);
+        // Those that stay where they are must not be all that is ever found.
+        let some_left = self.queue_due(due.entries);
+        self.state.look_from = if some_left { next } else { held::Place::default() };
         Ok(())
     }
 
-    fn queue_due(&mut self, entries: Vec<Entry>) {
+    /// Queues what is due; says whether some of it was left, because it is not wanted here.
+    fn queue_due(&mut self, entries: Vec<Entry>) -> bool {
+        let mut some_left = false;
         if self.state.draining.is_some() {
-            return;
+            return some_left;
         }
         for entry in entries {
+            // A strict order has to move past what nobody wants, and that may have been parked on its way. Whatever else is held has
+            // run, or was redriven: somebody of the scope wants it.
+            let steps_past = self.desk.settings.is_strict()
+                && entry.order.is_some()
+                && entry.state == State::Parked
+                && entry.attempts == 0;
+            if !steps_past && self.state.left.contains(&entry.identity) {
+                some_left = true;
+                continue;
+            }
             let Some(received) = held::received(&entry, &self.desk.settings.topics[0]) else { continue };
-            if !self.state.held.insert(entry.identity.clone()) {
+            if self.state.held.contains(&entry.identity) {
                 continue;
             }
             let source = Source::Held(entry.identity.clone(), entry.week);
             let mut arrival = self.desk.arrival(received, source, self.state.cancel.subscribe());
+            if !steps_past
+                && arrival.event.as_ref().is_ok_and(|event| !self.desk.settings.wants.matches(event))
+            {
+                self.leave(entry.identity);
+                some_left = true;
+                continue;
+            }
+            self.state.held.insert(entry.identity.clone());
             arrival.epoch = self.state.epoch;
             if entry.order.is_none() {
                 // It was redriven out of order, or never had one.
@@ -251,6 +302,20 @@ impl Pipeline {
             arrival.alone = self.worker.batch_max() > 1;
             self.put_in_order(arrival);
         }
+        some_left
+    }
+
+    /// A held event that is not wanted here stays held. It is counted once, and told of once.
+    fn leave(&mut self, identity: Identity) {
+        if self.state.left.is_empty() {
+            tracing::warn!(target: "hapax", id = %identity.id, "events are held that this process does not want; they stay held for one that does");
+        }
+        if self.state.left.len() as u64 >= self.desk.settings.held_max {
+            self.state.left.clear(); // what it forgets is only told again
+        }
+        self.state.left.insert(identity);
+        *self.state.counts.entry("left").or_default() += 1;
+        self.meter.passed("left");
     }
 
     /// Queues a delivery before those of its key that wait for it.

@@ -113,12 +113,10 @@ impl Pipeline {
             .collect();
         if !revoked.is_empty() {
             self.commit().await?;
-            for assigned in &revoked {
-                self.hands.remove(&assigned.partition);
-            }
+            let hands: Vec<_> =
+                revoked.iter().filter_map(|assigned| self.hands.remove(&assigned.partition)).collect();
             self.meter.partitions(self.hands.len());
-            let partitions: Vec<_> = revoked.iter().map(|assigned| assigned.partition.clone()).collect();
-            self.worker.release(&partitions).await;
+            self.worker.release(&positions(&hands)).await;
             self.state.unreturned.extend(revoked);
         }
         if !self.state.unreturned.is_empty() {
@@ -256,8 +254,7 @@ impl Pipeline {
                 let done = std::mem::take(&mut self.tasks.remember);
                 let _ = tokio::time::timeout(REMEMBER_TIMEOUT, window.remember(&done)).await;
             }
-            let partitions: Vec<_> = self.hands.keys().cloned().collect();
-            self.worker.release(&partitions).await;
+            self.worker.release(&positions(self.hands.values())).await;
         }
         let counts = std::mem::take(&mut self.state.counts);
         let leaving = self.subscriber.leave();
@@ -271,6 +268,12 @@ impl Pipeline {
         }
         Ok(counts)
     }
+}
+
+/// Up to where partitions are through.
+fn positions<'a>(hands: impl IntoIterator<Item = &'a Hand>) -> Vec<(Partition, Option<i64>)> {
+    let of = |hand: &Hand| (hand.assigned.partition.clone(), hand.watermark.position());
+    hands.into_iter().map(of).collect()
 }
 
 /// How long a consumer that ends waits for its window.

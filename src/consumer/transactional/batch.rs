@@ -99,7 +99,11 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> Worker for TransactionalWorker<
         self.marks.unfinished(&self.ledger, &self.desk.settings.scope, partitions).await
     }
 
-    async fn release(&self, partitions: &[Partition]) {
+    fn cleared(&self, partition: &Partition) {
+        self.marks.cleared(partition);
+    }
+
+    async fn release(&self, partitions: &[(Partition, Option<i64>)]) {
         self.marks.clear(&self.ledger, &self.desk.settings.scope, partitions).await;
     }
 }
