@@ -214,7 +214,7 @@ fn a_relay_that_leads_is_not_forgotten() {
         journal.lead(&name, &owner, std::time::Duration::from_secs(3600)).await.unwrap();
     };
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(lead);
-    let ran = run(dir, &["--journal", &url, "relay", "forget", "--name", "main", "--yes"]).code(1);
+    let ran = run(dir, &["--journal", &url, "relay", "forget", "--name", "main", "--yes"]).code(4);
     assert!(ran.err.contains("found ada, who leads it until 20"), "{}", ran.err);
 }
 
