@@ -280,6 +280,8 @@ impl KafkaSettings {
             .set("partitioner", "murmur2_random")
             .set("queue.buffering.max.messages", "20000")
             .set("queue.buffering.max.kbytes", "65536")
+            // Records are handed over many at a time, and their answers are waited for: to wait for more is time lost.
+            .set("linger.ms", "0")
             // What is too large for a topic is the topic's to say.
             .set("message.max.bytes", "16777216");
         let not_ours = ["heartbeat.interval.ms", "group.instance.id", "group.remote.assignor"];
