@@ -117,9 +117,9 @@ fn claim_row(rows: &mut impl Rows, claim: &Claim, token: Token, settings: &Setti
 /// Whether the ledger may make a week that is not there.
 fn may_make(week: Week, count: usize, now: Time, settings: &Settings) -> Result<()> {
     week.may_be_made(now, settings.weeks_ahead)?;
-    if count >= settings.weeks_max {
+    if count >= settings.weeks_max && !week.is_present(now) {
         let problem = format!(
-            "its week ({week}) would be one more than the {} weeks this ledger may hold",
+            "its week ({week}) would be one more than the {} weeks besides the present ones that this ledger may hold",
             settings.weeks_max
         );
         return Err(Error::invalid("event id", problem));

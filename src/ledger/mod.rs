@@ -12,6 +12,7 @@ mod entry;
 mod epoch;
 mod held;
 mod outage;
+mod queue;
 pub mod transition;
 mod week;
 
@@ -20,7 +21,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-pub(crate) use batcher::{Batcher, ClaimRef, Queue, gone, in_batch};
+pub(crate) use batcher::{Batcher, ClaimRef, gone, in_batch};
 pub use claim::{
     Baseline, Body, Claim, Extend, FailureTerms, Grant, Identity, LeaseTerms, Metadata, Mode, Nonce, OnDead,
     Order, OrderPolicy, Outcome, Prior, Settle, Settled, Token, Verdict,
@@ -38,6 +39,7 @@ pub use entry::{
 pub use epoch::Epoch;
 pub use held::{Copied, Due, Marker, Reused, Share};
 pub(crate) use outage::Outage;
+pub(crate) use queue::Queue;
 pub use week::{IdentityRule, Week};
 
 use crate::clock::Time;
@@ -68,7 +70,9 @@ pub struct Settings {
     pub metadata_bytes_max: usize,
     /// How far ahead of the ledger's present an id's own time may lie.
     pub weeks_ahead: Duration,
-    /// How many weeks the ledger may hold at once.
+    /// How many odd weeks there may be: those of ids whose own time is neither last week's nor this one's nor in the next four. The
+    /// present weeks are always made. In PostgreSQL each tenant has so many, out of a thousand that the ledger can hold, and the
+    /// last of these are shared out; elsewhere all have them together, and the present weeks count while they are there.
     pub weeks_max: usize,
     /// Counts deliveries of reused ids that [`MismatchRule::Warn`] let pass as the original.
     pub reused: Reused,
