@@ -176,7 +176,7 @@ pub(super) async fn run(
     }
     for (_, batch) in rounds.into_iter().flatten() {
         split_run(inner, target, &batch, &inner.sql.claim_batch, outcomes).await?;
-        // Those that are about to die go once more, with their bytes.
+        // Those whose bytes are to be held go once more, with them.
         each.extend(batch.into_iter().filter(|one| outcomes[one.index].is_none()));
     }
     // What depends on its neighbours (events in an order, many repeats of one id) runs as it came.
