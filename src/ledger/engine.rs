@@ -83,6 +83,8 @@ fn claim_row(rows: &mut impl Rows, claim: &Claim, token: Token, settings: &Setti
     if !made && row.is_none() && dropped.is_none() {
         may_make(week, count, now, settings)?; // once more, for a scope younger than the drop
     }
+    let kept = transition::in_order_of(claim, row.as_ref());
+    let claim = kept.as_ref().unwrap_or(claim);
     let head = match &claim.order {
         Some(order) => rows.head(scope, &order.aggregate)?,
         None => None,

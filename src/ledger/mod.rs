@@ -164,8 +164,10 @@ const NOTE_BYTES_MAX: usize = 64 * 1024;
 /// 6. Retry times are stored; nothing but an intervention shortens one. Giving a lease back is `retry(now)`, never a delete.
 /// 7. Every claim carries a nonce: the same claim issued again has the same outcome. Doubt is resolved that way and never
 ///    by reading.
-/// 8. Batches have per-event outcomes; a duplicate or a bad row never fails its neighbours.
-/// 9. Same id, other fingerprint is a mismatch. Same fingerprint with another time is just a duplicate.
+/// 8. Batches have per-event outcomes; a duplicate or a bad row never fails its neighbours. A call in a caller's transaction that
+///    changes nothing holds nothing: nobody waits for it.
+/// 9. Same id, other fingerprint is a mismatch. Same fingerprint with another time is just a duplicate. What is still to run stays
+///    in the order in which it was first claimed.
 /// 10. An identity whose week was dropped since its scope began is too old, never a first.
 /// 11. The epoch is the same for all who have the ledger open, and another as soon as the ledger may lack something that was
 ///     acknowledged before.

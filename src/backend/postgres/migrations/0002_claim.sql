@@ -47,7 +47,14 @@ begin
         v_have := found; v_in_held := found;
       end if;
     end if;
-    if v_have and (e.flags & 16) <> 0 then p_aggregate := null; p_seq := null; end if;
+    if v_have and (e.flags & 16) <> 0 then
+      p_aggregate := null; p_seq := null;
+    elsif e.aggregate is not null and e.state in ('L', 'R', 'P') and (e.aggregate is distinct from p_aggregate or e.seq <> p_seq) then
+      -- It stays in the order in which it was first claimed, whatever this delivery says: once more, with that head locked.
+      if p_aggregate is null then p_strict := false; p_skip := false; end if;
+      p_aggregate := e.aggregate; p_seq := e.seq;
+      continue again;
+    end if;
     v_now := {schema}.ledger_now(); -- after the locks: a wait must not shorten what follows
     p_token := nextval('{schema}.token'); -- after the locks too: whoever runs later has the higher one
     o_state := e.state; o_owner := e.owner; o_at := {schema}.us(e.at); o_attempts := e.attempts; o_token := e.token;

@@ -27,8 +27,8 @@ begin
     if not found then return; end if;
     v_in_held := true;
   end if;
-  if e.aggregate is not null and p_aggregate is null then
-    h := {schema}.lock_head(p_scope, e.aggregate); -- a settling that forgot its order
+  if e.aggregate is not null and e.aggregate is distinct from p_aggregate then
+    h := {schema}.lock_head(p_scope, e.aggregate); -- a settling that does not know its order
   end if;
   v_now := {schema}.ledger_now();
   o_state := e.state; o_at := {schema}.us(e.at);
