@@ -79,7 +79,7 @@ missing_libraries() { # BINARY…
 
 # The binary with everything and the example, of the same build as the tests: other features would build all of it once more. Each
 # time, since a plain `cargo run` leaves another binary in the same place.
-build_full() { cargo test -q --workspace --all-features --no-run --test cli --example outbox; }
+build_full() { cargo build -q --workspace --all-features --bin hapax --example outbox; }
 
 seconds_since() { # START (as of $EPOCHREALTIME)
   awk -v a="$1" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }'
