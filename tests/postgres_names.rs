@@ -169,7 +169,7 @@ async fn everything(ledger: &PgLedger) {
     ledger.claim_in(&mut tx, &[kit::claim("in", Mode::Done), kit::latest(9)]).await.unwrap();
     tx.commit().await.unwrap();
     kit::there(ledger, &retried).await;
-    ledger.known(&[retried.identity.clone()]).await.unwrap();
+    ledger.known(std::slice::from_ref(&retried.identity)).await.unwrap();
     ledger.stat().await.unwrap();
     ledger.epoch().await.unwrap();
     ledger.make_ahead().await.unwrap();
