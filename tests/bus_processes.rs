@@ -55,7 +55,7 @@ async fn member(file: &Path) {
                 member.give_back(&revoked).await.unwrap();
             }
             Heard::Removed { partition, offsets } => {
-                say(&format!("removed {} {offsets:?}", partition.number))
+                say(&format!("removed {} {offsets:?}", partition.number));
             }
             Heard::Lost(lost) => {
                 for assigned in &lost {
