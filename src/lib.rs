@@ -35,6 +35,7 @@ pub mod testing;
 pub mod window;
 
 pub use clock::Time;
+pub use consumer::Consumer;
 pub use error::{Error, Result};
 pub use event::{Event, Fingerprint, Headers, Origin, TraceContext};
 pub use guard::Guard;

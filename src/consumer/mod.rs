@@ -39,6 +39,7 @@ mod check;
 mod claim;
 mod decode;
 mod handle;
+mod handler;
 mod held;
 mod leased;
 mod marks;
@@ -58,6 +59,10 @@ use tokio::sync::watch;
 pub use check::{check, refuse};
 pub use decode::{Decoder, Places};
 pub use handle::{Failed, FailedExt, Handled};
+pub use handler::{
+    AtMostOnceHandler, ByEvent, Decoded, FromEvent, Json, LeasedHandler, TransactionalBatchHandler,
+    TransactionalHandler,
+};
 pub use leased::{AtMostOnce, Leased, at_most_once, leased};
 pub use meter::Progress;
 pub use offsets::Watermark;
@@ -83,6 +88,9 @@ pub(crate) enum Stop {
     Drain,
     Now,
 }
+
+/// How many deliveries came to what.
+pub type Counts = BTreeMap<&'static str, u64>;
 
 /// Consumes topics for one scope. Run as many as you like, in as many processes: they share the partitions as a group.
 pub struct Consumer<L: Ledger> {
@@ -151,7 +159,7 @@ impl<L: Ledger> Consumer<L> {
 
     /// Consumes until it is stopped, or cannot go on. Answers how many deliveries came to what. Start-up checks come first:
     /// what would break the promise is refused.
-    pub async fn run(self, guarantee: impl Guarantee<L>) -> Result<BTreeMap<&'static str, u64>> {
+    pub async fn run(self, guarantee: impl Guarantee<L>) -> Result<Counts> {
         let findings = check(&*self.bus, self.guard.ledger(), self.window.as_deref(), &self.settings).await?;
         refuse(&findings)?;
         self.make_dead_topics().await;

@@ -74,6 +74,12 @@ pub struct Transactional<L, H> {
     _ledger: PhantomData<fn() -> L>,
 }
 
+impl<L, H> Transactional<L, H> {
+    pub(super) fn new(handler: H) -> Self {
+        Transactional { handler, _ledger: PhantomData }
+    }
+}
+
 /// A handler's answer that borrows its transaction.
 pub type HandledIn<'a> = Pin<Box<dyn Future<Output = Handled> + Send + 'a>>;
 

@@ -29,6 +29,12 @@ use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, PgPool};
 
 pub use crate::config::Migrate;
+/// The driver that transactions and pools come from, in the version that hapax was built with.
+pub use sqlx;
+
+/// An open transaction, as transactional handlers get it.
+pub type PgTx = sqlx::PgTransaction<'static>;
+
 pub use journal::{PgJournal, PgJournalSettings};
 pub use schema::{ACCEPTS, VERSION, grants_sql, schema_sql};
 

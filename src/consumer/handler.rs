@@ -1,0 +1,341 @@
+//! Handlers as users write them: a plain `async fn`, or a type of their own that has state.
+//!
+//! Each guarantee has its trait, and each trait is implemented for functions, so that nobody names it unless state is
+//! needed. `Args` tells the forms of functions apart and is inferred; a type of your own leaves it out.
+
+use std::future::Future;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde::de::DeserializeOwned;
+
+use super::handle::{Failed, Handled};
+use super::leased::{at_most_once, leased};
+use super::transactional::{BatchHandler, Transactional, TransactionalLedger};
+use super::{Consumer, Counts};
+use crate::error::Result;
+use crate::event::Event;
+use crate::guard::Run;
+use crate::ledger::Ledger;
+
+/// What a handler may take as its last argument: something decoded from the event.
+pub trait FromEvent: Sized + Send + 'static {
+    /// Decodes it. An error ends this attempt; make it [fatal](Failed::fatal) where no retry can help.
+    fn from_event(event: &Event) -> std::result::Result<Self, Failed>;
+}
+
+/// The payload, decoded from JSON. A payload that does not fit goes straight to the dead letters, with the reason.
+///
+/// ```
+/// use hapax::Event;
+/// use hapax::consumer::{Handled, Json};
+/// use hapax::guard::Run;
+///
+/// #[derive(serde::Deserialize)]
+/// struct Paid { amount: u64 }
+///
+/// async fn receipt(event: &Event, run: &Run, Json(paid): Json<Paid>) -> Handled {
+///     println!("{} paid {}, key {}", event.id, paid.amount, run.key());
+///     Ok(())
+/// }
+/// # let _ = receipt;
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Json<T>(pub T);
+
+impl<T: DeserializeOwned + Send + 'static> FromEvent for Json<T> {
+    fn from_event(event: &Event) -> std::result::Result<Self, Failed> {
+        match serde_json::from_slice(&event.payload) {
+            Ok(value) => Ok(Json(value)),
+            Err(error) => Err(Failed::fatal(format!("the payload does not decode: {error}"))),
+        }
+    }
+}
+
+impl<T> Deref for Json<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for Json<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
+/// The form `(…, &Event)` of a function.
+#[derive(Debug)]
+pub struct ByEvent;
+
+/// The form `(…, &Event, A)` of a function, with `A` decoded from the event.
+#[derive(Debug)]
+pub struct Decoded<A>(PhantomData<fn() -> A>);
+
+/// Makes an event's effects in the transaction of its claim: exactly once, through any crash.
+///
+/// Implemented for `async fn(&mut Tx, &Event) -> Handled`, and with [`Json<T>`](Json) (or any [`FromEvent`]) as a third
+/// argument. For state, implement it for a type of your own:
+///
+/// ```
+/// # #[cfg(feature = "postgres")] pub mod example {
+/// use hapax::Event;
+/// use hapax::backend::postgres::{PgTx, sqlx};
+/// use hapax::consumer::{Handled, TransactionalHandler};
+///
+/// struct Billing { currency: String }
+///
+/// impl TransactionalHandler<PgTx> for Billing {
+///     async fn handle(&self, tx: &mut PgTx, event: &Event) -> Handled {
+///         sqlx::query("insert into paid (id, currency) values ($1, $2)")
+///             .bind(event.id.as_str())
+///             .bind(&self.currency)
+///             .execute(&mut **tx)
+///             .await?;
+///         Ok(())
+///     }
+/// }
+/// # }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a transactional handler",
+    label = "expected `async fn(&mut {Tx}, &Event) -> Handled`, or one with `Json<T>` as a third argument",
+    note = "its future must be `Send`; state goes into a type of yours that implements `TransactionalHandler<{Tx}>`"
+)]
+pub trait TransactionalHandler<Tx, Args = ()>: Send + Sync + 'static {
+    /// Makes the effects of one event. An error undoes them.
+    fn handle<'a>(&'a self, tx: &'a mut Tx, event: &'a Event) -> impl Future<Output = Handled> + Send + 'a;
+}
+
+/// Makes the effects of many events in one transaction: for effects that are made of sets, such as a multi-row insert.
+///
+/// Implemented for `async fn(&mut Tx, &[Event]) -> Handled`. The events are all new, and each key's are in order. An error
+/// undoes the effects of all; the batch is then taken apart until the failing event is found.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a transactional batch handler",
+    label = "expected `async fn(&mut {Tx}, &[Event]) -> Handled`",
+    note = "its future must be `Send`; state goes into a type of yours that implements `TransactionalBatchHandler<{Tx}>`"
+)]
+pub trait TransactionalBatchHandler<Tx, Args = ()>: Send + Sync + 'static {
+    /// Makes the effects of all events.
+    fn handle<'a>(&'a self, tx: &'a mut Tx, events: &'a [Event]) -> impl Future<Output = Handled> + Send + 'a;
+}
+
+/// Makes an event's effect elsewhere, under a lease: at least once, and exactly once if the sink dedups on the key of
+/// the [`Run`].
+///
+/// Implemented for `async fn(&Event, &Run) -> Handled`, and with [`Json<T>`](Json) as a third argument.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a leased handler",
+    label = "expected `async fn(&Event, &Run) -> Handled`, or one with `Json<T>` as a third argument",
+    note = "its future must be `Send`; state goes into a type of yours that implements `LeasedHandler`"
+)]
+pub trait LeasedHandler<Args = ()>: Send + Sync + 'static {
+    /// Makes the effect of one event.
+    fn handle<'a>(&'a self, event: &'a Event, run: &'a Run) -> impl Future<Output = Handled> + Send + 'a;
+}
+
+/// Makes an event's effect at most once: never twice, and never retried by itself.
+///
+/// Implemented for `async fn(&Event) -> Handled`, and with [`Json<T>`](Json) as a second argument.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an at-most-once handler",
+    label = "expected `async fn(&Event) -> Handled`, or one with `Json<T>` as a second argument",
+    note = "its future must be `Send`; state goes into a type of yours that implements `AtMostOnceHandler`"
+)]
+pub trait AtMostOnceHandler<Args = ()>: Send + Sync + 'static {
+    /// Makes the effect of one event.
+    fn handle<'a>(&'a self, event: &'a Event) -> impl Future<Output = Handled> + Send + 'a;
+}
+
+/// A function of borrowed arguments whose future is `Send`: what `AsyncFn` bounds cannot ask for.
+macro_rules! borrowing_fn {
+    ($name:ident <$a:lifetime $(, $param:ident)*> ($($argument:ty),*)) => {
+        #[doc(hidden)]
+        pub trait $name<$a $(, $param: $a)*>: Fn($($argument),*) -> Self::Future {
+            /// What it answers.
+            type Future: Future<Output = Handled> + Send + $a;
+        }
+        impl<$a $(, $param: $a)*, F, R> $name<$a $(, $param)*> for F
+        where
+            F: Fn($($argument),*) -> R,
+            R: Future<Output = Handled> + Send + $a,
+        {
+            type Future = R;
+        }
+    };
+}
+
+borrowing_fn!(TxFn<'a, Tx>(&'a mut Tx, &'a Event));
+borrowing_fn!(TxDecodedFn<'a, Tx, A>(&'a mut Tx, &'a Event, A));
+borrowing_fn!(TxBatchFn<'a, Tx>(&'a mut Tx, &'a [Event]));
+borrowing_fn!(RunFn<'a>(&'a Event, &'a Run));
+borrowing_fn!(RunDecodedFn<'a, A>(&'a Event, &'a Run, A));
+borrowing_fn!(EventFn<'a>(&'a Event));
+borrowing_fn!(EventDecodedFn<'a, A>(&'a Event, A));
+
+impl<Tx, F> TransactionalHandler<Tx, ByEvent> for F
+where
+    Tx: Send + 'static,
+    F: for<'a> TxFn<'a, Tx> + Send + Sync + 'static,
+{
+    fn handle<'a>(&'a self, tx: &'a mut Tx, event: &'a Event) -> impl Future<Output = Handled> + Send + 'a {
+        self(tx, event)
+    }
+}
+
+impl<Tx, A, F> TransactionalHandler<Tx, Decoded<A>> for F
+where
+    Tx: Send + 'static,
+    A: FromEvent,
+    F: for<'a> TxDecodedFn<'a, Tx, A> + Send + Sync + 'static,
+{
+    async fn handle(&self, tx: &mut Tx, event: &Event) -> Handled {
+        self(tx, event, A::from_event(event)?).await
+    }
+}
+
+impl<Tx, F> TransactionalBatchHandler<Tx, ByEvent> for F
+where
+    Tx: Send + 'static,
+    F: for<'a> TxBatchFn<'a, Tx> + Send + Sync + 'static,
+{
+    fn handle<'a>(&'a self, tx: &'a mut Tx, events: &'a [Event]) -> impl Future<Output = Handled> + Send + 'a {
+        self(tx, events)
+    }
+}
+
+impl<F: for<'a> RunFn<'a> + Send + Sync + 'static> LeasedHandler<ByEvent> for F {
+    fn handle<'a>(&'a self, event: &'a Event, run: &'a Run) -> impl Future<Output = Handled> + Send + 'a {
+        self(event, run)
+    }
+}
+
+impl<A, F> LeasedHandler<Decoded<A>> for F
+where
+    A: FromEvent,
+    F: for<'a> RunDecodedFn<'a, A> + Send + Sync + 'static,
+{
+    async fn handle(&self, event: &Event, run: &Run) -> Handled {
+        self(event, run, A::from_event(event)?).await
+    }
+}
+
+impl<F: for<'a> EventFn<'a> + Send + Sync + 'static> AtMostOnceHandler<ByEvent> for F {
+    fn handle<'a>(&'a self, event: &'a Event) -> impl Future<Output = Handled> + Send + 'a {
+        self(event)
+    }
+}
+
+impl<A, F> AtMostOnceHandler<Decoded<A>> for F
+where
+    A: FromEvent,
+    F: for<'a> EventDecodedFn<'a, A> + Send + Sync + 'static,
+{
+    async fn handle(&self, event: &Event) -> Handled {
+        self(event, A::from_event(event)?).await
+    }
+}
+
+/// A handler per event, as the batch that it is part of.
+struct PerEvent<H, Args>(H, PhantomData<fn() -> Args>);
+
+#[async_trait]
+impl<L, H, Args> BatchHandler<L> for PerEvent<H, Args>
+where
+    L: TransactionalLedger,
+    H: TransactionalHandler<L::Transaction, Args>,
+    Args: 'static,
+{
+    async fn handle(&self, tx: &mut L::Transaction, events: &[Event]) -> Handled {
+        for (at, event) in events.iter().enumerate() {
+            self.0.handle(tx, event).await.map_err(|failed| failed.at(at))?;
+        }
+        Ok(())
+    }
+}
+
+/// A handler per batch.
+struct PerBatch<H, Args>(H, PhantomData<fn() -> Args>);
+
+#[async_trait]
+impl<L, H, Args> BatchHandler<L> for PerBatch<H, Args>
+where
+    L: TransactionalLedger,
+    H: TransactionalBatchHandler<L::Transaction, Args>,
+    Args: 'static,
+{
+    async fn handle(&self, tx: &mut L::Transaction, events: &[Event]) -> Handled {
+        self.0.handle(tx, events).await
+    }
+}
+
+impl<L: TransactionalLedger> Consumer<L> {
+    /// Consumes until it is stopped, each event's effects in the transaction of its claim: **exactly once**, through any
+    /// crash, rebalance or lost acknowledgement. Many events share one transaction.
+    ///
+    /// Gives up: effects anywhere but in the ledger's database. What a handler does outside its transaction is repeated
+    /// when it runs again.
+    ///
+    /// ```no_run
+    /// # #[cfg(feature = "postgres")] pub mod example {
+    /// use hapax::backend::postgres::{PgLedger, PgTx, sqlx};
+    /// use hapax::consumer::{Consumer, Handled};
+    /// use hapax::Event;
+    ///
+    /// async fn paid(tx: &mut PgTx, event: &Event) -> Handled {
+    ///     sqlx::query("insert into paid (id) values ($1)").bind(event.id.as_str()).execute(&mut **tx).await?;
+    ///     Ok(())
+    /// }
+    ///
+    /// # async fn run(consumer: Consumer<PgLedger>) -> hapax::Result<()> {
+    /// consumer.transactional(paid).await?;
+    /// # Ok(()) }
+    /// # }
+    /// ```
+    pub async fn transactional<Args: 'static>(
+        self,
+        handler: impl TransactionalHandler<L::Transaction, Args>,
+    ) -> Result<Counts> {
+        self.run(Transactional::new(PerEvent(handler, PhantomData))).await
+    }
+
+    /// Like [`transactional`](Self::transactional), with a handler that gets whole batches.
+    pub async fn transactional_batch<Args: 'static>(
+        self,
+        handler: impl TransactionalBatchHandler<L::Transaction, Args>,
+    ) -> Result<Counts> {
+        self.run(Transactional::new(PerBatch(handler, PhantomData))).await
+    }
+}
+
+impl<L: Ledger> Consumer<L> {
+    /// Consumes until it is stopped, each event under a lease: **at least once, one live lease at a time**, and exactly once
+    /// if the sink dedups on the key that the handler is given.
+    ///
+    /// Gives up: a crash after the effect and before it is settled runs the handler again.
+    pub async fn leased<Args: 'static>(self, handler: impl LeasedHandler<Args>) -> Result<Counts> {
+        let handler = Arc::new(handler);
+        self.run(leased(move |event: Event, run: Run| {
+            let handler = Arc::clone(&handler);
+            async move { handler.handle(&event, &run).await }
+        }))
+        .await
+    }
+
+    /// Consumes until it is stopped, each event **at most once**: never twice, never retried by itself.
+    ///
+    /// Gives up: what failed, timed out or crashed after its claim is `lost`. It is listed and counted, and nobody runs it
+    /// by itself.
+    pub async fn at_most_once<Args: 'static>(self, handler: impl AtMostOnceHandler<Args>) -> Result<Counts> {
+        let handler = Arc::new(handler);
+        self.run(at_most_once(move |event: Event| {
+            let handler = Arc::clone(&handler);
+            async move { handler.handle(&event).await }
+        }))
+        .await
+    }
+}
