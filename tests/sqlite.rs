@@ -391,7 +391,7 @@ async fn t72_a_connection_that_does_not_sync_is_refused() {
             match result {
                 Ok(()) => assert!(fine, "{synchronous} was accepted"),
                 Err(error @ Error::Unsupported(_)) => {
-                    assert!(!fine && error.to_string().contains(synchronous))
+                    assert!(!fine && error.to_string().contains(synchronous));
                 }
                 Err(error) => panic!("{error}"),
             }
