@@ -427,8 +427,10 @@ async fn the_sweeper_forgets_what_is_older_than_the_retention() {
     tokio::time::sleep(Duration::from_millis(200)).await;
     sweeper.stop().await;
     assert!(!guard.is_processed("old").await.unwrap() && guard.is_processed("new").await.unwrap());
-    clock.advance(Duration::from_hours(8 * 24));
-    assert_eq!(guard.cleanup_old_events().await.unwrap(), 1);
+    for forgotten in [0, 0, 0, 1] {
+        clock.advance(Duration::from_hours(2 * 24));
+        assert_eq!(guard.cleanup_old_events().await.unwrap(), forgotten);
+    }
 }
 
 #[tokio::test]

@@ -9,13 +9,14 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax::backend::sqlite::SqliteLedger;
+use hapax::backend::sqlite::{SqliteJournal, SqliteLedger};
 use hapax::clock::{Clock, ManualClock};
+use hapax::journal::{Append, Expected, JournalSettings};
 use hapax::ledger::{
     Baseline, Claim, Filter, Identity, Intervene, Intervention, LeaseTerms, Mode, Nonce, OnDead, Order,
     OrderPolicy, Settings, Settle, Settled, State, SweepTerms, Verdict, Week,
 };
-use hapax::{Aggregate, Error, EventId, Ledger, Outcome, Scope, Tenant, Time};
+use hapax::{Aggregate, Error, Event, EventId, Ledger, Outcome, Scope, Tenant, Time};
 use rusqlite::{Connection, TransactionBehavior};
 
 const IDS: usize = 10_000;
@@ -370,6 +371,32 @@ async fn sweep_drops_old_weeks_whole_and_keeps_what_is_open() {
     let younger = Identity { scope: Scope::new("younger").unwrap(), ..of(1) };
     assert!(claim(&ledger, Claim::new(younger, Mode::Done)).await.is_claimed());
     assert_eq!(claim(&ledger, Claim::new(of(2), Mode::Done)).await, Outcome::TooOld { week });
+}
+
+/// A commit on a connection that does not sync is acknowledged before it is on disk.
+#[tokio::test]
+async fn t72_a_connection_that_does_not_sync_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let ledger = SqliteLedger::open(file(&dir), Settings::default()).unwrap();
+    let journal = SqliteJournal::open(file(&dir), JournalSettings::default()).unwrap();
+    let mut conn = Connection::open(file(&dir)).unwrap();
+    let append =
+        Append::new(Aggregate::new("a").unwrap(), Expected::Any, [Event::new(EventId::new("e").unwrap())]);
+    for (synchronous, fine) in [("OFF", false), ("NORMAL", false), ("FULL", true), ("EXTRA", true)] {
+        conn.execute_batch(&format!("PRAGMA synchronous = {synchronous}")).unwrap();
+        let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
+        let claimed = ledger.claim_in(&tx, &[Claim::new(identity(synchronous), Mode::Done)]).map(drop);
+        let appended = journal.append_in(&tx, &append).map(drop);
+        for result in [claimed, appended] {
+            match result {
+                Ok(()) => assert!(fine, "{synchronous} was accepted"),
+                Err(error @ Error::Unsupported(_)) => {
+                    assert!(!fine && error.to_string().contains(synchronous));
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
 }
 
 #[tokio::test]

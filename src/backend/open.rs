@@ -151,6 +151,7 @@ async fn open_redis(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Ledger
         migrate: settings.migrate,
         timeout: settings.acquire_timeout,
         refuse: settings.refuse,
+        ..RedisSettings::default()
     };
     Ok(Arc::new(RedisLedger::connect(url, settings).await?))
 }

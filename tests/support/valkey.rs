@@ -196,3 +196,116 @@ impl Harness for RedisHarness {
         ledger.was_committed(claim).await
     }
 }
+
+/// A server of the test's own, from the same binary, to be flushed, killed and started with other files. It ends with the test.
+pub struct Private {
+    child: std::process::Child,
+    binary: String,
+    pub dir: tempfile::TempDir,
+    port: u16,
+    args: Vec<String>,
+}
+
+impl Private {
+    /// Starts one, with arguments behind `--appendonly yes --appendfsync always`.
+    pub async fn start(args: &[&str]) -> Self {
+        let info: String =
+            redis::cmd("INFO").arg("server").query_async(&mut connection().await).await.expect("INFO");
+        let binary = info.lines().find_map(|line| line.strip_prefix("executable:")).expect("its binary");
+        // Another may take the port before the server does; then the next one is tried.
+        for _ in 0..20 {
+            let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+            let port = free.local_addr().expect("an address").port();
+            drop(free);
+            let dir = tempfile::tempdir().expect("a directory");
+            let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
+            let child = Private::spawn(binary, port, dir.path(), &args);
+            let mut server = Private { child, binary: binary.to_owned(), dir, port, args };
+            if server.answers().await {
+                return server;
+            }
+        }
+        panic!("no Valkey could be started from {binary}");
+    }
+
+    fn spawn(binary: &str, port: u16, dir: &std::path::Path, args: &[String]) -> std::process::Child {
+        std::process::Command::new(binary)
+            .args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--dir"])
+            .arg(dir)
+            .args(["--daemonize", "no", "--save", "", "--appendonly", "yes", "--appendfsync", "always"])
+            .args(args)
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .expect("the server's binary runs")
+    }
+
+    /// Waits until it answers; false if it ended.
+    async fn answers(&mut self) -> bool {
+        let end = std::time::Instant::now() + Duration::from_secs(60);
+        loop {
+            if self.child.try_wait().expect("a child").is_some() {
+                return false;
+            }
+            let client = redis::Client::open(self.url()).expect("a URL");
+            if let Ok(mut connection) = client.get_multiplexed_async_connection().await {
+                let pong: redis::RedisResult<String> = redis::cmd("PING").query_async(&mut connection).await;
+                if pong.is_ok() {
+                    return true;
+                }
+            }
+            assert!(std::time::Instant::now() < end, "the server does not answer within a minute");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// A command of the test's own.
+    pub async fn command(&self, words: &[&str]) -> redis::Value {
+        let client = redis::Client::open(self.url()).expect("a URL");
+        let mut connection = client.get_multiplexed_async_connection().await.expect("the server answers");
+        let mut command = redis::cmd(words[0]);
+        command.arg(&words[1..]);
+        command.query_async(&mut connection).await.expect("the command is done")
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("it can be killed");
+        self.child.wait().expect("it ends");
+    }
+
+    /// Starts it once more, on the files that are there.
+    pub async fn start_again(&mut self) {
+        self.child = Private::spawn(&self.binary, self.port, self.dir.path(), &self.args);
+        assert!(self.answers().await, "the server starts again");
+    }
+
+    /// What is in its directory, to be put back.
+    pub fn files(&self) -> Vec<(std::path::PathBuf, Vec<u8>)> {
+        let dir = self.dir.path().join("appendonlydir");
+        let entries = std::fs::read_dir(dir).expect("its files").map(|entry| entry.expect("a file").path());
+        entries.map(|path| (path.clone(), std::fs::read(path).expect("a file"))).collect()
+    }
+
+    /// Puts back what was there.
+    pub fn put_back(&self, files: &[(std::path::PathBuf, Vec<u8>)]) {
+        std::fs::remove_dir_all(self.dir.path().join("appendonlydir")).expect("its files");
+        std::fs::create_dir(self.dir.path().join("appendonlydir")).expect("a directory");
+        for (path, content) in files {
+            std::fs::write(path, content).expect("a file");
+        }
+    }
+}
+
+impl Drop for Private {
+    fn drop(&mut self) {
+        let _ = (self.child.kill(), self.child.wait()); // it may have ended
+    }
+}

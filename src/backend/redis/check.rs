@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::RedisLedger;
 use super::connect::info;
+use super::{Accept, RedisLedger};
 use crate::error::Result;
 use crate::ledger::{Finding, Level};
 
@@ -13,13 +13,22 @@ pub(super) async fn findings(ledger: &RedisLedger) -> Result<Vec<Finding>> {
     // A managed server may keep its configuration to itself.
     let fsync: Option<HashMap<String, String>> =
         redis::cmd("CONFIG").arg("GET").arg("appendfsync").query_async(&mut ledger.connection()).await.ok();
-    Ok(judge(&info, fsync.as_ref().and_then(|config| config.get("appendfsync")).map(String::as_str)))
+    let fsync = fsync.as_ref().and_then(|config| config.get("appendfsync")).map(String::as_str);
+    Ok(judge(&info, fsync, &ledger.0.accept))
 }
 
-fn judge(info: &HashMap<String, String>, fsync: Option<&str>) -> Vec<Finding> {
+fn judge(info: &HashMap<String, String>, fsync: Option<&str>, accepted: &[Accept]) -> Vec<Finding> {
     let of = |name: &str| info.get(name).map_or("unknown", String::as_str);
     let mut findings = Vec::new();
     let mut tell = |level, check, message: String| findings.push(Finding { level, check, message });
+    let weak = |what: Accept, message: String| {
+        if accepted.contains(&what) {
+            return (Level::Warning, format!("{message} (accepted: accept={})", what.name()));
+        }
+        let told =
+            format!("{message}, or say in the ledger's URL that this is accepted: accept={}", what.name());
+        (Level::Refusal, told)
+    };
     let version = info.get("valkey_version").map(|version| format!("Valkey {version}"));
     tell(Level::Fine, "version", version.unwrap_or_else(|| format!("Redis {}", of("redis_version"))));
     if of("cluster_enabled") == "1" {
@@ -33,14 +42,14 @@ fn judge(info: &HashMap<String, String>, fsync: Option<&str>) -> Vec<Finding> {
     }
     match of("maxmemory_policy") {
         "noeviction" => tell(Level::Fine, "maxmemory_policy", "maxmemory-policy is noeviction".into()),
-        policy => tell(
-            Level::Refusal,
-            "maxmemory_policy",
-            format!(
+        policy => {
+            let message = format!(
                 "maxmemory-policy is {policy}: when its memory is full the server would forget what took effect; set \
                  noeviction"
-            ),
-        ),
+            );
+            let (level, message) = weak(Accept::Eviction, message);
+            tell(level, "maxmemory_policy", message);
+        }
     }
     if of("aof_enabled") == "1" {
         match fsync {
@@ -63,26 +72,21 @@ fn judge(info: &HashMap<String, String>, fsync: Option<&str>) -> Vec<Finding> {
             ),
         }
     } else {
-        tell(
-            Level::Warning,
-            "durability",
-            "appendonly is no: everything since the last snapshot is lost if the server stops, and is run again; set \
-             appendonly yes and appendfsync always"
-                .into(),
-        );
+        let message = "appendonly is no: everything since the last snapshot is lost if the server stops, and is run again; set \
+             appendonly yes and appendfsync always";
+        let (level, message) = weak(Accept::NoAppendonly, message.into());
+        tell(level, "durability", message);
     }
     let replicas = of("connected_slaves");
     if of("role") == "slave" {
         tell(Level::Refusal, "role", "the server is a replica; a ledger needs the primary".into());
     } else if replicas != "0" && replicas != "unknown" {
-        tell(
-            Level::Warning,
-            "replication",
-            format!(
-                "the server has {replicas} replicas, which follow it asynchronously: one that takes over may lack the last \
-                 acknowledged writes, and their events are run again"
-            ),
+        let message = format!(
+            "the server has {replicas} replicas, which follow it asynchronously: one that takes over may lack the last \
+             acknowledged writes, and their events are run again; let none take over"
         );
+        let (level, message) = weak(Accept::Replicas, message);
+        tell(level, "replication", message);
     }
     findings
 }
@@ -92,6 +96,14 @@ mod tests {
     use super::*;
 
     fn worst(changes: &[(&str, &str)], fsync: Option<&str>) -> Vec<(&'static str, Level)> {
+        judged(changes, fsync, &[])
+    }
+
+    fn judged(
+        changes: &[(&str, &str)],
+        fsync: Option<&str>,
+        accepted: &[Accept],
+    ) -> Vec<(&'static str, Level)> {
         let fine = [
             ("valkey_version", "9.1.2"),
             ("maxmemory_policy", "noeviction"),
@@ -102,7 +114,7 @@ mod tests {
         ];
         let info = fine.iter().chain(changes).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let findings =
-            judge(&info.collect(), fsync).into_iter().filter(|finding| finding.level > Level::Fine);
+            judge(&info.collect(), fsync, accepted).into_iter().filter(|finding| finding.level > Level::Fine);
         findings.map(|finding| (finding.check, finding.level)).collect()
     }
 
@@ -117,8 +129,20 @@ mod tests {
         );
         assert_eq!(worst(&[], Some("everysec")), [("durability", Level::Warning)]);
         assert_eq!(worst(&[], None), [("durability", Level::Warning)]);
-        assert_eq!(worst(&[("aof_enabled", "0")], always), [("durability", Level::Warning)]);
-        assert_eq!(worst(&[("connected_slaves", "2")], always), [("replication", Level::Warning)]);
         assert_eq!(worst(&[("role", "slave")], always), [("role", Level::Refusal)]);
+        for (weakness, check, accept) in [
+            (("aof_enabled", "0"), "durability", Accept::NoAppendonly),
+            (("maxmemory_policy", "allkeys-lru"), "maxmemory_policy", Accept::Eviction),
+            (("connected_slaves", "2"), "replication", Accept::Replicas),
+        ] {
+            assert_eq!(worst(&[weakness], always), [(check, Level::Refusal)]);
+            assert_eq!(judged(&[weakness], always, &[accept]), [(check, Level::Warning)]);
+            let others: Vec<_> = Accept::ALL.into_iter().filter(|other| *other != accept).collect();
+            assert_eq!(
+                judged(&[weakness], always, &others),
+                [(check, Level::Refusal)],
+                "each by its own name"
+            );
+        }
     }
 }

@@ -70,20 +70,19 @@ fn fault(what: &str, error: RedisError) -> Error {
     }
 }
 
-/// Runs a script. One that the server does not know is sent in full; it may have forgotten it again before it is called, and as
+/// Sends a script. One that the server does not know is sent in full; it may have forgotten it again before it is called, and as
 /// nothing was run then, it is sent again.
-pub(super) async fn run<T: redis::FromRedisValue>(
+pub(super) async fn send<T: redis::FromRedisValue>(
     connection: &ConnectionManager,
     script: &redis::ScriptInvocation<'_>,
-    what: &str,
-) -> Result<T> {
+) -> redis::RedisResult<T> {
     let mut sent = 0;
     loop {
         sent += 1;
         match script.invoke_async(&mut connection.clone()).await {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) && sent < SENT_MAX => {
             }
-            answer => return answer.doing(what),
+            answer => return answer,
         }
     }
 }

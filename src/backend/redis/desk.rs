@@ -9,7 +9,7 @@ use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::{Aggregate, Scope, Tenant};
 use crate::ledger::transition::{Head, Row};
-use crate::ledger::{Intervene, Key, Marker, Rows, State, Token, Week};
+use crate::ledger::{Intervene, Key, Marker, Nonce, Rows, State, Token, Week};
 
 /// One row, as it was read and as it shall be.
 #[derive(Debug, Default)]
@@ -55,6 +55,8 @@ pub(super) struct Desk {
     markers: Vec<(Scope, Marker)>,
     /// Entries of indexes to move: dead rows that were copied out.
     copied: Vec<Key>,
+    /// Whether what others have decided before is void.
+    fenced: bool,
 }
 
 impl Desk {
@@ -156,6 +158,21 @@ impl Desk {
         Ok(())
     }
 
+    /// Whether a row that was read was set by the claim with this nonce.
+    pub(super) fn has_nonce(&self, nonce: Nonce) -> bool {
+        self.rows.values().any(|slot| slot.before.as_ref().is_some_and(|row| row.nonce == nonce))
+    }
+
+    /// The highest token.
+    pub(super) fn last_token(&self) -> i64 {
+        self.token
+    }
+
+    /// Makes void what was decided before and is not written yet, by whomever.
+    pub(super) fn fence(&mut self) {
+        self.fenced = true;
+    }
+
     /// Notes markers.
     pub(super) fn mark(&mut self, scope: &Scope, markers: &[Marker]) {
         self.markers.extend(markers.iter().map(|marker| (scope.clone(), marker.clone())));
@@ -199,6 +216,9 @@ impl Desk {
         }
         for line in &self.audit {
             acts.word("audit").text(line);
+        }
+        if self.fenced {
+            acts.word("fence");
         }
         if acts.0.is_empty() {
             return None;

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::connect::{Doing, run};
+use super::connect::Doing;
 use super::desk::index_key;
 use super::read::{Scopes, rows};
 use super::want::{Wants, member_key, pair};
@@ -81,10 +81,11 @@ async fn waiting(
     until: &str,
     from: usize,
 ) -> Result<(usize, Pairs, Pairs)> {
-    let mut script = ledger.0.scripts.waiting.key(&ledger.0.prefix);
-    script.arg(index_key(index, scope)).arg(scope).arg(until).arg(from).arg(PART);
-    script.arg(codec::BEFORE_AGGREGATE).arg(codec::BEGINNING);
-    run(&ledger.0.connection, &script, "looking for what is held").await
+    let args = |script: &mut redis::ScriptInvocation<'_>| {
+        script.arg(index_key(index, scope)).arg(scope).arg(until).arg(from).arg(PART);
+        script.arg(codec::BEFORE_AGGREGATE).arg(codec::BEGINNING);
+    };
+    ledger.ask(&ledger.0.scripts.waiting, "looking for what is held", args).await
 }
 
 async fn count(ledger: &RedisLedger, numbers: &[i32]) -> Result<u64> {

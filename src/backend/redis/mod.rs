@@ -5,14 +5,17 @@
 //! week and scope it was decided from is unchanged and no more than a second has passed by the server's clock. Otherwise it is
 //! read and decided again. `docs/decisions/0009-redis-ledger.md` says why.
 //!
-//! What it cannot promise: with `appendfsync` other than `always` the last acknowledged writes are lost with the machine, and
-//! a replica that takes over may lack some. [`Ledger::check`] tells. Effects cannot be written in the claim's transaction.
+//! What it cannot promise: with `appendfsync` other than `always` the last acknowledged writes are lost with the machine.
+//! [`Ledger::check`] tells. A server that keeps less is refused unless that is accepted by name ([`Accept`]), and one that comes
+//! back empty or older is noticed (`life`). Effects cannot be written in the claim's transaction.
 
+mod accept;
 mod check;
 mod codec;
 mod connect;
 mod desk;
 mod held;
+mod life;
 mod read;
 mod script;
 mod sweep;
@@ -21,17 +24,19 @@ mod want;
 mod window;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use redis::aio::ConnectionManager;
 
+pub use accept::Accept;
 pub use transaction::RedisTransaction;
 pub use window::RedisWindow;
 
-use connect::{Doing as _, info, manager, run};
+use connect::{Doing as _, info, manager, send};
 use desk::{Desk, contended, wants_of};
+use life::Life;
 use script::Scripts;
 use want::{Found, Reply, Wants};
 
@@ -41,14 +46,11 @@ use crate::error::{Error, Result};
 use crate::id::{Scope, Topic};
 use crate::ledger::{
     Audit, Capabilities, Claim, Copied, Cursor, Due, Entry, Epoch, Extend, Filter, Finding, Identity,
-    IdentityRule, Intervene, Intervened, Key, Ledger, Level, Marker, Nonce, Outcome, Page, Reused, Rows,
-    Settings, Settle, Settled, Share, Stat, State, SweepTerms, Swept, Week, claim_rows, extend_rows,
-    intervene_rows, settle_rows,
+    Intervene, Intervened, Key, Ledger, Level, Marker, Nonce, Outcome, Page, Reused, Rows, Settings, Settle,
+    Settled, Share, Stat, State, SweepTerms, Swept, Week, claim_rows, extend_rows, intervene_rows,
+    settle_rows,
 };
 
-/// What this build writes, and the oldest build that may work on it.
-const VERSION: i64 = 1;
-const ACCEPTS: i64 = 1;
 /// How many events one script is about: the server serves nobody else meanwhile. A larger batch is several.
 const BATCH_MAX: usize = 1000;
 /// How often a decision is made anew before it is given up: only a crowd on the same entries gets there.
@@ -68,6 +70,8 @@ pub struct RedisSettings {
     pub timeout: Duration,
     /// Whether a server that cannot keep the promises is refused. False for those who only look.
     pub refuse: bool,
+    /// Which weaknesses of the server are accepted all the same; also as `?accept=NAME,…` in the URL.
+    pub accept: Vec<Accept>,
 }
 
 impl Default for RedisSettings {
@@ -78,6 +82,7 @@ impl Default for RedisSettings {
             migrate: Migrate::default(),
             timeout: Duration::from_secs(10),
             refuse: true,
+            accept: Vec::new(),
         }
     }
 }
@@ -92,6 +97,10 @@ struct Inner {
     /// `hapax:{NAME}`: the braces keep all keys in one slot.
     prefix: String,
     settings: Settings,
+    accept: Vec<Accept>,
+    life: Mutex<Life>,
+    /// One task at a time enters the next life.
+    entering: tokio::sync::Mutex<()>,
     /// Those who must decide anew take turns, so that they do not keep each other from it.
     turn: tokio::sync::Mutex<()>,
 }
@@ -104,8 +113,11 @@ impl fmt::Debug for RedisLedger {
 }
 
 impl RedisLedger {
-    /// Opens a ledger, and makes it if it is not there and may be made. A Redis Cluster, and a server that may evict keys, are
-    /// refused.
+    /// Opens a ledger, and makes it if it is not there and may be made. A Redis Cluster is refused; so is a server that may lose
+    /// what it acknowledged (it evicts keys, has no append-only file, or has replicas that may take over without it), unless that
+    /// was accepted by name ([`Accept`]).
+    ///
+    /// If the server comes back empty or older, everything fails with [`Error::Conflict`] from then on.
     pub async fn connect(url: &str, settings: RedisSettings) -> Result<Self> {
         RedisLedger::on(url, settings, Scripts::on_server_time()).await
     }
@@ -118,12 +130,17 @@ impl RedisLedger {
 
     async fn on(url: &str, settings: RedisSettings, scripts: Scripts) -> Result<Self> {
         check_name(&settings.name)?;
+        let (url, mut accept) = accept::from_url(url)?;
+        accept.extend(settings.accept);
         let inner = Inner {
-            connection: manager(url, settings.timeout)?,
+            connection: manager(&url, settings.timeout)?,
             scripts,
             prefix: format!("hapax:{{{}}}", settings.name),
             settings: settings.ledger,
-            turn: tokio::sync::Mutex::new(()),
+            accept,
+            life: Mutex::default(),
+            entering: tokio::sync::Mutex::default(),
+            turn: tokio::sync::Mutex::default(),
         };
         let ledger = RedisLedger(Arc::new(inner));
         if settings.refuse {
@@ -134,37 +151,6 @@ impl RedisLedger {
         }
         ledger.enter(settings.migrate).await?;
         Ok(ledger)
-    }
-
-    async fn enter(&self, migrate: Migrate) -> Result<()> {
-        let rule = match self.0.settings.identity {
-            IdentityRule::Id => "id",
-            IdentityRule::IdAndTime => "id_and_time",
-        };
-        let mut open = self.0.scripts.open.key(&self.0.prefix);
-        open.arg(VERSION).arg(ACCEPTS).arg(rule).arg(uuid::Uuid::new_v4().to_string());
-        open.arg(i32::from(migrate == Migrate::Auto));
-        let meta: Vec<String> = run(&self.0.connection, &open, "opening the ledger").await?;
-        let [version, accepts, stored_rule] = meta.as_slice() else {
-            return Err(Error::Schema(format!(
-                "there is no ledger at {}; make it with `hapax ledger init`, or set ledger.migrate = auto",
-                self.0.prefix
-            )));
-        };
-        let number = |text: &String| text.parse::<i64>().unwrap_or(i64::MAX);
-        if number(version) > VERSION && number(accepts) > VERSION {
-            return Err(Error::Schema(format!(
-                "the ledger has version {version}, which accepts builds of version {accepts} and later; this build has \
-                 version {VERSION}. Use a newer hapax; nothing was changed"
-            )));
-        }
-        if stored_rule != rule {
-            return Err(Error::Config(format!(
-                "the ledger's identities follow the rule `{stored_rule}`, but `{rule}` is configured (ledger.identity); a \
-                 ledger keeps the rule it was made with"
-            )));
-        }
-        Ok(())
     }
 
     fn connection(&self) -> ConnectionManager {
@@ -178,21 +164,27 @@ impl RedisLedger {
 
     /// Reads what is wanted, at one moment.
     async fn look(&self, wants: Wants) -> Result<Found> {
-        let mut script = self.0.scripts.read.key(&self.0.prefix);
-        wants.put(&mut script);
-        let reply: Reply = run(&self.0.connection, &script, "reading from the ledger").await?;
+        let args = |script: &mut redis::ScriptInvocation<'_>| wants.put(script);
+        let reply: Reply = self.ask(&self.0.scripts.read, "reading from the ledger", args).await?;
         wants.found(reply)
     }
 
     /// Writes what was decided; false if something has changed since it was read.
     async fn write(&self, desk: &Desk) -> Result<bool> {
         let Some(args) = desk.writes() else { return Ok(true) };
-        let mut script = self.0.scripts.write.key(&self.0.prefix);
-        for arg in &args {
-            script.arg(arg.as_slice());
-        }
-        let answer: String = run(&self.0.connection, &script, "writing to the ledger").await?;
-        Ok(answer == "ok")
+        let args = |script: &mut redis::ScriptInvocation<'_>| {
+            for arg in &args {
+                script.arg(arg.as_slice());
+            }
+        };
+        let answer = self.call_in_life(&self.0.scripts.write, "writing to the ledger", args).await?;
+        let answer: Option<(String, Vec<String>)> = answer;
+        let Some((life, answer)) = answer else { return Ok(false) };
+        let Some(number) = answer.get(1) else { return Ok(false) };
+        let number =
+            number.parse().map_err(|_| Error::Corrupt(format!("{number:?} is no number of a write")))?;
+        self.wrote(&life, number, desk.last_token())?;
+        Ok(true)
     }
 
     /// Reads, decides and writes, again and again until nothing has changed in between.
@@ -252,11 +244,18 @@ impl RedisLedger {
         identities.iter().zip(&weeks).map(known).collect()
     }
 
-    /// Whether a claim made in a transaction was committed: for those who lost the acknowledgement.
+    /// Whether a claim made in a transaction was committed: for those who lost the acknowledgement. "No" is final: what was
+    /// decided before, and may still be on its way, cannot be written any more.
     pub async fn was_committed(&self, claim: &Claim) -> Result<bool> {
         let week = self.0.settings.check(claim)?;
-        let desk = Desk::new(self.look(wants_of([(&claim.identity, week)])).await?)?;
-        Ok(desk.rows_read().any(|(_, row)| row.nonce == claim.nonce))
+        let is_there = |desk: &mut Desk, _: &Settings| {
+            let is_there = desk.has_nonce(claim.nonce);
+            if !is_there {
+                desk.fence();
+            }
+            Ok(is_there)
+        };
+        self.decide(|| wants_of([(&claim.identity, week)]), is_there).await
     }
 }
 
@@ -362,7 +361,7 @@ impl Ledger for RedisLedger {
 
     async fn now(&self) -> Result<Time> {
         let script = self.0.scripts.now.key(&self.0.prefix);
-        let now: i64 = run(&self.0.connection, &script, "asking for the time").await?;
+        let now: i64 = send(&self.0.connection, &script).await.doing("asking for the time")?;
         Ok(Time::from_micros(now))
     }
 

@@ -39,7 +39,8 @@ impl Scripts {
     }
 
     fn with(present: &str) -> Self {
-        let script = |text: &str| Script::new(&format!("{present}{text}"));
+        let life = include_str!("lua/life.lua");
+        let script = |text: &str| Script::new(&format!("{present}{life}{text}"));
         Scripts {
             open: script(include_str!("lua/open.lua")),
             now: script("return string.format('%.0f', present())"),

@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::connect::{Doing, run};
-use super::desk::{Args, index_key, index_of, is_awaited};
+use super::connect::Doing;
+use super::desk::{Args, contended, index_key, index_of, is_awaited};
 use super::read::{Scopes, filled, scan, weeks};
 use super::want::{Wants, member, member_key, stamp, week_key};
 use super::{RedisLedger, Result, codec};
@@ -54,9 +54,12 @@ async fn keep_pace(ledger: &RedisLedger, now: Time, terms: SweepTerms) -> Result
     let before = swept_at.map(|at| Pace { swept_at: Time::from_micros(at), paused_until });
     let next = Pace::next(before, now, terms.retention);
     if !terms.dry_run {
-        let mut script = ledger.0.scripts.pace.key(&ledger.0.prefix);
-        script.arg(now.as_micros()).arg(next.paused_until.map_or(0, Time::as_micros));
-        let _: i64 = run(&ledger.0.connection, &script, "noting that a sweep begins").await?;
+        let args = |script: &mut redis::ScriptInvocation<'_>| {
+            script.arg(now.as_micros()).arg(next.paused_until.map_or(0, Time::as_micros));
+        };
+        let noted: Option<i64> =
+            ledger.call(&ledger.0.scripts.pace, "noting that a sweep begins", args).await?;
+        noted.ok_or_else(contended)?; // what was read is of another life
     }
     Ok(next)
 }
@@ -149,13 +152,15 @@ async fn forget_old(
     let mut gone = 0;
     let old: Vec<_> = old.into_iter().collect();
     for batch in old.chunks(terms.batch_max.max(1) as usize) {
-        let mut script = ledger.0.scripts.forget.key(&ledger.0.prefix);
-        for (field, [stamp, index, member]) in batch {
-            script.arg(hash).arg(field.as_slice()).arg(stamp.as_slice());
-            script.arg(index.as_slice()).arg(member.as_slice());
-        }
-        let batch: u64 = run(&ledger.0.connection, &script, "forgetting old entries").await?;
-        gone += batch;
+        let args = |script: &mut redis::ScriptInvocation<'_>| {
+            for (field, [stamp, index, member]) in batch {
+                script.arg(hash).arg(field.as_slice()).arg(stamp.as_slice());
+                script.arg(index.as_slice()).arg(member.as_slice());
+            }
+        };
+        let batch: Option<u64> =
+            ledger.call(&ledger.0.scripts.forget, "forgetting old entries", args).await?;
+        gone += batch.ok_or_else(contended)?;
     }
     Ok(gone)
 }
@@ -201,12 +206,13 @@ async fn drop_week(
     for (index, member) in &seen.leaving {
         args.text(index).bytes(member.clone());
     }
-    let mut script = ledger.0.scripts.drop.key(&ledger.0.prefix);
-    for arg in &args.0 {
-        script.arg(arg.as_slice());
-    }
-    let counts: Vec<u64> = run(&ledger.0.connection, &script, "dropping a week").await?;
-    Ok(match counts.as_slice() {
+    let args = |script: &mut redis::ScriptInvocation<'_>| {
+        for arg in &args.0 {
+            script.arg(arg.as_slice());
+        }
+    };
+    let counts: Option<Vec<u64>> = ledger.call(&ledger.0.scripts.drop, "dropping a week", args).await?;
+    Ok(match counts.ok_or_else(contended)?.as_slice() {
         [rows, kept] => Some((*rows, *kept)),
         _ => None,
     })

@@ -66,6 +66,23 @@ pub(crate) fn make_durable(conn: &Connection) -> Result<()> {
     conn.execute_batch("PRAGMA main.synchronous = FULL").doing("setting synchronous")
 }
 
+/// Refuses a caller's connection on which a commit is acknowledged before it is on disk: whoever was told that it took effect
+/// would be told so of what is gone after a power failure.
+pub(crate) fn must_be_durable(conn: &Connection) -> Result<()> {
+    let synchronous: i64 = conn
+        .prepare_cached("PRAGMA main.synchronous")
+        .and_then(|mut statement| statement.query_row([], |row| row.get(0)))
+        .doing("asking the connection how it syncs")?;
+    if synchronous >= 2 {
+        return Ok(());
+    }
+    let name = if synchronous == 0 { "OFF" } else { "NORMAL" };
+    Err(Error::Unsupported(format!(
+        "this connection's synchronous is {name}: what it commits may be gone after a power failure; run `PRAGMA synchronous = \
+         FULL` on it before the transaction begins"
+    )))
+}
+
 /// Tries again while another connection is in the way.
 pub(crate) fn patiently<T>(mut run: impl FnMut() -> Result<T>) -> Result<T> {
     let mut tries = 1;

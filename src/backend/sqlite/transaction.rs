@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rusqlite::{Connection, OptionalExtension, Transaction};
 
+use super::connect::must_be_durable;
 use super::desk::{Desk, Memo};
 use super::fault::Doing;
 use super::{SqliteLedger, held, quick, schema, wait};
@@ -18,7 +19,7 @@ impl SqliteLedger {
     ///
     /// The effects must be in that file too. A connection whose main database is another file is refused
     /// ([`Error::Unsupported`]), because SQLite does not commit to two files at once in WAL mode; so do not put the
-    /// effects into an attached file.
+    /// effects into an attached file. A connection whose `synchronous` is below FULL is refused as well.
     ///
     /// Begin the transaction with [`Immediate`](rusqlite::TransactionBehavior::Immediate) behaviour. One that has read
     /// before it writes may find that another connection has written meanwhile: that is [`Error::Contended`], and the
@@ -89,6 +90,7 @@ impl SqliteLedger {
 
     /// Draws a token. As the first statement it takes the right to write, and it finds only this ledger's row.
     fn enter(&self, conn: &Connection) -> Result<Token> {
+        must_be_durable(conn)?;
         let drawn = conn
             .prepare_cached("UPDATE main.hapax_meta SET token = token + 1 WHERE ledger = ?1 RETURNING token")
             .and_then(|mut statement| statement.query_row([&self.0.id], |row| row.get(0)).optional());

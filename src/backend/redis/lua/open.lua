@@ -1,10 +1,36 @@
--- Makes the ledger if it is not there and may be made. KEYS[1]: the ledger. ARGV: version, oldest version that may work on it,
--- identity rule, a fresh id, whether it may be made. Returns version, oldest version, identity rule; nothing if it is not there.
-local meta = KEYS[1] .. ':meta'
+-- Opens the ledger, and makes it if it is not there and may be made. The first to come after a start of the server begins the
+-- next life: its number and a name of its own, and the last write before it. Tokens go on above the clock's microseconds, so
+-- that none comes back, whatever the server has forgotten.
+-- KEYS[1]: the ledger. ARGV: version, oldest version that may work on it, identity rule, a fresh id, whether it may be made; then,
+-- of one who had opened it before: the ledger's id, the life, the last write and the highest token it was told of.
+-- Returns nothing if there is no ledger; 'gone' or 'older' to whom it misses something; else 'ok', version, oldest version,
+-- identity rule, id, life, and the last write before that life.
+local p = KEYS[1]
+local meta, lives = p .. ':meta', p .. ':lives'
+local known, life, seen, token = ARGV[6], ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9])
 if redis.call('EXISTS', meta) == 0 then
+  if known ~= '' then return { 'gone' } end
   if ARGV[5] ~= '1' then return {} end
   redis.call('HSET', meta, 'version', ARGV[1], 'accepts', ARGV[2], 'identity', ARGV[3], 'ledger', ARGV[4],
-    'token', 0, 'stamp', 0, 'weeks', 1, 'scopes', 0)
-  redis.call('HSET', KEYS[1] .. ':weeks', '0', '0:0')
+    'token', 0, 'stamp', 0, 'weeks', 1, 'scopes', 0, 'life', '0:', 'run', '')
+  redis.call('HSET', p .. ':weeks', '0', '0:0')
 end
-return redis.call('HMGET', meta, 'version', 'accepts', 'identity')
+local is = redis.call('HMGET', meta, 'ledger', 'life', 'run', 'stamp', 'token')
+if known ~= '' and is[1] ~= known then return { 'gone' } end
+if is[3] ~= running() then
+  is[2] = string.format('%d:%s', tonumber(string.match(is[2], '^%d+')) + 1, ARGV[4])
+  redis.call('HSET', meta, 'life', is[2], 'run', running(),
+    'token', string.format('%.0f', math.max(tonumber(is[5]), token, present())))
+  redis.call('HSET', lives, string.match(is[2], '^%d+'), is[4] .. ':' .. is[2])
+end
+-- A life is known by its name: two that have one number parted at a backup.
+local function life_of(number) return redis.call('HGET', lives, string.format('%d', number)) or '' end
+if life ~= '' then
+  local number = tonumber(string.match(life, '^%d+'))
+  if string.match(life_of(number), '^%d+:(.*)$') ~= life then return { 'older' } end
+  local after = string.match(life_of(number + 1), '^%d+')
+  if after and tonumber(after) < seen then return { 'older' } end
+end
+local base = string.match(life_of(tonumber(string.match(is[2], '^%d+'))), '^%d+')
+local says = redis.call('HMGET', meta, 'version', 'accepts', 'identity')
+return { 'ok', says[1], says[2], says[3], is[1], is[2], base }

@@ -1,8 +1,10 @@
 -- Writes what was decided, if everything it was decided from is still so, and soon enough after.
--- KEYS[1]: the ledger. ARGV: when it was decided; the version of the weeks; how many scopes there were, if one is new; the
--- highest token; how many checks, each (key, field, stamp or nothing); then what to do.
+-- KEYS[1]: the ledger. ARGV: the ledger's id and life; when it was decided; the version of the weeks; how many scopes there were, if one is new; the
+-- highest token; how many checks, each (key, field, stamp or nothing); then what to do. Returns
+-- 'ok' and the number of the write, or why nothing was written.
+if is_other_life() then return redis.error_reply('HAPAXLIFE the script was meant for another life of the ledger') end
 local p = KEYS[1]
-local at = 0
+local at = 2
 local function take()
   at = at + 1
   return ARGV[at]
@@ -11,13 +13,13 @@ local meta = p .. ':meta'
 local decided, weeks, scopes, token = tonumber(take()), take(), take(), tonumber(take())
 local now = present()
 -- Whoever slept over it decides anew: leases may have lapsed since.
-if math.abs(now - decided) > 1000000 then return 'late' end
-if (redis.call('HGET', meta, 'weeks') or '0') ~= weeks then return 'changed' end
-if scopes ~= '' and (redis.call('HGET', meta, 'scopes') or '0') ~= scopes then return 'changed' end
+if math.abs(now - decided) > 1000000 then return { 'late' } end
+if (redis.call('HGET', meta, 'weeks') or '0') ~= weeks then return { 'changed' } end
+if scopes ~= '' and (redis.call('HGET', meta, 'scopes') or '0') ~= scopes then return { 'changed' } end
 for _ = 1, tonumber(take()) do
   local key, field, stamp = take(), take(), take()
   local value = redis.call('HGET', p .. key, field)
-  if string.sub(value or '', 1, 6) ~= stamp then return 'changed' end
+  if string.sub(value or '', 1, 6) ~= stamp then return { 'changed' } end
 end
 
 -- Every write has a number of its own, so a value that came back is still another one.
@@ -42,6 +44,8 @@ local act = {
     redis.call('HSET', p .. ':weeks', take(), touched)
     redis.call('HINCRBY', meta, 'weeks', 1)
   end,
+  -- Nothing that was decided before this can be written after it.
+  fence = function() redis.call('HINCRBY', meta, 'weeks', 1) end,
   scope = function()
     redis.call('HSET', p .. ':scopes', take(), take())
     redis.call('HINCRBY', meta, 'scopes', 1)
@@ -49,4 +53,4 @@ local act = {
   audit = function() redis.call('LPUSH', p .. ':audit', take()) end,
 }
 while at < #ARGV do act[take()]() end
-return 'ok'
+return { 'ok', string.format('%.0f', turn) }

@@ -3,6 +3,7 @@
 use rusqlite::{Connection, Transaction};
 
 use super::{SqliteJournal, append, schema};
+use crate::backend::sqlite::connect::must_be_durable;
 use crate::backend::sqlite::fault;
 use crate::backend::sqlite::transaction::SqliteTransaction;
 use crate::error::{Error, Result};
@@ -79,6 +80,7 @@ impl SqliteJournal {
                     .into(),
             ));
         }
+        must_be_durable(conn)?;
         let mut last = match append::enter(conn, &self.0.id) {
             Ok(Some(last)) => last,
             Ok(None) => return Err(self.elsewhere()),

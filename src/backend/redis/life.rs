@@ -1,0 +1,198 @@
+//! Which ledger this process works on, and which life of it: the same server process, with all that it acknowledged.
+//!
+//! A server may come back empty (`FLUSHALL`, a lost volume), older (a backup, a replica that lacked the last writes), or with
+//! everything in place (a restart). Every script carries the ledger's id and the life it was meant for, and refuses to run in
+//! another. Whoever is refused enters anew: the first one who does so after a start of the server begins the next life, and each
+//! process compares where its own life ended with the last write that it was told of. If something is missing, it stops for good.
+
+use std::sync::{MutexGuard, PoisonError};
+
+use redis::{Script, ScriptInvocation};
+
+use super::RedisLedger;
+use super::connect::{Doing as _, send};
+use super::desk::contended;
+use crate::config::Migrate;
+use crate::error::{Error, Result};
+use crate::ledger::IdentityRule;
+
+/// What this build writes, and the oldest build that may work on it.
+const VERSION: i64 = 1;
+const ACCEPTS: i64 = 1;
+/// How a script says that it was meant for another life.
+const OTHER_LIFE: &str = "HAPAXLIFE";
+/// How often a question is asked anew because the server started in between.
+const LIVES_MAX: u32 = 5;
+
+/// What a process knows of the ledger it has opened.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Life {
+    /// The id the ledger got when it was made.
+    ledger: String,
+    /// The name of its present life.
+    name: String,
+    /// The last write before this life.
+    base: i64,
+    /// The last write that this process was told of.
+    seen: i64,
+    /// The highest token that this process has seen.
+    token: i64,
+    /// Why nothing can go on: acknowledged writes are missing.
+    lost: Option<String>,
+}
+
+impl RedisLedger {
+    fn life(&self) -> MutexGuard<'_, Life> {
+        self.0.life.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens the ledger, or makes it.
+    pub(super) async fn enter(&self, migrate: Migrate) -> Result<()> {
+        let rule = match self.0.settings.identity {
+            IdentityRule::Id => "id",
+            IdentityRule::IdAndTime => "id_and_time",
+        };
+        let answer = self.knock(rule, migrate == Migrate::Auto).await?;
+        let [_, version, accepts, stored_rule, ..] = answer.as_slice() else {
+            return Err(Error::Schema(format!(
+                "there is no ledger at {}; make it with `hapax ledger init`, or set ledger.migrate = auto",
+                self.0.prefix
+            )));
+        };
+        let number = |text: &String| text.parse::<i64>().unwrap_or(i64::MAX);
+        if number(version) > VERSION && number(accepts) > VERSION {
+            return Err(Error::Schema(format!(
+                "the ledger has version {version}, which accepts builds of version {accepts} and later; this build has \
+                 version {VERSION}. Use a newer hapax; nothing was changed"
+            )));
+        }
+        if stored_rule != rule {
+            return Err(Error::Config(format!(
+                "the ledger's identities follow the rule `{stored_rule}`, but `{rule}` is configured (ledger.identity); a \
+                 ledger keeps the rule it was made with"
+            )));
+        }
+        self.settle_in(&answer)
+    }
+
+    async fn knock(&self, rule: &str, may_make: bool) -> Result<Vec<String>> {
+        let known = self.life().clone();
+        let mut open = self.0.scripts.open.key(&self.0.prefix);
+        open.arg(VERSION).arg(ACCEPTS).arg(rule).arg(uuid::Uuid::new_v4().to_string());
+        open.arg(i32::from(may_make));
+        open.arg(known.ledger).arg(known.name).arg(known.seen).arg(known.token);
+        send(&self.0.connection, &open).await.doing("opening the ledger")
+    }
+
+    /// Takes over what the opening script answered.
+    fn settle_in(&self, answer: &[String]) -> Result<()> {
+        let [_, _, _, _, ledger, life, base] = answer else {
+            return Err(Error::Corrupt("the opening script answered something else".into()));
+        };
+        let base = base.parse().map_err(|_| Error::Corrupt(format!("{base:?} is no number of a write")))?;
+        let mut own = self.life();
+        *own = Life { ledger: ledger.clone(), name: life.clone(), base, ..own.clone() };
+        Ok(())
+    }
+
+    /// Enters the life that has come after `left`. An error if this process was told of something that is missing now.
+    async fn enter_again(&self, left: &str) -> Result<()> {
+        let _entering = self.0.entering.lock().await;
+        if self.life().name != left {
+            return Ok(()); // another task has done so
+        }
+        let answer = self.knock("", false).await?;
+        match answer.first().map(String::as_str) {
+            Some("ok") => {
+                tracing::warn!(
+                    target: "hapax",
+                    ledger = %self.0.prefix,
+                    "the ledger's server started anew or failed over; nothing is missing that this process was told of"
+                );
+                self.settle_in(&answer)
+            }
+            Some("older") => {
+                Err(self.lose("an older copy, which lacks writes that were acknowledged to this process"))
+            }
+            _ => Err(self.lose("no ledger, or another one: the server came back empty, or was flushed")),
+        }
+    }
+
+    /// Notes that acknowledged writes are gone: from now on nothing goes on.
+    fn lose(&self, found: &str) -> Error {
+        let mut own = self.life();
+        own.lost = Some(found.to_owned());
+        lost(&own.ledger, found)
+    }
+
+    /// Runs a script in the life that was entered last. None if that life is over and the next was entered: nothing was done,
+    /// and what was decided before is void.
+    pub(super) async fn call<T: redis::FromRedisValue>(
+        &self,
+        script: &Script,
+        what: &str,
+        args: impl Fn(&mut ScriptInvocation<'_>) + Send + Sync,
+    ) -> Result<Option<T>> {
+        Ok(self.call_in_life(script, what, args).await?.map(|(_, answer)| answer))
+    }
+
+    /// Like [`call`](RedisLedger::call), and says which life it was.
+    pub(super) async fn call_in_life<T: redis::FromRedisValue>(
+        &self,
+        script: &Script,
+        what: &str,
+        args: impl Fn(&mut ScriptInvocation<'_>) + Send + Sync,
+    ) -> Result<Option<(String, T)>> {
+        let (ledger, life) = {
+            let own = self.life();
+            if let Some(found) = &own.lost {
+                return Err(lost(&own.ledger, found));
+            }
+            (own.ledger.clone(), own.name.clone())
+        };
+        let mut call = script.key(&self.0.prefix);
+        call.arg(&ledger).arg(&life);
+        args(&mut call);
+        match send(&self.0.connection, &call).await {
+            Err(error) if error.code() == Some(OTHER_LIFE) => self.enter_again(&life).await.map(|()| None),
+            answer => answer.doing(what).map(|answer| Some((life, answer))),
+        }
+    }
+
+    /// Runs a script that changes nothing, in whatever life comes.
+    pub(super) async fn ask<T: redis::FromRedisValue>(
+        &self,
+        script: &Script,
+        what: &str,
+        args: impl Fn(&mut ScriptInvocation<'_>) + Send + Sync,
+    ) -> Result<T> {
+        for _ in 0..LIVES_MAX {
+            if let Some(answer) = self.call(script, what, &args).await? {
+                return Ok(answer);
+            }
+        }
+        Err(contended())
+    }
+
+    /// Notes a write that was acknowledged. An error if its life is over, and the present one began without it.
+    pub(super) fn wrote(&self, life: &str, number: i64, token: i64) -> Result<()> {
+        let mut own = self.life();
+        own.token = own.token.max(token);
+        if own.name != life && number > own.base {
+            drop(own);
+            return Err(self.lose("an older copy, which lacks writes that were acknowledged to this process"));
+        }
+        own.seen = own.seen.max(number);
+        Ok(())
+    }
+}
+
+fn lost(ledger: &str, found: &str) -> Error {
+    Error::Conflict {
+        expected: format!("the ledger {ledger} with everything that it acknowledged"),
+        actual: format!(
+            "{found}. Events that took effect since then run again. This process does nothing more with it; stop all that use it, \
+             restore the server's latest state if there is one, then start them again"
+        ),
+    }
+}
