@@ -80,7 +80,7 @@ impl Decoder {
     /// let record = Record { payload: Some(payload[..].into()), ..Record::default() };
     /// let received = Received { record, origin: Origin::new(Topic::new("orders")?, 0, 42) };
     /// let event = Decoder::default().decode(&received)?;
-    /// assert_eq!((event.id.to_string().as_str(), event.seq), ("e-1", Some(3)));
+    /// assert_eq!((&*event.id.as_str(), event.seq), ("e-1", Some(3)));
     /// # Ok::<(), hapax::Error>(())
     /// ```
     pub fn decode(&self, received: &Received) -> Result<Event> {
@@ -92,8 +92,7 @@ impl Decoder {
         let record = &received.record;
         let payload = record.payload.clone().unwrap_or_default();
         let mut json = Json::of(&payload);
-        let structured =
-            record.headers.get("content-type").is_some_and(|value| value.starts_with(STRUCTURED));
+        let structured = is_structured(&record.headers);
         let id = if structured {
             self.structured_id(&record.headers, &mut json, received)?
         } else {
@@ -101,6 +100,8 @@ impl Decoder {
         };
         let mut event = Event::new(id).payload(payload.clone()).origin(received.origin.clone());
         event.headers = record.headers.clone();
+        event.tombstone = record.payload.is_none();
+        event.record_key.clone_from(&record.key);
         event.trace =
             record.headers.get("traceparent").and_then(|value| crate::event::TraceContext::parse(value).ok());
         let mut find = |places: &Places, attribute: &str| {
@@ -126,6 +127,15 @@ impl Decoder {
             _ => self.id.find_in(headers, json, Some(&received.origin)),
         }
     }
+}
+
+/// Names of headers are compared as they are, but for this one: it comes from HTTP, where neither its name nor its value knows
+/// upper from lower case.
+fn is_structured(headers: &Headers) -> bool {
+    let content_type = headers.iter().find(|(name, _)| name.eq_ignore_ascii_case("content-type"));
+    content_type
+        .and_then(|(_, value)| value.trim_ascii_start().get(..STRUCTURED.len()))
+        .is_some_and(|start| start.eq_ignore_ascii_case(STRUCTURED))
 }
 
 fn look(
@@ -196,6 +206,35 @@ mod tests {
         let event = Decoder::default().decode(&received(&headers, payload)).unwrap();
         assert_eq!((event.id.to_string().as_str(), event.seq), ("e-2", Some(8)));
         assert_eq!(event.kind.unwrap().as_str(), "order.paid");
+    }
+
+    #[test]
+    fn e_a_content_type_has_no_case() {
+        for (name, value) in [
+            ("Content-Type", "application/cloudevents+json"),
+            ("CONTENT-TYPE", "Application/CloudEvents+JSON; charset=UTF-8"),
+        ] {
+            let received =
+                received(&[(name, value)], r#"{"specversion":"1.0","id":"e-2","type":"order.paid"}"#);
+            let event = Decoder::default().decode(&received).unwrap();
+            assert_eq!((&*event.id.as_str(), event.kind.unwrap().as_str()), ("e-2", "order.paid"), "{name}");
+        }
+    }
+
+    #[test]
+    fn e_a_byte_order_mark_is_no_part_of_the_payload() {
+        let event = Decoder::default().decode(&received(&[], "\u{feff}{\"event_id\":\"e-3\"}")).unwrap();
+        assert_eq!(event.id.as_str(), "e-3");
+    }
+
+    #[test]
+    fn e_the_key_of_a_record_and_a_tombstone_are_told() {
+        let mut received = received(&[("eventId", "e-4")], "");
+        received.record.key = Some("order-17".into());
+        let event = Decoder::default().decode(&received).unwrap();
+        assert!(!event.tombstone && event.record_key.as_deref() == Some(b"order-17"));
+        received.record.payload = None;
+        assert!(Decoder::default().decode(&received).unwrap().tombstone);
     }
 
     #[test]

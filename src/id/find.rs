@@ -42,6 +42,11 @@ impl Default for IdChain {
     }
 }
 
+/// A text without the byte order mark that some tools put before it.
+pub(crate) fn unmarked(text: &[u8]) -> &[u8] {
+    text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text)
+}
+
 /// A payload as JSON: read once, and only if asked for.
 #[allow(clippy::option_option)] // not read yet; read, and no JSON
 pub(crate) struct Json<'p> {
@@ -55,13 +60,13 @@ impl<'p> Json<'p> {
     }
 
     fn value(&mut self) -> Option<&serde_json::Value> {
-        self.value.get_or_insert_with(|| serde_json::from_slice(self.payload).ok()).as_ref()
+        self.value.get_or_insert_with(|| serde_json::from_slice(unmarked(self.payload)).ok()).as_ref()
     }
 
     /// What is at a pointer, if it is something.
     pub(crate) fn get(&mut self, pointer: &str) -> Option<&serde_json::Value> {
         // Anything but an object or an array has nothing to point into.
-        let first = self.payload.iter().find(|byte| !byte.is_ascii_whitespace());
+        let first = unmarked(self.payload).iter().find(|byte| !byte.is_ascii_whitespace());
         if self.value.is_none() && !first.is_some_and(|byte| matches!(byte, b'{' | b'[')) {
             return None;
         }
@@ -85,7 +90,7 @@ impl IdChain {
     /// use hapax::event::Headers;
     /// let chain = IdChain::new([IdSource::Pointer("/order/id".into()), IdSource::ContentHash]).unwrap();
     /// let id = chain.find(&Headers::default(), &br#"{"order":{"id":"o-17"}}"#[..].into(), None).unwrap();
-    /// assert_eq!(id.to_string(), "o-17");
+    /// assert_eq!(id.as_str(), "o-17");
     /// ```
     pub fn new(sources: impl IntoIterator<Item = IdSource>) -> Result<Self> {
         let sources: Vec<_> = sources.into_iter().collect();
