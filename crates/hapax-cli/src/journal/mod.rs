@@ -40,7 +40,10 @@ enum JournalCommand {
     #[command(after_help = "Example: hapax journal sweep --older-than 90d --dry-run")]
     Sweep(SweepArgs),
     /// Move events that every relay has published into files of an object store
-    #[command(after_help = "Example: hapax journal archive --to s3://events/archive --older-than 90d --yes")]
+    #[command(
+        override_usage = "hapax journal archive --to <URL> --older-than <TIME>",
+        after_help = "Example: hapax journal archive --to s3://events/archive --older-than 90d --yes"
+    )]
     Archive(ArchiveArgs),
 }
 
