@@ -24,6 +24,8 @@ pub fn json(value: &Value) -> Result<(), Failure> {
 const CELL_MAX: usize = 44;
 /// The same where there is little room.
 const CELL_MAX_NARROW: usize = 28;
+/// The last cell of a row goes on below if it has less room than this.
+const LAST_MIN: usize = 20;
 /// How far what goes on in the next line is moved in.
 const INDENT: usize = 4;
 
@@ -53,55 +55,63 @@ fn table_text<const N: usize>(heads: [&str; N], rows: &[[String; N]], width: Opt
             *width = if length <= cell_max { length.max(*width) } else { *width };
         }
     }
-    let lines: Vec<_> = rows.iter().map(|row| row_text(row, &widths, width.unwrap_or(usize::MAX))).collect();
+    let width = width.unwrap_or(usize::MAX);
+    // What does not fit beside the others in most rows stands below them in all.
+    let beside = (1..=N).rev().find(|count| span(&widths[..*count]) <= width).unwrap_or(1);
+    let lines: Vec<_> = rows
+        .iter()
+        .map(|row| {
+            let mut text = row_text(&row[..beside], &widths, width);
+            if beside < N {
+                let below = wrapped(&row[beside..].join("  "), width.saturating_sub(INDENT), INDENT);
+                text.extend(["\n", &" ".repeat(INDENT), &below]);
+            }
+            text
+        })
+        .collect();
     lines.join("\n")
 }
 
-/// A row in its columns; closer together, if it does not fit otherwise; in several lines, if it does not fit at all.
+/// How wide columns are with what is between them.
+fn span(widths: &[usize]) -> usize {
+    widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1)
+}
+
+/// A row in its columns. A cell that is too long for its column moves the others aside, or, if it is the last one, goes on below.
 fn row_text(row: &[String], widths: &[usize], width: usize) -> String {
-    let length = |cell: &String| cell.chars().count();
-    let closest = row.iter().map(length).sum::<usize>() + 2 * (row.len() - 1);
-    if closest > width {
-        return several_lines(row, width);
-    }
-    let mut slack = width - closest;
+    let Some((last, others)) = row.split_last() else { return String::new() };
     let mut text = String::new();
-    for (cell, width) in row.iter().zip(widths) {
-        let pad = width.saturating_sub(length(cell)).min(slack);
-        slack -= pad;
+    for (cell, width) in others.iter().zip(widths) {
         text.push_str(cell);
-        text.extend(std::iter::repeat_n(' ', pad + 2));
+        text.extend(std::iter::repeat_n(' ', width.saturating_sub(cell.chars().count()) + 2));
     }
+    let mut start = text.chars().count();
+    if start > 0 && width.saturating_sub(start) < last.chars().count().min(LAST_MIN) {
+        text.truncate(text.trim_end().len());
+        text.extend(["\n", &" ".repeat(INDENT)]);
+        start = INDENT;
+    }
+    text.push_str(&wrapped(last, width.saturating_sub(start), start));
     text.trim_end().to_owned()
 }
 
-fn several_lines(row: &[String], width: usize) -> String {
-    let mut lines = vec![String::new()];
-    let mut used = 0;
-    for cell in row {
-        for (at, word) in cell.split(' ').filter(|word| !word.is_empty()).enumerate() {
-            let space = match (used, at) {
-                (0, _) => 0,
-                (_, 0) => 2,
-                _ => 1,
-            };
-            let length = word.chars().count();
-            if used > 0 && used + space + length > width {
-                lines.push(" ".repeat(INDENT));
-                used = INDENT;
-            } else {
-                lines
-                    .iter_mut()
-                    .last()
-                    .into_iter()
-                    .for_each(|line| line.extend(std::iter::repeat_n(' ', space)));
-                used += space;
-            }
-            lines.iter_mut().last().into_iter().for_each(|line| line.push_str(word));
-            used += length;
+/// A text in lines of a width, at its spaces; what follows the first line is moved in.
+fn wrapped(text: &str, width: usize, indent: usize) -> String {
+    let (mut out, mut used) = (String::new(), 0);
+    for word in text.split(' ') {
+        let length = word.chars().count();
+        if used > 0 && used + 1 + length > width {
+            out.truncate(out.trim_end().len());
+            out.extend(["\n", &" ".repeat(indent)]);
+            used = 0;
+        } else if used > 0 {
+            out.push(' ');
+            used += 1;
         }
+        out.push_str(word);
+        used += length;
     }
-    lines.join("\n")
+    out
 }
 
 /// Text from outside, safe for a terminal.
@@ -146,15 +156,23 @@ mod tests {
     }
 
     #[test]
-    fn e_what_does_not_fit_goes_on_in_the_next_line() {
-        let rows =
+    fn e_what_does_not_fit_goes_on_below() {
+        let few =
             rows(&[["ledger.url", "sqlite:ledger.db", "default"], ["a", "b", "one two three four five six"]]);
-        let text = table_text(["setting", "value", "from"], &rows, Some(30));
+        let text = table_text(["setting", "value", "from"], &few, Some(30));
+        let wanted = "setting     value\n    from\n\
+                      ledger.url  sqlite:ledger.db\n    default\n\
+                      a           b\n    one two three four five\n    six";
+        assert_eq!(text, wanted);
+        let text = table_text(
+            ["level", "check", "finding"],
+            &rows(&[["fine", "clock", "one two three four five six seven eight"]]),
+            Some(40),
+        );
         assert_eq!(
             text,
-            "setting     value       from\nledger.url  sqlite:ledger.db\n    default\na  b  one two three four five\n    six"
+            "level  check  finding\nfine   clock  one two three four five\n              six seven eight"
         );
-        assert!(text.lines().all(|line| line.len() <= 30), "{text}");
     }
 
     #[test]
