@@ -113,7 +113,7 @@ async fn embedded(dir: &Path) -> Fallible<()> {
     applied.execute("CREATE TABLE applied (id TEXT)", [])?;
     let apply = transactional::<SqliteLedger, _>(|tx, event| {
         Box::pin(async move {
-            tx.execute("INSERT INTO applied VALUES (?1)", [event.id.to_string()])?;
+            tx.execute("INSERT INTO applied VALUES (?1)", [event.id.as_str()])?;
             Ok(())
         })
     });
@@ -220,7 +220,7 @@ mod servers {
         let apply = transactional::<PgLedger, _>(move |tx, event| {
             let insert = insert.clone();
             Box::pin(async move {
-                let row = sqlx::query(AssertSqlSafe(insert)).bind(event.id.to_string());
+                let row = sqlx::query(AssertSqlSafe(insert)).bind(event.id.as_str());
                 row.execute(&mut **tx).await?;
                 Ok(())
             })

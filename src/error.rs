@@ -154,9 +154,9 @@ impl Error {
         Error::Unavailable { what: what.into(), source: Some(source.into()) }
     }
 
-    /// The whole chain in one line, for logs and people: each cause once.
+    /// The whole chain in one line, for logs and people: each cause once, and what cannot be seen escaped.
     pub fn chain(&self) -> String {
-        chain(self)
+        crate::id::Visible(&chain(self)).to_string()
     }
 }
 

@@ -15,7 +15,7 @@ use crate::id::{Aggregate, EventId, IdChain, Kind, Tenant, Topic};
 /// ```
 /// use hapax::{Event, EventId};
 /// let event = Event::new(EventId::new("order-17-paid").unwrap()).payload(r#"{"amount": 7}"#);
-/// assert_eq!(event.id.to_string(), "order-17-paid");
+/// assert_eq!(event.id.as_str(), "order-17-paid");
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -34,6 +34,11 @@ pub struct Event {
     pub tenant: Option<Tenant>,
     /// Its content.
     pub payload: Bytes,
+    /// The record had no payload at all, which is not the same as an empty one: on a compacted topic it deletes whatever
+    /// stands under its key.
+    pub tombstone: bool,
+    /// The key of the record it came in.
+    pub record_key: Option<Bytes>,
     /// Headers as they came.
     pub headers: Headers,
     /// W3C trace context, if the producer sent one.
@@ -53,6 +58,8 @@ impl Event {
             seq: None,
             tenant: None,
             payload: Bytes::new(),
+            tombstone: false,
+            record_key: None,
             headers: Headers::default(),
             trace: None,
             origin: None,

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 
 mod find;
 pub use find::{IdChain, IdSource};
-pub(crate) use find::{Json, is_structured};
+pub(crate) use find::{Json, is_structured, unmarked};
 
 /// The longest id or name, in characters.
 pub const NAME_CHARS_MAX: usize = 255;
@@ -49,7 +49,7 @@ fn validate(what: &'static str, text: &str) -> Result<()> {
 /// ```
 /// use hapax::EventId;
 /// let id = EventId::new("0190d3a0-5b7e-7c3a-9f51-2f6f1f3b7c10").unwrap();
-/// assert_eq!(id.to_string(), "0190d3a0-5b7e-7c3a-9f51-2f6f1f3b7c10");
+/// assert_eq!(id.as_str(), "0190d3a0-5b7e-7c3a-9f51-2f6f1f3b7c10");
 /// // Upper case is another text, so it is another id:
 /// assert_ne!(id, EventId::new("0190D3A0-5B7E-7C3A-9F51-2F6F1F3B7C10").unwrap());
 /// assert!(EventId::new("  ").is_err());
@@ -209,20 +209,20 @@ fn canonical_uuid(text: &str) -> Option<Uuid> {
     Some(Uuid::from_bytes(out))
 }
 
-/// Prints the id with control and other invisible characters escaped, so a hostile id cannot rewrite a terminal or
-/// a log line. [`EventId::as_str`] has the text itself.
+/// The id itself, as [`EventId::as_str`] has it: what is printed and parsed again is the same id. On a terminal or in a log
+/// line show it as [`Visible`].
 impl fmt::Display for EventId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Repr::Uuid(uuid) => uuid.hyphenated().fmt(f),
-            Repr::Text(text) => escaped(text, f),
+            Repr::Text(text) => f.pad(text),
         }
     }
 }
 
 impl fmt::Debug for EventId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "EventId({self})")
+        write!(f, "EventId({})", Visible(&self.as_str()))
     }
 }
 
@@ -239,16 +239,29 @@ impl From<Uuid> for EventId {
     }
 }
 
-fn escaped(text: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    use fmt::Write as _;
-    for c in text.chars() {
-        if c == '\'' || c == '"' {
-            f.write_char(c)?; // harmless, and common in ids
-        } else {
-            write!(f, "{}", c.escape_debug())?;
+/// Text from outside for a terminal or a log line: control characters and those that are invisible or turn the writing
+/// direction are escaped, so that a hostile id cannot rewrite what is around it. Everything else stays as it is. For people
+/// only: two texts may look the same.
+///
+/// ```
+/// use hapax::id::Visible;
+/// assert_eq!(Visible("DOM\\user-17").to_string(), "DOM\\user-17");
+/// assert_eq!(Visible("a\n\u{1b}[2J").to_string(), "a\\n\\u{1b}[2J");
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct Visible<'t>(pub &'t str);
+
+impl fmt::Display for Visible<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use fmt::Write as _;
+        for c in self.0.chars() {
+            let hidden = c.is_control()
+                || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
+                || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e0fff}');
+            if hidden { write!(f, "{}", c.escape_debug())? } else { f.write_char(c)? }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 macro_rules! name {
@@ -271,16 +284,16 @@ macro_rules! name {
             }
         }
 
-        /// Prints the name with control characters escaped.
+        /// The name itself; on a terminal or in a log line show it as [`Visible`].
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                escaped(&self.0, f)
+                f.pad(&self.0)
             }
         }
 
         impl fmt::Debug for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, concat!(stringify!($name), "({})"), self)
+                write!(f, concat!(stringify!($name), "({})"), Visible(&self.0))
             }
         }
 

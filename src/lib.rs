@@ -33,6 +33,7 @@ pub mod sweep;
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod window;
+pub mod words;
 
 pub use clock::Time;
 pub use consumer::Consumer;

@@ -2,8 +2,8 @@
 //
 //     hapax consume --topic orders --scope mailer --exec 'node clients/node/handler.mjs'
 //
-// Write your effect in `handle`. Requests run side by side, and replies leave in whatever order they are ready. Standard
-// output belongs to the protocol: print with console.error.
+// Write your effect in `handle`. Requests run side by side (how many at once, it tells hapax when it starts), and replies
+// leave in whatever order they are ready. Standard output belongs to the protocol: print with console.error.
 
 import { createInterface } from "node:readline";
 
@@ -23,12 +23,18 @@ export class Fatal extends Error {}
  * aborted when nobody waits for the reply any more: hand it to fetch and the like.
  */
 async function handle(request, signal) {
+  if (request.event.tombstone) {
+    // There is no payload: whatever stands under the record's key is to be deleted.
+    console.error(`${request.event.record_key} is gone (event ${request.id})`);
+    return;
+  }
   const order = request.event.payload?.order ?? request.event.payload?.aggregate ?? "?";
   console.error(`mail for order ${order} (event ${request.id}, attempt ${request.attempt})`);
 }
 
-/** Speaks the protocol until the input ends. */
-export async function run(handle) {
+/** Speaks the protocol until the input ends, with so many requests at once. */
+export async function run(handle, concurrency = 64) {
+  process.stdout.write(JSON.stringify({ v: 1, concurrency }) + "\n");
   const running = new Map();
   const name = ({ id, token }) => JSON.stringify([id, token]);
   const reply = ({ id, token }, outcome) => process.stdout.write(JSON.stringify({ id, token, ...outcome }) + "\n");

@@ -4,7 +4,8 @@
     hapax consume --topic orders --scope mailer --exec 'python3 clients/python/handler.py'
 
 Write your effect in `handle`. Each request runs on a thread of its own, so a slow one does not hold up the others, and
-replies leave in whatever order they are ready. Standard output belongs to the protocol: print to standard error.
+replies leave in whatever order they are ready; how many run at once, it tells hapax when it starts. With `concurrency=1`
+they come one by one, as to a handler that tells nothing. Standard output belongs to the protocol: print to standard error.
 """
 
 import json
@@ -30,14 +31,18 @@ def handle(request, cancelled):
     `cancelled` is set when nobody waits for the reply any more: stop if you can.
     """
     event = request["event"]
+    if event["tombstone"]:  # there is no payload: whatever stands under the record's key is to be deleted
+        print(f"{event['record_key']} is gone (event {request['id']})", file=sys.stderr)
+        return
     payload = event["payload"]
     order = payload.get("order", payload.get("aggregate", "?")) if isinstance(payload, dict) else "?"
     print(f"mail for order {order} (event {request['id']}, attempt {request['attempt']})", file=sys.stderr)
 
 
 class Handler:
-    def __init__(self, handle):
+    def __init__(self, handle, concurrency=64):
         self.handle = handle
+        self.concurrency = concurrency
         self.lock = threading.Lock()
         self.running = {}
 
@@ -61,6 +66,7 @@ class Handler:
             self.reply(request, retry=True, error=f"{type(error).__name__}: {error}")
 
     def run(self):
+        print(json.dumps({"v": 1, "concurrency": self.concurrency}), flush=True)
         for line in sys.stdin:
             message = json.loads(line)
             if message.get("v") != 1:

@@ -14,7 +14,7 @@ pub struct ConsumerConfig {
     /// How many events are handled at once.
     pub concurrency: usize,
     /// How many children `consume --exec` runs.
-    pub handlers: usize,
+    pub workers: usize,
     /// How long a child may take to react to a cancel.
     pub cancel_grace: Duration,
     /// How long handling one event may take.
@@ -50,7 +50,7 @@ impl ConsumerConfig {
         let ms = |key: &str| of.int(key).map(Duration::from_millis);
         Ok(ConsumerConfig {
             concurrency: of.int("consumer.concurrency")? as usize,
-            handlers: of.int("consumer.handlers")? as usize,
+            workers: of.int("consumer.workers")? as usize,
             cancel_grace: ms("consumer.cancel_grace_ms")?,
             handler_timeout: ms("consumer.handler_timeout_ms")?,
             lease: Duration::from_secs(of.int("consumer.lease_s")?),

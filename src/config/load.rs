@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::scoped::{is_variable, scope_of};
-use super::table::{ATTEMPTS_OF_SCOPE, SETTINGS, Setting, setting};
+use super::table::{ATTEMPTS_OF_SCOPE, SETTINGS, Setting, did_you_mean, setting};
 use crate::error::{Error, Result};
 
 /// Variables that begin like these belong to the tools of this repository (tests, benches, servers), not to the configuration.
@@ -82,6 +82,11 @@ impl Value {
     /// The value as it may be printed.
     pub fn shown(&self) -> String {
         shown(self.setting, &self.text)
+    }
+
+    /// What it means that nothing was said, if that is so and has no value of its own.
+    pub fn unset(&self) -> Option<&'static str> {
+        self.text.is_empty().then_some(self.setting.unset)
     }
 }
 
@@ -211,6 +216,24 @@ impl Sources {
         SETTINGS.iter().map(|setting| self.resolve_one(setting, &file)).collect()
     }
 
+    /// Every setting as far as it can be told, and what is wrong with the rest: for whoever looks for a mistake.
+    pub fn values(&self) -> (Vec<Value>, Vec<Error>) {
+        let mut problems: Vec<_> = self.check_env().err().into_iter().collect();
+        let file = self.file_values().unwrap_or_else(|error| {
+            problems.push(error);
+            BTreeMap::new()
+        });
+        let mut values = Vec::new();
+        for setting in SETTINGS {
+            let found = self.resolve_one(setting, &file).unwrap_or_else(|error| {
+                problems.push(error);
+                Value { setting, place: Place::Default, text: setting.default.to_owned() }
+            });
+            values.push(found);
+        }
+        (values, problems)
+    }
+
     fn resolve_one(&self, setting: &'static Setting, file: &BTreeMap<&'static str, Value>) -> Result<Value> {
         let flags = self.flags.iter().filter(|(s, ..)| s.key == setting.key);
         let flags = flags.map(|(_, flag, text)| value(setting, Place::Flag(flag.clone()), text));
@@ -259,8 +282,15 @@ impl Sources {
             });
             if !known && !is_variable(name) {
                 let hint = if name.ends_with("_FILE") { "; only secrets come from *_FILE" } else { "" };
+                let names: Vec<_> = SETTINGS
+                    .iter()
+                    .flat_map(|s| {
+                        std::iter::once(s.env()).chain(s.older_env.iter().map(|&older| older.to_owned()))
+                    })
+                    .collect();
+                let near = did_you_mean(name, names.iter().map(String::as_str));
                 return Err(Error::Config(format!(
-                    "the environment variable {name} is unknown{hint}; `hapax config show` lists them all"
+                    "the environment variable {name} is unknown{hint}; {near}`hapax config show` lists them all"
                 )));
             }
         }
@@ -269,9 +299,7 @@ impl Sources {
 
     fn file_values(&self) -> Result<BTreeMap<&'static str, Value>> {
         let Some((path, text)) = &self.file else { return Ok(BTreeMap::new()) };
-        let table: toml::Table = text
-            .parse()
-            .map_err(|e: toml::de::Error| Error::Config(format!("{}: {}", path.display(), e.message())))?;
+        let table = parsed(path, text)?;
         let mut flat = Vec::new();
         flatten("", &table, &mut flat);
         let mut values: BTreeMap<&'static str, Value> = BTreeMap::new();
@@ -295,9 +323,7 @@ impl Sources {
     /// What the configuration file says of single scopes: scope, place, value.
     pub(super) fn scoped_file(&self) -> Result<Vec<(String, Place, String)>> {
         let Some((path, text)) = &self.file else { return Ok(Vec::new()) };
-        let table: toml::Table = text
-            .parse()
-            .map_err(|e: toml::de::Error| Error::Config(format!("{}: {}", path.display(), e.message())))?;
+        let table = parsed(path, text)?;
         let mut flat = Vec::new();
         flatten("", &table, &mut flat);
         let mut found = Vec::new();
@@ -308,6 +334,16 @@ impl Sources {
         }
         Ok(found)
     }
+}
+
+/// Reads a file; a mistake is told with its line.
+fn parsed(path: &Path, text: &str) -> Result<toml::Table> {
+    text.parse().map_err(|error: toml::de::Error| {
+        let before = error.span().and_then(|span| text.get(..span.start));
+        let line =
+            before.map(|before| format!(" line {}", before.matches('\n').count() + 1)).unwrap_or_default();
+        Error::Config(format!("{}{line}: {}", path.display(), error.message()))
+    })
 }
 
 fn scalar(raw: &toml::Value) -> Option<String> {

@@ -221,9 +221,15 @@ impl Config {
             scoped: scoped::Scoped::load(sources)?,
         };
         config.check()?;
-        let allocator = config.journal.allocator.mode().to_string();
-        if let Some(shown) = config.values.iter_mut().find(|value| value.setting.key == "journal.allocator") {
-            shown.comes_to(allocator, "no PostgreSQL is named");
+        for (key, comes_to, why) in [
+            ("journal.allocator", config.journal.allocator.mode().to_string(), "no PostgreSQL is named"),
+            ("ledger.url", config.ledger.url.clone(), "in data.dir"),
+            ("journal.url", config.journal.url.clone(), "in data.dir"),
+            ("relay.flush_max", config.relay.flush_max.to_string(), "as relay.batch_max"),
+        ] {
+            if let Some(shown) = config.values.iter_mut().find(|value| value.setting.key == key) {
+                shown.comes_to(comes_to, why);
+            }
         }
         Ok(config)
     }

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::guard::ATTEMPTS_MAX;
 use crate::id::NAME_CHARS_MAX;
+use crate::words::nearest;
 
 /// What kind of value a setting takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -10,6 +11,8 @@ use crate::id::NAME_CHARS_MAX;
 pub enum Kind {
     /// Any text.
     Text,
+    /// A URL of one of these schemes, each with the way it is written; empty means unset.
+    Url(&'static [(&'static str, &'static str)]),
     /// A name (1 to 255 characters, not blank, no NUL); blank means unset.
     Name,
     /// An SQL identifier of lower-case letters, digits and `_`.
@@ -32,6 +35,14 @@ impl Kind {
     pub fn range(self) -> String {
         match self {
             Kind::Text => "any text".to_owned(),
+            Kind::Url(schemes) => {
+                let forms: Vec<_> =
+                    schemes.iter().map(|(_, form)| *form).filter(|form| !form.is_empty()).collect();
+                match forms.split_last() {
+                    Some((last, others)) if !others.is_empty() => format!("{} or {last}", others.join(", ")),
+                    _ => forms.concat(),
+                }
+            }
             Kind::Name => format!("1 to {NAME_CHARS_MAX} characters, no NUL (blank: unset)"),
             Kind::Identifier => "1 to 63 of a-z, 0-9 and _, not beginning with a digit".to_owned(),
             Kind::Choice(words) => format!("one of {}", words.join(", ")),
@@ -44,6 +55,13 @@ impl Kind {
     pub(super) fn normal(self, text: &str) -> Option<String> {
         match self {
             Kind::Text => (!text.contains('\0')).then(|| text.to_owned()),
+            Kind::Url(schemes) => {
+                let (scheme, rest) =
+                    text.split_once(':').map_or((text, None), |(scheme, rest)| (scheme, Some(rest)));
+                let form = schemes.iter().find(|(known, _)| *known == scheme).map(|(_, form)| *form);
+                let fits = form.is_some_and(|form| rest.is_some() || form == scheme) && !text.contains('\0');
+                (text.is_empty() || fits).then(|| text.to_owned())
+            }
             Kind::Name => {
                 if text.trim().is_empty() {
                     return Some(String::new());
@@ -85,6 +103,8 @@ pub struct Setting {
     pub kind: Kind,
     /// Its value when nobody says anything; empty is unset.
     pub default: &'static str,
+    /// What it means when it is unset.
+    pub unset: &'static str,
     /// Whether it may hold a secret: then it also comes from `…_FILE` and is never printed in full.
     pub secret: bool,
     /// One line for people.
@@ -104,12 +124,60 @@ impl Setting {
 }
 
 const fn row(key: &'static str, kind: Kind, default: &'static str, doc: &'static str) -> Setting {
-    Setting { key, aliases: &[], older_env: &[], flag: None, kind, default, secret: false, doc }
+    Setting {
+        key,
+        aliases: &[],
+        older_env: &[],
+        flag: None,
+        kind,
+        default,
+        unset: "none",
+        secret: false,
+        doc,
+    }
 }
 
 const fn also(setting: Setting, older_env: &'static [&'static str]) -> Setting {
     Setting { older_env, ..setting }
 }
+
+/// What nothing said means.
+const fn unset(means: &'static str, setting: Setting) -> Setting {
+    Setting { unset: means, ..setting }
+}
+
+const LEDGERS: Kind = Kind::Url(&[
+    ("memory", "memory:"),
+    ("sqlite", "sqlite:FILE"),
+    ("postgres", "postgres://USER@HOST/DATABASE"),
+    ("redis", "redis://HOST:PORT"),
+    ("postgresql", ""),
+    ("rediss", ""),
+    ("valkey", ""),
+    ("valkeys", ""),
+]);
+const JOURNALS: Kind = Kind::Url(&[
+    ("memory", "memory:"),
+    ("sqlite", "sqlite:FILE"),
+    ("postgres", "postgres://USER@HOST/DATABASE"),
+    ("s3", "s3://BUCKET/PREFIX"),
+    ("dir", "dir:PATH"),
+    ("postgresql", ""),
+]);
+const WINDOWS: Kind = Kind::Url(&[
+    ("memory", "memory:"),
+    ("redis", "redis://HOST:PORT"),
+    ("rediss", ""),
+    ("valkey", ""),
+    ("valkeys", ""),
+]);
+const BUSES: Kind = Kind::Url(&[
+    ("embedded", "embedded"),
+    ("embedded", "embedded:FILE"),
+    ("kafka", "kafka://HOST:PORT[,HOST:PORT]"),
+    ("memory", ""),
+]);
+const DATABASES: Kind = Kind::Url(&[("postgres", "postgres://USER@HOST/DATABASE"), ("postgresql", "")]);
 
 const fn int(min: u64, max: u64) -> Kind {
     Kind::Int { min, max }
@@ -129,7 +197,7 @@ pub const SETTINGS: &[Setting] = &[
         secret: true,
         ..row(
             "ledger.url",
-            Kind::Text,
+            LEDGERS,
             "",
             "memory:, sqlite:FILE, postgres://… or redis://…; unset: sqlite:ledger.db in data.dir",
         )
@@ -198,9 +266,12 @@ pub const SETTINGS: &[Setting] = &[
         ),
         &["PROCESSED_EVENT_HEARTBEAT_INTERVAL_SECONDS"],
     ),
-    also(
-        row("lease.owner", Kind::Name, "", "who holds the leases, for humans (blank: host and process)"),
-        &["PROCESSED_EVENT_OWNER"],
+    unset(
+        "host and process",
+        also(
+            row("lease.owner", Kind::Name, "", "who holds the leases, for humans (blank: host and process)"),
+            &["PROCESSED_EVENT_OWNER"],
+        ),
     ),
     row(
         "retry.attempts_max",
@@ -214,7 +285,7 @@ pub const SETTINGS: &[Setting] = &[
         secret: true,
         ..row(
             "window.url",
-            Kind::Text,
+            WINDOWS,
             "",
             "memory: or redis://HOST:PORT, a filter in front of the ledger; unset: none",
         )
@@ -240,7 +311,7 @@ pub const SETTINGS: &[Setting] = &[
         secret: true,
         ..row(
             "journal.url",
-            Kind::Text,
+            JOURNALS,
             "",
             "memory:, sqlite:FILE, postgres://…, s3://BUCKET/PREFIX or dir:PATH; unset: sqlite:journal.db in data.dir",
         )
@@ -278,9 +349,10 @@ pub const SETTINGS: &[Setting] = &[
     ),
     Setting {
         secret: true,
+        unset: "ledger.url, if that is PostgreSQL",
         ..row(
             "journal.allocator_url",
-            Kind::Text,
+            DATABASES,
             "",
             "the PostgreSQL that numbers (unset: ledger.url, if that is one)",
         )
@@ -373,11 +445,14 @@ pub const SETTINGS: &[Setting] = &[
         "the pause after a first failure; doubles with each",
     ),
     row("relay.backoff_max_ms", int(1, 86_400_000), "60000", "the longest pause"),
-    row(
-        "relay.source",
-        Kind::Text,
-        "",
-        "the CloudEvents source of what it publishes (unset: the journal's id)",
+    unset(
+        "the journal's id",
+        row(
+            "relay.source",
+            Kind::Text,
+            "",
+            "the CloudEvents source of what it publishes (unset: the journal's id)",
+        ),
     ),
     row(
         "relay.schema",
@@ -390,13 +465,13 @@ pub const SETTINGS: &[Setting] = &[
         secret: true,
         ..row(
             "bus.url",
-            Kind::Text,
+            BUSES,
             "embedded",
             "embedded (a file in data.dir), embedded:FILE or kafka://HOST:PORT[,HOST:PORT][?property=value]",
         )
     },
     row("consumer.concurrency", int(1, 100_000), "64", "how many events are handled at once"),
-    row("consumer.handlers", int(1, 1000), "1", "how many children `consume --exec` runs"),
+    row("consumer.workers", int(1, 1000), "1", "how many children `consume --exec` runs"),
     row(
         "consumer.cancel_grace_ms",
         int(1, 3_600_000),
@@ -445,11 +520,14 @@ pub const SETTINGS: &[Setting] = &[
         "pause",
         "while the ledger is away: wait, end with the error, or copy what arrives to the dead-letter topic",
     ),
-    row(
-        "consumer.dead_topic",
-        Kind::Name,
-        "",
-        "where dead letters are copied to (blank: <topic>.dead; a lone hyphen: nowhere)",
+    unset(
+        "<topic>.dead",
+        row(
+            "consumer.dead_topic",
+            Kind::Name,
+            "",
+            "where dead letters are copied to (blank: <topic>.dead; a lone hyphen: nowhere)",
+        ),
     ),
     row("telemetry.prefix", Kind::Text, "", "put before the names of spans and metrics"),
 ];
@@ -465,7 +543,13 @@ pub static ATTEMPTS_OF_SCOPE: Setting = row(
 /// The setting of a key or of one of its aliases.
 pub fn setting(name: &str) -> Result<&'static Setting> {
     SETTINGS.iter().find(|s| s.key == name || s.aliases.contains(&name)).ok_or_else(|| {
-        let keys: Vec<_> = SETTINGS.iter().map(|s| s.key).collect();
-        Error::Config(format!("{name:?} is not a setting; there are {}", keys.join(", ")))
+        let keys = SETTINGS.iter().flat_map(|s| std::iter::once(s.key).chain(s.aliases.iter().copied()));
+        let hint = did_you_mean(name, keys);
+        Error::Config(format!("{name:?} is not a setting; {hint}`hapax config show` lists them all"))
     })
+}
+
+/// `did you mean …? `, if one of the known names is near.
+pub(super) fn did_you_mean<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> String {
+    nearest(name, known).map_or_else(String::new, |near| format!("did you mean {near}? "))
 }

@@ -28,8 +28,7 @@ fn defaults_are_what_the_documentation_says() {
     assert!(config.window.url.is_none() && config.window("1").unwrap().is_none());
     assert_eq!(config.window.ttl, Duration::from_secs(24 * 3600));
     assert_eq!(config.window.outage, OnOutage::PassThrough);
-    let others = config.values().iter().filter(|value| value.setting.key != "journal.allocator");
-    assert!(others.into_iter().all(|value| value.place == Place::Default));
+    assert!(config.values().iter().all(|value| matches!(value.place, Place::Default | Place::Because(_))));
     assert_eq!(config.journal.event_bytes_max, crate::journal::JournalSettings::default().event_bytes_max);
     assert_eq!(config.values().len(), SETTINGS.len());
 }
@@ -124,9 +123,8 @@ fn a_window_is_configured() {
     assert_eq!(config.window.outage, OnOutage::Pause);
     assert!(config.window("1").unwrap().is_some());
     assert!(config.window("").is_err(), "a window needs an epoch");
-    let other = load(&Sources::new().env([("HAPAX_WINDOW_URL", "memcached://u:s3cret@h")])).unwrap();
-    let text = other.window("1").unwrap_err().to_string();
-    assert!(text.contains("names no window") && !text.contains("s3cret"), "{text}");
+    let text = problem(&Sources::new().env([("HAPAX_WINDOW_URL", "memcached://u:s3cret@h")]));
+    assert!(text.contains("window.url takes memory: or redis://") && !text.contains("s3cret"), "{text}");
     let both = Sources::new().env([("EVENT_DEDUP_TTL_HOURS", "24"), ("HAPAX_WINDOW_TTL_HOURS", "25")]);
     assert!(problem(&both).contains("disagree"));
 }
@@ -148,6 +146,86 @@ fn unknown_names_are_errors() {
     assert!(problem(&Sources::new().toml("my.toml", "= =")).contains("my.toml"));
     assert!(Sources::new().flag("ledger.ulr", "--set", "x").is_err());
     assert!(load(&Sources::new().env([("HAPAX_TEST_POSTGRES", "x"), ("HAPAXES", "y")])).is_ok());
+}
+
+#[test]
+fn e_a_mistake_in_a_name_is_told_with_what_was_probably_meant() {
+    let text = problem(&Sources::new().env([("HAPAX_LEDGER_URI", "memory:")]));
+    assert!(text.contains("did you mean HAPAX_LEDGER_URL?"), "{text}");
+    let text = problem(&Sources::new().env([("PROCESSED_EVENT_OWNRE", "me")]));
+    assert!(text.contains("did you mean PROCESSED_EVENT_OWNER?"), "{text}");
+    let text = problem(&Sources::new().toml("my.toml", "[ledger]\nulr = 'x'"));
+    assert!(text.contains("did you mean ledger.url?") && text.len() < 200, "{text}");
+    let text = Sources::new().flag("colour", "--set", "red").unwrap_err().to_string();
+    assert!(!text.contains("did you mean") && text.len() < 200, "{text}");
+}
+
+#[test]
+fn e_a_mistake_in_the_file_is_told_with_its_line() {
+    let text = problem(&Sources::new().toml("my.toml", "[retry]\nattempts_max = 3\n[ledger]\nurl = \n"));
+    assert!(text.contains("my.toml line 4: "), "{text}");
+    let text = problem(&Sources::new().toml("my.toml", "[retry\n"));
+    assert!(text.contains("my.toml line 1: "), "{text}");
+}
+
+#[test]
+fn e_what_is_no_url_of_the_kind_is_refused_before_anything_is_opened() {
+    for (key, url) in [
+        ("ledger.url", "5"),
+        ("ledger.url", "mysql://app:s3cret@db/orders"),
+        ("ledger.url", "ledger.db"),
+        ("journal.url", "redis://h"),
+        ("window.url", "sqlite:x"),
+        ("journal.allocator_url", "sqlite:x"),
+        ("bus.url", "amqp://h"),
+        ("bus.url", "kafka"),
+    ] {
+        let text = problem(&Sources::new().flag(key, "--set", url).unwrap());
+        assert!(text.contains("is not allowed") && text.contains(key) && !text.contains("s3cret"), "{text}");
+    }
+    assert!(problem(&Sources::new().toml("my.toml", "[ledger]\nurl = 5")).contains("sqlite:FILE"));
+    for (key, url) in [
+        ("ledger.url", "postgresql://db/x"),
+        ("ledger.url", "valkey://h"),
+        ("bus.url", "embedded"),
+        ("bus.url", "embedded:"),
+        ("bus.url", "embedded:a.db"),
+        ("bus.url", "memory:"),
+        ("bus.url", "kafka://a:1,b:2"),
+        ("journal.url", "s3://b/p"),
+    ] {
+        load(&Sources::new().flag(key, "--set", url).unwrap()).unwrap();
+    }
+}
+
+#[test]
+fn e_defaults_are_shown_with_what_they_come_to() {
+    let config = load(&Sources::new().env([("HAPAX_DATA_DIR", "d")])).unwrap();
+    let of = |key: &str| config.values().iter().find(|value| value.setting.key == key).unwrap();
+    assert_eq!(
+        (of("ledger.url").shown().as_str(), of("ledger.url").place.to_string().as_str()),
+        ("sqlite:d/ledger.db", "default: in data.dir")
+    );
+    assert_eq!(of("journal.url").shown(), "sqlite:d/journal.db");
+    assert_eq!(of("relay.flush_max").shown(), "200");
+    assert_eq!(of("lease.owner").unset(), Some("host and process"));
+    assert_eq!(of("consumer.dead_topic").unset(), Some("<topic>.dead"));
+    assert_eq!(of("window.url").unset(), Some("none"));
+    assert_eq!(of("bus.url").unset(), None);
+}
+
+#[test]
+fn e_what_is_right_is_shown_although_something_is_wrong() {
+    let sources = Sources::new()
+        .env([
+            ("HAPAX_LEDGER_URI", "memory:"),
+            ("HAPAX_LEASE_TIMEOUT_S", "60"),
+            ("HAPAX_RETRY_ATTEMPTS_MAX", "no"),
+        ])
+        .toml("my.toml", "= =");
+    let (values, problems) = sources.values();
+    assert_eq!((values.len(), problems.len()), (SETTINGS.len(), 3), "{problems:?}");
+    assert!(values.iter().any(|value| value.setting.key == "lease.timeout_s" && value.text() == "60"));
 }
 
 #[test]

@@ -8,6 +8,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::error::{Error, Result};
 use crate::ledger::{Baseline, Finding, IdentityRule, Ledger, Level, OrderPolicy};
 use crate::window::Window;
+use crate::words::{counted, span};
 
 /// A difference between this process's clock and the ledger's that a person should know of.
 const SKEW_MAX: Duration = Duration::from_secs(5);
@@ -25,21 +26,25 @@ pub async fn check(
     let mut redelivery = Some(Duration::ZERO);
     for topic in &settings.topics {
         let Some(info) = bus.topic(topic).await? else {
-            findings.push(finding(Level::Refusal, "topic", format!("there is no topic {topic}")));
+            findings.push(finding(
+                Level::Refusal,
+                "topic",
+                format!("there is no topic {topic} on this bus ({}); make it first", bus.capabilities().bus),
+            ));
             continue;
         };
         partitions += info.partitions;
         redelivery = redelivery.zip(info.retention).map(|(a, b)| a.max(b));
         findings.push(match info.retention {
             Some(retention) if retention <= settings.retention => {
-                finding(Level::Fine, "retention", format!("{topic} keeps records for {retention:?}, the ledger for {:?}", settings.retention))
+                finding(Level::Fine, "retention", format!("{topic} keeps records for {}, the ledger for {}", span(retention), span(settings.retention)))
             }
             retention => {
-                let kept = retention.map_or("for ever".to_owned(), |retention| format!("for {retention:?}"));
+                let kept = retention.map_or("for ever".to_owned(), |retention| format!("for {}", span(retention)));
                 finding(
                     Level::Warning,
                     "retention",
-                    format!("{topic} keeps records {kept}, the ledger only for {:?}: what is delivered again after that cannot be told from new events, unless its id has a time", settings.retention),
+                    format!("{topic} keeps records {kept}, the ledger only for {}: what is delivered again after that cannot be told from new events, unless its id has a time", span(settings.retention)),
                 )
             }
         });
@@ -49,7 +54,7 @@ pub async fn check(
         if let (Some(copies), Some(insync)) = (info.replication, info.min_insync)
             && (copies < 2 || insync < 2)
         {
-            findings.push(finding(Level::Warning, "replication", format!("{topic} has {copies} copies of which {insync} must have a record before it is acknowledged: the loss of one broker can lose records")));
+            findings.push(finding(Level::Warning, "replication", format!("{topic} has {}, of which {insync} must have a record before it is acknowledged: the loss of one broker can lose records", counted(copies.unsigned_abs().into(), "copy", "copies"))));
         }
     }
     if usize::try_from(partitions).is_ok_and(|partitions| partitions > settings.concurrency) {
@@ -57,8 +62,9 @@ pub async fn check(
             Level::Warning,
             "concurrency",
             format!(
-                "{partitions} partitions, but only {} handlers at once (consumer.concurrency)",
-                settings.concurrency
+                "{}, but only {} at once (consumer.concurrency)",
+                counted(partitions.unsigned_abs().into(), "partition", "partitions"),
+                counted(settings.concurrency as u64, "handler", "handlers")
             ),
         ));
     }

@@ -78,7 +78,7 @@ impl Decoder {
     /// let record = Record { payload: Some(payload[..].into()), ..Record::default() };
     /// let received = Received::new(record, Origin::new(Topic::new("orders")?, 0, 42));
     /// let event = Decoder::default().decode(&received)?;
-    /// assert_eq!((event.id.to_string().as_str(), event.seq), ("e-1", Some(3)));
+    /// assert_eq!((&*event.id.as_str(), event.seq), ("e-1", Some(3)));
     /// # Ok::<(), hapax::Error>(())
     /// ```
     pub fn decode(&self, received: &Received) -> Result<Event> {
@@ -101,6 +101,8 @@ impl Decoder {
         };
         let mut event = Event::new(id).payload(payload.clone()).origin(received.origin.clone());
         event.headers = record.headers.clone();
+        event.tombstone = record.payload.is_none();
+        event.record_key.clone_from(&record.key);
         event.trace =
             record.headers.get("traceparent").and_then(|value| crate::event::TraceContext::parse(value).ok());
         let mut find = |places: &Places, attribute: &str| {
@@ -236,6 +238,35 @@ mod tests {
         for mode in ["binary", "structured"] {
             assert_eq!(decode(&before, mode, Some("/orders"), "1").to_string(), "1");
         }
+    }
+
+    #[test]
+    fn e_a_content_type_has_no_case() {
+        for (name, value) in [
+            ("Content-Type", "application/cloudevents+json"),
+            ("CONTENT-TYPE", "Application/CloudEvents+JSON; charset=UTF-8"),
+        ] {
+            let received =
+                received(&[(name, value)], r#"{"specversion":"1.0","id":"e-2","type":"order.paid"}"#);
+            let event = Decoder::default().decode(&received).unwrap();
+            assert_eq!((&*event.id.as_str(), event.kind.unwrap().as_str()), ("e-2", "order.paid"), "{name}");
+        }
+    }
+
+    #[test]
+    fn e_a_byte_order_mark_is_no_part_of_the_payload() {
+        let event = Decoder::default().decode(&received(&[], "\u{feff}{\"event_id\":\"e-3\"}")).unwrap();
+        assert_eq!(event.id.as_str(), "e-3");
+    }
+
+    #[test]
+    fn e_the_key_of_a_record_and_a_tombstone_are_told() {
+        let mut received = received(&[("eventId", "e-4")], "");
+        received.record.key = Some("order-17".into());
+        let event = Decoder::default().decode(&received).unwrap();
+        assert!(!event.tombstone && event.record_key.as_deref() == Some(b"order-17"));
+        received.record.payload = None;
+        assert!(Decoder::default().decode(&received).unwrap().tombstone);
     }
 
     #[test]

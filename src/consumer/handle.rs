@@ -1,10 +1,14 @@
 //! Handlers, and the guarantees they are wrapped in: the type says what is promised.
 
+use std::any::Any;
 use std::fmt;
 use std::future::Future;
 use std::time::Duration;
 
+use async_trait::async_trait;
+
 use crate::error::Source;
+use crate::ledger::Identity;
 
 /// Why a handler failed, and whether running it again can help.
 #[derive(Debug)]
@@ -117,13 +121,30 @@ impl<T, E: Into<Source>> FailedExt<T> for Result<T, E> {
 /// What a handler answers.
 pub type Handled = Result<(), Failed>;
 
+/// Lets fewer handlers run at once than events are claimed at once, where what runs them can take only so many.
+///
+/// A run waits here *before* its time limit begins: time in a queue is never charged to the event. A leased run waits under
+/// its lease, which is extended meanwhile; one that runs at most once waits before it is claimed.
+#[async_trait]
+pub trait Permits: Send + Sync + 'static {
+    /// Waits until one more handler may run. `leased` is what the run is leased as; none if it is run at most once. The
+    /// permit is dropped when the handler has ended. None: no more handlers will run, and the event is given back
+    /// uncounted.
+    async fn permit(&self, leased: Option<&Identity>) -> Option<Permit>;
+}
+
+/// Kept for as long as a handler runs.
+pub type Permit = Box<dyn Any + Send>;
+
 /// Runs a handler for at most `limit`; a panic is a failure like another.
 pub(crate) async fn within(limit: Duration, work: impl Future<Output = Handled> + Send) -> Handled {
     use std::panic::AssertUnwindSafe;
     match tokio::time::timeout(limit, catch(AssertUnwindSafe(work))).await {
         Ok(Ok(handled)) => handled,
         Ok(Err(panic)) => Err(Failed::retryable(format!("the handler panicked: {panic}"))),
-        Err(_) => Err(Failed::retryable(format!("the handler did not end within {limit:?}"))),
+        Err(_) => {
+            Err(Failed::retryable(format!("the handler did not end within {}", crate::words::span(limit))))
+        }
     }
 }
 

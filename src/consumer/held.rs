@@ -212,7 +212,7 @@ fn bare_record(desk: &Desk, entry: &Entry) -> Record {
     let told = whole.headers.iter().filter(|(name, _)| name.starts_with("hapax-dead-"));
     let short = |value: &[u8]| Bytes::copy_from_slice(&value[..value.len().min(BARE_BYTES_MAX)]);
     let mut headers: Vec<_> = told.map(|(name, value)| (name.to_owned(), short(value))).collect();
-    headers.push(("hapax-dead-id".to_owned(), entry.identity.id.to_string().into()));
+    headers.push(("hapax-dead-id".to_owned(), entry.identity.id.as_str().into_owned().into()));
     headers.push(("hapax-dead-left-out".to_owned(), left_out.into()));
     Record {
         key: whole.key.filter(|key| key.len() <= BARE_BYTES_MAX),

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::arrival::{Arrival, Ending};
 use super::claim::{Desk, away};
-use super::handle::{Failed, Handled, within};
+use super::handle::{Failed, Handled, Permits, within};
 use super::held::unclaimed_record;
 use super::worker::{Guarantee, Worker};
 use crate::error::Error;
@@ -19,8 +19,19 @@ use crate::ledger::{LeaseTerms, Ledger, Outcome, Verdict};
 
 /// At least once, one live lease at a time: **exactly once if the sink dedups on the key** the handler is given. Gives up:
 /// a crash after the effect runs the handler again.
-#[derive(Debug, Clone, Copy)]
-pub struct Leased<F>(F);
+#[derive(Clone)]
+pub struct Leased<F> {
+    handler: F,
+    permits: Option<Arc<dyn Permits>>,
+}
+
+impl<F> Leased<F> {
+    /// Handlers run only with a permit; the time limit of a run begins when it has one.
+    #[must_use]
+    pub fn permits(self, permits: Arc<dyn Permits>) -> Self {
+        Leased { permits: Some(permits), ..self }
+    }
+}
 
 /// Runs `handler` under a lease, with key and token to pass on to the sink.
 ///
@@ -38,13 +49,24 @@ where
     F: Fn(Event, Run) -> R + Send + Sync + 'static,
     R: Future<Output = Handled> + Send,
 {
-    Leased(handler)
+    Leased { handler, permits: None }
 }
 
 /// At most once: never twice, never retried. Gives up: what failed, timed out or crashed after its claim is `lost`; it is
 /// listed and counted, and nobody runs it by himself.
-#[derive(Debug, Clone, Copy)]
-pub struct AtMostOnce<F>(F);
+#[derive(Clone)]
+pub struct AtMostOnce<F> {
+    handler: F,
+    permits: Option<Arc<dyn Permits>>,
+}
+
+impl<F> AtMostOnce<F> {
+    /// An event is claimed, and its handler run, only with a permit.
+    #[must_use]
+    pub fn permits(self, permits: Arc<dyn Permits>) -> Self {
+        AtMostOnce { permits: Some(permits), ..self }
+    }
+}
 
 /// Runs `handler` at most once per event.
 pub fn at_most_once<F, R>(handler: F) -> AtMostOnce<F>
@@ -52,7 +74,7 @@ where
     F: Fn(Event) -> R + Send + Sync + 'static,
     R: Future<Output = Handled> + Send,
 {
-    AtMostOnce(handler)
+    AtMostOnce { handler, permits: None }
 }
 
 impl<L, F, R> Guarantee<L> for Leased<F>
@@ -62,7 +84,7 @@ where
     R: Future<Output = Handled> + Send,
 {
     fn worker(self, desk: Desk, _: &L) -> Arc<dyn Worker> {
-        Arc::new(LeasedWorker { desk, handler: self.0 })
+        Arc::new(LeasedWorker { desk, handler: self.handler, permits: self.permits })
     }
 }
 
@@ -73,13 +95,14 @@ where
     R: Future<Output = Handled> + Send,
 {
     fn worker(self, desk: Desk, _: &L) -> Arc<dyn Worker> {
-        Arc::new(OnceWorker { desk, handler: self.0 })
+        Arc::new(OnceWorker { desk, handler: self.handler, permits: self.permits })
     }
 }
 
 struct LeasedWorker<F> {
     desk: Desk,
     handler: F,
+    permits: Option<Arc<dyn Permits>>,
 }
 
 #[async_trait]
@@ -116,15 +139,18 @@ where
 {
     async fn run(&self, event: Event, mut lease: Lease, arrival: &Arrival) -> Ending {
         crate::crash_point!("consumer.after-claim");
-        let began = Instant::now();
-        let work = within(self.desk.settings.handler_timeout, (self.handler)(event, lease.info()));
+        let work = self.in_turn(event, lease.info());
         let work = tracing::Instrument::instrument(work, arrival.span.clone());
         let handled = tokio::select! {
             handled = lease.run(work) => handled,
             () = arrival.cancelled() => return give_back(lease, Ending::Cancelled).await,
         };
         crate::crash_point!("consumer.before-settle");
-        let took = began.elapsed();
+        let (handled, took) = match handled {
+            Ok(Some((handled, took))) => (Ok(handled), took),
+            Ok(None) => return give_back(lease, Ending::Cancelled).await,
+            Err(lost) => (Err(lost), Duration::ZERO),
+        };
         self.desk.core.handled(took, matches!(handled, Ok(Ok(()))));
         match handled {
             Ok(Ok(())) => {
@@ -138,6 +164,24 @@ where
                 Ending::Later(Duration::from_millis(100))
             }
         }
+    }
+}
+
+impl<F, R> LeasedWorker<F>
+where
+    F: Fn(Event, Run) -> R + Send + Sync + 'static,
+    R: Future<Output = Handled> + Send,
+{
+    /// Waits for a permit, then runs the handler: how it ended, and how long that took. None: no more handlers run.
+    async fn in_turn(&self, event: Event, run: Run) -> Option<(Handled, Duration)> {
+        let permit = match &self.permits {
+            Some(permits) => Some(permits.permit(Some(run.key())).await?),
+            None => None,
+        };
+        let began = Instant::now();
+        let handled = within(self.desk.settings.handler_timeout, (self.handler)(event, run)).await;
+        drop(permit);
+        Some((handled, began.elapsed()))
     }
 }
 
@@ -190,6 +234,7 @@ fn settled<T>(answer: crate::error::Result<T>, ending: Ending) -> Ending {
 struct OnceWorker<F> {
     desk: Desk,
     handler: F,
+    permits: Option<Arc<dyn Permits>>,
 }
 
 #[async_trait]
@@ -202,6 +247,17 @@ where
         let Ok(event) = arrival.event.clone() else { return Ending::Passed("refused") };
         let Some(delivery) = arrival.delivery() else { return Ending::Passed("refused") };
         let limit = self.desk.settings.handler_timeout;
+        // Before the claim: from then on it counts as begun, and is lost if it does not end.
+        let _permit = match &self.permits {
+            None => None,
+            Some(permits) => tokio::select! {
+                permit = permits.permit(None) => match permit {
+                    Some(permit) => Some(permit),
+                    None => return Ending::Cancelled,
+                },
+                () = arrival.cancelled() => return Ending::Cancelled,
+            },
+        };
         let claimed = match self.desk.core.once(delivery, Some(limit * 2), self.desk.holds(arrival)).await {
             Ok(Outcome::First(claimed)) => claimed,
             Ok(other) => return self.desk.unclaimed(other, arrival).await,

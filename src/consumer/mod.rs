@@ -58,7 +58,7 @@ use tokio::sync::watch;
 
 pub use check::{check, refuse};
 pub use decode::{Decoder, Places};
-pub use handle::{Failed, FailedExt, Handled};
+pub use handle::{Failed, FailedExt, Handled, Permit, Permits};
 pub use handler::{
     AtMostOnceHandler, ByEvent, Decoded, FromEvent, Json, LeasedHandler, TransactionalBatchHandler,
     TransactionalHandler,

@@ -94,7 +94,7 @@ pub type HandledIn<'a> = Pin<Box<dyn Future<Output = Handled> + Send + 'a>>;
 /// consumer
 ///     .run(transactional::<PgLedger, _>(|tx, event| {
 ///         Box::pin(async move {
-///             sqlx::query("insert into paid (id) values ($1)").bind(event.id.to_string()).execute(&mut **tx).await?;
+///             sqlx::query("insert into paid (id) values ($1)").bind(event.id.as_str()).execute(&mut **tx).await?;
 ///             Ok(())
 ///         })
 ///     }))

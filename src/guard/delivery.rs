@@ -13,7 +13,7 @@ use crate::ledger::{Body, Metadata};
 /// use hapax::{EventId, ledger::Metadata};
 ///
 /// let delivery = Delivery::of(EventId::new("order-17-paid")?).metadata(Metadata::new(r#"{"region":"eu"}"#)?);
-/// assert_eq!(delivery.id.to_string(), "order-17-paid");
+/// assert_eq!(delivery.id.as_str(), "order-17-paid");
 /// # Ok::<(), hapax::Error>(())
 /// ```
 #[derive(Debug, Clone)]

@@ -87,7 +87,7 @@ pub enum Failure {
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> hapax::Result<()> {
 /// let guard = Guard::builder(MemoryLedger::default()).scope("billing").build()?;
 /// if let Outcome::First(mut lease) = guard.lease("order-17-paid").await? {
-///     match lease.run(charge(lease.key().id.to_string())).await {
+///     match lease.run(charge(lease.key().id.as_str().into_owned())).await {
 ///         Ok(Ok(())) => lease.done().await?,
 ///         Ok(Err(error)) => println!("{:?}", lease.fail(error).await?),
 ///         Err(lost) => println!("{lost}"), // the handler was cancelled

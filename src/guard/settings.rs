@@ -6,6 +6,7 @@ use super::Guard;
 use crate::error::{Error, Result};
 use crate::id::{Scope, Tenant};
 use crate::ledger::{FailureTerms, LeaseTerms, Ledger, OnDead, OrderPolicy};
+use crate::words::span;
 
 /// What a [`Guard`] is told.
 ///
@@ -92,22 +93,24 @@ impl GuardSettings {
         for (key, value) in positive {
             if value.is_zero() || value > DURATION_MAX {
                 return Err(Error::Config(format!(
-                    "{key} is {value:?}; it must be more than 0 and at most 100 years"
+                    "{key} is {}; it must be more than 0 and at most 100 years",
+                    span(value)
                 )));
             }
         }
         if self.heartbeat >= self.lease {
             return Err(Error::Config(format!(
-                "heartbeat is {:?}; it must be shorter than lease, which is {:?}",
-                self.heartbeat, self.lease
+                "heartbeat is {}; it must be shorter than lease, which is {}",
+                span(self.heartbeat),
+                span(self.lease)
             )));
         }
         if self.margin().saturating_add(self.heartbeat) >= self.lease {
             return Err(Error::Config(format!(
-                "lease_margin is {:?}; with heartbeat ({:?}) it must be shorter than lease, which is {:?}",
-                self.margin(),
-                self.heartbeat,
-                self.lease
+                "lease_margin is {}; with heartbeat ({}) it must be shorter than lease, which is {}",
+                span(self.margin()),
+                span(self.heartbeat),
+                span(self.lease)
             )));
         }
         if !(1..=ATTEMPTS_MAX).contains(&self.attempts_max) {

@@ -46,6 +46,11 @@ impl Default for IdChain {
     }
 }
 
+/// A text without the byte order mark that some tools put before it.
+pub(crate) fn unmarked(text: &[u8]) -> &[u8] {
+    text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text)
+}
+
 /// A payload as JSON: read once, and only if asked for.
 #[allow(clippy::option_option)] // not read yet; read, and no JSON
 pub(crate) struct Json<'p> {
@@ -59,13 +64,13 @@ impl<'p> Json<'p> {
     }
 
     fn value(&mut self) -> Option<&serde_json::Value> {
-        self.value.get_or_insert_with(|| serde_json::from_slice(self.payload).ok()).as_ref()
+        self.value.get_or_insert_with(|| serde_json::from_slice(unmarked(self.payload)).ok()).as_ref()
     }
 
     /// What is at a pointer, if it is something.
     pub(crate) fn get(&mut self, pointer: &str) -> Option<&serde_json::Value> {
         // Anything but an object or an array has nothing to point into.
-        let first = self.payload.iter().find(|byte| !byte.is_ascii_whitespace());
+        let first = unmarked(self.payload).iter().find(|byte| !byte.is_ascii_whitespace());
         if self.value.is_none() && !first.is_some_and(|byte| matches!(byte, b'{' | b'[')) {
             return None;
         }
@@ -89,7 +94,7 @@ impl IdChain {
     /// use hapax::event::Headers;
     /// let chain = IdChain::new([IdSource::Pointer("/order/id".into()), IdSource::ContentHash]).unwrap();
     /// let id = chain.find(&Headers::default(), &br#"{"order":{"id":"o-17"}}"#[..].into(), None).unwrap();
-    /// assert_eq!(id.to_string(), "o-17");
+    /// assert_eq!(id.as_str(), "o-17");
     /// ```
     pub fn new(sources: impl IntoIterator<Item = IdSource>) -> Result<Self> {
         let sources: Vec<_> = sources.into_iter().collect();
@@ -182,8 +187,13 @@ fn header_text<'v>(name: &str, value: &'v [u8]) -> Result<&'v str> {
 const STRUCTURED: &[u8] = b"application/cloudevents+json";
 
 /// Whether the payload is a CloudEvent, attributes and all.
+///
+/// Names of headers are compared as they are, but for this one: it comes from HTTP, where neither its name nor its value knows
+/// upper from lower case.
 pub(crate) fn is_structured(headers: &Headers) -> bool {
-    headers.get("content-type").is_some_and(|value| value.starts_with(STRUCTURED))
+    let content_type = headers.iter().find(|(name, _)| name.eq_ignore_ascii_case("content-type"));
+    let start = content_type.and_then(|(_, value)| value.trim_ascii_start().get(..STRUCTURED.len()));
+    start.is_some_and(|start| start.eq_ignore_ascii_case(STRUCTURED))
 }
 
 fn cloud_event_id(headers: &Headers, json: &mut Json<'_>) -> Result<Option<EventId>> {

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::event::{Headers, Origin};
+use crate::ledger::Identity;
 
 fn id(text: &str) -> EventId {
     EventId::new(text).unwrap()
@@ -40,8 +41,10 @@ fn blank_and_nul_are_refused_with_a_sentence() {
 }
 
 #[test]
-fn any_other_text_is_an_id_and_prints_escaped() {
+fn t88_any_other_text_is_an_id_and_prints_as_itself() {
     for (text, printed) in [
+        ("DOM\\user-17", "DOM\\user-17"),
+        ("e\u{301}te\u{301}", "e\u{301}te\u{301}"),
         ("🦀", "🦀"),
         ("it's \"x\"", "it's \"x\""),
         ("a\nb", "a\\nb"),
@@ -50,8 +53,14 @@ fn any_other_text_is_an_id_and_prints_escaped() {
         (" x ", " x "),
     ] {
         assert_eq!(id(text).as_str(), text);
-        assert_eq!(id(text).to_string(), printed);
-        assert_eq!(Scope::new(text).unwrap().to_string(), printed);
+        // What is stored as text is the id, and parsed again it is the same one.
+        assert_eq!(id(text).to_string(), text);
+        assert_eq!(id(text).to_string().parse::<EventId>().unwrap(), id(text));
+        assert_eq!(Scope::new(text).unwrap().to_string(), text);
+        // For people, in messages and logs, nothing can hide.
+        assert_eq!(Visible(text).to_string(), printed);
+        assert_eq!(format!("{:?}", id(text)), format!("EventId({printed})"));
+        assert_eq!(Identity::new(Scope::new("s").unwrap(), id(text)).to_string(), format!("s/{printed}"));
     }
 }
 

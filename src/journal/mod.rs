@@ -74,7 +74,7 @@ impl JournalSettings {
     /// Tells that an event was not stored because its id stands for another.
     pub(crate) fn kept(&self, id: &EventId) {
         crate::telemetry::reused_in_journal(self.telemetry_prefix.as_deref());
-        tracing::warn!(target: "hapax", %id, "an id was used again for another content; the original is kept");
+        tracing::warn!(target: "hapax", id = %crate::id::Visible(&id.as_str()), "an id was used again for another content; the original is kept");
     }
 }
 

@@ -10,7 +10,7 @@ use super::{State, Week};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::event::{Event, Fingerprint, Headers, Origin};
-use crate::id::{Aggregate, EventId, Owner, Scope, Tenant};
+use crate::id::{Aggregate, EventId, Owner, Scope, Tenant, Visible};
 
 /// What a claim is about: (tenant, scope, event id). No tenant is one fixed tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -30,12 +30,13 @@ impl Identity {
     }
 }
 
+/// For people: what cannot be seen is escaped.
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(tenant) = &self.tenant {
-            write!(f, "{tenant}/")?;
+            write!(f, "{}/", Visible(tenant.as_str()))?;
         }
-        write!(f, "{}/{}", self.scope, self.id)
+        write!(f, "{}/{}", Visible(self.scope.as_str()), Visible(&self.id.as_str()))
     }
 }
 

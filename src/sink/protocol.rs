@@ -10,12 +10,14 @@ use serde_json::{Map, Value, json};
 use super::{Effect, key};
 use crate::consumer::{Failed, Handled};
 use crate::event::{Event, Headers};
-use crate::id::{Aggregate, Kind, Tenant};
+use crate::id::{Aggregate, Kind, Tenant, unmarked};
 
 /// The version of the protocol.
 pub const VERSION: u64 = 1;
 /// The longest pause that a reply may ask for.
 const AFTER_MAX: Duration = Duration::from_hours(30 * 24);
+/// The most requests that a child may take at once.
+const CONCURRENCY_MAX: usize = 100_000;
 /// How much of a handler's error is kept.
 const ERROR_CHARS_MAX: usize = 4000;
 
@@ -63,7 +65,9 @@ fn event_json(event: &Event) -> Value {
     put("time", json!(event.time.map(|time| time.to_string())));
     put("aggregate", json!(event.aggregate.as_ref().map(Aggregate::as_str)));
     put("seq", json!(event.seq));
-    match serde_json::from_slice::<Value>(&event.payload) {
+    put("tombstone", json!(event.tombstone));
+    match serde_json::from_slice::<Value>(unmarked(&event.payload)) {
+        _ if event.tombstone => put("payload", Value::Null),
         // Numbers that JSON's usual readers cannot hold would be changed by reading and writing them: those go as bytes.
         Ok(value) if is_exact(&value) => put("payload", value),
         _ => {
@@ -71,6 +75,7 @@ fn event_json(event: &Event) -> Value {
             put("payload_encoding", json!("base64"))
         }
     };
+    put("record_key", event.record_key.as_ref().map_or(Value::Null, |key| text_or_base64(key)));
     put("headers", headers_json(&event.headers));
     put("topic", json!(origin.map(|origin| origin.topic.as_str())));
     put("partition", json!(origin.map(|origin| origin.partition)));
@@ -96,11 +101,60 @@ fn is_exact(value: &Value) -> bool {
 fn headers_json(headers: &Headers) -> Value {
     let mut fields = Map::new();
     for (name, value) in headers.iter() {
-        let value = std::str::from_utf8(value)
-            .map_or_else(|_| json!({"base64": STANDARD.encode(value)}), |text| json!(text));
-        fields.entry(name.to_owned()).or_insert(value);
+        fields.entry(name.to_owned()).or_insert_with(|| text_or_base64(value));
     }
     Value::Object(fields)
+}
+
+fn text_or_base64(bytes: &[u8]) -> Value {
+    std::str::from_utf8(bytes).map_or_else(|_| json!({"base64": STANDARD.encode(bytes)}), |text| json!(text))
+}
+
+/// A line from a child.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Line {
+    /// What became of a request.
+    Reply(Reply),
+    /// How many requests it takes at once: `{"v": 1, "concurrency": 16}`. A child that says nothing takes one.
+    Concurrency(usize),
+}
+
+impl Line {
+    /// Reads a line, or says in a sentence why it is neither a reply nor a greeting.
+    ///
+    /// ```
+    /// use hapax::sink::protocol::Line;
+    /// assert!(matches!(Line::parse(br#"{"v": 1, "concurrency": 16}"#), Ok(Line::Concurrency(16))));
+    /// assert!(matches!(Line::parse(br#"{"id": "e-1", "token": 7, "done": true}"#), Ok(Line::Reply(_))));
+    /// assert!(Line::parse(br#"{"v": 1, "concurrency": 0}"#).is_err());
+    /// ```
+    pub fn parse(line: &[u8]) -> Result<Self, String> {
+        let fields = object(line)?;
+        match fields.get("concurrency") {
+            Some(at_once) if !fields.contains_key("id") => {
+                if fields.get("v") != Some(&json!(VERSION)) {
+                    return Err(format!("a greeting needs \"v\": {VERSION}"));
+                }
+                let number = at_once.as_u64().and_then(|number| usize::try_from(number).ok());
+                let number = number.filter(|number| (1..=CONCURRENCY_MAX).contains(number));
+                number.map(Line::Concurrency).ok_or_else(|| {
+                    format!(
+                        "its concurrency is {at_once}; it takes a whole number from 1 to {CONCURRENCY_MAX}"
+                    )
+                })
+            }
+            _ => Reply::of(&fields).map(Line::Reply),
+        }
+    }
+}
+
+fn object(line: &[u8]) -> Result<Map<String, Value>, String> {
+    match serde_json::from_slice(line) {
+        Ok(Value::Object(fields)) => Ok(fields),
+        Ok(_) => Err("it is not a JSON object".to_owned()),
+        Err(error) => Err(format!("it is not JSON ({error})")),
+    }
 }
 
 /// What a handler replied.
@@ -125,14 +179,16 @@ impl Reply {
     /// assert!(Reply::parse(b"hello").is_err());
     /// ```
     pub fn parse(line: &[u8]) -> Result<Self, String> {
-        let value: Value = serde_json::from_slice(line).map_err(|e| format!("it is not JSON ({e})"))?;
-        let Value::Object(fields) = value else { return Err("it is not a JSON object".to_owned()) };
+        Self::of(&object(line)?)
+    }
+
+    fn of(fields: &Map<String, Value>) -> Result<Self, String> {
         let id = match fields.get("id") {
             Some(Value::String(id)) => id.clone(),
             _ => return Err("it has no id (a text)".to_owned()),
         };
         let token = fields.get("token").and_then(Value::as_i64).ok_or("it has no token (a whole number)")?;
-        Ok(Reply { id, token, handled: outcome(&fields) })
+        Ok(Reply { id, token, handled: outcome(fields) })
     }
 }
 
@@ -213,6 +269,37 @@ mod tests {
             (&event["topic"], &event["partition"], &event["offset"]),
             (&json!("t"), &json!(2), &json!(42))
         );
+    }
+
+    #[test]
+    fn e_keys_and_tombstones_are_told() {
+        let of = |payload: &[u8], tombstone: bool, key: Option<&'static [u8]>| {
+            let mut effect = effect(payload);
+            effect.event.tombstone = tombstone;
+            effect.event.record_key = key.map(Into::into);
+            request(&effect, 1)["event"].clone()
+        };
+        let (empty, deleted) = (of(b"", false, Some(b"order-17")), of(b"", true, Some(b"order-17")));
+        assert_eq!((&empty["tombstone"], &empty["payload"]), (&json!(false), &json!("")));
+        assert_eq!((&deleted["tombstone"], &deleted["payload"]), (&json!(true), &Value::Null));
+        assert!(deleted.get("payload_encoding").is_none());
+        assert_eq!(deleted["record_key"], "order-17");
+        assert_eq!(of(b"1", false, Some(b"\xff"))["record_key"], json!({"base64": "/w=="}));
+        assert_eq!(of(b"1", false, None)["record_key"], Value::Null);
+        assert_eq!(of(b"\xef\xbb\xbf{\"a\":1}", false, None)["payload"], json!({"a": 1}));
+    }
+
+    #[test]
+    fn greetings() {
+        assert!(matches!(Line::parse(br#"{"v":1,"concurrency":3}"#), Ok(Line::Concurrency(3))));
+        for bad in [
+            r#"{"concurrency":3}"#,
+            r#"{"v":2,"concurrency":3}"#,
+            r#"{"v":1,"concurrency":"3"}"#,
+            r#"{"v":1,"concurrency":100001}"#,
+        ] {
+            assert!(Line::parse(bad.as_bytes()).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::failure::Failure;
     name = "hapax",
     version,
     about = "Every event takes effect once: consume a topic, catch duplicates, look into a ledger, make and read ids",
+    subcommand_help_heading = "Commands",
     after_help = "Exit codes: 0 done; 1 a promise or verification failed; 2 usage or configuration; \
                   3 a dependency is unavailable; 4 input rejected; 130 and 143 signals.\n\n\
                   Example: hapax filter --id /event_id events.jsonl"
@@ -27,6 +28,7 @@ pub struct Cli {
 
 /// Flags of every command.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Global options")]
 pub struct Global {
     /// Read this configuration file instead of ./hapax.toml
     #[arg(long, global = true, value_name = "FILE")]
@@ -65,6 +67,11 @@ impl Global {
 
     /// The same with flags that only one command has: key, flag, value.
     pub fn load_with(&self, flags: &[(&str, &str, Option<String>)]) -> Result<Config, Failure> {
+        Ok(Config::load(&self.sources(flags)?)?)
+    }
+
+    /// Where settings come from.
+    pub fn sources(&self, flags: &[(&str, &str, Option<String>)]) -> Result<Sources, Failure> {
         let mut sources = Sources::new();
         for (key, flag, value) in flags {
             if let Some(value) = value {
@@ -89,15 +96,40 @@ impl Global {
                 .ok_or_else(|| Failure::config(format!("--set {pair:?} is not KEY=VALUE")))?;
             sources = sources.flag(key.trim(), "--set", value)?;
         }
-        Ok(Config::load(&sources.of_process(self.config.as_deref())?)?)
+        Ok(sources.of_process(self.config.as_deref())?)
     }
 }
 
+/// Flags of every command that this one has no use for: it does not offer them.
+#[derive(Debug, Args)]
+pub struct NoPlaces {
+    #[arg(long, hide = true)]
+    data: Option<String>,
+    #[arg(long, hide = true)]
+    ledger: Option<String>,
+    #[arg(long, hide = true)]
+    journal: Option<String>,
+    #[arg(long, hide = true)]
+    bus: Option<String>,
+}
+
+impl NoPlaces {
+    /// The first of them that was given all the same.
+    pub fn given(&self) -> Option<&'static str> {
+        let flags = [
+            ("--data", &self.data),
+            ("--ledger", &self.ledger),
+            ("--journal", &self.journal),
+            ("--bus", &self.bus),
+        ];
+        flags.into_iter().find(|(_, value)| value.is_some()).map(|(flag, _)| flag)
+    }
+}
+
+// What a command is for stands with its arguments, where its long help is.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run a handler for every event of a topic: each takes effect once
     Consume(Box<crate::consume::ConsumeArgs>),
-    /// Put events from JSON Lines into a topic
     Produce(crate::produce::ProduceArgs),
     /// Append events to a journal, and look into it
     Journal(Box<crate::journal::JournalArgs>),
@@ -109,7 +141,6 @@ pub enum Command {
     Parked(crate::letters::ParkedArgs),
     /// Run every check there is; exit 1 if a promise cannot be kept, 3 if something cannot be reached
     Doctor(crate::doctor::DoctorArgs),
-    /// Let only first occurrences of events through (JSON Lines in, JSON Lines out)
     Filter(crate::filter::FilterArgs),
     /// Make, derive and read event ids
     Id(crate::id::IdArgs),
@@ -117,6 +148,12 @@ pub enum Command {
     Config(crate::config::ConfigArgs),
     /// Look into a ledger and look after it
     Ledger(crate::ledger::LedgerArgs),
+}
+
+/// How many partitions a topic is made with.
+pub fn partitions(text: &str) -> Result<i32, String> {
+    let number = text.parse().ok().filter(|number| (1..=10_000).contains(number));
+    number.ok_or_else(|| "a topic has 1 to 10000 partitions".to_owned())
 }
 
 /// A time such as `90s`, `15m`, `24h`, `7d` or `500ms`.

@@ -1,6 +1,7 @@
 //! `hapax config`: what is configured, and who said so.
 
 use clap::{Args, Subcommand};
+use hapax::config::{Config, Value};
 use serde_json::json;
 
 use crate::cli::Global;
@@ -16,21 +17,44 @@ pub struct ConfigArgs {
 #[derive(Debug, Subcommand)]
 enum ConfigCommand {
     /// Every setting, its value and where it came from; passwords are hidden
+    ///
+    /// A value in parentheses says what it means that nothing is set. If the configuration is wrong somewhere, the rest is
+    /// listed all the same, and the mistake is told at the end.
     #[command(after_help = "Example: hapax config show --set lease.timeout_s=60")]
     Show,
 }
 
 pub fn run(global: &Global, args: &ConfigArgs) -> Result<u8, Failure> {
     let ConfigCommand::Show = args.command;
-    let config = global.load()?;
+    match global.load() {
+        Ok(config) => {
+            let scoped: Vec<_> = config.scoped_values().map(|(key, value)| (key, value.clone())).collect();
+            show(global, config.values(), &scoped, Some(&config))?;
+            Ok(0)
+        }
+        // What is wrong is told at the end; whoever looks for the right name finds it in the list.
+        Err(failure) => {
+            let (values, _) = global.sources(&[]).unwrap_or_default().values();
+            show(global, &values, &[], None)?;
+            Err(failure)
+        }
+    }
+}
+
+fn show(
+    global: &Global,
+    values: &[Value],
+    scoped: &[(String, Value)],
+    config: Option<&Config>,
+) -> Result<(), Failure> {
     if global.json {
-        let values: Vec<_> = config
-            .values()
+        let values: Vec<_> = values
             .iter()
             .map(|value| {
                 json!({
                     "key": value.setting.key,
                     "value": value.shown(),
+                    "unset": value.unset(),
                     "from": value.place.to_string(),
                     "default": value.setting.default,
                     "env": value.setting.env(),
@@ -40,28 +64,25 @@ pub fn run(global: &Global, args: &ConfigArgs) -> Result<u8, Failure> {
                 })
             })
             .collect();
-        let scoped: Vec<_> = config
-            .scoped_values()
+        let scoped: Vec<_> = scoped
+            .iter()
             .map(|(key, value)| json!({"key": key, "value": value.shown(), "from": value.place.to_string()}))
             .collect();
-        print::json(&json!({"settings": values, "scopes": scoped, "ledger": config.ledger_url_shown()}))?;
-        return Ok(0);
+        let ledger = config.map(Config::ledger_url_shown);
+        return print::json(&json!({"settings": values, "scopes": scoped, "ledger": ledger}));
     }
-    let mut rows: Vec<[String; 4]> = config
-        .values()
+    let mut rows: Vec<[String; 4]> = values
         .iter()
         .map(|value| {
-            let shown = print::escaped(&value.shown());
-            let shown = if shown.is_empty() { "-".to_owned() } else { shown };
+            let shown = value.unset().map_or_else(|| value.shown(), |means| format!("({means})"));
             let variables = [&[&*value.setting.env()], value.setting.older_env].concat().join(", ");
             [value.setting.key.to_owned(), shown, value.place.to_string(), variables]
         })
         .collect();
     rows.extend(
-        config.scoped_values().map(|(key, value)| {
-            [key, print::escaped(&value.shown()), value.place.to_string(), "-".to_owned()]
-        }),
+        scoped
+            .iter()
+            .map(|(key, value)| [key.clone(), value.shown(), value.place.to_string(), "-".to_owned()]),
     );
-    print::table(["setting", "value", "from", "variables"], &rows)?;
-    Ok(0)
+    print::table(["setting", "value", "from", "variables"], &rows)
 }

@@ -109,15 +109,7 @@ pub async fn run(global: &Global, args: &DoctorArgs) -> Result<u8, Failure> {
 
 /// Opens the bus and asks it something. An embedded one that is not there is not made by looking.
 async fn look_at_bus(config: &Config) -> Result<Arc<dyn Bus>, Failure> {
-    let named = config.bus_url.strip_prefix("embedded:").filter(|path| !path.is_empty());
-    let file = match named {
-        Some(path) => Some(std::path::PathBuf::from(path.strip_prefix("//").unwrap_or(path))),
-        None if config.bus_url.trim_end_matches(':') == "embedded" => {
-            Some(config.data_dir.join(hapax::bus::EMBEDDED_FILE))
-        }
-        None => None,
-    };
-    if let Some(file) = file.filter(|file| !file.exists()) {
+    if let Some(file) = open::embedded_file(config).filter(|file| !file.exists()) {
         let told = format!("there is no embedded bus at {}; `hapax produce` makes one", file.display());
         return Err(Failure::dependency("unavailable", told));
     }

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::prelude::*;
 
 use crate::failure::Failure;
 
@@ -23,8 +24,9 @@ pub enum Log {
     Debug,
 }
 
-/// Shows the library's spans and events on standard error: lines for people, or JSON.
-pub fn log(level: Log, json: bool) {
+/// What of the library is shown at a level, and what of the libraries below it: hapax says itself when a server is away or slow,
+/// so their own warnings (a slow statement with its whole SQL, a line for every connection that was cut) wait for `debug`.
+fn targets(level: Log) -> Targets {
     let level = match level {
         Log::Off => LevelFilter::OFF,
         Log::Error => LevelFilter::ERROR,
@@ -32,9 +34,20 @@ pub fn log(level: Log, json: bool) {
         Log::Info => LevelFilter::INFO,
         Log::Debug => LevelFilter::DEBUG,
     };
-    let lines = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr);
+    let others = if level == LevelFilter::DEBUG { level } else { level.min(LevelFilter::ERROR) };
+    Targets::new().with_target("hapax", level).with_default(others)
+}
+
+/// Shows the library's spans and events on standard error: lines for people, or JSON.
+pub fn log(level: Log, json: bool) {
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let shown = tracing_subscriber::registry();
     // A subscriber that is there already stays.
-    let _ = if json { lines.json().try_init() } else { lines.with_target(false).try_init() };
+    let _ = if json {
+        shown.with(lines.json().with_filter(targets(level))).try_init()
+    } else {
+        shown.with(lines.with_target(false).with_filter(targets(level))).try_init()
+    };
 }
 
 /// Collects metrics and writes them to a file at the end (`consume`: every few seconds too), in Prometheus' text format: for a
@@ -61,5 +74,27 @@ impl Metrics {
         std::fs::write(&part, self.handle.render()).and_then(|()| std::fs::rename(&part, &self.file)).map_err(
             |e| Failure::dependency("unavailable", format!("--metrics {}: {e}", self.file.display())),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing_subscriber::filter::LevelFilter;
+
+    use super::*;
+
+    #[test]
+    fn e_what_the_libraries_below_say_is_not_shown_by_default() {
+        let shown = |level, target: &str, of| targets(level).would_enable(target, &of);
+        for target in ["sqlx::query", "sqlx_core::pool::connection", "hyper::client"] {
+            assert!(!shown(Log::Warn, target, tracing::Level::WARN), "{target}");
+            assert!(!shown(Log::Info, target, tracing::Level::WARN), "{target}");
+            assert!(shown(Log::Debug, target, tracing::Level::DEBUG), "{target}");
+        }
+        for target in ["hapax", "hapax::kafka", "hapax::backend::postgres::transaction"] {
+            assert!(shown(Log::Warn, target, tracing::Level::WARN), "{target}");
+            assert!(!shown(Log::Warn, target, tracing::Level::INFO), "{target}");
+        }
+        assert!(targets(Log::Off).default_level().is_none_or(|level| level == LevelFilter::OFF));
     }
 }

@@ -91,7 +91,7 @@ impl Failure {
     /// Tells people and tools, and gives the exit code.
     pub fn report(&self, json: bool) -> ExitCode {
         if !self.quiet {
-            eprintln!("hapax: {}", self.message);
+            eprintln!("hapax: {}", crate::print::escaped(&self.message));
             if json {
                 let mut error = json!({"code": self.code, "message": self.message});
                 if let Some((expected, actual)) = &self.conflict {

@@ -34,7 +34,10 @@ pub fn read(path: Option<&Path>, max: usize) -> Result<mpsc::Receiver<Line>, Fai
                 Ok(_) if line.len() > max => Err(Failure::input(format!(
                     "line {number}: it has more than {max} bytes (--line-bytes-max)"
                 ))),
-                Ok(_) => Ok((number, line.trim_ascii().to_vec())),
+                // A byte order mark belongs to a file, not to its first line.
+                Ok(_) => {
+                    Ok((number, line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&line).trim_ascii().to_vec()))
+                }
                 Err(error) => Err(Failure::input(format!("line {number}: it cannot be read: {error}"))),
             };
             let (last, blank) = (line.is_err(), matches!(&line, Ok((_, line)) if line.is_empty()));

@@ -1,19 +1,18 @@
 //! Opening what a command works on: ledger, journal, bus.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hapax::bus::{self, Bus};
+use hapax::bus::{self, Bus, TopicTerms};
 use hapax::config::{Config, sqlite_path};
-use hapax::{Journal, Ledger, backend, journal};
+use hapax::{Journal, Ledger, Topic, backend, journal};
 
 use crate::failure::Failure;
+use crate::print;
 
 /// Opens the ledger to work with it; one that is embedded is made if it is missing.
 pub async fn ledger(config: &Config) -> Result<Arc<dyn Ledger>, Failure> {
-    if sqlite_path(&config.ledger.url).is_some_and(|path| path.starts_with(&config.data_dir)) {
-        make_folder(&config.data_dir)?;
-    }
+    make_room(config, sqlite_path(&config.ledger.url), "ledger")?;
     Ok(backend::open(&config.ledger.url, &config.open_settings()).await?)
 }
 
@@ -24,28 +23,87 @@ pub async fn journal(config: &Config) -> Result<Arc<dyn Journal>, Failure> {
             "a journal in memory would end with this command; use --journal sqlite:FILE",
         ));
     }
-    if sqlite_path(&config.journal.url).is_some_and(|path| path.starts_with(&config.data_dir)) {
-        make_folder(&config.data_dir)?;
-    }
+    make_room(config, sqlite_path(&config.journal.url), "journal")?;
     Ok(journal::open(&config.journal.url, &config.journal_settings()).await?)
 }
 
-/// Opens the bus. The embedded one's file is made if it is missing, in the data directory only.
+/// Opens the bus. The embedded one's file is made if it is missing.
 pub async fn bus(config: &Config) -> Result<Arc<dyn Bus>, Failure> {
     if config.bus_url == "memory:" {
         return Err(Failure::config(
             "a bus in memory would be this process's own, and nobody else could reach it; use --bus embedded",
         ));
     }
-    if config.bus_url.trim_end_matches(':') == "embedded" {
-        make_folder(&config.data_dir)?;
-    }
+    make_room(config, embedded_file(config).as_deref(), "bus")?;
     let mut settings = bus::OpenSettings::default();
     settings.data = Some(config.data_dir.clone());
     Ok(bus::open(&config.bus_url, &settings).await?)
 }
 
-fn make_folder(folder: &Path) -> Result<(), Failure> {
+/// Opens the bus to work on a topic, which is made with so many partitions if that is wanted. Nothing is made otherwise.
+pub async fn bus_with(config: &Config, topic: &Topic, create: Option<i32>) -> Result<Arc<dyn Bus>, Failure> {
+    if create.is_none() && embedded_file(config).is_some_and(|file| !file.exists()) {
+        return Err(no_topic(config, topic, "--create PARTITIONS"));
+    }
+    let bus = bus(config).await?;
+    if let Some(partitions) = create {
+        bus.create_topic(topic, TopicTerms::new(partitions)).await?;
+    }
+    match bus.topic(topic).await? {
+        Some(_) => Ok(bus),
+        None => Err(no_topic(config, topic, "--create PARTITIONS")),
+    }
+}
+
+/// Opens the bus to read topics, which must be there. Nothing is made.
+pub async fn bus_of(config: &Config, topics: &[Topic]) -> Result<Arc<dyn Bus>, Failure> {
+    let makes = |topic: &Topic| format!("`hapax produce --topic {topic} --create PARTITIONS`");
+    if let (Some(topic), Some(file)) = (topics.first(), embedded_file(config))
+        && !file.exists()
+    {
+        return Err(no_topic(config, topic, &makes(topic)));
+    }
+    let bus = bus(config).await?;
+    for topic in topics {
+        if bus.topic(topic).await?.is_none() {
+            return Err(no_topic(config, topic, &makes(topic)));
+        }
+    }
+    Ok(bus)
+}
+
+fn no_topic(config: &Config, topic: &Topic, makes: &str) -> Failure {
+    let url = print::escaped(&config.bus_url_shown());
+    let bus = match embedded_file(config) {
+        Some(file) => format!("{url} ({})", file.display()),
+        None => url,
+    };
+    Failure::config(format!("there is no topic {topic} on the bus {bus}; {makes} makes it"))
+}
+
+/// The file of an embedded bus.
+pub fn embedded_file(config: &Config) -> Option<PathBuf> {
+    match config.bus_url.split_once(':').unwrap_or((&config.bus_url, "")) {
+        ("embedded", "") => Some(config.data_dir.join(bus::EMBEDDED_FILE)),
+        ("embedded", path) => Some(path.strip_prefix("//").unwrap_or(path).into()),
+        _ => None,
+    }
+}
+
+/// The data directory is made where a file of ours is to lie in it; any other must be there, since it is more likely a mistake in
+/// its name.
+pub fn make_room(config: &Config, file: Option<&Path>, what: &str) -> Result<(), Failure> {
+    let Some(file) = file else { return Ok(()) };
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let Some(folder) = folder.filter(|folder| !folder.is_dir()) else { return Ok(()) };
+    if folder != config.data_dir {
+        let told = format!(
+            "there is no directory {} for the {what} {}; make it first",
+            folder.display(),
+            file.display()
+        );
+        return Err(Failure::config(told));
+    }
     std::fs::create_dir_all(folder)
         .map_err(|e| Failure::dependency("unavailable", format!("{} cannot be made: {e}", folder.display())))
 }

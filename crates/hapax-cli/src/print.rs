@@ -20,33 +20,103 @@ pub fn json(value: &Value) -> Result<(), Failure> {
     line(&value.to_string())
 }
 
-/// Prints rows under their heads, columns as wide as their widest cell.
+/// A longer cell does not widen its column: only its own row moves aside.
+const CELL_MAX: usize = 44;
+/// The same where there is little room.
+const CELL_MAX_NARROW: usize = 28;
+/// The last cell of a row goes on below if it has less room than this.
+const LAST_MIN: usize = 20;
+/// How far what goes on in the next line is moved in.
+const INDENT: usize = 4;
+
+/// Prints rows under their heads, in columns. A row stays one line, unless it does not fit the terminal.
 pub fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> Result<(), Failure> {
-    let mut widths = heads.map(|head| head.chars().count());
-    for row in rows {
+    line(&table_text(heads, rows, width()))
+}
+
+/// How many columns the terminal has, or `COLUMNS` says; none: nobody looks at it, and a row is a line.
+fn width() -> Option<usize> {
+    let said =
+        std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).filter(|columns| *columns > 0);
+    said.or_else(|| {
+        let (width, _) = terminal_size::terminal_size_of(std::io::stdout())?;
+        Some(usize::from(width.0))
+    })
+}
+
+fn table_text<const N: usize>(heads: [&str; N], rows: &[[String; N]], width: Option<usize>) -> String {
+    let cell_max = if width.is_some_and(|width| width < 80) { CELL_MAX_NARROW } else { CELL_MAX };
+    let cells = |row: &[String; N]| row.each_ref().map(|cell| escaped(cell));
+    let rows: Vec<_> = std::iter::once(heads.map(str::to_owned)).chain(rows.iter().map(cells)).collect();
+    let mut widths = [0; N];
+    for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
+            let length = cell.chars().count();
+            *width = if length <= cell_max { length.max(*width) } else { *width };
         }
     }
+    let width = width.unwrap_or(usize::MAX);
+    // What does not fit beside the others in most rows stands below them in all.
+    let beside = (1..=N).rev().find(|count| span(&widths[..*count]) <= width).unwrap_or(1);
+    let lines: Vec<_> = rows
+        .iter()
+        .map(|row| {
+            let mut text = row_text(&row[..beside], &widths, width);
+            if beside < N {
+                let below = wrapped(&row[beside..].join("  "), width.saturating_sub(INDENT), INDENT);
+                text.extend(["\n", &" ".repeat(INDENT), &below]);
+            }
+            text
+        })
+        .collect();
+    lines.join("\n")
+}
+
+/// How wide columns are with what is between them.
+fn span(widths: &[usize]) -> usize {
+    widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1)
+}
+
+/// A row in its columns. A cell that is too long for its column moves the others aside, or, if it is the last one, goes on below.
+fn row_text(row: &[String], widths: &[usize], width: usize) -> String {
+    let Some((last, others)) = row.split_last() else { return String::new() };
     let mut text = String::new();
-    let heads = heads.map(str::to_owned);
-    for row in std::iter::once(&heads).chain(rows) {
-        let mut line = String::new();
-        for (width, cell) in widths.iter().zip(row) {
-            line.push_str(cell);
-            line.extend(std::iter::repeat_n(' ', width + 2 - cell.chars().count()));
-        }
-        text.push_str(line.trim_end());
-        text.push('\n');
+    for (cell, width) in others.iter().zip(widths) {
+        text.push_str(cell);
+        text.extend(std::iter::repeat_n(' ', width.saturating_sub(cell.chars().count()) + 2));
     }
-    line(text.trim_end_matches('\n'))
+    let mut start = text.chars().count();
+    if start > 0 && width.saturating_sub(start) < last.chars().count().min(LAST_MIN) {
+        text.truncate(text.trim_end().len());
+        text.extend(["\n", &" ".repeat(INDENT)]);
+        start = INDENT;
+    }
+    text.push_str(&wrapped(last, width.saturating_sub(start), start));
+    text.trim_end().to_owned()
+}
+
+/// A text in lines of a width, at its spaces; what follows the first line is moved in.
+fn wrapped(text: &str, width: usize, indent: usize) -> String {
+    let (mut out, mut used) = (String::new(), 0);
+    for word in text.split(' ') {
+        let length = word.chars().count();
+        if used > 0 && used + 1 + length > width {
+            out.truncate(out.trim_end().len());
+            out.extend(["\n", &" ".repeat(indent)]);
+            used = 0;
+        } else if used > 0 {
+            out.push(' ');
+            used += 1;
+        }
+        out.push_str(word);
+        used += length;
+    }
+    out
 }
 
 /// Text from outside, safe for a terminal.
 pub fn escaped(text: &str) -> String {
-    text.chars()
-        .flat_map(|c| if c == '\'' || c == '"' { vec![c] } else { c.escape_debug().collect() })
-        .collect()
+    hapax::id::Visible(text).to_string()
 }
 
 /// Refuses to go on where nobody can be asked. `why` says what there is to ask about.
@@ -66,4 +136,48 @@ pub fn asked(question: &str) -> Result<bool, Failure> {
         .read_line(&mut answer)
         .map_err(|e| Failure::dependency("input", format!("the answer cannot be read: {e}")))?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+mod tests {
+    use super::*;
+
+    fn rows(cells: &[[&str; 3]]) -> Vec<[String; 3]> {
+        cells.iter().map(|row| row.map(str::to_owned)).collect()
+    }
+
+    #[test]
+    fn e_one_long_name_widens_no_other_row() {
+        let long = "x".repeat(100);
+        let rows = rows(&[["a", "1", "x"], [&long, "2", "y"], ["abc", "3", "z"]]);
+        let text = table_text(["name", "n", "w"], &rows, None);
+        assert_eq!(text, format!("name  n  w\na     1  x\n{long}  2  y\nabc   3  z"));
+    }
+
+    #[test]
+    fn e_what_does_not_fit_goes_on_below() {
+        let few =
+            rows(&[["ledger.url", "sqlite:ledger.db", "default"], ["a", "b", "one two three four five six"]]);
+        let text = table_text(["setting", "value", "from"], &few, Some(30));
+        let wanted = "setting     value\n    from\n\
+                      ledger.url  sqlite:ledger.db\n    default\n\
+                      a           b\n    one two three four five\n    six";
+        assert_eq!(text, wanted);
+        let text = table_text(
+            ["level", "check", "finding"],
+            &rows(&[["fine", "clock", "one two three four five six seven eight"]]),
+            Some(40),
+        );
+        assert_eq!(
+            text,
+            "level  check  finding\nfine   clock  one two three four five\n              six seven eight"
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_seen_is_escaped() {
+        let text = table_text(["a", "b", "c"], &rows(&[["x\u{1b}[2J", "DOM\\user", "\n"]]), None);
+        assert!(text.ends_with("x\\u{1b}[2J  DOM\\user  \\n"), "{text}");
+    }
 }

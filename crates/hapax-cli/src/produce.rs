@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use clap::Args;
-use hapax::bus::{Bus, Record, TopicTerms};
+use hapax::bus::{Bus, Record};
 use hapax::id::{IdChain, IdSource};
-use hapax::{Error, EventId, Headers, Topic};
+use hapax::words::counted;
+use hapax::{Error, EventId, Headers, Origin, Topic};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
@@ -21,11 +22,15 @@ use crate::{open, print};
 
 /// Lines published together at most.
 const BATCH: usize = 500;
+/// From so many bytes on a line is the last of its batch: should the bus refuse it, nothing behind it was sent.
+const LARGE_BYTES: usize = 256 * 1024;
 /// The pause before what was not acknowledged is sent again; it doubles.
 const PAUSE_BASE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// Publishes JSON Lines. The id of a line is found as a consumer finds it (`/eventId`, then `/event_id`), or made once
+/// Put events from JSON Lines into a topic
+///
+/// The id of a line is found as a consumer finds it (`/eventId`, then `/event_id`), or made once
 /// (UUIDv7, in the header `eventId`) and kept over retries.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: hapax produce --topic orders --create 4 --key /order_id events.jsonl")]
@@ -36,7 +41,7 @@ pub struct ProduceArgs {
     #[arg(long)]
     topic: Topic,
     /// Make the topic with so many partitions, if it is not there
-    #[arg(long, value_name = "PARTITIONS", value_parser = clap::value_parser!(i32).range(1..=10_000))]
+    #[arg(long, value_name = "PARTITIONS", value_parser = crate::cli::partitions)]
     create: Option<i32>,
     /// Where the record's key is (a JSON pointer): lines of one key stay in order
     #[arg(long, value_name = "POINTER")]
@@ -55,6 +60,30 @@ pub struct ProduceArgs {
     line_bytes_max: usize,
 }
 
+/// Lines on their way, in order.
+#[derive(Debug, Default)]
+struct Batch {
+    numbers: Vec<u64>,
+    records: Vec<Record>,
+}
+
+impl Batch {
+    fn is_full(&self) -> bool {
+        let bytes = |record: &Record| record.payload.as_ref().map_or(0, Bytes::len);
+        self.records.len() >= BATCH || self.records.last().is_some_and(|last| bytes(last) >= LARGE_BYTES)
+    }
+
+    fn pass(&mut self, count: usize) {
+        self.numbers.drain(..count.min(self.numbers.len()));
+        self.records.drain(..count.min(self.records.len()));
+    }
+
+    /// What a failure is about: the line at a place.
+    fn line(&self, place: usize) -> String {
+        self.numbers.get(place).map_or_else(String::new, |number| format!("line {number}"))
+    }
+}
+
 #[derive(Debug, Default)]
 struct Counts {
     published: u64,
@@ -65,14 +94,7 @@ struct Counts {
 pub async fn run(global: &Global, args: &ProduceArgs) -> Result<u8, Failure> {
     let config = global.load()?;
     let maker = Maker::new(args)?;
-    let bus = open::bus(&config).await?;
-    if let Some(partitions) = args.create {
-        bus.create_topic(&args.topic, TopicTerms::new(partitions)).await?;
-    }
-    if bus.topic(&args.topic).await?.is_none() {
-        let told = format!("there is no topic {}; --create PARTITIONS makes it", args.topic);
-        return Err(Failure::config(told));
-    }
+    let bus = open::bus_with(&config, &args.topic, args.create).await?;
     let mut lines = lines::read(args.file.as_deref(), args.line_bytes_max)?;
     let mut counts = Counts::default();
     let line = std::io::stderr().is_terminal() && !global.json;
@@ -86,7 +108,8 @@ pub async fn run(global: &Global, args: &ProduceArgs) -> Result<u8, Failure> {
             "ids_made": counts.made_ids, "resent": counts.resent,
         }))?;
     } else {
-        eprintln!("{} published to {}, {} ids made", counts.published, args.topic, counts.made_ids);
+        let (topic, made) = (print::escaped(args.topic.as_str()), counted(counts.made_ids, "id", "ids"));
+        eprintln!("{} published to {topic}, {made} made", counted(counts.published, "line", "lines"));
     }
     ended.map(|()| 0)
 }
@@ -99,7 +122,7 @@ async fn produce(
     counts: &mut Counts,
     shown: bool,
 ) -> Result<(), Failure> {
-    let mut batch = Vec::new();
+    let mut batch = Batch::default();
     let mut ended = None;
     while ended.is_none() {
         // What is there goes at once; a slow writer's lines do not wait for a full batch.
@@ -107,7 +130,7 @@ async fn produce(
             Some(line) => take(maker, line, &mut batch, counts, &mut ended),
             None => break,
         }
-        while batch.len() < BATCH && ended.is_none() {
+        while !batch.is_full() && ended.is_none() {
             match lines.try_recv() {
                 Ok(line) => take(maker, line, &mut batch, counts, &mut ended),
                 Err(_) => break,
@@ -122,57 +145,45 @@ async fn produce(
     ended.map_or(Ok(()), Err)
 }
 
-fn take(
-    maker: &Maker,
-    line: Line,
-    batch: &mut Vec<Record>,
-    counts: &mut Counts,
-    ended: &mut Option<Failure>,
-) {
+fn take(maker: &Maker, line: Line, batch: &mut Batch, counts: &mut Counts, ended: &mut Option<Failure>) {
     let made = line.and_then(|(number, line)| {
-        maker.record(line).map_err(|error| Failure::input(format!("line {number}: {error}")))
+        let made = maker.record(line).map_err(|error| Failure::input(format!("line {number}: {error}")));
+        made.map(|(record, id_made)| (number, record, id_made))
     });
     match made {
-        Ok((record, id_made)) => {
+        Ok((number, record, id_made)) => {
             counts.made_ids += u64::from(id_made);
-            batch.push(record);
+            batch.numbers.push(number);
+            batch.records.push(record);
         }
         Err(failure) => *ended = Some(failure),
     }
 }
 
 /// Publishes until all are acknowledged. From the first that was not, all are sent again, so that keys stay in order; their
-/// ids are the same, so whoever consumes them is not fooled.
+/// ids are the same, so whoever consumes them is not fooled. A line that the bus refuses ends it.
 async fn publish(
     args: &ProduceArgs,
     bus: &dyn Bus,
-    batch: &mut Vec<Record>,
+    batch: &mut Batch,
     counts: &mut Counts,
 ) -> Result<(), Failure> {
     let mut pause = PAUSE_BASE;
     let until = Instant::now() + args.patience;
-    while !batch.is_empty() {
-        let (accepted, error) = match bus.publish(&args.topic, batch).await {
+    while !batch.records.is_empty() {
+        let (accepted, error) = match bus.publish(&args.topic, &batch.records).await {
             Ok(answers) => {
-                let refused = answers
-                    .iter()
-                    .filter_map(|answer| answer.as_ref().err())
-                    .any(|error| !error.is_retryable());
-                // What is sent again is sent in order, from the first that was not taken; after one that never will be, nothing is,
-                // and what stood behind it and was taken counts.
-                let accepted = if refused {
-                    answers.iter().filter(|answer| answer.is_ok()).count()
-                } else {
-                    answers.iter().take_while(|answer| answer.is_ok()).count()
-                };
-                let error =
-                    answers.into_iter().filter_map(Result::err).max_by_key(|error| !error.is_retryable());
-                (accepted, error)
+                if let Some(place) = answers.iter().position(is_refused) {
+                    return Err(refused(batch, place, answers, counts));
+                }
+                // What is sent again is sent in order, from the first that was not taken.
+                let accepted = answers.iter().take_while(|answer| answer.is_ok()).count();
+                (accepted, answers.into_iter().find_map(Result::err))
             }
             Err(error) => (0, Some(error)),
         };
         counts.published += accepted as u64;
-        batch.drain(..accepted.min(batch.len()));
+        batch.pass(accepted);
         let Some(error) = error else {
             if accepted == 0 {
                 return Err(Error::Corrupt("the bus answered nothing".into()).into());
@@ -181,13 +192,33 @@ async fn publish(
             continue;
         };
         if !error.is_retryable() || Instant::now() + pause > until {
-            return Err(error.into());
+            return Err(Failure::from(error).about(&format!("{}, and what follows it", batch.line(0))));
         }
-        counts.resent += batch.len() as u64;
+        counts.resent += batch.records.len() as u64;
         sleep(pause).await;
         pause = (pause * 2).min(PAUSE_MAX);
     }
     Ok(())
+}
+
+fn is_refused(answer: &hapax::Result<Origin>) -> bool {
+    answer.as_ref().is_err_and(|error| !error.is_retryable())
+}
+
+/// A line that the bus will never take: which one, why, and what became of those that were sent with it.
+fn refused(batch: &Batch, place: usize, answers: Vec<hapax::Result<Origin>>, counts: &mut Counts) -> Failure {
+    let taken =
+        |answers: &[hapax::Result<Origin>]| answers.iter().filter(|answer| answer.is_ok()).count() as u64;
+    let behind = taken(&answers[place..]);
+    counts.published += taken(&answers);
+    let why = answers.into_iter().nth(place).and_then(Result::err);
+    let failure = why.map_or_else(|| Failure::input("the bus refuses it"), Failure::from);
+    if behind == 0 {
+        return failure.about(&batch.line(place));
+    }
+    let were = if behind == 1 { "was" } else { "were" };
+    let behind = counted(behind, "line behind it", "lines behind it");
+    failure.about(&format!("{} ({behind} {were} sent with it and {were} published)", batch.line(place)))
 }
 
 /// Makes records of lines.
@@ -272,8 +303,8 @@ mod tests {
 
     use async_trait::async_trait;
     use clap::Parser;
-    use hapax::bus::{Capabilities, MemoryBus, Partition, Subscriber, Subscription, TopicInfo};
-    use hapax::{Origin, Result};
+    use hapax::Result;
+    use hapax::bus::{Capabilities, MemoryBus, Partition, Subscriber, Subscription, TopicInfo, TopicTerms};
 
     use super::*;
     use crate::cli::{Cli, Command};
@@ -328,9 +359,9 @@ mod tests {
         let bus = Forgetful { bus: MemoryBus::default(), sent: Mutex::default() };
         bus.create_topic(&args.topic, TopicTerms::new(1)).await.unwrap();
         let maker = Maker::new(&args).unwrap();
-        let mut batch: Vec<_> =
+        let all: Vec<_> =
             (0..3).map(|n| maker.record(format!("{{\"n\":{n}}}").into_bytes()).unwrap().0).collect();
-        let all = batch.clone();
+        let mut batch = Batch { numbers: vec![1, 2, 3], records: all.clone() };
         let mut counts = Counts::default();
         publish(&args, &bus, &mut batch, &mut counts).await.unwrap();
         // From the first that was not acknowledged on, the same records again: same ids, same order.

@@ -101,7 +101,9 @@ fn configuration_mistakes_are_sentences_and_exit_2() {
         ("HAPAX_CONFIG", "/no/such.toml", "/no/such.toml"),
     ] {
         let ran = with(name, value).code(2);
-        assert!(ran.err.contains(part) && ran.out.is_empty(), "{name}: {}", ran.err);
+        assert!(ran.err.contains(part), "{name}: {}", ran.err);
+        // Whoever looks for the right name finds it all the same.
+        assert!(ran.json()["settings"].as_array().is_some_and(|settings| settings.len() > 50), "{name}");
         assert_eq!(ran.err_json()["error"]["code"], "config");
     }
     std::fs::write(dir.path().join("bad.toml"), "[ledger]\nulr = 1").unwrap();

@@ -115,7 +115,7 @@ if do == 'kill':
     os.kill(os.getpid(), signal.SIGKILL)
 if not struck: time.sleep(3600)",
     );
-    let more = ["--concurrency", "8", "--handlers", "1", "--timeout", "20m", "--set", "retry.attempts_max=3"];
+    let more = ["--concurrency", "8", "--workers", "1", "--timeout", "20m", "--set", "retry.attempts_max=3"];
     let ran = consume(dir, &command, &more).code(0);
     println!("{}", ran.out.trim());
     assert_eq!((count(&ran, "done"), count(&ran, "dead")), (19, 1), "{} {}", ran.out, ran.err);
@@ -140,9 +140,93 @@ fn one_child_has_several_requests_and_answers_out_of_order() {
 effect(request['id'])
 if do != 'wait': open('second-done', 'w').close()",
     );
-    let ran = consume(dir.path(), &command, &["--handlers", "1"]).code(0);
+    let ran = consume(dir.path(), &command, &["--workers", "1"]).code(0);
     assert_eq!(count(&ran, "done"), 2);
     assert_eq!(effects(dir.path()), ["second", "first"]);
+}
+
+/// The plainest handler there is: a loop over standard input, one event after the other.
+fn plain_loop(dir: &Path, body: &str) -> String {
+    let body: Vec<_> = body.lines().map(|line| format!("    {line}\n")).collect();
+    let script = format!(
+        "import json, os, sys, time\n\
+         def effect(text):\n    with open('effects', 'a') as file:\n        file.write(str(text) + '\\n')\n\
+         for line in sys.stdin:\n    request = json.loads(line)\n    if 'cancel' in request: continue\n\
+         {}    print(json.dumps({{'id': request['id'], 'token': request['token'], 'done': True}}), flush=True)\n",
+        body.concat()
+    );
+    std::fs::write(dir.join("plain.py"), script).unwrap();
+    "python3 plain.py".to_owned()
+}
+
+/// A child that says nothing of itself gets one event at a time, and the time of an event begins when it is sent. 64 events are
+/// claimed at once, two children need 0.2 s for each, and each may take 3 s: sent all at once, the last of them would have waited
+/// for 6 s behind the others, and be dead of it.
+#[test]
+fn t77_time_in_the_queue_is_not_charged_to_the_event() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let ids: Vec<_> = (0..100).map(|n| format!("e-{n}")).collect();
+    produce(dir, &lines(&ids.iter().map(|id| (id.as_str(), "")).collect::<Vec<_>>()));
+    let command = plain_loop(
+        dir,
+        "effect(f\"{os.getpid()} {request['attempt']} {request['timeout_ms']}\")\ntime.sleep(0.2)",
+    );
+    let more = ["--workers", "2", "--timeout", "3s", "--set", "retry.attempts_max=2"];
+    let ran = consume(dir, &command, &more).code(0);
+    println!("{}", ran.out.trim());
+    assert_eq!((count(&ran, "done"), count(&ran, "dead")), (100, 0), "{} {}", ran.out, ran.err);
+    assert_eq!(ran.json()["handler_restarts"], 0, "{}", ran.err);
+    let seen = effects(dir);
+    assert_eq!(seen.len(), 100, "no event ran twice");
+    assert!(
+        seen.iter().all(|line| line.ends_with(" 1 3000")),
+        "first attempts, with all their time: {seen:?}"
+    );
+    let children: std::collections::BTreeSet<_> = seen.iter().map(|line| line.split(' ').next()).collect();
+    assert_eq!(children.len(), 2, "both children work");
+}
+
+/// What was cancelled takes up its place until the child has reacted: the next event is not sent behind it.
+#[test]
+fn t77_a_child_that_is_late_gets_nothing_until_it_has_replied() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    produce(dir, &lines(&[("slow", "slow"), ("next", "")]));
+    let command = plain_loop(
+        dir,
+        "effect(request['id'])\nif request['event']['payload']['do'] == 'slow' and request['attempt'] == 1: time.sleep(4)",
+    );
+    let ran = consume(dir, &command, &["--timeout", "2s", "--set", "consumer.cancel_grace_ms=60000"]).code(0);
+    assert_eq!((count(&ran, "done"), count(&ran, "dead")), (2, 0), "{} {}", ran.out, ran.err);
+    assert_eq!(entry(dir, "next")["attempts"], 1, "it was not charged for the time of the other");
+    let mut seen = effects(dir);
+    seen.sort();
+    assert_eq!(seen, ["next", "slow", "slow"]);
+}
+
+/// On a signal what waits for a child is given back at once, and what a child has may end.
+#[test]
+fn t77_a_stop_does_not_wait_for_what_was_not_sent() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    produce(dir, &lines(&[("a", ""), ("b", ""), ("c", "")]));
+    let command = plain_loop(dir, "effect(request['id'])\nwhile not os.path.exists('go'): time.sleep(0.01)");
+    let child = hapax(dir, &consume_args(&command, &[])).spawn().unwrap();
+    wait_until("the first one began", || !effects(dir).is_empty());
+    let running = effects(dir)[0].clone();
+    let leased = || {
+        let counts = run(dir, &["ledger", "stat", "--json"]).code(0).json()["counts"].clone();
+        let leased = counts.as_array().unwrap().iter().find(|count| count["state"] == "leased").cloned();
+        leased.map_or(0, |leased| leased["count"].as_u64().unwrap())
+    };
+    wait_until("all are claimed", || leased() == 3);
+    kill(&child, "-TERM");
+    wait_until("the others are given back", || leased() == 1);
+    std::fs::write(dir.join("go"), "").unwrap();
+    let ran: Ran = child.wait_with_output().unwrap().into();
+    let ran = ran.code(143);
+    assert_eq!((count(&ran, "done"), effects(dir)), (1, vec![running]), "{}", ran.out);
 }
 
 #[test]
@@ -393,10 +477,10 @@ fn wrong_configuration_is_a_sentence_and_an_exit_code() {
         (&["--scope", "s", "--http", "ftp://host"], 2, "http or https"),
         (&["--scope", "s", "--http", "no url"], 2, "URL"),
         (&["--scope", "s", "--exec", "cat", "--bus", "memory:"], 2, "--bus embedded"),
-        (&["--scope", "s", "--exec", "cat", "--bus", "amqp://me:secret@h"], 2, "names no bus"),
+        (&["--scope", "s", "--exec", "cat", "--bus", "amqp://me:secret@h"], 2, "bus.url takes embedded, "),
         (&["--scope", "s", "--exec", "cat", "--group", &long], 2, "255"),
         (&["--scope", "s", "--exec", "cat", "--concurrency", "0"], 2, "1 to 100000"),
-        (&["--scope", "s", "--exec", "cat", "--handlers", "5000"], 2, "1 to 1000"),
+        (&["--scope", "s", "--exec", "cat", "--workers", "5000"], 2, "1 to 1000"),
         (&["--scope", "s", "--exec", "cat", "--order", "latest"], 2, "--on-dead"),
         (&["--scope", "s", "--exec", "cat", "--outage", "ignore"], 2, "pause, fail_fast, dead_letter"),
         (&["--scope", "s", "--exec", "cat", "--set", "consumer.heartbeat_s=30"], 2, "must be shorter than"),

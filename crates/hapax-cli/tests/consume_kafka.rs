@@ -96,7 +96,7 @@ fn acceptance_1_what_produce_publishes_again_takes_effect_once() {
         .map(|_| {
             let args = ["consume", "--bus", &bus, "--topic", &topic, "--scope", &topic, "--exec", &command];
             let more =
-                ["--ledger", &ledger, "--set", &schema, "--handlers", "1", "--until-idle", "4", "--json"];
+                ["--ledger", &ledger, "--set", &schema, "--workers", "1", "--until-idle", "4", "--json"];
             hapax(dir, &[&args[..], &more].concat()).spawn().unwrap()
         })
         .collect();

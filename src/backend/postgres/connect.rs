@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
-use sqlx::{Connection as _, PgPool};
+use sqlx::{ConnectOptions as _, Connection as _, PgPool};
 
 use super::error::translate;
 use crate::error::{Error, Result};
@@ -31,6 +31,8 @@ pub(super) async fn open_pool(
     if std::env::var_os("PGAPPNAME").is_none() && options.get_application_name().is_none() {
         options = options.application_name("hapax");
     }
+    // It would log slow statements with their whole SQL; what is slow here is seen by spans and metrics.
+    let options = options.disable_statement_logging();
     knock(&options, acquire_timeout).await?;
     PgPoolOptions::new()
         .max_connections(pool_max)

@@ -83,6 +83,20 @@ pub(crate) fn must_be_durable(conn: &Connection) -> Result<()> {
     )))
 }
 
+/// Refuses a file that holds a bus: it needs its file for itself, since each file has one writer.
+pub(crate) fn must_hold_no_bus(conn: &Connection, what: &str) -> Result<()> {
+    let bus = conn
+        .prepare_cached("SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = 'bus_meta'")
+        .and_then(|mut statement| statement.exists([]))
+        .doing("looking for a bus in the file")?;
+    if !bus {
+        return Ok(());
+    }
+    Err(Error::Config(format!(
+        "this file holds a bus; the {what} needs a file of its own, since each file has one writer. Nothing was changed"
+    )))
+}
+
 /// Tries again while another connection is in the way.
 pub(crate) fn patiently<T>(mut run: impl FnMut() -> Result<T>) -> Result<T> {
     let mut tries = 1;

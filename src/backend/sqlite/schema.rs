@@ -7,7 +7,7 @@
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::codec::{AWAITED, UNCOPIED};
-use super::connect::immediate;
+use super::connect::{immediate, must_hold_no_bus};
 use super::fault::Doing;
 use crate::error::{Error, Result};
 use crate::ledger::{IdentityRule, Week};
@@ -145,6 +145,9 @@ pub(super) fn migrate(conn: &Connection, rule: IdentityRule) -> Result<Meta> {
             return Ok(meta);
         }
         let before = Meta::read(conn)?;
+        if before.is_none() {
+            must_hold_no_bus(conn, "ledger")?;
+        }
         let done = before.as_ref().map_or(0, |meta| meta.version);
         let apply = || -> rusqlite::Result<()> {
             if before.is_none() {

@@ -49,13 +49,14 @@ fn has(conn: &Connection, table: &str) -> Result<bool> {
 }
 
 fn is_made(conn: &Connection) -> Result<bool> {
-    if has(conn, "hapax_meta")? {
-        return Err(Error::Config(
-            "this file holds a ledger; the bus needs a file of its own, since each file has one writer"
-                .into(),
-        ));
-    }
     if !has(conn, "bus_meta")? {
+        for (table, what) in [("hapax_meta", "ledger"), ("hapax_journal_meta", "journal")] {
+            if has(conn, table)? {
+                return Err(Error::Config(format!(
+                    "this file holds a {what}; the bus needs a file of its own, since each file has one writer"
+                )));
+            }
+        }
         return Ok(false);
     }
     let version: Option<i64> = conn

@@ -379,7 +379,10 @@ impl Bus for KafkaBus {
                 Ok(Some(_)) => return Ok(made),
                 Err(error) if !error.is_retryable() => return Err(error),
                 _ if Instant::now() >= by => {
-                    let what = format!("the topic {topic} was made, and is not known within {timeout:?}");
+                    let what = format!(
+                        "the topic {topic} was made, and is not known within {}",
+                        crate::words::span(timeout)
+                    );
                     return Err(Error::Unavailable { what, source: None });
                 }
                 _ => tokio::time::sleep(AGAIN).await,

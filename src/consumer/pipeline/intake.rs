@@ -327,7 +327,7 @@ impl Pipeline {
     /// A held event that is not wanted here stays held. It is counted once, and told of once.
     fn leave(&mut self, identity: Identity) {
         if self.state.left.is_empty() {
-            tracing::warn!(target: "hapax", id = %identity.id, "events are held that this process does not want; they stay held for one that does");
+            tracing::warn!(target: "hapax", id = %crate::id::Visible(&identity.id.as_str()), "events are held that this process does not want; they stay held for one that does");
         }
         if self.state.left.len() as u64 >= self.desk.settings.held_max {
             self.state.left.clear(); // what it forgets is only told again

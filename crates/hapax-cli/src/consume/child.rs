@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use hapax::consumer::{Failed, Handled};
 use hapax::ledger::Identity;
-use hapax::sink::protocol::{self, Reply};
+use hapax::sink::protocol::{self, Line, Reply};
+use hapax::words::span;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::exec::{Common, Order, Request, Seat};
+use super::exec::{Common, Lingering, Order, Request, Seat};
 
 /// A child whose input has ended is killed after so long.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
@@ -63,17 +64,13 @@ pub(super) async fn supervise(command: String, mut orders: Orders, seat: Weak<Se
         }
         drop(life);
         common.restarts.fetch_add(1, Ordering::Relaxed);
-        tracing::warn!(target: "hapax", "the handler {how}; it is started again in {pause:?}");
-        let resting = |is: bool| {
-            if let Some(seat) = seat.upgrade() {
-                seat.resting.store(is, Ordering::Relaxed);
-            }
-        };
-        resting(true);
+        tracing::warn!(target: "hapax", "the handler {how}; it is started again in {}", span(pause));
         if !rest(pause, &mut orders, &mut waiting).await {
             return;
         }
-        resting(false);
+        if let Some(seat) = seat.upgrade() {
+            seat.takes(1);
+        }
         pause = (pause * 2).min(PAUSE_MAX);
     }
 }
@@ -100,7 +97,7 @@ async fn rest(pause: Duration, orders: &mut Orders, waiting: &mut VecDeque<Reque
                     let _ = request.reply.send(Err(again)); // nobody may wait any more
                 }
                 Some(Order::Run(request)) => waiting.push_back(request),
-                Some(Order::Cancel(id, token)) => waiting.retain(|r| r.id != id || r.token != token),
+                Some(Order::Cancel(id, token, _)) => waiting.retain(|r| r.id != id || r.token != token),
             },
         }
     }
@@ -124,7 +121,7 @@ struct Life {
     lines: mpsc::Receiver<Option<Vec<u8>>>,
     in_flight: HashMap<(String, i64), Waits>,
     /// Cancelled and not reacted to, with the moment at which patience ends.
-    cancelled: HashMap<(String, i64), Instant>,
+    cancelled: HashMap<(String, i64), (Instant, Lingering)>,
     given: bool,
     replied: bool,
     seat: Weak<Seat>,
@@ -163,7 +160,7 @@ impl Life {
         let mut status = None;
         let mut last_words: Option<Instant> = None;
         loop {
-            let patience = self.cancelled.values().copied().chain(last_words).min();
+            let patience = self.cancelled.values().map(|(until, _)| *until).chain(last_words).min();
             tokio::select! {
                 order = orders.recv(), if last_words.is_none() => {
                     let Some(order) = order else {
@@ -177,17 +174,20 @@ impl Life {
                     None => break,
                 },
                 ended = self.child.wait(), if last_words.is_none() => {
+                    self.takes(0);
                     status = ended.ok();
                     last_words = Some(Instant::now() + LAST_WORDS);
                 }
                 () = sleep_until(patience.unwrap_or_else(Instant::now)), if patience.is_some() => {
                     if last_words.is_none() {
-                        eprintln!("hapax: the handler did not react to a cancel within {:?}; it is killed", self.common.cancel_grace);
+                        let grace = span(self.common.cancel_grace);
+                        eprintln!("hapax: the handler did not react to a cancel within {grace}; it is killed");
                     }
                     break;
                 }
             }
         }
+        self.takes(0);
         // Whatever it started goes with it.
         kill_group(self.group);
         if status.is_none() {
@@ -225,11 +225,11 @@ impl Life {
                 self.in_flight.insert((request.id, request.token), waits);
                 self.write(request.line);
             }
-            Order::Cancel(id, token) => {
+            Order::Cancel(id, token, lingering) => {
                 let line = protocol::cancel(&id, token);
                 let key = (id, token);
                 if self.in_flight.remove(&key).is_some() {
-                    self.cancelled.insert(key, Instant::now() + self.common.cancel_grace);
+                    self.cancelled.insert(key, (Instant::now() + self.common.cancel_grace, lingering));
                     self.tell_health();
                     self.write(format!("{line}\n"));
                 }
@@ -249,10 +249,15 @@ impl Life {
         if line.iter().all(u8::is_ascii_whitespace) {
             return;
         }
-        let reply = match Reply::parse(&line) {
-            Ok(reply) => reply,
-            Err(why) => return self.common.ignore(&why),
-        };
+        match Line::parse(&line) {
+            Ok(Line::Reply(reply)) => self.reply(reply),
+            Ok(Line::Concurrency(at_once)) => self.takes(at_once),
+            Ok(_) => {}
+            Err(why) => self.common.ignore(&why),
+        }
+    }
+
+    fn reply(&mut self, reply: Reply) {
         let key = (reply.id, reply.token);
         if let Some(waits) = self.in_flight.remove(&key) {
             self.replied = true;
@@ -265,6 +270,13 @@ impl Life {
             self.common.ignore(&format!("event {:?} was cancelled before this reply", key.0));
         } else {
             self.common.ignore(&format!("nothing waits for event {:?} with token {}", key.0, key.1));
+        }
+    }
+
+    /// It takes so many requests at once from now on.
+    fn takes(&self, at_once: usize) {
+        if let Some(seat) = self.seat.upgrade() {
+            seat.takes(if seat.is_shared() { at_once } else { at_once.min(1) });
         }
     }
 

@@ -1,5 +1,9 @@
 //! Handlers as children: who gets which request, and what becomes of requests nobody waits for any more.
 //!
+//! A child has one request at a time, or as many as it says it takes. A request is sent when there is room for it, and only
+//! then does its time begin: what waits here waits for a permit, under a lease that is extended meanwhile. What was cancelled
+//! takes up room until the child has reacted.
+//!
 //! A child that dies takes all it had in hand with it, and one of them may have killed it. None of them is charged for that: each is
 //! suspect, and runs again in a child of its own kind, the *apart* one, which has one request at a time. A death there is that
 //! event's own. What is suspect is remembered by this process alone: if that dies too, the ledger knows what was running, and the
@@ -7,14 +11,14 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use hapax::consumer::{Failed, Handled};
+use hapax::consumer::{Failed, Handled, Permit, Permits};
 use hapax::ledger::Identity;
 use hapax::sink::{Effect, Sink, protocol};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
 use super::child;
@@ -27,8 +31,10 @@ const START_WATCHED: Duration = Duration::from_millis(200);
 pub struct Pool {
     command: String,
     seats: Mutex<Vec<Arc<Seat>>>,
-    /// The child for suspects, once there was one; whoever has the lock has it to himself.
+    /// The child for suspects, once there was one.
     apart: tokio::sync::Mutex<Option<Arc<Seat>>>,
+    /// Whoever has the lock has that child to himself.
+    alone: Arc<tokio::sync::Mutex<()>>,
     numbers: AtomicI64,
     pub(super) common: Arc<Common>,
     tasks: tokio::sync::Mutex<JoinSet<()>>,
@@ -37,11 +43,45 @@ pub struct Pool {
 /// A child, as requests see it.
 pub(super) struct Seat {
     orders: mpsc::UnboundedSender<Order>,
+    /// What it has in hand, what was cancelled and not reacted to among it.
     load: AtomicUsize,
+    /// How many requests it takes at once; 0 while it does not run.
+    takes: AtomicUsize,
     /// It was told to cancel something and has not reacted yet.
     pub(super) unwell: AtomicBool,
-    /// It ended and is not started again yet.
-    pub(super) resting: AtomicBool,
+    /// Whose room it is part of; none: it is the one for suspects.
+    room: Option<Arc<Common>>,
+}
+
+/// How much the children take together, and how much of that is taken.
+#[derive(Default)]
+struct Room {
+    places: usize,
+    taken: usize,
+    closed: bool,
+}
+
+/// A place in a child's hands; dropped, it is free.
+struct Place(Arc<Common>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.room(|room| room.taken -= 1);
+    }
+}
+
+/// What was cancelled and still takes up room.
+pub(super) struct Lingering {
+    seat: Weak<Seat>,
+    _place: Option<Place>,
+}
+
+impl Drop for Lingering {
+    fn drop(&mut self) {
+        if let Some(seat) = self.seat.upgrade() {
+            seat.load.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 }
 
 /// What children share.
@@ -51,6 +91,8 @@ pub(super) struct Common {
     pub(super) restarts: AtomicU64,
     /// Whether any child has ever replied: then the command works.
     pub(super) replied: AtomicBool,
+    room: Mutex<Room>,
+    room_changed: Notify,
     suspects: Mutex<HashSet<Identity>>,
     ignored: AtomicU64,
     groups: Mutex<HashSet<u32>>,
@@ -60,7 +102,7 @@ pub(super) struct Common {
 /// What a child is to do.
 pub(super) enum Order {
     Run(Request),
-    Cancel(String, i64),
+    Cancel(String, i64, Lingering),
 }
 
 /// One attempt.
@@ -83,6 +125,8 @@ impl Pool {
             cancel_grace,
             restarts: AtomicU64::new(0),
             replied: AtomicBool::new(false),
+            room: Mutex::default(),
+            room_changed: Notify::new(),
             suspects: Mutex::default(),
             ignored: AtomicU64::new(0),
             groups: Mutex::default(),
@@ -91,11 +135,12 @@ impl Pool {
         let mut tasks = JoinSet::new();
         let mut seats = Vec::new();
         for _ in 0..children {
-            seats.push(Seat::start(command, &common, &mut tasks));
+            seats.push(Seat::start(command, &common, &mut tasks, true));
         }
         let pool = Arc::new(Pool {
             command: command.to_owned(),
             apart: tokio::sync::Mutex::default(),
+            alone: Arc::default(),
             seats: Mutex::new(seats),
             numbers: AtomicI64::new(0),
             common,
@@ -122,8 +167,14 @@ impl Pool {
         (self.common.restarts.load(Ordering::Relaxed), self.common.ignored.load(Ordering::Relaxed))
     }
 
+    /// From now on no request begins: what waits for room is given back.
+    pub fn drain(&self) {
+        self.common.room(|room| room.closed = true);
+    }
+
     /// Ends all children and waits for them: their input ends, and what does not follow is killed.
     pub async fn close(&self) {
+        self.drain();
         self.seats.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.apart.lock().await.take();
         let mut tasks = self.tasks.lock().await;
@@ -137,35 +188,54 @@ impl Pool {
         }
     }
 
-    /// The child with the least to do; one that does not react gets nothing while there are others.
-    fn seat(&self) -> Option<Arc<Seat>> {
+    /// A place with the child that has the least to do; one that does not react gets nothing while there are others.
+    fn seat(&self) -> Result<Option<Arc<Seat>>, Failed> {
         let seats = self.seats.lock().unwrap_or_else(PoisonError::into_inner);
-        let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
-        let rank =
-            |seat: &&Arc<Seat>| (is(&seat.resting), is(&seat.unwell), seat.load.load(Ordering::Relaxed));
-        seats.iter().min_by_key(rank).cloned()
+        if seats.is_empty() {
+            return Err(ended()); // closed
+        }
+        let load = |seat: &Seat| seat.load.load(Ordering::Relaxed);
+        let free = seats.iter().filter(|seat| load(seat) < seat.takes.load(Ordering::Relaxed));
+        let seat = free.min_by_key(|seat| (seat.unwell.load(Ordering::Relaxed), load(seat))).cloned();
+        if let Some(seat) = &seat {
+            seat.load.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(seat)
     }
 
-    /// Runs a suspect with nothing beside it. Whoever does not get his turn comes again: waiting here would use up his time.
+    /// Whoever has a permit finds a place, unless a child ended just now. Then a leased run comes again, as waiting here would
+    /// use up its time; what is run at most once cannot, and waits.
+    async fn apply_beside_others(&self, request: Request, replied: oneshot::Receiver<Handled>) -> Handled {
+        loop {
+            let changed = self.common.room_changed.notified();
+            if let Some(seat) = self.seat()? {
+                return seat.ask(request, replied).await;
+            }
+            if request.leased.is_some() {
+                return Err(Failed::uncounted("the handler is being started again", TURN_PAUSE));
+            }
+            changed.await;
+        }
+    }
+
+    /// Runs a suspect with nothing beside it.
     async fn apply_alone(&self, request: Request, replied: oneshot::Receiver<Handled>) -> Handled {
-        let Ok(mut apart) = self.apart.try_lock() else {
-            return Err(Failed::uncounted(
-                "another one that may have killed its handler runs first",
-                TURN_PAUSE,
-            ));
-        };
         if self.seats.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
             return Err(ended()); // closed
         }
-        let seat = if let Some(seat) = &*apart {
-            Arc::clone(seat)
-        } else {
-            let seat = Seat::start(&self.command, &self.common, &mut *self.tasks.lock().await);
-            Arc::clone(apart.insert(seat))
+        let seat = {
+            let mut apart = self.apart.lock().await;
+            if let Some(seat) = &*apart {
+                Arc::clone(seat)
+            } else {
+                let seat = Seat::start(&self.command, &self.common, &mut *self.tasks.lock().await, false);
+                Arc::clone(apart.insert(seat))
+            }
         };
-        if seat.resting.load(Ordering::Relaxed) {
+        if seat.takes.load(Ordering::Relaxed) == 0 || seat.load.load(Ordering::Relaxed) > 0 {
             return Err(Failed::uncounted("the handler is being started again", TURN_PAUSE));
         }
+        seat.load.fetch_add(1, Ordering::Relaxed);
         seat.ask(request, replied).await
     }
 }
@@ -178,22 +248,37 @@ fn ended() -> Failed {
 }
 
 impl Seat {
-    fn start(command: &str, common: &Arc<Common>, tasks: &mut JoinSet<()>) -> Arc<Self> {
+    fn start(command: &str, common: &Arc<Common>, tasks: &mut JoinSet<()>, shared: bool) -> Arc<Self> {
         let (orders, taken) = mpsc::unbounded_channel();
         let seat = Arc::new(Seat {
             orders,
             load: AtomicUsize::new(0),
+            takes: AtomicUsize::new(0),
             unwell: AtomicBool::new(false),
-            resting: AtomicBool::new(false),
+            room: shared.then(|| Arc::clone(common)),
         });
+        seat.takes(1); // its child is started right away
         let supervised =
             child::supervise(command.to_owned(), taken, Arc::downgrade(&seat), Arc::clone(common));
         tasks.spawn(supervised);
         seat
     }
 
+    /// It takes so many requests at once from now on.
+    pub(super) fn takes(&self, now: usize) {
+        let before = self.takes.swap(now, Ordering::Relaxed);
+        if let Some(common) = &self.room {
+            common.room(|room| room.places = room.places + now - before);
+        }
+    }
+
+    /// Whether it shares the work; one that does not has one request at a time, whatever it takes.
+    pub(super) fn is_shared(&self) -> bool {
+        self.room.is_some()
+    }
+
+    /// Sends a request for which there is a place.
     async fn ask(self: Arc<Self>, request: Request, replied: oneshot::Receiver<Handled>) -> Handled {
-        self.load.fetch_add(1, Ordering::Relaxed);
         let mut ticket = Ticket { seat: self, id: request.id.clone(), token: request.token, answered: false };
         ticket.seat.orders.send(Order::Run(request)).map_err(|_| ended())?;
         let handled = replied.await;
@@ -216,7 +301,34 @@ impl Sink for Pool {
         if suspect {
             return self.apply_alone(request, replied).await;
         }
-        self.seat().ok_or_else(ended)?.ask(request, replied).await
+        self.apply_beside_others(request, replied).await
+    }
+}
+
+#[async_trait]
+impl Permits for Pool {
+    async fn permit(&self, leased: Option<&Identity>) -> Option<Permit> {
+        if leased.is_some_and(|leased| self.common.is_suspect(leased)) {
+            return tokio::select! {
+                alone = Arc::clone(&self.alone).lock_owned() => Some(Box::new(alone)),
+                () = self.common.closed() => None,
+            };
+        }
+        loop {
+            let changed = self.common.room_changed.notified();
+            let taken = self.common.room(|room| {
+                if room.closed {
+                    return None;
+                }
+                let free = room.taken < room.places;
+                room.taken += usize::from(free);
+                Some(free)
+            })?;
+            if taken {
+                return Some(Box::new(Place(Arc::clone(&self.common))));
+            }
+            changed.await;
+        }
     }
 }
 
@@ -230,11 +342,18 @@ struct Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.seat.load.fetch_sub(1, Ordering::Relaxed);
-        if !self.answered {
-            // A child that is gone has nothing to cancel.
-            let _ = self.seat.orders.send(Order::Cancel(std::mem::take(&mut self.id), self.token));
+        if self.answered {
+            self.seat.load.fetch_sub(1, Ordering::Relaxed);
+            return;
         }
+        // The permit ends with this; what the child still has in hand takes up room until it has reacted.
+        let place = self.seat.room.as_ref().map(|common| {
+            common.room(|room| room.taken += 1);
+            Place(Arc::clone(common))
+        });
+        let lingering = Lingering { seat: Arc::downgrade(&self.seat), _place: place };
+        // A child that is gone has nothing to cancel.
+        let _ = self.seat.orders.send(Order::Cancel(std::mem::take(&mut self.id), self.token, lingering));
     }
 }
 
@@ -242,6 +361,28 @@ impl Drop for Ticket {
 const SUSPECTS_MAX: usize = 10_000;
 
 impl Common {
+    /// Looks at the room or changes it; whoever waits for some looks again.
+    fn room<T>(&self, change: impl FnOnce(&mut Room) -> T) -> T {
+        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = (room.places, room.taken, room.closed);
+        let told = change(&mut room);
+        if room.taken < before.1 || room.places > before.0 || room.closed != before.2 {
+            self.room_changed.notify_waiters();
+        }
+        told
+    }
+
+    /// Ends when no request begins any more.
+    async fn closed(&self) {
+        loop {
+            let changed = self.room_changed.notified();
+            if self.room(|room| room.closed) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
     /// It was in hand when a child died.
     pub(super) fn suspect(&self, leased: Identity) {
         let mut suspects = self.suspects.lock().unwrap_or_else(PoisonError::into_inner);

@@ -28,13 +28,17 @@ use crate::signal::Gate;
 use crate::{open, print};
 use exec::Pool;
 
-/// Runs a handler for every event of a topic. A delivery that comes again does not run again; what fails is retried with
-/// growing pauses and ends in the dead letters (`hapax dead`).
+/// Run a handler for every event of a topic: each takes effect once
+///
+/// A delivery that comes again does not run again; what fails is retried with growing pauses and ends in the dead letters
+/// (`hapax dead`).
 ///
 /// Handlers speak JSON, version 1, over HTTP or on standard input and output: docs/handlers.md.
 #[derive(Debug, Args)]
 #[command(
     group(ArgGroup::new("handler").required(true).args(["http", "exec"])),
+    override_usage = "hapax consume --topic <TOPIC> --exec <CMD> [OPTIONS]\n       \
+                      hapax consume --topic <TOPIC> --http <URL> [OPTIONS]",
     after_help = "Examples:\n  \
         hapax consume --topic orders --scope mailer --exec 'python3 clients/python/handler.py'\n  \
         hapax consume --topic orders --scope search --http http://localhost:8080/events --bus kafka://localhost:9092\n  \
@@ -64,13 +68,14 @@ pub struct ConsumeArgs {
     /// Only events of this kind; may be repeated
     #[arg(long)]
     kind: Vec<Kind>,
-    /// How many events are handled at once (consumer.concurrency)
+    /// How many events are claimed and handled at once (consumer.concurrency); a child of --exec gets one at a time, unless it
+    /// says that it takes more
     #[arg(long, value_name = "N")]
     concurrency: Option<String>,
-    /// How many children --exec runs; each gets several events at a time (consumer.handlers)
-    #[arg(long, value_name = "N", conflicts_with = "http")]
-    handlers: Option<String>,
-    /// How long handling one event may take, such as 30s (consumer.handler_timeout_ms)
+    /// How many children --exec runs (consumer.workers)
+    #[arg(long, value_name = "N", alias = "handlers", conflicts_with = "http")]
+    workers: Option<String>,
+    /// How long handling one event may take, such as 30s, from when it is sent (consumer.handler_timeout_ms)
     #[arg(long, value_name = "TIME", value_parser = crate::cli::duration)]
     timeout: Option<Duration>,
     /// How events of one aggregate follow each other; needs --on-dead
@@ -139,7 +144,7 @@ pub async fn run(
     let settings = settings(&config, args)?;
     let http = args.http.as_deref().map(http_sink).transpose()?;
     settings.check()?;
-    let bus = open::bus(&config).await?;
+    let bus = open::bus_of(&config, &args.topic).await?;
     let ledger = open::ledger(&config).await?;
     let mut builder = Consumer::builder(bus, ledger).settings(settings);
     if let Some(window) = config.window(config.window.epoch.as_str())? {
@@ -149,7 +154,7 @@ pub async fn run(
     let signals = gate.take_signals(); // until now there was nothing to drain
     let pool = match &args.exec {
         Some(command) => {
-            Some(Pool::start(command, config.consumer.handlers, config.consumer.cancel_grace).await?)
+            Some(Pool::start(command, config.consumer.workers, config.consumer.cancel_grace).await?)
         }
         None => None,
     };
@@ -159,7 +164,7 @@ pub async fn run(
         (None, None) => return Err(Failure::config("give --http URL or --exec CMD")),
     };
     let handle = consumer.handle();
-    let running = tokio::spawn(consume(consumer, sink, args.at_most_once));
+    let running = tokio::spawn(consume(consumer, sink, pool.clone(), args.at_most_once));
     let watched = watch::Watch::new(global, handle, args.until_idle, pool.clone(), metrics);
     let (ended, code) = watched.until_ended(running, signals).await;
     if let Some(pool) = &pool {
@@ -184,7 +189,7 @@ fn config(global: &Global, args: &ConsumeArgs) -> Result<Config, Failure> {
     let timeout = args.timeout.map(|timeout| timeout.as_millis().to_string());
     global.load_with(&[
         ("consumer.concurrency", "--concurrency", args.concurrency.clone()),
-        ("consumer.handlers", "--handlers", args.handlers.clone()),
+        ("consumer.workers", "--workers", args.workers.clone()),
         ("consumer.handler_timeout_ms", "--timeout", timeout),
         ("consumer.outage", "--outage", args.outage.clone()),
         ("window.url", "--window", args.window.clone()),
@@ -241,7 +246,12 @@ fn settings(config: &Config, args: &ConsumeArgs) -> Result<ConsumerSettings, Fai
 
 type Ended = hapax::Result<BTreeMap<&'static str, u64>>;
 
-async fn consume(consumer: Consumer<Arc<dyn Ledger>>, sink: Arc<dyn Sink>, once: bool) -> Ended {
+async fn consume(
+    consumer: Consumer<Arc<dyn Ledger>>,
+    sink: Arc<dyn Sink>,
+    pool: Option<Arc<Pool>>,
+    once: bool,
+) -> Ended {
     let timeout = consumer.settings().handler_timeout;
     let scope = consumer.settings().scope.clone();
     if once {
@@ -249,13 +259,19 @@ async fn consume(consumer: Consumer<Arc<dyn Ledger>>, sink: Arc<dyn Sink>, once:
             let (sink, effect) = (Arc::clone(&sink), Effect::at_most_once(scope.clone(), event, timeout));
             async move { sink.apply(effect).await }
         });
-        return consumer.run(handler).await;
+        return match pool {
+            Some(pool) => consumer.run(handler.permits(pool)).await,
+            None => consumer.run(handler).await,
+        };
     }
     let handler = leased(move |event, run| {
         let (sink, effect) = (Arc::clone(&sink), Effect::leased(event, &run, timeout));
         async move { sink.apply(effect).await }
     });
-    consumer.run(handler).await
+    match pool {
+        Some(pool) => consumer.run(handler.permits(pool)).await,
+        None => consumer.run(handler).await,
+    }
 }
 
 /// What was done, for people on standard error, for tools on standard output.

@@ -4,6 +4,7 @@ use std::io::{IsTerminal as _, Write as _};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hapax::words::counted;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -100,6 +101,9 @@ impl<'m> Watch<'m> {
         if first {
             eprintln!("hapax: draining; once more ends at once");
             self.handle.stop();
+            if let Some(pool) = &self.pool {
+                pool.drain();
+            }
         } else {
             self.handle.stop_now();
             if let Some(pool) = &self.pool {
@@ -137,8 +141,8 @@ impl<'m> Watch<'m> {
             let standing =
                 if progress.paused > 0 { format!(", {} paused", progress.paused) } else { String::new() };
             eprint!(
-                "\r\x1b[K{} partitions{standing}, in flight {}, held {}; {}",
-                progress.partitions,
+                "\r\x1b[K{}{standing}, in flight {}, held {}; {}",
+                counted(progress.partitions as u64, "partition", "partitions"),
                 progress.in_flight,
                 progress.held,
                 words.join(", ")

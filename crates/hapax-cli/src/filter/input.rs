@@ -193,8 +193,8 @@ impl<'s> Reader<'s> {
     fn line(&mut self, bytes: &[u8], mut start: usize, end: usize) -> Line {
         self.lines += 1;
         let number = self.lines;
-        if number == 1 && bytes[start..end].starts_with(b"\xef\xbb\xbf") {
-            start += 3; // a byte order mark belongs to the file, not to its first line
+        if bytes[start..end].starts_with(b"\xef\xbb\xbf") {
+            start += 3; // a byte order mark belongs to a file, not to its first line, also where files were put together
         }
         let text = &bytes[start..end];
         let what = if text.len() > self.line_bytes_max {

@@ -17,10 +17,11 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use hapax::backend;
+use hapax::words::counted;
 use hapax::{EventId, Scope, Time};
 use serde_json::json;
 
-use crate::cli::Global;
+use crate::cli::{Global, NoPlaces};
 use crate::failure::{self, Failure};
 use crate::signal::Gate;
 use input::{Block, What};
@@ -34,6 +35,8 @@ const BATCH_LINES: usize = 65_536;
 const BATCH_BYTES: usize = 16 * 1024 * 1024;
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 
+/// Let only first occurrences of events through (JSON Lines in, JSON Lines out)
+///
 /// Reads JSON Lines and writes those whose id was not seen before, unchanged and in order.
 ///
 /// The id is a string or a 64-bit whole number; 17 and "17" are one id. Ids are compared as whole texts, never by a hash.
@@ -78,6 +81,8 @@ pub struct FilterArgs {
     /// A longer line is broken
     #[arg(long, value_name = "BYTES", default_value_t = 16 * 1024 * 1024)]
     line_bytes_max: usize,
+    #[command(flatten)]
+    no_places: NoPlaces,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -150,10 +155,10 @@ pub fn run(
     if matches!(args.window, Some(Window::Time(_))) != args.time.is_some() {
         return Err(Failure::config("a --window of time needs --time, and only such a window does"));
     }
-    if global.ledger.is_some() {
-        return Err(Failure::config(
-            "a filter does not use --ledger; --state FILE names the SQLite file in which it remembers",
-        ));
+    if let Some(flag) = args.no_places.given() {
+        return Err(Failure::config(format!(
+            "a filter does not use {flag}; --state FILE names the SQLite file in which it remembers"
+        )));
     }
     let config = global.load()?;
     let scan = Scan::new(&args.id, args.time.as_deref())?;
@@ -344,7 +349,8 @@ impl Filter<'_> {
     fn show_progress(&mut self) {
         if self.progress.is_some_and(|shown| shown.elapsed() >= PROGRESS_EVERY) {
             self.progress = Some(Instant::now());
-            eprint!("\r{} lines, {} duplicates ", self.counts.read, self.counts.duplicates);
+            let duplicates = counted(self.counts.duplicates, "duplicate", "duplicates");
+            eprint!("\r{}, {duplicates} ", counted(self.counts.read, "line", "lines"));
         }
     }
 
@@ -355,8 +361,9 @@ impl Filter<'_> {
         }
         if c.refused > 0 {
             eprintln!(
-                "hapax: {} written lines could not be recorded and will be written again: {}",
-                c.refused, c.refused_why
+                "hapax: {} could not be recorded and will be written again: {}",
+                counted(c.refused, "written line", "written lines"),
+                c.refused_why
             );
         }
         if json {
@@ -368,7 +375,9 @@ impl Filter<'_> {
             eprintln!("{counts}");
             return;
         }
-        let mut text = format!("{} lines: {} first, {} duplicates", c.read, c.first, c.duplicates);
+        let (lines, duplicates) =
+            (counted(c.read, "line", "lines"), counted(c.duplicates, "duplicate", "duplicates"));
+        let mut text = format!("{lines}: {} first, {duplicates}", c.first);
         for (count, what) in [
             (c.broken, "broken"),
             (c.late, "late (older than the window)"),

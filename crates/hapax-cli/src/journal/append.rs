@@ -21,7 +21,11 @@ const BATCH: usize = 500;
 ///
 /// With --expected all lines are one append: all of them are stored, or none. Without it each line is an append of its own.
 #[derive(Debug, Args)]
-#[command(group(ArgGroup::new("where").required(true).args(["aggregate", "aggregate_at"])))]
+#[command(
+    group(ArgGroup::new("where").required(true).args(["aggregate", "aggregate_at"])),
+    override_usage = "hapax journal append --aggregate <NAME> [FILE]\n       \
+                      hapax journal append --aggregate-at <POINTER> [FILE]",
+)]
 pub struct AppendArgs {
     /// A file of JSON Lines; `-` or none is standard input
     file: Option<PathBuf>,

@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use hapax::config::Config;
 use hapax::journal::{self, ArchiveTerms, JournalSweep};
+use hapax::words::counted;
 use hapax::{Journal, Owner};
 use serde_json::json;
 
@@ -39,7 +40,10 @@ enum JournalCommand {
     #[command(after_help = "Example: hapax journal sweep --older-than 90d --dry-run")]
     Sweep(SweepArgs),
     /// Move events that every relay has published into files of an object store
-    #[command(after_help = "Example: hapax journal archive --to s3://events/archive --older-than 90d --yes")]
+    #[command(
+        override_usage = "hapax journal archive --to <URL> --older-than <TIME>",
+        after_help = "Example: hapax journal archive --to s3://events/archive --older-than 90d --yes"
+    )]
     Archive(ArchiveArgs),
 }
 
@@ -144,7 +148,7 @@ async fn sweep(global: &Global, journal: &dyn Journal, args: &SweepArgs) -> Resu
         print::json(&json!({"dry_run": args.dry_run, "removed": swept}))?;
     } else {
         let would = if args.dry_run { "would be " } else { "" };
-        print::line(&format!("{swept} events {would}removed"))?;
+        print::line(&format!("{} {would}removed", counted(swept, "event", "events")))?;
     }
     Ok(0)
 }
@@ -172,7 +176,9 @@ async fn archive(
     if global.json {
         print::json(&json!({"files": done.files, "archived": done.events, "removed": done.swept}))?;
     } else {
-        let told = format!("{} events archived in {} files, {} removed", done.events, done.files, done.swept);
+        let (events, files) =
+            (counted(done.events as u64, "event", "events"), counted(done.files as u64, "file", "files"));
+        let told = format!("{events} archived in {files}, {} removed", done.swept);
         print::line(&told)?;
     }
     Ok(0)

@@ -90,11 +90,14 @@ fn show(global: &Global, args: &ReadArgs, page: &[Stored]) -> Result<(), Failure
             continue;
         }
         let event = &stored.event;
-        let of = event.aggregate.as_ref().map_or_else(String::new, ToString::to_string);
+        let of = event.aggregate.as_ref().map_or_else(String::new, |of| print::escaped(of.as_str()));
         let kind = event.kind.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string);
         print::line(&format!(
             "{:>8}  {of} {}  {kind}  {}  {}",
-            stored.position, stored.seq, event.id, stored.at
+            stored.position,
+            stored.seq,
+            print::escaped(&event.id.as_str()),
+            stored.at
         ))?;
         if args.payload {
             for (name, value) in event.headers.iter() {

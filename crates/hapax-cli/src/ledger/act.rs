@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use hapax::config::Config;
 use hapax::ledger::{Entry, Identity, Intervene, Intervened, Intervention, State, SweepTerms};
+use hapax::words::counted;
 use hapax::{EventId, Guard, Ledger, Time};
 use serde_json::json;
 
@@ -53,10 +54,10 @@ pub async fn sweep(
     }
     let verb = if args.dry_run { "would forget" } else { "forgot" };
     print::line(&format!(
-        "{verb} {} entries ({} weeks, {} timeless entries); {} still open were kept; {} were marked lost",
-        swept.entries(),
-        swept.weeks.len(),
-        swept.rows,
+        "{verb} {} ({}, {}); kept although old, because still open: {}; marked lost: {}",
+        counted(swept.entries(), "entry", "entries"),
+        counted(swept.weeks.len() as u64, "week", "weeks"),
+        counted(swept.rows, "timeless entry", "timeless entries"),
         swept.held,
         swept.lost
     ))?;
@@ -272,7 +273,7 @@ fn confirmed(plan: &[(Intervention, Intervened)]) -> Result<bool, Failure> {
         eprintln!("… and {} more", plan.len() - 20);
     }
     let what = plan.first().map_or("change", |(what, _)| what.name());
-    print::asked(&format!("{what} {} entries?", plan.len()))
+    print::asked(&format!("{what} {}?", counted(plan.len() as u64, "entry", "entries")))
 }
 
 fn report(global: &Global, would: &str, steps: &[(Intervention, Intervened)]) -> Result<(), Failure> {

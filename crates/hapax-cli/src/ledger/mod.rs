@@ -96,11 +96,7 @@ pub async fn run(global: &Global, args: LedgerArgs) -> Result<u8, Failure> {
 }
 
 async fn init(global: &Global, config: &Config) -> Result<u8, Failure> {
-    if let Some(folder) = sqlite_path(&config.ledger.url).and_then(|path| path.parent()) {
-        std::fs::create_dir_all(folder).map_err(|e| {
-            Failure::dependency("unavailable", format!("{} cannot be made: {e}", folder.display()))
-        })?;
-    }
+    crate::open::make_room(config, sqlite_path(&config.ledger.url), "ledger")?;
     let ledger = backend::init(&config.ledger.url, &config.open_settings()).await?;
     let url = config.ledger_url_shown();
     if global.json {

@@ -1,6 +1,7 @@
 //! `hapax relay forget`.
 
 use hapax::journal::RelayState;
+use hapax::words::counted;
 use hapax::{Journal, RelayName};
 use serde_json::json;
 
@@ -32,7 +33,7 @@ pub(super) async fn forget(
         _ => 0,
     };
     let holds = match &others {
-        Some(_) => format!("it holds back {held_back} events from being swept"),
+        Some(_) => format!("it holds back {} from being swept", counted(held_back, "event", "events")),
         None => "no other relay follows the journal, so nothing is swept without it".to_owned(),
     };
     if state.is_some() && !yes {

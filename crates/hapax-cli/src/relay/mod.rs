@@ -7,6 +7,7 @@ mod status;
 use clap::{Args, Subcommand};
 use hapax::journal::{AggregateOf, Behind, Checkpoint, Position, RelayState};
 use hapax::relay;
+use hapax::words::counted;
 use hapax::{Aggregate, Journal, RelayName, Tenant, Time};
 use serde_json::{Value, json};
 
@@ -193,10 +194,11 @@ async fn rewind(
     let after = journal.count_after(&args.to, COUNT_MAX).await?;
     let again = after.saturating_sub(journal.count_after(&was, COUNT_MAX).await?);
     let at_least = if after == COUNT_MAX { "at least " } else { "" };
+    let events = counted(again, "event", "events");
     if !args.dry_run {
         if !args.yes {
-            print::can_ask(&format!("this publishes {at_least}{again} events again"))?;
-            let question = format!("publish {at_least}{again} events again, from {} to {was}?", args.to);
+            print::can_ask(&format!("this publishes {at_least}{events} again"))?;
+            let question = format!("publish {at_least}{events} again, from {} to {was}?", args.to);
             if !print::asked(&question)? {
                 return Err(Failure::new(failure::USAGE, "refused", "nothing was changed"));
             }
@@ -214,7 +216,7 @@ async fn rewind(
         }))?;
     } else {
         let will = if args.dry_run { "would be" } else { "will be" };
-        print::line(&format!("{at_least}{again} events {will} published again"))?;
+        print::line(&format!("{at_least}{events} {will} published again"))?;
     }
     Ok(0)
 }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use hapax::bus::TopicTerms;
 use hapax::config::Config;
 use hapax::journal::{Checkpoint, Position};
 use hapax::relay::{Progress, Relay, RelaySettings};
+use hapax::words::counted;
 use hapax::{Error, EventId, Journal, Owner, RelayName};
 use serde_json::{Value, json};
 
@@ -29,7 +29,7 @@ pub struct RunArgs {
     #[arg(long)]
     pub topic: Option<String>,
     /// Make the topic with so many partitions, if it is not there
-    #[arg(long, value_name = "PARTITIONS", value_parser = clap::value_parser!(i32).range(1..=10_000))]
+    #[arg(long, value_name = "PARTITIONS", value_parser = crate::cli::partitions)]
     create: Option<i32>,
     /// End once everything appended so far is published, by this relay or by another of its name that leads: exit code 0. If
     /// all that is left is parked, it ends too, with exit code 1
@@ -45,14 +45,7 @@ pub async fn run(
     gate: &Gate,
     metrics: Option<&Metrics>,
 ) -> Result<u8, Failure> {
-    let bus = open::bus(config).await?;
-    if let Some(partitions) = args.create {
-        bus.create_topic(&config.relay.topic, TopicTerms::new(partitions)).await?;
-    }
-    if bus.topic(&config.relay.topic).await?.is_none() {
-        let told = format!("there is no topic {}; --create PARTITIONS makes it", config.relay.topic);
-        return Err(Failure::config(told));
-    }
+    let bus = open::bus_with(config, &config.relay.topic, args.create).await?;
     let mut settings = config.relay_settings();
     if args.once {
         // It must know itself among those who lead.
@@ -198,9 +191,10 @@ fn tell(global: &Global, progress: &Progress, ended: &Ended) -> Result<(), Failu
     }
     match ended {
         Ended::Through(Through { led_by: Some(leader), position, parked }) => eprintln!(
-            "{} published by this one; another one leads ({}) and has published everything up to {position}, {parked} aggregates parked",
+            "{} published by this one; another one leads ({}) and has published everything up to {position}, {} parked",
             progress.published,
             print::escaped(leader),
+            counted(*parked as u64, "aggregate", "aggregates"),
         ),
         _ if progress.takeovers == 0 => eprintln!("nothing published: it never led"),
         _ => eprintln!("{}", sentence(progress)),
@@ -210,7 +204,8 @@ fn tell(global: &Global, progress: &Progress, ended: &Ended) -> Result<(), Failu
 
 fn sentence(progress: &Progress) -> String {
     let Progress { published, position, behind, parked, .. } = progress;
-    format!("{published} published up to {position}, {behind} aggregates behind, {parked} of them parked")
+    let behind = counted(*behind as u64, "aggregate", "aggregates");
+    format!("{published} published up to {position}, {behind} behind, {parked} of them parked")
 }
 
 fn progress_json(progress: &Progress, ended: &Ended) -> Value {

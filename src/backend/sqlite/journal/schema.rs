@@ -3,7 +3,7 @@
 
 use rusqlite::{Connection, OptionalExtension, params};
 
-use crate::backend::sqlite::connect::immediate;
+use crate::backend::sqlite::connect::{immediate, must_hold_no_bus};
 use crate::backend::sqlite::fault::Doing;
 use crate::error::{Error, Result};
 
@@ -99,6 +99,7 @@ pub(super) fn migrate(conn: &Connection) -> Result<Meta> {
         let before = Meta::read(conn)?;
         let done = before.as_ref().map_or(0, |meta| meta.version);
         if before.is_none() {
+            must_hold_no_bus(conn, "journal")?;
             conn.execute_batch(META).doing(what)?;
         }
         for step in MIGRATIONS.iter().skip(done as usize) {
