@@ -20,7 +20,7 @@ use super::held;
 use super::meter::Meter;
 use super::offsets::Watermark;
 use super::order::{KeyQueues, Lane};
-use super::worker::Worker;
+use super::worker::{Suspects, Worker};
 use super::{OutagePolicy, Stop};
 use crate::bus::{Assigned, Bus, Partition, Subscriber};
 use crate::error::{Error, Result};
@@ -40,8 +40,8 @@ pub(super) struct Hand {
     cancel: watch::Sender<bool>,
     /// Until when what runs may finish, if the group wants it back.
     revoked: Option<Instant>,
-    /// Offsets of a batch that never ended.
-    suspects: Vec<(i64, i64)>,
+    /// What somebody had under way when he died, until all of it is through.
+    suspects: Option<Suspects>,
     /// Whether the ledger could not be asked for them yet: nothing is started until it was.
     unsure: bool,
 }
@@ -102,12 +102,14 @@ pub(super) struct Tasks {
 /// Where it stands.
 #[allow(clippy::struct_excessive_bools)] // each is an outage or a limit of its own
 pub(super) struct State {
-    /// Held events that are in the queues, so that a second look does not queue them again.
-    held: HashSet<Identity>,
+    /// Held events that are in the queues, with their bytes: a second look does not queue them again.
+    held: HashMap<Identity, usize>,
     /// Held events that are not wanted here: they are left to whoever wants them.
     left: HashSet<Identity>,
     /// Where the next look begins.
     look_from: held::Place,
+    /// Whether something has happened since the last look began: it may have made something due.
+    stirred: bool,
     full: bool,
     away: bool,
     bus_away: bool,
@@ -137,9 +139,10 @@ impl State {
     pub(super) fn new(epoch: Option<Epoch>) -> Self {
         let now = Instant::now();
         State {
-            held: HashSet::new(),
+            held: HashMap::new(),
             left: HashSet::new(),
             look_from: held::Place::default(),
+            stirred: true,
             full: false,
             away: false,
             bus_away: false,
@@ -229,11 +232,10 @@ impl Pipeline {
             return;
         }
         if !self.alone.is_empty() {
-            if self.tasks.in_hand == 0
-                && let Some((lane, arrivals)) = self.alone.pop_front()
-            {
+            if self.tasks.in_hand == 0 {
+                let lanes = self.next_suspects();
                 self.tasks.lone = true;
-                self.start(vec![(lane, arrivals)]);
+                self.start(lanes);
             }
             return; // nothing else starts until the suspects are through
         }
@@ -245,8 +247,15 @@ impl Pipeline {
             }
             let mut lanes = Vec::new();
             let (max, per_key) = if batch_max == 1 { (room, 1) } else { (batch_max, batch_max) };
-            for run in self.queues.take(max, per_key) {
-                if run.items.iter().any(|arrival| arrival.alone) {
+            for mut run in self.queues.take(max, per_key) {
+                // What runs with nothing beside it is parted from the others of its lane.
+                let kind = |arrival: &Arrival| (arrival.alone, arrival.suspects_max);
+                let first = run.items.first().map_or((false, None), kind);
+                let same = run.items.iter().take_while(|arrival| kind(arrival) == first);
+                let count = same.take(first.1.unwrap_or(usize::MAX)).count();
+                let rest = run.items.split_off(count);
+                self.queues.put_back(&run.lane, rest);
+                if first != (false, None) {
                     self.alone.push_back((run.lane, run.items));
                 } else if batch_max == 1 {
                     self.start(vec![(run.lane, run.items)]);
@@ -261,6 +270,23 @@ impl Pipeline {
                 return self.start_runnable();
             }
         }
+    }
+
+    /// The next suspects to run with nothing beside them: one lane, or as many as may run together.
+    fn next_suspects(&mut self) -> Vec<(Lane<Key>, Vec<Arrival>)> {
+        let together = |(_, arrivals): &(Lane<Key>, Vec<Arrival>)| {
+            arrivals.first().filter(|arrival| !arrival.alone).and_then(|arrival| arrival.suspects_max)
+        };
+        let max = self.alone.front().and_then(together);
+        let mut room = max.unwrap_or(1);
+        let mut lanes = Vec::new();
+        while let Some(next) = self.alone.front()
+            && (lanes.is_empty() || (max.is_some() && together(next) == max && next.1.len() <= room))
+        {
+            room = room.saturating_sub(next.1.len());
+            lanes.extend(self.alone.pop_front());
+        }
+        lanes
     }
 
     fn start(&mut self, lanes: Vec<(Lane<Key>, Vec<Arrival>)>) {
@@ -318,7 +344,10 @@ impl Pipeline {
                     self.note_too_old(word)?;
                     continue;
                 }
-                Ending::Later(after) => until = Some(Instant::now() + after),
+                Ending::Later(after) => {
+                    until = Some(Instant::now() + after);
+                    arrival.suspects_max = None; // it was run, or others run it, and the process lives
+                }
                 Ending::Alone => arrival.alone = true,
                 Ending::Cancelled => {}
                 Ending::Stop(error) => return Err(error),
@@ -378,6 +407,7 @@ impl Pipeline {
     /// A delivery is through: the watermark may pass it.
     fn pass(&mut self, arrival: &Arrival, word: &'static str) {
         arrival.span.record("consumer.ending", word);
+        self.stir();
         *self.state.counts.entry(word).or_default() += 1;
         self.meter.passed(word);
         let offset = arrival.received.origin.offset;
@@ -385,8 +415,8 @@ impl Pipeline {
             hand.watermark.finish(offset);
             hand.bytes = hand.bytes.saturating_sub(arrival.bytes());
             let position = hand.watermark.position().unwrap_or(i64::MIN);
-            if !hand.suspects.is_empty() && hand.suspects.iter().all(|(_, last)| *last < position) {
-                hand.suspects.clear();
+            if hand.suspects.as_ref().is_some_and(|suspects| suspects.last < position) {
+                hand.suspects = None;
                 let partition = hand.assigned.partition.clone();
                 self.worker.cleared(&partition);
             }
@@ -401,6 +431,12 @@ impl Pipeline {
         {
             self.tasks.remember.push(sighting);
         }
+    }
+
+    /// Something happened that may have made something due.
+    fn stir(&mut self) {
+        self.state.stirred = true;
+        self.meter.at_rest(false);
     }
 
     /// A record that was refused under where it lies, was redriven and could be read this time, has an id of its own now: the
@@ -496,12 +532,19 @@ fn ended_badly(error: tokio::task::JoinError) -> Error {
     Error::Corrupt(format!("a task of the consumer ended badly: {error}"))
 }
 
-/// Whether a delivery is of a batch that never ended.
-fn is_suspect(hands: &HashMap<Partition, Hand>, arrival: &Arrival) -> bool {
-    let Source::Bus(assigned) = &arrival.source else { return false };
-    let offset = arrival.received.origin.offset;
-    let suspects = hands.get(&assigned.partition).map_or(&[][..], |hand| &hand.suspects);
-    suspects.iter().any(|(first, last)| (*first..=*last).contains(&offset))
+/// Makes a delivery run with nothing beside it if it was among suspects that died with a process.
+fn suspect(hands: &HashMap<Partition, Hand>, arrival: &mut Arrival) {
+    let Source::Bus(assigned) = &arrival.source else { return };
+    let suspects = hands.get(&assigned.partition).and_then(|hand| hand.suspects.as_ref());
+    let Some(suspects) = suspects.filter(|suspects| suspects.tried.contains(&arrival.received.origin.offset))
+    else {
+        return;
+    };
+    if suspects.batch_max == 1 {
+        arrival.alone = true;
+    } else {
+        arrival.suspects_max = Some(suspects.batch_max);
+    }
 }
 
 /// Asks the ledger, a little later, whether it is there.

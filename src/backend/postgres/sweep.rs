@@ -13,7 +13,7 @@ use sqlx::{AssertSqlSafe, PgConnection};
 
 use super::Inner;
 use super::error::translate;
-use super::seal;
+use super::{held, seal};
 use crate::error::{Error, Result};
 use crate::ledger::{SweepTerms, Swept, Week};
 
@@ -49,6 +49,7 @@ pub(super) async fn sweep(inner: &Inner, mut terms: SweepTerms) -> Result<Swept>
     let mut swept = Swept { lost: mark_lost(inner, terms).await?, ..Swept::default() };
     sweep_rows(inner, terms, &mut swept).await?;
     if !terms.dry_run {
+        held::forget_markers(inner, us(terms)).await?;
         seal::seal_weeks(inner, terms).await?;
     }
     for number in due(inner, terms).await? {

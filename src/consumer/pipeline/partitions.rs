@@ -6,14 +6,14 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::{Hand, Pipeline, is_suspect};
+use super::{Hand, Pipeline, suspect};
 use crate::bus::{Assigned, Partition};
 use crate::consumer::OutagePolicy;
 use crate::consumer::arrival::Source;
 use crate::consumer::offsets::Watermark;
 use crate::error::{Error, Result};
 
-/// How many offsets above an unfinished one a partition may keep in memory, per delivery it may have in flight.
+/// How many offsets above unfinished ones may be kept in memory, per delivery that may be in flight.
 const DISTANCE_FACTOR: usize = 64;
 
 impl Pipeline {
@@ -33,8 +33,7 @@ impl Pipeline {
         for assigned in given {
             let partition = assigned.partition.clone();
             tracing::info!(target: "hapax", %partition, epoch = assigned.epoch, "partition given");
-            let suspects =
-                suspects.iter().filter(|(of, ..)| *of == partition).map(|(_, first, last)| (*first, *last));
+            let suspects = suspects.iter().find(|suspects| suspects.partition == partition).cloned();
             let hand = Hand {
                 assigned,
                 watermark: Watermark::default(),
@@ -44,7 +43,7 @@ impl Pipeline {
                 paused: false,
                 cancel: watch::channel(false).0,
                 revoked: None,
-                suspects: suspects.collect(),
+                suspects,
                 unsure,
             };
             self.hands.insert(partition, hand);
@@ -160,29 +159,32 @@ impl Pipeline {
         for partition in unsure {
             if let Some(hand) = self.hands.get_mut(&partition) {
                 hand.unsure = false;
-                let of = suspects.iter().filter(|(of, ..)| *of == partition);
-                hand.suspects = of.map(|(_, first, last)| (*first, *last)).collect();
+                hand.suspects = suspects.iter().find(|suspects| suspects.partition == partition).cloned();
             }
         }
         let hands = &self.hands;
-        self.queues.for_each(|arrival| arrival.alone |= is_suspect(hands, arrival));
+        self.queues.for_each(|arrival| suspect(hands, arrival));
         Ok(())
     }
 
-    /// A partition pauses at its limit and goes on at half of it.
+    /// Partitions pause when as much is in memory as may be, of all of them and of what came from the ledger together, and go on at half
+    /// of it. One that has less than its share goes on in any case, so that one whose events wait does not keep others waiting.
     async fn pause_and_resume(&mut self) -> Result<()> {
-        let max = self.desk.settings.in_flight_max;
-        let bytes_max = self.desk.settings.in_flight_bytes_max;
+        let settings = &self.desk.settings;
         let stop = self.state.full || self.state.draining.is_some();
+        let held_bytes: usize = self.state.held.values().sum();
+        let unfinished: usize = self.hands.values().map(|hand| hand.watermark.unfinished()).sum();
+        let bytes: usize = self.hands.values().map(|hand| hand.bytes).sum();
+        let distance: usize = self.hands.values().map(|hand| hand.watermark.distance()).sum();
+        let count = self.hands.len();
+        let events = Budget::new(settings.in_flight_max, unfinished + self.state.held.len(), count);
+        let bytes = Budget::new(settings.in_flight_bytes_max, bytes + held_bytes, count);
+        let kept = Budget::new(settings.in_flight_max * DISTANCE_FACTOR, distance, count);
         let (mut pause, mut resume) = (Vec::<Partition>::new(), Vec::new());
         for hand in self.hands.values_mut().filter(|hand| hand.revoked.is_none()) {
-            let (unfinished, distance) = (hand.watermark.unfinished(), hand.watermark.distance());
-            let over =
-                stop || unfinished >= max || hand.bytes >= bytes_max || distance >= max * DISTANCE_FACTOR;
-            let under = !stop
-                && unfinished <= max / 2
-                && hand.bytes <= bytes_max / 2
-                && distance <= max * DISTANCE_FACTOR / 2;
+            let (open, behind) = (hand.watermark.unfinished(), hand.watermark.distance());
+            let over = stop || events.is_over(open) || bytes.is_over(hand.bytes) || kept.is_over(behind);
+            let under = !stop && events.is_under(open) && bytes.is_under(hand.bytes) && kept.is_under(behind);
             if over && !hand.paused {
                 hand.paused = true;
                 pause.push(hand.assigned.partition.clone());
@@ -197,10 +199,8 @@ impl Pipeline {
         if !resume.is_empty() {
             self.subscriber.resume(&resume).await?;
         }
-        let unfinished: usize = self.hands.values().map(|hand| hand.watermark.unfinished()).sum();
-        let distance: usize = self.hands.values().map(|hand| hand.watermark.distance()).sum();
         let paused = self.hands.values().filter(|hand| hand.paused).count();
-        self.meter.flow(unfinished, distance, paused);
+        self.meter.flow(unfinished + self.state.held.len(), distance, paused);
         Ok(())
     }
 
@@ -248,6 +248,11 @@ impl Pipeline {
     pub(in crate::consumer) async fn end(mut self) -> Result<std::collections::BTreeMap<&'static str, u64>> {
         let now = *self.stop.borrow() == crate::consumer::Stop::Now;
         if !now {
+            let deadline =
+                self.state.draining.unwrap_or_else(Instant::now).max(Instant::now() + RELEASE_TIMEOUT);
+            if tokio::time::timeout_at(deadline, self.desk.core.release_doubtful()).await.is_err() {
+                tracing::warn!(target: "hapax", "the ledger did not answer; claims that it may have granted are left to lapse");
+            }
             self.commit().await?;
             if let Some(window) = &self.window {
                 // What it does not hear of costs a claim, no more.
@@ -270,12 +275,36 @@ impl Pipeline {
     }
 }
 
+/// What may be in memory of something, and what is.
+struct Budget {
+    max: usize,
+    used: usize,
+    /// What a partition may have whatever the others have.
+    share: usize,
+}
+
+impl Budget {
+    fn new(max: usize, used: usize, partitions: usize) -> Self {
+        Budget { max, used, share: max / 2 / partitions.max(1) }
+    }
+
+    fn is_over(&self, own: usize) -> bool {
+        own >= self.max || (self.used >= self.max && own > self.share)
+    }
+
+    fn is_under(&self, own: usize) -> bool {
+        own <= self.share / 2 || (self.used <= self.max / 2 && own <= self.max / 2)
+    }
+}
+
 /// Up to where partitions are through.
 fn positions<'a>(hands: impl IntoIterator<Item = &'a Hand>) -> Vec<(Partition, Option<i64>)> {
     let of = |hand: &Hand| (hand.assigned.partition.clone(), hand.watermark.position());
     hands.into_iter().map(of).collect()
 }
 
+/// How long a consumer that ends waits at least for the ledger to say what became of its last claims.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a consumer that ends waits for its window.
 const REMEMBER_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the pipeline waits for a commit of offsets. One that did not arrive is made again.
