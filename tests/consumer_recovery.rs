@@ -291,3 +291,117 @@ async fn t84_after_a_kill_the_rest_runs_in_whole_batches() {
         ledger.markers(&Scope::new("billing").unwrap(), &topic(), &[0, 1, 2, 3, 4, 5]).await.unwrap();
     assert_eq!(markers, [], "a clean stop leaves none");
 }
+
+/// Twenty partitions, and handlers that do not end: what is in memory is bounded for all of them together, and the same for what comes
+/// out of the ledger, in bytes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t79_one_budget_of_memory_for_the_whole_process() {
+    let stuck = |started: &Arc<AtomicU32>| {
+        let started = Arc::clone(started);
+        leased(move |_: Event, _| {
+            started.fetch_add(1, Ordering::SeqCst);
+            std::future::pending()
+        })
+    };
+    let (ledger, ..) = world().await;
+    let records: Vec<_> = (0..10_000).map(|n| event(&format!("e-{n}"))).collect();
+    let crowd = bus(20, &records).await;
+    let started = Arc::new(AtomicU32::new(0));
+    let many = consumer(&crowd, ledger.clone()).with(|settings| {
+        (settings.concurrency, settings.in_flight_max) = (20_000, 100);
+        settings.drain = Duration::from_millis(10);
+    });
+    let many = many.build().unwrap();
+    let handle = many.handle();
+    let running = tokio::spawn(many.run(stuck(&started)));
+    until("they pause", || async { handle.progress().paused > 0 }).await;
+    tokio::time::sleep(Duration::from_secs(1)).await; // whatever else would come
+    let (count, progress) = (started.load(Ordering::SeqCst), handle.progress());
+    println!("{count} started, {progress:?}");
+    assert!((50..1000).contains(&count), "{count} in memory, where 100 may be");
+    handle.stop();
+    running.await.unwrap().unwrap();
+
+    // 30 events of 256 KiB are held, and 2 MiB may be in memory: half of it, four and the one that reaches it, for these.
+    let (ledger, ..) = world().await;
+    let padding = "x".repeat(256 << 10);
+    let large = |n: usize| Record {
+        payload: Some(serde_json::json!({"event_id": format!("e-{n}"), "pad": padding}).to_string().into()),
+        ..Record::default()
+    };
+    let bus = bus(1, &(0..30).map(large).collect::<Vec<_>>()).await;
+    let fails = consumer(&bus, ledger.clone()).with(|settings| settings.held_interval = Duration::from_secs(60));
+    let fails = fails.build().unwrap();
+    let handle = fails.handle();
+    let running = tokio::spawn(fails.run(leased(|_: Event, _| async {
+        Err(Failed::retry_after("the sink is away", Duration::from_secs(2)))
+    })));
+    until("all are held", || async { handle.progress().passed.get("held") == Some(&30) }).await;
+    handle.stop();
+    running.await.unwrap().unwrap();
+    let started = Arc::new(AtomicU32::new(0));
+    let few = consumer(&bus, ledger.clone()).with(|settings| {
+        (settings.concurrency, settings.in_flight_bytes_max) = (1000, 2 << 20);
+        settings.drain = Duration::from_millis(10);
+    });
+    let few = few.build().unwrap();
+    let handle = few.handle();
+    let running = tokio::spawn(few.run(stuck(&started)));
+    until("some of them run", || async { started.load(Ordering::SeqCst) > 3 }).await;
+    tokio::time::sleep(Duration::from_secs(1)).await; // whatever else would come
+    assert_eq!(started.load(Ordering::SeqCst), 4);
+    handle.stop();
+    running.await.unwrap().unwrap();
+}
+
+/// A retry that waited in memory while everything behind it went on, and its process dies with it: it is suspect, though no other
+/// offset near it is under way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t82_a_delayed_retry_is_suspect_when_its_process_dies() {
+    let (ledger, ..) = world().await;
+    let records: Vec<_> = (0..1000).map(|n| event(&format!("e-{n}"))).collect();
+    let bus = bus(1, &records).await;
+    let scope = Scope::new("billing").unwrap();
+    let runs = Arc::new(AtomicU32::new(0));
+    let mut seen = None;
+    for life in 0..2 {
+        let (runs, marked) = (Arc::clone(&runs), Arc::new(std::sync::Mutex::new(None)));
+        let (of, scope, into) = (ledger.clone(), scope.clone(), Arc::clone(&marked));
+        let one = consumer(&bus, ledger.clone()).with(|settings| {
+            settings.hold_max = Duration::from_secs(60);
+            settings.batch_max = 50;
+        });
+        let one = one.build().unwrap();
+        let handle = one.handle();
+        let running = tokio::spawn(one.run(transactional::<PgLedger, _>(move |_, event| {
+            let first = event.id.as_str() == "e-0";
+            let run = if first { runs.fetch_add(1, Ordering::SeqCst) } else { 0 };
+            let (ledger, scope, into) = (of.clone(), scope.clone(), Arc::clone(&into));
+            Box::pin(async move {
+                match (first, run) {
+                    (true, 0) => return Err(Failed::retry_after("not yet", Duration::from_secs(3))),
+                    (true, 1) => std::future::pending().await, // it dies here
+                    (true, _) => {
+                        let markers = ledger.markers(&scope, &topic(), &[0]).await.unwrap();
+                        *into.lock().unwrap() = markers.into_iter().next();
+                    }
+                    _ => {}
+                }
+                Ok(())
+            })
+        })));
+        if life == 0 {
+            until("it is retried", || async { runs.load(Ordering::SeqCst) == 2 }).await;
+            assert_eq!(entries(&ledger, State::Done).await.len(), 999);
+            running.abort();
+            let _ = running.await;
+        } else {
+            until("all are done", || async { entries(&ledger, State::Done).await.len() == 1000 }).await;
+            handle.stop();
+            running.await.unwrap().unwrap();
+            seen = marked.lock().unwrap().clone();
+        }
+    }
+    let marker = seen.expect("it ran in the second life");
+    assert!(marker.tried.contains(&0), "it ran unnoted: {marker:?}");
+}

@@ -13,7 +13,7 @@ use sqlx::{AssertSqlSafe, PgConnection};
 
 use super::Inner;
 use super::error::translate;
-use super::{held, seal};
+use super::{held, pace, seal};
 use crate::error::{Error, Result};
 use crate::ledger::{SweepTerms, Swept, Week};
 
@@ -46,7 +46,10 @@ const PAGES: i64 = 4096;
 
 pub(super) async fn sweep(inner: &Inner, mut terms: SweepTerms) -> Result<Swept> {
     terms.batch_max = terms.batch_max.max(1);
-    let mut swept = Swept { lost: mark_lost(inner, terms).await?, ..Swept::default() };
+    let pace = pace::keep(inner, terms).await?;
+    terms = pace.terms(terms); // from here on: while sweeps are paused, nothing is old
+    let mut swept = Swept { paused_until: pace.paused_until, ..Swept::default() };
+    swept.lost = mark_lost(inner, terms).await?;
     sweep_rows(inner, terms, &mut swept).await?;
     if !terms.dry_run {
         held::forget_markers(inner, us(terms)).await?;
