@@ -14,10 +14,10 @@ use crate::error::Result;
 use crate::id::{Aggregate, EventId, Scope, Tenant, Topic};
 use crate::ledger::transition::{Head, Row};
 use crate::ledger::{
-    Audit, Body, Capabilities, Claim, Copied, Cursor, CursorParts, Due, Entry, Epoch, Extend, Filter, Finding,
-    Identity, Intervene, Intervened, Key, Ledger, Level, Marker, Outcome, Pace, Page, Rows, Settings, Settle,
-    Settled, Share, Stat, State, SweepTerms, Swept, Token, Week, claim_rows, extend_rows, intervene_rows,
-    may_sweep, runnable, settle_rows,
+    Audit, Body, Capabilities, Claim, Copied, Cursor, CursorParts, Due, Entry, Epoch, Extend, Filter,
+    Finding, Identity, Intervene, Intervened, Key, Ledger, Level, Marker, Outcome, Pace, Page, Rows,
+    Settings, Settle, Settled, Share, Stat, State, SweepTerms, Swept, Token, Week, claim_rows, extend_rows,
+    intervene_rows, may_sweep, runnable, settle_rows,
 };
 
 /// A ledger in memory. Clones share it.

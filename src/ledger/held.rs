@@ -119,7 +119,7 @@ impl Marker {
     }
 
     /// A marker as it was stored.
-    pub(crate) fn stored(topic: Topic, partition: i32, last: i64, tried: &str) -> Result<Self> {
+    pub(crate) fn stored(topic: &Topic, partition: i32, last: i64, tried: &str) -> Result<Self> {
         let mut numbers = tried.split(' ').map(str::parse::<i64>);
         let corrupt = || Error::Corrupt(format!("the marker of {topic}-{partition} is {tried:?}"));
         let batch = numbers.next().and_then(std::result::Result::ok).ok_or_else(corrupt)?;
@@ -162,10 +162,10 @@ mod tests {
         for (tried, batch) in [(vec![], 0), (vec![0], 1), (vec![7, 8, 1_000_000, i64::MAX], 200)] {
             let marker = Marker { tried, batch, ..Marker::new(topic.clone(), 3, i64::MAX) };
             let text = marker.tried_text();
-            assert_eq!(Marker::stored(topic.clone(), 3, i64::MAX, &text).unwrap(), marker, "{text}");
+            assert_eq!(Marker::stored(&topic, 3, i64::MAX, &text).unwrap(), marker, "{text}");
         }
         for text in ["", "x", "1 2 x", "1 9223372036854775807 1"] {
-            assert!(Marker::stored(topic.clone(), 3, 1, text).is_err(), "{text}");
+            assert!(Marker::stored(&topic, 3, 1, text).is_err(), "{text}");
         }
     }
 }

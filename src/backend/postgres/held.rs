@@ -269,7 +269,7 @@ pub(super) async fn markers(
     .await
     .map_err(|e| translate("reading markers", e))?;
     let marker =
-        |(partition, last, tried): (i32, i64, String)| Marker::stored(topic.clone(), partition, last, &tried);
+        |(partition, last, tried): (i32, i64, String)| Marker::stored(topic, partition, last, &tried);
     rows.into_iter().map(marker).collect()
 }
 

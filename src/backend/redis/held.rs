@@ -216,7 +216,7 @@ pub(super) async fn markers(
     for (partition, stored) in wanted.into_iter().zip(stored) {
         let Some(stored) = stored else { continue };
         let (_, last, tried) = marker_value(&stored)?;
-        markers.push(Marker::stored(topic.clone(), partition, last, tried)?);
+        markers.push(Marker::stored(topic, partition, last, tried)?);
     }
     Ok(markers)
 }

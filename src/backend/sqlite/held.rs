@@ -281,7 +281,7 @@ pub(super) fn markers(
             .optional()
             .doing("reading markers")?;
         if let Some((last, tried)) = stored {
-            found.push(Marker::stored(topic.clone(), partition, last, &tried)?);
+            found.push(Marker::stored(topic, partition, last, &tried)?);
         }
     }
     Ok(found)

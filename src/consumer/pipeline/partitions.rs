@@ -167,8 +167,8 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Partitions pause when as much is in memory as may be, of all of them and of what came from the ledger together, and go on at half
-    /// of it. One that has less than its share goes on in any case, so that one whose events wait does not keep others waiting.
+    /// Partitions pause when as much is in memory as may be, of all of them and of what came from the ledger together, and go on when some
+    /// of that is free again.
     async fn pause_and_resume(&mut self) -> Result<()> {
         let settings = &self.desk.settings;
         let stop = self.state.full || self.state.draining.is_some();
@@ -176,10 +176,9 @@ impl Pipeline {
         let unfinished: usize = self.hands.values().map(|hand| hand.watermark.unfinished()).sum();
         let bytes: usize = self.hands.values().map(|hand| hand.bytes).sum();
         let distance: usize = self.hands.values().map(|hand| hand.watermark.distance()).sum();
-        let count = self.hands.len();
-        let events = Budget::new(settings.in_flight_max, unfinished + self.state.held.len(), count);
-        let bytes = Budget::new(settings.in_flight_bytes_max, bytes + held_bytes, count);
-        let kept = Budget::new(settings.in_flight_max * DISTANCE_FACTOR, distance, count);
+        let events = Budget { max: settings.in_flight_max, used: unfinished + self.state.held.len() };
+        let bytes = Budget { max: settings.in_flight_bytes_max, used: bytes + held_bytes };
+        let kept = Budget { max: settings.in_flight_max * DISTANCE_FACTOR, used: distance };
         let (mut pause, mut resume) = (Vec::<Partition>::new(), Vec::new());
         for hand in self.hands.values_mut().filter(|hand| hand.revoked.is_none()) {
             let (open, behind) = (hand.watermark.unfinished(), hand.watermark.distance());
@@ -279,21 +278,21 @@ impl Pipeline {
 struct Budget {
     max: usize,
     used: usize,
-    /// What a partition may have whatever the others have.
-    share: usize,
 }
 
 impl Budget {
-    fn new(max: usize, used: usize, partitions: usize) -> Self {
-        Budget { max, used, share: max / 2 / partitions.max(1) }
+    fn free(&self) -> usize {
+        self.max.saturating_sub(self.used)
     }
 
+    /// A partition may have some times as much as is free. So one that is alone may have nearly all of it; and however many have events
+    /// that wait for long, something is free for the others.
     fn is_over(&self, own: usize) -> bool {
-        own >= self.max || (self.used >= self.max && own > self.share)
+        own >= 4 * self.free()
     }
 
     fn is_under(&self, own: usize) -> bool {
-        own <= self.share / 2 || (self.used <= self.max / 2 && own <= self.max / 2)
+        self.free() > self.max / 8 && own <= 2 * self.free()
     }
 }
 
