@@ -91,7 +91,7 @@ pub(super) async fn copy_dead(
     place: Place,
     passed_over: Arc<HashSet<Death>>,
 ) -> Outlet {
-    let bytes_max = Some(desk.settings.in_flight_bytes_max / 4);
+    let bytes_max = Some((desk.settings.in_flight_bytes_max / 4).max(1));
     let share = Share { since: place.since, skip: place.skip, bytes_max, ..share };
     let mut outlet = Outlet {
         whose,

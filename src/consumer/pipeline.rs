@@ -250,7 +250,7 @@ impl Pipeline {
         }
         let batch_max = self.worker.batch_max();
         while self.queues.has_ready() {
-            let room = self.desk.settings.concurrency.saturating_sub(self.tasks.running.len());
+            let mut room = self.desk.settings.concurrency.saturating_sub(self.tasks.running.len());
             if room == 0 {
                 break;
             }
@@ -264,9 +264,14 @@ impl Pipeline {
                 let count = same.take(first.1.unwrap_or(usize::MAX)).count();
                 let rest = run.items.split_off(count);
                 self.queues.put_back(&run.lane, rest);
+                let is_held = matches!(run.items.first(), Some(Arrival { source: Source::Held(..), .. }));
                 if first != (false, None) {
                     self.alone.push_back((run.lane, run.items));
-                } else if batch_max == 1 {
+                } else if is_held && batch_max > 1 && room == 0 {
+                    self.queues.give(run.lane, run.items, None);
+                } else if is_held || batch_max == 1 {
+                    // Of a held one no marker knows, so it runs by itself: those of a batch would have to wait for it.
+                    room = room.saturating_sub(1);
                     self.start(vec![(run.lane, run.items)]);
                 } else {
                     lanes.push((run.lane, run.items));
@@ -539,21 +544,6 @@ impl Pipeline {
 #[allow(clippy::needless_pass_by_value)] // a `map_err` function
 fn ended_badly(error: tokio::task::JoinError) -> Error {
     Error::Corrupt(format!("a task of the consumer ended badly: {error}"))
-}
-
-/// Makes a delivery run with nothing beside it if it was among suspects that died with a process.
-fn suspect(hands: &HashMap<Partition, Hand>, arrival: &mut Arrival) {
-    let Source::Bus(assigned) = &arrival.source else { return };
-    let suspects = hands.get(&assigned.partition).and_then(|hand| hand.suspects.as_ref());
-    let Some(suspects) = suspects.filter(|suspects| suspects.tried.contains(&arrival.received.origin.offset))
-    else {
-        return;
-    };
-    if suspects.batch_max == 1 {
-        arrival.alone = true;
-    } else {
-        arrival.suspects_max = Some(suspects.batch_max);
-    }
 }
 
 /// Asks the ledger, a little later, whether it is there.

@@ -90,7 +90,7 @@ fn filled(s: &str) -> String {
              + (select coalesce(sum(octet_length(n)), 0) from unnest(e.header_names || e.header_values) n)) \
              over (order by r.place rows between unbounded preceding and 1 preceding) as before \
             from chosen r join {s}.held e on e.scope = r.scope and e.week = r.week and e.id = r.id), \
-         filled as materialized (select * from sized where before is null or coalesce(before < $8, true))"
+         filled as materialized (select * from sized where coalesce(coalesce(before, 0) < $8, true))"
     )
 }
 

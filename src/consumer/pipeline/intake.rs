@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Pipeline, Seen, ended_badly, suspect};
+use super::partitions::suspect;
+use super::{Pipeline, Seen, ended_badly};
 use crate::bus::{Heard, Partition, Received};
 use crate::consumer::arrival::{Arrival, Source};
 use crate::consumer::held;
@@ -170,7 +171,7 @@ impl Pipeline {
                 let room = (settings.in_flight_max / 2).max(1).saturating_sub(self.state.held.len());
                 let room_bytes = (settings.in_flight_bytes_max / 2).saturating_sub(bytes);
                 if room > 0 && (room_bytes > 0 || self.state.held.is_empty()) {
-                    let share = Share { bytes_max: Some(room_bytes), ..self.share() };
+                    let share = Share { bytes_max: Some(room_bytes.max(1)), ..self.share() };
                     self.state.stirred = false;
                     self.tasks.look.spawn(held::look(self.desk.clone(), share, room, self.state.look_from));
                 }

@@ -1,15 +1,16 @@
 //! Partitions come and go: given, revoked, lost; paused when too much is in memory; committed below the lowest
 //! unfinished offset.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::{Hand, Pipeline, Uncommitted, suspect};
+use super::{Hand, Pipeline, Uncommitted};
 use crate::bus::{Assigned, Partition};
 use crate::consumer::OutagePolicy;
-use crate::consumer::arrival::Source;
+use crate::consumer::arrival::{Arrival, Source};
 use crate::consumer::offsets::Watermark;
 use crate::error::{Error, Result};
 
@@ -324,6 +325,21 @@ impl Pipeline {
             }
         }
         Ok(counts)
+    }
+}
+
+/// Makes a delivery run with nothing beside it if it was among suspects that died with a process.
+pub(super) fn suspect(hands: &HashMap<Partition, Hand>, arrival: &mut Arrival) {
+    let Source::Bus(assigned) = &arrival.source else { return };
+    let suspects = hands.get(&assigned.partition).and_then(|hand| hand.suspects.as_ref());
+    let Some(suspects) = suspects.filter(|suspects| suspects.tried.contains(&arrival.received.origin.offset))
+    else {
+        return;
+    };
+    if suspects.batch_max == 1 {
+        arrival.alone = true;
+    } else {
+        arrival.suspects_max = Some(suspects.batch_max);
     }
 }
 
