@@ -242,35 +242,45 @@ async fn postgres_keys_without_numbers_keep_the_order_of_their_offsets() {
     }
 }
 
-/// The marker of a batch that never ended makes its offsets run one by one, each start committed first.
+/// Offsets that were suspects when their process died run again in smaller batches, and one by one in the end; suspects that were
+/// not run again yet run in whole batches.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn postgres_offsets_of_an_unfinished_marker_run_alone() {
-    let (ledger, _) = pg().await;
-    let records: Vec<_> =
-        (0..10).map(|n| record(Some("k"), serde_json::json!({"event_id": format!("e-{n}")}))).collect();
-    let bus = bus(&records).await;
-    let scope = Scope::new("billing").unwrap();
-    let both: Vec<_> =
-        (0..2).map(|partition| Marker { topic: topic(), partition, first: 0, last: 4 }).collect();
-    ledger.mark(&scope, &both).await.unwrap();
-    let sizes = Arc::new(Mutex::new(Vec::new()));
-    let log = Arc::clone(&sizes);
-    run(
-        consumer(&bus, &ledger),
-        transactional_batch::<PgLedger, _>(move |_, events| {
-            log.lock().unwrap().push((events.len(), events[0].id.to_string()));
-            Box::pin(async { Ok(()) })
-        }),
-        10,
-    )
-    .await;
-    let sizes = sizes.lock().unwrap().clone();
-    let alone: Vec<_> =
-        sizes.iter().filter(|(_, first)| first.as_str() < "e-5").map(|(len, _)| *len).collect();
-    assert_eq!(alone, [1; 5], "{sizes:?}");
-    let left = ledger.markers(&scope, &topic(), &[0, 1]).await.unwrap();
-    assert_eq!(left.len(), 1, "a stop clears that of the partition whose offsets are through: {left:?}");
-    assert!(both.contains(&left[0]), "nothing was heard of the other partition: {left:?}");
+async fn t84_postgres_suspects_are_narrowed_by_deaths() {
+    for (batch, largest) in [(0, 20..=20), (64, 2..=4), (1, 1..=1), (15, 1..=1)] {
+        let (ledger, _) = pg().await;
+        let records: Vec<_> =
+            (0..20).map(|n| record(None, serde_json::json!({"event_id": format!("e-{n:02}")}))).collect();
+        let bus = Arc::new(MemoryBus::default());
+        bus.create_topic(&topic(), TopicTerms::new(1)).await.unwrap();
+        let scope = Scope::new("billing").unwrap();
+        let tried: Vec<i64> = if batch == 0 { Vec::new() } else { (0..10).collect() };
+        let marker = Marker { tried: tried.clone(), batch, ..Marker::new(topic(), 0, 15) };
+        ledger.mark(&scope, &[marker]).await.unwrap();
+        for answer in bus.publish(&topic(), &records).await.unwrap() {
+            answer.unwrap();
+        }
+        let batches = Arc::new(Mutex::new(Vec::new()));
+        let log = Arc::clone(&batches);
+        run(
+            consumer(&bus, &ledger),
+            transactional_batch::<PgLedger, _>(move |_, events| {
+                let offsets = events.iter().map(|event| event.origin.clone().unwrap().offset);
+                log.lock().unwrap().push(offsets.collect::<Vec<_>>());
+                Box::pin(async { Ok(()) })
+            }),
+            20,
+        )
+        .await;
+        let batches = batches.lock().unwrap().clone();
+        let sizes = batches.iter().filter(|batch| batch.iter().any(|offset| *offset < 10)).map(Vec::len);
+        assert!(largest.contains(&sizes.max().unwrap()), "of {batch}: {batches:?}");
+        for batch in &batches {
+            let of: Vec<_> = batch.iter().map(|offset| tried.contains(offset)).collect();
+            assert!(of.iter().all(|one| *one == of[0]), "suspects beside others: {batch:?}");
+        }
+        let left = ledger.markers(&scope, &topic(), &[0]).await.unwrap();
+        assert_eq!(left, [], "a stop clears that of a partition whose suspects are through");
+    }
 }
 
 /// Somebody died with offsets 0 to 5, and whoever came next is stopped at the third of them: what it did not get to stays suspect,
@@ -283,8 +293,12 @@ async fn t22_suspects_that_had_no_turn_stay_suspect() {
         (0..10).map(|n| record(Some("k"), serde_json::json!({"event_id": format!("e-{n}")}))).collect();
     let bus = bus(&records).await;
     let scope = Scope::new("billing").unwrap();
-    let both: Vec<_> =
-        (0..2).map(|partition| Marker { topic: topic(), partition, first: 0, last: 5 }).collect();
+    let marker = |partition, first| Marker {
+        tried: (first..=5).collect(),
+        batch: 1,
+        ..Marker::new(topic(), partition, 5)
+    };
+    let both: Vec<_> = (0..2).map(|partition| marker(partition, 0)).collect();
     ledger.mark(&scope, &both).await.unwrap();
     let (reached, mut third) = tokio::sync::mpsc::unbounded_channel();
     let first = consumer(&bus, &ledger).with(|settings| settings.drain = Duration::from_millis(10));
@@ -306,7 +320,7 @@ async fn t22_suspects_that_had_no_turn_stay_suspect() {
     handle.stop();
     running.await.unwrap().unwrap();
     let left = ledger.markers(&scope, &topic(), &[partition]).await.unwrap();
-    assert_eq!(left, [Marker { topic: topic(), partition, first: 2, last: 5 }]);
+    assert_eq!(left, [marker(partition, 2)]);
     let sizes = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&sizes);
     run(
@@ -569,7 +583,7 @@ async fn an_outage_at_the_assignment_makes_nothing_suspect() {
     let inner = SqliteLedger::open(dir.path().join("ledger.db"), Settings::default()).unwrap();
     let scope = Scope::new("billing").unwrap();
     // Somebody died with the first three of partition 0.
-    let marker = Marker { topic: topic(), partition: 0, first: 0, last: 2 };
+    let marker = Marker { tried: vec![0, 1, 2], batch: 3, ..Marker::new(topic(), 0, 2) };
     inner.mark(&scope, &[marker]).await.unwrap();
     let ledger = Unmarked { inner, lost: Arc::new(AtomicU32::new(4)) };
     let records: Vec<_> =

@@ -14,10 +14,10 @@ use crate::error::Result;
 use crate::id::{Aggregate, EventId, Scope, Tenant, Topic};
 use crate::ledger::transition::{Head, Row};
 use crate::ledger::{
-    Audit, Capabilities, Claim, Copied, Cursor, CursorParts, Due, Entry, Epoch, Extend, Filter, Finding,
-    Identity, Intervene, Intervened, Key, Ledger, Level, Marker, Outcome, Pace, Page, Rows, Settings, Settle,
-    Settled, Share, Stat, State, SweepTerms, Swept, Token, Week, claim_rows, extend_rows, intervene_rows,
-    may_sweep, runnable, settle_rows,
+    Audit, Body, Capabilities, Claim, Copied, Cursor, CursorParts, Due, Entry, Epoch, Extend, Filter,
+    Finding, Identity, Intervene, Intervened, Key, Ledger, Level, Marker, Outcome, Pace, Page, Rows,
+    Settings, Settle, Settled, Share, Stat, State, SweepTerms, Swept, Token, Week, claim_rows, extend_rows,
+    intervene_rows, may_sweep, runnable, settle_rows,
 };
 
 /// A ledger in memory. Clones share it.
@@ -40,7 +40,8 @@ struct Store {
     held: BTreeSet<Key>,
     /// Under which token a dead one was copied out.
     copied: HashMap<Key, Token>,
-    markers: BTreeMap<(Scope, Topic, i32), (i64, i64)>,
+    /// With when they were noted.
+    markers: BTreeMap<(Scope, Topic, i32), (Marker, Time)>,
     heads: HashMap<(i32, Aggregate), Head>,
     weeks: BTreeMap<Week, Time>,
     /// When a week was dropped, and the highest number a scope had then.
@@ -257,12 +258,13 @@ impl Store {
     }
 
     fn mark(&mut self, scope: &Scope, markers: &[Marker]) {
+        let now = self.now();
         for marker in markers {
             let key = (scope.clone(), marker.topic.clone(), marker.partition);
             if marker.is_empty() {
                 self.markers.remove(&key);
             } else {
-                self.markers.insert(key, (marker.first, marker.last));
+                self.markers.insert(key, (marker.clone(), now));
             }
         }
     }
@@ -311,6 +313,7 @@ impl Store {
         let there = |key: &Key| rows.contains_key(key) || kept.contains_key(key);
         self.held.retain(there);
         self.copied.retain(|key, _| there(key));
+        self.markers.retain(|_, (_, at)| *at >= cutoff);
         swept
     }
 }
@@ -398,8 +401,10 @@ impl Ledger for MemoryLedger {
         let head_of =
             |scope, aggregate: &Aggregate| Ok(store.heads.get(&(scope, aggregate.clone())).cloned());
         let mine = |(_, row): &(&Key, &Row)| share.takes(row.origin.as_ref(), row.at, now);
-        let entries = runnable(rows, limit, now, mine, head_of)?;
-        let entries = entries.iter().map(|(key, row)| store.entry(key, row)).collect::<Result<_>>()?;
+        let entries = runnable(rows, (share.skip, limit), now, mine, head_of)?;
+        let count = share.fill(entries.iter().map(|(_, row)| row.body.as_ref().map_or(0, Body::bytes)));
+        let entries =
+            entries.iter().take(count).map(|(key, row)| store.entry(key, row)).collect::<Result<_>>()?;
         Ok(Due { entries, held })
     }
 
@@ -411,7 +416,9 @@ impl Ledger for MemoryLedger {
             .into_iter()
             .filter(|(key, row)| store.copied.get(*key) != Some(&row.token))
             .filter(|(_, row)| share.takes(row.origin.as_ref(), row.at, now));
-        new.take(limit).map(|(key, row)| store.entry(key, row)).collect()
+        let new: Vec<_> = new.skip(share.skip).take(limit).collect();
+        let count = share.fill(new.iter().map(|(_, row)| row.body.as_ref().map_or(0, Body::bytes)));
+        new.into_iter().take(count).map(|(key, row)| store.entry(key, row)).collect()
     }
 
     async fn copied(&self, entries: &[Copied]) -> Result<()> {
@@ -434,10 +441,8 @@ impl Ledger for MemoryLedger {
     async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
         let store = self.lock();
         let wanted: BTreeSet<i32> = partitions.iter().copied().collect();
-        let marker = |partition: i32| {
-            let (first, last) = *store.markers.get(&(scope.clone(), topic.clone(), partition))?;
-            Some(Marker { topic: topic.clone(), partition, first, last })
-        };
+        let marker =
+            |partition: i32| Some(store.markers.get(&(scope.clone(), topic.clone(), partition))?.0.clone());
         Ok(wanted.into_iter().filter_map(marker).collect())
     }
 

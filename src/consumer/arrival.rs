@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::event::{Event, Fingerprint};
 use crate::guard::Delivery;
 use crate::id::{Aggregate, EventId, Tenant};
-use crate::ledger::{Body, Epoch, Identity, Metadata, Week};
+use crate::ledger::{BODY_BYTES, Body, Epoch, Identity, Metadata, Week};
 
 /// What orders deliveries within this process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -41,6 +41,8 @@ pub struct Arrival {
     pub(crate) unordered: bool,
     /// Whether it runs with no other beside it, so that a death of the process is its own.
     pub(crate) alone: bool,
+    /// Whether it was among suspects that died with a process: how many of them run together, with nothing beside them.
+    pub(crate) suspects_max: Option<usize>,
     /// Whether it failed before, so that it is tried without its neighbours of a batch, which would be undone with it.
     pub(crate) apart: bool,
     /// Says true when the partition goes to someone else or the process must end.
@@ -64,7 +66,7 @@ impl Arrival {
         let record = &self.received.record;
         let headers: usize = record.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
         let of = |bytes: &Option<Bytes>| bytes.as_ref().map_or(0, Bytes::len);
-        of(&record.payload) + of(&record.key) + headers + 256
+        of(&record.payload) + of(&record.key) + headers + BODY_BYTES
     }
 
     /// Its bytes, as they are held.

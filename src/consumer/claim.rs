@@ -162,6 +162,7 @@ impl Desk {
             waits: None,
             unordered: false,
             alone: false,
+            suspects_max: None,
             apart: false,
             cancel,
             span,

@@ -22,25 +22,28 @@ const LIMIT: usize = 200;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Place {
     since: Option<Time>,
-    /// How many of that very time were looked at: they are found again.
-    again: usize,
+    /// How many of that very time were looked at.
+    skip: usize,
 }
 
 impl Place {
-    /// Behind these, if they are a full page.
-    fn behind(entries: &[Entry], limit: usize) -> Self {
-        let Some(last) = entries.last().filter(|_| entries.len() >= limit) else { return Place::default() };
-        let again = entries.iter().filter(|entry| entry.at == last.at).count();
-        Place { since: Some(last.at), again }
+    /// Behind what a look found, if that is full.
+    fn behind(entries: &[Entry], share: &Share, limit: usize) -> Self {
+        let Some(last) = entries.last().filter(|_| share.is_full(entries, limit)) else {
+            return Place::default();
+        };
+        let before = if share.since == Some(last.at) { share.skip } else { 0 };
+        let skip = entries.iter().filter(|entry| entry.at == last.at).count();
+        Place { since: Some(last.at), skip: before + skip }
     }
 }
 
 /// What is due, and where the page behind it begins. Others look for theirs.
 pub(super) async fn look(desk: Desk, mut share: Share, room: usize, place: Place) -> Result<(Due, Place)> {
-    share.since = place.since;
-    let limit = LIMIT.min(room) + place.again;
+    (share.since, share.skip) = (place.since, place.skip);
+    let limit = LIMIT.min(room);
     let due = desk.ledger.due(&desk.settings.scope, &share, limit).await?;
-    let next = Place::behind(&due.entries, limit);
+    let next = Place::behind(&due.entries, &share, limit);
     Ok((due, next))
 }
 
@@ -88,7 +91,8 @@ pub(super) async fn copy_dead(
     place: Place,
     passed_over: Arc<HashSet<Death>>,
 ) -> Outlet {
-    let share = Share { since: place.since, ..share };
+    let bytes_max = Some((desk.settings.in_flight_bytes_max / 4).max(1));
+    let share = Share { since: place.since, skip: place.skip, bytes_max, ..share };
     let mut outlet = Outlet {
         whose,
         next: Place::default(),
@@ -96,19 +100,18 @@ pub(super) async fn copy_dead(
         copied: Ok(()),
         refused: Vec::new(),
     };
-    outlet.copied = copy_out(&desk, &share, LIMIT + place.again, &passed_over, &mut outlet).await;
+    outlet.copied = copy_out(&desk, &share, &passed_over, &mut outlet).await;
     outlet
 }
 
 async fn copy_out(
     desk: &Desk,
     share: &Share,
-    limit: usize,
     passed_over: &HashSet<Death>,
     outlet: &mut Outlet,
 ) -> Result<()> {
-    let dead = desk.ledger.outlet(&desk.settings.scope, share, limit).await?;
-    outlet.next = Place::behind(&dead, limit);
+    let dead = desk.ledger.outlet(&desk.settings.scope, share, LIMIT).await?;
+    outlet.next = Place::behind(&dead, share, LIMIT);
     let mut by_topic: BTreeMap<Topic, Vec<Entry>> = BTreeMap::new();
     for entry in dead {
         if entry.origin.is_none() && outlet.whose.is_some() {

@@ -123,6 +123,8 @@ where
             Err(error) => return away(error),
         };
         match outcome {
+            // Its answer took longer than the lease lasts for its holder: nothing was started, and nothing counts.
+            Outcome::First(lease) if lease.is_lost() => give_back(lease, Ending::Later(PAUSE)).await,
             Outcome::First(lease) if lease.suspect() && !arrival.alone => {
                 give_back(lease, Ending::Alone).await
             }
@@ -158,10 +160,11 @@ where
                 settled(lease.settle(Verdict::Done { metadata }).await, Ending::Passed("done"))
             }
             Ok(Err(failed)) => settle_failure(&self.desk, lease, &failed, arrival).await,
-            // Someone else may be running it; the next question tells.
+            // The ledger may know it as leased for some time yet, and nobody should have to wait for that. If someone else has it by
+            // now, the token keeps this from changing anything.
             Err(lost) => {
                 tracing::debug!(target: "hapax", %lost, "run cancelled");
-                Ending::Later(Duration::from_millis(100))
+                give_back(lease, Ending::Later(PAUSE)).await
             }
         }
     }
@@ -211,7 +214,11 @@ pub(super) async fn settle_failure(desk: &Desk, lease: Lease, failed: &Failed, a
     settled(lease.settle(verdict).await, ending)
 }
 
-async fn give_back(lease: Lease, ending: Ending) -> Ending {
+/// Before an event that could not be run is asked for again.
+pub(super) const PAUSE: Duration = Duration::from_millis(100);
+
+/// Releases a lease, uncounted. Whoever stops waits for this: a process that left must not make others wait for a lease.
+pub(super) async fn give_back(lease: Lease, ending: Ending) -> Ending {
     // Should this not arrive, the lease lapses by itself.
     match lease.release().await {
         Ok(()) | Err(Error::Fenced { .. }) => ending,

@@ -1,47 +1,99 @@
-//! Markers: which offsets transactional batches are working on, committed before they begin.
+//! Markers: up to where a partition's offsets were handed to transactional batches, committed before those begin.
+//!
+//! A batch that dies with its process leaves nothing behind but its marker. Whoever gets the partition next runs everything up to the
+//! marker as *suspects*: at full speed, in whole batches, but each batch is noted exactly before it begins. One that survives clears all of
+//! its events. If the process dies again, what was noted is narrowed: those events run in batches of a sixteenth of the size, with nothing
+//! beside them, then in batches of a sixteenth of that, until one runs alone under a committed lease. Only a death there counts. So a
+//! kill costs its successor next to nothing, an event that kills its process is found within a few deaths, and its neighbours pay for
+//! nothing. (Sixteenths, not halves: every step costs a death of the process, and small batches cost only commits.)
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::ConsumerSettings;
 use super::arrival::{Arrival, Source};
+use super::worker::Suspects;
 use crate::bus::Partition;
 use crate::error::Result;
 use crate::id::{Scope, Topic};
 use crate::ledger::{Ledger, Marker};
 
+/// How many smaller batches one is made of that died with its process.
+const PIECES: usize = 16;
+/// How far a marker reaches beyond what is handed out, at least: the next batches find themselves covered and need no commit.
+const AHEAD_MIN: usize = 256;
+
 /// The markers of this process.
 #[derive(Debug, Default)]
 pub(super) struct Marks {
     partitions: Mutex<BTreeMap<Partition, Mark>>,
-    /// One marking at a time: a later one must not be overtaken by an earlier one.
+    numbers: AtomicU64,
+    /// One marking at a time: a later one must not be overtaken by an earlier one. Those who wait are marked for by whoever is first.
     turn: tokio::sync::Mutex<()>,
 }
 
-#[derive(Debug, Default, Clone)]
+#[derive(Debug, Default)]
 struct Mark {
-    /// The first offsets of batches under way, each with a number of its own.
-    under_way: BTreeSet<(i64, u64)>,
-    /// Up to where the committed marker reaches.
-    covered: Option<i64>,
-    /// The offsets of a batch of somebody else's that never ended, until each of them is through: a marker covers them as long.
-    inherited: Option<(i64, i64)>,
-    number: u64,
+    /// Batches under way, by number.
+    under_way: BTreeMap<u64, Handed>,
+    /// Up to where the committed marker reaches, and since when.
+    covered: Option<(i64, Instant)>,
+    /// What somebody else had under way when he died, until all of it is through.
+    inherited: Option<Marker>,
+}
+
+/// What a batch has of a partition.
+#[derive(Debug, Default, Clone)]
+struct Handed {
+    last: i64,
+    /// Its suspects.
+    tried: Vec<i64>,
+    /// How many events the batch has in all.
+    batch: usize,
+    /// Whether a committed marker has its suspects.
+    noted: bool,
+}
+
+impl Mark {
+    fn needs(&self, handed: &Handed, expiry: Duration) -> bool {
+        let covered = self.covered.filter(|(_, since)| since.elapsed() < expiry);
+        (!handed.noted && !handed.tried.is_empty()) || covered.is_none_or(|(last, _)| handed.last > last)
+    }
+
+    /// The marker that covers everything under way.
+    fn marker(&self, partition: &Partition, ahead: i64) -> Marker {
+        let handed = || self.under_way.values();
+        let last = handed().map(|handed| handed.last.saturating_add(ahead)).max();
+        let last = last.max(self.covered.map(|(last, _)| last));
+        let last = last.max(self.inherited.as_ref().map(|marker| marker.last));
+        let mut marker = Marker::new(partition.topic.clone(), partition.number, last.unwrap_or(-1));
+        let tried: BTreeSet<i64> = handed().flat_map(|handed| handed.tried.iter().copied()).collect();
+        marker.tried = tried.into_iter().collect();
+        let suspect = handed().filter(|handed| !handed.tried.is_empty());
+        let batch = suspect.map(|handed| handed.batch).max().unwrap_or(0);
+        marker.batch = u32::try_from(batch).unwrap_or(u32::MAX);
+        marker
+    }
 }
 
 /// Batches under way, until this is dropped.
 #[derive(Debug)]
 pub(super) struct UnderWay {
     marks: Arc<Marks>,
-    batches: Vec<(Partition, (i64, u64))>,
+    number: u64,
+    partitions: Vec<Partition>,
 }
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
         let mut partitions = self.marks.lock();
-        for (partition, batch) in &self.batches {
+        for partition in &self.partitions {
             if let Some(mark) = partitions.get_mut(partition) {
-                mark.under_way.remove(batch);
+                mark.under_way.remove(&self.number);
             }
         }
     }
@@ -52,72 +104,75 @@ impl Marks {
         self.partitions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns when committed markers cover these deliveries. A marker reaches some batches further than asked for, so
-    /// that the next ones find themselves covered and need no commit of their own.
+    /// Returns when committed markers cover these deliveries.
     pub(super) async fn cover(
         self: &Arc<Self>,
         ledger: &dyn Ledger,
         settings: &ConsumerSettings,
         lanes: &[Vec<Arrival>],
     ) -> Result<UnderWay> {
-        let mut needed: BTreeMap<Partition, (i64, i64)> = BTreeMap::new();
-        for arrival in lanes.iter().flatten() {
-            let Source::Bus(assigned) = &arrival.source else { continue };
-            let offset = arrival.received.origin.offset;
-            let range = needed.entry(assigned.partition.clone()).or_insert((offset, offset));
-            *range = (range.0.min(offset), range.1.max(offset));
-        }
-        let mut under_way = UnderWay { marks: Arc::clone(self), batches: Vec::new() };
-        for (partition, (first, _)) in &needed {
-            let mut partitions = self.lock();
-            let mark = partitions.entry(partition.clone()).or_default();
-            mark.number += 1;
-            let batch = (*first, mark.number);
-            mark.under_way.insert(batch);
-            under_way.batches.push((partition.clone(), batch));
-        }
+        let under_way = self.begin(lanes);
         let _turn = self.turn.lock().await;
-        let ahead = i64::try_from(settings.batch_max).unwrap_or(i64::MAX);
-        let markers: Vec<Marker> = {
+        let ahead = i64::try_from(settings.batch_max.max(AHEAD_MIN)).unwrap_or(i64::MAX);
+        // A sweep forgets markers that are older than the retention.
+        let expiry = settings.retention / 4;
+        let (markers, numbers) = {
             let partitions = self.lock();
-            needed
+            let is_mine = |mark: &Mark| {
+                mark.under_way.get(&under_way.number).is_some_and(|handed| mark.needs(handed, expiry))
+            };
+            if !under_way.partitions.iter().filter_map(|of| partitions.get(of)).any(is_mine) {
+                return Ok(under_way);
+            }
+            let needy = partitions
                 .iter()
-                .filter_map(|(partition, (first, last))| {
-                    let mark = partitions.get(partition)?;
-                    if mark.covered.is_some_and(|covered| *last <= covered) {
-                        return None;
-                    }
-                    let first = mark.under_way.first().map_or(*first, |(lowest, _)| *lowest);
-                    let last = last.saturating_add(ahead);
-                    let (from, to) = mark.inherited.unwrap_or((first, last));
-                    let (topic, partition) = (partition.topic.clone(), partition.number);
-                    Some(Marker { topic, partition, first: first.min(from), last: last.max(to) })
-                })
-                .collect()
+                .filter(|(_, mark)| mark.under_way.values().any(|handed| mark.needs(handed, expiry)));
+            let numbers = |mark: &Mark| mark.under_way.keys().copied().collect::<Vec<_>>();
+            needy.map(|(of, mark)| (mark.marker(of, ahead), numbers(mark))).unzip::<_, _, Vec<_>, Vec<_>>()
         };
-        if markers.is_empty() {
-            return Ok(under_way);
-        }
         ledger.mark(&settings.scope, &markers).await?;
         crate::crash_point!("consumer.marked");
         let mut partitions = self.lock();
-        for marker in markers {
+        for (marker, numbers) in markers.into_iter().zip(numbers) {
             let partition = Partition { topic: marker.topic, number: marker.partition };
-            if let Some(mark) = partitions.get_mut(&partition) {
-                mark.covered = Some(marker.last);
+            let Some(mark) = partitions.get_mut(&partition) else { continue };
+            mark.covered = Some((marker.last, Instant::now()));
+            for number in numbers {
+                if let Some(handed) = mark.under_way.get_mut(&number) {
+                    handed.noted = true;
+                }
             }
         }
         drop(partitions);
         Ok(under_way)
     }
 
-    /// The offsets of batches that never ended, of partitions that were just given.
+    /// Takes note of a batch.
+    fn begin(self: &Arc<Self>, lanes: &[Vec<Arrival>]) -> UnderWay {
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        let batch = lanes.iter().map(Vec::len).sum();
+        let mut partitions = self.lock();
+        let mut mine = BTreeSet::new();
+        for arrival in lanes.iter().flatten() {
+            let Source::Bus(assigned) = &arrival.source else { continue };
+            let offset = arrival.received.origin.offset;
+            let mark = partitions.entry(assigned.partition.clone()).or_default();
+            let suspect = mark.inherited.as_ref().is_some_and(|marker| offset <= marker.last);
+            let handed = mark.under_way.entry(number).or_insert(Handed { batch, ..Handed::default() });
+            handed.last = handed.last.max(offset);
+            handed.tried.extend(suspect.then_some(offset));
+            mine.insert(assigned.partition.clone());
+        }
+        UnderWay { marks: Arc::clone(self), number, partitions: mine.into_iter().collect() }
+    }
+
+    /// What a process that died had under way, of partitions that were just assigned.
     pub(super) async fn unfinished(
         &self,
         ledger: &dyn Ledger,
         scope: &Scope,
         partitions: &[Partition],
-    ) -> Result<Vec<(Partition, i64, i64)>> {
+    ) -> Result<Vec<Suspects>> {
         let mut by_topic: BTreeMap<Topic, Vec<i32>> = BTreeMap::new();
         for partition in partitions {
             self.lock().remove(partition);
@@ -126,12 +181,15 @@ impl Marks {
         let mut unfinished = Vec::new();
         for (topic, numbers) in by_topic {
             for marker in ledger.markers(scope, &topic, &numbers).await? {
-                let partition = Partition { topic: marker.topic, number: marker.partition };
-                // It is ours to clear once they are through; our own batches still need one of their own.
-                let inherited = Some((marker.first, marker.last));
-                let mark = Mark { covered: Some(i64::MIN), inherited, ..Mark::default() };
-                self.lock().insert(partition.clone(), mark);
-                unfinished.push((partition, marker.first, marker.last));
+                let partition = Partition { topic: marker.topic.clone(), number: marker.partition };
+                let batch_max = usize::try_from(marker.batch).unwrap_or(usize::MAX);
+                unfinished.push(Suspects {
+                    partition: partition.clone(),
+                    last: marker.last,
+                    tried: marker.tried.iter().copied().collect(),
+                    batch_max: (batch_max / PIECES).max(1),
+                });
+                self.lock().insert(partition, Mark { inherited: Some(marker), ..Mark::default() });
             }
         }
         Ok(unfinished)
@@ -144,8 +202,9 @@ impl Marks {
         }
     }
 
-    /// Everything that was begun of these partitions has ended well: nothing of them is suspect, but what was so before we had
-    /// them and did not have its turn. With each comes up to where it is through, if anything of it was received.
+    /// Partitions are released, each with the position up to which it is through, if anything of it was received. What was begun of
+    /// them has ended well, so nothing of them is suspect but what was so before and did not have its turn. A partition of which
+    /// something is still under way keeps its marker: whoever has it next finds nothing worse than some suspects.
     pub(super) async fn clear(
         &self,
         ledger: &dyn Ledger,
@@ -154,22 +213,23 @@ impl Marks {
     ) {
         let mut markers = Vec::new();
         for (partition, position) in partitions {
-            let Some(mark) = self.lock().remove(partition).filter(|mark| mark.covered.is_some()) else {
+            let Some(mark) = self.lock().remove(partition).filter(|mark| mark.under_way.is_empty()) else {
                 continue;
             };
-            let mut marker = Marker::clear(partition.topic.clone(), partition.number);
-            if let Some((first, last)) = mark.inherited
-                && position.is_none_or(|position| position <= last)
-            {
-                marker.first = position.map_or(first, |position| position.max(first));
-                marker.last = last;
-            }
+            let marker = match mark.inherited {
+                Some(marker) if position.is_none_or(|position| position <= marker.last) => {
+                    let tried = marker.tried.iter().filter(|offset| Some(**offset) >= *position);
+                    Marker { tried: tried.copied().collect(), ..marker }
+                }
+                _ if mark.covered.is_none() => continue, // it was never marked
+                _ => Marker::clear(partition.topic.clone(), partition.number),
+            };
             markers.push(marker);
         }
         if markers.is_empty() {
             return;
         }
-        // One that stays only means that some events are run one by one.
+        // One that stays only means that some batches are noted before they begin.
         if let Err(error) = ledger.mark(scope, &markers).await {
             tracing::debug!(target: "hapax", error = %error.chain(), "markers were not cleared");
         }

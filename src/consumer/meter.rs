@@ -17,6 +17,8 @@ pub struct Progress {
     pub partitions: usize,
     /// Those of them that are paused.
     pub paused: usize,
+    /// Whether nothing is to be done here: nothing is in memory, and the ledger was looked at since and had nothing that is due.
+    pub at_rest: bool,
     /// Events that the scope holds in the ledger.
     pub held: u64,
     /// Records behind the end of this process's partitions, when they were last asked for.
@@ -50,6 +52,10 @@ impl Meter {
             progress.paused = paused;
         });
         self.metrics.flow(in_flight, distance, paused);
+    }
+
+    pub(super) fn at_rest(&self, at_rest: bool) {
+        self.change(|progress| progress.at_rest = at_rest);
     }
 
     pub(super) fn partitions(&self, count: usize) {

@@ -122,6 +122,15 @@ impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
         runs
     }
 
+    /// Puts items that were handed out back in front of the others of their lane, which stays taken.
+    pub fn put_back(&mut self, lane: &Lane<K>, rest: Vec<T>) {
+        let Some(queue) = self.lanes.get_mut(lane) else { return };
+        self.len += rest.len();
+        for item in rest.into_iter().rev() {
+            queue.items.push_front(item);
+        }
+    }
+
     /// A taken lane comes back: `rest` goes to its front again, and nothing of it is handed out before `until`.
     pub fn give(&mut self, lane: Lane<K>, rest: Vec<T>, until: Option<Instant>) {
         self.give_among(lane, rest, until, |_, _| false);

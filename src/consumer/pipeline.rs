@@ -20,7 +20,7 @@ use super::held;
 use super::meter::Meter;
 use super::offsets::Watermark;
 use super::order::{KeyQueues, Lane};
-use super::worker::Worker;
+use super::worker::{Suspects, Worker};
 use super::{OutagePolicy, Stop};
 use crate::bus::{Assigned, Bus, Partition, Subscriber};
 use crate::error::{Error, Result};
@@ -38,8 +38,8 @@ pub(super) struct Hand {
     bytes: usize,
     paused: bool,
     cancel: watch::Sender<bool>,
-    /// Offsets of a batch that never ended.
-    suspects: Vec<(i64, i64)>,
+    /// What somebody had under way when he died, until all of it is through.
+    suspects: Option<Suspects>,
     /// Whether the ledger could not be asked for them yet: nothing is started until it was.
     unsure: bool,
 }
@@ -109,12 +109,14 @@ struct Uncommitted {
 /// Where it stands.
 #[allow(clippy::struct_excessive_bools)] // each is an outage or a limit of its own
 pub(super) struct State {
-    /// Held events that are in the queues, so that a second look does not queue them again.
-    held: HashSet<Identity>,
+    /// Held events that are in the queues, with their bytes: a second look does not queue them again.
+    held: HashMap<Identity, usize>,
     /// Held events that are not wanted here: they are left to whoever wants them.
     left: HashSet<Identity>,
     /// Where the next look begins.
     look_from: held::Place,
+    /// Whether something has happened since the last look began: it may have made something due.
+    stirred: bool,
     full: bool,
     away: bool,
     bus_away: bool,
@@ -145,9 +147,10 @@ impl State {
     pub(super) fn new(epoch: Option<Epoch>) -> Self {
         let now = Instant::now();
         State {
-            held: HashSet::new(),
+            held: HashMap::new(),
             left: HashSet::new(),
             look_from: held::Place::default(),
+            stirred: true,
             full: false,
             away: false,
             bus_away: false,
@@ -237,26 +240,37 @@ impl Pipeline {
             return;
         }
         if !self.alone.is_empty() {
-            if self.tasks.in_hand == 0
-                && let Some((lane, arrivals)) = self.alone.pop_front()
-            {
+            if self.tasks.in_hand == 0 {
+                let lanes = self.next_suspects();
                 self.tasks.lone = true;
-                self.start(vec![(lane, arrivals)]);
+                self.start(lanes);
             }
             return; // nothing else starts until the suspects are through
         }
         let batch_max = self.worker.batch_max();
         while self.queues.has_ready() {
-            let room = self.desk.settings.concurrency.saturating_sub(self.tasks.running.len());
+            let mut room = self.desk.settings.concurrency.saturating_sub(self.tasks.running.len());
             if room == 0 {
                 break;
             }
             let mut lanes = Vec::new();
             let (max, per_key) = if batch_max == 1 { (room, 1) } else { (batch_max, batch_max) };
-            for run in self.queues.take(max, per_key) {
-                if run.items.iter().any(|arrival| arrival.alone) {
+            for mut run in self.queues.take(max, per_key) {
+                // What runs with nothing beside it is parted from the others of its lane.
+                let kind = |arrival: &Arrival| (arrival.alone, arrival.suspects_max);
+                let first = run.items.first().map_or((false, None), kind);
+                let same = run.items.iter().take_while(|arrival| kind(arrival) == first);
+                let count = same.take(first.1.unwrap_or(usize::MAX)).count();
+                let rest = run.items.split_off(count);
+                self.queues.put_back(&run.lane, rest);
+                let is_held = matches!(run.items.first(), Some(Arrival { source: Source::Held(..), .. }));
+                if first != (false, None) {
                     self.alone.push_back((run.lane, run.items));
-                } else if batch_max == 1 {
+                } else if is_held && batch_max > 1 && room == 0 {
+                    self.queues.give(run.lane, run.items, None);
+                } else if is_held || batch_max == 1 {
+                    // Of a held one no marker knows, so it runs by itself: those of a batch would have to wait for it.
+                    room = room.saturating_sub(1);
                     self.start(vec![(run.lane, run.items)]);
                 } else {
                     lanes.push((run.lane, run.items));
@@ -269,6 +283,23 @@ impl Pipeline {
                 return self.start_runnable();
             }
         }
+    }
+
+    /// The next suspects to run with nothing beside them: one lane, or as many as may run together.
+    fn next_suspects(&mut self) -> Vec<(Lane<Key>, Vec<Arrival>)> {
+        let together = |(_, arrivals): &(Lane<Key>, Vec<Arrival>)| {
+            arrivals.first().filter(|arrival| !arrival.alone).and_then(|arrival| arrival.suspects_max)
+        };
+        let max = self.alone.front().and_then(together);
+        let mut room = max.unwrap_or(1);
+        let mut lanes = Vec::new();
+        while let Some(next) = self.alone.front()
+            && (lanes.is_empty() || (max.is_some() && together(next) == max && next.1.len() <= room))
+        {
+            room = room.saturating_sub(next.1.len());
+            lanes.extend(self.alone.pop_front());
+        }
+        lanes
     }
 
     fn start(&mut self, lanes: Vec<(Lane<Key>, Vec<Arrival>)>) {
@@ -326,7 +357,10 @@ impl Pipeline {
                     self.note_too_old(word)?;
                     continue;
                 }
-                Ending::Later(after) => until = Some(Instant::now() + after),
+                Ending::Later(after) => {
+                    until = Some(Instant::now() + after);
+                    arrival.suspects_max = None; // it was run, or others run it, and the process lives
+                }
                 Ending::Alone => arrival.alone = true,
                 Ending::Cancelled => {}
                 Ending::Stop(error) => return Err(error),
@@ -385,6 +419,7 @@ impl Pipeline {
     /// A delivery is through: the watermark may pass it.
     fn pass(&mut self, arrival: &Arrival, word: &'static str) {
         arrival.span.record("consumer.ending", word);
+        self.stir();
         *self.state.counts.entry(word).or_default() += 1;
         self.meter.passed(word);
         let offset = arrival.received.origin.offset;
@@ -392,8 +427,8 @@ impl Pipeline {
             hand.watermark.finish(offset);
             hand.bytes = hand.bytes.saturating_sub(arrival.bytes());
             let position = hand.watermark.position().unwrap_or(i64::MIN);
-            if !hand.suspects.is_empty() && hand.suspects.iter().all(|(_, last)| *last < position) {
-                hand.suspects.clear();
+            if hand.suspects.as_ref().is_some_and(|suspects| suspects.last < position) {
+                hand.suspects = None;
                 let partition = hand.assigned.partition.clone();
                 self.worker.cleared(&partition);
             }
@@ -408,6 +443,12 @@ impl Pipeline {
         {
             self.tasks.remember.push(sighting);
         }
+    }
+
+    /// Something happened that may have made something due.
+    fn stir(&mut self) {
+        self.state.stirred = true;
+        self.meter.at_rest(false);
     }
 
     /// A record that was refused under where it lies, was redriven and could be read this time, has an id of its own now: the
@@ -501,14 +542,6 @@ impl Pipeline {
 #[allow(clippy::needless_pass_by_value)] // a `map_err` function
 fn ended_badly(error: tokio::task::JoinError) -> Error {
     Error::Corrupt(format!("a task of the consumer ended badly: {error}"))
-}
-
-/// Whether a delivery is of a batch that never ended.
-fn is_suspect(hands: &HashMap<Partition, Hand>, arrival: &Arrival) -> bool {
-    let Source::Bus(assigned) = &arrival.source else { return false };
-    let offset = arrival.received.origin.offset;
-    let suspects = hands.get(&assigned.partition).map_or(&[][..], |hand| &hand.suspects);
-    suspects.iter().any(|(first, last)| (*first..=*last).contains(&offset))
 }
 
 /// Asks the ledger, a little later, whether it is there.

@@ -99,9 +99,9 @@ pub struct ConsumerSettings {
     pub concurrency: usize,
     /// How many events a transactional batch has at most.
     pub batch_max: usize,
-    /// How many deliveries of a partition are in memory at once; beyond it the partition pauses.
+    /// How many deliveries are in memory at once, of all partitions and from the ledger together; beyond it partitions pause.
     pub in_flight_max: usize,
-    /// How many bytes they may have; beyond it the partition pauses.
+    /// How many bytes they may have; beyond it partitions pause.
     pub in_flight_bytes_max: usize,
     /// How long a handler may take.
     pub handler_timeout: Duration,

@@ -7,6 +7,7 @@
 //! process is found and its neighbours are not.
 
 mod batch;
+mod one;
 
 use std::future::Future;
 use std::marker::PhantomData;

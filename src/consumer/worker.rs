@@ -1,5 +1,6 @@
 //! Who runs deliveries: one worker per guarantee.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -15,6 +16,19 @@ pub trait Guarantee<L: Ledger>: Send {
     /// Who will run deliveries.
     #[doc(hidden)]
     fn worker(self, desk: Desk, ledger: &L) -> Arc<dyn Worker>;
+}
+
+/// The offsets of a partition that somebody had under way when he died.
+#[doc(hidden)]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Suspects {
+    pub(crate) partition: Partition,
+    /// The highest of them.
+    pub(crate) last: i64,
+    /// Those that were suspects already: they run with nothing beside them.
+    pub(crate) tried: BTreeSet<i64>,
+    /// How many of those run in one batch.
+    pub(crate) batch_max: usize,
 }
 
 /// Runs deliveries. One that takes batches is given several lanes at once, each in order.
@@ -59,8 +73,8 @@ pub trait Worker: Send + Sync + 'static {
         let _ = partition;
     }
 
-    /// Partitions were given: which of their offsets are suspect, because a batch with them never ended.
-    async fn suspects(&self, partitions: &[Partition]) -> Result<Vec<(Partition, i64, i64)>> {
+    /// Partitions were given: which of their offsets are suspect, because a process died with them.
+    async fn suspects(&self, partitions: &[Partition]) -> Result<Vec<Suspects>> {
         let _ = partitions;
         Ok(Vec::new())
     }

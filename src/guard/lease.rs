@@ -311,7 +311,7 @@ impl Lease {
         self.open = false;
         let until = self.local_deadline();
         self.keeper = None;
-        let patience = until.saturating_duration_since(Instant::now());
+        let patience = until.saturating_duration_since(Instant::now()).max(PATIENCE_MIN);
         let settled = self.core.settle(self.settling(verdict), patience).await?;
         settled.ok_or_fenced(&self.run.key, self.run.token)
     }
@@ -325,6 +325,12 @@ impl Lease {
             order: self.order.clone(),
             advance_to: None,
         }
+    }
+
+    /// Ends the heartbeat: it is about to be settled elsewhere, and an extension that comes after that would look like a loss.
+    pub(crate) fn end_heartbeat(&mut self) {
+        self.deadline = self.local_deadline();
+        self.keeper = None;
     }
 
     /// Leaves it as it is: someone else settles it, or it lapses.
@@ -402,6 +408,11 @@ impl Core {
         claim.hold = hold;
         let outcome = self.claim_raw(claim).await?;
         Ok(self.leased(outcome, sent).await?.map(|lease| lease.when_dropped(Dropped::Lapses)))
+    }
+
+    /// Gives back what was claimed and never answered; see [`Batcher::release_doubtful`].
+    pub(crate) async fn release_doubtful(&self) {
+        self.batcher().release_doubtful().await;
     }
 
     /// Settles, and goes on trying while the ledger is away, for as long as `patience` lasts: also if the caller gives
@@ -485,6 +496,8 @@ async fn settle_until(batcher: Batcher, settle: Settle, until: Instant) -> Resul
     }
 }
 
+/// How long a settling is tried at least, also past the end of its lease: while nobody else has the event the token still counts.
+const PATIENCE_MIN: Duration = Duration::from_secs(2);
 /// Between two questions there is always a pause, whatever the clocks say.
 const PAUSE_MIN: Duration = Duration::from_millis(5);
 

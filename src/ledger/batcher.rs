@@ -23,7 +23,7 @@ use tokio::sync::oneshot;
 
 use super::outage::Outage;
 use super::queue::{BATCH_MAX, Queue};
-use super::{Claim, Extend, Identity, Ledger, Mode, Nonce, Outcome, Settle, Settled, Verdict};
+use super::{Claim, Extend, Identity, Ledger, Mode, Outcome, Settle, Settled, Verdict};
 use crate::error::{Error, Result};
 
 /// Pauses before a statement that failed for a passing reason is issued again. Short: whoever waits decides about more.
@@ -58,12 +58,13 @@ struct Inner {
 #[derive(Default)]
 struct Doubts {
     count: AtomicUsize,
-    nonces: Mutex<HashMap<Identity, Vec<(Nonce, Mode)>>>,
+    /// Without their bytes: what is asked again is only whether they were granted.
+    claims: Mutex<HashMap<Identity, Vec<Claim>>>,
 }
 
 impl Doubts {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Identity, Vec<(Nonce, Mode)>>> {
-        self.nonces.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<Identity, Vec<Claim>>> {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes a claim one that is in doubt, the oldest first, if there is one for the same purpose. True: it did.
@@ -71,13 +72,13 @@ impl Doubts {
         if self.count.load(Ordering::Relaxed) == 0 {
             return false;
         }
-        let mut nonces = self.lock();
-        let Some(doubted) = nonces.get_mut(&claim.identity) else { return false };
-        let Some(at) = doubted.iter().position(|(_, mode)| *mode == claim.mode) else { return false };
-        claim.nonce = doubted.remove(at).0;
+        let mut claims = self.lock();
+        let Some(doubted) = claims.get_mut(&claim.identity) else { return false };
+        let Some(at) = doubted.iter().position(|one| one.mode == claim.mode) else { return false };
+        claim.nonce = doubted.remove(at).nonce;
         if doubted.is_empty() {
-            nonces.remove(&claim.identity);
-            self.count.store(nonces.len(), Ordering::Relaxed);
+            claims.remove(&claim.identity);
+            self.count.store(claims.len(), Ordering::Relaxed);
         }
         true
     }
@@ -86,15 +87,21 @@ impl Doubts {
         if !matches!(claim.mode, Mode::Lease(_) | Mode::Once { .. }) {
             return;
         }
-        let mut nonces = self.lock();
-        if nonces.len() >= DOUBTS_MAX && !nonces.contains_key(&claim.identity) {
+        let mut claims = self.lock();
+        if claims.len() >= DOUBTS_MAX && !claims.contains_key(&claim.identity) {
             return;
         }
-        let doubted = nonces.entry(claim.identity.clone()).or_default();
+        let doubted = claims.entry(claim.identity.clone()).or_default();
         if doubted.len() < DOUBTS_PER_EVENT_MAX {
-            doubted.push((claim.nonce, claim.mode));
+            doubted.push(Claim { body: None, hold: false, ..claim.clone() });
         }
-        self.count.store(nonces.len(), Ordering::Relaxed);
+        self.count.store(claims.len(), Ordering::Relaxed);
+    }
+
+    fn take(&self) -> Vec<Claim> {
+        let mut claims = self.lock();
+        self.count.store(0, Ordering::Relaxed);
+        claims.drain().flat_map(|(_, claims)| claims).collect()
     }
 }
 
@@ -297,6 +304,34 @@ impl Batcher {
         let (send, _) = oneshot::channel();
         if self.0.settles.push(settle, send, self.0.ledger.parallel_batches()) {
             runtime.spawn(self.clone().run_settles());
+        }
+    }
+
+    /// Learns what became of every claim in doubt and gives back those that were granted; tries again while the ledger is away. For
+    /// whoever is about to end, so that nobody waits for a lease that has no holder. Cancelled, it leaves them to lapse.
+    pub(crate) async fn release_doubtful(&self) {
+        let mut doubtful = self.0.doubts.take();
+        while let Some(claim) = doubtful.pop() {
+            match self.claim_alone(&claim).await {
+                Ok(Outcome::First(grant)) => {
+                    let settle = Settle {
+                        identity: claim.identity.clone(),
+                        week: grant.week,
+                        token: grant.token,
+                        verdict: Verdict::release(),
+                        order: claim.order.clone(),
+                        advance_to: None,
+                    };
+                    if self.settle(settle).await.is_err_and(|error| error.is_retryable()) {
+                        doubtful.push(claim);
+                    }
+                }
+                Err(error) if error.is_retryable() => {
+                    doubtful.push(claim);
+                    tokio::time::sleep(REISSUE_PAUSES[0]).await;
+                }
+                Ok(_) | Err(_) => {}
+            }
         }
     }
 

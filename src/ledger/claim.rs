@@ -507,6 +507,18 @@ pub struct Body {
     pub timestamp: Option<Time>,
 }
 
+impl Body {
+    /// How much memory it takes, more or less.
+    pub fn bytes(&self) -> usize {
+        let headers: usize = self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let of = |bytes: &Option<Bytes>| bytes.as_ref().map_or(0, Bytes::len);
+        of(&self.payload) + of(&self.key) + headers + BODY_BYTES
+    }
+}
+
+/// What a body takes besides its bytes.
+pub(crate) const BODY_BYTES: usize = 256;
+
 /// What a settling came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a fenced settling changed nothing"]

@@ -222,10 +222,11 @@ pub(crate) fn may_sweep(row: &Row, cutoff: Time) -> bool {
 /// A held row whose time has come, as far as the order needs to know it: what it stands for, its scope, and its place.
 pub(crate) type Waiting<T> = (T, i32, Option<(Aggregate, u64)>);
 
-/// Of held rows whose time has come, oldest first, those that may be claimed (of an aggregate only the lowest) and are wanted.
+/// Of held rows whose time has come, oldest first, those that may be claimed (of an aggregate only the lowest) and are wanted: so
+/// many of them are passed over, and so many taken.
 pub(crate) fn runnable<T>(
     waiting: Vec<Waiting<T>>,
-    limit: usize,
+    (skip, limit): (usize, usize),
     now: Time,
     is_wanted: impl Fn(&T) -> bool,
     mut head: impl FnMut(i32, &Aggregate) -> Result<Option<Head>>,
@@ -251,5 +252,5 @@ pub(crate) fn runnable<T>(
         })
     };
     let runnable = waiting.into_iter().filter(|(of, scope, order)| runs(*scope, order) && is_wanted(of));
-    Ok(runnable.take(limit).map(|(of, ..)| of).collect())
+    Ok(runnable.skip(skip).take(limit).map(|(of, ..)| of).collect())
 }

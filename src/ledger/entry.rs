@@ -119,6 +119,13 @@ pub struct Entry {
     pub body: Option<Body>,
 }
 
+impl Entry {
+    /// How much memory its body takes, more or less.
+    pub fn bytes(&self) -> usize {
+        self.body.as_ref().map_or(0, Body::bytes)
+    }
+}
+
 /// Which entries to look at. Empty means all.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {

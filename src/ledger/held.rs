@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::{Entry, Identity, Token, Week};
 use crate::clock::Time;
+use crate::error::{Error, Result};
 use crate::event::Origin;
 use crate::id::Topic;
 
@@ -31,14 +32,35 @@ pub struct Share {
     /// What has been due, or dead, for longer than this is for everybody who consumes its topic, so that nothing is stranded
     /// while partitions go from hand to hand.
     pub grace: Duration,
+    /// How many bytes the answer may have, as [`Entry::bytes`] counts them: it ends with the entry that reaches them. None: any.
+    pub bytes_max: Option<usize>,
     /// Only what has been due, or dead, since then: how a look goes on behind a page of what nobody here can do anything about.
     pub since: Option<Time>,
+    /// How many of those to pass over: several may be of one time.
+    pub skip: usize,
 }
 
 impl Share {
     /// Everything.
     pub fn all() -> Self {
         Share::default()
+    }
+
+    /// Takes entries, whose sizes are these, until the answer is full.
+    pub(crate) fn fill(&self, sizes: impl IntoIterator<Item = usize>) -> usize {
+        let mut bytes = 0;
+        let is_open = |size: &usize| {
+            let open = self.bytes_max.is_none_or(|max| bytes < max);
+            bytes += *size;
+            open
+        };
+        sizes.into_iter().take_while(is_open).count()
+    }
+
+    /// Whether an answer is full, so that there may be more than it has.
+    pub fn is_full(&self, entries: &[Entry], limit: usize) -> bool {
+        let bytes = || entries.iter().map(Entry::bytes).sum::<usize>();
+        entries.len() >= limit || self.bytes_max.is_some_and(|max| bytes() >= max)
     }
 
     /// Whether an event from there, whose time came then, is looked for.
@@ -52,29 +74,63 @@ impl Share {
     }
 }
 
-/// Which offsets a batch of transactional claims covers. Committed before the batch begins: if it is found later, that
-/// batch did not end.
+/// Up to where the offsets of a partition were handed to transactional batches. Committed before a batch begins and removed by a
+/// clean stop: if it is found when a partition is assigned, a process died, and what it had under way is suspect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Marker {
     /// The topic.
     pub topic: Topic,
     /// The partition.
     pub partition: i32,
-    /// The first offset.
-    pub first: i64,
-    /// The last offset, itself included.
+    /// The highest offset that was handed out. Everything from the committed offset to it is suspect. Negative: nothing.
     pub last: i64,
+    /// Suspects that were being run again, in order. If this is found, a process died with them under way.
+    pub tried: Vec<i64>,
+    /// How many of them were in one batch at most.
+    pub batch: u32,
 }
 
 impl Marker {
+    /// A marker up to an offset.
+    pub fn new(topic: Topic, partition: i32, last: i64) -> Self {
+        Marker { topic, partition, last, tried: Vec::new(), batch: 0 }
+    }
+
     /// One that removes what is noted of a partition.
     pub fn clear(topic: Topic, partition: i32) -> Self {
-        Marker { topic, partition, first: 0, last: -1 }
+        Marker::new(topic, partition, -1)
     }
 
     /// Whether it covers nothing, and so removes.
     pub fn is_empty(&self) -> bool {
-        self.first > self.last
+        self.last < 0
+    }
+
+    /// What was being tried, as it is stored: the size of a batch, the first offset, then the distance to each next one.
+    pub(crate) fn tried_text(&self) -> String {
+        let mut text = self.batch.to_string();
+        let mut before = 0;
+        for offset in &self.tried {
+            text.push(' ');
+            text.push_str(&(offset - before).to_string());
+            before = *offset;
+        }
+        text
+    }
+
+    /// A marker as it was stored.
+    pub(crate) fn stored(topic: &Topic, partition: i32, last: i64, tried: &str) -> Result<Self> {
+        let mut numbers = tried.split(' ').map(str::parse::<i64>);
+        let corrupt = || Error::Corrupt(format!("the marker of {topic}-{partition} is {tried:?}"));
+        let batch = numbers.next().and_then(std::result::Result::ok).ok_or_else(corrupt)?;
+        let mut marker = Marker::new(topic.clone(), partition, last);
+        marker.batch = u32::try_from(batch).map_err(|_| corrupt())?;
+        let mut at = 0i64;
+        for distance in numbers {
+            at = distance.ok().and_then(|distance| at.checked_add(distance)).ok_or_else(corrupt)?;
+            marker.tried.push(at);
+        }
+        Ok(marker)
     }
 }
 
@@ -92,5 +148,24 @@ impl Reused {
     pub fn take(&self) -> u64 {
         // Mostly there are none, and a read shares the cache line where a swap would not.
         if self.0.load(Ordering::Relaxed) == 0 { 0 } else { self.0.swap(0, Ordering::Relaxed) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Marker;
+    use crate::id::Topic;
+
+    #[test]
+    fn a_marker_is_read_as_it_was_stored() {
+        let topic = Topic::new("orders").unwrap();
+        for (tried, batch) in [(vec![], 0), (vec![0], 1), (vec![7, 8, 1_000_000, i64::MAX], 200)] {
+            let marker = Marker { tried, batch, ..Marker::new(topic.clone(), 3, i64::MAX) };
+            let text = marker.tried_text();
+            assert_eq!(Marker::stored(&topic, 3, i64::MAX, &text).unwrap(), marker, "{text}");
+        }
+        for text in ["", "x", "1 2 x", "1 9223372036854775807 1"] {
+            assert!(Marker::stored(&topic, 3, 1, text).is_err(), "{text}");
+        }
     }
 }

@@ -23,6 +23,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 pub(crate) use batcher::{Batcher, ClaimRef, gone, in_batch};
+pub(crate) use claim::BODY_BYTES;
 pub use claim::{
     Baseline, Body, Claim, Extend, FailureTerms, Grant, Identity, LeaseTerms, Metadata, Mode, Nonce, OnDead,
     Order, OrderPolicy, Outcome, Prior, Settle, Settled, Token, Verdict,
@@ -207,12 +208,13 @@ pub trait Ledger: Send + Sync + 'static {
 
     /// The held events of a scope, of all its tenants, that may be claimed now: what is due for a retry, what was being
     /// run when its lease lapsed, and what is parked and has its turn (or was overtaken, and will be told that it is stale).
-    /// Oldest first; of an aggregate only the lowest; and only those of the share, so that others' do not fill the page. A look,
-    /// never a claim; claim each with the order of its entry.
+    /// Oldest first; of an aggregate only the lowest; and only those of the share, so that others' do not fill the page. At most
+    /// `limit`, and no more bytes than the share says but for the entry that reaches them: bodies are read for those alone. A
+    /// look, never a claim; claim each with the order of its entry.
     async fn due(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Due>;
 
     /// The dead events of a scope, of all its tenants, that are held with their bytes and were not copied out yet, as far as they
-    /// are of the share. Oldest first.
+    /// are of the share. Oldest first, and bounded like [`due`](Self::due).
     async fn outlet(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>>;
 
     /// Notes that dead events were copied out. Under another token than the entry's it does nothing, so that one that was

@@ -137,6 +137,7 @@ macro_rules! __conformance_cases {
             held {
                 c5_a_dead_claim_keeps_its_bytes
                 c6_held_is_due_when_its_time_has_come
+                t79_what_is_held_comes_in_bounded_pages
                 c6_a_held_one_stays_held_while_it_runs
                 c6_hold_parks_what_would_wait
                 c6_what_was_overtaken_is_due_and_stale

@@ -13,8 +13,8 @@ use crate::error::Error;
 use crate::event::{Headers, Origin};
 use crate::id::{Scope, Tenant, Topic};
 use crate::ledger::{
-    Body, Claim, Filter, Identity, Intervention, Ledger, Marker, MismatchRule, Mode, Outcome, Settings,
-    Share, State, Verdict,
+    Body, Claim, Entry, Filter, Identity, Intervention, Ledger, Marker, MismatchRule, Mode, Outcome,
+    Settings, Share, State, Verdict,
 };
 
 fn body(text: &'static str) -> Body {
@@ -208,11 +208,12 @@ pub async fn c2_the_outlet_copies_once_per_death(harness: &impl Harness) {
 pub async fn c4_settling_and_marking_in_a_transaction(harness: &impl Harness) {
     let ledger = open(harness).await;
     let topic = Topic::new("orders").unwrap();
-    let marker = |partition, first, last| Marker { topic: topic.clone(), partition, first, last };
+    let marker = |partition, last| Marker::new(topic.clone(), partition, last);
     let mine = latest(1);
     let grant = first(&ledger, &mine).await;
     let settles = [settling(&mine, &grant, done()), settling(&claim("nobody", lease()), &grant, done())];
-    let marks = [marker(1, 10, 19), marker(0, 0, 0)];
+    let tried = Marker { tried: vec![3, 4, 900], batch: 200, ..marker(1, 1000) };
+    let marks = [tried.clone(), marker(0, 0)];
     for commit in [false, true] {
         let answers =
             harness.settle_in_transaction(&ledger, &settles, (&scope(), &marks), commit).await.unwrap();
@@ -221,12 +222,40 @@ pub async fn c4_settling_and_marking_in_a_transaction(harness: &impl Harness) {
         let wanted = if commit { State::Done } else { State::Leased };
         assert_eq!(there(&ledger, &mine).await.state, wanted);
         let found = ledger.markers(&scope(), &topic, &[0, 1, 2]).await.unwrap();
-        assert_eq!(found.len(), if commit { 2 } else { 0 });
+        assert_eq!(found, if commit { vec![marker(0, 0), tried.clone()] } else { Vec::new() });
     }
-    ledger.mark(&scope(), &[marker(1, 20, 29), Marker::clear(topic.clone(), 0)]).await.unwrap();
-    assert_eq!(ledger.markers(&scope(), &topic, &[0, 1]).await.unwrap(), [marker(1, 20, 29)]);
+    ledger.mark(&scope(), &[marker(1, 29), Marker::clear(topic.clone(), 0)]).await.unwrap();
+    assert_eq!(ledger.markers(&scope(), &topic, &[0, 1]).await.unwrap(), [marker(1, 29)]);
     assert!(ledger.markers(&Scope::new("other").unwrap(), &topic, &[1]).await.unwrap().is_empty());
     run(&ledger, &latest(2)).await;
+}
+
+/// A look brings as many bytes as it may, and the entry that reaches them; the next one goes on behind them.
+pub async fn t79_what_is_held_comes_in_bounded_pages(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let body = Body { payload: Some(vec![7; 10_000].into()), ..Body::default() };
+    for n in 0..6 {
+        let due = held(claim(&format!("due-{n}"), failed()));
+        expect(&ledger, &Claim { body: Some(body.clone()), ..due }, "retry_later").await;
+        let dead = claim(&format!("dead-{n}"), Mode::Refused);
+        expect(&ledger, &Claim { body: Some(body.clone()), ..dead }, "dead").await;
+    }
+    harness.advance(LEASE).await;
+    let of =
+        |entries: &[Entry]| entries.iter().map(|entry| entry.identity.id.to_string()).collect::<Vec<_>>();
+    let all: Vec<_> = of(&ledger.due(&scope(), &Share::all(), 9).await.unwrap().entries);
+    let all_dead: Vec<_> = of(&ledger.outlet(&scope(), &Share::all(), 9).await.unwrap());
+    assert_eq!((all.len(), all_dead.len()), (6, 6));
+    for (bytes, count) in [(0, 0), (1, 1), (body.bytes(), 1), (body.bytes() + 1, 2), (1 << 30, 6)] {
+        let share = Share { bytes_max: Some(bytes), ..Share::all() };
+        let due = ledger.due(&scope(), &share, 9).await.unwrap();
+        assert_eq!((of(&due.entries), due.held), (all[..count].to_vec(), 12), "{bytes} bytes");
+        assert_eq!(of(&ledger.outlet(&scope(), &share, 9).await.unwrap()), all_dead[..count]);
+        assert_eq!(share.is_full(&due.entries, 9), bytes < 1 << 30);
+    }
+    let share = Share { bytes_max: Some(1), skip: 3, ..Share::all() };
+    assert_eq!(of(&ledger.due(&scope(), &share, 9).await.unwrap().entries), all[3..4]);
+    assert_eq!(of(&ledger.outlet(&scope(), &share, 9).await.unwrap()), all_dead[3..4]);
 }
 
 /// The same claim again is told the same about the run before.
@@ -364,7 +393,7 @@ pub async fn a_share_leaves_others_what_is_theirs(harness: &impl Harness) {
     let share = |partitions: &[i32]| Share {
         topics: Some([(Topic::new("orders").unwrap(), partitions.iter().copied().collect())].into()),
         grace: GRACE,
-        since: None,
+        ..Share::all()
     };
     for (id, origin) in from {
         expect(&ledger, &Claim { origin: origin.clone(), ..held(claim(id, failed())) }, "retry_later").await;

@@ -5,7 +5,8 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, tcp};
@@ -14,6 +15,8 @@ const PASS: u8 = 0;
 const ANSWER: u8 = 1;
 const COMMIT: u8 = 2;
 const REFUSE: u8 = 3;
+const COMMIT_ANSWER: u8 = 4;
+const STALL: u8 = 5;
 
 #[derive(Default)]
 struct Plan {
@@ -81,6 +84,16 @@ impl Proxy {
         self.plan.lose.store(COMMIT, Ordering::SeqCst);
     }
 
+    /// Lose the answer to the next COMMIT: the server has committed, its client never learns.
+    pub fn lose_commit_answer(&self) {
+        self.plan.lose.store(COMMIT_ANSWER, Ordering::SeqCst);
+    }
+
+    /// Keep what clients send until [`heal`](Proxy::heal): the server seems to be very slow.
+    pub fn stall(&self) {
+        self.plan.lose.store(STALL, Ordering::SeqCst);
+    }
+
     /// Close every connection that speaks, and refuse new ones, until [`heal`](Proxy::heal).
     pub fn refuse(&self) {
         self.plan.lose.store(REFUSE, Ordering::SeqCst);
@@ -100,26 +113,43 @@ async fn carry(client: TcpStream, server: TcpStream, plan: Arc<Plan>) {
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
     // Whichever ends first takes the other with it: both halves close.
+    let mute = AtomicBool::new(false);
     tokio::select! {
-        () = requests(from_client, to_server, &plan) => {}
-        () = answers(from_server, to_client, &plan) => {}
+        () = requests(from_client, to_server, &plan, &mute) => {}
+        () = answers(from_server, to_client, &plan, &mute) => {}
     }
 }
 
-async fn requests(mut client: tcp::OwnedReadHalf, mut server: tcp::OwnedWriteHalf, plan: &Plan) {
+async fn requests(
+    mut client: tcp::OwnedReadHalf,
+    mut server: tcp::OwnedWriteHalf,
+    plan: &Plan,
+    mute: &AtomicBool,
+) {
     let mut buffer = vec![0; 65536];
     while let Ok(count @ 1..) = client.read(&mut buffer).await {
+        while plan.lose.load(Ordering::SeqCst) == STALL {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         if plan.refuses() {
             return;
         }
         let commits = buffer[..count].windows(7).any(|bytes| bytes == b"COMMIT\0");
+        if commits && plan.take(COMMIT_ANSWER) {
+            mute.store(true, Ordering::SeqCst);
+        }
         if (commits && plan.take(COMMIT)) || server.write_all(&buffer[..count]).await.is_err() {
             return;
         }
     }
 }
 
-async fn answers(mut server: tcp::OwnedReadHalf, mut client: tcp::OwnedWriteHalf, plan: &Plan) {
+async fn answers(
+    mut server: tcp::OwnedReadHalf,
+    mut client: tcp::OwnedWriteHalf,
+    plan: &Plan,
+    mute: &AtomicBool,
+) {
     let mut kept: Vec<u8> = Vec::new(); // of a statement whose answer will be lost
     let mut losing = false;
     loop {
@@ -133,7 +163,7 @@ async fn answers(mut server: tcp::OwnedReadHalf, mut client: tcp::OwnedWriteHalf
             return;
         }
         // CommandComplete comes before the commit of a statement on its own; ReadyForQuery comes after it.
-        losing |= head[0] == b'C' && plan.take(ANSWER);
+        losing |= mute.load(Ordering::SeqCst) || (head[0] == b'C' && plan.take(ANSWER));
         if losing && head[0] == b'Z' {
             return;
         }

@@ -52,6 +52,7 @@ fn publish(topic: &str, events: u64) -> Fallible<()> {
 /// The most bytes a process has had in memory, in MiB, once it is warm.
 async fn peak(topic: &Filled) -> Fallible<f64> {
     let member = Member {
+        batch: 0,
         topic: topic.topic.as_str().to_owned(),
         group: fresh("lag"),
         wait_ms: WAIT_MS,

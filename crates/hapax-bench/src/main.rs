@@ -135,7 +135,9 @@ impl Bench {
             Bench::Pipeline => Ok(vec![pipeline::run(options).await?]),
             Bench::Keys => Ok(vec![keys::run(options).await?]),
             Bench::Window => window::run(options).await,
-            Bench::Recovery => Ok(vec![recovery::run(options).await?]),
+            Bench::Recovery => {
+                Ok(vec![recovery::run(options).await?, recovery::run_catch_up(options).await?])
+            }
             Bench::Lag => Ok(vec![lag::run(options).await?]),
             Bench::Append => append::run(options).await,
             Bench::Poll => Ok(vec![append::poll(options).await?]),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hapax::backend::memory::MemoryLedger;
 use hapax::backend::postgres::{PgLedger, PgSettings};
-use hapax::consumer::{Consumer, ConsumerSettings, Handled, leased};
+use hapax::consumer::{Consumer, ConsumerSettings, Handled, leased, transactional_batch};
 use hapax::{Scope, Topic};
 use serde::{Deserialize, Serialize};
 use sqlx::AssertSqlSafe;
@@ -36,6 +36,8 @@ pub struct Member {
     pub lease_s: u64,
     /// The schema of its ledger and of its `effect` table; none: a ledger in memory, no effects.
     pub schema: Option<String>,
+    /// How many events a transactional batch has; 0: leased, one by one.
+    pub batch: usize,
     /// After so many events it says that it is warm.
     pub warm_after: usize,
 }
@@ -56,6 +58,7 @@ impl Member {
         let mut settings = ConsumerSettings::new(Scope::new(&self.group)?, vec![Topic::new(&self.topic)?]);
         settings.dead_topic = Some(String::new());
         settings.concurrency = self.concurrency;
+        settings.batch_max = self.batch.max(1);
         settings.lease = Duration::from_secs(self.lease_s);
         settings.heartbeat = settings.lease / 3;
         settings.session_timeout = settings.lease;
@@ -97,6 +100,24 @@ pub async fn run() -> Fallible<()> {
         std::process::id()
     )
     .into();
+    if member.batch > 0 {
+        let insert: Arc<str> = format!(
+            "insert into {schema}.effect (n, pid) select (p::jsonb ->> 'n')::bigint, {} from unnest($1::text[]) p",
+            std::process::id()
+        )
+        .into();
+        let work = transactional_batch::<PgLedger, _>(move |tx, events| {
+            let insert = Arc::clone(&insert);
+            let payloads: Vec<_> =
+                events.iter().map(|event| String::from_utf8_lossy(&event.payload).into_owned()).collect();
+            Box::pin(async move {
+                sqlx::query(AssertSqlSafe(insert)).bind(payloads).execute(&mut **tx).await?;
+                Ok(())
+            })
+        });
+        consumer.run(work).await?;
+        return Ok(());
+    }
     let work = leased(move |event: hapax::Event, _run| {
         count();
         let (on, insert) = (on.clone(), Arc::clone(&insert));

@@ -79,6 +79,7 @@ async fn once(bus: &Arc<KafkaBus>) -> Fallible<(f64, i64)> {
         concurrency: 32,
         lease_s: LEASE_S,
         schema: Some(s.clone()),
+        batch: 0,
         warm_after: 1,
     };
     let published = Arc::new(AtomicI64::new(0));
@@ -136,5 +137,91 @@ pub async fn run(options: &Options) -> Fallible<Report> {
             "{twice} effects ran again in {} kills (leased, a sink that does not dedup)",
             options.rounds
         )],
+    })
+}
+
+/// How many records there are to catch up with.
+const BACKLOG: i64 = 40_000;
+
+/// Seconds from a kill during catch-up until the next process is as fast as the killed one was, or has done all.
+async fn catch_up(bus: &Arc<KafkaBus>, batch: usize, keys: i64) -> Fallible<f64> {
+    let on = pool(2).await?;
+    let schema = Schema::fresh(&on).await?;
+    let s = &schema.name;
+    execute(
+        &on,
+        format!("create table {s}.effect (n bigint not null, pid int not null, at timestamptz default clock_timestamp())"),
+    )
+    .await?;
+    drop(schema.leasing_guard(1).await?);
+    let mut topic = Filled::empty(bus, "catch-up", PARTITIONS).await?;
+    let record = |n: i64| Record {
+        key: Some(format!("key-{}", n % keys).into()),
+        payload: Some(
+            serde_json::json!({ "event_id": EventId::now_v7().to_string(), "n": n }).to_string().into(),
+        ),
+        ..Record::default()
+    };
+    topic.publish(bus, &(0..BACKLOG).map(record).collect::<Vec<_>>()).await?;
+    let member = Member {
+        topic: topic.topic.as_str().to_owned(),
+        group: fresh("catch-up"),
+        wait_ms: 0,
+        concurrency: 8,
+        lease_s: LEASE_S,
+        schema: Some(s.clone()),
+        batch,
+        warm_after: 1,
+    };
+    let done = || number(&on, format!("select count(*) from {s}.effect"));
+    let mut victim = member.start()?;
+    wait_for(&on, format!("select count(*) from {s}.effect"), |done| done > 0).await?;
+    let began = Instant::now();
+    wait_for(&on, format!("select count(*) from {s}.effect"), |done| done >= BACKLOG / 4).await?;
+    let rate = done().await? as f64 / began.elapsed().as_secs_f64();
+    victim.start_kill()?; // SIGKILL
+    let killed = Instant::now();
+    let mut next = member.start()?;
+    loop {
+        let (before, from) = (done().await?, Instant::now());
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let after = done().await?;
+        let now = (after - before) as f64 / from.elapsed().as_secs_f64();
+        if now >= 0.8 * rate || after >= BACKLOG {
+            break;
+        }
+        if killed.elapsed() > LIMIT {
+            return Err(format!("{now:.0} events/s {LIMIT:?} after the kill, {rate:.0} before").into());
+        }
+    }
+    let took = killed.elapsed().as_secs_f64();
+    next.kill().await?;
+    victim.wait().await?;
+    schema.drop().await?;
+    topic.delete().await?;
+    Ok(took)
+}
+
+/// Runs the kill during catch-up, for batches and keys of several sizes.
+pub async fn run_catch_up(options: &Options) -> Fallible<Report> {
+    let bus = bus().await?;
+    let bound = LEASE_S as f64 + 5.0;
+    let (mut lines, mut goals) = (Vec::new(), Vec::new());
+    for (batch, keys) in [(200, 1000), (200, BACKLOG), (20, 1000), (2000, 100)] {
+        let mut samples = Vec::new();
+        for _ in 0..options.rounds {
+            samples.push(catch_up(&bus, batch, keys).await?);
+        }
+        let line = Line::new(format!("batches of {batch}, {keys} keys"), samples);
+        let slowest = crate::harness::quantile(&line.samples, 1.0);
+        goals.push(Goal::at_most("slowest / (lease + 5 s)", slowest / bound, 1.0));
+        lines.push(line);
+    }
+    Ok(Report {
+        title: "catch-up: from a kill -9 until the next process is as fast as the killed one was".into(),
+        unit: "s",
+        goals,
+        lines,
+        notes: vec![format!("transactional, 8 batches at once, {BACKLOG} records, session {LEASE_S} s")],
     })
 }

@@ -10,7 +10,7 @@ use super::{Inner, read};
 use crate::clock::Time;
 use crate::error::Result;
 use crate::id::{Scope, Topic};
-use crate::ledger::{Body, Copied, Due, Entry, Marker, Share};
+use crate::ledger::{BODY_BYTES, Body, Copied, Due, Entry, Marker, Share};
 
 /// Bodies, column by column. Names of headers are bytes, because one may hold a NUL, which text cannot; all headers are in
 /// one array, because arrays of arrays must be of one length.
@@ -83,6 +83,17 @@ fn is_mine(now: &str) -> String {
     )
 }
 
+/// Of those chosen, the first that fit into the share's bytes, which [`entries`] binds: a row counts as [`Body::bytes`] does.
+fn filled(s: &str) -> String {
+    format!(
+        "sized as (select r.*, sum(coalesce(octet_length(e.payload), 0) + coalesce(octet_length(e.key), 0) + {BODY_BYTES} \
+             + (select coalesce(sum(octet_length(n)), 0) from unnest(e.header_names || e.header_values) n)) \
+             over (order by r.place rows between unbounded preceding and 1 preceding) as before \
+            from chosen r join {s}.held e on e.scope = r.scope and e.week = r.week and e.id = r.id), \
+         filled as materialized (select * from sized where coalesce(coalesce(before, 0) < $8, true))"
+    )
+}
+
 async fn entries(
     connection: &mut PgConnection,
     sql: String,
@@ -104,6 +115,8 @@ async fn entries(
         .bind(mine_numbers)
         .bind(i64::try_from(share.grace.as_micros()).unwrap_or(i64::MAX).min(GRACE_US_MAX))
         .bind(share.since.map(Time::as_micros))
+        .bind(share.bytes_max.map(|max| i64::try_from(max).unwrap_or(i64::MAX)))
+        .bind(i64::try_from(share.skip).unwrap_or(i64::MAX))
         .fetch_all(connection)
         .await
         .map_err(|e| translate("looking for what is held", e))?;
@@ -129,12 +142,15 @@ pub(super) async fn due(inner: &Inner, scope: &Scope, share: &Share, limit: usiz
            where e.aggregate is null or g.scope is null or e.seq <= g.last or \
                   ((e.seq > g.parked) is not true and (g.lease_until > (select now from present) or g.lease_seq < e.seq) \
                    is not true and (g.owed < e.seq) is not true)), \
-         chosen as materialized (select scope, week, id from ready e where n = 1 and {mine} order by at limit $2)",
-        mine = is_mine("(select now from present)")
+         chosen as materialized (select scope, week, id, row_number() over (order by at, scope, week, id) as place from ready e \
+           where n = 1 and {mine} order by place limit $2 offset $9), \
+         {filled}",
+        mine = is_mine("(select now from present)"),
+        filled = filled(s)
     );
-    let from = format!("chosen r join {s}.held e on e.scope = r.scope and e.week = r.week and e.id = r.id");
+    let from = format!("filled r join {s}.held e on e.scope = r.scope and e.week = r.week and e.id = r.id");
     let mut connection = inner.begin().await?;
-    let sql = format!("{ready} {} order by e.at", select(s, &from));
+    let sql = format!("{ready} {} order by r.place", select(s, &from));
     let entries = entries(&mut connection, sql, scope, share, limit).await?;
     let held: i64 = sqlx::query_scalar(AssertSqlSafe(format!(
         "select count(*) from {s}.held e join {s}.scope c on c.number = e.scope \
@@ -151,11 +167,18 @@ pub(super) async fn due(inner: &Inner, scope: &Scope, share: &Share, limit: usiz
 /// Dead ones that were not copied out yet.
 pub(super) async fn outlet(inner: &Inner, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>> {
     let s = &inner.settings.schema;
+    // Bodies are measured of those that are chosen alone, and read of those that fit.
     let sql = format!(
-        "{} where c.scope = $1 and e.header_names is not null and e.state = 'X' and e.copied is distinct from e.token \
-         and {mine} order by e.at limit $2",
-        select(s, &format!("{s}.held e")),
-        mine = is_mine(&format!("(select {s}.ledger_now())"))
+        "with chosen as materialized (select e.scope, e.week, e.id, row_number() over (order by e.at, e.scope, e.week, e.id) as place \
+            from {s}.scope c join {s}.held e on e.scope = c.number \
+           where c.scope = $1 and e.header_names is not null and e.state = 'X' and e.copied is distinct from e.token and {mine} \
+           order by place limit $2 offset $9), {filled} {} order by r.place",
+        select(
+            s,
+            &format!("filled r join {s}.held e on e.scope = r.scope and e.week = r.week and e.id = r.id")
+        ),
+        mine = is_mine(&format!("(select {s}.ledger_now())")),
+        filled = filled(s)
     );
     entries(&mut *inner.begin().await?, sql, scope, share, limit).await
 }
@@ -206,8 +229,8 @@ pub(super) async fn mark_in(
 ) -> Result<()> {
     let s = &inner.settings.schema;
     let upsert = format!(
-        "insert into {s}.marker (scope, topic, partition, first, last) values ($1, $2, $3, $4, $5) \
-         on conflict (scope, topic, partition) do update set first = excluded.first, last = excluded.last"
+        "insert into {s}.marker (scope, topic, partition, last, tried, at) values ($1, $2, $3, $4, $5, {s}.ledger_now()) \
+         on conflict (scope, topic, partition) do update set last = excluded.last, tried = excluded.tried, at = excluded.at"
     );
     let delete = format!("delete from {s}.marker where scope = $1 and topic = $2 and partition = $3");
     let mut sorted: Vec<&Marker> = markers.iter().collect();
@@ -220,7 +243,7 @@ pub(super) async fn mark_in(
             .bind(marker.topic.as_str())
             .bind(marker.partition);
         if !marker.is_empty() {
-            query = query.bind(marker.first).bind(marker.last);
+            query = query.bind(marker.last).bind(marker.tried_text());
         }
         query.execute(&mut *connection).await.map_err(|e| translate("noting a marker", e))?;
     }
@@ -235,8 +258,8 @@ pub(super) async fn markers(
     partitions: &[i32],
 ) -> Result<Vec<Marker>> {
     let s = &inner.settings.schema;
-    let rows: Vec<(i32, i64, i64)> = sqlx::query_as(AssertSqlSafe(format!(
-        "select partition, first, last from {s}.marker where scope = $1 and topic = $2 and partition = any ($3) order by 1"
+    let rows: Vec<(i32, i64, String)> = sqlx::query_as(AssertSqlSafe(format!(
+        "select partition, last, tried from {s}.marker where scope = $1 and topic = $2 and partition = any ($3) order by 1"
     )))
     .persistent(false)
     .bind(scope.as_str())
@@ -245,6 +268,22 @@ pub(super) async fn markers(
     .fetch_all(&mut *inner.begin().await?)
     .await
     .map_err(|e| translate("reading markers", e))?;
-    let marker = |(partition, first, last)| Marker { topic: topic.clone(), partition, first, last };
-    Ok(rows.into_iter().map(marker).collect())
+    let marker =
+        |(partition, last, tried): (i32, i64, String)| Marker::stored(topic, partition, last, &tried);
+    rows.into_iter().map(marker).collect()
+}
+
+/// Forgets markers that nobody has noted since: those of scopes that are over.
+pub(super) async fn forget_markers(inner: &Inner, retention_us: i64) -> Result<()> {
+    let s = &inner.settings.schema;
+    let mut tx = inner.begin().await?;
+    sqlx::query(AssertSqlSafe(format!(
+        "delete from {s}.marker where at < {s}.ledger_now() - least($1, {GRACE_US_MAX}) * interval '1 microsecond'"
+    )))
+    .persistent(false)
+    .bind(retention_us)
+    .execute(&mut *tx)
+    .await
+    .map_err(|e| translate("forgetting markers", e))?;
+    tx.commit().await.map_err(|e| translate("forgetting markers", e))
 }

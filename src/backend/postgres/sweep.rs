@@ -13,7 +13,7 @@ use sqlx::{AssertSqlSafe, PgConnection};
 
 use super::Inner;
 use super::error::translate;
-use super::{pace, seal};
+use super::{held, pace, seal};
 use crate::error::{Error, Result};
 use crate::ledger::{SweepTerms, Swept, Week};
 
@@ -52,6 +52,7 @@ pub(super) async fn sweep(inner: &Inner, mut terms: SweepTerms) -> Result<Swept>
     swept.lost = mark_lost(inner, terms).await?;
     sweep_rows(inner, terms, &mut swept).await?;
     if !terms.dry_run {
+        held::forget_markers(inner, us(terms)).await?;
         seal::seal_weeks(inner, terms).await?;
     }
     for number in due(inner, terms).await? {

@@ -211,7 +211,7 @@ impl Desk {
                 acts.word("del").word(":markers").text(field);
             } else {
                 acts.word("note").word(":markers").text(field);
-                acts.text(format!("{}:{}", marker.first, marker.last));
+                acts.text(format!("{}:{}:{}", self.now.as_micros(), marker.last, marker.tried_text()));
             }
         }
         for line in &self.audit {

@@ -6,13 +6,14 @@ use std::collections::{BTreeSet, HashMap};
 use super::connect::Doing;
 use super::desk::index_key;
 use super::read::{Scopes, rows};
-use super::want::{Wants, member_key, pair};
+use super::want::{Wants, member_key};
 use super::{RedisLedger, Result, codec, wants_of};
+use crate::clock::Time;
 use crate::error::Error;
 use crate::id::{Aggregate, Scope, Topic};
-use crate::ledger::transition::Head;
+use crate::ledger::transition::{Head, Row};
 use crate::ledger::{
-    Copied, Due, Entry, Filter, Key, Ledger as _, Marker, Rows as _, Share, State, runnable,
+    Body, Copied, Due, Entry, Filter, Key, Ledger as _, Marker, Rows as _, Share, State, runnable,
 };
 
 /// How many entries of an index are looked at together.
@@ -55,20 +56,44 @@ pub(super) async fn due(ledger: &RedisLedger, scope: &Scope, share: &Share, limi
     found.sort_by_key(|(at, _)| *at);
     let found = found.into_iter().map(|(_, waiting)| waiting).collect();
     let head = |scope, aggregate: &Aggregate| Ok(heads.get(&(scope, aggregate.clone())).cloned().flatten());
-    let keys = runnable(found, limit, now, |(_, mine)| *mine, head)?;
+    let keys = runnable(found, (share.skip, limit), now, |(_, mine)| *mine, head)?;
     let keys: Vec<Key> = keys.into_iter().map(|(key, _)| key).collect();
-    let mut entries = Vec::with_capacity(keys.len());
-    for keys in keys.chunks(PART) {
-        for (key, stored, _) in rows(ledger, keys).await? {
-            let row = codec::row(&stored)?;
-            // Somebody may have been quicker.
-            if row.body.is_some() && matches!(row.state, State::Leased | State::Retry | State::Parked) {
-                entries.push(scopes.entry(&key, row)?);
-            }
+    let mut entries = Vec::new();
+    for (key, row) in read(ledger, &keys, share).await? {
+        // Somebody may have been quicker.
+        if row.body.is_some() && matches!(row.state, State::Leased | State::Retry | State::Parked) {
+            entries.push(scopes.entry(&key, row)?);
         }
     }
     Ok(Due { entries, held: count(ledger, &numbers).await? })
 }
+
+/// Reads rows until the share's bytes are reached. A few first, to see how large they are: one answer has all of its rows in memory.
+async fn read(ledger: &RedisLedger, keys: &[Key], share: &Share) -> Result<Vec<(Key, Row)>> {
+    let (mut found, mut bytes, mut part) = (Vec::new(), 0, PART);
+    if share.bytes_max.is_some() {
+        part = FIRST_PART;
+    }
+    let mut left = keys;
+    while !left.is_empty() {
+        let (now, later) = left.split_at(part.min(left.len()));
+        left = later;
+        for (key, stored, _) in rows(ledger, now).await? {
+            let row = codec::row(&stored)?;
+            if share.bytes_max.is_some_and(|max| bytes >= max) {
+                return Ok(found);
+            }
+            bytes += row.body.as_ref().map_or(0, Body::bytes);
+            found.push((key, row));
+        }
+        let each = (bytes / found.len().max(1)).max(1);
+        part = share.bytes_max.map_or(PART, |max| (max.saturating_sub(bytes) / each).clamp(1, PART));
+    }
+    Ok(found)
+}
+
+/// How many rows are read before anything is known of their size.
+const FIRST_PART: usize = 8;
 
 /// Pairs of bytes, as a script answers them.
 type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
@@ -111,7 +136,7 @@ pub(super) async fn outlet(
 ) -> Result<Vec<Entry>> {
     let (scopes, numbers) = of_scope(ledger, scope).await?;
     let now = ledger.now().await?;
-    let mut dead = Vec::new();
+    let mut found = Vec::new();
     for number in numbers {
         let mut mine = Vec::new();
         for from in (0..).step_by(PART) {
@@ -119,22 +144,19 @@ pub(super) async fn outlet(
             for (member, beginning) in rows {
                 let codec::Beginning { at, origin, .. } = codec::waiting(&beginning)?;
                 if share.takes(origin.as_ref(), at, now) {
-                    mine.push(member_key(&member)?);
+                    mine.push((at, member_key(&member)?));
                 }
             }
-            if count < PART || mine.len() >= limit {
+            if count < PART || mine.len() >= limit + share.skip {
                 break;
             }
         }
-        mine.truncate(limit);
-        for keys in mine.chunks(PART) {
-            for (key, stored, _) in rows(ledger, keys).await? {
-                dead.push((key, codec::row(&stored)?));
-            }
-        }
+        found.extend(mine);
     }
-    dead.sort_by_key(|(_, row)| row.at);
-    dead.into_iter().take(limit).map(|(key, row)| scopes.entry(&key, row)).collect()
+    found.sort_by_key(|(at, _)| *at);
+    let keys: Vec<Key> = found.into_iter().skip(share.skip).take(limit).map(|(_, key)| key).collect();
+    let dead = read(ledger, &keys, share).await?;
+    dead.into_iter().map(|(key, row)| scopes.entry(&key, row)).collect()
 }
 
 /// Notes that dead ones were copied out.
@@ -192,11 +214,44 @@ pub(super) async fn markers(
     let stored: Vec<Option<Vec<u8>>> =
         get.query_async(&mut ledger.connection()).await.doing("reading markers")?;
     let mut markers = Vec::new();
-    for (partition, offsets) in wanted.into_iter().zip(stored) {
-        let Some(offsets) = offsets else { continue };
-        let (first, last) =
-            pair(&offsets)?.ok_or_else(|| Error::Corrupt("a marker without offsets".into()))?;
-        markers.push(Marker { topic: topic.clone(), partition, first, last });
+    for (partition, stored) in wanted.into_iter().zip(stored) {
+        let Some(stored) = stored else { continue };
+        let (_, last, tried) = marker_value(&stored)?;
+        markers.push(Marker::stored(topic, partition, last, tried)?);
     }
     Ok(markers)
+}
+
+/// When a marker was noted, how far it reaches, and what was being tried.
+fn marker_value(stored: &[u8]) -> Result<(Time, i64, &str)> {
+    let parse = || {
+        let mut parts = std::str::from_utf8(stored).ok()?.splitn(3, ':');
+        let (at, last) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+        Some((Time::from_micros(at), last, parts.next()?))
+    };
+    parse().ok_or_else(|| Error::Corrupt(format!("{:?} is no marker", String::from_utf8_lossy(stored))))
+}
+
+/// Forgets markers that nobody has noted since: those of scopes that are over. One that is noted again at that very moment goes
+/// with it, and comes back with its partition's next batches.
+pub(super) async fn forget_markers(ledger: &RedisLedger, cutoff: Time) -> Result<()> {
+    let markers = ledger.key(":markers");
+    let all: Pairs = redis::cmd("HGETALL")
+        .arg(&markers)
+        .query_async(&mut ledger.connection())
+        .await
+        .doing("reading markers")?;
+    let mut forget = redis::cmd("HDEL");
+    forget.arg(&markers);
+    let mut some = false;
+    for (field, stored) in &all {
+        if marker_value(stored)?.0 < cutoff {
+            forget.arg(field);
+            some = true;
+        }
+    }
+    if some {
+        forget.query_async::<()>(&mut ledger.connection()).await.doing("forgetting markers")?;
+    }
+    Ok(())
 }

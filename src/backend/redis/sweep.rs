@@ -26,6 +26,9 @@ pub(super) async fn sweep(ledger: &RedisLedger, terms: SweepTerms) -> Result<Swe
     }
     // Those kept from a dropped week go one by one once they are settled; their week answers for them.
     swept.rows += forget_old(ledger, ":kept", None, cutoff, terms).await?;
+    if !terms.dry_run {
+        super::held::forget_markers(ledger, cutoff).await?;
+    }
     for (week, (touched, noted)) in weeks(ledger).await? {
         if week.is_timeless() || touched >= cutoff || week.end() >= cutoff {
             continue;

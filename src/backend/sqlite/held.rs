@@ -14,7 +14,9 @@ use crate::clock::Time;
 use crate::error::Result;
 use crate::id::{Aggregate, EventId, Scope, Topic};
 use crate::ledger::transition::Row;
-use crate::ledger::{Copied, Due, Entry, Filter, Identity, Marker, Rows, Share, Waiting, Week, runnable};
+use crate::ledger::{
+    Body, Copied, Due, Entry, Filter, Identity, Marker, Rows, Share, Waiting, Week, runnable,
+};
 
 /// A held row, with its week, the number of its scope, and its key.
 type Found = (Week, i32, Vec<u8>, Row);
@@ -27,22 +29,32 @@ fn tables(conn: &Connection) -> Result<Vec<(String, String)>> {
 }
 
 /// The rows of a scope, of all its tenants, that SQL selects; oldest first.
-fn select(conn: &Connection, scopes: &[i32], which: &str, now: Time, limit: i64) -> Result<Vec<Found>> {
+fn select(conn: &Connection, scopes: &[i32], which: &str, share: &Share, limit: i64) -> Result<Vec<Found>> {
     let mut found = Vec::new();
     for (table, week) in tables(conn)? {
         let sql = format!(
-            "SELECT {READ}, {week}, id FROM {table} WHERE scope = ?1 AND {which} AND at <= ?2 ORDER BY at LIMIT ?3"
+            "SELECT {READ}, {week}, id FROM {table} WHERE scope = ?1 AND {which} ORDER BY at LIMIT ?2"
         );
         let mut statement = conn.prepare(&sql).doing("looking for what is held")?;
         for scope in scopes {
-            let rows: Vec<(i16, Vec<u8>, Stored)> = statement
-                .query_map(params![scope, now.as_micros(), limit], |columns| {
+            let rows = statement
+                .query_map(params![scope, limit], |columns| {
                     Ok((columns.get(READ_COUNT)?, columns.get(READ_COUNT + 1)?, Stored::read(columns)?))
                 })
-                .and_then(Iterator::collect)
                 .doing("looking for what is held")?;
-            for (week, key, stored) in rows {
-                found.push((Week::from_number(week)?, *scope, key, stored.row()?));
+            // No more of each than all of them together may have, besides those that are passed over.
+            let mut bytes = 0;
+            for (at, row) in rows.enumerate() {
+                if at < share.skip {
+                    bytes = 0;
+                }
+                if share.bytes_max.is_some_and(|max| bytes >= max) {
+                    break;
+                }
+                let (week, key, stored): (i16, Vec<u8>, Stored) = row.doing("looking for what is held")?;
+                let row = stored.row()?;
+                bytes += row.body.as_ref().map_or(0, Body::bytes);
+                found.push((Week::from_number(week)?, *scope, key, row));
             }
         }
     }
@@ -67,15 +79,18 @@ pub(super) fn due(conn: &Connection, scope: &Scope, share: &Share, limit: usize,
     let (scopes, numbers) = of_scope(conn, scope)?;
     let waiting = waiting(conn, &numbers, &is_mine(conn, share, now)?, now)?;
     let mine = |place: &Place| place.mine;
-    let runnable = runnable(waiting, limit, now, mine, |number, aggregate| {
+    let runnable = runnable(waiting, (share.skip, limit), now, mine, |number, aggregate| {
         conn.prepare_cached(&format!(
             "SELECT {HEAD} FROM main.hapax_head WHERE scope = ?1 AND aggregate = ?2"
         ))
         .and_then(|mut s| s.query_row(params![number, aggregate.as_str()], codec::head).optional())
         .doing("reading the head of an aggregate")
     })?;
-    let mut entries = Vec::with_capacity(runnable.len());
+    let (mut entries, mut bytes) = (Vec::new(), 0);
     for place in runnable {
+        if share.bytes_max.is_some_and(|max| bytes >= max) {
+            break;
+        }
         let sql = format!(
             "SELECT {READ} FROM {} WHERE scope = ?1 AND id = ?2 AND {WAITS} {}",
             place.table, place.and
@@ -86,7 +101,9 @@ pub(super) fn due(conn: &Connection, scope: &Scope, share: &Share, limit: usize,
             .doing("reading what is due")?;
         // None: somebody was quicker.
         if let Some(stored) = found {
-            entries.push(entry(&scopes, place.week, place.scope, &place.id, stored.row()?)?);
+            let entry = entry(&scopes, place.week, place.scope, &place.id, stored.row()?)?;
+            bytes += entry.bytes();
+            entries.push(entry);
         }
     }
     Ok(Due { entries, held: count(conn, &numbers)? })
@@ -184,10 +201,13 @@ pub(super) fn outlet(
     now: Time,
 ) -> Result<Vec<Entry>> {
     let (scopes, numbers) = of_scope(conn, scope)?;
-    let most = i64::try_from(limit).unwrap_or(i64::MAX);
+    let most = i64::try_from(limit.saturating_add(share.skip)).unwrap_or(i64::MAX);
     let which = format!("{UNCOPIED} AND {}", is_mine(conn, share, now)?);
-    let dead = select(conn, &numbers, &which, Time::from_micros(i64::MAX), most)?;
-    let entries = dead.into_iter().take(limit);
+    let mut dead = select(conn, &numbers, &which, share, most)?;
+    dead.drain(..share.skip.min(dead.len()));
+    let sizes = dead.iter().map(|(.., row)| row.body.as_ref().map_or(0, Body::bytes));
+    let count = share.fill(sizes).min(limit);
+    let entries = dead.into_iter().take(count);
     entries.map(|(week, number, key, row)| entry(&scopes, week, number, &key, row)).collect()
 }
 
@@ -212,29 +232,31 @@ pub(super) fn copied(desk: &mut Desk<'_>, entries: &[Copied]) -> Result<()> {
 }
 
 /// Notes markers; an empty one goes.
-pub(super) fn mark(conn: &Connection, scope: &Scope, markers: &[Marker]) -> Result<()> {
+pub(super) fn mark(conn: &Connection, scope: &Scope, markers: &[Marker], now: Time) -> Result<()> {
     for marker in markers {
-        let key = params![scope.as_str(), marker.topic.as_str(), marker.partition];
+        let (topic, partition) = (marker.topic.as_str(), marker.partition);
         let done = if marker.is_empty() {
             conn.prepare_cached("DELETE FROM main.hapax_marker WHERE scope = ?1 AND topic = ?2 AND part = ?3")
-                .and_then(|mut s| s.execute(key))
+                .and_then(|mut s| s.execute(params![scope.as_str(), topic, partition]))
         } else {
+            let (tried, at) = (marker.tried_text(), now.as_micros());
             conn.prepare_cached(
-                "INSERT OR REPLACE INTO main.hapax_marker (scope, topic, part, first, last) VALUES (?1, ?2, ?3, ?4, ?5)",
+                "INSERT OR REPLACE INTO main.hapax_marker (scope, topic, part, last, tried, at) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
             )
             .and_then(|mut s| {
-                s.execute(params![
-                    scope.as_str(),
-                    marker.topic.as_str(),
-                    marker.partition,
-                    marker.first,
-                    marker.last
-                ])
+                s.execute(params![scope.as_str(), topic, partition, marker.last, tried, at])
             })
         };
         done.doing("noting a marker")?;
     }
     Ok(())
+}
+
+/// Forgets markers that nobody has noted since: those of scopes that are over.
+pub(super) fn forget_markers(conn: &Connection, cutoff: Time) -> Result<()> {
+    conn.execute("DELETE FROM main.hapax_marker WHERE at < ?1", [cutoff.as_micros()])
+        .map(drop)
+        .doing("forgetting markers")
 }
 
 /// The markers of partitions, by partition.
@@ -247,18 +269,20 @@ pub(super) fn markers(
     let wanted: BTreeSet<i32> = partitions.iter().copied().collect();
     let mut statement = conn
         .prepare_cached(
-            "SELECT first, last FROM main.hapax_marker WHERE scope = ?1 AND topic = ?2 AND part = ?3",
+            "SELECT last, tried FROM main.hapax_marker WHERE scope = ?1 AND topic = ?2 AND part = ?3",
         )
         .doing("reading markers")?;
     let mut found = Vec::new();
     for partition in wanted {
-        let marker = statement
+        let stored: Option<(i64, String)> = statement
             .query_row(params![scope.as_str(), topic.as_str(), partition], |row| {
-                Ok(Marker { topic: topic.clone(), partition, first: row.get(0)?, last: row.get(1)? })
+                Ok((row.get(0)?, row.get(1)?))
             })
             .optional()
             .doing("reading markers")?;
-        found.extend(marker);
+        if let Some((last, tried)) = stored {
+            found.push(Marker::stored(topic, partition, last, &tried)?);
+        }
     }
     Ok(found)
 }

@@ -252,7 +252,8 @@ impl Ledger for SqliteLedger {
 
     async fn mark(&self, scope: &Scope, markers: &[Marker]) -> Result<()> {
         let (scope, markers) = (scope.clone(), markers.to_vec());
-        answer(self.0.write.send(move |desk| held::mark(desk.conn, &scope, &markers))).await
+        let now = self.0.clock.now();
+        answer(self.0.write.send(move |desk| held::mark(desk.conn, &scope, &markers, now))).await
     }
 
     async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {

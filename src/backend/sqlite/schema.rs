@@ -31,7 +31,7 @@ CREATE TABLE main.hapax_kept (week INTEGER NOT NULL, scope INTEGER NOT NULL, id 
 CREATE INDEX main.hapax_held_kept ON hapax_kept (scope, state, at) WHERE payload IS NOT NULL;
 CREATE INDEX main.hapax_out_kept ON hapax_kept (scope, at) WHERE state = 3 AND payload IS NOT NULL AND copied IS NOT token;
 CREATE TABLE main.hapax_marker (scope TEXT NOT NULL, topic TEXT NOT NULL, part INTEGER NOT NULL,
-    first INTEGER NOT NULL, last INTEGER NOT NULL, PRIMARY KEY (scope, topic, part)) STRICT, WITHOUT ROWID;
+    last INTEGER NOT NULL, tried TEXT NOT NULL, at INTEGER NOT NULL, PRIMARY KEY (scope, topic, part)) STRICT, WITHOUT ROWID;
 CREATE TABLE main.hapax_audit (number INTEGER PRIMARY KEY, at INTEGER NOT NULL, by TEXT NOT NULL,
     what TEXT NOT NULL, identity TEXT NOT NULL, why TEXT NOT NULL) STRICT;
 "];

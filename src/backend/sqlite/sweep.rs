@@ -7,7 +7,7 @@ use super::codec::{AWAITED, COLUMNS, OPEN};
 use super::connect::simple;
 use super::desk::{Desk, Memo};
 use super::fault::Doing;
-use super::{SqliteLedger, answer, read};
+use super::{SqliteLedger, answer, held, read};
 use crate::clock::Time;
 use crate::error::Result;
 use crate::ledger::{Pace, SweepTerms, Swept, Week};
@@ -36,6 +36,7 @@ pub(super) async fn sweep(ledger: &SqliteLedger, terms: SweepTerms) -> Result<Sw
     swept.lost = mark_lost(ledger, now, terms.batch_max).await?;
     swept.rows = sweep_timeless(ledger, cutoff, terms.batch_max).await?;
     swept.rows += sweep_kept(ledger, cutoff, terms.batch_max).await?;
+    answer(ledger.0.write.send(move |desk| held::forget_markers(desk.conn, cutoff))).await?;
     for week in answer(ledger.0.read.send(move |conn| old_weeks(conn, cutoff))).await? {
         let seen = answer(ledger.0.read.send(move |conn| look_at(conn, week))).await?;
         let Some(old) = seen.filter(|old| old.touched < cutoff.as_micros()) else { continue };

@@ -85,7 +85,7 @@ impl SqliteLedger {
     /// Notes markers in the caller's own transaction; see [`Ledger::mark`](crate::Ledger::mark).
     pub fn mark_in(&self, tx: &Transaction<'_>, scope: &Scope, markers: &[Marker]) -> Result<()> {
         self.enter(tx)?;
-        held::mark(tx, scope, markers)
+        held::mark(tx, scope, markers, self.0.clock.now())
     }
 
     /// Draws a token. As the first statement it takes the right to write, and it finds only this ledger's row.
@@ -187,7 +187,7 @@ impl crate::consumer::TransactionalLedger for SqliteLedger {
 
     async fn mark_in(&self, tx: &mut SqliteTransaction, scope: &Scope, markers: &[Marker]) -> Result<()> {
         self.enter(&tx.0)?;
-        held::mark(&tx.0, scope, markers)
+        held::mark(&tx.0, scope, markers, self.0.clock.now())
     }
 
     async fn is_sound(&self, tx: &mut SqliteTransaction) -> Result<bool> {

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Pipeline, Seen, ended_badly, is_suspect};
+use super::partitions::suspect;
+use super::{Pipeline, Seen, ended_badly};
 use crate::bus::{Heard, Partition, Received};
 use crate::consumer::arrival::{Arrival, Source};
 use crate::consumer::held;
@@ -92,11 +93,12 @@ impl Pipeline {
     }
 
     pub(super) fn queue(&mut self, arrivals: Vec<Arrival>) {
+        self.stir();
         for mut arrival in arrivals {
             if !self.is_ours(&arrival) {
                 continue;
             }
-            arrival.alone |= is_suspect(&self.hands, &arrival);
+            suspect(&self.hands, &mut arrival);
             self.put_in_order(arrival);
         }
     }
@@ -164,9 +166,15 @@ impl Pipeline {
         if now >= self.state.next_look && self.tasks.look.is_empty() {
             self.state.next_look = now + settings.held_interval;
             if !self.state.away {
-                let room = settings.in_flight_max.saturating_sub(self.state.held.len());
-                let look = held::look(self.desk.clone(), self.share(), room, self.state.look_from);
-                self.tasks.look.spawn(look);
+                // Half of what may be in memory is for these, whatever the bus has brought: that may wait for them.
+                let bytes: usize = self.state.held.values().sum();
+                let room = (settings.in_flight_max / 2).max(1).saturating_sub(self.state.held.len());
+                let room_bytes = (settings.in_flight_bytes_max / 2).saturating_sub(bytes);
+                if room > 0 && (room_bytes > 0 || self.state.held.is_empty()) {
+                    let share = Share { bytes_max: Some(room_bytes.max(1)), ..self.share() };
+                    self.state.stirred = false;
+                    self.tasks.look.spawn(held::look(self.desk.clone(), share, room, self.state.look_from));
+                }
             }
         }
         if settings.dead_topic.as_deref() != Some("") {
@@ -212,7 +220,7 @@ impl Pipeline {
                 mine.insert(partition.number);
             }
         }
-        Share { topics: Some(topics), grace: settings.held_grace, since: None }
+        Share { topics: Some(topics), grace: settings.held_grace, ..Share::all() }
     }
 
     /// Says, once, that dead letters cannot be copied, or can again.
@@ -276,6 +284,10 @@ impl Pipeline {
         }
         // Those that stay where they are must not be all that is ever found.
         let some_left = self.queue_due(due.entries);
+        let in_memory = self.state.held.len() + self.tasks.in_hand + self.queues.len();
+        if next == held::Place::default() {
+            self.meter.at_rest(!self.state.stirred && in_memory == 0);
+        }
         self.state.look_from = if some_left { next } else { held::Place::default() };
         Ok(())
     }
@@ -298,7 +310,7 @@ impl Pipeline {
                 continue;
             }
             let Some(received) = held::received(&entry, &self.desk.settings.topics[0]) else { continue };
-            if self.state.held.contains(&entry.identity) {
+            if self.state.held.contains_key(&entry.identity) {
                 continue;
             }
             let source = Source::Held(entry.identity.clone(), entry.week);
@@ -310,15 +322,13 @@ impl Pipeline {
                 some_left = true;
                 continue;
             }
-            self.state.held.insert(entry.identity.clone());
+            self.state.held.insert(entry.identity.clone(), arrival.bytes());
             arrival.epoch = self.state.epoch;
             if entry.order.is_none() {
                 // It was redriven out of order, or never had one.
                 arrival.unordered = true;
                 arrival.key = None;
             }
-            // No marker covers it, so a batch that dies with it would not be counted against it.
-            arrival.alone = self.worker.batch_max() > 1;
             self.put_in_order(arrival);
         }
         some_left

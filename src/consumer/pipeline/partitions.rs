@@ -1,19 +1,20 @@
 //! Partitions come and go: given, revoked, lost; paused when too much is in memory; committed below the lowest
 //! unfinished offset.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::{Hand, Pipeline, Uncommitted, is_suspect};
+use super::{Hand, Pipeline, Uncommitted};
 use crate::bus::{Assigned, Partition};
 use crate::consumer::OutagePolicy;
-use crate::consumer::arrival::Source;
+use crate::consumer::arrival::{Arrival, Source};
 use crate::consumer::offsets::Watermark;
 use crate::error::{Error, Result};
 
-/// How many offsets above an unfinished one a partition may keep in memory, per delivery it may have in flight.
+/// How many offsets above unfinished ones may be kept in memory, per delivery that may be in flight.
 const DISTANCE_FACTOR: usize = 64;
 
 impl Pipeline {
@@ -33,8 +34,7 @@ impl Pipeline {
         for assigned in given {
             let partition = assigned.partition.clone();
             tracing::info!(target: "hapax", %partition, epoch = assigned.epoch, "partition given");
-            let suspects =
-                suspects.iter().filter(|(of, ..)| *of == partition).map(|(_, first, last)| (*first, *last));
+            let suspects = suspects.iter().find(|suspects| suspects.partition == partition).cloned();
             let hand = Hand {
                 assigned,
                 watermark: Watermark::default(),
@@ -43,7 +43,7 @@ impl Pipeline {
                 bytes: 0,
                 paused: false,
                 cancel: watch::channel(false).0,
-                suspects: suspects.collect(),
+                suspects,
                 unsure,
             };
             self.hands.insert(partition, hand);
@@ -148,29 +148,31 @@ impl Pipeline {
         for partition in unsure {
             if let Some(hand) = self.hands.get_mut(&partition) {
                 hand.unsure = false;
-                let of = suspects.iter().filter(|(of, ..)| *of == partition);
-                hand.suspects = of.map(|(_, first, last)| (*first, *last)).collect();
+                hand.suspects = suspects.iter().find(|suspects| suspects.partition == partition).cloned();
             }
         }
         let hands = &self.hands;
-        self.queues.for_each(|arrival| arrival.alone |= is_suspect(hands, arrival));
+        self.queues.for_each(|arrival| suspect(hands, arrival));
         Ok(())
     }
 
-    /// A partition pauses at its limit and goes on at half of it.
+    /// Partitions pause when as much is in memory as may be, of all of them and of what came from the ledger together, and go on when some
+    /// of that is free again.
     async fn pause_and_resume(&mut self) -> Result<()> {
-        let max = self.desk.settings.in_flight_max;
-        let bytes_max = self.desk.settings.in_flight_bytes_max;
+        let settings = &self.desk.settings;
         let stop = self.state.full || self.state.draining.is_some();
+        let held_bytes: usize = self.state.held.values().sum();
+        let unfinished: usize = self.hands.values().map(|hand| hand.watermark.unfinished()).sum();
+        let bytes: usize = self.hands.values().map(|hand| hand.bytes).sum();
+        let distance: usize = self.hands.values().map(|hand| hand.watermark.distance()).sum();
+        let events = Budget { max: settings.in_flight_max, used: unfinished + self.state.held.len() };
+        let bytes = Budget { max: settings.in_flight_bytes_max, used: bytes + held_bytes };
+        let kept = Budget { max: settings.in_flight_max * DISTANCE_FACTOR, used: distance };
         let (mut pause, mut resume) = (Vec::<Partition>::new(), Vec::new());
         for hand in self.hands.values_mut() {
-            let (unfinished, distance) = (hand.watermark.unfinished(), hand.watermark.distance());
-            let over =
-                stop || unfinished >= max || hand.bytes >= bytes_max || distance >= max * DISTANCE_FACTOR;
-            let under = !stop
-                && unfinished <= max / 2
-                && hand.bytes <= bytes_max / 2
-                && distance <= max * DISTANCE_FACTOR / 2;
+            let (open, behind) = (hand.watermark.unfinished(), hand.watermark.distance());
+            let over = stop || events.is_over(open) || bytes.is_over(hand.bytes) || kept.is_over(behind);
+            let under = !stop && events.is_under(open) && bytes.is_under(hand.bytes) && kept.is_under(behind);
             if over && !hand.paused {
                 hand.paused = true;
                 pause.push(hand.assigned.partition.clone());
@@ -187,10 +189,8 @@ impl Pipeline {
             let resumed = self.subscriber.resume(&resume).await;
             self.unless_away(resumed, &resume, true)?;
         }
-        let unfinished: usize = self.hands.values().map(|hand| hand.watermark.unfinished()).sum();
-        let distance: usize = self.hands.values().map(|hand| hand.watermark.distance()).sum();
         let paused = self.hands.values().filter(|hand| hand.paused).count();
-        self.meter.flow(unfinished, distance, paused);
+        self.meter.flow(unfinished + self.state.held.len(), distance, paused);
         Ok(())
     }
 
@@ -289,6 +289,11 @@ impl Pipeline {
     pub(in crate::consumer) async fn end(mut self) -> Result<std::collections::BTreeMap<&'static str, u64>> {
         let now = *self.stop.borrow() == crate::consumer::Stop::Now;
         if !now {
+            let deadline =
+                self.state.draining.unwrap_or_else(Instant::now).max(Instant::now() + RELEASE_TIMEOUT);
+            if tokio::time::timeout_at(deadline, self.desk.core.release_doubtful()).await.is_err() {
+                tracing::warn!(target: "hapax", "the ledger did not answer; claims that it may have granted are left to lapse");
+            }
             self.commit().await?;
             if let Some(window) = &self.window {
                 // What it does not hear of costs a claim, no more.
@@ -311,12 +316,51 @@ impl Pipeline {
     }
 }
 
+/// Makes a delivery run with nothing beside it if it was among suspects that died with a process.
+pub(super) fn suspect(hands: &HashMap<Partition, Hand>, arrival: &mut Arrival) {
+    let Source::Bus(assigned) = &arrival.source else { return };
+    let suspects = hands.get(&assigned.partition).and_then(|hand| hand.suspects.as_ref());
+    let Some(suspects) = suspects.filter(|suspects| suspects.tried.contains(&arrival.received.origin.offset))
+    else {
+        return;
+    };
+    if suspects.batch_max == 1 {
+        arrival.alone = true;
+    } else {
+        arrival.suspects_max = Some(suspects.batch_max);
+    }
+}
+
+/// What may be in memory of something, and what is.
+struct Budget {
+    max: usize,
+    used: usize,
+}
+
+impl Budget {
+    fn free(&self) -> usize {
+        self.max.saturating_sub(self.used)
+    }
+
+    /// A partition may have some times as much as is free. So one that is alone may have nearly all of it; and however many have events
+    /// that wait for long, something is free for the others.
+    fn is_over(&self, own: usize) -> bool {
+        own >= 4 * self.free()
+    }
+
+    fn is_under(&self, own: usize) -> bool {
+        self.free() > self.max / 8 && own <= 2 * self.free()
+    }
+}
+
 /// Up to where partitions are through.
 fn positions<'a>(hands: impl IntoIterator<Item = &'a Hand>) -> Vec<(Partition, Option<i64>)> {
     let of = |hand: &Hand| (hand.assigned.partition.clone(), hand.watermark.position());
     hands.into_iter().map(of).collect()
 }
 
+/// How long a consumer that ends waits at least for the ledger to say what became of its last claims.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long commits may fail before it is told.
 const UNCOMMITTED_MAX: Duration = Duration::from_secs(30);
 /// How long a consumer that ends waits for its window.

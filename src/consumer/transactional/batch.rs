@@ -8,15 +8,15 @@ use async_trait::async_trait;
 
 use super::{BatchHandler, TransactionalLedger};
 use crate::bus::Partition;
-use crate::consumer::arrival::{Arrival, Ending, Key};
+use crate::consumer::arrival::{Arrival, Ending, Key, Source};
 use crate::consumer::claim::{Desk, away};
 use crate::consumer::handle::{Failed, Handled};
 use crate::consumer::marks::Marks;
-use crate::consumer::worker::Worker;
+use crate::consumer::worker::{Suspects, Worker};
 use crate::error::{Error, Result};
 use crate::event::Event;
-use crate::guard::{Lease, note};
-use crate::ledger::{Claim, LeaseTerms, Mode, Outcome, Settled, Verdict};
+use crate::guard::note;
+use crate::ledger::{Claim, Mode, Outcome};
 
 pub(super) struct TransactionalWorker<L, H> {
     pub(super) desk: Desk,
@@ -45,13 +45,15 @@ enum Answer {
     Done,
     Unclaimed(Outcome),
     Refused(String),
+    /// Its last run, alone or from the ledger, ended with its process: it runs by itself.
+    Suspect,
 }
 
 impl Answer {
     /// Whether what comes after it in its lane must wait.
     fn blocks(&self, arrival: &Arrival) -> bool {
         match self {
-            Answer::Unclaimed(Outcome::Busy { .. } | Outcome::Wait { .. }) => true,
+            Answer::Suspect | Answer::Unclaimed(Outcome::Busy { .. } | Outcome::Wait { .. }) => true,
             // The ledger keeps the order of aggregates itself.
             Answer::Unclaimed(Outcome::RetryLater { .. }) => !matches!(arrival.key, Some(Key::Aggregate(..))),
             _ => false,
@@ -66,7 +68,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> Worker for TransactionalWorker<
     }
 
     async fn work_one(&self, arrival: &mut Arrival) -> Ending {
-        self.alone(arrival).await
+        self.one(arrival).await
     }
 
     async fn work(&self, lanes: &mut [Vec<Arrival>]) -> Vec<Vec<Ending>> {
@@ -75,7 +77,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> Worker for TransactionalWorker<
         {
             let mut endings = Vec::new();
             for arrival in lane {
-                endings.push(self.alone(arrival).await);
+                endings.push(self.one(arrival).await);
                 if !matches!(endings.last(), Some(Ending::Passed(_))) {
                     break;
                 }
@@ -95,7 +97,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> Worker for TransactionalWorker<
         batch.endings
     }
 
-    async fn suspects(&self, partitions: &[Partition]) -> Result<Vec<(Partition, i64, i64)>> {
+    async fn suspects(&self, partitions: &[Partition]) -> Result<Vec<Suspects>> {
         self.marks.unfinished(&self.ledger, &self.desk.settings.scope, partitions).await
     }
 
@@ -140,6 +142,13 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
             // Behind one that must wait, nothing of its lane runs.
             piece.retain(|(lane, _)| !batch.blocked[*lane]);
             if piece.is_empty() {
+                continue;
+            }
+            if let [(lane, at)] = piece[..]
+                && is_held(&lanes[lane][at])
+            {
+                let ending = self.one(&mut lanes[lane][at]).await;
+                batch.end(lane, ending);
                 continue;
             }
             match self.attempt(lanes, &piece).await {
@@ -201,6 +210,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
             Answer::Done => Ending::Passed("done"),
             Answer::Unclaimed(outcome) => self.desk.unclaimed(outcome, arrival).await,
             Answer::Refused(reason) => self.desk.refuse(arrival, &reason).await,
+            Answer::Suspect => Ending::Alone,
         }
     }
 
@@ -254,7 +264,8 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         };
         let mut answers: Vec<Answer> =
             answers.into_iter().map(|answer| answer.unwrap_or(Answer::Done)).collect();
-        if overtakes(lanes, piece, &answers) {
+        let suspect = answers.iter().any(|answer| matches!(answer, Answer::Suspect));
+        if suspect || overtakes(lanes, piece, &answers) {
             self.ledger.roll_back(tx).await;
             return Try::Blocked(std::mem::take(&mut answers));
         }
@@ -284,14 +295,14 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         }
     }
 
-    async fn begin(&self) -> Result<L::Transaction> {
+    pub(super) async fn begin(&self) -> Result<L::Transaction> {
         let settings = &self.desk.settings;
         self.ledger.begin(self.time_max(), settings.handler_timeout).await
     }
 
     /// Undoes a transaction. The server may be busy with a statement of it, and what it claimed is in everyone's way until that is
     /// over, so it is waited for; but only for a moment once the process is to end.
-    async fn undo(&self, tx: L::Transaction, cancelled: impl Future<Output = ()>) {
+    pub(super) async fn undo(&self, tx: L::Transaction, cancelled: impl Future<Output = ()>) {
         let ledger = self.ledger.clone();
         let mut undoing = tokio::spawn(async move { ledger.roll_back(tx).await });
         let over = tokio::select! {
@@ -322,6 +333,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
             let Some((outcome, claim)) = outcomes.next() else { continue };
             self.desk.core.saw(&tracing::Span::none(), outcome.as_ref().ok());
             match outcome {
+                Ok(Outcome::First(grant)) if grant.suspect => *answer = Some(Answer::Suspect),
                 Ok(Outcome::First(_)) => {
                     firsts.claim.get_or_insert_with(|| claim.clone());
                     // A strict order also moves past what nobody wants.
@@ -343,7 +355,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
 
     /// What the handler ran into, if it was not its own fault: no attempt, and no failure. A connection that broke is no fault of
     /// its own only if it is the transaction's: any other is the handler's business.
-    async fn transient(&self, tx: &mut L::Transaction, failed: &Failed) -> Option<Error> {
+    pub(super) async fn transient(&self, tx: &mut L::Transaction, failed: &Failed) -> Option<Error> {
         let contention = failed.causes().any(|error| self.ledger.is_contention(error));
         let doubt = failed.causes().any(|error| self.ledger.is_doubt(error));
         let transient = contention || (doubt && self.ledger.is_lost(tx).await);
@@ -351,7 +363,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         transient.then(|| Error::Contended { what: what(), source: None })
     }
 
-    async fn handle(&self, tx: &mut L::Transaction, events: &[Event]) -> Handled {
+    pub(super) async fn handle(&self, tx: &mut L::Transaction, events: &[Event]) -> Handled {
         if events.is_empty() {
             return Ok(());
         }
@@ -419,83 +431,6 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
             Err(error) => away(error),
         }
     }
-
-    /// A suspect: its start is committed as a lease, so that a death of the process counts; the effect and its settling are one
-    /// transaction all the same.
-    async fn alone(&self, arrival: &mut Arrival) -> Ending {
-        let event = match &arrival.event {
-            Ok(event) => event.clone(),
-            Err(reason) => return self.desk.refuse(arrival, reason).await,
-        };
-        if !self.desk.settings.wants.matches(&event) {
-            return self.desk.step_past(arrival).await;
-        }
-        let Some(delivery) = arrival.delivery() else { return Ending::Passed("refused") };
-        let settings = &self.desk.settings;
-        let terms = LeaseTerms { lease: settings.lease, attempts_max: settings.attempts_max, alone: true };
-        let lease = match self.desk.core.lease_on(delivery, terms, self.desk.holds(arrival)).await {
-            Ok(Outcome::First(lease)) => lease,
-            Ok(other) => return self.desk.unclaimed(other, arrival).await,
-            Err(error @ Error::Invalid { .. }) => return self.desk.refuse(arrival, &error.to_string()).await,
-            Err(error) => return away(error),
-        };
-        crate::crash_point!("consumer.after-claim");
-        let mut tx = match self.begin().await {
-            Ok(tx) => tx,
-            Err(error) => {
-                let _ = lease.release().await; // it did not run
-                return away(error);
-            }
-        };
-        let handled = tokio::select! {
-            handled = self.handle(&mut tx, std::slice::from_ref(&event)) => handled,
-            () = arrival.cancelled() => {
-                self.undo(tx, std::future::ready(())).await;
-                let _ = lease.release().await;
-                return Ending::Cancelled;
-            }
-        };
-        if let Err(failed) = handled {
-            let transient = self.transient(&mut tx, &failed).await;
-            self.undo(tx, arrival.cancelled()).await;
-            if let Some(error) = transient {
-                let _ = lease.release().await;
-                return away(error);
-            }
-            return crate::consumer::leased::settle_failure(&self.desk, lease, &failed, arrival).await;
-        }
-        self.settle(tx, lease, arrival).await
-    }
-
-    /// Settles a lease in the transaction of its effect.
-    async fn settle(&self, mut tx: L::Transaction, lease: Lease, arrival: &Arrival) -> Ending {
-        let verdict = Verdict::Done { metadata: arrival.metadata(&self.desk.group, None) };
-        let settled =
-            self.ledger.settle_in(&mut tx, &[lease.settling(verdict)]).await.and_then(|mut answers| {
-                answers.pop().unwrap_or_else(|| Err(Error::Corrupt("a settling without an answer".into())))
-            });
-        let ending = match settled {
-            Ok(Settled::Ok { .. }) => match self.ledger.commit(tx).await {
-                Ok(Ok(())) => Ending::Passed("done"),
-                Ok(Err(failed)) => {
-                    return crate::consumer::leased::settle_failure(&self.desk, lease, &failed, arrival)
-                        .await;
-                }
-                Err(error) => away(error),
-            },
-            Ok(Settled::Fenced { .. }) => {
-                self.ledger.roll_back(tx).await;
-                Ending::Later(PAUSE)
-            }
-            Err(error) => {
-                self.ledger.roll_back(tx).await;
-                away(error)
-            }
-        };
-        // The transaction said how it ended, and the lease has nothing to add.
-        lease.leave_open();
-        ending
-    }
 }
 
 /// The same error for every lane of a batch. It cannot be cloned, so all but the first have its text.
@@ -515,7 +450,7 @@ fn each_away(error: Error) -> impl FnMut() -> Ending {
 
 /// How often a batch that is in someone's way is tried before others get their turn.
 const TRIES_MAX: u32 = 20;
-const PAUSE: Duration = Duration::from_millis(50);
+pub(super) const PAUSE: Duration = Duration::from_millis(50);
 /// How long a rollback is waited for when there is no time.
 const UNDO_MAX: Duration = Duration::from_secs(1);
 
@@ -529,18 +464,24 @@ struct Firsts {
     claim: Option<Claim>,
 }
 
-/// What is tried together, the last first: everything but the lanes with one that failed before, which go after it, cut around
-/// that one. So a failure that comes again costs its neighbours nothing.
+/// Whether it comes from the ledger, where no marker covers it.
+fn is_held(arrival: &Arrival) -> bool {
+    matches!(arrival.source, Source::Held(..))
+}
+
+/// What is tried together, the last first: everything but the lanes with one that failed before or was held, which go after it, cut
+/// around that one. So a failure that comes again costs its neighbours nothing.
 fn in_pieces(lanes: &[Vec<Arrival>]) -> Vec<Places> {
     let mut together = Places::new();
     let mut pieces = Vec::new();
+    let apart = |arrival: &Arrival| arrival.apart || is_held(arrival);
     for (lane, arrivals) in lanes.iter().enumerate() {
-        if !arrivals.iter().any(|arrival| arrival.apart) {
+        if !arrivals.iter().any(apart) {
             together.extend((0..arrivals.len()).map(|at| (lane, at)));
             continue;
         }
         let mut at = 0;
-        for piece in arrivals.chunk_by(|one, next| !one.apart && !next.apart) {
+        for piece in arrivals.chunk_by(|one, next| !apart(one) && !apart(next)) {
             pieces.push((at..at + piece.len()).map(|at| (lane, at)).collect());
             at += piece.len();
         }

@@ -116,7 +116,9 @@ impl<'m> Watch<'m> {
         let progress = self.handle.progress();
         let passed: u64 = progress.passed.values().sum();
         let now = Instant::now();
-        if passed != self.last || progress.in_flight > 0 {
+        // What was parked may have its turn with what just passed: it is quiet when the ledger was looked at since.
+        let busy = progress.in_flight > 0 || (self.last_change.is_some() && !progress.at_rest);
+        if passed != self.last || busy {
             self.last = passed;
             self.last_change = Some(now);
         } else if self.last_change.is_none()

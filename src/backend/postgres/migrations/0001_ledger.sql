@@ -75,13 +75,15 @@ create index held_out on {schema}.held (scope, at) where header_names is not nul
 -- An event's bytes.
 create type {schema}.body as (payload bytea, header_names bytea[], header_values bytea[], key bytea, stamp timestamptz);
 
--- Which offsets the next batch of same-transaction claims covers, committed with the batch before.
+-- Up to where the offsets of a partition were handed to batches of same-transaction claims, and which of them were being tried again
+-- after a death: the size of a batch, then their distances.
 create table {schema}.marker (
   scope     text collate "C" not null,
   topic     text collate "C" not null,
   partition int not null,
-  first     bigint not null,
   last      bigint not null,
+  tried     text not null,
+  at        timestamptz not null,
   primary key (scope, topic, partition)
 );
 

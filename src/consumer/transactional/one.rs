@@ -1,0 +1,103 @@
+//! One delivery by itself: leased, so that a death of the process is known, and settled in the transaction of its effect.
+
+use super::batch::{PAUSE, TransactionalWorker};
+use super::{BatchHandler, TransactionalLedger};
+use crate::consumer::arrival::{Arrival, Ending};
+use crate::consumer::claim::away;
+use crate::consumer::leased::{give_back, settle_failure};
+use crate::error::Error;
+use crate::guard::Lease;
+use crate::ledger::{LeaseTerms, Outcome, Settled, Verdict};
+
+impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
+    /// One that no marker covers: the last of the suspects, or one that was held. Its start is committed as a lease, so that a death
+    /// of the process is known; the effect and its settling are one transaction all the same.
+    pub(super) async fn one(&self, arrival: &mut Arrival) -> Ending {
+        if let Err(reason) = &arrival.event {
+            return self.desk.refuse(arrival, reason).await;
+        }
+        if arrival.event.as_ref().is_ok_and(|event| !self.desk.settings.wants.matches(event)) {
+            return self.desk.step_past(arrival).await;
+        }
+        let Some(delivery) = arrival.delivery() else { return Ending::Passed("refused") };
+        let settings = &self.desk.settings;
+        let terms =
+            LeaseTerms { lease: settings.lease, attempts_max: settings.attempts_max, alone: arrival.alone };
+        match self.desk.core.lease_on(delivery, terms, self.desk.holds(arrival)).await {
+            // Its answer took longer than the lease lasts for its holder: nothing was started, and nothing counts.
+            Ok(Outcome::First(lease)) if lease.is_lost() => give_back(lease, Ending::Later(PAUSE)).await,
+            Ok(Outcome::First(lease)) if lease.suspect() && !arrival.alone => {
+                give_back(lease, Ending::Alone).await
+            }
+            Ok(Outcome::First(lease)) => self.run(lease, arrival).await,
+            Ok(other) => self.desk.unclaimed(other, arrival).await,
+            Err(error @ Error::Invalid { .. }) => self.desk.refuse(arrival, &error.to_string()).await,
+            Err(error) => away(error),
+        }
+    }
+
+    /// Runs it in a transaction, while the lease is extended: the transaction may last longer than one.
+    async fn run(&self, mut lease: Lease, arrival: &Arrival) -> Ending {
+        crate::crash_point!("consumer.after-claim");
+        let Ok(event) = &arrival.event else { return Ending::Passed("refused") };
+        let mut tx = match self.begin().await {
+            Ok(tx) => tx,
+            Err(error) => return give_back(lease, away(error)).await, // it did not run
+        };
+        let handled = tokio::select! {
+            handled = lease.run(self.handle(&mut tx, std::slice::from_ref(event))) => handled,
+            () = arrival.cancelled() => {
+                self.undo(tx, std::future::ready(())).await;
+                return give_back(lease, Ending::Cancelled).await;
+            }
+        };
+        let failed = match handled {
+            Ok(Ok(())) => return self.settle(tx, lease, arrival).await,
+            Ok(Err(failed)) => failed,
+            Err(lost) => {
+                tracing::debug!(target: "hapax", %lost, "run cancelled");
+                self.undo(tx, arrival.cancelled()).await;
+                return give_back(lease, Ending::Later(PAUSE)).await;
+            }
+        };
+        let transient = self.transient(&mut tx, &failed).await;
+        self.undo(tx, arrival.cancelled()).await;
+        match transient {
+            Some(error) => give_back(lease, away(error)).await,
+            None => settle_failure(&self.desk, lease, &failed, arrival).await,
+        }
+    }
+
+    /// Settles a lease in the transaction of its effect. Where that does not succeed the lease goes back, uncounted. If nobody knows
+    /// whether the transaction was committed, that is also the question: one that was has settled the lease, which cannot be given
+    /// back any more; one that was not has not, and can never be committed later, since its server had to let go of the row first.
+    async fn settle(&self, mut tx: L::Transaction, mut lease: Lease, arrival: &Arrival) -> Ending {
+        lease.end_heartbeat();
+        let verdict = Verdict::Done { metadata: arrival.metadata(&self.desk.group, None) };
+        let settled =
+            self.ledger.settle_in(&mut tx, &[lease.settling(verdict)]).await.and_then(|mut answers| {
+                answers.pop().unwrap_or_else(|| Err(Error::Corrupt("a settling without an answer".into())))
+            });
+        match settled {
+            Ok(Settled::Ok { .. }) => {}
+            Ok(Settled::Fenced { .. }) => {
+                self.ledger.roll_back(tx).await;
+                lease.leave_open(); // it is somebody else's
+                return Ending::Later(PAUSE);
+            }
+            Err(error) => {
+                self.ledger.roll_back(tx).await;
+                return give_back(lease, away(error)).await;
+            }
+        }
+        crate::crash_point!("consumer.before-settle");
+        match self.ledger.commit(tx).await {
+            Ok(Ok(())) => {
+                lease.leave_open(); // the transaction settled it
+                Ending::Passed("done")
+            }
+            Ok(Err(failed)) => settle_failure(&self.desk, lease, &failed, arrival).await,
+            Err(error) => give_back(lease, away(error)).await,
+        }
+    }
+}
