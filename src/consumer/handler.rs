@@ -121,7 +121,8 @@ pub trait TransactionalHandler<Tx, Args = ()>: Send + Sync + 'static {
 )]
 pub trait TransactionalBatchHandler<Tx, Args = ()>: Send + Sync + 'static {
     /// Makes the effects of all events.
-    fn handle<'a>(&'a self, tx: &'a mut Tx, events: &'a [Event]) -> impl Future<Output = Handled> + Send + 'a;
+    fn handle<'a>(&'a self, tx: &'a mut Tx, events: &'a [Event])
+    -> impl Future<Output = Handled> + Send + 'a;
 }
 
 /// Makes an event's effect elsewhere, under a lease: at least once, and exactly once if the sink dedups on the key of
@@ -203,7 +204,11 @@ where
     Tx: Send + 'static,
     F: for<'a> TxBatchFn<'a, Tx> + Send + Sync + 'static,
 {
-    fn handle<'a>(&'a self, tx: &'a mut Tx, events: &'a [Event]) -> impl Future<Output = Handled> + Send + 'a {
+    fn handle<'a>(
+        &'a self,
+        tx: &'a mut Tx,
+        events: &'a [Event],
+    ) -> impl Future<Output = Handled> + Send + 'a {
         self(tx, events)
     }
 }
