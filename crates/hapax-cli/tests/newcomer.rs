@@ -119,9 +119,7 @@ fn e_at_60_columns_everything_fits() {
     for command in COMMANDS {
         let args: Vec<_> = command.split(' ').filter(|word| !word.is_empty()).chain(["--help"]).collect();
         let help = narrow(&args);
-        if help.code != Some(0) {
-            panic!("{command}: {}", help.err);
-        }
+        assert_eq!(help.code, Some(0), "{command}: {}", help.err);
         let usage = help
             .out
             .lines()
