@@ -257,7 +257,7 @@ async fn t84_after_a_kill_the_rest_runs_in_whole_batches() {
         let before = effects().await;
         let running = tokio::spawn(consumer.run(transactional_batch::<PgLedger, _>(move |tx, events| {
             count.fetch_add(1, Ordering::SeqCst);
-            let ids: Vec<_> = events.iter().map(|event| event.id.as_str().to_owned()).collect();
+            let ids: Vec<_> = events.iter().map(|event| event.id.as_str().into_owned()).collect();
             let insert = insert.clone();
             Box::pin(async move {
                 sqlx::query(sqlx::AssertSqlSafe(insert)).bind(ids).execute(&mut **tx).await?;
