@@ -145,8 +145,10 @@ async fn claim_in(
 async fn has_week(inner: &Inner, connection: &mut PgConnection, claim: &Claim, week: Week) -> Result<bool> {
     let ledger = &inner.settings.ledger;
     let (s, number) = (&inner.settings.schema, week.number());
-    let (there, barred, weeks): (bool, Option<i32>, i64) = sqlx::query_as(AssertSqlSafe(format!(
-        "select exists (select from pg_inherits where inhrelid = to_regclass('{s}.entry_{number}') and not inhdetachpending), \
+    let (there, leaves, barred, weeks): (bool, bool, Option<i32>, i64) = sqlx::query_as(AssertSqlSafe(format!(
+        "select exists (select from pg_inherits i join pg_class c on c.oid = i.inhrelid \
+                         where i.inhparent = '{s}.entry'::regclass and c.relname like 'entry\\_{number}\\_%'), \
+         exists (select from {s}.dropped where week = {number} and phase is not null), \
          (select scope_max from {s}.dropped where week = {number}), \
          (select count(*) from pg_inherits where inhparent = '{s}.entry'::regclass)"
     )))
@@ -154,6 +156,9 @@ async fn has_week(inner: &Inner, connection: &mut PgConnection, claim: &Claim, w
     .fetch_one(&mut *connection)
     .await
     .map_err(|e| translate("looking for a week", e))?;
+    if leaves {
+        return Ok(true); // it is being dropped, and the claim will be told so
+    }
     if there {
         inner.remember_week(week);
         return Ok(true);
