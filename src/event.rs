@@ -217,7 +217,7 @@ impl fmt::Display for TraceContext {
 /// A hash of the part of an event that must not change under its id: kind, aggregate, seq and payload.
 ///
 /// A JSON payload is taken in canonical form: the order of keys, white space and string escapes do not matter;
-/// numbers count as they are written. Half of a SHA-256: 128 bits.
+/// numbers count as they are written, and a key that is there twice counts twice. Half of a SHA-256: 128 bits.
 ///
 /// ```
 /// use hapax::{Event, EventId};
@@ -295,15 +295,15 @@ fn depth(json: &[u8]) -> usize {
 /// Writes `json` (an object, an array, or a scalar that [`is_sound`]) with sorted keys and no white space. False if it is no JSON,
 /// or deeper than `depth`.
 fn canonical_json(json: &str, depth: usize, out: &mut Vec<u8>) -> bool {
-    use std::collections::BTreeMap;
     if depth == 0 {
         return false;
     }
     match json.trim_start().as_bytes().first() {
         Some(b'{') => {
-            let Ok(map) = serde_json::from_str::<BTreeMap<String, &RawValue>>(json) else { return false };
+            let Ok(Members(mut members)) = serde_json::from_str(json) else { return false };
+            members.sort_by(|(a, _), (b, _)| a.cmp(b)); // stable: of a key that is there twice, both count, in their order
             out.push(b'{');
-            for (key, value) in map {
+            for (key, value) in members {
                 if !(canonical_string(&key, out) && canonical_json(value.get(), depth - 1, out)) {
                     return false;
                 }
@@ -332,6 +332,34 @@ fn canonical_json(json: &str, depth: usize, out: &mut Vec<u8>) -> bool {
             out.extend_from_slice(json.trim().as_bytes());
             true
         }
+    }
+}
+
+/// The members of an object as they come. A map would keep only one of a key that is there twice, and readers differ in which.
+struct Members<'j>(Vec<(String, &'j RawValue)>);
+
+impl<'de> serde::Deserialize<'de> for Members<'de> {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        struct Visitor;
+        impl<'de> serde::de::Visitor<'de> for Visitor {
+            type Value = Members<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: serde::de::MapAccess<'de>>(
+                self,
+                mut map: A,
+            ) -> std::result::Result<Self::Value, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(Members(members))
+            }
+        }
+        from.deserialize_map(Visitor)
     }
 }
 

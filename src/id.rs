@@ -12,8 +12,8 @@ use uuid::Uuid;
 use crate::error::{Error, Result};
 
 mod find;
-pub(crate) use find::Json;
 pub use find::{IdChain, IdSource};
+pub(crate) use find::{Json, is_structured};
 
 /// The longest id or name, in characters.
 pub const NAME_CHARS_MAX: usize = 255;
@@ -102,6 +102,28 @@ impl EventId {
             name.extend_from_slice(part);
         }
         EventId(Repr::Uuid(Uuid::new_v5(&space, &name)))
+    }
+
+    /// The id of an event whose own id is unique only within its source, as that of a CloudEvent is. The same source and id
+    /// always give the same one. A UUIDv7 gives a UUIDv7 of the same millisecond, so it stays in its week; any other id gives a
+    /// UUIDv5.
+    ///
+    /// ```
+    /// use hapax::EventId;
+    /// let id = EventId::new("17").unwrap();
+    /// assert_eq!(EventId::sourced("/orders", &id), EventId::sourced("/orders", &id));
+    /// assert_ne!(EventId::sourced("/orders", &id), EventId::sourced("/invoices", &id));
+    /// ```
+    pub fn sourced(source: &str, id: &EventId) -> Self {
+        let namespace = EventId(Repr::Text("cloudevents".into()));
+        let derived = EventId::derived(&namespace, [source, &*id.as_str()]);
+        let (Repr::Uuid(mixed), Some(_), Repr::Uuid(own)) = (&derived.0, id.v7_millis(), &id.0) else {
+            return derived;
+        };
+        let mut bytes = *mixed.as_bytes();
+        bytes[..6].copy_from_slice(&own.as_bytes()[..6]); // the time
+        bytes[6] = 0x70 | (bytes[6] & 0x0f); // the version; the variant is that of every UUIDv5
+        EventId(Repr::Uuid(Uuid::from_bytes(bytes)))
     }
 
     /// The id as text.

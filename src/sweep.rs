@@ -58,6 +58,11 @@ pub(crate) async fn sweep_on(guard: WeakCore) {
             tracing::warn!(target: "hapax", error = %error.chain(), "the coming week could not be made ahead; it will be made on demand");
         }
         match core.sweep().await {
+            Ok(swept) if swept.paused_until.is_some() => tracing::warn!(
+                target: "hapax",
+                paused_until = %swept.paused_until.unwrap_or_default(),
+                "the ledger's clock moved on by more than half the retention since the sweep before; in case it leapt, nothing is forgotten for a whole retention"
+            ),
             Ok(swept) => tracing::info!(
                 target: "hapax",
                 entries = swept.entries(),

@@ -15,7 +15,7 @@ use crate::id::{Aggregate, EventId, Scope, Tenant, Topic};
 use crate::ledger::transition::{Head, Row};
 use crate::ledger::{
     Audit, Capabilities, Claim, Copied, Cursor, CursorParts, Due, Entry, Epoch, Extend, Filter, Finding,
-    Identity, Intervene, Intervened, Key, Ledger, Level, Marker, Outcome, Page, Rows, Settings, Settle,
+    Identity, Intervene, Intervened, Key, Ledger, Level, Marker, Outcome, Pace, Page, Rows, Settings, Settle,
     Settled, Share, Stat, State, SweepTerms, Swept, Token, Week, claim_rows, extend_rows, intervene_rows,
     may_sweep, runnable, settle_rows,
 };
@@ -46,6 +46,7 @@ struct Store {
     /// When a week was dropped, and the highest number a scope had then.
     dropped: BTreeMap<Week, (Time, i32)>,
     audit: Vec<Audit>,
+    pace: Option<Pace>,
     token: i64,
 }
 
@@ -77,6 +78,7 @@ impl MemoryLedger {
             weeks: BTreeMap::from([(Week::TIMELESS, Time::default())]),
             dropped: BTreeMap::new(),
             audit: Vec::new(),
+            pace: None,
             token: 0,
         };
         MemoryLedger { store: Arc::new(Mutex::new(store)), settings }
@@ -267,8 +269,10 @@ impl Store {
 
     fn sweep(&mut self, terms: SweepTerms) -> Swept {
         let now = self.now();
-        let cutoff = now.minus(terms.retention);
-        let mut swept = Swept::default();
+        let pace = Pace::next(self.pace, now, terms.retention);
+        self.pace = Some(pace);
+        let cutoff = now.minus(pace.terms(terms).retention);
+        let mut swept = Swept { paused_until: pace.paused_until, ..Swept::default() };
         for row in self.rows.values_mut().chain(self.kept.values_mut()) {
             if row.is_overdue(now) {
                 row.state = State::Lost;

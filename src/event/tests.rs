@@ -7,6 +7,15 @@ fn of(payload: impl AsRef<[u8]>) -> Fingerprint {
 }
 
 #[test]
+fn t72_a_key_that_is_there_twice_counts_twice() {
+    let twice = of(r#"{"amount": 1, "b": 0, "amount": 2}"#);
+    assert_ne!(twice, of(r#"{"amount": 2, "b": 0}"#), "which of the two counts is the reader's choice");
+    assert_ne!(twice, of(r#"{"amount": 3, "b": 0, "amount": 2}"#));
+    assert_ne!(twice, of(r#"{"amount": 2, "b": 0, "amount": 1}"#));
+    assert_eq!(twice, of(r#"{"b":0,"amount":1,"amount":2}"#));
+}
+
+#[test]
 fn white_space_key_order_and_escapes_do_not_matter() {
     let wanted = of(r#"{"a":[1,{"b":"é\n"}],"c":null}"#);
     for same in [

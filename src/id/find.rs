@@ -13,6 +13,9 @@ use crate::event::{Headers, Origin};
 pub enum IdSource {
     /// A header. As good as the producer: it must set it once and keep it over its own retries.
     Header(String),
+    /// The id of a CloudEvent, from `ce_id` or, in structured mode, from `/id`. Producers guarantee it to be unique only together
+    /// with their `source`, so where that is there the id is made of both ([`EventId::sourced`]). As good as the producer.
+    CloudEvent,
     /// A JSON pointer (RFC 6901) into the payload: a string, or a 64-bit integer taken as its text. As good as the producer.
     Pointer(String),
     /// `topic-partition-offset`. Catches redelivery of a record; **cannot** catch a producer's retry, a relay's repeat
@@ -28,14 +31,15 @@ pub enum IdSource {
 pub struct IdChain(Vec<IdSource>);
 
 impl Default for IdChain {
-    /// Header `idempotency_key`, `ce_id`, header `eventId`, payload `/eventId`, `/event_id`. Never the offset, unless asked.
+    /// Header `idempotency_key`, header `eventId`, the id of a CloudEvent, payload `/eventId`, `/event_id`. Never the offset, unless
+    /// asked.
     fn default() -> Self {
         let header = |name: &str| IdSource::Header(name.to_owned());
         let pointer = |path: &str| IdSource::Pointer(path.to_owned());
         IdChain(vec![
             header("idempotency_key"),
-            header("ce_id"),
             header("eventId"),
+            IdSource::CloudEvent,
             pointer("/eventId"),
             pointer("/event_id"),
         ])
@@ -106,6 +110,11 @@ impl IdChain {
         Ok(IdChain(sources))
     }
 
+    /// Whether CloudEvents are known by their source and id.
+    pub(crate) fn knows_sources(&self) -> bool {
+        self.0.contains(&IdSource::CloudEvent)
+    }
+
     /// The ways, in order.
     pub fn sources(&self) -> &[IdSource] {
         &self.0
@@ -128,6 +137,7 @@ impl IdChain {
                     Some(value) => Some(header_id(name, value)?),
                     None => None,
                 },
+                IdSource::CloudEvent => cloud_event_id(headers, json)?,
                 IdSource::Pointer(path) => match json.value().and_then(|json| at(json, path)) {
                     Some(value) => pointer_id(path, value)?,
                     None => None,
@@ -150,6 +160,7 @@ impl IdChain {
     fn describe(&self) -> String {
         let names = self.0.iter().map(|source| match source {
             IdSource::Header(name) => format!("header {name}"),
+            IdSource::CloudEvent => "ce_id".to_owned(),
             IdSource::Pointer(path) => format!("payload {path}"),
             IdSource::Offset => "topic-partition-offset".to_owned(),
             IdSource::ContentHash => "content hash".to_owned(),
@@ -159,9 +170,37 @@ impl IdChain {
 }
 
 fn header_id(name: &str, value: &[u8]) -> Result<EventId> {
-    let text = std::str::from_utf8(value)
-        .map_err(|e| Error::invalid("event id", format!("header {name} is not UTF-8 ({e})")))?;
-    EventId::new(text)
+    EventId::new(header_text(name, value)?)
+}
+
+fn header_text<'v>(name: &str, value: &'v [u8]) -> Result<&'v str> {
+    std::str::from_utf8(value)
+        .map_err(|e| Error::invalid("event id", format!("header {name} is not UTF-8 ({e})")))
+}
+
+/// The content type of structured CloudEvents.
+const STRUCTURED: &[u8] = b"application/cloudevents+json";
+
+/// Whether the payload is a CloudEvent, attributes and all.
+pub(crate) fn is_structured(headers: &Headers) -> bool {
+    headers.get("content-type").is_some_and(|value| value.starts_with(STRUCTURED))
+}
+
+fn cloud_event_id(headers: &Headers, json: &mut Json<'_>) -> Result<Option<EventId>> {
+    let (id, source) = if is_structured(headers) {
+        let Some(id) = json.get("/id").and_then(|id| id.as_str()).map(EventId::new).transpose()? else {
+            return Ok(None);
+        };
+        (id, json.get("/source").and_then(|source| source.as_str()))
+    } else {
+        let Some(id) = headers.get("ce_id") else { return Ok(None) };
+        let source = headers.get("ce_source").map(|value| header_text("ce_source", value)).transpose()?;
+        (header_id("ce_id", id)?, source)
+    };
+    Ok(Some(match source {
+        Some(source) if !source.is_empty() => EventId::sourced(source, &id),
+        _ => id,
+    }))
 }
 
 fn pointer_id(path: &str, value: &serde_json::Value) -> Result<Option<EventId>> {

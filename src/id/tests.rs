@@ -144,7 +144,7 @@ fn headers(pairs: &[(&str, &str)]) -> Headers {
 fn the_default_chain_has_its_order() {
     let chain = IdChain::default();
     let payload = Bytes::from_static(br#"{"event_id": "p2", "eventId": 7}"#);
-    let mut pairs = vec![("eventId", "h3"), ("ce_id", "h2"), ("idempotency_key", "h1")];
+    let mut pairs = vec![("ce_id", "h3"), ("eventId", "h2"), ("idempotency_key", "h1")];
     for wanted in ["h1", "h2", "h3", "7"] {
         assert_eq!(chain.find(&headers(&pairs), &payload, Some(&origin())).unwrap(), id(wanted));
         pairs.pop();

@@ -261,7 +261,7 @@ pub struct Claim {
     /// What went wrong, for [`Mode::Failed`] and [`Mode::Refused`].
     pub note: Option<Arc<str>>,
     /// The event's bytes. They are held if the claim itself ends as `parked` or `dead`, and with `hold` also if it is a
-    /// failure that ends in `retry`.
+    /// failure that ends in `retry`. An entry that is `dead` or `lost` without bytes takes them, so that it can be redriven.
     pub body: Option<Body>,
     /// Whether an event that would have to wait is parked instead, with its bytes, so that its offset can be passed. It is
     /// then [`due`](super::Ledger::due) when its turn has come.

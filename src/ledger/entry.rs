@@ -244,9 +244,10 @@ pub struct Stat {
 /// token, so that whoever held the entry is fenced off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Intervention {
-    /// `dead → retry(now)`, attempts reset.
+    /// `dead → retry(now)`, attempts reset. One whose bytes are not held runs when it is delivered again
+    /// ([`Intervened::needs_delivery`]).
     Redrive,
-    /// `retry(later)`, `lost` or `parked` → `retry(now)`.
+    /// `retry(later)`, `lost` or `parked` → `retry(now)`, likewise.
     Retry,
     /// A live lease → `retry(now)`.
     Release,
@@ -317,6 +318,14 @@ pub struct Intervened {
     pub after: Option<Entry>,
 }
 
+impl Intervened {
+    /// Whether the entry is to run again but its bytes are not held: nothing runs it before it is delivered once more, and what
+    /// comes after it in its aggregate waits for that.
+    pub fn needs_delivery(&self) -> bool {
+        self.after.as_ref().is_some_and(|after| after.state == State::Retry && after.body.is_none())
+    }
+}
+
 /// One line of the audit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Audit {
@@ -333,6 +342,13 @@ pub struct Audit {
 }
 
 /// What to sweep.
+///
+/// Age is measured by the ledger's clock, and a clock can leap: a virtual machine resumes, a wrong time is set. A ledger therefore
+/// stores when its last sweep began. A sweep that finds more than half the retention (at least two hours) gone by since then cannot
+/// tell a leap from a long silence. It forgets nothing, and neither does any sweep for a whole retention from there
+/// ([`Swept::paused_until`]); claims that never reported their end are still marked lost. Then sweeps go on as before. The
+/// first sweep of a ledger has nothing to compare with and trusts the clock; so sweep at least twice per retention, as a
+/// [`Guard`](crate::Guard) does by itself. Two leaps within one retention are taken for one.
 #[derive(Debug, Clone, Copy)]
 pub struct SweepTerms {
     /// How long entries stay after they were settled.
@@ -354,6 +370,8 @@ pub struct Swept {
     pub held: u64,
     /// At-most-once claims that never reported their end, now marked lost.
     pub lost: u64,
+    /// The ledger's clock leapt, or nobody swept for long: no sweep forgets anything before this time. See [`SweepTerms`].
+    pub paused_until: Option<Time>,
 }
 
 impl Swept {

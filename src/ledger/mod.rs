@@ -12,6 +12,7 @@ mod entry;
 mod epoch;
 mod held;
 mod outage;
+mod pace;
 pub mod transition;
 mod week;
 
@@ -38,6 +39,7 @@ pub use entry::{
 pub use epoch::Epoch;
 pub use held::{Copied, Due, Marker, Reused, Share};
 pub(crate) use outage::Outage;
+pub(crate) use pace::Pace;
 pub use week::{IdentityRule, Week};
 
 use crate::clock::Time;
@@ -153,7 +155,8 @@ const NOTE_BYTES_MAX: usize = 64 * 1024;
 ///    humans.
 /// 3. Time is the ledger's own clock, read when it decides: never a client's, never a transaction's start.
 /// 4. `done` and the aggregate's last seq change in one atomic step.
-/// 5. An event that kills its process also reaches `dead`: runs are counted when they start.
+/// 5. An event that kills its process also reaches `dead`: runs are counted when they start. What is dead or lost without its
+///    bytes takes them from the next delivery.
 /// 6. Retry times are stored; nothing but an intervention shortens one. Giving a lease back is `retry(now)`, never a delete.
 /// 7. Every claim carries a nonce: the same claim issued again has the same outcome. Doubt is resolved that way and never
 ///    by reading.
@@ -162,6 +165,8 @@ const NOTE_BYTES_MAX: usize = 64 * 1024;
 /// 10. An identity whose week was dropped since its scope began is too old, never a first.
 /// 11. The epoch is the same for all who have the ledger open, and another as soon as the ledger may lack something that was
 ///     acknowledged before.
+/// 12. A leap of the ledger's clock is not age: what was settled before it is forgotten no sooner than a whole retention after it
+///     was noticed, by the rule in the docs of [`SweepTerms`].
 ///
 /// The calls take batches because that is what storage is good at; the plain per-event calls of
 /// [`Guard`](crate::Guard) gather into such batches by themselves.

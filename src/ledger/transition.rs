@@ -82,7 +82,7 @@ pub fn claim(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
         return Step::only(Outcome::Mismatch(row.prior()));
     }
     let step = match closed(row, claim.mode, at) {
-        Some(answer) => Step::only(answer),
+        Some(answer) => Step::new(answer, take_bytes(claim, row).filter(|_| !differs), None),
         None => unsettled(claim, at),
     };
     Step { reused: differs, ..step }
@@ -191,6 +191,15 @@ fn closed(row: &Row, mode: Mode, at: Situation<'_>) -> Option<Outcome> {
         }
         State::Dead => Some(Outcome::Dead { at: row.at, attempts: row.attempts }),
     }
+}
+
+/// What was killed or lost before its bytes were held takes them from the next delivery: without them a redrive could not run
+/// it.
+fn take_bytes(claim: &Claim, row: &Row) -> Option<Row> {
+    let is_bare = matches!(row.state, State::Dead | State::Lost) && row.body.is_none();
+    let body = claim.body.clone().filter(|_| is_bare)?;
+    let origin = row.origin.clone().or_else(|| claim.origin.clone());
+    Some(Row { body: Some(body), origin, ..row.clone() })
 }
 
 /// A row in a state that no run led to.

@@ -99,6 +99,7 @@ macro_rules! __conformance_cases {
                 c10_kept_entries_go_when_they_are_settled
                 c10_order_is_decided_before_age
                 c10_a_week_in_use_stays
+                t72_a_leap_of_the_clock_forgets_nothing
                 sweep_dry_run_changes_nothing
                 sweep_keeps_open_entries
                 sweep_beside_claims_loses_nothing
@@ -163,6 +164,8 @@ macro_rules! __conformance_cases {
                 listing_filters
                 statistics_count_what_there_is
                 kill_then_redrive
+                t69_what_was_killed_takes_its_bytes_from_the_next_delivery
+                t69_an_aggregate_goes_on_behind_what_was_killed
                 c11_the_epoch_is_shared_and_stays
             }
         }

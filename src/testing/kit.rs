@@ -239,6 +239,17 @@ pub async fn sweep(ledger: &impl Ledger, retention: Duration) -> Swept {
     ledger.sweep(SweepTerms { retention, batch_max: 1000, dry_run: false }).await.expect("a sweep")
 }
 
+/// Lets days go by in which the ledger is swept once a day, with a retention of a week, but not on the last one. None of
+/// those sweeps forgets anything.
+pub async fn days_go_by<H: Harness>(harness: &H, ledger: &H::Ledger, days: u32) {
+    for day in 1..=days {
+        harness.advance(DAY).await;
+        if day < days {
+            assert_eq!(sweep(ledger, DAY * 7).await.entries(), 0, "on day {day}");
+        }
+    }
+}
+
 /// Asserts that a result is [`Error::Invalid`] and says something.
 pub fn assert_invalid<T: std::fmt::Debug>(result: Result<T>, says: &str) {
     match result {

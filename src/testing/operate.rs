@@ -5,11 +5,13 @@ use std::time::Duration;
 use super::Harness;
 use super::kit::{
     LEASE, PAST_LEASE, another, claim, dead, done, entry, expect, first, intervene, intervening, is_fenced,
-    lease, metadata, one, open, retry, run, settle, settled, there, v4,
+    latest, lease, metadata, one, open, retry, run, settle, settled, there, v4,
 };
 use crate::error::Error;
 use crate::id::{EventId, Scope, Tenant};
-use crate::ledger::{Claim, Filter, Identity, Intervention, Ledger, Level, Mode, Outcome, State};
+use crate::ledger::{
+    Body, Claim, Entry, Filter, Identity, Intervention, Ledger, Level, Mode, Outcome, Share, State, Verdict,
+};
 
 const ALL: [Intervention; 7] = Intervention::ALL;
 
@@ -227,6 +229,70 @@ pub async fn kill_then_redrive(harness: &impl Harness) {
     assert_eq!(there(&ledger, &mine).await.note.as_deref(), Some("a test"));
     intervene(&ledger, &mine, Intervention::Redrive).await.unwrap();
     run(&ledger, &another(&mine)).await;
+}
+
+/// Killed while leased or in a near retry, its bytes are with whoever delivered it. The next delivery brings them; then a
+/// redrive is due with its bytes, and runs. So for one that is lost.
+pub async fn t69_what_was_killed_takes_its_bytes_from_the_next_delivery(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let share = Share::default();
+    for (n, state) in ["leased", "retry", "lost"].into_iter().enumerate() {
+        let (mode, what) = match state {
+            "lost" => (Mode::Once { track: None }, Intervention::Retry),
+            _ => (lease(), Intervention::Redrive),
+        };
+        let mine = claim(&format!("e{n}"), mode);
+        let grant = first(&ledger, &mine).await;
+        match state {
+            "retry" => drop(settled(&ledger, &mine, &grant, retry(LEASE)).await),
+            "lost" => drop(settled(&ledger, &mine, &grant, Verdict::Lost { note: "gone".into() }).await),
+            _ => {}
+        }
+        if state != "lost" {
+            intervene(&ledger, &mine, Intervention::Kill).await.unwrap();
+        }
+        let mut rehearsal = intervening(&mine, what);
+        rehearsal.dry_run = true;
+        assert!(ledger.intervene(&rehearsal).await.unwrap().needs_delivery(), "{state}: there are no bytes");
+        let before = there(&ledger, &mine).await;
+        let body = Body { payload: Some(format!("payload {n}").into()), ..Body::default() };
+        let delivery = Claim { mode: lease(), body: Some(body.clone()), ..another(&mine) };
+        expect(&ledger, &delivery, if state == "lost" { "duplicate" } else { "dead" }).await;
+        let after = there(&ledger, &mine).await;
+        assert_eq!(
+            after,
+            Entry { body: Some(body.clone()), ..before },
+            "{state}: nothing but the bytes is new"
+        );
+        let later = Claim { body: Some(Body::default()), ..another(&delivery) };
+        expect(&ledger, &later, if state == "lost" { "duplicate" } else { "dead" }).await;
+        assert_eq!(there(&ledger, &mine).await, after, "{state}: it keeps the first ones");
+        let outlet = ledger.outlet(&mine.identity.scope, &share, 10).await.unwrap();
+        assert_eq!(outlet.len(), usize::from(state != "lost"), "{state}: a dead letter goes out");
+        assert!(!intervene(&ledger, &mine, what).await.unwrap().needs_delivery());
+        let due = ledger.due(&mine.identity.scope, &share, 10).await.unwrap().entries;
+        assert_eq!(due.len(), 1, "{state}: it runs by itself");
+        assert_eq!(due[0].body.as_ref(), Some(&body));
+        run(&ledger, &another(&delivery)).await;
+    }
+}
+
+/// Its aggregate does not wait behind it for ever.
+pub async fn t69_an_aggregate_goes_on_behind_what_was_killed(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let (one, two) = (latest(1), latest(2));
+    first(&ledger, &one).await;
+    intervene(&ledger, &one, Intervention::Kill).await.unwrap();
+    let with = |claim: &Claim| Claim { body: Some(Body::default()), ..another(claim) };
+    expect(&ledger, &with(&two), "parked").await;
+    expect(&ledger, &with(&one), "dead").await;
+    intervene(&ledger, &one, Intervention::Redrive).await.unwrap();
+    for mine in [one, two] {
+        let due = ledger.due(&mine.identity.scope, &Share::default(), 10).await.unwrap().entries;
+        assert_eq!(due.len(), 1, "the lowest runs by itself");
+        assert_eq!(due[0].identity, mine.identity);
+        run(&ledger, &another(&mine)).await;
+    }
 }
 
 /// Whoever has the ledger open sees the same epoch, and nothing that is done in it changes that.

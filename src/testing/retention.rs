@@ -2,8 +2,8 @@
 
 use super::Harness;
 use super::kit::{
-    DAY, LEASE, PAST_LEASE, another, claim, dead, done, entry, expect, first, intervene, latest, lease,
-    named, one, open, retry, run, settled, sweep, there, v7_at,
+    DAY, LEASE, PAST_LEASE, another, claim, days_go_by, dead, done, entry, expect, first, intervene, latest,
+    lease, named, one, open, retry, run, settled, sweep, there, v7_at,
 };
 use crate::id::Scope;
 use crate::ledger::{Claim, Intervention, Ledger, Mode, Outcome, State, SweepTerms, Swept, Verdict, Week};
@@ -113,7 +113,7 @@ pub async fn c10_kept_entries_go_when_they_are_settled(harness: &impl Harness) {
     let next = another(&mine);
     run(&ledger, &next).await;
     assert_eq!(sweep(&ledger, DAY * 7).await.entries(), 0);
-    harness.advance(DAY * 8).await;
+    days_go_by(harness, &ledger, 8).await;
     assert_eq!(sweep(&ledger, DAY * 7).await.entries(), 1);
     expect(&ledger, &another(&mine), "too_old").await;
 }
@@ -155,9 +155,39 @@ pub async fn c10_a_week_in_use_stays(harness: &impl Harness) {
     harness.advance(DAY * 3).await;
     assert_eq!(sweep(&ledger, DAY * 7).await.entries(), 0);
     expect(&ledger, &another(&old), "duplicate").await;
-    harness.advance(DAY * 5).await;
+    days_go_by(harness, &ledger, 5).await;
     assert_eq!(sweep(&ledger, DAY * 7).await.entries(), 2);
     expect(&ledger, &another(&late), "too_old").await;
+}
+
+/// A leap of the clock is not age (clause 12). What was done just before it stays for a whole retention, through any number of
+/// sweeps, and goes when that time is over.
+pub async fn t72_a_leap_of_the_clock_forgets_nothing(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    assert_eq!(sweep(&ledger, DAY * 7).await.paused_until, None);
+    harness.advance(DAY).await;
+    let mine = [weekly(&ledger, 1).await, claim("timeless", lease())];
+    for mine in &mine {
+        run(&ledger, mine).await;
+    }
+    harness.advance(DAY * 400).await;
+    let rehearsal = SweepTerms { retention: DAY * 7, batch_max: 1000, dry_run: true };
+    assert_eq!(ledger.sweep(rehearsal).await.unwrap().entries(), 0);
+    let now = ledger.now().await.unwrap();
+    let swept = sweep(&ledger, DAY * 7).await;
+    assert_eq!((swept.entries(), swept.weeks.len()), (0, 0), "{swept:?}");
+    let paused_until = swept.paused_until.expect("it says until when");
+    super::kit::assert_near(harness, paused_until, now.plus(DAY * 7));
+    for mine in &mine {
+        expect(&ledger, &another(mine), "duplicate").await;
+    }
+    harness.advance(DAY * 6).await;
+    assert_eq!(sweep(&open(harness).await, DAY * 7).await.paused_until, Some(paused_until), "it is stored");
+    expect(&ledger, &another(&mine[0]), "duplicate").await;
+    harness.advance(DAY + LEASE).await;
+    let swept = sweep(&ledger, DAY * 7).await;
+    assert_eq!((swept.entries(), swept.paused_until), (2, None), "{swept:?}");
+    expect(&ledger, &another(&mine[0]), "too_old").await;
 }
 
 /// A dry run says what would go and changes nothing.
@@ -273,6 +303,6 @@ pub async fn sweep_marks_what_is_lost(harness: &impl Harness) {
         suspect: false,
     };
     let _ = super::kit::settle(&ledger, &tracked, &grant, late).await; // told either way, never an error
-    harness.advance(DAY * 8).await;
+    days_go_by(harness, &ledger, 7).await;
     assert_eq!(sweep(&ledger, DAY * 7).await.rows, 2);
 }

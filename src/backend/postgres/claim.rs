@@ -176,7 +176,7 @@ pub(super) async fn run(
     }
     for (_, batch) in rounds.into_iter().flatten() {
         split_run(inner, target, &batch, &inner.sql.claim_batch, outcomes).await?;
-        // Those that are about to die go once more, with their bytes.
+        // Those whose bytes are to be held go once more, with them.
         each.extend(batch.into_iter().filter(|one| outcomes[one.index].is_none()));
     }
     // What depends on its neighbours (events in an order, many repeats of one id) runs as it came.
@@ -309,10 +309,13 @@ async fn send(
     }
 }
 
-/// Whether a statement changed anything: all but duplicates, busy ones, mismatches and those too old may have.
+/// Whether a statement changed anything: all but duplicates, busy ones, mismatches and those too old may have, and a duplicate of
+/// a lost one that took its bytes did.
 fn wrote(answers: &[Answer], count: usize) -> bool {
     let others = answers.iter().filter(|answer| answer.0 > 0);
-    others.clone().count() < count || others.clone().any(|answer| !matches!(answer.1, 0 | 2 | 3 | 9 | 10))
+    let idle =
+        |answer: &Answer| matches!((answer.1, answer.8), (0 | 3 | 9 | 10, _) | (2, None | Some(false)));
+    others.clone().count() < count || others.clone().any(|answer| !idle(answer))
 }
 
 /// Claims, column by column. A column that nobody uses is sent as NULL.

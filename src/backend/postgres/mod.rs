@@ -11,6 +11,7 @@ mod error;
 mod held;
 pub mod journal;
 mod lone;
+mod pace;
 mod read;
 mod schema;
 mod settle;

@@ -25,6 +25,7 @@ pub(super) struct Scripts {
     pub(super) write: Script,
     pub(super) forget: Script,
     pub(super) drop: Script,
+    pub(super) pace: Script,
 }
 
 impl Scripts {
@@ -47,6 +48,7 @@ impl Scripts {
             write: script(include_str!("lua/write.lua")),
             forget: script(include_str!("lua/forget.lua")),
             drop: script(include_str!("lua/drop.lua")),
+            pace: script(include_str!("lua/pace.lua")),
         }
     }
 }

@@ -10,14 +10,16 @@ use super::want::{Wants, member, member_key, stamp, week_key};
 use super::{RedisLedger, Result, codec};
 use crate::clock::Time;
 use crate::ledger::transition::Row;
-use crate::ledger::{Filter, Key, Ledger as _, Rows as _, State, SweepTerms, Swept, Week, may_sweep};
+use crate::ledger::{Filter, Key, Ledger as _, Pace, Rows as _, State, SweepTerms, Swept, Week, may_sweep};
 
 /// Sweeps.
 pub(super) async fn sweep(ledger: &RedisLedger, terms: SweepTerms) -> Result<Swept> {
     let now = ledger.now().await?;
-    let cutoff = now.minus(terms.retention);
+    let pace = keep_pace(ledger, now, terms).await?;
+    let cutoff = now.minus(pace.terms(terms).retention);
     let numbers = Scopes::read(ledger).await?.wanted(&Filter::default());
-    let mut swept = Swept { lost: mark_lost(ledger, now, terms).await?, ..Swept::default() };
+    let mut swept = Swept { paused_until: pace.paused_until, ..Swept::default() };
+    swept.lost = mark_lost(ledger, now, terms).await?;
     for (_, number) in filled(ledger, [Week::TIMELESS], &numbers).await?.into_keys() {
         swept.rows +=
             forget_old(ledger, &week_key(Week::TIMELESS, number), Some(number), cutoff, terms).await?;
@@ -38,6 +40,25 @@ pub(super) async fn sweep(ledger: &RedisLedger, terms: SweepTerms) -> Result<Swe
         }
     }
     Ok(swept)
+}
+
+/// Notes that a sweep begins, before it forgets anything; a rehearsal only looks. Two sweeps that begin together note the same.
+async fn keep_pace(ledger: &RedisLedger, now: Time, terms: SweepTerms) -> Result<Pace> {
+    let (swept_at, paused_until): (Option<i64>, Option<i64>) = redis::cmd("HMGET")
+        .arg(ledger.key(":meta"))
+        .arg(&["swept_at", "paused_until"])
+        .query_async(&mut ledger.connection())
+        .await
+        .doing("reading when the last sweep was")?;
+    let paused_until = paused_until.filter(|until| *until > 0).map(Time::from_micros);
+    let before = swept_at.map(|at| Pace { swept_at: Time::from_micros(at), paused_until });
+    let next = Pace::next(before, now, terms.retention);
+    if !terms.dry_run {
+        let mut script = ledger.0.scripts.pace.key(&ledger.0.prefix);
+        script.arg(now.as_micros()).arg(next.paused_until.map_or(0, Time::as_micros));
+        let _: i64 = run(&ledger.0.connection, &script, "noting that a sweep begins").await?;
+    }
+    Ok(next)
 }
 
 /// At-most-once claims whose end is overdue are lost.

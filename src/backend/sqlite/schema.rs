@@ -44,7 +44,8 @@ const ACCEPTS: i64 = 1;
 /// The one row of facts about the ledger itself. Its table is the first thing made, by every version.
 const META: &str = "
 CREATE TABLE main.hapax_meta (one INTEGER PRIMARY KEY CHECK (one = 1), ledger TEXT NOT NULL,
-    version INTEGER NOT NULL, accepts INTEGER NOT NULL, identity TEXT NOT NULL, token INTEGER NOT NULL) STRICT";
+    version INTEGER NOT NULL, accepts INTEGER NOT NULL, identity TEXT NOT NULL, token INTEGER NOT NULL,
+    swept_at INTEGER, paused_until INTEGER) STRICT";
 
 /// The tables as SQL, for whoever wants to read them. Weeks' tables are made as they are needed.
 pub fn schema_sql() -> String {

@@ -10,7 +10,7 @@ use super::fault::Doing;
 use super::{SqliteLedger, answer, read};
 use crate::clock::Time;
 use crate::error::Result;
-use crate::ledger::{SweepTerms, Swept, Week};
+use crate::ledger::{Pace, SweepTerms, Swept, Week};
 
 /// A key within a table.
 type RowKey = (i32, Vec<u8>);
@@ -27,11 +27,13 @@ struct Old {
 /// Sweeps.
 pub(super) async fn sweep(ledger: &SqliteLedger, terms: SweepTerms) -> Result<Swept> {
     let now = ledger.0.clock.now();
-    let cutoff = now.minus(terms.retention);
     if terms.dry_run {
-        return answer(ledger.0.read.send(move |conn| rehearse(conn, now, cutoff))).await;
+        return answer(ledger.0.read.send(move |conn| rehearse(conn, now, terms))).await;
     }
-    let mut swept = Swept { lost: mark_lost(ledger, now, terms.batch_max).await?, ..Swept::default() };
+    let pace = answer(ledger.0.write.send(move |desk| keep_pace(desk, now, terms))).await?;
+    let cutoff = now.minus(pace.terms(terms).retention);
+    let mut swept = Swept { paused_until: pace.paused_until, ..Swept::default() };
+    swept.lost = mark_lost(ledger, now, terms.batch_max).await?;
     swept.rows = sweep_timeless(ledger, cutoff, terms.batch_max).await?;
     swept.rows += sweep_kept(ledger, cutoff, terms.batch_max).await?;
     for week in answer(ledger.0.read.send(move |conn| old_weeks(conn, cutoff))).await? {
@@ -45,9 +47,32 @@ pub(super) async fn sweep(ledger: &SqliteLedger, terms: SweepTerms) -> Result<Sw
     Ok(swept)
 }
 
+fn pace(conn: &Connection) -> Result<Option<Pace>> {
+    conn.query_row("SELECT swept_at, paused_until FROM main.hapax_meta", [], |row| {
+        let (swept_at, paused_until): (Option<i64>, Option<i64>) = (row.get(0)?, row.get(1)?);
+        let paused_until = paused_until.map(Time::from_micros);
+        Ok(swept_at.map(|at| Pace { swept_at: Time::from_micros(at), paused_until }))
+    })
+    .doing("reading when the last sweep was")
+}
+
+/// Notes that a sweep begins, before it forgets anything.
+fn keep_pace(desk: &mut Desk<'_>, now: Time, terms: SweepTerms) -> Result<Pace> {
+    let next = Pace::next(pace(desk.conn)?, now, terms.retention);
+    desk.conn
+        .execute(
+            "UPDATE main.hapax_meta SET swept_at = ?1, paused_until = ?2",
+            params![next.swept_at.as_micros(), next.paused_until.map(Time::as_micros)],
+        )
+        .doing("noting that a sweep begins")?;
+    Ok(next)
+}
+
 /// What a sweep would do.
-fn rehearse(conn: &Connection, now: Time, cutoff: Time) -> Result<Swept> {
-    let mut swept = Swept::default();
+fn rehearse(conn: &Connection, now: Time, terms: SweepTerms) -> Result<Swept> {
+    let pace = Pace::next(pace(conn)?, now, terms.retention);
+    let cutoff = now.minus(pace.terms(terms).retention);
+    let mut swept = Swept { paused_until: pace.paused_until, ..Swept::default() };
     for table in tables(conn)? {
         swept.lost +=
             count(conn, &format!("SELECT count(*) FROM {table} WHERE {AWAITED} AND at <= ?1"), now)?;

@@ -11,8 +11,9 @@ use crate::failure::Failure;
 #[derive(Debug, Args)]
 #[allow(clippy::struct_field_names, reason = "they are named as their flags are")]
 pub(super) struct PlaceArgs {
-    /// Where the id is: a JSON pointer, header:NAME, `sha256` (of the payload) or `offset` (catches redelivery only).
-    /// Repeat it to try several in order [default: header idempotency_key, ce_id or eventId, then /eventId, /event_id]
+    /// Where the id is: a JSON pointer, header:NAME, `cloudevent` (its source and id), `sha256` (of the payload) or `offset`
+    /// (catches redelivery only). Repeat it to try several in order [default: header idempotency_key or eventId, cloudevent, then
+    /// /eventId, /event_id]
     #[arg(long, value_name = "PLACE")]
     id_at: Vec<String>,
     /// Where the aggregate is, such as /order_id or header:order [default: /aggregate_id and the like]
@@ -35,6 +36,7 @@ impl PlaceArgs {
             let sources = self.id_at.iter().map(|text| match text.as_str() {
                 "sha256" => IdSource::ContentHash,
                 "offset" => IdSource::Offset,
+                "cloudevent" => IdSource::CloudEvent,
                 text => match text.strip_prefix("header:") {
                     Some(name) => IdSource::Header(name.to_owned()),
                     None => IdSource::Pointer(text.to_owned()),

@@ -47,6 +47,7 @@ pub async fn sweep(
         print::json(&json!({
             "dry_run": args.dry_run, "entries": swept.entries(), "timeless": swept.rows,
             "weeks": weeks.collect::<Vec<_>>(), "held": swept.held, "lost": swept.lost,
+            "paused_until": swept.paused_until.map(|until| until.to_string()),
         }))?;
         return Ok(0);
     }
@@ -59,6 +60,12 @@ pub async fn sweep(
         swept.held,
         swept.lost
     ))?;
+    if let Some(until) = swept.paused_until {
+        print::line(&format!(
+            "the ledger's clock moved on by more than half the retention since the sweep before; in case it leapt, nothing is \
+             forgotten before {until}"
+        ))?;
+    }
     Ok(0)
 }
 
@@ -275,6 +282,7 @@ fn report(global: &Global, would: &str, steps: &[(Intervention, Intervened)]) ->
                 "what": what.name(),
                 "before": entry_json(&step.before, false),
                 "after": step.after.as_ref().map(|entry| entry_json(entry, false)),
+                "needs_delivery": step.needs_delivery(),
             })
         });
         return print::json(&json!({"dry_run": !would.is_empty(), "entries": list.collect::<Vec<_>>()}));
@@ -295,5 +303,12 @@ fn report(global: &Global, would: &str, steps: &[(Intervention, Intervened)]) ->
             ]
         })
         .collect();
-    print::table(["what", "entry", "before", "after", "token"], &rows)
+    print::table(["what", "entry", "before", "after", "token"], &rows)?;
+    let bare = steps.iter().filter(|(_, step)| step.needs_delivery()).count();
+    if bare > 0 {
+        print::line(&format!(
+            "the bytes of {bare} of them are not held: those run when they are delivered again, and not before"
+        ))?;
+    }
+    Ok(())
 }

@@ -7,7 +7,9 @@ create table {schema}.meta (
   version   int not null,
   accepts   int not null,
   ledger_id uuid not null default gen_random_uuid(),
-  identity  text not null check (identity in ('id', 'id_and_time')) -- what makes an identity; fixed for ever
+  identity  text not null check (identity in ('id', 'id_and_time')), -- what makes an identity; fixed for ever
+  swept_at     timestamptz, -- when the last sweep began
+  paused_until timestamptz  -- sweeps forget nothing before this time: the clock leapt
 );
 
 -- Fencing tokens: one sequence for the whole ledger, never reset.

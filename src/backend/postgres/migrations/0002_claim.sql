@@ -2,7 +2,7 @@
 -- Kinds of outcome: 1 first, 2 duplicate, 3 busy, 4 retry later, 5 wait, 6 stale, 7 parked, 8 dead, 9 mismatch, 10 too old.
 
 -- One claim, by the whole rule book. Modes: L lease, O at most once, D done, F failed, X refused.
--- p_hold: park what would have to wait. p_ask: answer 0 where it would die, so that it is sent again with its bytes.
+-- p_hold: park what would have to wait. p_ask: answer 0 where its bytes would be held, so that it is sent again with them.
 create function {schema}.claim_one(
   p_scope int, p_week smallint, p_id bytea, p_nonce bigint, p_fingerprint bytea, p_topic text, p_partition int,
   p_offset bigint, p_metadata jsonb, p_mode "char", p_for bigint, p_flags smallint, p_attempts_max int, p_base bigint,
@@ -58,6 +58,15 @@ begin
       end if;
       if p_check_fingerprint and e.fingerprint <> p_fingerprint then o_kind := 9; return; end if;
       o_reused := coalesce(e.fingerprint <> p_fingerprint, false);
+      -- What was killed or lost before its bytes were held takes them from the next delivery: a redrive needs them.
+      if e.state in ('X', 'O') and not o_reused and (p_ask or p_body.header_names is not null)
+         and not exists (select from {schema}.held x where x.scope = p_scope and x.id = p_id and x.week = p_week
+                           and x.header_names is not null) then
+        if p_ask then o_kind := 0; return; end if;
+        if e.topic is null then e.topic := p_topic; e.partition := p_partition; e."offset" := p_offset; end if;
+        perform {schema}.put(e, true, v_in_held, true, p_body);
+        o_suspect := true; -- says of a dead or lost one that something was written
+      end if;
       case e.state
         when 'L' then if e.at > v_now or p_mode = 'X' then o_kind := 3; return; end if;
         when 'R' then if (e.at > v_now and p_mode <> 'F') or p_mode = 'X' then o_kind := 4; return; end if;
@@ -177,7 +186,7 @@ end $$;
 -- A batch of claims without order, in key order: one multi-row INSERT, and the rule book only for those that were there
 -- before. Row 0 of the answer is what every first one gets; further rows are the others, by their place in the arrays.
 -- p_fresh: the caller expects all of them to be new. Then a plain INSERT is tried first, which costs a third less than one
--- that must be able to skip; it changes no outcome. p_bodies: whoever would die is answered 0, to be sent again with its bytes.
+-- that must be able to skip; it changes no outcome. p_bodies: one whose bytes would be held is answered 0, to be sent again with them.
 create function {schema}.claim_batch(
   p_scope int[], p_week smallint[], p_id bytea[], p_nonce bigint[], p_fingerprint bytea[], p_topic text[],
   p_partition int[], p_offset bigint[], p_metadata jsonb[], p_weeks smallint[], p_mode "char", p_for bigint,
@@ -262,7 +271,7 @@ begin
   loop
     o_i := r.i; o_attempts := r.attempts; o_owner := r.name; o_seq := null; o_suspect := false; o_state := r.state; o_token := r.x_token;
     o_reused := coalesce(r.x_fingerprint <> r.fingerprint, false);
-    if r.state in ('D', 'C', 'F', 'O') and r.x_nonce <> r.nonce
+    if r.state in ('D', 'C', 'F', 'O') and not (r.state = 'O' and p_bodies) and r.x_nonce <> r.nonce
        and (not p_check_fingerprint or (r.x_fingerprint = r.fingerprint) is not false) then
       o_kind := 2; o_at := {schema}.us(r.at);
     elsif r.x_nonce <> r.nonce and (not p_check_fingerprint or (r.x_fingerprint = r.fingerprint) is not false)

@@ -1,0 +1,91 @@
+//! How fast a ledger may forget: a leap of its clock is not age.
+
+use std::time::Duration;
+
+use super::SweepTerms;
+use crate::clock::Time;
+
+/// Longer than any entry has been there.
+const FOREVER: Duration = Duration::from_secs(1000 * 365 * 86_400);
+/// A shorter step of the clock is never taken for a leap: guards sweep every hour.
+const LEAP_MIN: Duration = Duration::from_hours(2);
+
+/// What a ledger stores of its sweeps: when the last one began, and until when none may forget. The rule is in the docs of
+/// [`SweepTerms`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Pace {
+    /// When the last sweep began, by ledger time.
+    pub swept_at: Time,
+    /// Sweeps forget nothing before this time, as the clock leapt.
+    pub paused_until: Option<Time>,
+}
+
+impl Pace {
+    /// What a sweep that begins now stores before it forgets anything. `before` is what the sweep before it stored.
+    pub(crate) fn next(before: Option<Pace>, now: Time, retention: Duration) -> Self {
+        let whole = now.plus(retention);
+        let paused_until = match before {
+            None => None,
+            // A clock that was put back ends the pause no later than a whole retention from its new present.
+            Some(Pace { paused_until: Some(until), .. }) => (now < until).then(|| until.min(whole)),
+            Some(Pace { swept_at, .. }) => {
+                let leapt = now.since(swept_at) > (retention / 2).max(LEAP_MIN);
+                leapt.then_some(whole)
+            }
+        };
+        Pace { swept_at: now, paused_until }
+    }
+
+    /// The terms this sweep goes by: while it is paused, nothing is old enough to go.
+    pub(crate) fn terms(&self, terms: SweepTerms) -> SweepTerms {
+        SweepTerms { retention: self.paused_until.map_or(terms.retention, |_| FOREVER), ..terms }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY: Duration = Duration::from_hours(24);
+
+    fn day(n: u32) -> Time {
+        Time::from_millis(1_800_000_000_000).plus(DAY * n)
+    }
+
+    #[test]
+    fn only_a_leap_pauses() {
+        let first = Pace::next(None, day(0), DAY * 7);
+        assert_eq!(first, Pace { swept_at: day(0), paused_until: None }, "nothing to compare with");
+        let regular = Pace::next(Some(first), day(3), DAY * 7);
+        assert_eq!(regular.paused_until, None);
+        let leapt = Pace::next(Some(regular), day(7), DAY * 7);
+        assert_eq!(leapt, Pace { swept_at: day(7), paused_until: Some(day(14)) });
+        // A sweep now and then keeps the pause, and it ends a whole retention after the leap.
+        let paused = Pace::next(Some(leapt), day(13), DAY * 7);
+        assert_eq!(paused.paused_until, Some(day(14)));
+        assert_eq!(Pace::next(Some(paused), day(14), DAY * 7).paused_until, None);
+    }
+
+    #[test]
+    fn rare_sweeps_forget_every_second_time() {
+        let mut pace = Pace::next(None, day(0), DAY * 7);
+        let mut pauses = Vec::new();
+        for n in 1..=4 {
+            pace = Pace::next(Some(pace), day(30 * n), DAY * 7);
+            pauses.push(pace.paused_until.is_some());
+        }
+        assert_eq!(pauses, [true, false, true, false]);
+    }
+
+    #[test]
+    fn a_clock_that_was_put_back_shortens_the_pause() {
+        let leapt = Pace { swept_at: day(365), paused_until: Some(day(372)) };
+        assert_eq!(Pace::next(Some(leapt), day(1), DAY * 7).paused_until, Some(day(8)));
+    }
+
+    #[test]
+    fn a_short_retention_is_not_a_leap() {
+        let first = Pace::next(None, day(0), Duration::ZERO);
+        assert_eq!(Pace::next(Some(first), day(0).plus(LEAP_MIN), Duration::ZERO).paused_until, None);
+    }
+}
