@@ -32,7 +32,10 @@ struct Stage {
 
 impl Stage {
     async fn new() -> Self {
-        let harness = PgHarness::new().await;
+        Stage::on(PgHarness::new().await).await
+    }
+
+    async fn on(harness: PgHarness) -> Self {
         let ledger = kit::open(&harness).await;
         let now = ledger.now().await.unwrap();
         let claim = |n| kit::claim(&kit::v7_at(now, n).to_string(), kit::lease());
@@ -60,11 +63,8 @@ impl Stage {
     /// Whether the week is gone.
     async fn is_gone(&self) -> bool {
         let s = &self.harness.schema;
-        let tables = format!(
-            "select count(*) = 1 from pg_class where relname like 'entry\\__%' and relkind = 'r' \
-             and relnamespace = '{s}'::regnamespace"
-        );
-        ask(&self.harness.pool, tables).await
+        let gone = format!("select exists (select from {s}.dropped where phase is null)");
+        ask(&self.harness.pool, gone).await
     }
 
     /// Sweeps until the week is gone.
@@ -83,7 +83,8 @@ async fn t63_a_claim_in_an_open_transaction_is_not_granted_again_by_a_sweep() {
     let stage = Stage::new().await;
     let mut tx = stage.harness.pool.begin().await.unwrap();
     let mine = Claim { mode: Mode::Done, ..kit::another(&stage.due) };
-    let outcome = stage.ledger.claim_in(&mut tx, std::slice::from_ref(&mine)).await.unwrap().remove(0).unwrap();
+    let outcome =
+        stage.ledger.claim_in(&mut tx, std::slice::from_ref(&mine)).await.unwrap().remove(0).unwrap();
     assert!(outcome.is_claimed());
     let sweeping = stage.sweep_beside();
     until("the sweep is under way", async || stage.is_under_way().await).await;
@@ -233,7 +234,200 @@ async fn t65_what_was_settled_during_a_sweep_is_remembered() {
     kit::expect(&stage.ledger, &kit::another(&stage.done), "too_old").await;
     kit::expect(&stage.ledger, &stage.never, "too_old").await;
     // And is forgotten when its own time has come.
-    stage.harness.advance(8 * kit::DAY).await;
+    kit::days_go_by(&stage.harness, &stage.ledger, 8).await;
     kit::sweep(&stage.ledger, RETENTION).await;
     kit::expect(&stage.ledger, &kit::another(&stage.leased), "too_old").await;
+}
+
+impl Stage {
+    /// Sweeps step by step until the week is in this phase.
+    async fn until_phase(&self, phase: &str) {
+        let s = &self.harness.schema;
+        let terms = SweepTerms { retention: RETENTION, batch_max: 1000, dry_run: false };
+        until("the drop is that far", async || {
+            self.ledger.sweep_part(terms, 1).await.unwrap();
+            ask(
+                &self.harness.pool,
+                format!("select exists (select from {s}.dropped where phase = '{phase}')"),
+            )
+            .await
+        })
+        .await;
+    }
+}
+
+/// An id that was never claimed: new before the week is closed, then busy, then too old; never anything else in between.
+#[tokio::test(flavor = "multi_thread")]
+async fn t63_what_is_nowhere_is_busy_while_its_week_is_closed() {
+    let stage = Stage::new().await;
+    let s = stage.harness.schema.clone();
+    for (phase, word) in
+        [("closed", "busy"), ("moving", "too_old"), ("moved", "too_old"), ("empty", "too_old")]
+    {
+        stage.until_phase(phase).await;
+        let id = stage.never.identity.id.to_string();
+        for mode in [kit::lease(), Mode::Done, Mode::Once { track: Some(kit::LEASE) }, kit::failed()] {
+            kit::expect(&stage.ledger, &Claim { mode, ..kit::another(&stage.never) }, word).await;
+        }
+        for function in ["claim_in", "lease"] {
+            let sql = format!("select outcome from {s}.{function}('orders', '{id}')");
+            assert_eq!(ask::<String>(&stage.harness.pool, sql).await, word, "{phase}");
+        }
+        let mut tx = stage.harness.pool.begin().await.unwrap();
+        let mine = Claim { mode: Mode::Done, ..kit::another(&stage.never) };
+        let outcome = stage.ledger.claim_in(&mut tx, &[mine]).await.unwrap().remove(0).unwrap();
+        assert_eq!(outcome.name(), word, "{phase}");
+        tx.rollback().await.unwrap();
+        // A scope that begins now has never seen the week: it waits until the week is gone, and then it is new.
+        let mut young = kit::another(&stage.never);
+        young.identity.scope = hapax::Scope::new(format!("young-{phase}")).unwrap();
+        kit::expect(&stage.ledger, &young, "busy").await;
+        // What is there is answered as ever, wherever it is.
+        kit::expect(&stage.ledger, &kit::another(&stage.done), "duplicate").await;
+        let ids = [stage.done.identity.clone(), stage.due.identity.clone()];
+        assert_eq!(stage.ledger.known(&ids).await.unwrap(), [true, false], "{phase}");
+        let grant = kit::first(&stage.ledger, &kit::another(&stage.due)).await;
+        assert!(!kit::is_fenced(kit::extend(&stage.ledger, &stage.due, &grant, kit::LEASE).await));
+        kit::expect(&stage.ledger, &kit::another(&stage.due), "busy").await;
+        kit::settled(&stage.ledger, &stage.due, &grant, kit::retry(Duration::ZERO)).await;
+    }
+    stage.finish().await;
+    let mut young = kit::another(&stage.never);
+    young.identity.scope = hapax::Scope::new("young-empty").unwrap();
+    kit::expect(&stage.ledger, &young, "claimed").await; // it began after the closing, and has waited
+    young.identity.scope = hapax::Scope::new("younger").unwrap();
+    kit::expect(&stage.ledger, &young, "claimed").await;
+    kit::run(&stage.ledger, &kit::another(&stage.due)).await;
+}
+
+/// A transaction of somebody else in the same database that does not end: the drop is postponed, with a bound, and goes on from
+/// where it was; claims do not notice. Whoever came later is not waited for.
+#[tokio::test(flavor = "multi_thread")]
+async fn t62_a_long_transaction_of_others_postpones_a_drop_and_stops_nobody() {
+    let scratch = support::Scratch::new().await;
+    let pool = support::pool_to(&scratch.url(), 12).await;
+    let stage = Stage::on(PgHarness::on(pool.clone()).await).await;
+    let mut hasty = support::settings(&stage.harness.schema);
+    hasty.sweep_patience = Duration::from_millis(200);
+    let hasty = PgLedger::with_pool(pool.clone(), hasty).await.unwrap();
+    let mut long = pool.begin().await.unwrap(); // has touched nothing of ours, and might
+    sqlx::raw_sql("set transaction isolation level repeatable read; select 1")
+        .execute(&mut *long)
+        .await
+        .unwrap();
+    for _ in 0..3 {
+        let began = Instant::now();
+        assert_eq!(kit::sweep(&hasty, RETENTION).await.weeks, []);
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+        kit::expect(&hasty, &kit::another(&stage.done), "duplicate").await;
+        kit::expect(&hasty, &kit::another(&stage.never), "busy").await;
+        let fresh = kit::v7_at(hasty.now().await.unwrap(), 9).to_string();
+        kit::run(&hasty, &kit::claim(&fresh, kit::lease())).await;
+        stage.harness.advance(Duration::from_secs(1)).await;
+    }
+    // Another one that begins now has seen the closing; the first one's end is enough.
+    let mut later = pool.begin().await.unwrap();
+    sqlx::raw_sql("set transaction isolation level repeatable read; select 1")
+        .execute(&mut *later)
+        .await
+        .unwrap();
+    long.rollback().await.unwrap();
+    kit::sweep(&hasty, RETENTION).await;
+    let s = &stage.harness.schema;
+    let phase: Option<String> = ask(&pool, format!("select phase from {s}.dropped")).await;
+    assert_ne!(phase.as_deref(), Some("closed"), "it waits for somebody who came later");
+    later.rollback().await.unwrap();
+    stage.finish().await;
+    kit::expect(&hasty, &kit::another(&stage.never), "too_old").await;
+    pool.close().await;
+    scratch.drop_it().await;
+}
+
+/// What has ended and is opened again while its week goes is moved by whoever opens it.
+#[tokio::test(flavor = "multi_thread")]
+async fn t65_what_is_opened_again_outlives_its_week() {
+    for phase in ["closed", "moving", "moved", "empty"] {
+        let harness = PgHarness::new().await;
+        let ledger = kit::open(&harness).await;
+        let now = ledger.now().await.unwrap();
+        let once = |n| kit::claim(&kit::v7_at(now, n).to_string(), Mode::Once { track: None });
+        let (lost, back) = (once(21), once(22));
+        let grant = kit::first(&ledger, &lost).await;
+        let lose = hapax::ledger::Verdict::Lost { note: "crashed".into() };
+        kit::settled(&ledger, &lost, &grant, lose).await;
+        let grant = kit::first(&ledger, &back).await;
+        let stage = Stage::on(harness).await;
+        stage.until_phase(phase).await;
+        let retried = kit::intervene(&stage.ledger, &lost, hapax::ledger::Intervention::Retry).await;
+        let given =
+            stage.ledger.settle(&[kit::settling(&back, &grant, hapax::ledger::Verdict::release())]).await;
+        if phase == "closed" {
+            assert!(retried.unwrap_err().is_retryable(), "not while it is being closed");
+            let refused = given.and_then(|mut all| all.remove(0)).unwrap_err();
+            assert!(refused.is_retryable(), "{refused:?}");
+            continue;
+        }
+        retried.unwrap();
+        assert!(!kit::is_fenced(given.unwrap().remove(0).unwrap()));
+        let twice: i64 = ask(
+            &stage.harness.pool,
+            format!(
+                "select count(*) from {s}.entry join {s}.held using (week, scope, id)",
+                s = stage.harness.schema
+            ),
+        )
+        .await;
+        assert_eq!(twice, 0, "in one place");
+        stage.finish().await;
+        for mine in [&lost, &back] {
+            let again = Claim { mode: kit::lease(), ..kit::another(mine) };
+            let grant = kit::first(&stage.ledger, &again).await;
+            kit::settled(&stage.ledger, &again, &grant, kit::done()).await;
+            kit::expect(&stage.ledger, &kit::another(mine), "duplicate").await;
+        }
+    }
+}
+
+/// The owner of a ledger that is no superuser sees whom it has to wait for; and a pooler may stand in between.
+#[tokio::test(flavor = "multi_thread")]
+async fn t63_a_plain_owner_waits_for_others_too() {
+    let scratch = support::Scratch::new().await;
+    let role = format!("{}_o", &scratch.name[..20]);
+    scratch.admin(&format!("create role {role} login; grant create on database {{db}} to {role}")).await;
+    let as_role = support::pool_to(&scratch.url().replace("postgres@", &format!("{role}@")), 8).await;
+    let stage = Stage::on(PgHarness::on(as_role.clone()).await).await;
+    let other = support::pool_to(&scratch.url(), 2).await;
+    let reader = reader(&other, &stage.harness.schema).await;
+    let mut hasty = support::settings(&stage.harness.schema);
+    hasty.sweep_patience = Duration::from_millis(200);
+    let hasty = PgLedger::with_pool(as_role.clone(), hasty).await.unwrap();
+    assert_eq!(kit::sweep(&hasty, RETENTION).await.weeks, []);
+    kit::expect(&hasty, &kit::another(&stage.never), "busy").await;
+    reader.rollback().await.unwrap();
+    stage.finish().await;
+    kit::expect(&hasty, &kit::another(&stage.never), "too_old").await;
+    kit::expect(&hasty, &kit::another(&stage.due), "claimed").await;
+    as_role.close().await;
+    other.close().await;
+    scratch.admin("drop database {db} with (force)").await;
+    run(&pool(1).await, format!("drop role {role}")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_week_is_dropped_through_a_transaction_pooler() {
+    let url = std::env::var("HAPAX_TEST_PGBOUNCER_URL").expect("HAPAX_TEST_PGBOUNCER_URL: run scripts/test");
+    let stage = Stage::new().await;
+    let mut pooled = support::settings(&stage.harness.schema);
+    pooled.pooling = hapax::backend::postgres::Pooling::Transaction;
+    if std::env::var("HAPAX_TEST_POSTGRES_18_URL").is_ok_and(|url| url != support::url()) {
+        return; // the pooler stands before PostgreSQL 18
+    }
+    let pooled = PgLedger::connect(&url, pooled).await.unwrap();
+    until("the week is gone", async || {
+        kit::sweep(&pooled, RETENTION).await;
+        stage.is_gone().await
+    })
+    .await;
+    kit::expect(&pooled, &kit::another(&stage.done), "too_old").await;
+    kit::run(&pooled, &kit::another(&stage.due)).await;
 }

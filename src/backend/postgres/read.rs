@@ -417,12 +417,13 @@ pub(super) async fn stat(inner: &Inner) -> Result<Stat> {
     .await
     .map_err(|e| translate(what, e))?;
     let weeks: Vec<i16> = weeks(inner, &mut connection).await?;
-    let dropped: Vec<(i16, i64)> =
-        sqlx::query_as(AssertSqlSafe(format!("select week, {s}.us(at) from {s}.dropped where scope_max is not null order by week")))
-            .persistent(false)
-            .fetch_all(&mut *connection)
-            .await
-            .map_err(|e| translate(what, e))?;
+    let dropped: Vec<(i16, i64)> = sqlx::query_as(AssertSqlSafe(format!(
+        "select week, {s}.us(at) from {s}.dropped where scope_max is not null order by week"
+    )))
+    .persistent(false)
+    .fetch_all(&mut *connection)
+    .await
+    .map_err(|e| translate(what, e))?;
     let held: i64 = sqlx::query_scalar(AssertSqlSafe(format!(
         "select count(*) from {s}.held where header_names is not null"
     )))

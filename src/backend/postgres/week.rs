@@ -134,8 +134,7 @@ impl Leaving<'_> {
 
     async fn phase(&self) -> Result<Phase> {
         let sql = format!("select phase from {}.dropped where {}", self.schema(), self.mine());
-        let phase: Option<Option<String>> =
-            self.ask(&mut *self.inner.begin().await?, sql).await?;
+        let phase: Option<Option<String>> = self.ask(&mut *self.inner.begin().await?, sql).await?;
         Ok(match phase.flatten().as_deref() {
             Some("closed") => Phase::Closed,
             Some("moving") => Phase::Moving,
@@ -188,8 +187,11 @@ impl Leaving<'_> {
     /// Goes from one phase to the next; whoever was faster has done the same.
     async fn enter(&self, from: &str, set: &str) -> Result<Step> {
         let s = self.schema();
-        self.execute(format!("update {s}.dropped set {set}, waits = null where {} and phase = '{from}'", self.mine()))
-            .await?;
+        self.execute(format!(
+            "update {s}.dropped set {set}, waits = null where {} and phase = '{from}'",
+            self.mine()
+        ))
+        .await?;
         Ok(Step::On)
     }
 
@@ -240,8 +242,7 @@ impl Leaving<'_> {
     async fn wait_for(&self, what: &str, sql: &str) -> Result<bool> {
         let mut pause = POLL_MIN;
         loop {
-            let left: Option<Vec<String>> =
-                self.ask(&mut *self.inner.begin().await?, sql.to_owned()).await?;
+            let left: Option<Vec<String>> = self.ask(&mut *self.inner.begin().await?, sql.to_owned()).await?;
             match left {
                 Some(left) if !left.is_empty() => {
                     if Instant::now() >= self.end {
@@ -314,7 +315,8 @@ impl Leaving<'_> {
     async fn detach(&self) -> Result<bool> {
         let (s, table) = (self.schema(), self.table());
         loop {
-            let pending = format!("select inhdetachpending from pg_inherits where inhrelid = to_regclass('{table}')");
+            let pending =
+                format!("select inhdetachpending from pg_inherits where inhrelid = to_regclass('{table}')");
             match self.ask::<bool>(&mut *self.inner.begin().await?, pending).await? {
                 None => return Ok(true),
                 Some(false) => {
@@ -337,7 +339,9 @@ impl Leaving<'_> {
                     let sql = format!("alter table {s}.entry detach partition {table} finalize");
                     match execute(&mut tx, sql).await {
                         Ok(_) => tx.commit().await.map_err(|e| translate(WHAT, e))?,
-                        Err(error) if !is_anothers(&error) || Instant::now() >= self.end => return Err(error),
+                        Err(error) if !is_anothers(&error) || Instant::now() >= self.end => {
+                            return Err(error);
+                        }
                         Err(_) => {
                             drop(tx);
                             tokio::time::sleep(POLL_MAX).await;
@@ -384,7 +388,8 @@ impl Leaving<'_> {
             Some(false) => return Ok(Step::Later),
             None => {} // gone already
         }
-        let over = format!("update {s}.dropped set phase = null, waits = null where {mine} returning rows, held");
+        let over =
+            format!("update {s}.dropped set phase = null, waits = null where {mine} returning rows, held");
         let (rows, held): (i64, i64) = sqlx::query_as(AssertSqlSafe(over))
             .persistent(false)
             .fetch_one(&mut *tx)
