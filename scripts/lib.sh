@@ -34,7 +34,7 @@ locate() {
     [ -n "${HAPAX_CACHE:-}" ] || { cache=$tmp/cache; moved=$tmp; }
   fi
   mkdir -p "$services" "$cache"
-  services=$(cd "$services" && pwd) cache=$(cd "$cache" && pwd)
+  services=$(cd "$services" && pwd -P) cache=$(cd "$cache" && pwd -P)
   local dir
   for dir in "$services" "$cache"; do
     [ -O "$dir" ] || die "$dir must belong to $(id -un)"
@@ -70,9 +70,16 @@ apt_install() { # PACKAGE…
   )
 }
 
+# Not `ldd | grep -q`: grep leaves at the first line, ldd dies of it, and with `pipefail` nothing was missing.
 missing_libraries() { # BINARY…
-  ldd "$@" 2>/dev/null | grep -q 'not found'
+  local needed
+  needed=$(ldd "$@" 2>&1) || true
+  [[ $needed == *'not found'* ]]
 }
+
+# The binary with everything and the example, of the same build as the tests: other features would build all of it once more. Each
+# time, since a plain `cargo run` leaves another binary in the same place.
+build_full() { cargo build -q --workspace --all-features --bin hapax --example outbox; }
 
 seconds_since() { # START (as of $EPOCHREALTIME)
   awk -v a="$1" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }'

@@ -81,9 +81,17 @@ pub enum Error {
     /// The schema is missing, older or newer than this build understands.
     #[error("ledger schema: {0}")]
     Schema(String),
-    /// This backend or build cannot do that.
+    /// This backend cannot do that.
     #[error("unsupported: {0}")]
     Unsupported(String),
+    /// A backend was named that this build of hapax does not contain.
+    #[error("{what} is not built in; build hapax with the feature `{feature}`")]
+    NotBuiltIn {
+        /// The backend.
+        what: &'static str,
+        /// The feature that contains it.
+        feature: &'static str,
+    },
     /// Stored data makes no sense.
     #[error("stored data makes no sense: {0}")]
     Corrupt(String),
@@ -94,7 +102,7 @@ pub enum Error {
 
 impl Error {
     /// Every [`code`](Error::code).
-    pub const CODES: [&str; 13] = [
+    pub const CODES: [&str; 14] = [
         "invalid",
         "config",
         "unavailable",
@@ -106,6 +114,7 @@ impl Error {
         "refused",
         "schema",
         "unsupported",
+        "not-built-in",
         "corrupt",
         "not-found",
     ];
@@ -124,6 +133,7 @@ impl Error {
             Error::Refused { .. } => "refused",
             Error::Schema(_) => "schema",
             Error::Unsupported(_) => "unsupported",
+            Error::NotBuiltIn { .. } => "not-built-in",
             Error::Corrupt(_) => "corrupt",
             Error::NotFound(_) => "not-found",
         }
@@ -174,6 +184,7 @@ impl Error {
             Error::Refused { what, source } => Error::Refused { what: what.clone(), source: cause(source) },
             Error::Schema(text) => Error::Schema(text.clone()),
             Error::Unsupported(text) => Error::Unsupported(text.clone()),
+            Error::NotBuiltIn { what, feature } => Error::NotBuiltIn { what, feature },
             Error::Corrupt(text) => Error::Corrupt(text.clone()),
             Error::NotFound(text) => Error::NotFound(text.clone()),
         }

@@ -21,6 +21,7 @@ fn every_error_has_a_page() {
         Error::Config(String::new()),
         Error::Schema(String::new()),
         Error::Unsupported(String::new()),
+        Error::NotBuiltIn { what: "", feature: "" },
         Error::Corrupt(String::new()),
         Error::NotFound(String::new()),
         Error::invalid("x", ""),

@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use hapax::backend::postgres::{PgJournal, PgJournalSettings, Pooling};
 use hapax::journal::{
-    Append, Expected, Journal, JournalSettings, JournalSweep, Lead, Placing, Position, Stored,
+    Append, Checkpoint, Expected, Journal, JournalSettings, JournalSweep, Lead, Placing, Position, Stored,
 };
+use hapax::ledger::Token;
 use hapax::testing::journal::JournalHarness;
 use hapax::{Aggregate, Error, Event, EventId, Owner, RelayName, Tenant};
 use sqlx::{Executor as _, PgPool};
@@ -168,6 +169,79 @@ async fn a_role_with_the_documented_grants_relays_and_sweeps() {
     journal.pool().close().await;
     run(&admin, format!("drop owned by {role}")).await;
     run(&admin, format!("drop role {role}")).await;
+}
+
+/// A journal with three published events, the relay that published them and the token it leads with.
+async fn three_published() -> (PgJournal, RelayName, Token, Checkpoint) {
+    let journal = journal().await;
+    let _ = journal.append(&append("a", Expected::New, &["a1", "a2", "a3"])).await.unwrap();
+    let (name, by) = (RelayName::new("main").unwrap(), Owner::new("ada").unwrap());
+    let lead = journal.lead(&name, &by, Duration::from_secs(60)).await.unwrap();
+    let Lead::Leads { token, mut checkpoint } = lead else { panic!("{lead:?}") };
+    checkpoint.position = Position::of(3);
+    journal.save(&name, token, &checkpoint).await.unwrap();
+    (journal, name, token, checkpoint)
+}
+
+/// A sweep that takes long, here because a row that it removes is locked, keeps the relay neither from its lead nor from its
+/// checkpoint. Only what would put a relay back waits for it.
+#[tokio::test]
+async fn t82_a_slow_sweep_costs_no_relay_its_lead() {
+    let (journal, name, token, checkpoint) = three_published().await;
+    let s = journal.schema().to_owned();
+    let mut foreign = journal.pool().begin().await.unwrap();
+    foreign
+        .execute(sqlx::AssertSqlSafe(format!("select from {s}.journal where position = 2 for update")))
+        .await
+        .unwrap();
+    let sweeping = tokio::spawn({
+        let journal = journal.clone();
+        async move { journal.sweep(&JournalSweep::new(Duration::ZERO)).await }
+    });
+    until_waiting(journal.pool(), &format!("delete from {s}.journal")).await;
+    let kept = async {
+        journal.keep_lead(&name, token, Duration::from_secs(60)).await?;
+        journal.save(&name, token, &checkpoint).await
+    };
+    tokio::time::timeout(Duration::from_secs(20), kept).await.expect("a sweep is in no relay's way").unwrap();
+    let rewinding = tokio::spawn({
+        let (journal, name) = (journal.clone(), name.clone());
+        async move { journal.rewind(&name, &Checkpoint::start(journal.id()), None).await }
+    });
+    until_waiting(journal.pool(), &format!("{s}.journal_relay where relay = $1 for update")).await;
+    foreign.rollback().await.unwrap();
+    assert_eq!(sweeping.await.unwrap().unwrap(), 3);
+    assert_eq!(rewinding.await.unwrap().unwrap().unwrap().position, Position::of(3));
+}
+
+/// A sweeper that is stopped in the middle (SIGSTOP, a machine that is paused) holds up nobody for long: the server ends its transaction.
+#[tokio::test]
+async fn t82_a_sweeper_that_stands_still_holds_nobody_up() {
+    let (journal, name, token, checkpoint) = three_published().await;
+    let s = journal.schema().to_owned();
+    let all = JournalSweep::new(Duration::ZERO);
+    let mut sweeping = Box::pin(journal.sweep(&all));
+    let watching = pool(1).await;
+    until("the sweep has locked the relays", async || {
+        tokio::select! {
+            biased;
+            swept = &mut sweeping => panic!("it has ended: {swept:?}"),
+            () = tokio::time::sleep(Duration::from_millis(1)) => {}
+        }
+        let open = "select count(*) from pg_stat_activity where state = 'idle in transaction' and query like";
+        ask::<i64>(&watching, format!("{open} '%from {s}.journal j cross join%'")).await > 0
+    })
+    .await;
+    let others = async {
+        journal.keep_lead(&name, token, Duration::from_secs(60)).await?;
+        journal.rewind(&name, &checkpoint, None).await
+    };
+    tokio::time::timeout(Duration::from_secs(40), others)
+        .await
+        .expect("it holds nobody up for long")
+        .unwrap();
+    assert!(sweeping.await.is_err(), "its transaction is gone");
+    assert_eq!(journal.read(&Position::START, 10).await.unwrap().events.len(), 3, "and nothing was removed");
 }
 
 /// Each mutant makes one of the scenarios fail; without one they pass.

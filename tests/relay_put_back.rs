@@ -12,9 +12,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hapax::backend::object::Directory;
 use hapax::backend::postgres::{PgJournal, PgJournalSettings, Pooling};
 use hapax::bus::{Bus, MemoryBus, TopicTerms};
-use hapax::journal::{Append, Behind, Checkpoint, Expected, Journal, Position};
+use hapax::journal::{
+    Append, ArchiveTerms, Archived, Behind, Checkpoint, Expected, Journal, Position, archive, archive_files,
+    archive_read,
+};
 use hapax::relay::{Progress, Relay, RelaySettings, RelayWatch};
 use hapax::testing::relay::read_topic;
 use hapax::{Aggregate, Error, Event, EventId, RelayName, Topic};
@@ -348,6 +352,56 @@ async fn a_change_to_a_journal_that_was_put_back_is_refused_as_such() {
     assert!(error.to_string().contains("put back"), "{error}");
     scene.mend(&error).await;
     hapax::relay::resume(&scene.journal, &name(), &of).await.unwrap();
+}
+
+/// Archives what is published up to a position, four events to a file, and leaves the journal as it is.
+async fn archive_up_to(journal: &PgJournal, store: &Directory, position: u64, sweep: bool) -> Archived {
+    let mut checkpoint = Checkpoint::start(journal.id());
+    checkpoint.position = Position::of(position);
+    journal.rewind(&name(), &checkpoint, None).await.unwrap();
+    let mut terms = ArchiveTerms::new(Duration::ZERO, hapax::Owner::new("archivist").unwrap()).unwrap();
+    terms.file_events_max = 4;
+    terms.sweep = sweep;
+    archive(journal, store, &terms).await.unwrap()
+}
+
+/// The server is restored, with the checkpoints of that time, and draws positions again that an archive has files of. What lies in them
+/// is compared before it is believed: nothing is removed from the journal that is in no file.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t82_archive_files_of_a_lost_timeline_are_not_trusted() {
+    let dir = tempfile::tempdir().unwrap();
+    // At the restore's moment the archive stood at the end, within what became a file, and where nothing was archived yet.
+    for (case, (archived, restored)) in [(10, 10), (10, 12), (0, 10), (8, 8)].into_iter().enumerate() {
+        let store = Directory::open(dir.path().join(case.to_string())).unwrap();
+        let scene = Scene::new().await;
+        let s = scene.journal.schema().to_owned();
+        scene.append(restored as usize).await;
+        archive_up_to(&scene.journal, &store, archived, false).await;
+        run(scene.journal.pool(), format!("create table {s}.kept as select * from {s}.journal_relay")).await;
+        scene.append(8).await;
+        archive_up_to(&scene.journal, &store, restored + 8, false).await;
+        let lost = scene.journal.read(&Position::of(restored), 100).await.unwrap().events;
+        assert_eq!(lost.len(), 8);
+
+        scene.put_back(restored).await;
+        let relays =
+            format!("delete from {s}.journal_relay; insert into {s}.journal_relay select * from {s}.kept");
+        run(scene.journal.pool(), relays).await;
+        let scene = scene.reopened().await;
+        scene.append(8).await;
+        let stored = scene.journal.read(&Position::START, 100).await.unwrap().events;
+        assert_eq!(stored.last().unwrap().position, lost.last().unwrap().position, "drawn again");
+        let done = archive_up_to(&scene.journal, &store, restored + 8, true).await;
+        assert_eq!((done.events, done.swept), (8, restored + 8), "{archived} of {restored}");
+
+        let mut files = Vec::new();
+        for file in archive_files(&store, scene.journal.id()).await.unwrap() {
+            files.extend(archive_read(&store, &file).await.unwrap());
+        }
+        for event in stored.iter().chain(&lost) {
+            assert_eq!(files.iter().filter(|one| *one == event).count(), 1, "{event:?} is in one file");
+        }
+    }
 }
 
 /// What is swept is not taken for lost.

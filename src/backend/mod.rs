@@ -20,6 +20,4 @@ pub(crate) fn told(error: &(dyn std::error::Error + 'static)) -> Option<String> 
     None
 }
 
-#[allow(unused_imports)] // only builds without a feature need it
-pub(crate) use open::not_built_in;
 pub use open::{OpenSettings, init, open, schema_sql};

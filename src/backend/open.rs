@@ -69,12 +69,6 @@ impl<'u> Backend<'u> {
     }
 }
 
-/// Only builds without a feature need it.
-#[allow(dead_code)]
-pub(crate) fn not_built_in(name: &str, feature: &str) -> Error {
-    Error::Unsupported(format!("{name} is not built in; build hapax with the feature `{feature}`"))
-}
-
 /// Opens the ledger a URL names: `memory:`, `sqlite:FILE`, `postgres://…` or `redis://…`. One that is not built in answers with the
 /// name of its feature.
 ///
@@ -124,7 +118,7 @@ async fn open_sqlite(path: &str, settings: &OpenSettings) -> Result<Arc<dyn Ledg
 #[cfg(not(feature = "sqlite"))]
 #[allow(clippy::unused_async)] // as the one that is built in
 async fn open_sqlite(_path: &str, _settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
-    Err(not_built_in("SQLite", "sqlite"))
+    Err(Error::NotBuiltIn { what: "SQLite", feature: "sqlite" })
 }
 
 #[cfg(feature = "postgres")]
@@ -145,7 +139,7 @@ async fn open_postgres(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Led
 #[cfg(not(feature = "postgres"))]
 #[allow(clippy::unused_async)] // as the one that is built in
 async fn open_postgres(_url: &str, _settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
-    Err(not_built_in("PostgreSQL", "postgres"))
+    Err(Error::NotBuiltIn { what: "PostgreSQL", feature: "postgres" })
 }
 
 #[cfg(feature = "redis")]
@@ -164,7 +158,7 @@ async fn open_redis(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Ledger
 #[cfg(not(feature = "redis"))]
 #[allow(clippy::unused_async)] // as the one that is built in
 async fn open_redis(_url: &str, _settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
-    Err(not_built_in("Redis", "redis"))
+    Err(Error::NotBuiltIn { what: "Redis", feature: "redis" })
 }
 
 #[cfg_attr(feature = "sqlite", allow(clippy::unnecessary_wraps))] // the other build can fail
@@ -172,7 +166,7 @@ fn sqlite_schema() -> Result<String> {
     #[cfg(feature = "sqlite")]
     return Ok(super::sqlite::schema_sql());
     #[cfg(not(feature = "sqlite"))]
-    Err(not_built_in("SQLite", "sqlite"))
+    Err(Error::NotBuiltIn { what: "SQLite", feature: "sqlite" })
 }
 
 #[cfg_attr(not(feature = "postgres"), allow(unused_variables))]
@@ -180,5 +174,5 @@ fn postgres_schema(schema: &str) -> Result<String> {
     #[cfg(feature = "postgres")]
     return super::postgres::schema_sql(schema);
     #[cfg(not(feature = "postgres"))]
-    Err(not_built_in("PostgreSQL", "postgres"))
+    Err(Error::NotBuiltIn { what: "PostgreSQL", feature: "postgres" })
 }

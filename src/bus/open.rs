@@ -57,12 +57,6 @@ impl<'u> Named<'u> {
     }
 }
 
-/// Only builds without a feature need it.
-#[allow(dead_code)]
-fn not_built_in(name: &str, feature: &str) -> Error {
-    Error::Unsupported(format!("{name} is not built in; build hapax with the feature `{feature}`"))
-}
-
 /// Opens the bus a URL names: `memory:`, `embedded` (a file in the data directory), `embedded:FILE` or
 /// `kafka://HOST:PORT[,HOST:PORT][?PROPERTY=VALUE&…]`. One that is not built in answers with the name of its feature.
 ///
@@ -92,7 +86,7 @@ fn open_embedded(path: PathBuf, settings: &OpenSettings) -> Result<Arc<dyn Bus>>
 
 #[cfg(not(feature = "sqlite"))]
 fn open_embedded(_: PathBuf, _: &OpenSettings) -> Result<Arc<dyn Bus>> {
-    Err(not_built_in("the embedded bus", "sqlite"))
+    Err(Error::NotBuiltIn { what: "the embedded bus", feature: "sqlite" })
 }
 
 #[cfg(feature = "kafka")]
@@ -108,7 +102,7 @@ async fn open_kafka(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Bus>> 
 #[cfg(not(feature = "kafka"))]
 #[allow(clippy::unused_async)] // a server is waited for
 async fn open_kafka(_: &str, _: &OpenSettings) -> Result<Arc<dyn Bus>> {
-    Err(not_built_in("Kafka", "kafka"))
+    Err(Error::NotBuiltIn { what: "Kafka", feature: "kafka" })
 }
 
 #[cfg(test)]

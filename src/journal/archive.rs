@@ -2,21 +2,30 @@
 //!
 //! The archive follows the journal as a relay does, under a name of its own: it leads, reads on from its checkpoint, writes a file,
 //! saves the checkpoint, and only then sweeps. A sweep takes only what every relay has passed, so nothing goes that is not in a file.
-//! A file is named by the position of its first event and created once; killed before its checkpoint was saved, the next run finds
-//! the file, reads how far it goes, and goes on from there. No event is in two files.
+//! A file is named by its first event (its position, and when it was appended) and created once. Killed before its checkpoint was saved, the next run
+//! finds the file, compares it with the journal, and goes on behind what both have. No event is in two files, unless an
+//! operator rewinds the archive's relay.
+//!
+//! A journal that was put back (a restore, a fail-over that lost its last commits) gives positions out again, and files of the lost timeline may lie
+//! ahead of the checkpoint. Their events are not the journal's, so they stop nothing from being archived. They stay where they are: two files
+//! can begin at the same position then, and differ in the time.
 //!
 //! Each line of a file is an event in JSON: position, tenant, aggregate, seq, when it was appended, id, fingerprint, time, kind, payload,
 //! headers, trace. Bytes that are no UTF-8 stand as `{"base64": "…"}`.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::record::StoredRecord;
 use super::{Checkpoint, Journal, JournalSweep, Lead, PAGE_BYTES_MAX, Position, Stored, swept_up_to};
-use crate::backend::object::Objects;
+use crate::backend::object::{Objects, must_create_once};
 use crate::crash_point;
 use crate::error::{Error, Result};
 use crate::id::{Owner, RelayName};
 use crate::ledger::Token;
+
+/// So many events are read at once to be compared with a file.
+const PAGE: usize = 1000;
 
 /// Which events are archived, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,8 +75,9 @@ pub struct Archived {
 }
 
 /// Archives what every other relay has published and is old enough. Run it as often as you like, by one or by many: one does it.
-/// `Fenced`: another one has taken over; what was written stays and is right.
+/// `Fenced`: another one has taken over; what was written stays and is right. `Refused`: the store does not create an object of a name once.
 pub async fn archive(journal: &dyn Journal, store: &dyn Objects, terms: &ArchiveTerms) -> Result<Archived> {
+    must_create_once(store).await?;
     let mut archived = Archived::default();
     let (token, mut checkpoint) = match journal.lead(&terms.relay, &terms.owner, terms.lease).await? {
         Lead::Leads { token, checkpoint } => (token, checkpoint),
@@ -110,12 +120,19 @@ async fn fill(
     loop {
         let mut file = File::default();
         file.fill(journal, terms, &checkpoint.position, &is_ripe).await?;
-        let (Some(first), Some(last)) = (file.first, file.last) else { return Ok(()) };
-        if store.create(&file_name(journal.id(), &first), file.lines.into()).await? {
+        let (Some(name), Some(last)) = (file.name, file.last) else { return Ok(()) };
+        if store.create(&name, file.lines.into()).await? {
             archived.files += 1;
             archived.events += file.events as u64;
         } else {
-            continue_behind(journal, store, terms, token, checkpoint).await?; // someone wrote it who leads no more
+            // Someone wrote it who leads no more.
+            let before = checkpoint.position.clone();
+            continue_behind(journal, store, terms, token, checkpoint).await?;
+            if checkpoint.position == before {
+                return Err(Error::Corrupt(format!(
+                    "{name} does not begin with the event that it is named by"
+                )));
+            }
             continue;
         }
         crash_point!("archive.written");
@@ -129,7 +146,7 @@ async fn fill(
 struct File {
     lines: Vec<u8>,
     events: usize,
-    first: Option<Position>,
+    name: Option<String>,
     last: Option<Position>,
 }
 
@@ -153,7 +170,7 @@ impl File {
                 line.map_err(|e| Error::Corrupt(format!("no JSON: {e}")))?;
                 self.lines.push(b'\n');
                 self.events += 1;
-                self.first.get_or_insert_with(|| stored.position.clone());
+                self.name.get_or_insert_with(|| file_name(journal.id(), stored));
                 self.last = Some(stored.position.clone());
                 if self.events >= terms.file_events_max || self.lines.len() >= terms.file_bytes_max {
                     return Ok(());
@@ -184,17 +201,21 @@ fn directory(journal: &str) -> String {
     format!("archive/{journal}/")
 }
 
-/// Twenty digits and a name, so that files sort as their positions do; a name holds only what an object's may.
-fn place(position: &Position) -> String {
-    format!("{:020}{}", position.number(), position.name().map(|name| format!("_{name}")).unwrap_or_default())
+/// How the files that begin at a position are named: twenty digits and a name, so that files sort as their positions do; a name holds only what
+/// an object's may.
+fn beginning(journal: &str, position: &Position) -> String {
+    let name = position.name().map(|name| format!("_{name}")).unwrap_or_default();
+    format!("{}{:020}{name}", directory(journal), position.number())
 }
 
-/// A file is named by its first event alone: of two who would write different stretches from there, one can.
-fn file_name(journal: &str, first: &Position) -> String {
-    format!("{}{}.jsonl", directory(journal), place(first))
+/// A file is named by its first event alone: of two who would write different stretches from there, one can. The time tells an event from another
+/// one that had its position in a timeline that was lost.
+fn file_name(journal: &str, first: &Stored) -> String {
+    format!("{}.{}.jsonl", beginning(journal, &first.position), first.at.as_micros())
 }
 
-/// Goes on behind files whose checkpoint was not saved: whoever wrote them was killed, or has lost the lead.
+/// Goes on behind files whose checkpoint was not saved: whoever wrote them was killed, or has lost the lead. A file says only which events it
+/// has; up to where everything is archived is told by the journal's own events, compared with those.
 async fn continue_behind(
     journal: &dyn Journal,
     store: &dyn Objects,
@@ -202,15 +223,56 @@ async fn continue_behind(
     token: Token,
     checkpoint: &mut Checkpoint,
 ) -> Result<()> {
-    let mut after = format!("{}{}", directory(journal.id()), place(&checkpoint.position));
+    let mut after = beginning(journal.id(), &checkpoint.position);
+    let mut next = Next { events: VecDeque::new(), after: checkpoint.position.clone() };
     while let Some(listed) = store.list(&directory(journal.id()), &after, 1).await?.pop() {
-        let events = archive_read(store, &listed.name).await?;
-        if let Some(last) = events.last().filter(|last| last.position > checkpoint.position) {
-            save(journal, terms, token, checkpoint, last.position.clone()).await?;
+        let Some(stored) = next.peek(journal).await? else { return Ok(()) };
+        let here = beginning(journal.id(), &stored.position);
+        if listed.name > here && !listed.name.starts_with(&format!("{here}.")) {
+            return Ok(()); // this file, and every one after it, begins later
+        }
+        let file = archive_read(store, &listed.name).await?;
+        let mut archived = None;
+        while let Some(stored) = next.peek(journal).await? {
+            let place = file.binary_search_by(|event| event.position.cmp(&stored.position));
+            if place.ok().is_none_or(|place| file[place] != *stored) {
+                break;
+            }
+            archived = next.events.pop_front().map(|stored| stored.position);
+        }
+        if let Some(position) = archived {
+            save(journal, terms, token, checkpoint, position).await?;
+        }
+        if let Some(stored) = next.peek(journal).await?
+            && file.last().is_some_and(|last| stored.position <= last.position)
+        {
+            tracing::warn!(
+                target: "hapax",
+                file = listed.name,
+                from = %stored.position,
+                "the archive has a file of another timeline: the journal was put back, and has other events from this position on"
+            );
         }
         after = listed.name;
     }
     Ok(())
+}
+
+/// What a journal has after a position, a page at a time.
+struct Next {
+    events: VecDeque<Stored>,
+    after: Position,
+}
+
+impl Next {
+    async fn peek(&mut self, journal: &dyn Journal) -> Result<Option<&Stored>> {
+        if self.events.is_empty() {
+            let stretch = journal.read(&self.after, PAGE).await?;
+            self.after = stretch.next;
+            self.events = stretch.events.into();
+        }
+        Ok(self.events.front())
+    }
 }
 
 /// The files of a journal's archive, by position.

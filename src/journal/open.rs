@@ -109,7 +109,7 @@ async fn open_s3(url: &str, timeout: Duration) -> Result<Arc<dyn Objects>> {
 #[cfg(not(feature = "s3"))]
 #[allow(clippy::unused_async)] // as the one that is built in
 async fn open_s3(_url: &str, _timeout: Duration) -> Result<Arc<dyn Objects>> {
-    Err(Error::Unsupported("S3 is not built in; build hapax with the feature `s3`".into()))
+    Err(Error::NotBuiltIn { what: "S3", feature: "s3" })
 }
 
 #[cfg(feature = "postgres")]
@@ -129,7 +129,7 @@ async fn open_postgres(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Jou
 #[cfg(not(feature = "postgres"))]
 #[allow(clippy::unused_async)] // as the one that is built in
 async fn open_postgres(_url: &str, _settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
-    Err(Error::Unsupported("PostgreSQL is not built in; build hapax with the feature `postgres`".into()))
+    Err(Error::NotBuiltIn { what: "PostgreSQL", feature: "postgres" })
 }
 
 #[cfg(feature = "sqlite")]
@@ -146,5 +146,5 @@ async fn open_sqlite(path: &str, settings: &OpenSettings) -> Result<Arc<dyn Jour
 #[cfg(not(feature = "sqlite"))]
 #[allow(clippy::unused_async)] // as the one that is built in
 async fn open_sqlite(_path: &str, _settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
-    Err(crate::backend::not_built_in("SQLite", "sqlite"))
+    Err(Error::NotBuiltIn { what: "SQLite", feature: "sqlite" })
 }

@@ -206,5 +206,5 @@ fn open_redis(url: &str, settings: WindowSettings) -> Result<Arc<dyn Window>> {
 
 #[cfg(not(feature = "redis"))]
 fn open_redis(_url: &str, _settings: WindowSettings) -> Result<Arc<dyn Window>> {
-    Err(Error::Unsupported("Redis is not built in; build hapax with the feature `redis`".into()))
+    Err(Error::NotBuiltIn { what: "Redis", feature: "redis" })
 }

@@ -42,6 +42,29 @@ impl Cluster {
         cluster
     }
 
+    /// A hot standby of this server, made from a base backup: it streams, and answers reads.
+    pub async fn standby(&self) -> Self {
+        let dir = tempfile::Builder::new().prefix("hapax-standby").tempdir_in("/tmp").unwrap();
+        std::os::unix::fs::chown(dir.path(), Some(self.user.0), Some(self.user.1)).unwrap();
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let mut standby = Cluster { dir, bin: self.bin.clone(), user: self.user, port, server: None };
+        let copied = standby
+            .command("pg_basebackup")
+            .args(["-h", "127.0.0.1", "-p", &self.port.to_string(), "-U", "postgres"])
+            .args(["-X", "stream", "-c", "fast", "--no-sync"])
+            .status()
+            .expect("pg_basebackup runs");
+        assert!(copied.success(), "pg_basebackup: {copied}");
+        // By hand instead of `-R`: that writes options which the libpq that the server finds may be too old for.
+        std::fs::write(standby.data().join("standby.signal"), "").unwrap();
+        let primary = format!("\nprimary_conninfo = 'host=127.0.0.1 port={} user=postgres'\n", self.port);
+        let mut settings =
+            std::fs::File::options().append(true).open(standby.data().join("postgresql.auto.conf")).unwrap();
+        std::io::Write::write_all(&mut settings, primary.as_bytes()).unwrap();
+        standby.start().await;
+        standby
+    }
+
     /// Where its files are.
     pub fn data(&self) -> PathBuf {
         self.dir.path().join("pg")

@@ -35,6 +35,19 @@ impl Failure {
         Failure::new(USAGE, "config", message)
     }
 
+    /// This binary was built without it: the commands that build one with it.
+    pub fn not_built_in(what: &str, feature: &str) -> Self {
+        Failure::new(
+            USAGE,
+            "not-built-in",
+            format!(
+                "{what} is not built into this binary; build one that has it with \
+                 `cargo run --release --features full -- …` in the repository, or with \
+                 `cargo install --path crates/hapax-cli --features full` (`{feature}` instead of `full`: only that)"
+            ),
+        )
+    }
+
     /// The input is wrong.
     pub fn input(message: impl Into<String>) -> Self {
         Failure::new(INPUT, "invalid", message)
@@ -95,6 +108,7 @@ impl From<hapax::Error> for Failure {
     fn from(error: hapax::Error) -> Self {
         use hapax::Error;
         let exit = match &error {
+            Error::NotBuiltIn { what, feature } => return Failure::not_built_in(what, feature),
             Error::Config(_) | Error::Unsupported(_) => USAGE,
             Error::Invalid { .. } | Error::NotFound(_) | Error::Conflict { .. } => INPUT,
             Error::Fenced { .. } | Error::Mismatch { .. } | Error::Corrupt(_) => BROKEN_PROMISE,

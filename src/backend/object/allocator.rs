@@ -120,7 +120,7 @@ async fn open_postgres(url: &str, settings: &AllocatorSettings, journal: &str) -
 #[cfg(not(feature = "postgres"))]
 #[allow(clippy::unused_async)] // as the one that is built in
 async fn open_postgres(_: &str, _: &AllocatorSettings, _: &str) -> Result<Box<dyn Allocator>> {
-    Err(Error::Unsupported("PostgreSQL is not built in; build hapax with the feature `postgres`".into()))
+    Err(Error::NotBuiltIn { what: "PostgreSQL", feature: "postgres" })
 }
 
 /// Numbers that someone is about to take.

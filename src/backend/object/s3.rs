@@ -120,6 +120,8 @@ impl S3 {
             )),
             Store::PermissionDenied { .. } | Store::Unauthenticated { .. } => self.refused(doing, &text),
             _ if refused => self.refused(doing, &text),
+            Store::NotImplemented { .. } => self.lacks(doing, &text),
+            _ if text.contains("NotImplemented") => self.lacks(doing, &text),
             Store::NotFound { .. } => return Failed::Missing,
             Store::AlreadyExists { .. } | Store::Precondition { .. } | Store::NotModified { .. } => {
                 return Failed::Taken;
@@ -132,6 +134,12 @@ impl S3 {
                 None => Error::unavailable(format!("{doing} in {}", self.about()), error),
             },
         })
+    }
+
+    /// The server says itself that it cannot do what is asked for; asking again is no use.
+    fn lacks(&self, doing: &str, text: &str) -> Error {
+        let answer = answered(text).map(|answer| format!(" ({answer})")).unwrap_or_default();
+        Error::Unsupported(format!("{} cannot do what a journal needs, {doing}{answer}", self.about()))
     }
 
     fn refused(&self, doing: &str, text: &str) -> Error {

@@ -70,7 +70,7 @@ pub(in crate::backend) fn translate(what: &str, error: sqlx::Error) -> Error {
         }
         Meaning::Refused => {
             let why = match code.as_str() {
-                "25006" => "the database is read-only",
+                "25006" => "the database is read-only: a standby, or default_transaction_read_only",
                 "42501" => "this role lacks the privilege",
                 _ => "the disk is full",
             };

@@ -17,7 +17,7 @@ use hapax::bus::{Start, Subscription};
 use hapax::config::Config;
 use hapax::consumer::{Consumer, ConsumerHandle, ConsumerSettings, Wants, at_most_once, leased};
 use hapax::ledger::{Baseline, OnDead, OrderPolicy};
-use hapax::sink::{Effect, HttpSink, Sink};
+use hapax::sink::{Effect, Sink};
 use hapax::{Kind, Ledger, Scope, Topic};
 use serde_json::json;
 
@@ -137,7 +137,7 @@ pub async fn run(
 ) -> Result<u8, Failure> {
     let config = config(global, args)?;
     let settings = settings(&config, args)?;
-    let http = args.http.as_deref().map(HttpSink::new).transpose()?;
+    let http = args.http.as_deref().map(http_sink).transpose()?;
     settings.check()?;
     let bus = open::bus(&config).await?;
     let ledger = open::ledger(&config).await?;
@@ -155,7 +155,7 @@ pub async fn run(
     };
     let sink: Arc<dyn Sink> = match (&pool, http) {
         (Some(pool), _) => Arc::<Pool>::clone(pool),
-        (None, Some(http)) => Arc::new(http),
+        (None, Some(http)) => http,
         (None, None) => return Err(Failure::config("give --http URL or --exec CMD")),
     };
     let handle = consumer.handle();
@@ -167,6 +167,16 @@ pub async fn run(
     }
     report(global, &ended?, pool.as_deref())?;
     Ok(code)
+}
+
+#[cfg(feature = "http")]
+fn http_sink(url: &str) -> Result<Arc<dyn Sink>, Failure> {
+    Ok(Arc::new(hapax::sink::HttpSink::new(url)?))
+}
+
+#[cfg(not(feature = "http"))]
+fn http_sink(_: &str) -> Result<Arc<dyn Sink>, Failure> {
+    Err(Failure::not_built_in("HTTP", "http"))
 }
 
 /// Flags are settings like others: the same checks, the same messages.

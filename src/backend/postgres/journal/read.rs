@@ -9,6 +9,9 @@
 //! All of that holds within one life of the server. One that crashed, or another that took over, may draw numbers again that were
 //! decided (a sequence survives only as far as its log was flushed), and they catch up with what was drawn before. So that number is kept
 //! with the life it was learned in, and every page is told by the server whether that is still its own.
+//!
+//! A hot standby shows what was committed on its primary, and none of those who are writing there. In recovery nothing is decided: a reader waits at
+//! every hole, also at one whose writer rolled back, until the server is promoted and knows its own writers.
 
 use std::collections::HashSet;
 use std::sync::{Arc, PoisonError};
@@ -159,12 +162,20 @@ impl Horizon {
 /// Looks who is writing; up to where everything is decided now.
 pub(super) async fn settle(inner: &Inner) -> Result<Known> {
     let mut watch = inner.horizon.watch.lock().await;
-    let query =
-        sqlx::query_as::<_, (i64, Vec<String>, String)>(AssertSqlSafe(Arc::clone(&inner.sql.horizon)));
+    let query = sqlx::query_as::<_, (Option<i64>, Vec<String>, String)>(AssertSqlSafe(Arc::clone(
+        &inner.sql.horizon,
+    )));
     let mut rows = inner.fetch_all(query).await.map_err(|e| fail("looking for writers", e))?;
     let (drawn, writers, life) =
         rows.pop().ok_or_else(|| Error::Corrupt("the journal's horizon is missing".into()))?;
-    inner.horizon.apply(&mut watch, &life, drawn as u64, writers.into_iter().collect());
+    if drawn.is_none() && *inner.horizon.known().life != *life {
+        tracing::warn!(
+            target: "hapax",
+            "this server is a standby and does not show who writes on its primary: a reader waits at each position that has no event, \
+             also where a transaction was rolled back; read on the primary"
+        );
+    }
+    inner.horizon.apply(&mut watch, &life, drawn.unwrap_or(0) as u64, writers.into_iter().collect());
     Ok(inner.horizon.known())
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use sqlx::AssertSqlSafe;
 
 use super::anchor::{self, Anchored};
-use super::{Inner, fail, number};
+use super::{BEGIN_BRIEFLY, Inner, fail, number};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::{Owner, RelayName};
@@ -133,7 +133,8 @@ pub(super) async fn relays(inner: &Inner) -> Result<Vec<RelayState>> {
     relays_in(inner, &mut *inner.pool.begin().await.map_err(|e| fail("reading relays", e))?, false).await
 }
 
-/// Every relay; locked: none of them goes back until the transaction ends.
+/// Every relay; locked: none of them goes back, or is forgotten, until the transaction ends. A key's share is enough for that, since those who do
+/// lock the row whole, and it is in the way of nobody who leads and saves.
 pub(super) async fn relays_in(
     inner: &Inner,
     connection: &mut sqlx::PgConnection,
@@ -142,7 +143,7 @@ pub(super) async fn relays_in(
     let sql = format!(
         "select {COLUMNS} from {}.journal_relay order by relay {}",
         inner.settings.schema,
-        if locked { "for share" } else { "" }
+        if locked { "for key share" } else { "" }
     );
     let rows: Vec<Row> = sqlx::query_as(AssertSqlSafe(sql))
         .persistent(false)
@@ -198,7 +199,7 @@ pub(super) async fn rewind(
     to.must_be_of(&inner.id)?;
     let what = "rewinding a relay";
     let s = &inner.settings.schema;
-    let mut tx = inner.pool.begin().await.map_err(|e| fail(what, e))?;
+    let mut tx = inner.pool.begin_with(BEGIN_BRIEFLY).await.map_err(|e| fail(what, e))?;
     let before: Option<(Option<String>, i64)> = sqlx::query_as(AssertSqlSafe(format!(
         "select checkpoint::text, token from {s}.journal_relay where relay = $1 for update"
     )))

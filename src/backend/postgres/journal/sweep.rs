@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, PgConnection};
 
-use super::{Inner, fail, number, relay};
+use super::{BEGIN_BRIEFLY, Inner, fail, number, relay};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::event::{Event, Fingerprint};
@@ -19,7 +19,7 @@ type Candidate = (i64, i64, String, String, bool);
 /// Looks at the oldest events, a page at a time, and takes the first that may go. It ends at a page of which none is old: what follows is
 /// younger. What is held back is passed by.
 pub(super) async fn sweep(inner: &Inner, terms: &JournalSweep) -> Result<u64> {
-    let mut tx = inner.pool.begin().await.map_err(|e| fail(WHAT, e))?;
+    let mut tx = inner.pool.begin_with(BEGIN_BRIEFLY).await.map_err(|e| fail(WHAT, e))?;
     let relays = relay::relays_in(inner, &mut tx, true).await?;
     let Some(up_to) = swept_up_to(&relays) else { return Ok(0) };
     let (mut after, mut going) = (0, Vec::new());

@@ -209,8 +209,13 @@ end $$;
 -- How many positions were drawn, and then who could still bring one of them: whoever holds a write lock on the journal. In this
 -- order: who draws has the lock before, so whoever drew up to o_drawn is among o_writers or has ended. A prepared
 -- transaction has no process; its name begins with p.
+-- A server in recovery shows no writer of its primary. It cannot tell what is decided, and says so by an o_drawn that is null.
 create function {schema}.journal_horizon(out o_drawn bigint, out o_writers text[]) language plpgsql volatile as $$
 begin
+  if pg_is_in_recovery() then
+    o_writers := '{}';
+    return;
+  end if;
   select case when s.is_called then s.last_value else 0 end into o_drawn from {schema}.journal_position s;
   select coalesce(array_agg(distinct case when l.pid is null then 'p' else '' end || l.virtualtransaction), '{}') into o_writers
     from pg_locks l
