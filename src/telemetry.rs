@@ -82,11 +82,12 @@ const PAUSED: &str = "consumer_paused_partitions";
 const HELD: &str = "consumer_held";
 const LAG: &str = "consumer_lag";
 const REBALANCES: &str = "consumer_rebalances_total";
+const REMOVED: &str = "consumer_removed_total";
 const AWAY: &str = "consumer_ledger_outages_total";
 const SCOPE: &str = "consumer_scope_id";
 
 /// Every metric there is.
-pub const METRICS: [Metric; 32] = [
+pub const METRICS: [Metric; 33] = [
     metric(CLAIMS, Kind::Counter, &[SCOPE, "outcome"], "Claims by what they came to"),
     metric(CHECKS, Kind::Counter, &["result"], "Checks before processing, by what they came to"),
     metric(DURATION, Kind::Histogram, &[SCOPE, "result"], "How long handlers ran, in seconds"),
@@ -116,6 +117,7 @@ pub const METRICS: [Metric; 32] = [
     metric(HELD, Kind::Gauge, &[SCOPE], "Events that the scope holds in the ledger"),
     metric(LAG, Kind::Gauge, &[SCOPE], "Records behind the end of this process's partitions"),
     metric(REBALANCES, Kind::Counter, &[SCOPE], "Changes of assignment"),
+    metric(REMOVED, Kind::Counter, &[SCOPE], "Records that retention removed before they were read"),
     metric(AWAY, Kind::Counter, &[SCOPE], "Deliveries that met a ledger that did not answer"),
     metric(
         JOURNAL_REUSED,
@@ -473,6 +475,10 @@ impl ConsumerMeter {
 
     pub(crate) fn rebalanced(&self) {
         count(&self.0.key(REBALANCES, []), 1);
+    }
+
+    pub(crate) fn removed(&self, records: u64) {
+        count(&self.0.key(REMOVED, []), records);
     }
 
     pub(crate) fn ledger_away(&self) {

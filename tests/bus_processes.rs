@@ -54,6 +54,9 @@ async fn member(file: &Path) {
                 }
                 member.give_back(&revoked).await.unwrap();
             }
+            Heard::Removed { partition, offsets } => {
+                say(&format!("removed {} {offsets:?}", partition.number));
+            }
             Heard::Lost(lost) => {
                 for assigned in &lost {
                     say(&format!("lost {}", name(assigned)));

@@ -145,6 +145,7 @@ impl Consumer {
                     self.held.insert(assigned.partition.clone(), assigned);
                 }
             }
+            Heard::Removed { partition, offsets } => panic!("{offsets:?} of {partition} removed"),
             Heard::Revoked(gone) | Heard::Lost(gone) => {
                 for assigned in &gone {
                     self.held.remove(&assigned.partition);

@@ -157,7 +157,7 @@ async fn look_through_windows(prefix: Option<&str>) {
 
 /// One delivery that meets a ledger that is away, and takes effect when it is back.
 async fn consume(prefix: Option<String>) {
-    use hapax::bus::{Bus, Record as BusRecord, TopicTerms, memory::MemoryBus};
+    use hapax::bus::{Bus, Heard, Record as BusRecord, Subscription, TopicTerms, memory::MemoryBus};
     use hapax::consumer::{Consumer, Handled, leased};
     let bus = Arc::new(MemoryBus::default());
     let orders = Topic::new("orders").unwrap();
@@ -165,7 +165,13 @@ async fn consume(prefix: Option<String>) {
     let headers =
         [("eventId", "consumed"), ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")];
     let record = BusRecord { headers: headers.into_iter().collect(), ..BusRecord::default() };
-    bus.publish(&orders, &[record]).await.unwrap();
+    // The group has begun, and retention is faster than it.
+    let mut member = bus.subscribe(Subscription::new("billing", [orders.clone()]).unwrap()).await.unwrap();
+    let Heard::Given(given) = member.next().await.unwrap() else { panic!("given first") };
+    assert!(member.commit(&[(given[0].clone(), 0)]).await.unwrap()[0].is_ok());
+    member.leave().await.unwrap();
+    bus.publish(&orders, &[BusRecord::default(), record]).await.unwrap();
+    bus.remove_below(&given[0].partition, 1).unwrap();
     let ledger = Faulty::default();
     ledger.faults.claims_lost.store(12, Ordering::SeqCst);
     let builder = Consumer::builder(bus, ledger).scope("billing").topic("orders");
@@ -178,7 +184,7 @@ async fn consume(prefix: Option<String>) {
         }))
         .await
         .unwrap();
-    assert_eq!(counts["done"], 1);
+    assert_eq!((counts["done"], counts["removed"]), (1, 1));
 }
 
 /// A relay that meets a hole, an outage, a refusal and a repeat, and ends.

@@ -9,10 +9,16 @@ port=25592 # its controller takes the next one, its listener with TLS and SASL t
 user=hapax password='hapax: a test' # of that listener
 
 # The jars come from Maven, once for each content of the list.
+jars() {
+  local sum; sum=$(cksum < "$here/services.d/common/kafka-pom.xml")
+  libs=$cache/kafka-${sum%% *}
+}
+
+# With a compiler: a test has Kafka's Java client write records, by a program that is run from its source.
 fetch() {
   local pom=$here/services.d/common/kafka-pom.xml
-  command -v java >/dev/null || apt_install openjdk-17-jre-headless
-  libs=$cache/kafka-$(cksum < "$pom" | cut -d' ' -f1)
+  command -v javac >/dev/null || apt_install openjdk-17-jdk-headless
+  jars
   (
     exec 8>"$libs.lock"; flock 8
     [ ! -e "$libs/ok" ] || exit 0
@@ -115,7 +121,9 @@ answers() {
 }
 
 exports() {
+  jars
   echo "export HAPAX_TEST_KAFKA=127.0.0.1:$port"
+  printf 'export HAPAX_TEST_KAFKA_LIBS=%q\n' "$libs"
   echo "export HAPAX_TEST_KAFKA_TLS=127.0.0.1:$((port + 2))"
   printf 'export HAPAX_TEST_KAFKA_CA=%q\n' "$dir/tls/ca.pem"
   printf 'export HAPAX_TEST_KAFKA_USER=%q HAPAX_TEST_KAFKA_PASSWORD=%q\n' "$user" "$password"

@@ -1,6 +1,7 @@
 //! What a member believes to be in its hands, and what it hears when the group sees it otherwise.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
 use super::{Assigned, Heard, Partition};
 use crate::error::{Error, Result};
@@ -36,6 +37,8 @@ pub(super) struct Hands {
     returned: BTreeMap<Partition, u64>,
     /// Which partition delivers first next time, so that a busy one does not starve the others.
     turn: usize,
+    /// What retention removed before it was delivered, and nobody has heard of yet.
+    removed: VecDeque<Heard>,
 }
 
 impl Hands {
@@ -64,6 +67,9 @@ impl Hands {
         if !revoked.is_empty() {
             return Some(Heard::Revoked(revoked));
         }
+        if let Some(removed) = self.removed.pop_front() {
+            return Some(removed);
+        }
         let returned = |m: &Mine| self.returned.get(&m.assigned.partition) >= Some(&m.assigned.epoch);
         let is_new = |m: &&Mine| !self.held.contains_key(&m.assigned.partition) && !returned(m);
         let new: Vec<_> = mine.iter().filter(is_new).collect();
@@ -72,12 +78,6 @@ impl Hands {
         }
         for m in &new {
             let position = m.committed.unwrap_or(m.oldest);
-            if position < m.oldest {
-                tracing::warn!(
-                    partition = %m.assigned.partition, committed = position, oldest = m.oldest,
-                    "retention removed records that the group had not finished"
-                );
-            }
             let own = Held { epoch: m.assigned.epoch, position, paused: false, revoked: false };
             self.held.insert(m.assigned.partition.clone(), own);
         }
@@ -101,11 +101,15 @@ impl Hands {
         all
     }
 
-    /// Everything below an offset was delivered.
-    pub(super) fn delivered(&mut self, partition: &Partition, next: i64) {
+    /// Records were delivered, from one offset to below another. Offsets of these buses have no gaps but what retention leaves.
+    pub(super) fn delivered(&mut self, partition: &Partition, offsets: Range<i64>) {
         self.turn = self.turn.wrapping_add(1);
         if let Some(own) = self.held.get_mut(partition) {
-            own.position = next;
+            if own.position < offsets.start {
+                let gone = own.position..offsets.start;
+                self.removed.push_back(Heard::Removed { partition: partition.clone(), offsets: gone });
+            }
+            own.position = offsets.end;
         }
     }
 

@@ -187,8 +187,9 @@ impl Member {
         for (assigned, position) in self.hands.readable() {
             let before = records.len();
             state.read(&assigned.partition, position, RECORDS_MAX - before, &mut records);
-            if let Some(last) = records[before..].last() {
-                self.hands.delivered(&assigned.partition, last.origin.offset + 1);
+            if let (Some(first), Some(last)) = (records.get(before), records[before..].last()) {
+                let offsets = first.origin.offset..last.origin.offset + 1;
+                self.hands.delivered(&assigned.partition, offsets);
             }
         }
         if records.is_empty() { Err(state.overdue_at(group)) } else { Ok(Heard::Records(records)) }

@@ -54,6 +54,16 @@ pub struct Received {
     pub record: Record,
     /// Where it lies.
     pub origin: Origin,
+    /// Why the bus could not read all of it, if it could not. Such a record is never handled: it is a dead letter, with what
+    /// could be read.
+    pub unreadable: Option<String>,
+}
+
+impl Received {
+    /// A record that was read in full.
+    pub fn new(record: Record, origin: Origin) -> Self {
+        Received { record, origin, unreadable: None }
+    }
 }
 
 /// One partition of one topic.
@@ -92,9 +102,17 @@ pub enum Heard {
     Revoked(Vec<Assigned>),
     /// Partitions are gone already. Commits of them are refused.
     Lost(Vec<Assigned>),
+    /// Retention removed records before this member read them: it goes on with the oldest that is left.
+    Removed {
+        /// Of this partition.
+        partition: Partition,
+        /// The offsets that are gone.
+        offsets: std::ops::Range<i64>,
+    },
 }
 
-/// Where a group begins in a partition of which it has committed nothing.
+/// Where a group begins in a topic of which it has committed nothing. Once it has committed something of a topic, its other
+/// partitions begin at their beginning: they were added since, or nothing of them was finished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Start {
     /// With the oldest record there is.
@@ -208,14 +226,18 @@ pub type Tell<'t> = &'t mut (dyn FnMut(usize, Result<Origin>) + Send);
 /// 2. Records of one key go to one partition; a partition's records arrive in the order in which they were acknowledged to
 ///    one publisher.
 /// 3. Within a group each partition is in one member's hands at a time. A member learns of it before its first record.
-/// 4. A partition begins at the group's committed offset; without one, where the subscription says.
+/// 4. A partition begins at the group's committed offset. If retention has removed that, it begins with the oldest record that is
+///    left, and the member hears `Removed`. Without a commit it begins where the subscription says, unless the group has committed
+///    something else of the topic: then at its beginning.
 /// 5. `commit` stores the offset *after* the last finished record. A commit under an epoch that is over changes nothing and
 ///    is `Fenced`.
 /// 6. A revoked partition goes to another member only after it was given back, or its member was thrown out.
 /// 7. A member that stops answering loses its partitions after the session timeout; when it comes back it hears `Lost`.
 /// 8. A paused partition delivers nothing until it is resumed; the others go on. Membership survives any pause.
 /// 9. `seek` makes a partition's next record the one at the offset given, or the next above it.
-/// 10. Offsets may have gaps. They are never reused.
+/// 10. Offsets may have gaps. They are never reused: under one epoch they only grow, unless the member seeks. Where they begin anew
+///     all the same (a topic that was made again), the member hears `Lost`, and then `Given` under another epoch.
+/// 11. A subscription that has ended says so: `next` answers with an error that is not retryable, whatever ended it.
 #[async_trait]
 pub trait Bus: Send + Sync + 'static {
     /// Publishes records to a topic, each with its own answer, in order.

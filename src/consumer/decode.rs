@@ -76,7 +76,7 @@ impl Decoder {
     /// use hapax::{Origin, Topic};
     /// let payload = br#"{"event_id": "e-1", "aggregate_id": "order-17", "sequence_number": 3}"#;
     /// let record = Record { payload: Some(payload[..].into()), ..Record::default() };
-    /// let received = Received { record, origin: Origin::new(Topic::new("orders")?, 0, 42) };
+    /// let received = Received::new(record, Origin::new(Topic::new("orders")?, 0, 42));
     /// let event = Decoder::default().decode(&received)?;
     /// assert_eq!((event.id.to_string().as_str(), event.seq), ("e-1", Some(3)));
     /// # Ok::<(), hapax::Error>(())
@@ -87,6 +87,9 @@ impl Decoder {
 
     /// Without an order nobody looks at aggregate and seq, so one that cannot be read refuses nothing.
     pub(super) fn decode_for(&self, received: &Received, ordered: bool) -> Result<Event> {
+        if let Some(problem) = &received.unreadable {
+            return Err(Error::invalid("record", problem.clone()));
+        }
         let record = &received.record;
         let payload = record.payload.clone().unwrap_or_default();
         let mut json = Json::of(&payload);
@@ -167,7 +170,7 @@ mod tests {
     fn received(headers: &[(&str, &str)], payload: &str) -> Received {
         let headers: Headers = headers.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
         let record = Record { headers, payload: Some(payload.to_owned().into()), ..Record::default() };
-        Received { record, origin: Origin::new(Topic::new("orders").unwrap(), 1, 2) }
+        Received::new(record, Origin::new(Topic::new("orders").unwrap(), 1, 2))
     }
 
     #[test]

@@ -283,5 +283,5 @@ pub(super) fn received(entry: &Entry, fallback: &Topic) -> Option<Received> {
     let origin = entry.origin.clone().unwrap_or_else(|| Origin::new(fallback.clone(), 0, -1));
     let record =
         Record { key: body.key, payload: body.payload, headers: body.headers, timestamp: body.timestamp };
-    Some(Received { record, origin })
+    Some(Received::new(record, origin))
 }

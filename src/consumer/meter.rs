@@ -65,6 +65,10 @@ impl Meter {
         self.metrics.rebalanced();
     }
 
+    pub(super) fn removed(&self, count: u64) {
+        self.metrics.removed(count);
+    }
+
     pub(super) fn ledger_away(&self) {
         self.metrics.ledger_away();
     }

@@ -99,6 +99,13 @@ pub(super) struct Tasks {
     remember: Vec<Sighting>,
 }
 
+/// Since when offsets cannot be committed, and whether that was told.
+#[derive(Default)]
+struct Uncommitted {
+    since: Option<Instant>,
+    told: bool,
+}
+
 /// Where it stands.
 #[allow(clippy::struct_excessive_bools)] // each is an outage or a limit of its own
 pub(super) struct State {
@@ -128,6 +135,7 @@ pub(super) struct State {
     passed_over_until: Instant,
     /// Partitions that the bus could not take back yet.
     unreturned: Vec<Assigned>,
+    uncommitted: Uncommitted,
     /// Says true when what is held in memory from the ledger must stop.
     cancel: watch::Sender<bool>,
     pub(super) counts: BTreeMap<&'static str, u64>,
@@ -154,6 +162,7 @@ impl State {
             passed_over: Arc::default(),
             passed_over_until: now,
             unreturned: Vec::new(),
+            uncommitted: Uncommitted::default(),
             cancel: watch::channel(false).0,
             counts: BTreeMap::new(),
         }

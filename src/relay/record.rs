@@ -137,7 +137,7 @@ mod tests {
 
     fn decoded(record: Record) -> Event {
         let origin = Origin::new(Topic::new("orders").unwrap(), 0, 0);
-        Decoder::default().decode(&Received { record, origin }).unwrap()
+        Decoder::default().decode(&Received::new(record, origin)).unwrap()
     }
 
     fn full() -> Event {

@@ -75,6 +75,31 @@ pub async fn remove_below(partition: &Partition, offset: i64) {
     }
 }
 
+/// Has a topic so many partitions.
+pub async fn add_partitions(topic: &Topic, count: usize) {
+    let more = rdkafka::admin::NewPartitions::new(topic.as_str(), count);
+    let options = AdminOptions::new().operation_timeout(Some(TIMEOUT));
+    for made in admin().create_partitions([&more], &options).await.expect("an answer") {
+        made.expect("partitions are added");
+    }
+    // The broker's clients learn of it a moment later.
+    let bus = connect(settings()).await;
+    while bus.topic(topic).await.expect("an answer").is_none_or(|info| info.partitions < count as i32) {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Publishes payloads to one partition. Blocks.
+pub fn produce_to(topic: &Topic, partition: i32, payloads: &[&str]) {
+    let producer: BaseProducer =
+        ClientConfig::new().set("bootstrap.servers", brokers()).create().expect("a producer");
+    for payload in payloads {
+        let record = BaseRecord::<(), str>::to(topic.as_str()).partition(partition).payload(payload);
+        producer.send(record).map_err(|(error, _)| error).expect("it is sent");
+    }
+    producer.flush(TIMEOUT).expect("it is acknowledged");
+}
+
 /// Publishes payloads to partition 0 in one transaction, and commits or aborts it. Blocks.
 pub fn transaction(topic: &Topic, payloads: &[&str], commit: bool) {
     let producer: BaseProducer = ClientConfig::new()

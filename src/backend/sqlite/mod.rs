@@ -82,7 +82,8 @@ impl fmt::Debug for SqliteLedger {
 }
 
 pub(crate) fn thread_gone() -> Error {
-    Error::Unavailable { what: "the thread that serves the file has ended".into(), source: None }
+    // It does not come back: whoever waits for that would wait for ever.
+    Error::Corrupt("the thread that serves the file has ended".into())
 }
 
 pub(crate) async fn answer<T>(receiver: oneshot::Receiver<Result<T>>) -> Result<T> {

@@ -322,9 +322,22 @@ fn rebalance(conn: &Connection, group: i64, now: Time) -> Result<()> {
             }
         })
         .collect();
+    let begun: BTreeSet<i64> = rows(
+        conn,
+        "SELECT DISTINCT p.topic FROM main.bus_committed c JOIN main.bus_part p ON p.number = c.part WHERE c.grp = ?1",
+        [group],
+        |row| row.get(0),
+    )?
+    .into_iter()
+    .collect();
     for step in plan(members.len(), &seats) {
         match step {
-            Step::Give { seat, to } => give(conn, group, parts[seat].0, parts[seat].2, &members[to], now)?,
+            Step::Give { seat, to } => {
+                let (part, topic, end) = parts[seat];
+                // "From now on" is from the group's first gift of the topic, whoever has the partition later.
+                let first = Some(end).filter(|_| members[to].latest && !begun.contains(&topic));
+                give(conn, group, part, members[to].number, first, now)?;
+            }
             Step::Revoke { seat } => {
                 let patience = seats[seat].holder.map_or(0, |at| members[at].revoke_us);
                 let by = now.as_micros().saturating_add(patience);
@@ -336,19 +349,19 @@ fn rebalance(conn: &Connection, group: i64, now: Time) -> Result<()> {
     Ok(())
 }
 
-fn give(conn: &Connection, group: i64, part: i64, end: i64, to: &Seated, now: Time) -> Result<()> {
+/// Gives a partition to a member, and commits where it begins, if that is to be known from now on.
+fn give(conn: &Connection, group: i64, part: i64, to: i64, begin: Option<i64>, now: Time) -> Result<()> {
     run(conn, "UPDATE main.bus_group SET epoch = epoch + 1 WHERE number = ?1", [group])?;
     run(
         conn,
         "INSERT INTO main.bus_held (grp, part, member, epoch) \
          SELECT number, ?2, ?3, epoch FROM main.bus_group WHERE number = ?1 \
          ON CONFLICT DO UPDATE SET member = excluded.member, epoch = excluded.epoch, revoke_by = NULL",
-        [group, part, to.number],
+        [group, part, to],
     )?;
-    if to.latest {
-        // "From now on" is from this first gift, whoever has the partition later.
+    if let Some(begin) = begin {
         let sql = "INSERT INTO main.bus_committed (grp, part, pos, at) VALUES (?1, ?2, ?3, ?4) ON CONFLICT DO NOTHING";
-        run(conn, sql, [group, part, end, now.as_micros()])?;
+        run(conn, sql, [group, part, begin, now.as_micros()])?;
     }
     Ok(())
 }

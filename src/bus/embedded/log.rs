@@ -227,7 +227,7 @@ pub(super) fn read(
         let origin = Origin::new(partition.topic.clone(), partition.number, row.get(0).doing(what)?);
         *records_left -= 1;
         *bytes_left = bytes_left.saturating_sub(bytes_of(&record));
-        into.push(Received { record, origin });
+        into.push(Received::new(record, origin));
     }
     Ok(())
 }

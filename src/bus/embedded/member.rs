@@ -121,7 +121,8 @@ impl Member {
         for received in &look.records {
             let partition =
                 Partition { topic: received.origin.topic.clone(), number: received.origin.partition };
-            self.hands.delivered(&partition, received.origin.offset + 1);
+            let offset = received.origin.offset;
+            self.hands.delivered(&partition, offset..offset + 1);
         }
         Ok(Some(Heard::Records(look.records)))
     }

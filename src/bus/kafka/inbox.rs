@@ -36,6 +36,7 @@ impl Bell {
 }
 
 /// One partition in this member's hands.
+#[derive(Default)]
 struct Lane {
     epoch: u64,
     paused: bool,
@@ -43,8 +44,10 @@ struct Lane {
     wanted: bool,
     records: VecDeque<Received>,
     bytes: usize,
-    /// The offset after the last record that came, or that was sought.
+    /// The offset after the last record that came, or that was sought; at first the group's commit, if it has one.
     next: Option<i64>,
+    /// The offsets that were passed over last: a gap, or what retention removed.
+    jump: Option<Range<i64>>,
     /// What the stand-in delivered: it comes again when the member goes on.
     again: Range<i64>,
 }
@@ -125,8 +128,8 @@ impl Inbox {
 
     // What the thread does.
 
-    /// Partitions are this member's from now on.
-    pub(super) fn given(&self, partitions: Vec<Partition>) {
+    /// Partitions are this member's from now on, each with the offset that comes next, if that is known.
+    pub(super) fn given(&self, partitions: Vec<(Partition, Option<i64>)>) {
         if partitions.is_empty() {
             return;
         }
@@ -134,17 +137,8 @@ impl Inbox {
         state.epoch += 1;
         let epoch = state.epoch;
         let mut given = Vec::with_capacity(partitions.len());
-        for partition in partitions {
-            let lane = Lane {
-                epoch,
-                paused: false,
-                wanted: false,
-                records: VecDeque::new(),
-                bytes: 0,
-                next: None,
-                again: 0..0,
-            };
-            state.lanes.insert(partition.clone(), lane);
+        for (partition, next) in partitions {
+            state.lanes.insert(partition.clone(), Lane { epoch, next, ..Lane::default() });
             given.push(Assigned { partition, epoch });
         }
         self.tell(&mut state, Ok(Heard::Given(given)));
@@ -228,14 +222,40 @@ impl Inbox {
     }
 
     /// A record came. One of a partition that is not ours (any more) is nobody's, and one that the stand-in had is no news.
-    pub(super) fn push(&self, record: Received, bytes: usize) {
+    /// A partition whose offsets have begun anew is answered: it was taken away and given again, and is not paused any more.
+    pub(super) fn push(&self, record: Received, bytes: usize) -> Option<Partition> {
+        let anew = self.begins_anew(&record);
         self.put(record, bytes, |lane, offset| {
             if lane.again.contains(&offset) {
                 return false;
             }
-            lane.again = 0..0; // the member is past it, or elsewhere: its offsets may even begin anew
+            lane.again = 0..0; // the member is past it, or elsewhere
             true
         });
+        anew
+    }
+
+    /// The partition of a record that lies below what was delivered: what lies there now is something else. What was done under the
+    /// old offsets counts for nothing, so the partition is lost, and given under another epoch.
+    fn begins_anew(&self, record: &Received) -> Option<Partition> {
+        let mut state = self.lock();
+        let partition = Partition { topic: record.origin.topic.clone(), number: record.origin.partition };
+        let offset = record.origin.offset;
+        let steps_back = |lane: &&Lane| {
+            !lane.wanted && !lane.again.contains(&offset) && lane.next.is_some_and(|next| offset < next)
+        };
+        let lane = state.lanes.get(&partition).filter(steps_back)?;
+        let before = Assigned { partition: partition.clone(), epoch: lane.epoch };
+        tracing::warn!(
+            target: "hapax::kafka", %partition, expected = lane.next, offset,
+            "offsets have begun anew: was the topic made again? Reading it as a new one"
+        );
+        state.epoch += 1;
+        let epoch = state.epoch;
+        state.lanes.insert(partition.clone(), Lane { epoch, ..Lane::default() });
+        self.tell(&mut state, Ok(Heard::Lost(vec![before])));
+        self.tell(&mut state, Ok(Heard::Given(vec![Assigned { partition: partition.clone(), epoch }])));
+        Some(partition)
     }
 
     /// A record came by the stand-in, which only goes forward.
@@ -257,6 +277,9 @@ impl Inbox {
         if let Some(lane) = state.lanes.get_mut(&partition).filter(|lane| !lane.wanted)
             && is_new(lane, offset)
         {
+            if let Some(next) = lane.next.filter(|next| *next < offset) {
+                lane.jump = Some(next..offset);
+            }
             lane.next = Some(offset + 1);
             lane.bytes += bytes;
             lane.records.push_back(record);
@@ -274,6 +297,19 @@ impl Inbox {
         let (records, bytes) =
             waiting.fold((0, 0), |(records, bytes), lane| (records + lane.records.len(), bytes + lane.bytes));
         records < self.records_max && bytes < self.bytes_max
+    }
+
+    /// The offsets that partitions passed over since this was asked last.
+    pub(super) fn jumps(&self) -> Vec<(Partition, Range<i64>)> {
+        let mut state = self.lock();
+        let jumps = state.lanes.iter_mut().filter_map(|(p, lane)| Some((p.clone(), lane.jump.take()?)));
+        jumps.collect()
+    }
+
+    /// Retention removed records before they came.
+    pub(super) fn removed(&self, partition: Partition, offsets: Range<i64>) {
+        let mut state = self.lock();
+        self.tell(&mut state, Ok(Heard::Removed { partition, offsets }));
     }
 
     /// Something went wrong that the subscriber must know.
@@ -295,7 +331,7 @@ impl Inbox {
     /// Nothing of what was fetched before a seek to `next` is delivered.
     pub(super) fn clear(&self, partition: &Partition, next: i64) {
         if let Some(lane) = self.lock().lanes.get_mut(partition) {
-            (lane.next, lane.again) = (Some(next), 0..0);
+            (lane.next, lane.again, lane.jump) = (Some(next), 0..0, None);
             lane.records.clear();
             lane.bytes = 0;
         }

@@ -1,5 +1,6 @@
 //! What librdkafka tells of itself, and what its errors mean.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
@@ -16,6 +17,8 @@ pub(super) struct Link {
     /// Who this client is, for people.
     who: String,
     state: Mutex<State>,
+    /// Whether librdkafka has gone to the beginning of a partition because what it asked for was not there.
+    reset: AtomicBool,
 }
 
 #[derive(Default)]
@@ -40,7 +43,7 @@ enum Rejected {
 
 impl Link {
     pub(super) fn new(who: impl Into<String>) -> Self {
-        Link { who: who.into(), state: Mutex::default() }
+        Link { who: who.into(), state: Mutex::default(), reset: AtomicBool::default() }
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -68,6 +71,11 @@ impl Link {
     /// Nothing of what was fetched is left.
     pub(super) fn drained(&self) {
         self.state().drained = true;
+    }
+
+    /// Whether librdkafka went to the beginning of a partition since this was asked last.
+    pub(super) fn was_reset(&self) -> bool {
+        self.reset.swap(false, Ordering::Relaxed)
     }
 
     /// Why the last connection failed, if one did.
@@ -125,6 +133,10 @@ impl Link {
         // Connections come and go, and each attempt would be a line: `failed` tells what there is to tell.
         // And each partition's leader would be a line.
         let connection = matches!(about, "FAIL" | "ERROR" | "REQTMOUT" | "METADATAUPDATE");
+        // librdkafka tells in no other way that it has gone elsewhere. It decides nothing, but what is looked at.
+        if about == "OFFSET" {
+            self.reset.store(true, Ordering::Relaxed);
+        }
         // Why the first connection fails is told only here.
         if about == "FAIL" {
             line.clone_into(&mut self.state().reason);
@@ -203,7 +215,9 @@ pub(super) fn meaning_of(doing: String, code: Code, source: impl Into<Source>) -
         Code::InvalidRecord | Code::InvalidTimestamp | Code::InvalidTopic | Code::InvalidPartitions => {
             Error::invalid("record or topic", format!("{doing}: {code}"))
         }
-        Code::InvalidReplicationFactor | Code::InvalidConfig => Error::Config(format!("{doing}: {code}")),
+        Code::InvalidReplicationFactor | Code::InvalidConfig | Code::UnsupportedAssignor => {
+            Error::Config(format!("{doing}: {code}"))
+        }
         Code::TopicAuthorizationFailed
         | Code::GroupAuthorizationFailed
         | Code::ClusterAuthorizationFailed

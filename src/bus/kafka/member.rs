@@ -9,8 +9,10 @@
 //! A member that was thrown out joins again with a client of its own: librdkafka 2.12 may come out of that with a fatal
 //! error or with partitions that nobody was told of (confluentinc/librdkafka#5541).
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -21,8 +23,9 @@ use rdkafka::error::KafkaError;
 use rdkafka::message::{BorrowedMessage, Headers as _, Message};
 use rdkafka::statistics::Statistics;
 use rdkafka::types::{RDKafkaErrorCode as Code, RDKafkaRespErr};
-use rdkafka::{Offset, TopicPartitionList};
+use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
+use super::begin::Beginnings;
 use super::inbox::{Inbox, Seek};
 use super::link::{Context, Link, meaning, meaning_of};
 use super::stand_in::StandIn;
@@ -35,6 +38,11 @@ use crate::id::Topic;
 
 /// How long the thread sleeps when nothing happens: what it looks after by itself (deadlines) is late by this at most.
 pub(super) const IDLE: Duration = Duration::from_millis(100);
+
+/// How long after librdkafka went to the beginning of a partition gaps are looked at.
+const RESET_MAX: Duration = Duration::from_secs(30);
+/// How long such a look may take.
+const LOOK_MAX: Duration = Duration::from_secs(2);
 
 pub(super) type MemberConsumer = BaseConsumer<Member>;
 
@@ -49,6 +57,10 @@ pub(super) struct Member {
     pub(super) answer_timeout: Duration,
     pub(super) revoke_timeout: Duration,
     pub(super) poll_interval: Duration,
+    /// With how many partitions of each topic a group began that was told to begin at the end: all its commits say so.
+    pub(super) began: Arc<Mutex<BTreeMap<Topic, i32>>>,
+    /// Whether its client could not learn where to begin: another one tries again.
+    pub(super) astray: Arc<AtomicBool>,
     /// Whether its client is being closed: what the group still wants of that one, it gets at once.
     pub(super) retired: Arc<AtomicBool>,
 }
@@ -90,7 +102,7 @@ impl ConsumerContext for Member {
 }
 
 impl Member {
-    fn topic(&self, name: &str) -> Option<&Topic> {
+    pub(super) fn topic(&self, name: &str) -> Option<&Topic> {
         self.topics.iter().find(|topic| topic.as_str() == name)
     }
 
@@ -100,18 +112,33 @@ impl Member {
         list.elements().iter().filter_map(|e| of(e.topic(), e.partition())).collect()
     }
 
-    fn assign(&self, consumer: &MemberConsumer, list: &mut TopicPartitionList, partitions: Vec<Partition>) {
-        let fresh = if self.start == Start::Latest { self.begin_now(consumer, list) } else { None };
-        let assigned = match consumer.rebalance_protocol() {
-            RebalanceProtocol::Cooperative => consumer.incremental_assign(list),
-            _ => consumer.assign(list),
+    fn assign(&self, consumer: &MemberConsumer, list: &TopicPartitionList, partitions: Vec<Partition>) {
+        let begin = match self.beginnings(consumer, list) {
+            Ok(begin) => begin,
+            // "From now on" must be known; whatever else is committed, librdkafka finds out by itself.
+            Err(error) if self.start == Start::Latest => {
+                tracing::warn!(target: "hapax::kafka", group = %self.group, %error, "where to begin is not known; joining again");
+                self.astray.store(true, Ordering::SeqCst);
+                Beginnings::unknown(list)
+            }
+            Err(error) => {
+                tracing::debug!(target: "hapax::kafka", group = %self.group, %error, "what is committed is not known");
+                Beginnings::unknown(list)
+            }
         };
+        let assigned = match consumer.rebalance_protocol() {
+            RebalanceProtocol::Cooperative => consumer.incremental_assign(&begin.list),
+            _ => consumer.assign(&begin.list),
+        };
+        if self.astray.load(Ordering::SeqCst) {
+            return; // it was taken note of, and nothing of it is heard
+        }
         if let Err(error) = assigned {
             self.inbox.failed(meaning(format!("taking {}", names(&partitions)), error));
             return;
         }
-        if let Some(fresh) = fresh.filter(|fresh| fresh.count() > 0)
-            && let Err(error) = consumer.commit(&fresh, CommitMode::Sync)
+        if begin.fresh.count() > 0
+            && let Err(error) = consumer.commit(&begin.fresh, CommitMode::Sync)
         {
             // Only what comes before the first commit, and only if the partition moves before, would be passed over.
             tracing::warn!(target: "hapax::kafka", group = %self.group, %error, "the beginning was not committed");
@@ -125,32 +152,8 @@ impl Member {
         if !partitions.is_empty() {
             tracing::info!(target: "hapax::kafka", group = %self.group, partitions = %names(&partitions), "given");
         }
-        self.inbox.given(partitions);
-    }
-
-    /// "From now on" is from the group's first gift of a partition, whoever has it later: the ends of those partitions of
-    /// which nothing was committed are where they begin, and are committed as such.
-    fn begin_now(
-        &self,
-        consumer: &MemberConsumer,
-        list: &mut TopicPartitionList,
-    ) -> Option<TopicPartitionList> {
-        let warn = |error: KafkaError| {
-            tracing::warn!(target: "hapax::kafka", group = %self.group, %error, "the end of a topic is not known");
-        };
-        let committed = consumer.committed_offsets(list.clone(), self.answer_timeout).map_err(warn).ok()?;
-        let mut fresh = TopicPartitionList::new();
-        for element in committed.elements() {
-            if element.offset() != Offset::Invalid {
-                continue;
-            }
-            let (topic, number) = (element.topic(), element.partition());
-            let (_, end) =
-                consumer.fetch_watermarks(topic, number, self.answer_timeout).map_err(warn).ok()?;
-            list.set_partition_offset(topic, number, Offset::Offset(end)).map_err(warn).ok()?;
-            fresh.add_partition_offset(topic, number, Offset::Offset(end)).map_err(warn).ok()?;
-        }
-        Some(fresh)
+        let next = |partition: &Partition| begin.next(partition);
+        self.inbox.given(partitions.into_iter().map(|p| (p.clone(), next(&p))).collect());
     }
 
     /// What the subscriber must know of an error; none: librdkafka goes on by itself.
@@ -162,6 +165,7 @@ impl Member {
                 self.group,
                 self.link.reason()
             ))),
+            Code::NotImplemented | Code::UnsupportedCompressionType => Some(cannot_decompress(&self.group)),
             Code::UnknownTopic
             | Code::UnknownPartition
             | Code::UnknownTopicOrPartition
@@ -173,8 +177,7 @@ impl Member {
             | Code::InvalidSessionTimeout
             | Code::InconsistentGroupProtocol
             | Code::UnsupportedVersion
-            | Code::UnsupportedFeature
-            | Code::NotImplemented => {
+            | Code::UnsupportedFeature => {
                 let doing = format!("being a member of the group {:?} ({})", self.group, self.link.reason());
                 Some(meaning_of(doing, code, KafkaError::MessageConsumption(code)))
             }
@@ -190,8 +193,7 @@ impl Member {
             | Code::GroupAuthorizationFailed
             | Code::UnsupportedVersion
             | Code::UnsupportedFeature
-            | Code::UnsupportedAssignor
-            | Code::GroupMaxSizeReached => {
+            | Code::UnsupportedAssignor => {
                 let doing = format!("being a member of the group {:?} ({})", self.group, self.link.reason());
                 End::Over(meaning_of(doing, code, KafkaError::MessageConsumptionFatal(code)))
             }
@@ -201,20 +203,67 @@ impl Member {
 
     pub(super) fn received(&self, message: &BorrowedMessage<'_>) -> Option<Received> {
         let topic = self.topic(message.topic())?.clone();
-        let headers = message.headers().map_or_else(Headers::default, |headers| {
-            headers
-                .iter()
-                .map(|h| (h.key.to_owned(), Bytes::copy_from_slice(h.value.unwrap_or_default())))
-                .collect()
-        });
+        let (headers, unreadable) = headers_of(message);
         let record = Record {
             key: message.key().map(Bytes::copy_from_slice),
             payload: message.payload().map(Bytes::copy_from_slice),
             headers,
             timestamp: message.timestamp().to_millis().map(Time::from_millis),
         };
-        Some(Received { record, origin: Origin::new(topic, message.partition(), message.offset()) })
+        let origin = Origin::new(topic, message.partition(), message.offset());
+        Some(Received { record, origin, unreadable })
     }
+
+    /// Says what retention removed, once librdkafka has gone to the beginning of a partition.
+    fn tell_removed(&self, consumer: &MemberConsumer) {
+        for (partition, jump) in self.inbox.jumps() {
+            let (topic, number) = (partition.topic.as_str(), partition.number);
+            match consumer.fetch_watermarks(topic, number, LOOK_MAX) {
+                Ok((oldest, _)) if oldest > jump.start => {
+                    self.inbox.removed(partition, jump.start..oldest.min(jump.end));
+                }
+                Ok(_) => {} // a gap
+                Err(error) => {
+                    tracing::debug!(target: "hapax::kafka", group = %self.group, %error, "whether records were removed is not known");
+                }
+            }
+        }
+    }
+}
+
+/// A record's headers, and what of them cannot be read. rdkafka panics at a name that is not UTF-8.
+fn headers_of(message: &BorrowedMessage<'_>) -> (Headers, Option<String>) {
+    let Some(headers) = message.headers() else { return (Headers::default(), None) };
+    let mut unreadable = Vec::new();
+    let read = (0..headers.count()).filter_map(|at| {
+        let read = catch_unwind(AssertUnwindSafe(|| {
+            let header = headers.get(at);
+            (header.key.to_owned(), Bytes::copy_from_slice(header.value.unwrap_or_default()))
+        }));
+        read.map_err(|_| unreadable.push(at + 1)).ok()
+    });
+    let read: Headers = read.collect();
+    let problem = (!unreadable.is_empty()).then(|| {
+        format!("its headers number {unreadable:?} have names that are not UTF-8, and are missing here")
+    });
+    (read, problem)
+}
+
+/// What Kafka's clients compress with.
+const CODECS: [&str; 4] = ["gzip", "snappy", "lz4", "zstd"];
+
+/// A batch that this build of librdkafka cannot read.
+fn cannot_decompress(group: &str) -> Error {
+    let features = ClientConfig::new().create_native_config().and_then(|c| c.get("builtin.features"));
+    let features = features.unwrap_or_default();
+    let has = |codec: &&str| features.split(',').any(|feature| feature.trim() == *codec);
+    let (with, without): (Vec<_>, Vec<_>) = CODECS.into_iter().partition(has);
+    Error::Unsupported(format!(
+        "records for the group {group:?} are compressed with a codec that this build cannot read ({}; it reads {}): build hapax \
+         with its own librdkafka instead of the system's, or have the producers, or the topic's compression.type, use one of those",
+        if without.is_empty() { "none of gzip, snappy, lz4 and zstd".to_owned() } else { without.join(", ") },
+        with.join(", "),
+    ))
 }
 
 /// How a client's time as a member ended.
@@ -235,6 +284,7 @@ pub(super) fn run(consumer: &MemberConsumer, stand_in: &mut StandIn) -> End {
     let mut told: Option<Code> = None;
     let mut idle = 0;
     let mut polled = Instant::now();
+    let (mut reset, mut looked) = (None, Instant::now());
     loop {
         if inbox.is_leaving() {
             return End::Left;
@@ -256,6 +306,19 @@ pub(super) fn run(consumer: &MemberConsumer, stand_in: &mut StandIn) -> End {
         if let Some(partitions) = inbox.returned(|| consumer.assignment_lost()) {
             unassign(consumer, &to_list(&partitions));
         }
+        if member.astray.load(Ordering::SeqCst) {
+            return End::Again;
+        }
+        if member.link.was_reset() {
+            reset = Some(Instant::now());
+        }
+        if let Some(since) = reset
+            && looked.elapsed() >= IDLE
+        {
+            looked = Instant::now();
+            reset = Some(since).filter(|since| since.elapsed() < RESET_MAX);
+            member.tell_removed(consumer);
+        }
         stand_in.tend(&member, consumer);
         if !inbox.has_room() {
             inbox.bell.wait(IDLE);
@@ -271,7 +334,9 @@ pub(super) fn run(consumer: &MemberConsumer, stand_in: &mut StandIn) -> End {
                 member.link.delivered();
                 if let Some(received) = member.received(&message) {
                     let bytes = bytes_of(&received.record);
-                    inbox.push(received, bytes);
+                    if let Some(anew) = inbox.push(received, bytes) {
+                        let _ = consumer.resume(&to_list(&[anew])); // it was given again, and is not paused
+                    }
                 }
             }
             Some(Err(error)) => match error.rdkafka_error_code() {

@@ -22,6 +22,7 @@
 //! # }
 //! ```
 
+mod begin;
 mod inbox;
 mod link;
 mod member;
@@ -345,6 +346,8 @@ impl Bus for KafkaBus {
             answer_timeout: settings.answer_timeout,
             revoke_timeout: settings.revoke_timeout(&subscription),
             poll_interval: settings.poll_interval(&subscription),
+            began: Arc::default(),
+            astray: Arc::default(),
             retired: Arc::default(),
         };
         let config = settings.member(&subscription);

@@ -309,8 +309,8 @@ impl KafkaSettings {
             .set(
                 "auto.offset.reset",
                 match subscription.start {
-                    Start::Earliest => "earliest",
-                    Start::Latest => "latest",
+                    // Where `Latest` begins is said at the gift. Whoever has begun goes on with what is left.
+                    Start::Earliest | Start::Latest => "earliest",
                     Start::Refuse => "error",
                 },
             )

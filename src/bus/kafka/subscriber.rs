@@ -1,5 +1,7 @@
 //! The async side of a member.
 
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,18 +15,23 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 use tokio::sync::oneshot;
 
+use super::begin::metadata;
 use super::inbox::{Inbox, Seek};
 use super::link::{code, meaning, passes_soon};
 use super::member::{End, IDLE, Member, MemberConsumer, run, to_list, unassign};
 use super::stand_in::StandIn;
 use crate::bus::{Assigned, Heard, Partition, Subscriber};
 use crate::error::{Error, Result};
+use crate::id::Topic;
 
 /// How long to wait before a commit is tried again that the group's rearranging was in the way of.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// How often in a row a member may be thrown out without having been given anything.
-const FRUITLESS_MAX: u32 = 5;
+/// How often in a row a member is thrown out without having been given anything before that is told.
+const FRUITLESS_TOLD: u32 = 5;
+/// How long to wait before joining again, for each time in a row; and at most.
+const FRUITLESS_WAIT: Duration = Duration::from_millis(200);
+const FRUITLESS_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// The client that is the member now; none once it left.
 type Slot = Arc<Mutex<Option<Arc<MemberConsumer>>>>;
@@ -34,6 +41,8 @@ pub(super) struct KafkaSubscriber {
     inbox: Arc<Inbox>,
     group: Arc<str>,
     answer_timeout: Duration,
+    /// With how many partitions of each topic the group began, if it began at the end.
+    began: Arc<Mutex<BTreeMap<Topic, i32>>>,
     /// Hears when the thread has ended and the group was left.
     left: oneshot::Receiver<()>,
 }
@@ -43,6 +52,7 @@ impl KafkaSubscriber {
     pub(super) fn join(config: ClientConfig, member: Member) -> Result<Self> {
         let (inbox, group, answer_timeout) =
             (member.inbox.clone(), member.group.clone(), member.answer_timeout);
+        let began = member.began.clone();
         let consumer = client(&config, &member)?;
         let slot: Slot = Arc::new(Mutex::new(Some(consumer.clone())));
         let (done, left) = oneshot::channel();
@@ -50,11 +60,16 @@ impl KafkaSubscriber {
         std::thread::Builder::new()
             .name("hapax-kafka".into())
             .spawn(move || {
-                be_member(consumer, &config, &member, &its_slot);
+                no_silence(&member.inbox, || be_member(consumer, &config, &member, &its_slot));
+                let left_over = its_slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+                if let Some(consumer) = left_over {
+                    consumer.context().retired.store(true, Ordering::SeqCst);
+                    close(consumer);
+                }
                 let _ = done.send(()); // nobody may be waiting
             })
             .map_err(|e| Error::unavailable("starting the thread of a Kafka member", e))?;
-        Ok(KafkaSubscriber { slot, inbox, group, answer_timeout, left })
+        Ok(KafkaSubscriber { slot, inbox, group, answer_timeout, began, left })
     }
 
     fn consumer(&self) -> Result<Arc<MemberConsumer>> {
@@ -67,10 +82,7 @@ impl KafkaSubscriber {
 
     /// One commit for some partitions, together. What the group's rearranging is in the way of is tried again.
     async fn commit_together(&self, offsets: &[(Assigned, i64)], by: Instant) -> Result<(), Refusal> {
-        let mut list = TopicPartitionList::with_capacity(offsets.len());
-        for (Assigned { partition, .. }, offset) in offsets {
-            list.add_partition_offset(partition.topic.as_str(), partition.number, Offset::Offset(*offset))?;
-        }
+        let list = self.commits(offsets)?;
         let list = Arc::new(list);
         loop {
             for (assigned, _) in offsets {
@@ -102,6 +114,19 @@ impl KafkaSubscriber {
         }
     }
 
+    fn commits(&self, offsets: &[(Assigned, i64)]) -> Result<TopicPartitionList, KafkaError> {
+        let began = self.began.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = TopicPartitionList::with_capacity(offsets.len());
+        for (Assigned { partition, .. }, offset) in offsets {
+            let mut element = list.add_partition(partition.topic.as_str(), partition.number);
+            element.set_offset(Offset::Offset(*offset))?;
+            if let Some(began) = began.get(&partition.topic) {
+                element.set_metadata(metadata(*began));
+            }
+        }
+        Ok(list)
+    }
+
     fn meaning(&self, error: KafkaError) -> Error {
         meaning(format!("committing for the group {:?}", self.group), error)
     }
@@ -110,7 +135,7 @@ impl KafkaSubscriber {
 /// A client that joins the group.
 fn client(config: &ClientConfig, member: &Member) -> Result<Arc<MemberConsumer>> {
     let joining = |error| meaning(format!("joining the group {:?}", member.group), error);
-    let context = Member { retired: Arc::default(), ..member.clone() };
+    let context = Member { retired: Arc::default(), astray: Arc::default(), ..member.clone() };
     let mut consumer = BaseConsumer::from_config_and_context(config, context).map_err(joining)?;
     let bell = member.inbox.bell.clone();
     consumer.set_nonempty_callback(move || bell.ring());
@@ -142,11 +167,14 @@ fn be_member(mut consumer: Arc<MemberConsumer>, config: &ClientConfig, member: &
         fruitless = if inbox.epoch() == epoch { fruitless + 1 } else { 0 };
         answer_for_good(&consumer, inbox);
         inbox.lost_all();
-        if fruitless > FRUITLESS_MAX {
-            break Error::Unavailable {
-                what: format!("the group {:?} throws this member out again and again", member.group),
+        if fruitless >= FRUITLESS_TOLD {
+            inbox.failed(Error::Unavailable {
+                what: format!(
+                    "the group {:?} has not taken this member {fruitless} times in a row",
+                    member.group
+                ),
                 source: None,
-            };
+            });
         }
         // The old one goes first: two of one `group.instance.id` would be in each other's way.
         slot.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -155,13 +183,11 @@ fn be_member(mut consumer: Arc<MemberConsumer>, config: &ClientConfig, member: &
         while !inbox.is_leaving() && !inbox.is_heard(member.poll_interval) {
             inbox.bell.wait(IDLE);
         }
-        match client(config, member) {
-            Ok(new) => consumer = new,
-            Err(error) => {
-                inbox.lost_all();
-                return inbox.end(error);
-            }
-        }
+        wait(inbox, (FRUITLESS_WAIT * fruitless).min(FRUITLESS_WAIT_MAX));
+        consumer = match join_again(config, member) {
+            Ok(new) => new,
+            Err(error) => return inbox.end(error),
+        };
         if !inbox.is_leaving() {
             *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(consumer.clone());
         }
@@ -172,6 +198,37 @@ fn be_member(mut consumer: Arc<MemberConsumer>, config: &ClientConfig, member: &
     inbox.end(error);
     // Leaves the group, if no commit is still under way.
     close(consumer);
+}
+
+/// A client in place of another. What might pass is tried again: only what does not ends the subscription.
+fn join_again(config: &ClientConfig, member: &Member) -> Result<Arc<MemberConsumer>> {
+    loop {
+        match client(config, member) {
+            Err(error) if error.is_retryable() && !member.inbox.is_leaving() => {
+                member.inbox.failed(error);
+                wait(&member.inbox, FRUITLESS_WAIT_MAX);
+            }
+            other => return other,
+        }
+    }
+}
+
+/// Waits, unless the subscriber leaves.
+fn wait(inbox: &Inbox, time: Duration) {
+    let end = Instant::now() + time;
+    while Instant::now() < end && !inbox.is_leaving() {
+        inbox.bell.wait(IDLE.min(time));
+    }
+}
+
+/// Runs what a thread is there for. If that panics, the subscription ends with an error: whoever listens must not wait for ever.
+fn no_silence(inbox: &Inbox, work: impl FnOnce()) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(work)) {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+        inbox.lost_all();
+        inbox.end(Error::Corrupt(format!("the thread of a Kafka member panicked: {text}")));
+    }
 }
 
 /// Closes a client, for a while. One that was thrown out while partitions were wanted back may never come to an end of its own
@@ -313,5 +370,26 @@ impl Drop for KafkaSubscriber {
         // The consumer is closed where it is dropped last, which blocks: that shall be the thread.
         *self.slot.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.inbox.leave();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever panics on a member's thread, the subscriber hears of it, and hears that it is over.
+    #[tokio::test]
+    async fn t73_a_panic_of_the_polling_thread_ends_the_subscription() {
+        let inbox = Arc::new(Inbox::new(10, 1000, Arc::default()));
+        let partition = crate::bus::Partition { topic: Topic::new("t").unwrap(), number: 0 };
+        inbox.given(vec![(partition, None)]);
+        let its = inbox.clone();
+        std::thread::spawn(move || no_silence(&its, || panic!("out of order"))).join().unwrap();
+        assert!(matches!(inbox.next().await, Ok(Heard::Given(_))));
+        assert!(matches!(inbox.next().await, Ok(Heard::Lost(_))));
+        for _ in 0..2 {
+            let error = inbox.next().await.expect_err("it is over");
+            assert!(!error.is_retryable() && error.to_string().contains("out of order"), "{error}");
+        }
     }
 }

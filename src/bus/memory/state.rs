@@ -1,6 +1,6 @@
 //! Everything a memory bus knows.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -147,7 +147,7 @@ impl State {
         let skip = usize::try_from(from - log.oldest).unwrap_or(0);
         for (at, (_, record)) in log.records.iter().enumerate().skip(skip).take(max) {
             let origin = Origin::new(partition.topic.clone(), partition.number, log.oldest + at as i64);
-            into.push(Received { record: record.clone(), origin });
+            into.push(Received::new(record.clone(), origin));
         }
     }
 
@@ -306,6 +306,8 @@ impl State {
             let count = self.topics.get(topic).map_or(0, |records| records.terms.partitions);
             partitions.extend((0..count).map(|number| Partition { topic: topic.clone(), number }));
         }
+        let begun: BTreeSet<Topic> =
+            group.committed.keys().map(|partition| partition.topic.clone()).collect();
         let seats: Vec<Seat> = partitions.iter().map(|p| group.seat(p, &members)).collect();
         for step in plan(members.len(), &seats) {
             match step {
@@ -314,8 +316,9 @@ impl State {
                     group.epoch_last += 1;
                     let holding = Holding { member: members[to], epoch: group.epoch_last, revoke_by: None };
                     group.held.insert(partition.clone(), holding);
-                    // "From now on" is from this first gift, whoever has the partition later.
+                    // "From now on" is from the group's first gift of the topic, whoever has the partition later.
                     if group.members[&members[to]].start == Start::Latest
+                        && !begun.contains(&partition.topic)
                         && let Some(records) = self.topics.get(&partition.topic)
                     {
                         let end = records.partitions[partition.number as usize].end();

@@ -1,6 +1,7 @@
 //! The way in: match → window → order.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use super::{Pipeline, Seen, ended_badly, is_suspect};
 use crate::bus::{Heard, Partition, Received};
 use crate::consumer::arrival::{Arrival, Source};
 use crate::consumer::held;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ledger::{Due, Entry, Identity, Share, State};
 
 /// How long a dead letter that the bus does not take is passed over before it is tried again.
@@ -24,10 +25,11 @@ impl Pipeline {
                     tracing::info!(target: "hapax", "the bus is back");
                 }
                 match heard {
-                    Heard::Records(records) => self.take_in(records),
+                    Heard::Records(records) => self.take_in(records)?,
                     Heard::Given(given) => self.given(given).await?,
                     Heard::Revoked(revoked) => self.revoked(&revoked),
                     Heard::Lost(lost) => self.lost(&lost),
+                    Heard::Removed { partition, offsets } => self.removed(&partition, &offsets),
                 }
             }
             Err(error) if error.is_retryable() => {
@@ -41,9 +43,20 @@ impl Pipeline {
         Ok(())
     }
 
-    pub(super) fn take_in(&mut self, records: Vec<Received>) {
+    /// Retention was faster than the group: nobody will ever see these.
+    fn removed(&mut self, partition: &Partition, offsets: &Range<i64>) {
+        let count = offsets.end.saturating_sub(offsets.start).unsigned_abs();
+        tracing::warn!(
+            target: "hapax", %partition, from = offsets.start, to = offsets.end, count,
+            "retention removed records before they were read; going on with the oldest that is left"
+        );
+        *self.state.counts.entry("removed").or_default() += count;
+        self.meter.removed(count);
+    }
+
+    pub(super) fn take_in(&mut self, records: Vec<Received>) -> Result<()> {
         if self.state.draining.is_some() {
-            return;
+            return Ok(());
         }
         let mut arrivals = Vec::with_capacity(records.len());
         for received in records {
@@ -53,7 +66,11 @@ impl Pipeline {
                 continue; // of a gift that is over
             };
             if !hand.watermark.receive(received.origin.offset) {
-                continue;
+                // What lies there now may be something else than what was handled: it must not be passed by.
+                return Err(Error::Corrupt(format!(
+                    "the bus delivered offset {} of {partition} again under one assignment",
+                    received.origin.offset
+                )));
             }
             let mut arrival =
                 self.desk.arrival(received, Source::Bus(hand.assigned.clone()), hand.cancel.subscribe());
@@ -66,10 +83,12 @@ impl Pipeline {
             }
         }
         if self.window.is_none() {
-            return self.queue(arrivals);
+            self.queue(arrivals);
+        } else {
+            self.tasks.unasked.push_back(arrivals);
+            self.ask_window();
         }
-        self.tasks.unasked.push_back(arrivals);
-        self.ask_window();
+        Ok(())
     }
 
     pub(super) fn queue(&mut self, arrivals: Vec<Arrival>) {

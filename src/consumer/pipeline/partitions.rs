@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::{Hand, Pipeline, is_suspect};
+use super::{Hand, Pipeline, Uncommitted, is_suspect};
 use crate::bus::{Assigned, Partition};
 use crate::consumer::OutagePolicy;
 use crate::consumer::arrival::Source;
@@ -192,16 +192,34 @@ impl Pipeline {
             }
         }
         if !pause.is_empty() {
-            self.subscriber.pause(&pause).await?;
+            let paused = self.subscriber.pause(&pause).await;
+            self.unless_away(paused, &pause, false)?;
         }
         if !resume.is_empty() {
-            self.subscriber.resume(&resume).await?;
+            let resumed = self.subscriber.resume(&resume).await;
+            self.unless_away(resumed, &resume, true)?;
         }
         let unfinished: usize = self.hands.values().map(|hand| hand.watermark.unfinished()).sum();
         let distance: usize = self.hands.values().map(|hand| hand.watermark.distance()).sum();
         let paused = self.hands.values().filter(|hand| hand.paused).count();
         self.meter.flow(unfinished, distance, paused);
         Ok(())
+    }
+
+    /// A bus that could not be asked to pause or to resume is asked again: the partitions are as they were.
+    fn unless_away(&mut self, asked: Result<()>, partitions: &[Partition], paused: bool) -> Result<()> {
+        match asked {
+            Err(error) if error.is_retryable() => {
+                tracing::debug!(target: "hapax", error = %error.chain(), "partitions not paused or resumed yet");
+                for partition in partitions {
+                    if let Some(hand) = self.hands.get_mut(partition) {
+                        hand.paused = paused;
+                    }
+                }
+                Ok(())
+            }
+            other => other,
+        }
     }
 
     /// Commits what the watermarks have passed. The ledger has recorded all of it: that is what "finished" means.
@@ -221,12 +239,17 @@ impl Pipeline {
         let answers = match tokio::time::timeout(COMMIT_TIMEOUT, self.subscriber.commit(&offsets)).await {
             Ok(Ok(answers)) => answers,
             Ok(Err(error)) if error.is_retryable() || matches!(error, Error::Fenced { .. }) => {
-                tracing::debug!(target: "hapax", error = %error.chain(), "offsets not committed yet");
+                self.uncommitted(&error);
                 return Ok(());
             }
             Ok(Err(error)) => return Err(error),
-            Err(_) => return Ok(()), // the next one says the same
+            Err(_) => {
+                let what = format!("no answer to a commit within {COMMIT_TIMEOUT:?}");
+                self.uncommitted(&Error::Unavailable { what, source: None });
+                return Ok(()); // the next one says the same
+            }
         };
+        let mut refused = None;
         for ((assigned, position), answer) in offsets.into_iter().zip(answers) {
             match answer {
                 Ok(()) => {
@@ -238,10 +261,40 @@ impl Pipeline {
                 }
                 Err(error) => {
                     tracing::debug!(target: "hapax", partition = %assigned.partition, error = %error.chain(), "offset not committed");
+                    // What is worse is told: of a partition that is gone, the next owner commits.
+                    if !matches!(error, Error::Fenced { .. })
+                        && refused.as_ref().is_none_or(Error::is_retryable)
+                    {
+                        refused = Some(error);
+                    }
                 }
             }
         }
+        match refused {
+            Some(error) => self.uncommitted(&error),
+            None if std::mem::take(&mut self.state.uncommitted).told => {
+                tracing::info!(target: "hapax", "offsets are committed again");
+            }
+            None => {}
+        }
         Ok(())
+    }
+
+    /// Offsets could not be committed. What takes effect does so once all the same; but whoever is next begins further back, so it is
+    /// told, once: at once if it is for good, after a while if it might have passed.
+    fn uncommitted(&mut self, error: &Error) {
+        if matches!(error, Error::Fenced { .. }) {
+            return;
+        }
+        let Uncommitted { since, told } = &mut self.state.uncommitted;
+        let since = *since.get_or_insert_with(Instant::now);
+        if !*told && (!error.is_retryable() || since.elapsed() >= UNCOMMITTED_MAX) {
+            *told = true;
+            tracing::warn!(
+                target: "hapax", error = %error.chain(),
+                "offsets cannot be committed; events take effect once all the same, and are read again after a restart"
+            );
+        }
     }
 
     /// Gives back what could not finish, commits, leaves.
@@ -276,6 +329,8 @@ fn positions<'a>(hands: impl IntoIterator<Item = &'a Hand>) -> Vec<(Partition, O
     hands.into_iter().map(of).collect()
 }
 
+/// How long commits may fail before it is told.
+const UNCOMMITTED_MAX: Duration = Duration::from_secs(30);
 /// How long a consumer that ends waits for its window.
 const REMEMBER_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the pipeline waits for a commit of offsets. One that did not arrive is made again.

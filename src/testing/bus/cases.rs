@@ -36,6 +36,8 @@ macro_rules! __bus_cases {
                 b4_a_group_goes_on_at_its_commit
                 b4_earliest_begins_with_the_oldest
                 b4_latest_begins_with_what_comes
+                b4_latest_goes_on_with_what_is_left
+                b4_latest_of_a_group_that_has_begun_begins_at_the_beginning
                 b4_refuse_does_not_begin
                 b5_a_commit_is_the_offset_after
                 b8_a_paused_partition_is_silent_and_others_go_on

@@ -49,6 +49,49 @@ pub async fn b4_latest_begins_with_what_comes<H: BusHarness>(harness: &H) {
     ear.leave().await;
 }
 
+/// Retention has passed what the group committed: it goes on with the oldest that is left, wherever it began once.
+pub async fn b4_latest_goes_on_with_what_is_left<H: BusHarness>(harness: &H) {
+    let stage = Stage::new(harness, 1).await;
+    let partition = stage.partition(0);
+    let mut subscription = stage.subscription();
+    subscription.start = Start::Latest;
+    let mut ear = Ear::new("a", stage.bus.subscribe(subscription.clone()).await.unwrap());
+    until(&mut ear, "the partition", |ear| ear.held.len() == 1).await;
+    stage.publish_some(8).await;
+    until(&mut ear, "what comes", |ear| ear.records.len() >= 8).await;
+    let assigned = ear.assigned(&partition);
+    ear.commit(&assigned, 2).await.unwrap();
+    ear.leave().await;
+    harness.remove_below(&partition, 5).await;
+    let mut ear = Ear::new("b", stage.bus.subscribe(subscription).await.unwrap());
+    until(&mut ear, "what is left", |ear| ear.records.len() >= 3).await;
+    assert_eq!(ear.offsets(&partition), [5, 6, 7]);
+    until(&mut ear, "what is gone to be told", |ear| !ear.removed.is_empty()).await;
+    assert_eq!(ear.removed, [(partition, 2..5)]);
+    ear.leave().await;
+}
+
+/// Once a group has committed something of a topic, a partition of which it has committed nothing begins at its beginning:
+/// it was added since, or never finished.
+pub async fn b4_latest_of_a_group_that_has_begun_begins_at_the_beginning<H: BusHarness>(harness: &H) {
+    let stage = Stage::new(harness, 2).await;
+    stage.fill(3).await;
+    let mut ear = stage.member("a").await;
+    until(&mut ear, "both partitions", |ear| ear.held.len() == 2).await;
+    let (_, end) = stage.bus.range(&stage.partition(0)).await.unwrap();
+    let assigned = ear.assigned(&stage.partition(0));
+    ear.commit(&assigned, end).await.unwrap();
+    ear.leave().await;
+    let mut subscription = stage.subscription();
+    subscription.start = Start::Latest;
+    let mut ear = Ear::new("b", stage.bus.subscribe(subscription).await.unwrap());
+    let (_, end) = stage.bus.range(&stage.partition(1)).await.unwrap();
+    until(&mut ear, "all of the other one", |ear| ear.records.len() >= end as usize).await;
+    assert_eq!(ear.offsets(&stage.partition(1)), (0..end).collect::<Vec<_>>());
+    assert!(ear.offsets(&stage.partition(0)).is_empty(), "what was committed stays committed");
+    ear.leave().await;
+}
+
 /// `Refuse` is an error until something was committed.
 pub async fn b4_refuse_does_not_begin<H: BusHarness>(harness: &H) {
     let stage = Stage::new(harness, 1).await;

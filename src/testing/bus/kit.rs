@@ -122,6 +122,8 @@ pub struct Ear {
     pub lost: Vec<Assigned>,
     /// Every record, in the order heard.
     pub records: Vec<Received>,
+    /// What retention removed before it was heard.
+    pub removed: Vec<(Partition, std::ops::Range<i64>)>,
     /// Whether what is asked back is not given back by itself.
     pub keeps: bool,
     /// The offset after the last record of each partition since it was given or sought.
@@ -152,6 +154,7 @@ impl Ear {
             revoked: Vec::new(),
             lost: Vec::new(),
             records: Vec::new(),
+            removed: Vec::new(),
             keeps: false,
             after: BTreeMap::new(),
         }
@@ -195,6 +198,7 @@ impl Ear {
                 }
                 self.lost.extend(lost);
             }
+            Heard::Removed { partition, offsets } => self.removed.push((partition, offsets)),
             Heard::Records(records) => {
                 assert!(!records.is_empty(), "nothing is not heard");
                 for received in records {

@@ -1,0 +1,220 @@
+//! Offsets that go away, begin anew or appear: retention that passes a commit, partitions that are added, topics made again.
+#![cfg(all(feature = "testing", feature = "kafka"))]
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hapax::backend::memory::MemoryLedger;
+use hapax::bus::kafka::{GroupProtocol, KafkaBus, KafkaSettings};
+use hapax::bus::{
+    Assigned, Bus, Heard, Partition, Received, Record, Start, Subscriber, Subscription, TopicTerms,
+};
+use hapax::consumer::{Consumer, leased};
+use hapax::testing::kafka::{add_partitions, connect, delete_topic, produce_to, remove_below, settings};
+use hapax::{Error, Topic};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+const PROTOCOLS: [GroupProtocol; 2] = [GroupProtocol::Classic, GroupProtocol::Consumer];
+
+fn unique(what: &str) -> String {
+    format!("{what}-{}", uuid::Uuid::new_v4().simple())
+}
+
+fn latest(group: &str, topic: &Topic) -> Subscription {
+    let mut subscription = Subscription::new(group, [topic.clone()]).unwrap();
+    subscription.session_timeout = Duration::from_secs(6);
+    subscription.start = Start::Latest;
+    subscription
+}
+
+async fn stage(protocol: GroupProtocol) -> (KafkaBus, Topic, String) {
+    let mut settings: KafkaSettings = settings();
+    settings.group_protocol = protocol;
+    let bus = connect(settings).await;
+    let topic = Topic::new(unique("topic")).unwrap();
+    assert!(bus.create_topic(&topic, TopicTerms::new(1)).await.unwrap());
+    (bus, topic, unique("group"))
+}
+
+async fn publish(bus: &KafkaBus, topic: &Topic, texts: impl IntoIterator<Item = String>) {
+    let record = |text: String| Record { payload: Some(text.into()), ..Record::default() };
+    let records: Vec<_> = texts.into_iter().map(record).collect();
+    for answer in bus.publish(topic, &records).await.unwrap() {
+        answer.unwrap();
+    }
+}
+
+fn partition(topic: &Topic, number: i32) -> Partition {
+    Partition { topic: topic.clone(), number }
+}
+
+/// What a member hears until something is so.
+#[derive(Default, Debug)]
+struct Ear {
+    given: Vec<Assigned>,
+    lost: Vec<Assigned>,
+    records: Vec<Received>,
+    removed: Vec<std::ops::Range<i64>>,
+    failed: Option<Error>,
+}
+
+impl Ear {
+    async fn until(&mut self, member: &mut Box<dyn Subscriber>, what: &str, so: impl Fn(&Ear) -> bool) {
+        let end = tokio::time::Instant::now() + DEADLINE;
+        while !so(self) {
+            assert!(tokio::time::Instant::now() < end, "waited for {what}: {self:?}");
+            match tokio::time::timeout(Duration::from_millis(200), member.next()).await {
+                Err(_) => {}
+                Ok(Ok(Heard::Given(given))) => self.given.extend(given),
+                Ok(Ok(Heard::Lost(lost))) => self.lost.extend(lost),
+                Ok(Ok(Heard::Records(records))) => self.records.extend(records),
+                Ok(Ok(Heard::Removed { offsets, .. })) => self.removed.push(offsets),
+                Ok(Ok(Heard::Revoked(revoked))) => {
+                    member.give_back(&revoked).await.unwrap();
+                    self.lost.extend(revoked);
+                }
+                Ok(Err(error)) => self.failed = Some(error),
+            }
+        }
+    }
+
+    fn offsets(&self, number: i32) -> Vec<i64> {
+        let of = self.records.iter().filter(|received| received.origin.partition == number);
+        of.map(|received| received.origin.offset).collect()
+    }
+}
+
+/// A group that began at the end goes on with what is left when retention has passed its commit: while it was away, and while it
+/// was a member that did not keep up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t74_latest_goes_on_with_what_is_left_when_retention_passed_its_commit() {
+    for protocol in PROTOCOLS {
+        let (bus, topic, group) = stage(protocol).await;
+        publish(&bus, &topic, (0..10).map(|n| n.to_string())).await;
+        let mut member = bus.subscribe(latest(&group, &topic)).await.unwrap();
+        let mut ear = Ear::default();
+        ear.until(&mut member, "the partition", |ear| !ear.given.is_empty()).await;
+        publish(&bus, &topic, (10..20).map(|n| n.to_string())).await;
+        ear.until(&mut member, "what comes", |ear| ear.records.len() >= 10).await;
+        assert!(member.commit(&[(ear.given[0].clone(), 12)]).await.unwrap()[0].is_ok());
+        member.leave().await.unwrap();
+        remove_below(&partition(&topic, 0), 15).await;
+        let mut member = bus.subscribe(latest(&group, &topic)).await.unwrap();
+        let mut ear = Ear::default();
+        ear.until(&mut member, "what is left", |ear| ear.records.len() >= 5).await;
+        assert_eq!(ear.offsets(0), [15, 16, 17, 18, 19], "{protocol:?}");
+        ear.until(&mut member, "what is gone to be told", |ear| !ear.removed.is_empty()).await;
+        assert_eq!(ear.removed, [12..15], "{protocol:?}");
+        // It does not keep up: nothing is read, and what it would read next goes.
+        member.pause(&[partition(&topic, 0)]).await.unwrap();
+        publish(&bus, &topic, (20..30).map(|n| n.to_string())).await;
+        remove_below(&partition(&topic, 0), 27).await;
+        member.resume(&[partition(&topic, 0)]).await.unwrap();
+        ear.until(&mut member, "what is left", |ear| ear.offsets(0).ends_with(&[27, 28, 29])).await;
+        member.leave().await.unwrap();
+    }
+}
+
+/// A partition is added, and written to before anyone has noticed: the group has begun long ago, so it begins at its beginning.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t75_latest_reads_what_was_published_to_an_added_partition_before_it_was_noticed() {
+    for protocol in PROTOCOLS {
+        let (bus, topic, group) = stage(protocol).await;
+        publish(&bus, &topic, (0..3).map(|n| n.to_string())).await;
+        let mut member = bus.subscribe(latest(&group, &topic)).await.unwrap();
+        let mut ear = Ear::default();
+        ear.until(&mut member, "the partition", |ear| !ear.given.is_empty()).await;
+        publish(&bus, &topic, ["3".to_owned()]).await;
+        ear.until(&mut member, "what comes", |ear| !ear.records.is_empty()).await;
+        assert_eq!(ear.offsets(0), [3]);
+        assert!(member.commit(&[(ear.given[0].clone(), 4)]).await.unwrap()[0].is_ok());
+        member.leave().await.unwrap();
+        add_partitions(&topic, 2).await;
+        let name = topic.clone();
+        tokio::task::spawn_blocking(move || produce_to(&name, 1, &["new 0", "new 1"])).await.unwrap();
+        let mut member = bus.subscribe(latest(&group, &topic)).await.unwrap();
+        let mut ear = Ear::default();
+        ear.until(&mut member, "both partitions", |ear| ear.given.len() == 2).await;
+        ear.until(&mut member, "what was published to it", |ear| ear.records.len() >= 2).await;
+        assert_eq!(ear.offsets(1), [0, 1], "{protocol:?}");
+        assert_eq!(ear.offsets(0), [0; 0], "{protocol:?}: what was committed stays committed");
+        member.leave().await.unwrap();
+    }
+}
+
+/// A topic is deleted and made again while its partition is paused: what is in it now is heard, under another epoch.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t76_offsets_that_begin_anew_are_a_new_assignment() {
+    for protocol in PROTOCOLS {
+        let (bus, topic, group) = stage(protocol).await;
+        let mut subscription = latest(&group, &topic);
+        subscription.start = Start::Earliest;
+        publish(&bus, &topic, (0..20).map(|n| format!("old {n}"))).await;
+        let mut member = bus.subscribe(subscription).await.unwrap();
+        let mut ear = Ear::default();
+        ear.until(&mut member, "all records", |ear| ear.records.len() >= 20).await;
+        let before = ear.given[0].clone();
+        member.pause(&[partition(&topic, 0)]).await.unwrap();
+        delete_topic(&topic).await;
+        while !bus.create_topic(&topic, TopicTerms::new(1)).await.unwrap_or(false) {
+            tokio::time::sleep(Duration::from_millis(20)).await; // until the broker has forgotten the old one
+        }
+        publish(&bus, &topic, (0..5).map(|n| format!("new {n}"))).await;
+        member.resume(&[partition(&topic, 0)]).await.unwrap();
+        let mut ear = Ear::default();
+        ear.until(&mut member, "the new records, or an error", |ear| {
+            ear.failed.is_some() || ear.records.len() >= 5
+        })
+        .await;
+        println!("{protocol:?}: {:?}", ear.failed);
+        if ear.failed.is_none() {
+            assert_eq!(ear.offsets(0), [0, 1, 2, 3, 4], "{protocol:?}");
+            assert!(ear.given.iter().any(|assigned| assigned.epoch > before.epoch), "{protocol:?}: {ear:?}");
+            assert!(ear.lost.contains(&before), "{protocol:?}: {ear:?}");
+            let late = member.commit(&[(before, 20)]).await.unwrap();
+            assert!(matches!(late[0], Err(Error::Fenced { .. })), "{late:?}");
+        }
+        member.leave().await.unwrap();
+    }
+}
+
+/// The same under a consumer: every event of the new topic takes effect, or the consumer ends with an error.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t76_a_consumer_drops_nothing_when_its_topic_is_made_again() {
+    let (bus, topic, _) = stage(GroupProtocol::Classic).await;
+    let event = |id: String| format!("{{\"event_id\":\"{id}\"}}");
+    publish(&bus, &topic, (0..20).map(|n| event(format!("old-{n}")))).await;
+    let seen = Arc::new(Mutex::new(BTreeSet::new()));
+    let consumer = Consumer::builder(Arc::new(bus.clone()), MemoryLedger::default())
+        .scope(unique("scope"))
+        .topic(topic.as_str())
+        .build()
+        .unwrap();
+    let (handle, its) = (consumer.handle(), seen.clone());
+    let running = tokio::spawn(consumer.run(leased(move |event: hapax::Event, _| {
+        its.lock().unwrap().insert(String::from(event.id.as_str()));
+        async { Ok(()) }
+    })));
+    let count =
+        |prefix: &'static str| seen.lock().unwrap().iter().filter(|id| id.starts_with(prefix)).count();
+    let end = tokio::time::Instant::now() + DEADLINE * 2;
+    while count("old") < 20 {
+        assert!(tokio::time::Instant::now() < end && !running.is_finished());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    delete_topic(&topic).await;
+    while !bus.create_topic(&topic, TopicTerms::new(1)).await.unwrap_or(false) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    publish(&bus, &topic, (0..10).map(|n| event(format!("new-{n}")))).await;
+    while count("new") < 10 && !running.is_finished() {
+        assert!(tokio::time::Instant::now() < end, "{} of 10 new events", count("new"));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    handle.stop();
+    let ended = running.await.unwrap();
+    println!("{ended:?}");
+    assert!(count("new") == 10 || ended.is_err());
+}
