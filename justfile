@@ -26,5 +26,9 @@ bench *ARGS="all":
 torture *ARGS:
     scripts/torture {{ARGS}}
 
+# scripts/test in a new, minimal Debian; needs root
+fresh *PARTS:
+    scripts/fresh {{PARTS}}
+
 docs:
     cargo doc --no-deps --workspace --all-features --open

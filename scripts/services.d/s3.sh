@@ -35,7 +35,10 @@ start() {
       || { say "port $((port + part)), one of the eight from $port on that $name takes, is taken by another process"; return 1; }
   done
   mkdir -p "$dir/data"
-  sockets=$(mktemp -d) # a socket's path must be short
+  # A socket's path must be short, so they are elsewhere; those of the last start are of no use.
+  [ ! -s "$dir/sockets" ] || rm -rf "$(cat "$dir/sockets")"
+  sockets=$(mktemp -d)
+  echo "$sockets" > "$dir/sockets"
   cat > "$dir/s3.json" <<'KEYS'
 {"identities": [{"name": "tests", "credentials": [{"accessKey": "test", "secretKey": "testtest"}],
   "actions": ["Admin", "Read", "Write", "List", "Tagging"]}]}

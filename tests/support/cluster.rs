@@ -82,6 +82,9 @@ impl Cluster {
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(self.bin.join(program));
         command.arg("-D").arg(self.data()).current_dir(self.dir.path()).stdin(Stdio::null());
+        // The server's own libpq, by which a standby streams: the module does not know where it was unpacked, and would take
+        // the system's, if there is one.
+        command.env("LD_LIBRARY_PATH", self.bin.join("../lib"));
         // As root only: nobody else may become somebody else, or needs to.
         if std::fs::metadata("/proc/self").unwrap().uid() == 0 {
             command.uid(self.user.0).gid(self.user.1);
