@@ -200,11 +200,11 @@ async fn t64_an_update_that_reaches_no_row_is_no_success() {
         println!("{what}: {answer:?}");
         // Whoever is told that it is theirs, or done, finds it so in the tables.
         if let Ok(Some(token)) = answer {
-            let state = if what == "claim" { "L" } else { "D" };
+            let letter = if what == "claim" { "L" } else { "D" };
             let found: bool = ask(
                 &stage.harness.pool,
                 format!(
-                    "select exists (select from {s}.{week} where id = {s}.id_key('{id}') and token = {token} and state = '{state}')",
+                    "select exists (select from {s}.{week} where id = {s}.id_key('{id}') and token = {token} and state = '{letter}')",
                     id = mine.identity.id
                 ),
             )
@@ -353,8 +353,8 @@ async fn t65_what_is_opened_again_outlives_its_week() {
         let once = |n| kit::claim(&kit::v7_at(now, n).to_string(), Mode::Once { track: None });
         let (lost, back) = (once(21), once(22));
         let grant = kit::first(&ledger, &lost).await;
-        let lose = hapax::ledger::Verdict::Lost { note: "crashed".into() };
-        kit::settled(&ledger, &lost, &grant, lose).await;
+        let verdict = hapax::ledger::Verdict::Lost { note: "crashed".into() };
+        kit::settled(&ledger, &lost, &grant, verdict).await;
         let grant = kit::first(&ledger, &back).await;
         let stage = Stage::on(harness).await;
         stage.until_phase(phase).await;
