@@ -294,67 +294,6 @@ async fn what_is_not_given_back_in_time_is_lost() {
     }
 }
 
-/// While a member finishes what it has of a partition that is wanted back, it hears of the partition that stays: what was there
-/// before it heard anything of it, what comes meanwhile, and what comes after; each record once, in order.
-#[tokio::test]
-async fn what_stays_goes_on_while_what_goes_is_waited_for() {
-    for (protocol, quiet) in
-        [(GroupProtocol::Classic, false), (GroupProtocol::Consumer, false), (GroupProtocol::Classic, true)]
-    {
-        let mut settings = settings();
-        settings.group_protocol = protocol;
-        settings.poll_interval_max = Duration::from_secs(300); // which bounds how long it is waited for
-        let (bus, topic, group) = stage(settings, 2).await;
-        let mut patient = subscription(&group, &topic);
-        patient.revoke_timeout = Duration::from_secs(240);
-        let mut first = bus.subscribe(patient.clone()).await.unwrap();
-        assert_eq!(given(&mut first).await.len(), 2);
-        // Which key goes where.
-        let (mut keys, other) = ([String::new(), String::new()], Topic::new(unique("topic")).unwrap());
-        bus.create_topic(&other, TopicTerms::new(2)).await.unwrap();
-        for n in 0..64 {
-            let key = format!("k-{n}");
-            let origin = bus.publish(&other, &[record(&key, "")]).await.unwrap().remove(0).unwrap();
-            keys[usize::try_from(origin.partition).unwrap()] = key;
-        }
-        let mut expected = Vec::new();
-        if !quiet {
-            publish(&bus, &topic, &[record(&keys[0], "before"), record(&keys[1], "before")]).await;
-            hear(&mut first, 2).await;
-        }
-        let mut second = bus.subscribe(patient).await.unwrap();
-        let got = tokio::spawn(async move { (given(&mut second).await, second) });
-        let Heard::Revoked(revoked) = next(&mut first).await else { panic!("revoked") };
-        assert_eq!(revoked.len(), 1);
-        let stays = usize::try_from(1 - revoked[0].partition.number).unwrap();
-        let mut heard = Vec::new();
-        for n in 0..3 {
-            let text = format!("meanwhile {n}");
-            publish(&bus, &topic, &[record(&keys[stays], &text)]).await;
-            expected.push(text);
-            let (records, rest) = hear(&mut first, 1).await;
-            assert!(rest.is_empty(), "{rest:?}");
-            heard.extend(records);
-        }
-        assert!(!got.is_finished(), "{protocol:?}: it moved before it was given back");
-        let finished = i64::from(!quiet);
-        assert!(first.commit(&[(revoked[0].clone(), finished)]).await.unwrap()[0].is_ok());
-        first.give_back(&revoked).await.unwrap();
-        let (given, mut second) = got.await.unwrap();
-        assert_eq!(given[0].partition, revoked[0].partition);
-        for n in 0..3 {
-            let text = format!("after {n}");
-            publish(&bus, &topic, &[record(&keys[stays], &text), record(&keys[1 - stays], &text)]).await;
-            expected.push(text);
-        }
-        heard.extend(hear(&mut first, expected.len() - heard.len()).await.0);
-        assert_eq!(heard.iter().map(payload).collect::<Vec<_>>(), expected, "{protocol:?}, quiet: {quiet}");
-        assert_eq!(hear(&mut second, 3).await.0.iter().map(payload).collect::<Vec<_>>(), expected[3..]);
-        first.leave().await.unwrap();
-        second.leave().await.unwrap();
-    }
-}
-
 /// One that does not listen, on a topic where nothing happens: others get what it had, and it joins again when it listens.
 #[tokio::test]
 async fn a_subscriber_that_does_not_listen_loses_its_partitions() {

@@ -2,7 +2,7 @@
 //!
 //! A topic has partitions, a partition has records in offset order. Consumers subscribe as a *group*: each partition
 //! belongs to one member at a time, and the group remembers up to where each partition is finished. A member learns of
-//! its partitions in the same stream as their records: *given*, being *revoked* (finish, commit, give back) or *lost*
+//! its partitions in the same stream as their records: *given*, being *revoked* (commit, give back) or *lost*
 //! (someone else may have them already; commit nothing). Each gift has an epoch; what a member still does under an older
 //! epoch changes nothing.
 
@@ -97,8 +97,8 @@ pub enum Heard {
     Records(Vec<Received>),
     /// Partitions are this member's from now on. Their records follow.
     Given(Vec<Assigned>),
-    /// The group wants partitions back: finish what runs, commit, then [`give_back`](Subscriber::give_back). Nothing of
-    /// them is delivered any more.
+    /// The group wants partitions back: commit what is finished, then [`give_back`](Subscriber::give_back), without waiting for
+    /// anything else: on some buses the other partitions stand still until then. Nothing of these is delivered any more.
     Revoked(Vec<Assigned>),
     /// Partitions are gone already. Commits of them are refused.
     Lost(Vec<Assigned>),

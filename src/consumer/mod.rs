@@ -52,7 +52,6 @@ mod worker;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use tokio::sync::watch;
 
@@ -175,7 +174,6 @@ impl<L: Ledger> Consumer<L> {
         let mut subscription = Subscription::new(desk.group.clone(), self.settings.topics.iter().cloned())?;
         subscription.start = self.settings.start;
         subscription.session_timeout = self.settings.session_timeout;
-        subscription.revoke_timeout = self.settings.drain + Duration::from_secs(10);
         let pipeline = pipeline::Pipeline {
             worker: guarantee.worker(desk.clone(), self.guard.ledger()),
             subscriber: desk.bus.subscribe(subscription).await?,
@@ -184,6 +182,7 @@ impl<L: Ledger> Consumer<L> {
             window: self.window,
             meter: Arc::new(meter),
             hands: HashMap::new(),
+            released: Vec::new(),
             queues: KeyQueues::default(),
             alone: VecDeque::new(),
             tasks: pipeline::Tasks::default(),

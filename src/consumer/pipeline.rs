@@ -38,8 +38,6 @@ pub(super) struct Hand {
     bytes: usize,
     paused: bool,
     cancel: watch::Sender<bool>,
-    /// Until when what runs may finish, if the group wants it back.
-    revoked: Option<Instant>,
     /// Offsets of a batch that never ended.
     suspects: Vec<(i64, i64)>,
     /// Whether the ledger could not be asked for them yet: nothing is started until it was.
@@ -75,6 +73,8 @@ pub(super) struct Pipeline {
     pub(super) stop: watch::Receiver<Stop>,
     pub(super) meter: Arc<Meter>,
     pub(super) hands: HashMap<Partition, Hand>,
+    /// Stop what still runs of partitions that were given back.
+    pub(super) released: Vec<watch::Sender<bool>>,
     pub(super) queues: KeyQueues<Key, Arrival>,
     /// Suspects, each to run with nothing beside it.
     pub(super) alone: VecDeque<(Lane<Key>, Vec<Arrival>)>,
@@ -207,12 +207,11 @@ impl Pipeline {
     fn next_wake(&self) -> Instant {
         // What is overdue has been seen to, or waits for something that wakes us by itself.
         let now = Instant::now();
-        let deadlines = self.hands.values().filter_map(|hand| hand.revoked).chain(self.state.draining);
         let times = [self.state.next_commit, self.state.next_look]
             .into_iter()
             .chain(self.state.outlets.values().map(|round| round.at))
             .chain(self.queues.next_at());
-        times.chain(deadlines).filter(|at| *at > now).min().unwrap_or(now + Duration::from_secs(1))
+        times.chain(self.state.draining).filter(|at| *at > now).min().unwrap_or(now + Duration::from_secs(1))
     }
 
     fn told(&mut self, nobody_left: bool) {
@@ -372,10 +371,9 @@ impl Pipeline {
         }
         match &arrival.source {
             Source::Held(..) => true,
-            Source::Bus(assigned) => self
-                .hands
-                .get(&assigned.partition)
-                .is_some_and(|hand| hand.assigned == *assigned && hand.revoked.is_none()),
+            Source::Bus(assigned) => {
+                self.hands.get(&assigned.partition).is_some_and(|hand| hand.assigned == *assigned)
+            }
         }
     }
 
@@ -491,8 +489,8 @@ impl Pipeline {
             self.tasks.lag.spawn(lag(Arc::clone(&self.desk.bus), at));
         }
         if self.state.draining.is_some_and(|deadline| now >= deadline) {
-            for hand in self.hands.values() {
-                hand.cancel.send_replace(true);
+            for cancel in self.hands.values().map(|hand| &hand.cancel).chain(&self.released) {
+                cancel.send_replace(true);
             }
             self.state.cancel.send_replace(true);
         }

@@ -48,8 +48,8 @@ pub trait Worker: Send + Sync + 'static {
         endings
     }
 
-    /// Partitions are given back, and nothing of them is under way. With each comes its lowest offset that is not through; none:
-    /// nothing of it was received.
+    /// Partitions are given back; some of their deliveries may still be under way. With each comes its lowest offset that is not
+    /// through; none: nothing of it was received.
     async fn release(&self, partitions: &[(Partition, Option<i64>)]) {
         let _ = partitions;
     }

@@ -48,8 +48,6 @@ struct Lane {
     next: Option<i64>,
     /// The offsets that were passed over last: a gap, or what retention removed.
     jump: Option<Range<i64>>,
-    /// What the stand-in delivered: it comes again when the member goes on.
-    again: Range<i64>,
 }
 
 /// A wish to go on elsewhere.
@@ -209,29 +207,11 @@ impl Inbox {
         Some(partitions)
     }
 
-    /// Whether librdkafka waits for partitions.
-    pub(super) fn is_returning(&self) -> bool {
-        self.lock().returning.is_some()
-    }
-
-    /// The partitions that are not wanted back, each with the offset that comes next, if that is known.
-    pub(super) fn staying(&self) -> Vec<(Partition, Option<i64>)> {
-        let state = self.lock();
-        let stays = state.lanes.iter().filter(|(_, lane)| !lane.wanted);
-        stays.map(|(partition, lane)| (partition.clone(), lane.next)).collect()
-    }
-
-    /// A record came. One of a partition that is not ours (any more) is nobody's, and one that the stand-in had is no news.
+    /// A record came. One of a partition that is not ours (any more) is nobody's.
     /// A partition whose offsets have begun anew is answered: it was taken away and given again, and is not paused any more.
     pub(super) fn push(&self, record: Received, bytes: usize) -> Option<Partition> {
         let anew = self.begins_anew(&record);
-        self.put(record, bytes, |lane, offset| {
-            if lane.again.contains(&offset) {
-                return false;
-            }
-            lane.again = 0..0; // the member is past it, or elsewhere
-            true
-        });
+        self.put(record, bytes);
         anew
     }
 
@@ -241,9 +221,7 @@ impl Inbox {
         let mut state = self.lock();
         let partition = Partition { topic: record.origin.topic.clone(), number: record.origin.partition };
         let offset = record.origin.offset;
-        let steps_back = |lane: &&Lane| {
-            !lane.wanted && !lane.again.contains(&offset) && lane.next.is_some_and(|next| offset < next)
-        };
+        let steps_back = |lane: &&Lane| !lane.wanted && lane.next.is_some_and(|next| offset < next);
         let lane = state.lanes.get(&partition).filter(steps_back)?;
         let before = Assigned { partition: partition.clone(), epoch: lane.epoch };
         tracing::warn!(
@@ -258,25 +236,11 @@ impl Inbox {
         Some(partition)
     }
 
-    /// A record came by the stand-in, which only goes forward.
-    pub(super) fn push_meanwhile(&self, record: Received, bytes: usize) {
-        self.put(record, bytes, |lane, offset| {
-            let is_new = lane.next.is_none_or(|next| offset >= next);
-            if is_new {
-                let from = if lane.again.is_empty() { offset } else { lane.again.start };
-                lane.again = from..offset + 1;
-            }
-            is_new
-        });
-    }
-
-    fn put(&self, record: Received, bytes: usize, is_new: impl FnOnce(&mut Lane, i64) -> bool) {
+    fn put(&self, record: Received, bytes: usize) {
         let mut state = self.lock();
         let partition = Partition { topic: record.origin.topic.clone(), number: record.origin.partition };
         let offset = record.origin.offset;
-        if let Some(lane) = state.lanes.get_mut(&partition).filter(|lane| !lane.wanted)
-            && is_new(lane, offset)
-        {
+        if let Some(lane) = state.lanes.get_mut(&partition).filter(|lane| !lane.wanted) {
             if let Some(next) = lane.next.filter(|next| *next < offset) {
                 lane.jump = Some(next..offset);
             }
@@ -331,7 +295,7 @@ impl Inbox {
     /// Nothing of what was fetched before a seek to `next` is delivered.
     pub(super) fn clear(&self, partition: &Partition, next: i64) {
         if let Some(lane) = self.lock().lanes.get_mut(partition) {
-            (lane.next, lane.again, lane.jump) = (Some(next), 0..0, None);
+            (lane.next, lane.jump) = (Some(next), None);
             lane.records.clear();
             lane.bytes = 0;
         }

@@ -4,7 +4,7 @@
 //! until it does: a member that hangs does not keep its partitions.
 //!
 //! A partition that is wanted back is not waited for inside the callback: librdkafka is told when it was given back, and
-//! until then the thread goes on. librdkafka itself delivers nothing meanwhile, of the others neither: a stand-in does.
+//! until then the thread goes on. librdkafka delivers nothing meanwhile, of the others neither, so subscribers answer at once.
 //!
 //! A member that was thrown out joins again with a client of its own: librdkafka 2.12 may come out of that with a fatal
 //! error or with partitions that nobody was told of (confluentinc/librdkafka#5541).
@@ -28,7 +28,6 @@ use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 use super::begin::Beginnings;
 use super::inbox::{Inbox, Seek};
 use super::link::{Context, Link, meaning, meaning_of};
-use super::stand_in::StandIn;
 use crate::bus::route::bytes_of;
 use crate::bus::{Partition, Received, Record, Start};
 use crate::clock::Time;
@@ -277,7 +276,7 @@ pub(super) enum End {
 }
 
 /// The thread, as long as one client is the member.
-pub(super) fn run(consumer: &MemberConsumer, stand_in: &mut StandIn) -> End {
+pub(super) fn run(consumer: &MemberConsumer) -> End {
     let member = consumer.context().clone();
     let inbox = &member.inbox;
     let mut seeks: Vec<Seek> = Vec::new();
@@ -299,9 +298,6 @@ pub(super) fn run(consumer: &MemberConsumer, stand_in: &mut StandIn) -> End {
             continue;
         }
         seeks.extend(inbox.seeks());
-        if !seeks.is_empty() {
-            stand_in.stop(); // it is elsewhere
-        }
         seeks.retain_mut(|seek| !try_seek(consumer, inbox, seek));
         if let Some(partitions) = inbox.returned(|| consumer.assignment_lost()) {
             unassign(consumer, &to_list(&partitions));
@@ -319,15 +315,11 @@ pub(super) fn run(consumer: &MemberConsumer, stand_in: &mut StandIn) -> End {
             reset = Some(since).filter(|since| since.elapsed() < RESET_MAX);
             member.tell_removed(consumer);
         }
-        stand_in.tend(&member, consumer);
         if !inbox.has_room() {
             inbox.bell.wait(IDLE);
             continue;
         }
         polled = Instant::now();
-        if stand_in.poll(&member) {
-            idle = 0;
-        }
         match consumer.poll(Duration::ZERO) {
             Some(Ok(message)) => {
                 (idle, told) = (0, None);
@@ -351,7 +343,7 @@ pub(super) fn run(consumer: &MemberConsumer, stand_in: &mut StandIn) -> End {
                 _ => {}
             },
             // Also after an event that was no message: the queue is empty when nothing comes twice.
-            None if idle == 0 => idle = 1, // also after a record of the stand-in
+            None if idle == 0 => idle = 1,
             None => {
                 idle = 0;
                 member.link.drained();

@@ -28,7 +28,6 @@ mod link;
 mod member;
 mod publish;
 mod settings;
-mod stand_in;
 mod subscriber;
 
 use std::collections::HashMap;

@@ -19,7 +19,6 @@ use super::begin::metadata;
 use super::inbox::{Inbox, Seek};
 use super::link::{code, meaning, passes_soon};
 use super::member::{End, IDLE, Member, MemberConsumer, run, to_list, unassign};
-use super::stand_in::StandIn;
 use crate::bus::{Assigned, Heard, Partition, Subscriber};
 use crate::error::{Error, Result};
 use crate::id::Topic;
@@ -151,11 +150,9 @@ const CLOSE_MAX: Duration = Duration::from_secs(5);
 fn be_member(mut consumer: Arc<MemberConsumer>, config: &ClientConfig, member: &Member, slot: &Slot) {
     let inbox = &member.inbox;
     let mut fruitless = 0;
-    let mut stand_in = StandIn::new(config, &member.group);
     let error = loop {
         let epoch = inbox.epoch();
-        let end = run(&consumer, &mut stand_in);
-        stand_in.stop();
+        let end = run(&consumer);
         // What is closed shall not keep the group waiting, and what it is told concerns nobody.
         consumer.context().retired.store(true, Ordering::SeqCst);
         match end {

@@ -27,7 +27,7 @@ impl Pipeline {
                 match heard {
                     Heard::Records(records) => self.take_in(records)?,
                     Heard::Given(given) => self.given(given).await?,
-                    Heard::Revoked(revoked) => self.revoked(&revoked),
+                    Heard::Revoked(revoked) => self.revoked(&revoked).await?,
                     Heard::Lost(lost) => self.lost(&lost),
                     Heard::Removed { partition, offsets } => self.removed(&partition, &offsets),
                 }
@@ -62,7 +62,7 @@ impl Pipeline {
         for received in records {
             let partition =
                 Partition { topic: received.origin.topic.clone(), number: received.origin.partition };
-            let Some(hand) = self.hands.get_mut(&partition).filter(|hand| hand.revoked.is_none()) else {
+            let Some(hand) = self.hands.get_mut(&partition) else {
                 continue; // of a gift that is over
             };
             if !hand.watermark.receive(received.origin.offset) {
@@ -206,7 +206,7 @@ impl Pipeline {
         let settings = &self.desk.settings;
         let mut topics: BTreeMap<_, BTreeSet<i32>> =
             settings.topics.iter().map(|topic| (topic.clone(), BTreeSet::new())).collect();
-        for hand in self.hands.values().filter(|hand| hand.revoked.is_none()) {
+        for hand in self.hands.values() {
             let partition = &hand.assigned.partition;
             if let Some(mine) = topics.get_mut(&partition.topic) {
                 mine.insert(partition.number);

@@ -43,7 +43,6 @@ impl Pipeline {
                 bytes: 0,
                 paused: false,
                 cancel: watch::channel(false).0,
-                revoked: None,
                 suspects: suspects.collect(),
                 unsure,
             };
@@ -53,19 +52,28 @@ impl Pipeline {
         Ok(())
     }
 
-    /// What is queued is dropped (whoever is next gets it), what runs may finish.
-    pub(super) fn revoked(&mut self, revoked: &[Assigned]) {
+    /// What is finished is committed, and the partitions go at once. What is queued is dropped: whoever is next gets it. What runs goes
+    /// on under its lease or in its transaction: whoever is next reads it first, meets the claim, and waits in its key's lane.
+    pub(super) async fn revoked(&mut self, revoked: &[Assigned]) -> Result<()> {
         self.meter.rebalanced();
-        let deadline = Instant::now() + self.desk.settings.drain;
+        self.forget_queued(revoked);
+        self.commit().await?;
+        let mut hands = Vec::with_capacity(revoked.len());
         for assigned in revoked {
-            if let Some(hand) =
-                self.hands.get_mut(&assigned.partition).filter(|hand| hand.assigned == *assigned)
+            if self.hands.get(&assigned.partition).is_some_and(|hand| hand.assigned == *assigned)
+                && let Some(hand) = self.hands.remove(&assigned.partition)
             {
                 tracing::info!(target: "hapax", partition = %assigned.partition, running = hand.running, "partition revoked");
-                hand.revoked = Some(deadline);
+                hands.push(hand);
             }
         }
-        self.forget_queued(revoked);
+        self.meter.partitions(self.hands.len());
+        self.worker.release(&positions(&hands)).await;
+        // Whoever stops this process stops these too.
+        self.released.retain(|cancel| cancel.receiver_count() > 0);
+        self.released.extend(hands.into_iter().map(|hand| hand.cancel));
+        self.state.unreturned.extend(revoked.iter().cloned());
+        Ok(())
     }
 
     /// Nothing of it is ours any more: what runs is told to stop, and its tokens decide the rest.
@@ -99,26 +107,6 @@ impl Pipeline {
 
     pub(super) async fn tend_partitions(&mut self) -> Result<()> {
         let now = Instant::now();
-        let revoked: Vec<_> = self
-            .hands
-            .values()
-            .filter(|hand| hand.revoked.is_some())
-            .inspect(|hand| {
-                if hand.revoked.is_some_and(|deadline| now >= deadline) {
-                    hand.cancel.send_replace(true);
-                }
-            })
-            .filter(|hand| hand.running == 0)
-            .map(|hand| hand.assigned.clone())
-            .collect();
-        if !revoked.is_empty() {
-            self.commit().await?;
-            let hands: Vec<_> =
-                revoked.iter().filter_map(|assigned| self.hands.remove(&assigned.partition)).collect();
-            self.meter.partitions(self.hands.len());
-            self.worker.release(&positions(&hands)).await;
-            self.state.unreturned.extend(revoked);
-        }
         if !self.state.unreturned.is_empty() {
             match self.subscriber.give_back(&self.state.unreturned).await {
                 Ok(()) => self.state.unreturned.clear(),
@@ -175,7 +163,7 @@ impl Pipeline {
         let bytes_max = self.desk.settings.in_flight_bytes_max;
         let stop = self.state.full || self.state.draining.is_some();
         let (mut pause, mut resume) = (Vec::<Partition>::new(), Vec::new());
-        for hand in self.hands.values_mut().filter(|hand| hand.revoked.is_none()) {
+        for hand in self.hands.values_mut() {
             let (unfinished, distance) = (hand.watermark.unfinished(), hand.watermark.distance());
             let over =
                 stop || unfinished >= max || hand.bytes >= bytes_max || distance >= max * DISTANCE_FACTOR;
