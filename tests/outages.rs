@@ -307,7 +307,8 @@ async fn t36_postgres_killed_while_a_process_recovers_and_while_a_sweep_runs() {
         let (ledger, terms) = (world.ledger.clone(), terms());
         async move { ledger.sweep(terms).await }
     });
-    support::until_waiting(&world.pool, "detach partition").await;
+    let waits = format!("select exists (select from {}.dropped where waits <> '{{}}')", world.schema);
+    until("the sweep waits for the reader", || support::ask(&world.pool, waits.clone())).await;
     world.publish(&events_at(then.plus(MONTH), 30)).await;
     until("it is at work", || async { world.effect_counts().await.len() > 70 }).await;
     server.kill();

@@ -12,7 +12,7 @@ use hapax::ledger::{Claim, Extend, Ledger, Mode, Outcome, Settings};
 use hapax::testing::{Harness as _, kit};
 use hapax::{Event, EventId, Guard, Scope};
 use sqlx::AssertSqlSafe;
-use support::{PgHarness, ask, ledger, until_waiting};
+use support::{PgHarness, ask, ledger};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -89,7 +89,11 @@ async fn c10_an_id_done_while_its_week_is_dropped_is_never_first_again() {
         let ledger = ledger.clone();
         async move { kit::sweep(&ledger, DAY * 7).await }
     });
-    until_waiting(ledger.pool(), "detach").await;
+    support::until("the sweep waits", async || {
+        let s = &harness.schema;
+        ask(ledger.pool(), format!("select exists (select from {s}.dropped where waits <> '{{}}')")).await
+    })
+    .await;
     tx.commit().await.unwrap(); // the effect took place
     println!("{:?}", sweeping.await.unwrap());
     let again = kit::one(&ledger, &kit::another(&mine)).await;
@@ -112,7 +116,11 @@ async fn a_waiting_sweep_does_not_stop_new_weeks() {
         let ledger = ledger.clone();
         async move { kit::sweep(&ledger, DAY * 7).await }
     });
-    until_waiting(ledger.pool(), "detach").await;
+    support::until("the sweep waits", async || {
+        let s = &harness.schema;
+        ask(ledger.pool(), format!("select exists (select from {s}.dropped where waits <> '{{}}')")).await
+    })
+    .await;
     let mut new = kit::claim("z", Mode::Done);
     new.identity.id = kit::v7_at(ledger.now().await.unwrap(), 2);
     let started = std::time::Instant::now();

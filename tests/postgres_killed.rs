@@ -142,75 +142,65 @@ async fn reader(harness: &PgHarness) -> sqlx::PgTransaction<'static> {
     tx
 }
 
-/// A transaction that began before the week was marked, and does not end: so it cannot be sealed, if it must not be.
-async fn unsealable(harness: &PgHarness, sealed: bool) -> Option<sqlx::PgTransaction<'static>> {
-    if sealed {
-        return None;
-    }
-    run(&harness.pool, format!("delete from {}.sealed", harness.schema)).await;
-    let mut tx = harness.pool.begin().await.unwrap();
-    sqlx::query("select pg_current_xact_id()").execute(&mut *tx).await.unwrap();
-    Some(tx)
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t43_the_server_killed_inside_a_sweep_and_inside_its_recovery() {
     let mut cluster = Cluster::new().await;
-    // Sealed before, or looked at row by row.
-    for sealed in [true, false] {
-        let harness = PgHarness::on(own_pool(&cluster.url()).await).await;
-        let ledger = kit::open(&harness).await;
-        let s = harness.schema.clone();
-        let week = OldWeek::new(&harness).await;
-        if sealed {
-            kit::sweep(&ledger, Duration::from_secs(3650 * 86_400)).await;
-        }
-        // Inside the announcement, or the seal before it: somebody has the table they write to.
-        for table in if sealed { &["dropped"][..] } else { &["sealed", "dropped"] } {
-            let open = unsealable(&harness, sealed).await;
-            let mut lock = harness.pool.begin().await.unwrap();
-            sqlx::raw_sql(AssertSqlSafe(format!("lock table {s}.{table} in share mode")))
-                .execute(&mut *lock)
-                .await
-                .unwrap();
-            let sweeping = sweep_beside(&ledger);
-            until_waiting(&harness.pool, &format!("insert into {s}.{table}")).await;
-            die(&mut cluster, &harness, sweeping).await;
-            drop((lock, open));
-            week.is_whole(&harness, &format!("sealed {sealed}, killed before writing {table}")).await;
-        }
-        // Inside the detach.
-        let open = unsealable(&harness, sealed).await;
-        let old = reader(&harness).await;
-        let sweeping = sweep_beside(&ledger);
-        until_waiting(&harness.pool, "detach partition").await;
-        die(&mut cluster, &harness, sweeping).await;
-        drop((old, open));
-        let counted: bool =
-            ask(&harness.pool, format!("select exists (select from {s}.sealed where rows is not null)"))
-                .await;
-        assert_eq!(counted, sealed);
-        let pending: bool = ask(&harness.pool, format!("select exists (select from pg_inherits where inhparent = '{s}.entry'::regclass and inhdetachpending)")).await;
-        assert!(pending, "it died inside the detach");
-        week.is_whole(&harness, &format!("sealed {sealed}, killed inside the detach")).await;
-        // Inside the recovery: it finishes the detach, and waits for the announcement that it ends.
-        let mut lock = harness.pool.begin().await.unwrap();
-        sqlx::raw_sql(AssertSqlSafe(format!("select from {s}.dropped for update")))
-            .execute(&mut *lock)
-            .await
-            .unwrap();
-        let sweeping = sweep_beside(&ledger);
-        until_waiting(&harness.pool, "set barred = scope_max").await;
-        die(&mut cluster, &harness, sweeping).await;
-        drop(lock);
-        week.is_whole(&harness, &format!("sealed {sealed}, killed inside the recovery")).await;
-        // And then it is left in peace.
-        let swept = kit::sweep(&ledger, RETENTION).await;
-        assert_eq!(swept.weeks.iter().map(|(_, rows)| rows).sum::<u64>(), 3, "{swept:?}");
-        week.is_whole(&harness, "in the end").await;
-        kit::expect(&ledger, &kit::another(&week.done), "too_old").await;
-        kit::expect(&ledger, &kit::another(&week.leased), "claimed").await;
-    }
+    let harness = PgHarness::on(own_pool(&cluster.url()).await).await;
+    let ledger = kit::open(&harness).await;
+    let s = harness.schema.clone();
+    let week = OldWeek::new(&harness).await;
+    let terms = SweepTerms { retention: RETENTION, batch_max: 1000, dry_run: false };
+    // Inside the closing: somebody has the table it is written to.
+    let mut lock = harness.pool.begin().await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(format!("lock table {s}.dropped in share mode")))
+        .execute(&mut *lock)
+        .await
+        .unwrap();
+    let sweeping = sweep_beside(&ledger);
+    until_waiting(&harness.pool, &format!("insert into {s}.dropped")).await;
+    die(&mut cluster, &harness, sweeping).await;
+    drop(lock);
+    week.is_whole(&harness, "killed before it is closed").await;
+    // Inside the wait.
+    let old = reader(&harness).await;
+    let sweeping = sweep_beside(&ledger);
+    until("it waits", async || {
+        ask(&harness.pool, format!("select exists (select from {s}.dropped where waits <> '{{}}')")).await
+    })
+    .await;
+    die(&mut cluster, &harness, sweeping).await;
+    drop(old);
+    week.is_whole(&harness, "killed while it waits").await;
+    // Inside the detach.
+    until("everything is moved", async || {
+        ledger.sweep_part(terms, 1).await.unwrap();
+        ask(&harness.pool, format!("select exists (select from {s}.dropped where phase = 'empty')")).await
+    })
+    .await;
+    let old = reader(&harness).await;
+    let sweeping = sweep_beside(&ledger);
+    until_waiting(&harness.pool, "detach partition").await;
+    die(&mut cluster, &harness, sweeping).await;
+    drop(old);
+    let pending: bool = ask(&harness.pool, format!("select exists (select from pg_inherits where inhparent = '{s}.entry'::regclass and inhdetachpending)")).await;
+    assert!(pending, "it died inside the detach");
+    week.is_whole(&harness, "killed inside the detach").await;
+    // Inside the recovery: it finishes the detach, and waits for the row that says so.
+    let mut lock = harness.pool.begin().await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(format!("select from {s}.dropped for update")))
+        .execute(&mut *lock)
+        .await
+        .unwrap();
+    let sweeping = sweep_beside(&ledger);
+    until_waiting(&harness.pool, "select true from").await;
+    die(&mut cluster, &harness, sweeping).await;
+    drop(lock);
+    week.is_whole(&harness, "killed inside the recovery").await;
+    // And then it is left in peace.
+    until("the week is gone", async || kit::sweep(&ledger, RETENTION).await.weeks.len() == 1).await;
+    week.is_whole(&harness, "in the end").await;
+    kit::expect(&ledger, &kit::another(&week.done), "too_old").await;
+    kit::expect(&ledger, &kit::another(&week.leased), "claimed").await;
 }
 
 /// Kills the server, with everything that goes on in it, and has it up again.

@@ -20,7 +20,7 @@ use async_trait::async_trait;
 
 use crate::error::Result;
 use crate::id::Scope;
-use crate::ledger::{Claim, Ledger, Marker, Outcome, Settings, Settle, Settled};
+use crate::ledger::{Claim, Ledger, Marker, Outcome, Settings, Settle, Settled, SweepTerms, Swept};
 
 pub mod bus;
 mod cases;
@@ -80,6 +80,12 @@ pub trait Harness: Send + Sync {
 
     /// Whether a claim made in a transaction was committed.
     async fn was_committed(&self, ledger: &Self::Ledger, claim: &Claim) -> Result<bool>;
+
+    /// Begins a sweep and stops after some steps, as if its process were killed there. Where a sweep is one step, it is done.
+    async fn sweep_part(&self, ledger: &Self::Ledger, terms: SweepTerms, steps: u32) -> Swept {
+        let _ = steps;
+        ledger.sweep(terms).await.expect("a sweep")
+    }
 
     /// Whether the ledger's clock stands still between two [`advance`](Harness::advance)s, so that times can be
     /// compared exactly.

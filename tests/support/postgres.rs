@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use hapax::backend::postgres::{PgLedger, PgSettings};
-use hapax::ledger::{Claim, Marker, Outcome, Settings, Settle, Settled};
+use hapax::ledger::{Claim, Marker, Outcome, Settings, Settle, Settled, SweepTerms, Swept};
 use hapax::testing::{Harness, noon};
 use hapax::{Result, Scope, Time};
 use sqlx::{AssertSqlSafe, Executor, PgPool};
@@ -279,5 +279,9 @@ impl Harness for PgHarness {
 
     async fn was_committed(&self, ledger: &PgLedger, claim: &Claim) -> Result<bool> {
         ledger.was_committed(claim).await
+    }
+
+    async fn sweep_part(&self, ledger: &PgLedger, terms: SweepTerms, steps: u32) -> Swept {
+        ledger.sweep_part(terms, steps).await.expect("a part of a sweep")
     }
 }

@@ -137,6 +137,15 @@ pub fn v7_sql(ms: &str) -> String {
     )
 }
 
+/// The partition of a week.
+pub async fn week_table(pool: &PgPool, schema: &str, week: i64) -> Fallible<String> {
+    let sql = format!(
+        "select c.oid::regclass::text from pg_inherits i join pg_class c on c.oid = i.inhrelid \
+         where i.inhparent = '{schema}.entry'::regclass and c.relname like 'entry\\_{week}\\_%'"
+    );
+    Ok(sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(pool).await?)
+}
+
 /// Fills a week of a ledger with entries that are done, as claims would have left them: ids in the order of time.
 pub async fn fill_week(pool: &PgPool, schema: &str, week: i64, rows: u64) -> Fallible<()> {
     let start = week_start_ms(week);
@@ -147,12 +156,14 @@ pub async fn fill_week(pool: &PgPool, schema: &str, week: i64, rows: u64) -> Fal
         start + WEEK_MS - 60_000
     };
     execute(pool, format!("select {schema}.make_week({week}::smallint, 28, 1000)")).await?;
+    let table = week_table(pool, schema, week).await?;
+    let days = if week == this_week() { 0 } else { 20 }; // those of an old week were done long ago
     let id = v7_sql(&format!("{start} + i * {}::float8 / {rows}", (end - start).max(1)));
     execute(
         pool,
         format!(
-            "insert into {schema}.entry_{week} (first_at, at, token, nonce, scope, week, attempts, flags, state, id) \
-             select now(), now(), 1, (random() * 1e18)::bigint, 1, {week}, 1, 0, 'D', {id} \
+            "insert into {table} (first_at, at, token, nonce, scope, week, attempts, flags, state, id) \
+             select now(), now() - interval '{days} days', 1, (random() * 1e18)::bigint, 1, {week}, 1, 0, 'D', {id} \
              from generate_series(1, {rows}) i"
         ),
     )

@@ -5,7 +5,7 @@ use sqlx::PgPool;
 use crate::claims::each;
 use crate::harness::{Fallible, Goal, Line, Options, Report};
 use crate::lease::lease_done;
-use crate::pg::{Schema, execute, ids, number, pool, this_week};
+use crate::pg::{Schema, execute, ids, number, pool, this_week, week_table};
 use crate::rivals::{self, CheckThenInsert};
 
 /// What an event costs.
@@ -44,15 +44,16 @@ pub async fn run(options: &Options) -> Fallible<Report> {
     for _ in 0..options.rounds {
         for (at, costs) in costs.iter_mut().enumerate() {
             let schema = Schema::fresh(&on).await?;
-            let table = format!("{}.entry_{}", schema.name, this_week());
             let found = match at {
                 0 => {
                     let guard = schema.guard(4).await?;
+                    let table = week_table(&on, &schema.name, this_week()).await?;
                     execute(&on, format!("alter table {table} set (autovacuum_enabled = off)")).await?;
                     cost(&on, &table, events, each(&guard, ids(events))).await?
                 }
                 1 => {
                     let guard = schema.leasing_guard(4).await?;
+                    let table = week_table(&on, &schema.name, this_week()).await?;
                     execute(&on, format!("alter table {table} set (autovacuum_enabled = off)")).await?;
                     cost(&on, &table, events, lease_done(&guard, ids(events))).await?
                 }

@@ -520,7 +520,7 @@ fn outcome(week: Week, answer: &Answer) -> Result<Outcome> {
             suspect: suspect.unwrap_or(false),
         }),
         2 => Outcome::Duplicate(prior()?),
-        3 => Outcome::Busy { until: Some(at()?), owner: owner()? },
+        3 => Outcome::Busy { until: at().ok(), owner: owner()? }, // no time: its week is being dropped
         4 => Outcome::RetryLater { at: at()?, attempts: attempts()? },
         5 => Outcome::Wait { on: seq().ok() },
         6 => Outcome::Stale { last: seq()? },

@@ -14,11 +14,11 @@ mod lone;
 mod pace;
 mod read;
 mod schema;
-mod seal;
 mod settle;
 mod sweep;
 mod transaction;
 mod verify;
+mod week;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -86,6 +86,9 @@ pub struct PgSettings {
     /// Whether a server that cannot keep the promises (no fsync, asynchronous commit, read-only, too old) is refused. Say false
     /// only to look around.
     pub refuse: bool,
+    /// How long one sweep waits for transactions of others that are older than the closing of a week. What is not over by then is
+    /// left to the next sweep; claims wait for none of it.
+    pub sweep_patience: Duration,
 }
 
 impl Default for PgSettings {
@@ -98,6 +101,7 @@ impl Default for PgSettings {
             acquire_timeout: Duration::from_secs(10),
             pooling: Pooling::Detect,
             refuse: true,
+            sweep_patience: Duration::from_secs(30),
         }
     }
 }
@@ -232,6 +236,13 @@ impl PgLedger {
     /// The schema it lives in.
     pub fn schema(&self) -> &str {
         &self.0.settings.schema
+    }
+
+    /// Sweeps, and stops after so many steps of each week's drop, as if killed there.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    pub async fn sweep_part(&self, terms: SweepTerms, steps: u32) -> Result<Swept> {
+        sweep::sweep(&self.0, terms, steps).await
     }
 }
 
@@ -439,7 +450,7 @@ impl Ledger for PgLedger {
     }
 
     async fn sweep(&self, terms: SweepTerms) -> Result<Swept> {
-        sweep::sweep(&self.0, terms).await
+        sweep::sweep(&self.0, terms, u32::MAX).await
     }
 
     async fn make_ahead(&self) -> Result<()> {

@@ -417,12 +417,13 @@ pub(super) async fn stat(inner: &Inner) -> Result<Stat> {
     .await
     .map_err(|e| translate(what, e))?;
     let weeks: Vec<i16> = weeks(inner, &mut connection).await?;
-    let dropped: Vec<(i16, i64)> =
-        sqlx::query_as(AssertSqlSafe(format!("select week, {s}.us(at) from {s}.dropped order by week")))
-            .persistent(false)
-            .fetch_all(&mut *connection)
-            .await
-            .map_err(|e| translate(what, e))?;
+    let dropped: Vec<(i16, i64)> = sqlx::query_as(AssertSqlSafe(format!(
+        "select week, {s}.us(at) from {s}.dropped where scope_max is not null order by week"
+    )))
+    .persistent(false)
+    .fetch_all(&mut *connection)
+    .await
+    .map_err(|e| translate(what, e))?;
     let held: i64 = sqlx::query_scalar(AssertSqlSafe(format!(
         "select count(*) from {s}.held where header_names is not null"
     )))
@@ -452,7 +453,7 @@ pub(super) async fn stat(inner: &Inner) -> Result<Stat> {
 pub(super) async fn weeks(inner: &Inner, connection: &mut PgConnection) -> Result<Vec<i16>> {
     let s = &inner.settings.schema;
     sqlx::query_scalar(AssertSqlSafe(format!(
-        "select substr(c.relname, 7)::smallint from pg_inherits i join pg_class c on c.oid = i.inhrelid \
+        "select split_part(c.relname, '_', 2)::smallint from pg_inherits i join pg_class c on c.oid = i.inhrelid \
          where i.inhparent = '{s}.entry'::regclass order by 1"
     )))
     .persistent(false)

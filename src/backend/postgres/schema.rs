@@ -89,7 +89,7 @@ pub fn grants_sql(schema: &str, role: &str) -> Result<String> {
         "grant usage on schema {schema} to {role};\n\
          grant select, insert, update, delete on {schema}.entry, {schema}.held, {schema}.head, {schema}.touch, {schema}.awaited, {schema}.marker to {role};\n\
          grant select, insert on {schema}.scope, {schema}.owner, {schema}.audit to {role};\n\
-         grant select on {schema}.meta, {schema}.dropped, {schema}.sealed, {schema}.entries to {role};\n\
+         grant select on {schema}.meta, {schema}.dropped, {schema}.entries to {role};\n\
          grant usage on all sequences in schema {schema} to {role};\n\
          grant execute on all functions in schema {schema} to {role};\n"
     ))

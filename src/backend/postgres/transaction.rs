@@ -183,9 +183,10 @@ async fn register_scope(inner: &Inner, connection: &mut PgConnection, claim: &Cl
 async fn has_week(inner: &Inner, connection: &mut PgConnection, claim: &Claim, week: Week) -> Result<bool> {
     let ledger = &inner.settings.ledger;
     let (s, number) = (&inner.settings.schema, week.number());
-    let (there, barred, refused): (bool, Option<i32>, Option<String>) = sqlx::query_as(AssertSqlSafe(
-        format!("select o_there, o_barred, o_refused from {s}.week_state($1, $2, $3, $4)"),
-    ))
+    let (there, leaves, barred, refused): (bool, bool, Option<i32>, Option<String>) =
+        sqlx::query_as(AssertSqlSafe(format!(
+            "select o_there, o_leaves, o_barred, o_refused from {s}.week_state($1, $2, $3, $4)"
+        )))
     .persistent(false)
     .bind(i32::from(number))
     .bind(i32::try_from(ledger.weeks_ahead.as_secs() / 86_400).unwrap_or(i32::MAX))
@@ -194,6 +195,9 @@ async fn has_week(inner: &Inner, connection: &mut PgConnection, claim: &Claim, w
     .fetch_one(&mut *connection)
     .await
     .map_err(|e| translate("looking for a week", e))?;
+    if leaves {
+        return Ok(true); // it is being dropped, and the claim will be told so
+    }
     if there {
         inner.remember_week(week);
         return Ok(true);

@@ -145,14 +145,14 @@ pub(super) async fn check(inner: &Inner) -> Result<Vec<Finding>> {
     let mut findings = check_server(&mut tx, inner.pooled()).await?;
     let s = &inner.settings.schema;
     let skipped: i64 = sqlx::query_scalar(AssertSqlSafe(format!(
-        "select count(*) from pg_inherits where inhparent = '{s}.entry'::regclass and inhdetachpending"
+        "select count(*) from {s}.dropped where phase is not null"
     )))
     .persistent(false)
     .fetch_one(&mut *tx)
     .await
     .map_err(|e| translate(WHAT, e))?;
     if skipped > 0 {
-        let message = format!("{skipped} week(s) were left half-dropped; the next sweep finishes them");
+        let message = format!("{skipped} week(s) are being dropped; the next sweep goes on with it");
         findings.push(Finding { level: Level::Warning, check: "sweep", message });
     }
     Ok(findings)

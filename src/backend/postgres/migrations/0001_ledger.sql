@@ -114,34 +114,27 @@ create index awaited_at on {schema}.awaited (at);
 
 -- When a week was last written to, to the hour: rows are only added (by whoever finds none this hour), so that nobody
 -- waits for anybody's transaction here.
-create table {schema}.touch (week smallint not null, at timestamptz not null, number bigint generated always as identity);
+create table {schema}.touch (week smallint not null, at timestamptz not null);
 create index touch_week on {schema}.touch (week, at);
 
 -- Weeks that were not of the present when they were made, and whose events asked for them.
 create table {schema}.odd_week (week smallint primary key, tenant text collate "C" not null);
 
--- Weeks that were dropped. A week made again admits only scopes younger than that. A drop that is announced and not
--- finished has another `barred`: what the last finished one left there.
+-- Weeks that were dropped or are being dropped. A week made again admits only scopes younger than its drop.
 create table {schema}.dropped (
   week      smallint primary key,
   at        timestamptz not null,
-  scope_max int not null,
-  barred    int,
-  seen      bigint[] not null default '{}' -- touches that were there when the drop was announced
+  since     timestamptz, -- what has ended after this outlives the week
+  scope_max int,    -- the highest number of a scope for which it was dropped; none: for nobody, it was empty
+  number    bigint, -- which partition: the number in its name
+  phase     text check (phase in ('closed', 'moving', 'moved', 'empty')), -- how far the drop is; none: it is over
+  waits     text[], -- the transactions whose end is awaited; none: they are not listed yet
+  held      bigint not null default 0, -- rows moved to held
+  rows      bigint not null default 0  -- rows there were, those included
 );
 
--- Weeks that are over and quiet, counted ahead of their drop; void once there is a touch that is not in `seen`. While
--- `rows` is null it is only marked: it is counted when no transaction numbered up to `mark` is open.
-create table {schema}.sealed (
-  week   smallint primary key,
-  at     timestamptz not null,
-  mark   xid8 not null,
-  rows   bigint,
-  open   bigint,                       -- how many of them are open
-  scopes int[],                        -- and which, if they are not too many
-  ids    bytea[],
-  seen   bigint[] not null default '{}'
-);
+-- Numbers of partitions: a week that is made again has another name, which no late statement about the old one can hit.
+create sequence {schema}.week_number as bigint;
 
 create table {schema}.audit (
   number   bigint generated always as identity primary key,
@@ -192,8 +185,7 @@ begin
   return v;
 end $$;
 
--- Called after the write, and looks at the clock itself: whoever writes has its transaction number by then, which is what
--- a seal relies on.
+-- Called after the write, and looks at the clock itself: a wait before the write must not make it look older.
 create function {schema}.touch_weeks(p_weeks smallint[], p_now timestamptz) returns void language sql volatile
 begin atomic
   insert into {schema}.touch (week, at)
@@ -218,7 +210,9 @@ begin
     o_detail := 'ahead';
   elsif v_monday < v_now - interval '336 hours' or v_monday > v_now + interval '672 hours' then
     select count(*), count(*) filter (where o.tenant = coalesce(p_tenant, '')) into v_all, v_own
-      from {schema}.odd_week o join pg_inherits i on i.inhrelid = to_regclass(format('%I.%I', {schema_literal}, 'entry_' || o.week));
+      from {schema}.odd_week o
+      join (select split_part(c.relname, '_', 2) as week from pg_inherits i join pg_class c on c.oid = i.inhrelid
+             where i.inhparent = '{schema}.entry'::regclass) p on p.week = o.week::text;
     if v_own >= least(p_weeks_max, 1000 - v_all) then
       o_why := format('its week would be one more than the %s weeks of other times than the present that a tenant may use',
         least(p_weeks_max, 1000 - v_all));
@@ -236,8 +230,9 @@ create function {schema}.make_week(
 ) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s' as $$
 declare
-  v_name   text := format('entry_%s', p_week);
+  v_name   text;
   v_barred int;
+  v_phase  text;
   v_not    record;
 begin
   if p_week < 1 or p_week > 5218 then
@@ -245,22 +240,21 @@ begin
   end if;
   perform pg_advisory_xact_lock(hashtext('hapax.make_week.' || {schema_literal}));
   if exists (select from pg_inherits i join pg_class c on c.oid = i.inhrelid
-             where i.inhparent = '{schema}.entry'::regclass and c.relname = v_name) then
+             where i.inhparent = '{schema}.entry'::regclass and c.relname like format('entry\_%s\_%%', p_week)) then
     return false;
   end if;
-  if to_regclass(format('%I.%I', {schema_literal}, v_name)) is not null then
-    raise exception 'week % is being dropped', p_week using errcode = '55006';
-  end if;
+  select scope_max, phase into v_barred, v_phase from {schema}.dropped where week = p_week;
+  if v_phase is not null then return false; end if; -- it is being dropped, and claims are told so
   select * into v_not from {schema}.week_refused(p_week, p_days_ahead, p_weeks_max, p_tenant);
   if v_not.o_why is not null then
     raise exception '%', v_not.o_why using errcode = '22023', detail = v_not.o_detail;
   end if;
   delete from {schema}.odd_week where week = p_week;
   insert into {schema}.odd_week (week, tenant) select p_week, coalesce(p_tenant, '') where v_not.o_detail = 'odd';
+  v_name := format('entry_%s_%s', p_week, nextval('{schema}.week_number'));
   execute format('create table %I.%I (like {schema}.entry including defaults) with (fillfactor = %s)', {schema_literal}, v_name,
     case when p_leased then 50 else 100 end);
   execute format('create unique index %I on %I.%I (scope, id)', v_name || '_key', {schema_literal}, v_name);
-  select scope_max into v_barred from {schema}.dropped where week = p_week;
   if v_barred is not null then
     execute format('alter table %I.%I add check (scope > %s)', {schema_literal}, v_name, v_barred);
   end if;
@@ -271,22 +265,32 @@ begin
   return true;
 end $$;
 
--- What a claim in a caller's transaction finds of its week: whether it is there, up to which scope it was dropped, and why it may
--- not be made.
+-- What a claim in a caller's transaction finds of its week: whether it is there, whether it is being dropped (which the claim will
+-- be told), up to which scope it was dropped, and why it may not be made.
 create function {schema}.week_state(
-  p_week int, p_days_ahead int, p_weeks_max int, p_tenant text, out o_there boolean, out o_barred int, out o_refused text
+  p_week int, p_days_ahead int, p_weeks_max int, p_tenant text,
+  out o_there boolean, out o_leaves boolean, out o_barred int, out o_refused text
 ) language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 begin
-  o_there := exists (select from pg_inherits
-    where inhrelid = to_regclass(format('%I.%I', {schema_literal}, 'entry_' || p_week)) and not inhdetachpending);
-  if not o_there then
-    select scope_max into o_barred from {schema}.dropped where week = p_week;
+  o_there := exists (select from pg_inherits i join pg_class c on c.oid = i.inhrelid
+    where i.inhparent = '{schema}.entry'::regclass and c.relname like format('entry\_%s\_%%', p_week));
+  select phase is not null, scope_max into o_leaves, o_barred from {schema}.dropped where week = p_week;
+  o_leaves := coalesce(o_leaves, false);
+  if not o_there and not o_leaves then
     select o_why into o_refused from {schema}.week_refused(p_week, p_days_ahead, p_weeks_max, p_tenant);
   end if;
 end $$;
 
--- Stores a row where it was found (its week, or held once the week is gone), or as a new one; false if someone else's new
--- row was faster. Keeps held in step: what is parked or dead is in it, what has ended is not, and needs no bytes any more.
+-- Raises what asks for another try in a fresh transaction: a row that was locked is no longer where it was found.
+create function {schema}.lost_sight(p_week smallint) returns void language plpgsql
+set search_path = pg_catalog, pg_temp as $$
+begin
+  raise exception 'a row of week % is no longer where it was found', p_week using errcode = '40001';
+end $$;
+
+-- Stores a row where it was found (its week, or held once it was moved there), or as a new one; false if someone else's new
+-- row was faster. An update that reaches no row is an error, never a success. Keeps held in step: what is parked or
+-- dead is in it, what has ended is not, and needs no bytes any more.
 create function {schema}.put(
   e {schema}.entry, p_have boolean, p_in_held boolean, p_hold boolean, p_body {schema}.body, p_bare boolean default false
 ) returns boolean language plpgsql volatile
@@ -298,13 +302,18 @@ begin
   elsif v_bare and not p_in_held then
     e.flags := e.flags & ~4;
   end if;
-  if p_in_held then
+  if p_in_held and not p_have then
+    insert into {schema}.held
+    select (e).*, p_body.payload, p_body.header_names, p_body.header_values, p_body.key, p_body.stamp on conflict do nothing;
+    return found;
+  elsif p_in_held then
     null;
   elsif p_have then
     update {schema}.entry x set at = e.at, token = e.token, nonce = e.nonce, owner = e.owner, attempts = e.attempts,
       flags = e.flags, state = e.state, fingerprint = e.fingerprint, seq = e.seq, aggregate = e.aggregate,
       partition = e.partition, "offset" = e."offset", topic = e.topic, note = e.note, metadata = e.metadata
     where x.week = e.week and x.scope = e.scope and x.id = e.id;
+    if not found then perform {schema}.lost_sight(e.week); end if;
   else
     insert into {schema}.entry select (e).* on conflict do nothing;
     if not found then return false; end if;
@@ -329,6 +338,58 @@ begin
     delete from {schema}.held h where h.scope = e.scope and h.id = e.id and h.week = e.week;
   end if;
   return true;
+end $$;
+
+-- Moves a row that is locked from a week that is being dropped to held, before it opens again: nothing open may be left in
+-- the week. False: the week stays, and so does the row. While the week is only closed, whoever has not seen that would not look
+-- for it in held, so it has to be tried again.
+create function {schema}.take_out(e {schema}.entry) returns boolean language plpgsql volatile set enable_seqscan = off
+set search_path = pg_catalog, pg_temp as $$
+declare v_phase text;
+begin
+  select d.phase into v_phase from {schema}.dropped d where d.week = e.week;
+  if v_phase is null then return false; end if;
+  if v_phase = 'closed' then
+    raise exception 'week % is being closed', e.week using errcode = '55006';
+  end if;
+  delete from {schema}.entry x where x.week = e.week and x.scope = e.scope and x.id = e.id;
+  if not found then perform {schema}.lost_sight(e.week); end if;
+  insert into {schema}.held select (e).* on conflict (scope, id, week) do nothing;
+  return true;
+end $$;
+
+-- Moves what must outlive its week from the partition to held, up to p_max rows: what is open, and what has ended within the
+-- retention, as it was when the week was closed. A row is in one place at any moment: it is deleted there and stored here by one statement. What is locked is left for
+-- the next call. The bytes of what has ended stay behind with it.
+create function {schema}.move_rows(p_week smallint, p_number bigint, p_max int) returns bigint
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare
+  v_table text := format('{schema}.entry_%s_%s', p_week, p_number);
+  v_since timestamptz := (select since from {schema}.dropped where week = p_week and number = p_number);
+  v_moved bigint;
+begin
+  execute format('with ended as (
+      update %1$s set flags = flags & ~4 where ctid = any (array(select ctid from %1$s
+        where (flags & 4) <> 0 and state not in (''L'', ''R'', ''X'', ''P'') and at < $1 limit $2 for update skip locked))
+      returning week, scope, id)
+    delete from {schema}.held h using ended e where h.week = e.week and h.scope = e.scope and h.id = e.id', v_table)
+    using v_since, p_max;
+  execute format('with gone as (
+      delete from %1$s where ctid = any (array(select ctid from %1$s
+        where state in (''L'', ''R'', ''X'', ''P'') or at >= $1 limit $2 for update skip locked))
+      returning *)
+    insert into {schema}.held select * from gone order by scope, id
+    on conflict (scope, id, week) do update set first_at = excluded.first_at,
+      at = excluded.at, token = excluded.token, nonce = excluded.nonce, owner = excluded.owner,
+      attempts = excluded.attempts, flags = excluded.flags, state = excluded.state, fingerprint = excluded.fingerprint,
+      seq = excluded.seq, aggregate = excluded.aggregate, partition = excluded.partition, "offset" = excluded."offset",
+      topic = excluded.topic, note = excluded.note, metadata = excluded.metadata', v_table)
+    using v_since, p_max;
+  get diagnostics v_moved = row_count;
+  if v_moved > 0 then
+    update {schema}.dropped set held = held + v_moved where week = p_week and number = p_number;
+  end if;
+  return v_moved;
 end $$;
 
 -- The i-th of bodies that came column by column; headers are flat, p_at of them belong to those before.

@@ -15,7 +15,7 @@ create function {schema}.claim_one(
 ) language plpgsql volatile set enable_seqscan = off set search_path = pg_catalog, pg_temp as $$
 declare
   e {schema}.entry; n {schema}.entry; h {schema}.head; g {schema}.head;
-  v_have boolean; v_in_held boolean; v_dropped boolean; v_now timestamptz; v_on bigint; v_runs int;
+  v_have boolean; v_in_held boolean; v_left boolean; v_dropped boolean; v_closing boolean; v_now timestamptz; v_on bigint; v_runs int;
   v_lapsed boolean; v_place int;
 begin
   if p_in then
@@ -35,18 +35,23 @@ begin
   <<again>> loop
     o_wrote := false;
     if p_aggregate is not null then h := {schema}.lock_head(p_scope, p_aggregate); end if;
-    select * into e from {schema}.entry x where x.week = p_week and x.scope = p_scope and x.id = p_id for update;
-    v_have := found; v_in_held := false; v_dropped := false;
-    if not v_have and p_week > 0 then
-      select d.scope_max >= p_scope into v_dropped from {schema}.dropped d where d.week = p_week;
-      v_dropped := coalesce(v_dropped, false);
-      if v_dropped then
-        select x.first_at, x.at, x.token, x.nonce, x.scope, x.owner, x.week, x.attempts, x.flags, x.state, x.id,
-               x.fingerprint, x.seq, x.aggregate, x.partition, x."offset", x.topic, x.note, x.metadata
-          into e from {schema}.held x where x.week = p_week and x.scope = p_scope and x.id = p_id for update;
-        v_have := found; v_in_held := found;
-      end if;
+    -- Whether the week was dropped, or is being dropped, comes before the look at rows: what is in neither place after
+    -- that is nowhere. The sweep in turn waits for whoever has looked here before it closed the week.
+    v_left := false; v_dropped := false; v_closing := false;
+    if p_week > 0 then
+      select coalesce(d.scope_max >= p_scope, false), d.phase is not null into v_dropped, v_closing
+        from {schema}.dropped d where d.week = p_week;
+      v_left := found; v_dropped := coalesce(v_dropped, false); v_closing := coalesce(v_closing, false) and not v_dropped;
     end if;
+    select * into e from {schema}.entry x where x.week = p_week and x.scope = p_scope and x.id = p_id for update;
+    v_have := found; v_in_held := false;
+    if not v_have and v_left then
+      select x.first_at, x.at, x.token, x.nonce, x.scope, x.owner, x.week, x.attempts, x.flags, x.state, x.id,
+             x.fingerprint, x.seq, x.aggregate, x.partition, x."offset", x.topic, x.note, x.metadata
+        into e from {schema}.held x where x.week = p_week and x.scope = p_scope and x.id = p_id for update;
+      v_have := found; v_in_held := found;
+    end if;
+    v_closing := v_closing and not v_have; -- nowhere, in a week that takes no new rows: busy until the drop is over
     if v_have and (e.flags & 16) <> 0 then
       p_aggregate := null; p_seq := null;
     elsif e.aggregate is not null and e.state in ('L', 'R', 'P') and (e.aggregate is distinct from p_aggregate or e.seq <> p_seq) then
@@ -104,6 +109,7 @@ begin
     n.metadata := coalesce(p_metadata, e.metadata);
 
     if p_mode = 'X' then -- beside every order; a week that was dropped takes it too: it is held
+      if v_closing then o_kind := 3; o_wrote := false; return; end if;
       n.state := 'X'; n.note := coalesce(p_note, 'refused'); n.seq := null; n.aggregate := null;
       if not {schema}.put(n, false, v_dropped, false, p_body) then continue again; end if;
       o_kind := 8; o_at := {schema}.us(v_now); o_attempts := 0; return;
@@ -130,11 +136,12 @@ begin
       if v_place = 6 then
         n.state := 'S';
         -- A week that was dropped takes no new rows.
-        o_wrote := v_have or not v_dropped;
+        o_wrote := v_have or not (v_dropped or v_closing);
         if o_wrote and not {schema}.put(n, v_have, v_in_held, false, null) then continue again; end if;
         o_kind := 6; return;
       end if;
       if v_dropped and not v_have then o_kind := 10; o_wrote := false; return; end if;
+      if v_closing then o_kind := 3; o_wrote := false; return; end if;
       if (v_place = 7 or (v_place = 5 and p_hold)) and p_mode <> 'F' then
         n.state := 'P';
         if not {schema}.put(n, v_have, v_in_held, false, p_body) then continue again; end if;
@@ -149,6 +156,7 @@ begin
     end if;
 
     if v_dropped and not v_have then o_kind := 10; o_wrote := false; return; end if;
+    if v_closing then o_kind := 3; o_wrote := false; return; end if;
 
     v_lapsed := v_have and e.state = 'L';
     v_runs := case when not v_have then 0 when e.state = 'L' and (e.flags & 1) = 0 then greatest(e.attempts - 1, 0)

@@ -44,6 +44,7 @@ begin
     perform {schema}.put(e, true, v_in_held, false, null);
     o_at := {schema}.us(v_now); return;
   end if;
+  if e.state = 'C' and p_state = 'R' and not v_in_held then v_in_held := {schema}.take_out(e); end if;
   e.state := p_state; e.at := v_now;
   if p_state in ('D', 'F') then
     e.metadata := coalesce(p_metadata, e.metadata); e.note := null;
@@ -151,6 +152,9 @@ begin
     select distinct on (x.aggregate, x.scope) x.aggregate, x.scope
       from unnest(p_scope, p_week, p_id) as u(scope, week, id)
       cross join lateral (select y.aggregate, y.scope from {schema}.entry y
+                           where y.week = u.week and y.scope = u.scope and y.id = u.id and y.aggregate is not null
+                          union all
+                          select y.aggregate, y.scope from {schema}.held y
                            where y.week = u.week and y.scope = u.scope and y.id = u.id and y.aggregate is not null) x
      order by x.aggregate, x.scope
   loop
@@ -195,7 +199,9 @@ declare e {schema}.entry; v_in_held boolean := false;
 begin
   if p_state is null then
     delete from {schema}.entry x where x.week = p_week and x.scope = p_scope and x.id = p_id;
+    v_in_held := not found;
     delete from {schema}.held x where x.week = p_week and x.scope = p_scope and x.id = p_id;
+    if v_in_held and not found then perform {schema}.lost_sight(p_week); end if;
     return;
   end if;
   select * into e from {schema}.entry x where x.week = p_week and x.scope = p_scope and x.id = p_id for update;
@@ -204,9 +210,37 @@ begin
     select x.first_at, x.at, x.token, x.nonce, x.scope, x.owner, x.week, x.attempts, x.flags, x.state, x.id,
            x.fingerprint, x.seq, x.aggregate, x.partition, x."offset", x.topic, x.note, x.metadata
       into e from {schema}.held x where x.week = p_week and x.scope = p_scope and x.id = p_id for update;
+    if not found then perform {schema}.lost_sight(p_week); end if;
+  elsif e.state not in ('L', 'R', 'X', 'P') and p_state in ('L', 'R', 'X', 'P') then
+    v_in_held := {schema}.take_out(e);
   end if;
   e.state := p_state; e.token := p_token; e.attempts := p_attempts; e.note := p_note;
   e.at := timestamptz 'epoch' + p_at * interval '1 microsecond';
   if p_unordered then e.flags := e.flags | 16; e.seq := null; e.aggregate := null; end if;
   perform {schema}.put(e, true, v_in_held, false, null, p_bare);
+end $$;
+
+-- At-most-once claims whose end is overdue are lost: up to p_max of those whose end is awaited. A row may be moved between the
+-- two updates, never past both.
+create function {schema}.mark_lost(p_max int) returns table (o_due bigint, o_lost bigint) language plpgsql volatile
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan
+set search_path = pg_catalog, pg_temp as $$
+declare
+  v_week smallint[]; v_scope int[]; v_id bytea[]; v_token bigint[]; v_at timestamptz[]; v_count bigint; v_both bigint;
+begin
+  with a as (delete from {schema}.awaited where ctid = any (array(select ctid from {schema}.awaited
+    where at <= {schema}.ledger_now() order by at limit p_max for update skip locked)) returning *)
+  select count(*), array_agg(a.week), array_agg(a.scope), array_agg(a.id), array_agg(a.token), array_agg(a.at)
+    into o_due, v_week, v_scope, v_id, v_token, v_at from (select * from a order by scope, id) a;
+  with m as (update {schema}.entry x set state = 'O', note = 'its end was never reported'
+      from unnest(v_week, v_scope, v_id, v_token, v_at) as a(week, scope, id, token, at)
+     where x.week = a.week and x.scope = a.scope and x.id = a.id and x.token = a.token and x.state = 'C' and x.at = a.at
+     returning x.flags)
+  select count(*), count(*) filter (where (m.flags & 4) <> 0) into v_count, v_both from m;
+  update {schema}.held x set state = 'O', note = 'its end was never reported'
+    from unnest(v_week, v_scope, v_id, v_token, v_at) as a(week, scope, id, token, at)
+   where x.week = a.week and x.scope = a.scope and x.id = a.id and x.token = a.token and x.state = 'C' and x.at = a.at;
+  get diagnostics o_lost = row_count;
+  o_lost := o_lost + v_count - v_both;
+  return next;
 end $$;

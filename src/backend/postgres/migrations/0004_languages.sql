@@ -85,18 +85,17 @@ begin
   else
     v_week := {schema}.week_of({schema}.us(p_event_time));
   end if;
-  if v_week > 0 and to_regclass(format('%I.entry_%s', {schema_literal}, v_week)) is null
-     and not exists (select from {schema}.dropped where week = v_week and scope_max >= v_scope) then
-    raise exception 'no partition yet for week %: call {schema}.make_week(%, 28, 260) in a transaction of its own, then try again',
-      v_week, v_week using errcode = '55000', detail = 'week-missing';
-  end if;
   begin -- an id in somebody's open transaction must not spoil the caller's
     select * into o from {schema}.claim_one(v_scope, v_week, v_key,
       coalesce(p_nonce, ('x' || substr(md5(gen_random_uuid()::text), 1, 16))::bit(64)::bigint), p_fingerprint, p_topic,
       p_partition, p_offset, p_metadata, 'D', 0, 0::smallint, 0, 0, 0, 0, null, {schema}.owner_number(p_owner), true, null, null,
       false, null, 0, false, false, false, null, nextval('{schema}.token'), true);
-  exception when lock_not_available then
-    outcome := 'busy'; return;
+  exception
+    when lock_not_available then
+      outcome := 'busy'; return;
+    when check_violation then
+      raise exception 'no partition yet for week %: call {schema}.make_week(%, 28, 260) in a transaction of its own, then try again',
+        v_week, v_week using errcode = '55000', detail = 'week-missing';
   end;
   outcome := (array['claimed', 'duplicate', 'busy', 'retry_later', 'wait', 'stale', 'parked', 'dead', 'mismatch', 'too_old'])[o.o_kind];
   token := o.o_token;
@@ -122,18 +121,21 @@ begin
     outcome := 'busy'; return;
   end;
   v_week := {schema}.week_of_id(v_key);
-  if v_week > 0 and not exists (select from {schema}.dropped where week = v_week and scope_max >= v_scope) then
-    perform {schema}.make_week(v_week, 28, 260, true, p_tenant)
-      where to_regclass(format('%I.entry_%s', {schema_literal}, v_week)) is null;
-  end if;
-  begin -- an id in somebody's open transaction must not spoil the caller's
-    select * into o from {schema}.claim_one(v_scope, v_week, v_key,
-      coalesce(p_nonce, ('x' || substr(md5(gen_random_uuid()::text), 1, 16))::bit(64)::bigint), null, null, null, null, null,
-      'L', p_seconds * 1000000::bigint, 1::smallint, p_attempts_max, 0, 0, 0, null, {schema}.owner_number(p_owner), true,
-      null, null, false, null, 0, false, false, false, null, nextval('{schema}.token'), true);
-  exception when lock_not_available then
-    outcome := 'busy'; return;
-  end;
+  for i in 1 .. 2 loop
+    begin -- an id in somebody's open transaction must not spoil the caller's
+      select * into o from {schema}.claim_one(v_scope, v_week, v_key,
+        coalesce(p_nonce, ('x' || substr(md5(gen_random_uuid()::text), 1, 16))::bit(64)::bigint), null, null, null, null, null,
+        'L', p_seconds * 1000000::bigint, 1::smallint, p_attempts_max, 0, 0, 0, null, {schema}.owner_number(p_owner), true,
+        null, null, false, null, 0, false, false, false, null, nextval('{schema}.token'), true);
+      exit;
+    exception
+      when lock_not_available then
+        outcome := 'busy'; return;
+      when check_violation then -- its week is not there
+        if i = 2 then raise; end if;
+    end;
+    perform {schema}.make_week(v_week, 28, 260, true, p_tenant);
+  end loop;
   outcome := (array['claimed', 'duplicate', 'busy', 'retry_later', 'wait', 'stale', 'parked', 'dead', 'mismatch', 'too_old'])[o.o_kind];
   token := o.o_token; attempt := o.o_attempts;
   until := timestamptz 'epoch' + o.o_at * interval '1 microsecond';
