@@ -187,14 +187,14 @@ async fn has_week(inner: &Inner, connection: &mut PgConnection, claim: &Claim, w
         sqlx::query_as(AssertSqlSafe(format!(
             "select o_there, o_leaves, o_barred, o_refused from {s}.week_state($1, $2, $3, $4)"
         )))
-    .persistent(false)
-    .bind(i32::from(number))
-    .bind(i32::try_from(ledger.weeks_ahead.as_secs() / 86_400).unwrap_or(i32::MAX))
-    .bind(i32::try_from(ledger.weeks_max).unwrap_or(i32::MAX))
-    .bind(claim.identity.tenant.as_ref().map(Tenant::as_str))
-    .fetch_one(&mut *connection)
-    .await
-    .map_err(|e| translate("looking for a week", e))?;
+        .persistent(false)
+        .bind(i32::from(number))
+        .bind(i32::try_from(ledger.weeks_ahead.as_secs() / 86_400).unwrap_or(i32::MAX))
+        .bind(i32::try_from(ledger.weeks_max).unwrap_or(i32::MAX))
+        .bind(claim.identity.tenant.as_ref().map(Tenant::as_str))
+        .fetch_one(&mut *connection)
+        .await
+        .map_err(|e| translate("looking for a week", e))?;
     if leaves {
         return Ok(true); // it is being dropped, and the claim will be told so
     }
