@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::Core;
 use crate::error::Error;
@@ -74,8 +74,9 @@ impl Keeper {
 async fn keep(core: Core, extend: Extend, pulse: watch::Sender<Pulse>) {
     let mut deadline = pulse.borrow().deadline;
     let cause = loop {
-        let beat = Instant::now() + core.settings().heartbeat;
-        sleep_until(beat.min(deadline)).await;
+        // One that has less left than a heartbeat (it was not run at once) is extended while there is time.
+        let left = deadline.saturating_duration_since(Instant::now());
+        sleep(core.settings().heartbeat.min(left / 2)).await;
         match prolong(&core, &extend, deadline).await {
             Ok(next) => {
                 deadline = next;

@@ -109,9 +109,18 @@ pub struct Lease {
     guarded: bool,
     /// Whether it is still to be settled.
     open: bool,
-    /// Whether it is left to lapse when it is dropped, instead of counting as a failed run: for those whose handlers cannot
-    /// take it with them.
-    lapses: bool,
+    dropped: Dropped,
+}
+
+/// What becomes of a lease that is dropped before it is settled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Dropped {
+    /// It counts as a failed run.
+    Counts,
+    /// It is given back uncounted: its run has not begun.
+    Returns,
+    /// It is left to lapse: for those whose handlers cannot take it with them.
+    Lapses,
 }
 
 impl fmt::Debug for Lease {
@@ -139,8 +148,13 @@ impl Lease {
             keeper: None,
             guarded,
             open: guarded,
-            lapses: false,
+            dropped: Dropped::Returns,
         }
+    }
+
+    fn when_dropped(mut self, dropped: Dropped) -> Self {
+        self.dropped = dropped;
+        self
     }
 
     /// What is being run: the key to dedup on.
@@ -330,8 +344,14 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if self.open && !self.lapses && !self.is_lost() {
-            let verdict = self.failure("dropped before it was settled (a panic, or a cancelled task)");
+        let verdict = match self.dropped {
+            Dropped::Counts if !self.is_lost() => {
+                self.failure("dropped before it was settled (a panic, or a cancelled task)")
+            }
+            Dropped::Returns => Verdict::release(),
+            Dropped::Counts | Dropped::Lapses => return,
+        };
+        if self.open {
             self.core.batcher().settle_later(self.settling(verdict));
         }
     }
@@ -341,7 +361,33 @@ impl Core {
     pub(super) async fn lease(&self, delivery: Delivery) -> Result<Outcome<Lease>> {
         let sent = Instant::now();
         let outcome = self.claim(delivery, Mode::Lease(self.settings().lease_terms()), None).await?;
-        Ok(outcome.map(|granted| Lease::new(self, granted, sent)))
+        Ok(self.leased(outcome, sent).await?.map(|lease| lease.when_dropped(Dropped::Counts)))
+    }
+
+    /// The lease of a claim that was sent at `sent`, given back if it is dropped. The ledger counts a lease from when it grants
+    /// it, the holder from before it asked: one whose answer took long is extended before anything starts, so that its run is not
+    /// cancelled at once and its attempt used up for nothing. One that cannot be extended is given back uncounted.
+    async fn leased(&self, outcome: Outcome<Granted>, sent: Instant) -> Result<Outcome<Lease>> {
+        let mut lease = match outcome.map(|granted| Lease::new(self, granted, sent)) {
+            Outcome::First(lease) if self.is_short(sent) => lease,
+            other => return Ok(other),
+        };
+        match lease.extend().await {
+            Ok(()) if !lease.is_lost() => Ok(Outcome::First(lease)),
+            Ok(()) => Err(Error::Contended {
+                what: "leasing: answers take longer than the lease lasts".into(),
+                source: None,
+            }),
+            // It lapsed by the ledger's clock as well, and someone else has it.
+            Err(Error::Fenced { .. }) => Ok(Outcome::Busy { until: None, owner: None }),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether a lease that was asked for at `sent` would end before its first heartbeat.
+    fn is_short(&self, sent: Instant) -> bool {
+        let settings = self.settings();
+        settings.enabled && sent.elapsed() + settings.heartbeat + settings.margin() > settings.lease
     }
 
     /// A lease on other terms than the guard's. `hold`: what would have to wait is parked with its bytes.
@@ -355,11 +401,7 @@ impl Core {
         let mut claim = self.prepare(delivery, Mode::Lease(terms))?;
         claim.hold = hold;
         let outcome = self.claim_raw(claim).await?;
-        Ok(outcome.map(|granted| {
-            let mut lease = Lease::new(self, granted, sent);
-            lease.lapses = true;
-            lease
-        }))
+        Ok(self.leased(outcome, sent).await?.map(|lease| lease.when_dropped(Dropped::Lapses)))
     }
 
     /// Settles, and goes on trying while the ledger is away, for as long as `patience` lasts: also if the caller gives
@@ -479,7 +521,24 @@ impl<L: Ledger> Guard<L> {
         let sent = Instant::now();
         let mode = Mode::Lease(self.settings().lease_terms());
         let outcomes = self.core.claim_many(events, mode).await?;
-        let lease = |outcome: Outcome<Granted>| outcome.map(|granted| Lease::new(&self.core, granted, sent));
-        Ok(outcomes.into_iter().map(|outcome| outcome.map(lease)).collect())
+        let counts = |lease: Lease| lease.when_dropped(Dropped::Counts);
+        if !self.core.is_short(sent) {
+            let lease =
+                |outcome: Outcome<Granted>| outcome.map(|granted| Lease::new(&self.core, granted, sent));
+            return Ok(outcomes.into_iter().map(|outcome| Ok(lease(outcome?).map(counts))).collect());
+        }
+        // Side by side, so that what must be extended gathers into one statement.
+        let extended: Vec<_> = outcomes
+            .into_iter()
+            .map(|outcome| {
+                let core = self.core.clone();
+                tokio::spawn(async move { core.leased(outcome?, sent).await })
+            })
+            .collect();
+        let mut leases = Vec::with_capacity(extended.len());
+        for lease in extended {
+            leases.push(lease.await.unwrap_or_else(|error| Err(Error::unavailable("leasing", error))));
+        }
+        Ok(leases.into_iter().map(|lease| Ok(lease?.map(counts))).collect())
     }
 }

@@ -7,8 +7,11 @@
 //! A statement whose fate is unknown is issued again as it was: claims carry nonces, settlings tokens, so that is safe. If
 //! it stays unknown the callers are told, and the nonces of their claims are remembered: the next claim on such an event
 //! *is* the old one, so nobody finds himself busy with himself.
+//!
+//! An id that somebody's open transaction holds makes the statement that asks for it wait. From then on it is asked for alone, so that
+//! its neighbours do not wait with it, until it is free.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::Future;
 use std::ops::Deref;
 use std::pin::Pin;
@@ -19,17 +22,20 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::outage::Outage;
+use super::queue::{BATCH_MAX, Queue};
 use super::{Claim, Extend, Identity, Ledger, Mode, Nonce, Outcome, Settle, Settled, Verdict};
 use crate::error::{Error, Result};
 
-/// The most events in one statement.
-const BATCH_MAX: usize = 1000;
 /// Pauses before a statement that failed for a passing reason is issued again. Short: whoever waits decides about more.
 const REISSUE_PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(200)];
 /// How many claims in doubt are remembered; those beyond wait for their lease to lapse.
 const DOUBTS_MAX: usize = 10_000;
 /// How many of them for one event: any of its deliveries may be the one that won.
 const DOUBTS_PER_EVENT_MAX: usize = 4;
+/// How many ids that are held by open transactions are remembered.
+const HELD_MAX: usize = 10_000;
+/// How many statements at a time wait for such ids.
+const HELD_RUNNERS_MAX: usize = 2;
 
 /// Gathers single calls into batches of a ledger. Cheap to clone.
 #[derive(Clone)]
@@ -38,88 +44,14 @@ pub(crate) struct Batcher(Arc<Inner>);
 struct Inner {
     ledger: Arc<dyn Ledger>,
     claims: Queue<Claim, Delivered>,
+    /// Claims of ids that open transactions hold.
+    lone: Queue<Claim, Delivered>,
     settles: Queue<Settle, Settled>,
     extends: Queue<Extend, Settled>,
     looks: Queue<Identity, bool>,
     doubts: Doubts,
+    held: Held,
     outage: Outage,
-}
-
-/// What waits to go with the next batch.
-pub(crate) struct Queue<I, O>(Mutex<Waiting<I, O>>);
-
-struct Waiting<I, O> {
-    items: Vec<I>,
-    answers: Vec<oneshot::Sender<Result<O>>>,
-    running: usize,
-}
-
-impl<I, O> Default for Queue<I, O> {
-    fn default() -> Self {
-        Queue(Mutex::new(Waiting { items: Vec::new(), answers: Vec::new(), running: 0 }))
-    }
-}
-
-pub(crate) type Batch<I, O> = (Vec<I>, Vec<oneshot::Sender<Result<O>>>);
-
-impl<I, O> Queue<I, O> {
-    fn lock(&self) -> MutexGuard<'_, Waiting<I, O>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Adds an item; true if a runner must be started for it.
-    pub(crate) fn push(&self, item: I, answer: oneshot::Sender<Result<O>>, runners_max: usize) -> bool {
-        let mut waiting = self.lock();
-        waiting.items.push(item);
-        waiting.answers.push(answer);
-        let start = waiting.running < runners_max;
-        waiting.running += usize::from(start);
-        start
-    }
-
-    pub(crate) fn runner(&self) -> Runner<'_, I, O> {
-        Runner { queue: self, ended: false }
-    }
-}
-
-/// One who works a queue off. If its task ends early (a panic, a runtime that is shut down), the queue must not wait for
-/// it for ever.
-pub(crate) struct Runner<'q, I, O> {
-    queue: &'q Queue<I, O>,
-    ended: bool,
-}
-
-impl<I, O> Runner<'_, I, O> {
-    /// The next batch; none ends the runner.
-    pub(crate) fn take(&mut self) -> Option<Batch<I, O>> {
-        let mut waiting = self.queue.lock();
-        if waiting.items.is_empty() {
-            waiting.running -= 1;
-            self.ended = true;
-            return None;
-        }
-        let rest = waiting.items.len().min(BATCH_MAX);
-        let later = (waiting.items.split_off(rest), waiting.answers.split_off(rest));
-        Some((
-            std::mem::replace(&mut waiting.items, later.0),
-            std::mem::replace(&mut waiting.answers, later.1),
-        ))
-    }
-}
-
-impl<I, O> Drop for Runner<'_, I, O> {
-    fn drop(&mut self) {
-        if self.ended {
-            return;
-        }
-        let mut waiting = self.queue.lock();
-        waiting.running -= 1;
-        if waiting.running == 0 {
-            // Nobody is left to take these; their callers learn it from the dropped senders.
-            waiting.items.clear();
-            waiting.answers.clear();
-        }
-    }
 }
 
 /// Claims whose fate is unknown, by identity.
@@ -164,6 +96,45 @@ impl Doubts {
         }
         self.count.store(nonces.len(), Ordering::Relaxed);
     }
+}
+
+/// Ids that somebody's open transaction held when they were last asked for.
+#[derive(Default)]
+struct Held {
+    count: AtomicUsize,
+    ids: Mutex<HashSet<Identity>>,
+}
+
+impl Held {
+    fn has(&self, identity: &Identity) -> bool {
+        self.count.load(Ordering::Relaxed) > 0 && self.lock().contains(identity)
+    }
+
+    /// Learns from an answer.
+    fn note(&self, identity: &Identity, outcome: &Outcome) {
+        let held = is_held(outcome);
+        if !held && self.count.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut ids = self.lock();
+        if !held {
+            ids.remove(identity);
+        } else if !ids.contains(identity) {
+            if ids.len() >= HELD_MAX {
+                ids.clear(); // they are found out again
+            }
+            ids.insert(identity.clone());
+        }
+        self.count.store(ids.len(), Ordering::Relaxed);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashSet<Identity>> {
+        self.ids.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn is_held(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Busy { until: None, .. })
 }
 
 /// A batch that was claimed. Its claims stay where they are; whoever needs one looks at it here.
@@ -231,10 +202,12 @@ impl Batcher {
         Batcher(Arc::new(Inner {
             ledger,
             claims: Queue::default(),
+            lone: Queue::default(),
             settles: Queue::default(),
             extends: Queue::default(),
             looks: Queue::default(),
             doubts: Doubts::default(),
+            held: Held::default(),
             outage: Outage::default(),
         }))
     }
@@ -248,7 +221,11 @@ impl Batcher {
         self.0.ledger.settings().check(&claim)?; // before it can spoil a batch
         self.0.doubts.settle(&mut claim);
         let (send, receive) = oneshot::channel();
-        if self.0.claims.push(claim, send, self.0.ledger.parallel_batches()) {
+        if self.0.held.has(&claim.identity) {
+            if self.0.lone.push(claim, send, HELD_RUNNERS_MAX) {
+                tokio::spawn(self.clone().run_lone());
+            }
+        } else if self.0.claims.push(claim, send, self.0.ledger.parallel_batches()) {
             tokio::spawn(self.clone().run_claims());
         }
         Ok(Pending(receive))
@@ -256,6 +233,32 @@ impl Batcher {
 
     /// Claims events that are a batch already. Safe to cancel.
     pub(crate) async fn claim_many(&self, claims: Vec<Claim>) -> Vec<Result<(ClaimRef, Outcome)>> {
+        let count = claims.len();
+        let mut all: Vec<Option<Result<(ClaimRef, Outcome)>>> = (0..count).map(|_| None).collect();
+        // Those that are held go by themselves, beside the others.
+        let (mut lone, mut rest, mut places) =
+            (Vec::new(), Vec::with_capacity(count), Vec::with_capacity(count));
+        for (at, claim) in claims.into_iter().enumerate() {
+            if self.0.held.has(&claim.identity) {
+                lone.push((at, self.claim(claim)));
+            } else {
+                rest.push(claim);
+                places.push(at);
+            }
+        }
+        for (at, answer) in places.into_iter().zip(self.claim_batches(rest).await) {
+            all[at] = Some(answer);
+        }
+        for (at, pending) in lone {
+            all[at] = Some(match pending {
+                Ok(pending) => pending.answer().await,
+                Err(error) => Err(error),
+            });
+        }
+        all.into_iter().map(|answer| answer.unwrap_or_else(|| Err(gone()))).collect()
+    }
+
+    async fn claim_batches(&self, claims: Vec<Claim>) -> Vec<Result<(ClaimRef, Outcome)>> {
         let count = claims.len();
         let batcher = self.clone();
         let run = tokio::spawn(async move {
@@ -338,6 +341,30 @@ impl Batcher {
         }
     }
 
+    /// Asks for ids that are held, one after the other; all who wait for an id that is still held learn it at once.
+    async fn run_lone(self) {
+        let mut runner = self.0.lone.runner();
+        while let Some((claims, answers)) = runner.take() {
+            let mut waiting: VecDeque<_> = claims.into_iter().zip(answers).collect();
+            while let Some((claim, answer)) = waiting.pop_front() {
+                let identity = claim.identity.clone();
+                let Some(delivered) = self.claim_batch(vec![claim]).await.pop() else { continue };
+                let outcome = delivered.as_ref().ok().and_then(|delivered| delivered.0.as_ref());
+                let held =
+                    outcome.filter(|(_, outcome)| is_held(outcome)).map(|(_, outcome)| outcome.clone());
+                let _ = answer.send(delivered);
+                let Some(held) = held else { continue };
+                let (same, others): (Vec<_>, Vec<_>) =
+                    waiting.into_iter().partition(|(claim, _)| claim.identity == identity);
+                waiting = others.into();
+                for (claim, answer) in same {
+                    let claim = ClaimRef::alone(&self, claim);
+                    let _ = answer.send(Ok(Delivered(Some((claim, held.clone())))));
+                }
+            }
+        }
+    }
+
     async fn claim_batch(&self, claims: Vec<Claim>) -> Vec<Result<Delivered>> {
         let mut outcomes = in_batch(&self.0.outage, &claims, |batch| self.0.ledger.claim(batch)).await;
         let mut claims = claims;
@@ -346,8 +373,10 @@ impl Batcher {
             while outcome.as_ref().is_ok_and(|outcome| !outcome.is_claimed()) && self.0.doubts.settle(claim) {
                 *outcome = self.claim_alone(claim).await;
             }
-            if outcome.as_ref().is_err_and(Error::is_retryable) {
-                self.0.doubts.note(claim);
+            match outcome {
+                Ok(outcome) => self.0.held.note(&claim.identity, outcome),
+                Err(error) if error.is_retryable() => self.0.doubts.note(claim),
+                Err(_) => {}
             }
         }
         let claimed = Arc::new(Claimed { batcher: self.clone(), claims });

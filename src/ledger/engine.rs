@@ -83,6 +83,8 @@ fn claim_row(rows: &mut impl Rows, claim: &Claim, token: Token, settings: &Setti
     if !made && row.is_none() && dropped.is_none() {
         may_make(week, count, now, settings)?; // once more, for a scope younger than the drop
     }
+    let kept = transition::in_order_of(claim, row.as_ref());
+    let claim = kept.as_ref().unwrap_or(claim);
     let head = match &claim.order {
         Some(order) => rows.head(scope, &order.aggregate)?,
         None => None,
@@ -117,9 +119,9 @@ fn claim_row(rows: &mut impl Rows, claim: &Claim, token: Token, settings: &Setti
 /// Whether the ledger may make a week that is not there.
 fn may_make(week: Week, count: usize, now: Time, settings: &Settings) -> Result<()> {
     week.may_be_made(now, settings.weeks_ahead)?;
-    if count >= settings.weeks_max {
+    if count >= settings.weeks_max && !week.is_present(now) {
         let problem = format!(
-            "its week ({week}) would be one more than the {} weeks this ledger may hold",
+            "its week ({week}) would be one more than the {} weeks besides the present ones that this ledger may hold",
             settings.weeks_max
         );
         return Err(Error::invalid("event id", problem));

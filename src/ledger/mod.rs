@@ -13,6 +13,7 @@ mod epoch;
 mod held;
 mod outage;
 mod pace;
+mod queue;
 pub mod transition;
 mod week;
 
@@ -21,7 +22,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-pub(crate) use batcher::{Batcher, ClaimRef, Queue, gone, in_batch};
+pub(crate) use batcher::{Batcher, ClaimRef, gone, in_batch};
 pub use claim::{
     Baseline, Body, Claim, Extend, FailureTerms, Grant, Identity, LeaseTerms, Metadata, Mode, Nonce, OnDead,
     Order, OrderPolicy, Outcome, Prior, Settle, Settled, Token, Verdict,
@@ -40,6 +41,7 @@ pub use epoch::Epoch;
 pub use held::{Copied, Due, Marker, Reused, Share};
 pub(crate) use outage::Outage;
 pub(crate) use pace::Pace;
+pub(crate) use queue::Queue;
 pub use week::{IdentityRule, Week};
 
 use crate::clock::Time;
@@ -70,7 +72,9 @@ pub struct Settings {
     pub metadata_bytes_max: usize,
     /// How far ahead of the ledger's present an id's own time may lie.
     pub weeks_ahead: Duration,
-    /// How many weeks the ledger may hold at once.
+    /// How many odd weeks there may be: those of ids whose own time is neither last week's nor this one's nor in the next four. The
+    /// present weeks are always made. In PostgreSQL each tenant has so many, out of a thousand that the ledger can hold, and the
+    /// last of these are shared out; elsewhere all have them together, and the present weeks count while they are there.
     pub weeks_max: usize,
     /// Counts deliveries of reused ids that [`MismatchRule::Warn`] let pass as the original.
     pub reused: Reused,
@@ -160,8 +164,10 @@ const NOTE_BYTES_MAX: usize = 64 * 1024;
 /// 6. Retry times are stored; nothing but an intervention shortens one. Giving a lease back is `retry(now)`, never a delete.
 /// 7. Every claim carries a nonce: the same claim issued again has the same outcome. Doubt is resolved that way and never
 ///    by reading.
-/// 8. Batches have per-event outcomes; a duplicate or a bad row never fails its neighbours.
-/// 9. Same id, other fingerprint is a mismatch. Same fingerprint with another time is just a duplicate.
+/// 8. Batches have per-event outcomes; a duplicate or a bad row never fails its neighbours. A call in a caller's transaction that
+///    changes nothing holds nothing: nobody waits for it.
+/// 9. Same id, other fingerprint is a mismatch. Same fingerprint with another time is just a duplicate. What is still to run stays
+///    in the order in which it was first claimed.
 /// 10. An identity whose week was dropped since its scope began is too old, never a first.
 /// 11. The epoch is the same for all who have the ledger open, and another as soon as the ledger may lack something that was
 ///     acknowledged before.

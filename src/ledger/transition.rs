@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{
-    Body, Claim, FailureTerms, Grant, MismatchRule, Mode, OnDead, Outcome, Settle, Settled, State, Token,
-    Verdict, Week,
+    Body, Claim, FailureTerms, Grant, MismatchRule, Mode, OnDead, Order, OrderPolicy, Outcome, Settle,
+    Settled, State, Token, Verdict, Week,
 };
 use crate::clock::Time;
 use crate::id::Owner;
@@ -86,6 +86,24 @@ pub fn claim(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
         None => unsettled(claim, at),
     };
     Step { reused: differs, ..step }
+}
+
+/// The claim as it is decided, if that is not as it was made: an entry that is still to run stays in the order in which it was first
+/// claimed, whatever a later delivery of its id says, so that its aggregate does not wait for it for ever.
+pub(crate) fn in_order_of(claim: &Claim, row: Option<&Row>) -> Option<Claim> {
+    let row = row.filter(|row| matches!(row.state, State::Leased | State::Retry | State::Parked))?;
+    let (aggregate, seq) = row.order.as_ref().filter(|_| !row.unordered)?;
+    let order = match &claim.order {
+        Some(order) if order.aggregate == *aggregate && order.seq == *seq => return None,
+        Some(order) => Order { aggregate: aggregate.clone(), seq: *seq, ..order.clone() },
+        None => Order {
+            aggregate: aggregate.clone(),
+            seq: *seq,
+            policy: OrderPolicy::Latest,
+            on_dead: OnDead::Park,
+        },
+    };
+    Some(Claim { order: Some(order), ..claim.clone() })
 }
 
 /// Decides a claim on what has no entry, or one that is still to run.

@@ -101,6 +101,13 @@ impl Week {
         Week(self.0 + 1).start()
     }
 
+    /// Whether this is one of the weeks that a ledger at `now` needs by the course of time: last week, this one and the next four.
+    /// Those are always made; any other is odd, and made up to a limit.
+    pub fn is_present(self, now: Time) -> bool {
+        let (last, next) = (Duration::from_hours(14 * 24), Duration::from_hours(28 * 24));
+        self.is_timeless() || (self.start().plus(last) >= now && self.start() <= now.plus(next))
+    }
+
     /// Whether a ledger at `now` may make this week: not more than `ahead` in the future.
     pub fn may_be_made(self, now: Time, ahead: Duration) -> Result<()> {
         if self.is_timeless() || self.start() <= now.plus(ahead) {

@@ -124,6 +124,7 @@ macro_rules! __conformance_cases {
                 order_what_became_stale_blocks_nobody
                 acceptance_4_shuffled_events_leave_stale_ones_out
                 order_concurrent_claims_of_an_aggregate
+                t72_a_reused_id_stays_in_the_order_of_the_original
             }
             once {
                 once_is_never_twice

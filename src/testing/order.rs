@@ -4,12 +4,15 @@ use std::time::Duration;
 
 use super::Harness;
 use super::kit::{
-    LEASE, PAST_LEASE, another, claim, dead, done, entry, expect, failed, first, intervene, is_fenced,
-    latest, lease, one, open, ordered, retry, run, settle, settled, strict, strict_from, there,
+    LEASE, PAST_LEASE, another, claim, dead, done, entry, expect, failed, fingerprint, first, intervene,
+    is_fenced, latest, lease, one, open, ordered, retry, run, settle, settled, strict, strict_from, there,
 };
 use crate::error::Error;
 use crate::id::Aggregate;
-use crate::ledger::{Baseline, Claim, Intervention, Ledger, Mode, OnDead, OrderPolicy, Outcome, State};
+use crate::ledger::{
+    Baseline, Claim, Intervention, Ledger, MismatchRule, Mode, OnDead, Order, OrderPolicy, Outcome, Settings,
+    State,
+};
 
 const GAP: Duration = Duration::from_mins(1);
 
@@ -360,6 +363,30 @@ pub async fn acceptance_4_shuffled_events_leave_stale_ones_out(harness: &impl Ha
         }
     }
     assert_eq!(ran, [1, 2, 3, 4, 5, 6]);
+}
+
+/// An id that is used again for something in another aggregate, where that is let pass, stays in the order of the original: its lease
+/// that lapsed there is taken over there, and nothing waits for it for ever.
+pub async fn t72_a_reused_id_stays_in_the_order_of_the_original(harness: &impl Harness) {
+    let settings = Settings { mismatch: MismatchRule::Warn, ..Settings::default() };
+    let ledger = harness.open(settings).await;
+    for (n, order) in [Some(("elsewhere", 1)), Some(("order-17", 7)), None].into_iter().enumerate() {
+        let seq = 10 * (n as u64 + 1);
+        let original = Claim { fingerprint: Some(fingerprint(1)), ..latest(seq) };
+        first(&ledger, &original).await;
+        harness.advance(PAST_LEASE).await;
+        let mut reused = Claim { fingerprint: Some(fingerprint(2)), ..another(&original) };
+        reused.order = order.map(|(aggregate, seq)| Order {
+            aggregate: Aggregate::new(aggregate).unwrap(),
+            seq,
+            policy: OrderPolicy::Latest,
+            on_dead: OnDead::Park,
+        });
+        let grant = first(&ledger, &reused).await;
+        expect(&ledger, &latest(seq + 1), "wait").await;
+        settled(&ledger, &reused, &grant, done()).await;
+        run(&ledger, &latest(seq + 1)).await;
+    }
 }
 
 /// Concurrent claims on all events of an aggregate: one runs at a time, and none is lost.

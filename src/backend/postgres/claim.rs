@@ -134,7 +134,7 @@ async fn look_up<'a>(
         last.claim.identity.scope == identity.scope && last.claim.identity.tenant == identity.tenant
     }) {
         Some(last) => {
-            inner.ensure_week(week, last.scope, leased).await?;
+            inner.ensure_week(week, last.scope, leased, identity.tenant.as_ref()).await?;
             last.scope
         }
         None => inner.place(identity, week, leased).await?,
@@ -234,7 +234,8 @@ async fn split_run(
                     inner.forget_weeks();
                     for one in slice {
                         let leased = matches!(one.claim.mode, Mode::Lease(_));
-                        inner.ensure_week(one.week, one.scope, leased).await?;
+                        let tenant = one.claim.identity.tenant.as_ref();
+                        inner.ensure_week(one.week, one.scope, leased, tenant).await?;
                     }
                 }
                 // Others need a moment to end, or the server to come back; the first try goes at once.
@@ -280,12 +281,12 @@ async fn send(
     }
     let columns = Columns::of(slice);
     let fresh = slice.len() >= FRESH_MIN && inner.clean.load(Relaxed) >= CLEAN_MIN;
-    let query = columns.query(inner, slice, sql, fresh);
+    let query = columns.query(inner, slice, sql, fresh, own);
     match target {
         Target::Own => {
             crate::crash_point!("claim.sending");
             let answers = if inner.pooled() {
-                let mut tx = inner.pool.begin().await?;
+                let mut tx = inner.pool.begin_with(super::BEGIN).await?;
                 let answers = query.fetch_all(&mut *tx).await?;
                 tx.commit().await?;
                 answers
@@ -298,24 +299,14 @@ async fn send(
         Target::Caller(connection) => {
             sqlx::raw_sql("savepoint hapax_claim").execute(&mut **connection).await?;
             let result = query.fetch_all(&mut **connection).await;
-            // What wrote nothing must leave no lock behind either: it would keep the holder of a lease from extending it.
             let end = match &result {
-                Ok(answers) if wrote(answers, slice.len()) => "release savepoint hapax_claim",
-                _ => "rollback to savepoint hapax_claim; release savepoint hapax_claim",
+                Ok(_) => "release savepoint hapax_claim",
+                Err(_) => "rollback to savepoint hapax_claim; release savepoint hapax_claim",
             };
             sqlx::raw_sql(end).execute(&mut **connection).await?;
             result
         }
     }
-}
-
-/// Whether a statement changed anything: all but duplicates, busy ones, mismatches and those too old may have, and a duplicate of
-/// a lost one that took its bytes did.
-fn wrote(answers: &[Answer], count: usize) -> bool {
-    let others = answers.iter().filter(|answer| answer.0 > 0);
-    let idle =
-        |answer: &Answer| matches!((answer.1, answer.8), (0 | 3 | 9 | 10, _) | (2, None | Some(false)));
-    others.clone().count() < count || others.clone().any(|answer| !idle(answer))
 }
 
 /// Claims, column by column. A column that nobody uses is sent as NULL.
@@ -373,6 +364,7 @@ impl<'a> Columns<'a> {
         slice: &[Ready<'_>],
         sql: &Arc<str>,
         fresh: bool,
+        own: bool,
     ) -> sqlx::query::QueryAs<'q, Postgres, Answer, sqlx::postgres::PgArguments> {
         let terms = Terms::of(slice[0].claim);
         let check = inner.settings.ledger.mismatch == crate::ledger::MismatchRule::Error;
@@ -397,7 +389,8 @@ impl<'a> Columns<'a> {
                 .bind(inner.owner)
                 .bind(check)
                 .bind(fresh)
-                .bind(slice.iter().any(|one| one.claim.body.is_some()));
+                .bind(slice.iter().any(|one| one.claim.body.is_some()))
+                .bind(!own);
         }
         let query = query
             .bind(&self.notes)
@@ -417,7 +410,7 @@ impl<'a> Columns<'a> {
             .bind(terms.gap_us)
             .bind(terms.skip)
             .bind(slice[0].claim.hold);
-        self.bodies.bind(query)
+        self.bodies.bind(query).bind(!own)
     }
 }
 

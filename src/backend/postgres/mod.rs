@@ -57,6 +57,10 @@ pub enum Pooling {
     Transaction,
 }
 
+/// Begins a transaction of hapax's own, in which names mean PostgreSQL's own things and not what somebody has put into a schema
+/// of the session's search path. What runs in a caller's transaction is a function that sees to it by itself.
+pub(in crate::backend) const BEGIN: &str = "BEGIN; SET LOCAL search_path = pg_catalog, pg_temp";
+
 /// What a PostgreSQL ledger is told when it is opened.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -143,13 +147,13 @@ impl Sql {
         Sql {
             claim_batch: sql(
                 "select * from {s}.claim_batch($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::jsonb[], $10, \
-                 $11::text::\"char\", $12, $13, $14, $15, $16, $17, $18)",
+                 $11::text::\"char\", $12, $13, $14, $15, $16, $17, $18, $19)",
             ),
-            lone: sql(&lone::sql(schema::LOCK_TIMEOUT)),
+            lone: sql(lone::SQL),
             claim_each: sql(
                 "select * from {s}.claim_each($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::jsonb[], $10, $11, $12, \
                  $13::text::\"char\", $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, \
-                 $26, $27, $28, $29, $30, $31, $32)",
+                 $26, $27, $28, $29, $30, $31, $32, $33)",
             ),
             settle_done: sql(
                 "select * from {s}.settle_done($1, $2, $3, $4, $5::text[]::jsonb[], $6, $7::text::\"char\", \
@@ -157,7 +161,7 @@ impl Sql {
             ),
             settle_each: sql(
                 "select * from {s}.settle_each($1, $2, $3, $4, $5, $6, $7, $8, $9::text[]::jsonb[], $10, $11, $12, $13, \
-                 $14, $15, $16, $17, $18)",
+                 $14, $15, $16, $17, $18, $19)",
             ),
             extend: sql("select * from {s}.extend_batch($1, $2, $3, $4, $5)"),
             scope: sql("select o_number, o_fresh from {s}.scope_number($1, $2)"),
@@ -251,7 +255,7 @@ impl Inner {
     }
 
     async fn begin(&self) -> Result<sqlx::PgTransaction<'static>> {
-        self.pool.begin().await.map_err(|e| translate("opening a transaction", e))
+        self.pool.begin_with(BEGIN).await.map_err(|e| translate("opening a transaction", e))
     }
 
     /// The number of (tenant, scope), if it is known to be committed.
@@ -300,7 +304,7 @@ impl Inner {
     async fn place(&self, identity: &Identity, week: Week, leased: bool) -> Result<i32> {
         let known = read::scope(self, identity).await?;
         // A scope that is not there yet is younger than every drop.
-        self.ensure_week(week, known.unwrap_or(i32::MAX), leased).await?;
+        self.ensure_week(week, known.unwrap_or(i32::MAX), leased, identity.tenant.as_ref()).await?;
         match known {
             Some(scope) => Ok(scope),
             None => self.scope(identity).await,
@@ -331,14 +335,14 @@ impl Inner {
 
     /// Makes the week of an entry, in a transaction of its own, unless it was dropped and the scope is older than that:
     /// then there is nothing to make, and the claim will be told.
-    async fn ensure_week(&self, week: Week, scope: i32, leased: bool) -> Result<()> {
+    async fn ensure_week(&self, week: Week, scope: i32, leased: bool, tenant: Option<&Tenant>) -> Result<()> {
         if self.knows_week(week) {
             return Ok(());
         }
         let ledger = &self.settings.ledger;
         let sql = format!(
             "select case when exists (select from {s}.dropped where week = $1 and scope_max >= $2) then null \
-             else {s}.make_week($1, $3, $4, $5) end",
+             else {s}.make_week($1, $3, $4, $5, $6) end",
             s = self.settings.schema
         );
         let mut tries = 0;
@@ -351,6 +355,7 @@ impl Inner {
                 .bind(i32::try_from(ledger.weeks_ahead.as_secs() / 86_400).unwrap_or(i32::MAX))
                 .bind(i32::try_from(ledger.weeks_max).unwrap_or(i32::MAX))
                 .bind(leased)
+                .bind(tenant.map(Tenant::as_str))
                 .fetch_one(&mut *tx)
                 .await;
             let made = match made {
@@ -447,7 +452,7 @@ impl Ledger for PgLedger {
         for ahead in [0, 7] {
             // A scope that is not there yet is younger than every drop.
             let week = Week::of(now.plus(Duration::from_secs(ahead * 86_400)));
-            self.0.ensure_week(week, i32::MAX, self.0.leases.load(Ordering::Relaxed)).await?;
+            self.0.ensure_week(week, i32::MAX, self.0.leases.load(Ordering::Relaxed), None).await?;
         }
         Ok(())
     }

@@ -139,7 +139,7 @@ pub(super) async fn find(
     let lock = if lock { "for update of e" } else { "" };
     let in_week = format!(
         "select {} from {s}.entry e left join {s}.owner w on w.number = e.owner \
-         left join {s}.held h on (e.flags & 4) <> 0 and h.week = e.week and h.scope = e.scope and h.id = e.id \
+         left join {s}.held h on (e.flags & 4::smallint) <> 0 and h.week = e.week and h.scope = e.scope and h.id = e.id \
          where e.week = $1 and e.scope = $2 and e.id = $3 {lock}",
         columns(s)
     );
@@ -342,7 +342,7 @@ pub(super) async fn list(
     let in_weeks = format!(
         "(select {columns}, c.tenant, c.scope from {s}.entry e join {s}.scope c on c.number = e.scope \
          left join {s}.owner w on w.number = e.owner \
-         left join {s}.held h on (e.flags & 4) <> 0 and h.week = e.week and h.scope = e.scope and h.id = e.id \
+         left join {s}.held h on (e.flags & 4::smallint) <> 0 and h.week = e.week and h.scope = e.scope and h.id = e.id \
          where true {wanted} {page})",
         columns = columns(s)
     );

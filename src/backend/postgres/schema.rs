@@ -2,6 +2,7 @@
 
 use sqlx::{AssertSqlSafe, Executor, PgPool, Row};
 
+use super::BEGIN;
 use super::error::translate;
 use crate::config::Migrate;
 use crate::error::{Error, Result};
@@ -53,10 +54,10 @@ pub(in crate::backend) fn check_name(schema: &str) -> Result<()> {
 /// The whole schema as SQL, for a DBA to read and run.
 pub fn schema_sql(schema: &str) -> Result<String> {
     check_name(schema)?;
-    Ok(steps_sql(schema, 0, IdentityRule::Id))
+    Ok(format!("{BEGIN};\n\n{}\nCOMMIT;\n", steps_sql(schema, 0, IdentityRule::Id)))
 }
 
-/// The steps from a version to the present one.
+/// The steps from a version to the present one, for a transaction that was begun with [`BEGIN`].
 fn steps_sql(schema: &str, from: usize, identity: IdentityRule) -> String {
     let steps: String = STEPS[from..].concat().concat();
     let last = if from == 0 {
@@ -117,7 +118,7 @@ pub(super) async fn prepare(
             )));
         }
     }
-    let mut tx = pool.begin().await.map_err(|e| translate(what, e))?;
+    let mut tx = pool.begin_with(BEGIN).await.map_err(|e| translate(what, e))?;
     // Others that start now wait here, and then find it done.
     let lock = format!("select pg_advisory_xact_lock(hashtext('hapax.migrate.{schema}'))");
     tx.execute(sqlx::raw_sql(AssertSqlSafe(lock))).await.map_err(|e| translate(what, e))?;
@@ -163,7 +164,7 @@ impl Found {
 }
 
 async fn found(pool: &PgPool, schema: &str) -> Result<Option<Found>> {
-    let mut tx = pool.begin().await.map_err(|e| translate("connecting to PostgreSQL", e))?;
+    let mut tx = pool.begin_with(BEGIN).await.map_err(|e| translate("connecting to PostgreSQL", e))?;
     found_in(&mut tx, schema).await
 }
 

@@ -113,7 +113,7 @@ pub(super) async fn settle_in(
         };
         savepoint(&mut *connection, "savepoint hapax_settle").await?;
         let columns = Columns::of(slice, None);
-        let result = columns.query(inner).fetch_all(&mut *connection).await;
+        let result = columns.query(inner, false).fetch_all(&mut *connection).await;
         let end = match &result {
             Ok(_) => "release savepoint hapax_settle",
             Err(_) => "rollback to savepoint hapax_settle; release savepoint hapax_settle",
@@ -156,7 +156,7 @@ async fn send_parts<'a, 'r>(
         let slice = &group[part.clone()];
         let columns = columns(slice);
         crate::crash_point!("settle.sending");
-        match run(inner, columns.query(inner)).await {
+        match run(inner, columns.query(inner, true)).await {
             Ok(rows) => {
                 crate::crash_point!("settle.answered");
                 for row in rows {
@@ -186,7 +186,7 @@ async fn send_parts<'a, 'r>(
 /// Runs a statement in a transaction of its own.
 async fn run(inner: &Inner, query: Query<'_>) -> sqlx::Result<Vec<Answer>> {
     if inner.pooled() {
-        let mut tx = inner.pool.begin().await?;
+        let mut tx = inner.pool.begin_with(super::BEGIN).await?;
         let rows = query.fetch_all(&mut *tx).await?;
         tx.commit().await?;
         return Ok(rows);
@@ -262,7 +262,8 @@ impl<'a> Columns<'a> {
         }
     }
 
-    fn query(&self, inner: &Inner) -> Query<'_> {
+    /// `own`: in a transaction of its own, not in a caller's.
+    fn query(&self, inner: &Inner, own: bool) -> Query<'_> {
         let start =
             |sql: &Arc<str>| sqlx::query_as(AssertSqlSafe(Arc::clone(sql))).persistent(!inner.pooled());
         if let Some((from, to)) = self.fast {
@@ -289,7 +290,7 @@ impl<'a> Columns<'a> {
             .bind(&self.aggregates)
             .bind(&self.skip)
             .bind(&self.advance);
-        self.bodies.bind(query)
+        self.bodies.bind(query).bind(!own)
     }
 }
 

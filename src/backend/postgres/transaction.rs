@@ -10,7 +10,7 @@ use super::error::{Meaning, is_refusal, meaning, translate};
 use super::{Inner, PgLedger, held, read, settle};
 use crate::consumer::{Failed, Handled};
 use crate::error::{Error, Result};
-use crate::id::Scope;
+use crate::id::{Scope, Tenant};
 use crate::ledger::{Claim, Marker, Outcome, Settle, Settled, Week};
 
 /// How long a doubt is asked about: the server needs a while to notice that a client is gone.
@@ -23,9 +23,11 @@ impl PgLedger {
     /// Claims events in a transaction of yours. A claim is done when that transaction commits, and never was if it rolls
     /// back. The type is the rule: without an open transaction there is nothing to pass.
     ///
-    /// The first claim of a new scope registers it, so until that transaction ends others of the same scope wait, or are
-    /// told to come again. An id held by someone else's open transaction is `Busy` after a short wait. [`Error::WeekMissing`] and
-    /// [`Error::Contended`] ask for the whole transaction to be rolled back and tried again.
+    /// The first claim of a new scope registers it, so until that transaction ends others of the same scope wait for two
+    /// seconds, and are then told [`Error::Contended`] for that claim alone. An id held by someone else's open transaction is
+    /// `Busy` after a short wait. Either way the transaction goes on, and a claim that changes nothing holds nothing: no lock of it
+    /// keeps anybody waiting. [`Error::WeekMissing`] and [`Error::Contended`] for the whole call ask for the whole transaction
+    /// to be rolled back and tried again.
     pub async fn claim_in(
         &self,
         tx: &mut PgTransaction<'_>,
@@ -68,6 +70,7 @@ impl PgLedger {
                         source: None,
                     });
                 }
+                Ok(Some(Err(error))) if error.is_retryable() && tries < TRIES_MAX => {}
                 Ok(Some(Err(error))) => return Err(error),
                 Ok(_) => {
                     undone.map_err(|e| translate("resolving a doubt", e))?;
@@ -95,6 +98,7 @@ async fn claim_in(
 ) -> Result<Vec<Result<Outcome>>> {
     let mut outcomes: Vec<Option<Result<Outcome>>> = Vec::with_capacity(claims.len());
     let mut ready = Vec::with_capacity(claims.len());
+    let mut stuck: Vec<&Claim> = Vec::new();
     for (index, claim) in claims.iter().enumerate() {
         let week = match inner.settings.ledger.check(claim) {
             Ok(week) => week,
@@ -123,14 +127,23 @@ async fn claim_in(
         let scope = if let Some(scope) = inner.known_scope(&claim.identity) {
             scope
         } else {
-            let (scope, fresh) = inner
-                .scope_in(connection, &claim.identity)
-                .await
-                .map_err(|e| translate("registering a scope", e))?;
-            // One that this transaction made is gone again if it rolls back.
-            if !fresh {
-                inner.remember_scope(&claim.identity, scope);
-            }
+            let of_scope = |other: &&Claim| {
+                other.identity.scope == claim.identity.scope && other.identity.tenant == claim.identity.tenant
+            };
+            // One that somebody's open transaction is registering is waited for once, not once per claim.
+            let registered = if stuck.iter().any(of_scope) {
+                None
+            } else {
+                register_scope(inner, connection, claim).await?
+            };
+            let Some(scope) = registered else {
+                stuck.push(claim);
+                outcomes[index] = Some(Err(Error::Contended {
+                    what: "its scope is being registered by an open transaction".into(),
+                    source: None,
+                }));
+                continue;
+            };
             scope
         };
         ready.push(Ready { claim, index, scope, week, key: claim.identity.id.key() });
@@ -140,22 +153,48 @@ async fn claim_in(
     Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(missing)).collect())
 }
 
+/// The number of a claim's scope, registered in the caller's transaction if need be. None: somebody else's open transaction is
+/// registering it; the caller's goes on as if nothing had happened.
+async fn register_scope(inner: &Inner, connection: &mut PgConnection, claim: &Claim) -> Result<Option<i32>> {
+    let what = "registering a scope";
+    let savepoint = async |connection: &mut PgConnection, sql: &'static str| {
+        sqlx::raw_sql(sql).execute(connection).await.map_err(|e| translate(what, e))
+    };
+    savepoint(connection, "savepoint hapax_scope").await?;
+    match inner.scope_in(connection, &claim.identity).await {
+        Ok((scope, fresh)) => {
+            savepoint(connection, "release savepoint hapax_scope").await?;
+            // One that this transaction made is gone again if it rolls back.
+            if !fresh {
+                inner.remember_scope(&claim.identity, scope);
+            }
+            Ok(Some(scope))
+        }
+        Err(error) if meaning(&error) == Meaning::Locked => {
+            savepoint(connection, "rollback to savepoint hapax_scope; release savepoint hapax_scope").await?;
+            Ok(None)
+        }
+        Err(error) => Err(translate(what, error)),
+    }
+}
+
 /// Whether a claim can do without its week being made: it is there, or was dropped and the claim will be told so. False: it
 /// must be made; an error: it never will be.
 async fn has_week(inner: &Inner, connection: &mut PgConnection, claim: &Claim, week: Week) -> Result<bool> {
     let ledger = &inner.settings.ledger;
     let (s, number) = (&inner.settings.schema, week.number());
-    let (there, leaves, barred, weeks): (bool, bool, Option<i32>, i64) = sqlx::query_as(AssertSqlSafe(format!(
-        "select exists (select from pg_inherits i join pg_class c on c.oid = i.inhrelid \
-                         where i.inhparent = '{s}.entry'::regclass and c.relname like 'entry\\_{number}\\_%'), \
-         exists (select from {s}.dropped where week = {number} and phase is not null), \
-         (select scope_max from {s}.dropped where week = {number}), \
-         (select count(*) from pg_inherits where inhparent = '{s}.entry'::regclass)"
-    )))
-    .persistent(false)
-    .fetch_one(&mut *connection)
-    .await
-    .map_err(|e| translate("looking for a week", e))?;
+    let (there, leaves, barred, refused): (bool, bool, Option<i32>, Option<String>) =
+        sqlx::query_as(AssertSqlSafe(format!(
+            "select o_there, o_leaves, o_barred, o_refused from {s}.week_state($1, $2, $3, $4)"
+        )))
+        .persistent(false)
+        .bind(i32::from(number))
+        .bind(i32::try_from(ledger.weeks_ahead.as_secs() / 86_400).unwrap_or(i32::MAX))
+        .bind(i32::try_from(ledger.weeks_max).unwrap_or(i32::MAX))
+        .bind(claim.identity.tenant.as_ref().map(Tenant::as_str))
+        .fetch_one(&mut *connection)
+        .await
+        .map_err(|e| translate("looking for a week", e))?;
     if leaves {
         return Ok(true); // it is being dropped, and the claim will be told so
     }
@@ -172,14 +211,7 @@ async fn has_week(inner: &Inner, connection: &mut PgConnection, claim: &Claim, w
             return Ok(true);
         }
     }
-    week.may_be_made(read::now_in(inner, connection).await?, ledger.weeks_ahead)?;
-    if weeks >= i64::try_from(ledger.weeks_max).unwrap_or(i64::MAX) {
-        return Err(Error::invalid(
-            "event id",
-            format!("its week would be one more than the {} weeks this ledger may hold", ledger.weeks_max),
-        ));
-    }
-    Ok(false)
+    refused.map_or(Ok(false), |why| Err(Error::invalid("event id", why)))
 }
 
 fn make_beside(ledger: PgLedger, claim: Claim) {

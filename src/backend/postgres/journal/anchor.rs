@@ -59,7 +59,7 @@ pub(super) struct Anchored {
 /// Says whether the event at `$POSITION` is still the one that was appended at `$AT`; one that is not there was swept.
 pub(super) fn is_same(position: &str, at: &str) -> String {
     format!(
-        "case when {at}::bigint is null then true else coalesce((select (extract(epoch from a.at) * 1000000)::bigint = {at}::bigint \
+        "case when {at}::bigint is null then true else coalesce((select (extract(epoch from a.at) * 1000000::numeric)::bigint = {at}::bigint \
          from {{s}}.journal_read({position}::bigint - 1, 1) a where a.position = {position}::bigint), true) end"
     )
 }
@@ -97,7 +97,7 @@ pub(super) async fn refused(
     let since = at.into_iter().chain(oldest).min().unwrap_or(i64::MIN + MARGIN_US);
     let sql = format!(
         "select j.position from {}.journal j where j.position <= $1 \
-         and (extract(epoch from j.at) * 1000000)::bigint < $2 order by j.position desc limit 1",
+         and (extract(epoch from j.at) * 1000000::numeric)::bigint < $2 order by j.position desc limit 1",
         inner.settings.schema
     );
     let query = sqlx::query_as::<_, (i64,)>(AssertSqlSafe(sql))

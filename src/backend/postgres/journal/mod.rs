@@ -29,7 +29,7 @@ pub use schema::{JOURNAL_ACCEPTS, JOURNAL_VERSION, journal_grants_sql, journal_s
 
 use super::error::translate;
 use super::schema::check_name;
-use super::{Migrate, Pooling, connect, verify};
+use super::{BEGIN, Migrate, Pooling, connect, verify};
 use crate::clock::Time;
 use crate::crash_point::mutant;
 use crate::error::{Error, Result};
@@ -195,7 +195,7 @@ impl PgJournal {
             Pooling::Detect => verify::is_pooled(&pool).await?,
         };
         if settings.refuse {
-            let mut tx = pool.begin().await.map_err(|e| fail("checking the server", e))?;
+            let mut tx = pool.begin_with(BEGIN).await.map_err(|e| fail("checking the server", e))?;
             verify::enforce(verify::check_server(&mut tx, pooled).await?)?;
         }
         let inner = Inner {
@@ -288,7 +288,7 @@ impl Inner {
 }
 
 /// A transaction that the server ends if its client stands still in it.
-const BEGIN_BRIEFLY: &str = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 5000";
+const BEGIN_BRIEFLY: &str = "BEGIN; SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL idle_in_transaction_session_timeout = 5000";
 
 fn code(error: &sqlx::Error) -> Option<String> {
     let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);

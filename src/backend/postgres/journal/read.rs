@@ -32,7 +32,7 @@ use crate::journal::{EVENT_BYTES, Filling, JournalStat, Page, Position, Stored, 
 const COUNTED_MAX: i64 = 100_000;
 
 /// As [`Row`] reads them, from `j`.
-pub(super) const COLUMNS: &str = "j.position, j.seq, (extract(epoch from j.at) * 1000000)::bigint, j.time_us, j.tenant, j.aggregate, \
+pub(super) const COLUMNS: &str = "j.position, j.seq, (extract(epoch from j.at) * 1000000::numeric)::bigint, j.time_us, j.tenant, j.aggregate, \
      j.id, j.fingerprint, j.kind, j.trace, j.header_names, j.header_values, j.payload";
 
 /// Rows of a query, up to and with the one that brings them to so many bytes, as [`bytes_of`](crate::journal::bytes_of) counts: the rest is
@@ -77,7 +77,7 @@ type Counts = (i64, i64, i64, i64, Option<i64>, Option<i64>);
 /// Which life of which server this is, for every role to know: when it started, when it last recovered from a crash (its statistics begin anew
 /// then, also where only its processes were started again), whether it is a replica still, and whether database and table were made anew.
 /// What changes it without need costs one more look at the next hole.
-pub(super) const LIFE: &str = "(select concat_ws('/', extract(epoch from pg_catalog.pg_postmaster_start_time()), \
+pub(super) const LIFE: &str = "(select pg_catalog.concat_ws('/', extract(epoch from pg_catalog.pg_postmaster_start_time()), \
      extract(epoch from pg_catalog.pg_stat_get_bgwriter_stat_reset_time()), pg_catalog.pg_is_in_recovery(), \
      '{s}.journal'::regclass::oid, (select d.oid from pg_catalog.pg_database d where d.datname = current_database())))";
 
@@ -335,12 +335,13 @@ pub(super) async fn count_after(inner: &Inner, after: &Position, limit: u64) -> 
 pub(super) async fn stat(inner: &Inner) -> Result<JournalStat> {
     let s = &inner.settings.schema;
     let few = COUNTED_MAX + 1;
-    let estimate =
-        |table: &str| format!("(select reltuples::bigint from pg_class where oid = '{s}.{table}'::regclass)");
+    let estimate = |table: &str| {
+        format!("(select reltuples::bigint from pg_class where oid = '{s}.{table}'::regclass::oid)")
+    };
     let sql = format!(
         "select (select count(*) from (select from {s}.journal limit {few}) x), \
          (select count(*) from (select from {s}.journal_head limit {few}) x), {}, {}, \
-         (select (extract(epoch from at) * 1000000)::bigint from {s}.journal order by position limit 1), \
+         (select (extract(epoch from at) * 1000000::numeric)::bigint from {s}.journal order by position limit 1), \
          (select position from {s}.journal order by position desc limit 1)",
         estimate("journal"),
         estimate("journal_head"),
@@ -362,8 +363,10 @@ pub(super) async fn stat(inner: &Inner) -> Result<JournalStat> {
 }
 
 pub(super) async fn now(inner: &Inner) -> Result<Time> {
-    let sql =
-        format!("select (extract(epoch from {}.journal_now()) * 1000000)::bigint", inner.settings.schema);
+    let sql = format!(
+        "select (extract(epoch from {}.journal_now()) * 1000000::numeric)::bigint",
+        inner.settings.schema
+    );
     let query = sqlx::query_as::<_, (i64,)>(AssertSqlSafe(sql)).persistent(false);
     let rows = inner.fetch_all(query).await.map_err(|e| fail("reading the journal's clock", e))?;
     let now = rows.first().ok_or_else(|| Error::Corrupt("the journal has no clock".into()))?;

@@ -8,6 +8,7 @@ use sqlx::AssertSqlSafe;
 
 use super::anchor::{self, Anchored};
 use super::{BEGIN_BRIEFLY, Inner, fail, number};
+use crate::backend::postgres::BEGIN;
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::{Owner, RelayName};
@@ -37,13 +38,13 @@ pub(super) async fn lead(inner: &Inner, relay: &RelayName, owner: &Owner, lease:
     let s = &inner.settings.schema;
     let take = format!(
         "insert into {s}.journal_relay as r (relay, owner, until, token) \
-         values ($1, $2, {s}.journal_now() + $3 * interval '1 microsecond', nextval('{s}.journal_token')) \
-         on conflict (relay) do update set owner = excluded.owner, token = nextval('{s}.journal_token'), \
-         until = {s}.journal_now() + $3 * interval '1 microsecond' \
+         values ($1, $2, {s}.journal_now() + $3::bigint::float8 * interval '1 microsecond', nextval('{s}.journal_token'::regclass)) \
+         on conflict (relay) do update set owner = excluded.owner, token = nextval('{s}.journal_token'::regclass), \
+         until = {s}.journal_now() + $3::bigint::float8 * interval '1 microsecond' \
          where r.owner is null or r.until is null or r.until <= {s}.journal_now() returning token, checkpoint::text"
     );
     let who = format!(
-        "select owner, (extract(epoch from until) * 1000000)::bigint from {s}.journal_relay \
+        "select owner, (extract(epoch from until) * 1000000::numeric)::bigint from {s}.journal_relay \
          where relay = $1 and owner is not null and until is not null"
     );
     for _ in 0..TRIES_MAX {
@@ -90,7 +91,7 @@ async fn change(inner: &Inner, relay: &RelayName, token: Token, set: &str) -> Re
 
 pub(super) async fn keep_lead(inner: &Inner, relay: &RelayName, token: Token, lease: Duration) -> Result<()> {
     let s = &inner.settings.schema;
-    let set = format!("until = {s}.journal_now() + {} * interval '1 microsecond'", micros(lease));
+    let set = format!("until = {s}.journal_now() + {}::float8 * interval '1 microsecond'", micros(lease));
     change(inner, relay, token, &set).await
 }
 
@@ -130,7 +131,8 @@ pub(super) async fn give_up_lead(inner: &Inner, relay: &RelayName, token: Token)
 }
 
 pub(super) async fn relays(inner: &Inner) -> Result<Vec<RelayState>> {
-    relays_in(inner, &mut *inner.pool.begin().await.map_err(|e| fail("reading relays", e))?, false).await
+    relays_in(inner, &mut *inner.pool.begin_with(BEGIN).await.map_err(|e| fail("reading relays", e))?, false)
+        .await
 }
 
 /// Every relay; locked: none of them goes back, or is forgotten, until the transaction ends. A key's share is enough for that, since those who do
@@ -154,8 +156,8 @@ pub(super) async fn relays_in(
 }
 
 /// As [`Row`] reads them.
-const COLUMNS: &str = "relay, owner, (extract(epoch from until) * 1000000)::bigint, token, checkpoint::text, \
-     (extract(epoch from saved_at) * 1000000)::bigint";
+const COLUMNS: &str = "relay, owner, (extract(epoch from until) * 1000000::numeric)::bigint, token, checkpoint::text, \
+     (extract(epoch from saved_at) * 1000000::numeric)::bigint";
 
 type Row = (String, Option<String>, Option<i64>, i64, Option<String>, Option<i64>);
 
@@ -212,7 +214,7 @@ pub(super) async fn rewind(
     let position = to.position.number();
     let (drawn, now_there): (i64, Option<i64>) = sqlx::query_as(AssertSqlSafe(
         format!(
-            "select {}, (select (extract(epoch from a.at) * 1000000)::bigint \
+            "select {}, (select (extract(epoch from a.at) * 1000000::numeric)::bigint \
              from {{s}}.journal_read($1 - 1, 1) a where a.position = $1)",
             anchor::DRAWN
         )
@@ -230,8 +232,8 @@ pub(super) async fn rewind(
     let at = kept.map_or(now_there, |anchored| anchored.at);
     sqlx::query(AssertSqlSafe(format!(
         "insert into {s}.journal_relay (relay, token, checkpoint, saved_at) \
-         values ($1, nextval('{s}.journal_token'), $2::text::json, {s}.journal_now()) \
-         on conflict (relay) do update set token = nextval('{s}.journal_token'), until = null, \
+         values ($1, nextval('{s}.journal_token'::regclass), $2::text::json, {s}.journal_now()) \
+         on conflict (relay) do update set token = nextval('{s}.journal_token'::regclass), until = null, \
          checkpoint = excluded.checkpoint, saved_at = excluded.saved_at"
     )))
     .persistent(false)

@@ -3,6 +3,7 @@
 use sqlx::{AssertSqlSafe, Executor, PgPool, Row as _};
 
 use super::fail;
+use crate::backend::postgres::BEGIN;
 use crate::backend::postgres::schema::check_name;
 use crate::config::Migrate;
 use crate::error::{Error, Result};
@@ -21,9 +22,10 @@ const WHAT: &str = "preparing the journal's schema";
 /// The journal's tables and functions as SQL, for a DBA to read and run.
 pub fn journal_schema_sql(schema: &str) -> Result<String> {
     check_name(schema)?;
-    Ok(steps_sql(schema, 0))
+    Ok(format!("{BEGIN};\n\n{}\nCOMMIT;\n", steps_sql(schema, 0)))
 }
 
+/// For a transaction that was begun with [`BEGIN`].
 fn steps_sql(schema: &str, from: usize) -> String {
     let steps: String = STEPS[from..].concat().concat();
     let last = if from == 0 {
@@ -56,7 +58,7 @@ pub fn journal_grants_sql(schema: &str, role: &str) -> Result<String> {
 
 /// Brings the schema to where this build can use it, or says why it cannot. Answers with the journal's id.
 pub(super) async fn prepare(pool: &PgPool, schema: &str, migrate: Migrate) -> Result<String> {
-    let mut tx = pool.begin().await.map_err(|e| fail("connecting to PostgreSQL", e))?;
+    let mut tx = pool.begin_with(BEGIN).await.map_err(|e| fail("connecting to PostgreSQL", e))?;
     match found_in(&mut tx, schema).await? {
         Some(found) if found.version >= JOURNAL_VERSION => return found.fits(schema),
         _ if migrate == Migrate::Auto => {}

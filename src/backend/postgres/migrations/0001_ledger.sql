@@ -115,6 +115,9 @@ create index awaited_at on {schema}.awaited (at);
 create table {schema}.touch (week smallint not null, at timestamptz not null);
 create index touch_week on {schema}.touch (week, at);
 
+-- Weeks that were not of the present when they were made, and whose events asked for them.
+create table {schema}.odd_week (week smallint primary key, tenant text collate "C" not null);
+
 -- Weeks that were dropped or are being dropped. A week made again admits only scopes younger than its drop.
 create table {schema}.dropped (
   week      smallint primary key,
@@ -141,13 +144,13 @@ create table {schema}.audit (
 );
 
 -- The ledger's present: the clock, not the start of anybody's transaction.
-create function {schema}.ledger_now() returns timestamptz language sql volatile as 'select clock_timestamp()';
+create function {schema}.ledger_now() returns timestamptz language sql volatile return clock_timestamp();
 
-create function {schema}.us(t timestamptz) returns bigint language sql immutable as
-  'select (extract(epoch from t) * 1000000)::bigint';
+create function {schema}.us(t timestamptz) returns bigint language sql immutable
+  return (extract(epoch from t) * 1000000)::bigint;
 
 create function {schema}.scope_number(p_tenant text, p_scope text) returns table (o_number int, o_fresh boolean)
-language plpgsql volatile set lock_timeout = '2s' as $$
+language plpgsql volatile set lock_timeout = '2s' set search_path = pg_catalog, pg_temp as $$
 begin
   if btrim(p_scope, E' \t\r\n') = '' or length(p_scope) > 255 or length(p_tenant) > 255 then
     raise exception 'scope and tenant need 1 to 255 characters and must not be blank' using errcode = '22023';
@@ -167,7 +170,8 @@ begin
   return next;
 end $$;
 
-create function {schema}.owner_number(p_name text) returns int language plpgsql volatile set lock_timeout = '2s' as $$
+create function {schema}.owner_number(p_name text) returns int language plpgsql volatile set lock_timeout = '2s'
+set search_path = pg_catalog, pg_temp as $$
 declare v int;
 begin
   if p_name is null then return null; end if;
@@ -180,21 +184,54 @@ begin
 end $$;
 
 -- Called after the write, and looks at the clock itself: a wait before the write must not make it look older.
-create function {schema}.touch_weeks(p_weeks smallint[], p_now timestamptz) returns void language sql volatile as $$
+create function {schema}.touch_weeks(p_weeks smallint[], p_now timestamptz) returns void language sql volatile
+begin atomic
   insert into {schema}.touch (week, at)
   select w, greatest(p_now, n.now) from unnest(p_weeks) w cross join (select {schema}.ledger_now() as now offset 0) n
-  where w > 0 and not exists (select from {schema}.touch t where t.week = w and t.at > n.now - interval '1 hour')
-$$;
+  where w > 0 and not exists (select from {schema}.touch t where t.week = w and t.at > n.now - interval '1 hour');
+end;
+
+-- Why a week that is not there may not be made; null if it may. The present weeks always may: nobody's odd ids keep them out. Any
+-- other (of years ago, or far ahead) costs the tenant whose event asks for it one of p_weeks_max, and the last ones that the ledger
+-- has room for are shared out: whoever has made many gets none of them.
+create function {schema}.week_refused(p_week int, p_days_ahead int, p_weeks_max int, p_tenant text, out o_why text, out o_detail text)
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_monday timestamptz := timestamptz '1999-12-27 00:00:00+00' + (p_week - 1) * interval '168 hours';
+  v_now    timestamptz := {schema}.ledger_now();
+  v_all    int;
+  v_own    int;
+begin
+  if v_monday > v_now + least(p_days_ahead, 3660) * interval '24 hours' then
+    o_why := format('its time lies in the week of %s, more than %s days after the ledger''s present',
+      to_char(v_monday at time zone 'UTC', 'YYYY-MM-DD'), p_days_ahead);
+    o_detail := 'ahead';
+  elsif v_monday < v_now - interval '336 hours' or v_monday > v_now + interval '672 hours' then
+    select count(*), count(*) filter (where o.tenant = coalesce(p_tenant, '')) into v_all, v_own
+      from {schema}.odd_week o
+     where exists (select from pg_inherits i join pg_class c on c.oid = i.inhrelid
+                    where i.inhparent = '{schema}.entry'::regclass and c.relname like format('entry\_%s\_%%', o.week));
+    if v_own >= least(p_weeks_max, 1000 - v_all) then
+      o_why := format('its week would be one more than the %s weeks of other times than the present that a tenant may use',
+        least(p_weeks_max, 1000 - v_all));
+      o_detail := 'weeks_max';
+    else
+      o_detail := 'odd';
+    end if;
+  end if;
+end $$;
 
 -- Makes a week: bounded, so that the runtime role can be given it without owning the tables. A week that begins with leases
 -- leaves half of each page to their settlings, so that those stay on it (HOT) and touch no index; others are packed.
-create function {schema}.make_week(p_week smallint, p_days_ahead int, p_weeks_max int, p_leased boolean default false) returns boolean
+create function {schema}.make_week(
+  p_week int, p_days_ahead int, p_weeks_max int, p_leased boolean default false, p_tenant text default null
+) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set lock_timeout = '5s' as $$
 declare
   v_name   text;
-  v_monday timestamptz := timestamptz '1999-12-27 00:00:00+00' + (p_week - 1) * interval '168 hours';
   v_barred int;
   v_phase  text;
+  v_not    record;
 begin
   if p_week < 1 or p_week > 5218 then
     raise exception 'week % is out of range', p_week using errcode = '22023';
@@ -206,14 +243,12 @@ begin
   end if;
   select scope_max, phase into v_barred, v_phase from {schema}.dropped where week = p_week;
   if v_phase is not null then return false; end if; -- it is being dropped, and claims are told so
-  if v_monday > {schema}.ledger_now() + least(p_days_ahead, 3660) * interval '24 hours' then
-    raise exception 'its time lies in the week of %, more than % days after the ledger''s present',
-      to_char(v_monday at time zone 'UTC', 'YYYY-MM-DD'), p_days_ahead using errcode = '22023', detail = 'ahead';
+  select * into v_not from {schema}.week_refused(p_week, p_days_ahead, p_weeks_max, p_tenant);
+  if v_not.o_why is not null then
+    raise exception '%', v_not.o_why using errcode = '22023', detail = v_not.o_detail;
   end if;
-  if (select count(*) from pg_inherits where inhparent = '{schema}.entry'::regclass) >= least(p_weeks_max, 1000) then
-    raise exception 'its week would be one more than the % weeks this ledger may hold', p_weeks_max
-      using errcode = '22023', detail = 'weeks_max';
-  end if;
+  delete from {schema}.odd_week where week = p_week;
+  insert into {schema}.odd_week (week, tenant) select p_week, coalesce(p_tenant, '') where v_not.o_detail = 'odd';
   v_name := format('entry_%s_%s', p_week, nextval('{schema}.week_number'));
   execute format('create table %I.%I (like {schema}.entry including defaults) with (fillfactor = %s)', {schema_literal}, v_name,
     case when p_leased then 50 else 100 end);
@@ -228,8 +263,24 @@ begin
   return true;
 end $$;
 
+-- What a claim in a caller's transaction finds of its week: whether it is there, whether it is being dropped, up to which scope it was, and why it may
+-- not be made.
+create function {schema}.week_state(
+  p_week int, p_days_ahead int, p_weeks_max int, p_tenant text, out o_there boolean, out o_leaves boolean, out o_barred int,
+  out o_refused text
+) language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  o_there := exists (select from pg_inherits i join pg_class c on c.oid = i.inhrelid
+    where i.inhparent = '{schema}.entry'::regclass and c.relname like format('entry\_%s\_%%', p_week));
+  select scope_max, phase is not null into o_barred, o_leaves from {schema}.dropped where week = p_week;
+  o_leaves := coalesce(o_leaves, false);
+  if not o_there then
+    select o_why into o_refused from {schema}.week_refused(p_week, p_days_ahead, p_weeks_max, p_tenant);
+  end if;
+end $$;
+
 -- Raises what asks for another try in a fresh transaction: a row that was locked is no longer where it was found.
-create function {schema}.lost_sight(p_week smallint) returns void language plpgsql as $$
+create function {schema}.lost_sight(p_week smallint) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   raise exception 'a row of week % is no longer where it was found', p_week using errcode = '40001';
 end $$;
@@ -239,7 +290,7 @@ end $$;
 create function {schema}.put(
   e {schema}.entry, p_have boolean, p_in_held boolean, p_hold boolean, p_body {schema}.body, p_bare boolean default false
 ) returns boolean language plpgsql volatile
-set enable_seqscan = off as $$
+set enable_seqscan = off set search_path = pg_catalog, pg_temp as $$
 declare v_held boolean := (e.flags & 4) <> 0 or p_in_held; v_bare boolean := p_bare or e.state in ('D', 'F', 'S');
 begin
   if p_hold or e.state in ('P', 'X') then
@@ -288,7 +339,8 @@ end $$;
 -- Moves a row that is locked from a week that is being dropped to held, before it opens again: nothing open may be left in
 -- the week. False: the week stays, and so does the row. While the week is only closed, whoever has not seen that would not look
 -- for it in held, so it has to be tried again.
-create function {schema}.take_out(e {schema}.entry) returns boolean language plpgsql volatile set enable_seqscan = off as $$
+create function {schema}.take_out(e {schema}.entry) returns boolean language plpgsql volatile
+set enable_seqscan = off set search_path = pg_catalog, pg_temp as $$
 declare v_phase text;
 begin
   select d.phase into v_phase from {schema}.dropped d where d.week = e.week;
@@ -306,7 +358,7 @@ end $$;
 -- retention, as it was when the week was closed. A row is in one place at any moment: it is deleted there and stored here by one statement. What is locked is left for
 -- the next call. The bytes of what has ended stay behind with it.
 create function {schema}.move_rows(p_week smallint, p_number bigint, p_max int) returns bigint
-language plpgsql volatile as $$
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
   v_table text := format('{schema}.entry_%s_%s', p_week, p_number);
   v_since timestamptz := (select since from {schema}.dropped where week = p_week and number = p_number);
@@ -340,15 +392,14 @@ end $$;
 create function {schema}.body_of(
   p_payload bytea[], p_header_names bytea[], p_header_values bytea[], p_header_count int[], p_key bytea[], p_stamp bigint[],
   i int, p_at int
-) returns {schema}.body language sql immutable as $$
-  select case when p_header_count[i] is not null then row(p_payload[i],
+) returns {schema}.body language sql immutable
+  return case when p_header_count[i] is not null then row(p_payload[i],
     p_header_names[p_at + 1 : p_at + p_header_count[i]], p_header_values[p_at + 1 : p_at + p_header_count[i]], p_key[i],
-    timestamptz 'epoch' + p_stamp[i] * interval '1 microsecond')::{schema}.body end
-$$;
+    timestamptz 'epoch' + p_stamp[i] * interval '1 microsecond')::{schema}.body end;
 
 -- The head of an aggregate, locked. Heads are locked before entries, everywhere: one global order.
 create function {schema}.lock_head(p_scope int, p_aggregate text) returns {schema}.head language plpgsql volatile
-set enable_seqscan = off as $$
+set enable_seqscan = off set search_path = pg_catalog, pg_temp as $$
 declare h {schema}.head;
 begin
   select * into h from {schema}.head x where x.scope = p_scope and x.aggregate = p_aggregate for update;
@@ -359,14 +410,16 @@ begin
   return h;
 end $$;
 
-create function {schema}.put_head(h {schema}.head) returns void language sql volatile as $$
+create function {schema}.put_head(h {schema}.head) returns void language sql volatile
+begin atomic
   update {schema}.head set last = h.last, lease_seq = h.lease_seq, lease_token = h.lease_token,
     lease_until = h.lease_until, retrying = h.retrying, parked = h.parked, gap_at = h.gap_at
-  where scope = h.scope and aggregate = h.aggregate
-$$;
+  where scope = h.scope and aggregate = h.aggregate;
+end;
 
 -- What happens to a head, as in src/ledger/transition.rs.
-create function {schema}.head_advance(h {schema}.head, p_seq bigint) returns {schema}.head language plpgsql immutable as $$
+create function {schema}.head_advance(h {schema}.head, p_seq bigint) returns {schema}.head language plpgsql immutable
+set search_path = pg_catalog, pg_temp as $$
 begin
   h.last := greatest(h.last, p_seq);
   if h.lease_seq = p_seq then h.lease_seq := null; h.lease_token := null; h.lease_until := null; end if;
@@ -377,14 +430,15 @@ begin
   return h;
 end $$;
 
-create function {schema}.head_owe(h {schema}.head, p_seq bigint) returns {schema}.head language plpgsql immutable as $$
+create function {schema}.head_owe(h {schema}.head, p_seq bigint) returns {schema}.head language plpgsql immutable
+set search_path = pg_catalog, pg_temp as $$
 begin
   if (p_seq <= h.last) is not true and not p_seq = any (h.retrying) then h.retrying := h.retrying || p_seq; end if;
   return h;
 end $$;
 
 create function {schema}.head_let_go(h {schema}.head, p_seq bigint, p_token bigint) returns {schema}.head
-language plpgsql immutable as $$
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
   if h.lease_seq = p_seq and h.lease_token = p_token then
     h.lease_seq := null; h.lease_token := null; h.lease_until := null;
@@ -392,7 +446,8 @@ begin
   return h;
 end $$;
 
-create function {schema}.head_park(h {schema}.head, p_seq bigint) returns {schema}.head language plpgsql immutable as $$
+create function {schema}.head_park(h {schema}.head, p_seq bigint) returns {schema}.head language plpgsql immutable
+set search_path = pg_catalog, pg_temp as $$
 begin
   if p_seq <= h.last then return h; end if;
   h.retrying := array_remove(h.retrying, p_seq);
@@ -402,7 +457,7 @@ begin
 end $$;
 
 create function {schema}.head_die(h {schema}.head, p_seq bigint, p_token bigint, p_skip boolean) returns {schema}.head
-language plpgsql immutable as $$
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
   h := {schema}.head_let_go(h, p_seq, p_token);
   if p_skip then return {schema}.head_advance(h, p_seq); end if;
@@ -410,7 +465,7 @@ begin
 end $$;
 
 create function {schema}.head_begin(h {schema}.head, p_seq bigint, p_strict boolean, p_baseline bigint)
-returns {schema}.head language plpgsql immutable as $$
+returns {schema}.head language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare v_first bigint; v_gap timestamptz := h.gap_at;
 begin
   if h.last is not null or not p_strict then return h; end if;

@@ -3,22 +3,37 @@
 
 -- One claim, by the whole rule book. Modes: L lease, O at most once, D done, F failed, X refused.
 -- p_hold: park what would have to wait. p_ask: answer 0 where its bytes would be held, so that it is sent again with them.
+-- p_in: this is the caller's transaction, which may stay open for long. o_wrote: whether anything was changed.
 create function {schema}.claim_one(
   p_scope int, p_week smallint, p_id bytea, p_nonce bigint, p_fingerprint bytea, p_topic text, p_partition int,
   p_offset bigint, p_metadata jsonb, p_mode "char", p_for bigint, p_flags smallint, p_attempts_max int, p_base bigint,
   p_cap bigint, p_permille int, p_note text, p_owner int, p_check_fingerprint boolean, p_aggregate text, p_seq bigint,
   p_strict boolean, p_baseline bigint, p_gap bigint, p_skip boolean, p_hold boolean,
-  p_ask boolean, p_body {schema}.body, p_token bigint,
+  p_ask boolean, p_body {schema}.body, p_token bigint, p_in boolean,
   out o_kind int, out o_token bigint, out o_at bigint, out o_attempts int, out o_state text, out o_owner int,
-  out o_seq bigint, out o_suspect boolean, out o_reused boolean
-) language plpgsql volatile set enable_seqscan = off as $$
+  out o_seq bigint, out o_suspect boolean, out o_reused boolean, out o_wrote boolean
+) language plpgsql volatile set enable_seqscan = off set search_path = pg_catalog, pg_temp as $$
 declare
   e {schema}.entry; n {schema}.entry; h {schema}.head; g {schema}.head;
   v_have boolean; v_in_held boolean; v_left boolean; v_dropped boolean; v_closing boolean; v_now timestamptz; v_on bigint; v_runs int;
   v_lapsed boolean; v_place int;
 begin
+  if p_in then
+    -- Whoever changes nothing must hold nothing: a lock that stayed would keep the holder of a lease from extending and settling
+    -- it. What a subtransaction locked goes when it is undone; the answer stays.
+    begin
+      select * into o_kind, o_token, o_at, o_attempts, o_state, o_owner, o_seq, o_suspect, o_reused, o_wrote
+        from {schema}.claim_one(p_scope, p_week, p_id, p_nonce, p_fingerprint, p_topic, p_partition, p_offset, p_metadata, p_mode,
+          p_for, p_flags, p_attempts_max, p_base, p_cap, p_permille, p_note, p_owner, p_check_fingerprint, p_aggregate, p_seq,
+          p_strict, p_baseline, p_gap, p_skip, p_hold, p_ask, p_body, p_token, false);
+      if not o_wrote then raise exception using errcode = 'HX001'; end if;
+    exception when sqlstate 'HX001' then null;
+    end;
+    return;
+  end if;
   o_suspect := false; o_reused := false;
   <<again>> loop
+    o_wrote := false;
     if p_aggregate is not null then h := {schema}.lock_head(p_scope, p_aggregate); end if;
     -- Whether the week was dropped, or is being dropped, comes before the look at rows: what is in neither place after
     -- that is nowhere. The sweep in turn waits for whoever has looked here before it closed the week.
@@ -37,14 +52,21 @@ begin
       v_have := found; v_in_held := found;
     end if;
     v_closing := v_closing and not v_have; -- nowhere, in a week that takes no new rows: busy until the drop is over
-    if v_have and (e.flags & 16) <> 0 then p_aggregate := null; p_seq := null; end if;
+    if v_have and (e.flags & 16) <> 0 then
+      p_aggregate := null; p_seq := null;
+    elsif e.aggregate is not null and e.state in ('L', 'R', 'P') and (e.aggregate is distinct from p_aggregate or e.seq <> p_seq) then
+      -- It stays in the order in which it was first claimed, whatever this delivery says: once more, with that head locked.
+      if p_aggregate is null then p_strict := false; p_skip := false; end if;
+      p_aggregate := e.aggregate; p_seq := e.seq;
+      continue again;
+    end if;
     v_now := {schema}.ledger_now(); -- after the locks: a wait must not shorten what follows
     p_token := nextval('{schema}.token'); -- after the locks too: whoever runs later has the higher one
     o_state := e.state; o_owner := e.owner; o_at := {schema}.us(e.at); o_attempts := e.attempts; o_token := e.token;
     if v_have then
       if e.nonce = p_nonce then
         if p_mode = 'L' and e.state = 'L' and (p_aggregate is null or (h.lease_seq = p_seq and h.lease_token = e.token)) then
-          e.at := v_now + p_for * interval '1 microsecond';
+          e.at := v_now + p_for * interval '1 microsecond'; o_wrote := true;
           perform {schema}.put(e, true, v_in_held, false, null);
           if p_aggregate is not null then
             h.lease_until := e.at; perform {schema}.put_head(h);
@@ -65,7 +87,7 @@ begin
         if p_ask then o_kind := 0; return; end if;
         if e.topic is null then e.topic := p_topic; e.partition := p_partition; e."offset" := p_offset; end if;
         perform {schema}.put(e, true, v_in_held, true, p_body);
-        o_suspect := true; -- says of a dead or lost one that something was written
+        o_wrote := true;
       end if;
       case e.state
         when 'L' then if e.at > v_now or p_mode = 'X' then o_kind := 3; return; end if;
@@ -77,8 +99,8 @@ begin
       end case;
     end if;
 
-    -- The row as it will be, whatever the state.
-    n := e;
+    -- The row as it will be, whatever the state. From here on something is written, unless it is said.
+    n := e; o_wrote := true;
     n.token := p_token; n.nonce := p_nonce; n.scope := p_scope; n.week := p_week; n.id := p_id; n.at := v_now;
     n.attempts := coalesce(e.attempts, 0); n.first_at := coalesce(e.first_at, v_now); n.owner := p_owner;
     n.flags := coalesce(e.flags & 20, 0)::smallint; n.fingerprint := coalesce(e.fingerprint, p_fingerprint);
@@ -87,7 +109,7 @@ begin
     n.metadata := coalesce(p_metadata, e.metadata);
 
     if p_mode = 'X' then -- beside every order; a week that was dropped takes it too: it is held
-      if v_closing then o_kind := 3; return; end if;
+      if v_closing then o_kind := 3; o_wrote := false; return; end if;
       n.state := 'X'; n.note := coalesce(p_note, 'refused'); n.seq := null; n.aggregate := null;
       if not {schema}.put(n, false, v_dropped, false, p_body) then continue again; end if;
       o_kind := 8; o_at := {schema}.us(v_now); o_attempts := 0; return;
@@ -114,33 +136,33 @@ begin
       if v_place = 6 then
         n.state := 'S';
         -- A week that was dropped takes no new rows.
-        if not ((v_dropped or v_closing) and not v_have) and not {schema}.put(n, v_have, v_in_held, false, null) then
-          continue again;
-        end if;
+        o_wrote := v_have or not (v_dropped or v_closing);
+        if o_wrote and not {schema}.put(n, v_have, v_in_held, false, null) then continue again; end if;
         o_kind := 6; return;
       end if;
-      if v_dropped and not v_have then o_kind := 10; return; end if;
-      if v_closing then o_kind := 3; return; end if;
+      if v_dropped and not v_have then o_kind := 10; o_wrote := false; return; end if;
+      if v_closing then o_kind := 3; o_wrote := false; return; end if;
       if (v_place = 7 or (v_place = 5 and p_hold)) and p_mode <> 'F' then
         n.state := 'P';
         if not {schema}.put(n, v_have, v_in_held, false, p_body) then continue again; end if;
         perform {schema}.put_head({schema}.head_owe(h, p_seq));
         o_kind := 7; return;
       elsif v_place = 5 and p_mode <> 'F' then
-        if h is distinct from g then perform {schema}.put_head(h); end if;
+        o_wrote := h is distinct from g;
+        if o_wrote then perform {schema}.put_head(h); end if;
         o_kind := 5; return;
       end if;
       h := {schema}.head_begin(g, p_seq, p_strict, p_baseline);
     end if;
 
-    if v_dropped and not v_have then o_kind := 10; return; end if;
-    if v_closing then o_kind := 3; return; end if;
+    if v_dropped and not v_have then o_kind := 10; o_wrote := false; return; end if;
+    if v_closing then o_kind := 3; o_wrote := false; return; end if;
 
     v_lapsed := v_have and e.state = 'L';
     v_runs := case when not v_have then 0 when e.state = 'L' and (e.flags & 1) = 0 then greatest(e.attempts - 1, 0)
               else e.attempts end;
     if (p_mode = 'F' and v_runs + 1 >= p_attempts_max) or (p_mode = 'L' and v_lapsed and v_runs >= p_attempts_max) then
-      if p_ask then o_kind := 0; return; end if;
+      if p_ask then o_kind := 0; o_wrote := false; return; end if;
       n.state := 'X'; n.attempts := least(v_runs + (p_mode = 'F')::int, 32767);
       n.note := case when p_mode = 'F' then coalesce(p_note, 'failed')
                 else format('its process died or stopped answering in each of %s runs', v_runs) end;
@@ -191,12 +213,12 @@ create function {schema}.claim_batch(
   p_scope int[], p_week smallint[], p_id bytea[], p_nonce bigint[], p_fingerprint bytea[], p_topic text[],
   p_partition int[], p_offset bigint[], p_metadata jsonb[], p_weeks smallint[], p_mode "char", p_for bigint,
   p_flags smallint, p_attempts_max int, p_owner int, p_check_fingerprint boolean, p_fresh boolean default false,
-  p_bodies boolean default false
+  p_bodies boolean default false, p_in boolean default false
 ) returns table (o_i int, o_kind int, o_token bigint, o_at bigint, o_attempts int, o_state text, o_owner text,
                  o_seq bigint, o_suspect boolean, o_reused boolean)
 language plpgsql volatile
 set lock_timeout = '{lock_timeout}' set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan as $$
+set plan_cache_mode = force_generic_plan set search_path = pg_catalog, pg_temp as $$
 declare
   v_token bigint := nextval('{schema}.token');
   v_now   timestamptz;
@@ -276,12 +298,12 @@ begin
       o_kind := 2; o_at := {schema}.us(r.at);
     elsif r.x_nonce <> r.nonce and (not p_check_fingerprint or (r.x_fingerprint = r.fingerprint) is not false)
        and r.state in ('L', 'R') and r.at > {schema}.ledger_now() then
-      -- Not to be had now, and not locked: in a caller's transaction the lock would keep the holder from extending.
+      -- Not to be had now, and not even locked.
       o_kind := case r.state when 'L' then 3 else 4 end; o_at := {schema}.us(r.at);
     else
       select * into o from {schema}.claim_one(r.scope, r.week, r.id, r.nonce, r.fingerprint, r.topic, r.partition,
         r."offset", r.metadata, p_mode, p_for, p_flags, p_attempts_max, 0, 0, 0, null, p_owner, p_check_fingerprint,
-        null, null, false, null, 0, false, false, p_bodies, null, v_token);
+        null, null, false, null, 0, false, false, p_bodies, null, v_token, p_in);
       o_kind := o.o_kind; o_token := o.o_token; o_at := o.o_at; o_attempts := o.o_attempts; o_state := o.o_state;
       o_seq := o.o_seq; o_suspect := o.o_suspect; o_reused := o.o_reused;
       select name into o_owner from {schema}.owner where number = o.o_owner;
@@ -290,10 +312,28 @@ begin
   end loop;
 end $$;
 
+-- A lone claim that is the first of its id, tried before anything else: no arrays, no rule book. No token in the answer: it is not
+-- the first, or may not be; nothing was changed, and the rule book has to be asked. A function and not a plain statement, so that the
+-- tables are locked under its lock_timeout: those of a statement's own are locked before it can set anything.
+create function {schema}.claim_lone(
+  p_for bigint, p_nonce bigint, p_scope int, p_owner int, p_week smallint, p_flags smallint, p_state "char", p_id bytea,
+  p_fingerprint bytea, p_topic text, p_partition int, p_offset bigint, p_metadata jsonb, out o_token bigint, out o_at bigint
+) language plpgsql volatile set lock_timeout = '{lock_timeout}' set search_path = pg_catalog, pg_temp as $$
+declare v_now timestamptz := {schema}.ledger_now();
+begin
+  insert into {schema}.entry (first_at, at, token, nonce, scope, owner, week, attempts, flags, state, id, fingerprint,
+                              topic, partition, "offset", metadata)
+  select v_now, v_now + p_for * interval '1 microsecond', nextval('{schema}.token'), p_nonce, p_scope, p_owner, p_week, 1, p_flags,
+         p_state, p_id, p_fingerprint, p_topic, p_partition, p_offset, p_metadata
+   where not exists (select from {schema}.dropped d where d.week = p_week)
+  on conflict do nothing returning token, {schema}.us(at) into o_token, o_at;
+  if found and p_week > 0 then perform {schema}.touch_weeks(array[p_week], v_now); end if;
+end $$;
+
 -- The heads of aggregates, locked: all of them first, in one order, so that two batches never wait for each other crosswise.
 -- Whoever waits for a head that is being made holds only such as it made itself, which come before it in that order.
 create function {schema}.lock_heads(p_scope int[], p_aggregate text[]) returns void language plpgsql volatile
-set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set search_path = pg_catalog, pg_temp as $$
 begin
   insert into {schema}.head (scope, aggregate)
   select distinct x.s, x.a from unnest(p_scope, p_aggregate) x(s, a) where x.a is not null order by x.a, x.s
@@ -311,7 +351,8 @@ create function {schema}.claim_next(
   p_owner int, p_strict boolean
 ) returns table (o_token bigint, o_at timestamptz)
 language plpgsql volatile
-set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan as $$
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan
+set search_path = pg_catalog, pg_temp as $$
 declare v_weeks smallint[] := array(select distinct w from unnest(p_week) w);
 begin
   if exists (select from {schema}.dropped d where d.week = any (v_weeks)) then return; end if;
@@ -349,29 +390,37 @@ create function {schema}.claim_each(
   p_mode "char", p_for bigint, p_flags smallint, p_attempts_max int, p_base bigint, p_cap bigint,
   p_permille int, p_owner int, p_check_fingerprint boolean, p_strict boolean, p_baseline bigint, p_gap bigint, p_skip boolean,
   p_hold boolean, p_payload bytea[], p_header_names bytea[], p_header_values bytea[], p_header_count int[], p_key bytea[],
-  p_stamp bigint[]
+  p_stamp bigint[], p_in boolean default false
 ) returns table (o_i int, o_kind int, o_token bigint, o_at bigint, o_attempts int, o_state text, o_owner text,
                  o_seq bigint, o_suspect boolean, o_reused boolean)
 language plpgsql volatile
-set lock_timeout = '{lock_timeout}' set enable_seqscan = off as $$
-declare v_token bigint := nextval('{schema}.token'); o record; i int; v_at int := 0;
+set lock_timeout = '{lock_timeout}' set enable_seqscan = off set search_path = pg_catalog, pg_temp as $$
+declare v_token bigint := nextval('{schema}.token'); o record; i int; v_at int := 0; v_all boolean := false;
 begin
-  if p_aggregate is not null then perform {schema}.lock_heads(p_scope, p_aggregate); end if;
-  if p_mode = 'D' and cardinality(p_id) > 1 and p_aggregate is not null and array_position(p_aggregate, null::text) is null then
-    select * into o from {schema}.claim_next(p_scope, p_week, p_id, p_nonce, p_fingerprint, p_topic, p_partition, p_offset,
-      p_metadata, p_aggregate, p_seq, p_flags, p_owner, p_strict);
-    if found then -- row 0: what every one of them gets
-      o_i := 0; o_kind := 1; o_token := o.o_token; o_at := {schema}.us(o.o_at); o_attempts := 1; o_state := 'D';
-      o_suspect := false; o_reused := false;
-      return next;
-      return;
-    end if;
+  if p_aggregate is not null then
+    begin
+      perform {schema}.lock_heads(p_scope, p_aggregate);
+      if p_mode = 'D' and cardinality(p_id) > 1 and array_position(p_aggregate, null::text) is null then
+        select * into o from {schema}.claim_next(p_scope, p_week, p_id, p_nonce, p_fingerprint, p_topic, p_partition, p_offset,
+          p_metadata, p_aggregate, p_seq, p_flags, p_owner, p_strict);
+        v_all := found;
+      end if;
+      -- In the caller's transaction each claim locks its own head, and lets go of one that it does not change.
+      if p_in and not v_all then raise exception using errcode = 'HX001'; end if;
+    exception when sqlstate 'HX001' then null;
+    end;
+  end if;
+  if v_all then -- row 0: what every one of them gets
+    o_i := 0; o_kind := 1; o_token := o.o_token; o_at := {schema}.us(o.o_at); o_attempts := 1; o_state := 'D';
+    o_suspect := false; o_reused := false;
+    return next;
+    return;
   end if;
   for i in 1 .. cardinality(p_id) loop
     select * into o from {schema}.claim_one(p_scope[i], p_week[i], p_id[i], p_nonce[i], p_fingerprint[i], p_topic[i],
       p_partition[i], p_offset[i], p_metadata[i], p_mode, p_for, p_flags, p_attempts_max, p_base, p_cap, p_permille,
       p_note[i], p_owner, p_check_fingerprint, p_aggregate[i], p_seq[i], p_strict, p_baseline, p_gap, p_skip, p_hold,
-      false, {schema}.body_of(p_payload, p_header_names, p_header_values, p_header_count, p_key, p_stamp, i, v_at), v_token);
+      false, {schema}.body_of(p_payload, p_header_names, p_header_values, p_header_count, p_key, p_stamp, i, v_at), v_token, p_in);
     v_at := v_at + coalesce(p_header_count[i], 0);
     o_i := i; o_kind := o.o_kind; o_token := o.o_token; o_at := o.o_at; o_attempts := o.o_attempts; o_state := o.o_state;
     o_seq := o.o_seq; o_suspect := o.o_suspect; o_reused := o.o_reused;
@@ -384,7 +433,7 @@ end $$;
 create function {schema}.known(p_scope int[], p_week smallint[], p_id bytea[]) returns setof bigint
 language plpgsql stable
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan as $$
+set plan_cache_mode = force_generic_plan set search_path = pg_catalog, pg_temp as $$
 begin
   return query
     select u.i from unnest(p_scope, p_week, p_id) with ordinality as u(scope, week, id, i)

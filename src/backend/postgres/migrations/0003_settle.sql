@@ -1,13 +1,23 @@
 -- Settling and extending: only the current token does anything.
 
--- One settling, by the whole rule book. o_kind: 1 recorded (now or before), 0 fenced.
+-- One settling, by the whole rule book. o_kind: 1 recorded (now or before), 0 fenced. p_in, o_wrote: as in claim_one.
 create function {schema}.settle_one(
   p_scope int, p_week smallint, p_id bytea, p_token bigint, p_state "char", p_after bigint, p_counted boolean, p_note text,
-  p_metadata jsonb, p_aggregate text, p_skip boolean, p_advance bigint, p_body {schema}.body, out o_kind int, out o_at bigint, out o_state text
-) language plpgsql volatile set enable_seqscan = off as $$
+  p_metadata jsonb, p_aggregate text, p_skip boolean, p_advance bigint, p_body {schema}.body, p_in boolean,
+  out o_kind int, out o_at bigint, out o_state text, out o_wrote boolean
+) language plpgsql volatile set enable_seqscan = off set search_path = pg_catalog, pg_temp as $$
 declare e {schema}.entry; h {schema}.head; v_in_held boolean := false; v_now timestamptz;
 begin
-  o_kind := 0;
+  if p_in then
+    begin
+      select * into o_kind, o_at, o_state, o_wrote from {schema}.settle_one(p_scope, p_week, p_id, p_token, p_state, p_after,
+        p_counted, p_note, p_metadata, p_aggregate, p_skip, p_advance, p_body, false);
+      if not o_wrote then raise exception using errcode = 'HX001'; end if;
+    exception when sqlstate 'HX001' then null;
+    end;
+    return;
+  end if;
+  o_kind := 0; o_wrote := false;
   if p_aggregate is not null then h := {schema}.lock_head(p_scope, p_aggregate); end if;
   select * into e from {schema}.entry x where x.week = p_week and x.scope = p_scope and x.id = p_id for update;
   if not found then
@@ -17,8 +27,8 @@ begin
     if not found then return; end if;
     v_in_held := true;
   end if;
-  if e.aggregate is not null and p_aggregate is null then
-    h := {schema}.lock_head(p_scope, e.aggregate); -- a settling that forgot its order
+  if e.aggregate is not null and e.aggregate is distinct from p_aggregate then
+    h := {schema}.lock_head(p_scope, e.aggregate); -- a settling that does not know its order
   end if;
   v_now := {schema}.ledger_now();
   o_state := e.state; o_at := {schema}.us(e.at);
@@ -28,7 +38,7 @@ begin
     return;
   end if;
   if e.state = 'L' and (h.lease_seq = e.seq and h.lease_token = p_token) is not true and e.seq is not null then return; end if;
-  o_kind := 1;
+  o_kind := 1; o_wrote := true;
   if e.state = 'C' and e.seq is not null and p_state = 'R' then
     e.state := 'O'; e.at := v_now; e.note := 'given back after its aggregate had moved on';
     perform {schema}.put(e, true, v_in_held, false, null);
@@ -71,7 +81,7 @@ create function {schema}.settle_done(
 language plpgsql volatile
 set lock_timeout = '{lock_timeout}' set enable_seqscan = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan as $$
+set plan_cache_mode = force_generic_plan set search_path = pg_catalog, pg_temp as $$
 declare v_now timestamptz := {schema}.ledger_now(); v_count bigint; r record; o record;
 begin
   update {schema}.entry x set state = p_to, at = v_now, metadata = coalesce(u.metadata, x.metadata), note = null
@@ -99,7 +109,7 @@ begin
      order by u.i
   loop
     select * into o from {schema}.settle_one(r.scope, r.week, r.id, r.token, p_to, 0, true, null, r.metadata, null, false,
-      null, null);
+      null, null, false);
     o_i := r.i; o_kind := o.o_kind; o_at := o.o_at; o_state := o.o_state;
     return next;
   end loop;
@@ -109,19 +119,20 @@ end $$;
 create function {schema}.settle_each(
   p_scope int[], p_week smallint[], p_id bytea[], p_token bigint[], p_state text[], p_after bigint[], p_counted boolean[],
   p_note text[], p_metadata jsonb[], p_aggregate text[], p_skip boolean[], p_advance bigint[],
-  p_payload bytea[], p_header_names bytea[], p_header_values bytea[], p_header_count int[], p_key bytea[], p_stamp bigint[]
+  p_payload bytea[], p_header_names bytea[], p_header_values bytea[], p_header_count int[], p_key bytea[], p_stamp bigint[],
+  p_in boolean default false
 ) returns table (o_i int, o_kind int, o_at bigint, o_state text)
-language plpgsql volatile set lock_timeout = '{lock_timeout}' set enable_seqscan = off as $$
+language plpgsql volatile set lock_timeout = '{lock_timeout}' set enable_seqscan = off set search_path = pg_catalog, pg_temp as $$
 declare o record; i int; a text; v_at int := 0;
 begin
   for a, i in select distinct on (x.a, x.s) x.a, x.s from unnest(p_aggregate, p_scope) x(a, s)
-               where x.a is not null order by x.a, x.s loop
+               where x.a is not null and not p_in order by x.a, x.s loop
     perform {schema}.lock_head(i, a);
   end loop;
   for i in 1 .. cardinality(p_id) loop
     select * into o from {schema}.settle_one(p_scope[i], p_week[i], p_id[i], p_token[i], p_state[i]::"char", p_after[i],
       p_counted[i], p_note[i], p_metadata[i], p_aggregate[i], p_skip[i], p_advance[i],
-      {schema}.body_of(p_payload, p_header_names, p_header_values, p_header_count, p_key, p_stamp, i, v_at));
+      {schema}.body_of(p_payload, p_header_names, p_header_values, p_header_count, p_key, p_stamp, i, v_at), p_in);
     v_at := v_at + coalesce(p_header_count[i], 0);
     o_i := i; o_kind := o.o_kind; o_at := o.o_at; o_state := o.o_state;
     return next;
@@ -134,7 +145,7 @@ create function {schema}.extend_batch(
 ) returns table (o_i int, o_kind int, o_at bigint, o_state text)
 language plpgsql volatile
 set lock_timeout = '{lock_timeout}' set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-set plan_cache_mode = force_generic_plan as $$
+set plan_cache_mode = force_generic_plan set search_path = pg_catalog, pg_temp as $$
 declare r record; h {schema}.head; e {schema}.entry; v_now timestamptz; v_in_held boolean;
 begin
   for r in
@@ -183,7 +194,7 @@ end $$;
 create function {schema}.store(
   p_scope int, p_week smallint, p_id bytea, p_state "char", p_token bigint, p_attempts int, p_at bigint, p_note text,
   p_bare boolean, p_unordered boolean
-) returns void language plpgsql volatile set enable_seqscan = off as $$
+) returns void language plpgsql volatile set enable_seqscan = off set search_path = pg_catalog, pg_temp as $$
 declare e {schema}.entry; v_in_held boolean := false;
 begin
   if p_state is null then
@@ -212,7 +223,8 @@ end $$;
 -- At-most-once claims whose end is overdue are lost: up to p_max of those whose end is awaited. A row may be moved between the
 -- two updates, never past both.
 create function {schema}.mark_lost(p_max int) returns table (o_due bigint, o_lost bigint) language plpgsql volatile
-set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan as $$
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan
+set search_path = pg_catalog, pg_temp as $$
 declare
   v_week smallint[]; v_scope int[]; v_id bytea[]; v_token bigint[]; v_at timestamptz[]; v_count bigint; v_both bigint;
 begin

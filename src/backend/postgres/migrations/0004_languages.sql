@@ -1,13 +1,12 @@
 -- For any language: claims and settlings by name, in the caller's own transaction or on their own.
 
 -- White space only, by Unicode and whatever the server's locale says.
-create function {schema}.is_blank(p_text text) returns boolean language sql immutable as $$
-  select btrim(p_text, E' \t\n\x0b\f\r\u0085\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a'
-    || E'\u2028\u2029\u202f\u205f\u3000') = ''
-$$;
+create function {schema}.is_blank(p_text text) returns boolean language sql immutable
+  return btrim(p_text, E' \t\n\x0b\f\r\u0085\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a'
+    || E'\u2028\u2029\u202f\u205f\u3000') = '';
 
 -- The key bytes of an id: 16 for a canonical UUID, else the text; a text of 16 bytes has a zero behind it.
-create function {schema}.id_key(p_id text) returns bytea language plpgsql immutable as $$
+create function {schema}.id_key(p_id text) returns bytea language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
   if p_id is null or p_id = '' then
     raise exception 'event id is invalid: it is empty; it needs 1 to 255 characters' using errcode = '22023';
@@ -23,26 +22,24 @@ begin
   return convert_to(p_id, 'UTF8');
 end $$;
 
-create function {schema}.id_text(p_key bytea) returns text language sql immutable as $$
-  select case when octet_length(p_key) = 16 then encode(p_key, 'hex')::uuid::text
+create function {schema}.id_text(p_key bytea) returns text language sql immutable
+  return case when octet_length(p_key) = 16 then encode(p_key, 'hex')::uuid::text
               when octet_length(p_key) = 17 and get_byte(p_key, 16) = 0 then convert_from(substr(p_key, 1, 16), 'UTF8')
-              else convert_from(p_key, 'UTF8') end
-$$;
+              else convert_from(p_key, 'UTF8') end;
 
 -- The number of the week a moment lies in, Monday 00:00 UTC to Monday 00:00 UTC; 0 (timeless) outside 2000 to 2099.
-create function {schema}.week_of(p_us bigint) returns smallint language sql immutable as $$
-  select case when p_us >= 946684800000000 and p_us < 4102444800000000
-              then ((p_us - 946252800000000) / 604800000000 + 1)::smallint else 0::smallint end
-$$;
+create function {schema}.week_of(p_us bigint) returns smallint language sql immutable
+  return case when p_us >= 946684800000000 and p_us < 4102444800000000
+              then ((p_us - 946252800000000) / 604800000000 + 1)::smallint else 0::smallint end;
 
 -- The week an id is kept in: that of the time inside a UUIDv7; 0 for every other id.
-create function {schema}.week_of_id(p_key bytea) returns smallint language sql immutable as $$
-  select case when octet_length(p_key) = 16 and get_byte(p_key, 6) >> 4 = 7 and get_byte(p_key, 8) >> 6 = 2
+create function {schema}.week_of_id(p_key bytea) returns smallint language sql immutable
+  return case when octet_length(p_key) = 16 and get_byte(p_key, 6) >> 4 = 7 and get_byte(p_key, 8) >> 6 = 2
               then {schema}.week_of(('x' || encode(substr(p_key, 1, 6), 'hex'))::bit(48)::bigint * 1000)
-              else 0::smallint end
-$$;
+              else 0::smallint end;
 
-create function {schema}.scope_of(p_tenant text, p_scope text) returns int language plpgsql volatile as $$
+create function {schema}.scope_of(p_tenant text, p_scope text) returns int language plpgsql volatile
+set search_path = pg_catalog, pg_temp as $$
 begin
   if {schema}.is_blank(p_tenant) then
     raise exception 'tenant is invalid: it is blank' using errcode = '22023';
@@ -52,7 +49,7 @@ begin
   return (select o_number from {schema}.scope_number(coalesce(p_tenant, ''), p_scope));
 end $$;
 
-create function {schema}.by_id_alone(p_what text) returns void language plpgsql stable as $$
+create function {schema}.by_id_alone(p_what text) returns void language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
   if (select identity from {schema}.meta) <> 'id' then
     raise exception '% is unsupported: this ledger''s identity is id_and_time, and it takes no time', p_what
@@ -67,7 +64,8 @@ create function {schema}.claim_in(
   p_topic text default null, p_partition int default null, p_offset bigint default null, p_owner text default null,
   p_event_time timestamptz default null, p_nonce bigint default null,
   out outcome text, out token bigint, out since timestamptz
-) language plpgsql volatile set lock_timeout = '{lock_timeout}' set enable_seqscan = off as $$
+) language plpgsql volatile set lock_timeout = '{lock_timeout}' set enable_seqscan = off
+set search_path = pg_catalog, pg_temp as $$
 declare
   v_scope int; v_key bytea := {schema}.id_key(p_id); v_week smallint; o record;
 begin
@@ -75,7 +73,11 @@ begin
     raise exception 'metadata is invalid: it has % bytes; the limit is 16384', octet_length(p_metadata::text)
       using errcode = '22023';
   end if;
-  v_scope := {schema}.scope_of(p_tenant, p_scope);
+  begin -- a scope in somebody's open transaction must not spoil the caller's
+    v_scope := {schema}.scope_of(p_tenant, p_scope);
+  exception when lock_not_available then
+    outcome := 'busy'; return;
+  end;
   if (select identity from {schema}.meta) = 'id' then
     v_week := {schema}.week_of_id(v_key); -- whatever time the delivery says
   elsif p_event_time is null then
@@ -87,12 +89,12 @@ begin
     select * into o from {schema}.claim_one(v_scope, v_week, v_key,
       coalesce(p_nonce, ('x' || substr(md5(gen_random_uuid()::text), 1, 16))::bit(64)::bigint), p_fingerprint, p_topic,
       p_partition, p_offset, p_metadata, 'D', 0, 0::smallint, 0, 0, 0, 0, null, {schema}.owner_number(p_owner), true, null, null,
-      false, null, 0, false, false, false, null, nextval('{schema}.token'));
+      false, null, 0, false, false, false, null, nextval('{schema}.token'), true);
   exception
     when lock_not_available then
       outcome := 'busy'; return;
     when check_violation then
-      raise exception 'no partition yet for week %: call {schema}.make_week(%::smallint, 28, 260) in a transaction of its own, then try again',
+      raise exception 'no partition yet for week %: call {schema}.make_week(%, 28, 260) in a transaction of its own, then try again',
         v_week, v_week using errcode = '55000', detail = 'week-missing';
   end;
   outcome := (array['claimed', 'duplicate', 'busy', 'retry_later', 'wait', 'stale', 'parked', 'dead', 'mismatch', 'too_old'])[o.o_kind];
@@ -105,21 +107,26 @@ create function {schema}.lease(
   p_scope text, p_id text, p_seconds int default 900, p_tenant text default null, p_owner text default null,
   p_attempts_max int default 5, p_nonce bigint default null,
   out outcome text, out token bigint, out until timestamptz, out attempt int
-) language plpgsql volatile set lock_timeout = '{lock_timeout}' set enable_seqscan = off as $$
+) language plpgsql volatile set lock_timeout = '{lock_timeout}' set enable_seqscan = off
+set search_path = pg_catalog, pg_temp as $$
 declare v_scope int; v_key bytea := {schema}.id_key(p_id); v_week smallint; o record;
 begin
   if p_seconds < 1 or p_seconds > 86400 then
     raise exception 'lease is invalid: % seconds; allowed are 1 to 86400', p_seconds using errcode = '22023';
   end if;
   perform {schema}.by_id_alone('lease');
-  v_scope := {schema}.scope_of(p_tenant, p_scope);
+  begin -- a scope in somebody's open transaction must not spoil the caller's
+    v_scope := {schema}.scope_of(p_tenant, p_scope);
+  exception when lock_not_available then
+    outcome := 'busy'; return;
+  end;
   v_week := {schema}.week_of_id(v_key);
   for i in 1 .. 2 loop
     begin -- an id in somebody's open transaction must not spoil the caller's
       select * into o from {schema}.claim_one(v_scope, v_week, v_key,
         coalesce(p_nonce, ('x' || substr(md5(gen_random_uuid()::text), 1, 16))::bit(64)::bigint), null, null, null, null, null,
         'L', p_seconds * 1000000::bigint, 1::smallint, p_attempts_max, 0, 0, 0, null, {schema}.owner_number(p_owner), true,
-        null, null, false, null, 0, false, false, false, null, nextval('{schema}.token'));
+        null, null, false, null, 0, false, false, false, null, nextval('{schema}.token'), true);
       exit;
     exception
       when lock_not_available then
@@ -127,7 +134,7 @@ begin
       when check_violation then -- its week is not there
         if i = 2 then raise; end if;
     end;
-    perform {schema}.make_week(v_week, 28, 260, true);
+    perform {schema}.make_week(v_week, 28, 260, true, p_tenant);
   end loop;
   outcome := (array['claimed', 'duplicate', 'busy', 'retry_later', 'wait', 'stale', 'parked', 'dead', 'mismatch', 'too_old'])[o.o_kind];
   token := o.o_token; attempt := o.o_attempts;
@@ -139,7 +146,8 @@ end $$;
 create function {schema}.settle(
   p_scope text, p_id text, p_token bigint, p_how text, p_after_seconds int default 0, p_note text default null,
   p_tenant text default null, p_metadata jsonb default null
-) returns boolean language plpgsql volatile set lock_timeout = '{lock_timeout}' set enable_seqscan = off as $$
+) returns boolean language plpgsql volatile set lock_timeout = '{lock_timeout}' set enable_seqscan = off
+set search_path = pg_catalog, pg_temp as $$
 declare v_scope int; v_key bytea := {schema}.id_key(p_id); v_state "char"; o record;
 begin
   v_state := case p_how when 'done' then 'D' when 'retry' then 'R' when 'dead' then 'X' end;
@@ -149,7 +157,7 @@ begin
   perform {schema}.by_id_alone('settle');
   v_scope := {schema}.scope_of(p_tenant, p_scope);
   select * into o from {schema}.settle_one(v_scope, {schema}.week_of_id(v_key), v_key, p_token, v_state,
-    p_after_seconds * 1000000::bigint, true, p_note, p_metadata, null, false, null, null);
+    p_after_seconds * 1000000::bigint, true, p_note, p_metadata, null, false, null, null, true);
   return o.o_kind = 1;
 end $$;
 

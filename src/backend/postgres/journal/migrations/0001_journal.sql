@@ -55,7 +55,7 @@ create table {schema}.journal_relay (
 ) with (fillfactor = 50);
 
 -- The journal's present: the clock, not the start of anybody's transaction.
-create function {schema}.journal_now() returns timestamptz language sql volatile as 'select clock_timestamp()';
+create function {schema}.journal_now() returns timestamptz language sql volatile return clock_timestamp();
 
 -- Appends, of many aggregates in one step; one that is refused harms no other. Columns, an event per place; events of an append
 -- are neighbours, no id is there twice. p_tenants and p_aggregates: each aggregate once, sorted by bytes, so that all lock in
@@ -67,7 +67,7 @@ create function {schema}.journal_append(
   p_seq bigint[], p_kind text[], p_time bigint[], p_payload bytea[], p_names text[], p_values text[], p_trace text[]
 ) returns table (o_event int, o_kind int, o_seq bigint, o_position bigint)
 language plpgsql volatile set lock_timeout = '2s' set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off as $$
+set enable_hashjoin = off set enable_mergejoin = off set search_path = pg_catalog, pg_temp as $$
 declare
   r record; v_made bigint; v_last bigint[]; v_now timestamptz;
   v_seq bigint[] := array_fill(null::bigint, array[cardinality(p_id)]);
@@ -143,7 +143,8 @@ create function {schema}.journal_append_one(
   p_wait text, p_warn boolean, p_expected bigint, p_tenant text, p_aggregate text, p_id bytea, p_fingerprint bytea, p_seq bigint,
   p_kind text, p_time bigint, p_payload bytea, p_names text, p_values text, p_trace text
 ) returns table (o_event int, o_kind int, o_seq bigint, o_position bigint)
-language plpgsql volatile set lock_timeout = '2s' set enable_seqscan = off set enable_bitmapscan = off as $$
+language plpgsql volatile set lock_timeout = '2s' set enable_seqscan = off set enable_bitmapscan = off
+set search_path = pg_catalog, pg_temp as $$
 declare v_made boolean := false;
 begin
   perform set_config('lock_timeout', p_wait, true);
@@ -180,28 +181,31 @@ end $$;
 
 -- Reads. Functions, because a plan that was made when the table was small, and kept, must not scan or sort it when it is large.
 create function {schema}.journal_read(p_after bigint, p_limit bigint) returns setof {schema}.journal
-language plpgsql stable set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+language plpgsql stable set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set search_path = pg_catalog, pg_temp as $$
 begin
   return query select * from {schema}.journal j where j.position > p_after order by j.position limit p_limit;
 end $$;
 
 create function {schema}.journal_read_aggregate(p_tenant text, p_aggregate text, p_from bigint, p_limit bigint)
 returns setof {schema}.journal
-language plpgsql stable set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+language plpgsql stable set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set search_path = pg_catalog, pg_temp as $$
 begin
   return query select * from {schema}.journal j where j.tenant = p_tenant and j.aggregate = p_aggregate and j.seq >= p_from
     order by j.seq limit p_limit;
 end $$;
 
 create function {schema}.journal_find(p_tenant text, p_id bytea) returns setof {schema}.journal
-language plpgsql stable set enable_seqscan = off set enable_bitmapscan = off as $$
+language plpgsql stable set enable_seqscan = off set enable_bitmapscan = off set search_path = pg_catalog, pg_temp as $$
 begin
   return query select * from {schema}.journal j where j.tenant = p_tenant and j.id = p_id;
 end $$;
 
 -- The first position after one that has an event, or null.
 create function {schema}.journal_next(p_after bigint) returns bigint
-language plpgsql stable set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+language plpgsql stable set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set search_path = pg_catalog, pg_temp as $$
 begin
   return (select j.position from {schema}.journal j where j.position > p_after order by j.position limit 1);
 end $$;
@@ -210,7 +214,8 @@ end $$;
 -- order: who draws has the lock before, so whoever drew up to o_drawn is among o_writers or has ended. A prepared
 -- transaction has no process; its name begins with p.
 -- A server in recovery shows no writer of its primary. It cannot tell what is decided, and says so by an o_drawn that is null.
-create function {schema}.journal_horizon(out o_drawn bigint, out o_writers text[]) language plpgsql volatile as $$
+create function {schema}.journal_horizon(out o_drawn bigint, out o_writers text[]) language plpgsql volatile
+set search_path = pg_catalog, pg_temp as $$
 begin
   if pg_is_in_recovery() then
     o_writers := '{}';

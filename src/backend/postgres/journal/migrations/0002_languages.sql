@@ -2,7 +2,8 @@
 -- For any language: appends by name, in the caller's own transaction.
 
 -- A JSON payload in canonical form, as every hapax hashes it: keys by their bytes, no white space, numbers as they are written.
-create function {schema}.journal_canonical(p_json jsonb, p_depth int default 128) returns text language plpgsql immutable as $$
+create function {schema}.journal_canonical(p_json jsonb, p_depth int default 128) returns text language plpgsql immutable
+set search_path = pg_catalog, pg_temp as $$
 begin
   if p_depth = 0 then
     raise exception 'event is invalid: its payload is nested deeper than 128' using errcode = '22023';
@@ -16,28 +17,28 @@ begin
 end $$;
 
 -- Half of a SHA-256 over the immutable part: kind, aggregate and payload, each with a tag and its length.
-create function {schema}.journal_fingerprint(p_kind text, p_aggregate text, p_payload jsonb) returns bytea language sql immutable as $$
+create function {schema}.journal_fingerprint(p_kind text, p_aggregate text, p_payload jsonb) returns bytea language sql immutable
+begin atomic
   select substring(sha256(coalesce('\x01'::bytea || int8send(octet_length(p_kind)) || convert_to(p_kind, 'UTF8'), '')
     || '\x02'::bytea || int8send(octet_length(p_aggregate)) || convert_to(p_aggregate, 'UTF8')
     || '\x04'::bytea || int8send(octet_length(c)) || convert_to(c, 'UTF8')) from 1 for 16)
-  from {schema}.journal_canonical(p_payload) c
-$$;
+  from {schema}.journal_canonical(p_payload) c;
+end;
 
 -- The key bytes of an id: 16 for a canonical UUID, else the text; a text of 16 bytes has a zero behind it.
-create function {schema}.journal_id_key(p_id text) returns bytea language sql immutable as $$
-  select case when p_id ~ '^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$' then decode(replace(p_id, '-', ''), 'hex')
+create function {schema}.journal_id_key(p_id text) returns bytea language sql immutable
+  return case when p_id ~ '^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$' then decode(replace(p_id, '-', ''), 'hex')
               when octet_length(p_id) = 16 then convert_to(p_id, 'UTF8') || '\x00'::bytea
-              else convert_to(p_id, 'UTF8') end
-$$;
+              else convert_to(p_id, 'UTF8') end;
 
-create function {schema}.journal_id_text(p_key bytea) returns text language sql immutable as $$
-  select case when octet_length(p_key) = 16 then encode(p_key, 'hex')::uuid::text
+create function {schema}.journal_id_text(p_key bytea) returns text language sql immutable
+  return case when octet_length(p_key) = 16 then encode(p_key, 'hex')::uuid::text
               when octet_length(p_key) = 17 and get_byte(p_key, 16) = 0 then convert_from(substr(p_key, 1, 16), 'UTF8')
-              else convert_from(p_key, 'UTF8') end
-$$;
+              else convert_from(p_key, 'UTF8') end;
 
 -- Refuses what no name may be. Null is allowed where a name may be missing.
-create function {schema}.journal_name(p_what text, p_text text) returns void language plpgsql immutable as $$
+create function {schema}.journal_name(p_what text, p_text text) returns void language plpgsql immutable
+set search_path = pg_catalog, pg_temp as $$
 begin
   if length(p_text) > 255 then
     raise exception '% is invalid: it has % characters; the limit is 255', p_what, length(p_text) using errcode = '22023';
@@ -54,7 +55,8 @@ end $$;
 create function {schema}.append_in(
   p_aggregate text, p_expected bigint, p_events jsonb, p_tenant text default null,
   out o_id text, out o_seq bigint, out o_position bigint, out o_placing text
-) returns setof record language plpgsql volatile set lock_timeout = '2s' set enable_seqscan = off as $$
+) returns setof record language plpgsql volatile set lock_timeout = '2s' set enable_seqscan = off
+set search_path = pg_catalog, pg_temp as $$
 declare
   e record; r record; v_count int; v_tenant text := coalesce(p_tenant, ''); v_ids text[] := '{}';
   v_keys bytea[] := '{}'; v_prints bytea[] := '{}'; v_kinds text[] := '{}'; v_times bigint[] := '{}';

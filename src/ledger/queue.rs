@@ -1,0 +1,100 @@
+//! What waits to go with the next batch, and who works it off.
+//!
+//! Each runtime has a lane of its own: whoever pushes is served by a task of the runtime it runs on. Two runtimes that share a guard
+//! (a current-thread one per core, or per test) do not wait for each other's tasks, which only move while somebody drives them.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::runtime::{Handle, Id};
+use tokio::sync::oneshot;
+
+use crate::error::Result;
+
+/// The most items in one batch.
+pub(super) const BATCH_MAX: usize = 1000;
+
+/// What waits to go with the next batch.
+pub(crate) struct Queue<I, O>(Mutex<HashMap<Id, Waiting<I, O>>>);
+
+struct Waiting<I, O> {
+    items: Vec<I>,
+    answers: Vec<oneshot::Sender<Result<O>>>,
+    running: usize,
+}
+
+impl<I, O> Default for Queue<I, O> {
+    fn default() -> Self {
+        Queue(Mutex::default())
+    }
+}
+
+pub(crate) type Batch<I, O> = (Vec<I>, Vec<oneshot::Sender<Result<O>>>);
+
+impl<I, O> Queue<I, O> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Id, Waiting<I, O>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds an item; true if a runner must be started for it, on this runtime.
+    pub(crate) fn push(&self, item: I, answer: oneshot::Sender<Result<O>>, runners_max: usize) -> bool {
+        let lane = Handle::current().id();
+        let mut lanes = self.lock();
+        let empty = || Waiting { items: Vec::new(), answers: Vec::new(), running: 0 };
+        let waiting = lanes.entry(lane).or_insert_with(empty);
+        waiting.items.push(item);
+        waiting.answers.push(answer);
+        let start = waiting.running < runners_max;
+        waiting.running += usize::from(start);
+        start
+    }
+
+    /// Works off what was pushed on this runtime.
+    pub(crate) fn runner(&self) -> Runner<'_, I, O> {
+        Runner { queue: self, lane: Handle::current().id(), ended: false }
+    }
+}
+
+/// One who works a lane off. If its task ends early (a panic, a runtime that is shut down), the lane must not wait for it for ever.
+pub(crate) struct Runner<'q, I, O> {
+    queue: &'q Queue<I, O>,
+    lane: Id,
+    ended: bool,
+}
+
+impl<I, O> Runner<'_, I, O> {
+    /// The next batch; none ends the runner.
+    pub(crate) fn take(&mut self) -> Option<Batch<I, O>> {
+        let mut lanes = self.queue.lock();
+        let waiting = lanes.get_mut(&self.lane)?;
+        if waiting.items.is_empty() {
+            self.ended = true;
+            waiting.running -= 1;
+            if waiting.running == 0 {
+                lanes.remove(&self.lane);
+            }
+            return None;
+        }
+        let rest = waiting.items.len().min(BATCH_MAX);
+        let later = (waiting.items.split_off(rest), waiting.answers.split_off(rest));
+        Some((
+            std::mem::replace(&mut waiting.items, later.0),
+            std::mem::replace(&mut waiting.answers, later.1),
+        ))
+    }
+}
+
+impl<I, O> Drop for Runner<'_, I, O> {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        let mut lanes = self.queue.lock();
+        let Some(waiting) = lanes.get_mut(&self.lane) else { return };
+        waiting.running -= 1;
+        if waiting.running == 0 {
+            // Nobody is left to take these; their callers learn it from the dropped senders.
+            lanes.remove(&self.lane);
+        }
+    }
+}
