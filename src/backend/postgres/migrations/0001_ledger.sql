@@ -211,7 +211,7 @@ begin
   elsif v_monday < v_now - interval '336 hours' or v_monday > v_now + interval '672 hours' then
     select count(*), count(*) filter (where o.tenant = coalesce(p_tenant, '')) into v_all, v_own
       from {schema}.odd_week o
-      join (select split_part(c.relname, '_', 2) as week from pg_inherits i join pg_class c on c.oid = i.inhrelid
+      join (select split_part(c.relname::text, '_', 2) as week from pg_inherits i join pg_class c on c.oid = i.inhrelid
              where i.inhparent = '{schema}.entry'::regclass) p on p.week = o.week::text;
     if v_own >= least(p_weeks_max, 1000 - v_all) then
       o_why := format('its week would be one more than the %s weeks of other times than the present that a tenant may use',
