@@ -242,7 +242,7 @@ async fn requests_are_as_documented() {
     let place = Place::directory();
     let store = Watched::new(place.objects().await);
     let journal = open_watched(&store, Duration::from_secs(5)).await;
-    assert_eq!(store.requests(), 8, "opening a new one");
+    assert_eq!(store.requests(), 12, "opening a new one");
     let put = async |of: &str, ids: &[&str]| {
         let _ = journal.append(&append(of, Expected::Any, ids)).await.unwrap();
         store.requests()

@@ -22,7 +22,7 @@ async fn open(server: &FakeS3) -> hapax::Result<ObjectJournal> {
 }
 
 #[tokio::test]
-async fn t80_a_store_without_create_only_puts_is_refused() {
+async fn t80_a_store_without_create_only_puts_or_order_is_refused() {
     let server = FakeS3::new(Creates::Once).await;
     let journal = open(&server).await.expect("what can do it is let in");
     assert_eq!(server.names(), ["meta"], "and nothing else is left there");
@@ -34,9 +34,11 @@ async fn t80_a_store_without_create_only_puts_is_refused() {
         (Creates::Overwrites, "wrote over"),
         (Creates::Forgets, "not there"),
         (Creates::Refuses, "NotImplemented"),
+        (Creates::OnceAndListsAll, "start-after"),
+        (Creates::OnceAndListsBackwards, "order of names"),
     ] {
         let server = FakeS3::new(creates).await;
-        let error = open(&server).await.map(drop).expect_err("two appends would get one number");
+        let error = open(&server).await.map(drop).expect_err("it cannot keep a journal");
         assert!(matches!(error, Error::Refused { .. } | Error::Unsupported(_)), "{creates:?}: {error}");
         assert!(!error.is_retryable() && error.to_string().contains(told), "{creates:?}: {error}");
         assert_eq!(

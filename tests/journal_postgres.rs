@@ -214,6 +214,31 @@ async fn t82_a_slow_sweep_costs_no_relay_its_lead() {
     assert_eq!(rewinding.await.unwrap().unwrap().unwrap().position, Position::of(3));
 }
 
+/// Of two sweeps that find the same events each counts what it removed itself.
+#[tokio::test]
+async fn j11_two_sweeps_at_once_count_each_event_once() {
+    let (journal, ..) = three_published().await;
+    let s = journal.schema().to_owned();
+    let mut foreign = journal.pool().begin().await.unwrap();
+    let lock = format!("select from {s}.journal where position = 1 for update");
+    foreign.execute(sqlx::AssertSqlSafe(lock)).await.unwrap();
+    let sweeps = [(); 2].map(|()| {
+        let journal = journal.clone();
+        tokio::spawn(async move { journal.sweep(&JournalSweep::new(Duration::ZERO)).await.unwrap() })
+    });
+    until("both have found them", async || {
+        let waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like";
+        ask::<i64>(journal.pool(), format!("{waiting} '%delete from {s}.journal%'")).await == 2
+    })
+    .await;
+    foreign.rollback().await.unwrap();
+    let mut swept = 0;
+    for sweep in sweeps {
+        swept += sweep.await.unwrap();
+    }
+    assert_eq!(swept, 3);
+}
+
 /// A sweeper that is stopped in the middle (SIGSTOP, a machine that is paused) holds up nobody for long: the server ends its transaction.
 #[tokio::test]
 async fn t82_a_sweeper_that_stands_still_holds_nobody_up() {

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use super::record::StoredRecord;
 use super::{Checkpoint, Journal, JournalSweep, Lead, PAGE_BYTES_MAX, Position, Stored, swept_up_to};
-use crate::backend::object::{Objects, must_create_once};
+use crate::backend::object::{Objects, must_keep_a_journal};
 use crate::crash_point;
 use crate::error::{Error, Result};
 use crate::id::{Owner, RelayName};
@@ -75,9 +75,9 @@ pub struct Archived {
 }
 
 /// Archives what every other relay has published and is old enough. Run it as often as you like, by one or by many: one does it.
-/// `Fenced`: another one has taken over; what was written stays and is right. `Refused`: the store does not create an object of a name once.
+/// `Fenced`: another one has taken over; what was written stays and is right. `Refused`: the store cannot do what is needed.
 pub async fn archive(journal: &dyn Journal, store: &dyn Objects, terms: &ArchiveTerms) -> Result<Archived> {
-    must_create_once(store).await?;
+    must_keep_a_journal(store).await?;
     let mut archived = Archived::default();
     let (token, mut checkpoint) = match journal.lead(&terms.relay, &terms.owner, terms.lease).await? {
         Lead::Leads { token, checkpoint } => (token, checkpoint),

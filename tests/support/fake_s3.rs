@@ -9,11 +9,15 @@ use hapax::backend::object::S3Settings;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 
-/// What it does about `If-None-Match: *`.
+/// What it does about `If-None-Match: *`, and about listings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Creates {
     /// What S3 does.
     Once,
+    /// That, but it lists from the beginning whatever name is asked for.
+    OnceAndListsAll,
+    /// That, but it lists the last name first.
+    OnceAndListsBackwards,
     /// It does not know the header, and writes.
     Always,
     /// It says that the name is taken, and writes.
@@ -83,7 +87,7 @@ async fn serve(client: TcpStream, creates: Creates, kept: Kept) {
         }
         let mut body = vec![0; length];
         from.read_exact(&mut body).await.unwrap();
-        let (status, answer) = answer(&method, &target, once.then_some(creates), body, &kept);
+        let (status, answer) = answer(&method, &target, creates, once, body, &kept);
         let now = jiff::Timestamp::now();
         let date = jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&now).unwrap();
         let head = format!(
@@ -99,7 +103,8 @@ async fn serve(client: TcpStream, creates: Creates, kept: Kept) {
 fn answer(
     method: &str,
     target: &str,
-    creates: Option<Creates>,
+    creates: Creates,
+    once: bool,
     body: Vec<u8>,
     kept: &Kept,
 ) -> (&'static str, Vec<u8>) {
@@ -107,7 +112,7 @@ fn answer(
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let name = path.strip_prefix("/bucket").unwrap().trim_start_matches('/').to_owned();
     match method {
-        "GET" if name.is_empty() => ("200 OK", list(query, &kept)),
+        "GET" if name.is_empty() => ("200 OK", list(query, creates, &kept)),
         "GET" => kept.get(&name).map_or(("404 Not Found", Vec::new()), |body| ("200 OK", body.clone())),
         "POST" if query == "delete" => {
             let body = String::from_utf8(body).unwrap();
@@ -118,13 +123,19 @@ fn answer(
             kept.retain(|name, _| !names.contains(&name.as_str()));
             ("200 OK", format!("<DeleteResult>{told}</DeleteResult>").into())
         }
+        "PUT" if !once => {
+            kept.insert(name, body);
+            ("200 OK", Vec::new())
+        }
         "PUT" => match creates {
-            Some(Creates::Refuses) => {
-                ("501 Not Implemented", b"<Error><Code>NotImplemented</Code></Error>".into())
+            Creates::Refuses => ("501 Not Implemented", b"<Error><Code>NotImplemented</Code></Error>".into()),
+            Creates::Forgets => ("200 OK", Vec::new()),
+            Creates::Once | Creates::OnceAndListsAll | Creates::OnceAndListsBackwards
+                if kept.contains_key(&name) =>
+            {
+                ("412 Precondition Failed", Vec::new())
             }
-            Some(Creates::Forgets) => ("200 OK", Vec::new()),
-            Some(Creates::Once) if kept.contains_key(&name) => ("412 Precondition Failed", Vec::new()),
-            Some(Creates::Overwrites) if kept.contains_key(&name) => {
+            Creates::Overwrites if kept.contains_key(&name) => {
                 kept.insert(name, body);
                 ("412 Precondition Failed", Vec::new())
             }
@@ -137,7 +148,7 @@ fn answer(
     }
 }
 
-fn list(query: &str, kept: &BTreeMap<String, Vec<u8>>) -> Vec<u8> {
+fn list(query: &str, creates: Creates, kept: &BTreeMap<String, Vec<u8>>) -> Vec<u8> {
     let of = |name: &str| {
         let value =
             query.split('&').find_map(|part| part.strip_prefix(&format!("{name}="))).unwrap_or_default();
@@ -148,6 +159,12 @@ fn list(query: &str, kept: &BTreeMap<String, Vec<u8>>) -> Vec<u8> {
         .keys()
         .filter(|name| name.starts_with(&prefix) && (after.is_empty() || **name > after))
         .collect();
+    if creates == Creates::OnceAndListsAll {
+        names = kept.keys().filter(|name| name.starts_with(&prefix)).collect();
+    }
+    if creates == Creates::OnceAndListsBackwards {
+        names.reverse();
+    }
     let wanted = max.parse().unwrap_or(1000);
     let more = names.len() > wanted;
     names.truncate(wanted);

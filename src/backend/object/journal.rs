@@ -15,7 +15,7 @@ use super::allocator::{Allocator, AllocatorMode, AllocatorSettings};
 use super::chain::{EVENTS_MAX, Tail};
 use super::ids::json;
 use super::name;
-use super::probe::must_create_once;
+use super::probe::must_keep_a_journal;
 use super::store::Objects;
 use crate::clock::Time;
 use crate::config::Migrate;
@@ -98,8 +98,8 @@ struct Meta {
 }
 
 impl ObjectJournal {
-    /// Opens the journal that lies in a store, and makes one if there is none. A store that does not create an object of a name once is
-    /// refused: it is tried each time.
+    /// Opens the journal that lies in a store, and makes one if there is none. A store that does not create an object of a name once, or
+    /// does not list in order, is refused: it is tried each time.
     pub async fn open(objects: Arc<dyn Objects>, settings: ObjectSettings) -> Result<Self> {
         let limit = EVENTS_MAX as usize;
         if !(1..=limit).contains(&settings.journal.events_max) {
@@ -108,7 +108,7 @@ impl ObjectJournal {
                 "{asked} events in one append; an object store takes 1 to {limit}"
             )));
         }
-        must_create_once(objects.as_ref()).await?;
+        must_keep_a_journal(objects.as_ref()).await?;
         let id = identify(objects.as_ref(), settings.migrate).await?;
         let mode = settings.allocator.mode();
         let allocator = settings.allocator.open(&id).await?;

@@ -10,7 +10,7 @@
 //! floor/TENANT/AGGREGATE                  a hint how far it was swept
 //! collected                               a hint up to which intent sweeps have looked
 //! relay/NAME/TOKEN.…                      leads and checkpoints
-//! probe/…                                 tried when it is opened: is a name created once?
+//! probe/…                                 tried when it is opened: is a name created once, are names listed in order?
 //! ```
 //!
 //! The only thing that decides is that an object of a name is created once. An append looks at a chain up to its end, decides, and
@@ -27,7 +27,7 @@
 //!
 //! | call | requests |
 //! |---|---|
-//! | opening | 6, or 8 of a new one (a name is created twice, read and removed, old ones are looked for; which journal it is) |
+//! | opening | 10, or 12 of a new one (two names are tried, and removed; old ones are looked for; which journal it is) |
 //! | `append` of n new events | n + 4 (an intent each, note, link, index, removal of the note); a repeat 5 per event |
 //! | … the first time a process meets an aggregate | + 2 or 3 (hint, listing, last link) |
 //! | … when another process was quicker | + 6 or so each time |
@@ -76,7 +76,7 @@ mod sweep;
 pub use allocator::{AllocatorMode, AllocatorSettings};
 pub use directory::Directory;
 pub use journal::{ObjectJournal, ObjectSettings};
-pub(crate) use probe::must_create_once;
+pub(crate) use probe::must_keep_a_journal;
 #[cfg(feature = "s3")]
 pub use s3::S3;
 #[cfg(feature = "s3")]

@@ -1,7 +1,8 @@
-//! Whether a store creates an object of a name once: everything rests on that, so it is tried and not believed.
+//! Whether a store does what a journal rests on: it is tried and not believed.
 //!
-//! S3 has it since 2024 as `If-None-Match: *`. A server that does not know the header takes the second write of a name and says that all is
-//! well; two appends would get one number, and one of them would be gone.
+//! An object of a name must be created once. S3 has that since 2024 as `If-None-Match: *`. A server that does not know the header takes the second
+//! write of a name and says that all is well; two appends would get one number, and one of them would be gone. And names must be
+//! listed in their order, from any of them on: who follows a journal would be given something twice, or never.
 
 use bytes::Bytes;
 
@@ -15,13 +16,25 @@ const LEFT: std::time::Duration = std::time::Duration::from_hours(1);
 /// So many of those are removed at a time.
 const LEFT_MAX: usize = 100;
 
-/// Creates an object twice, and refuses a store that lets the second one through or does not keep the first.
-pub(crate) async fn must_create_once(objects: &dyn Objects) -> Result<()> {
-    let name = format!("{PROBES}{}", uuid::Uuid::new_v4().simple());
-    let tried = create_twice(objects, &name).await;
-    let removed = objects.delete(&name).await;
+/// Tries a store, and refuses one that creates a name twice, does not keep what it created, or does not list in order.
+pub(crate) async fn must_keep_a_journal(objects: &dyn Objects) -> Result<()> {
+    let prefix = format!("{PROBES}{}", uuid::Uuid::new_v4().simple());
+    // The later name first, so that order is not a matter of age.
+    let names = [format!("{prefix}.b"), format!("{prefix}.a")];
+    let tried = async {
+        let [later, earlier] = &names;
+        create_twice(objects, later).await?;
+        objects.put(earlier, Bytes::new()).await?;
+        list_in_order(objects, &prefix, earlier, later).await
+    };
+    let tried = tried.await;
+    for name in &names {
+        let removed = objects.delete(name).await;
+        if tried.is_ok() {
+            removed?;
+        }
+    }
     tried?;
-    removed?;
     remove_left(objects).await
 }
 
@@ -30,21 +43,33 @@ async fn create_twice(objects: &dyn Objects, name: &str) -> Result<()> {
     // Its answer says nothing: a client that had to ask again may be told that its own object is there.
     objects.create(name, first.clone()).await?;
     let again = objects.create(name, second).await?;
-    let kept = objects.get(name).await?;
-    let found = match kept {
+    let found = match objects.get(name).await? {
         Some(kept) if kept == first && !again => return Ok(()),
         None => "an object that was just created is not there",
         Some(_) if again => "an object was created twice under one name",
         Some(_) => "it said that a name is taken, and wrote over the object all the same",
     };
-    Err(Error::Refused {
-        what: format!(
-            "{} cannot keep a journal or an archive: {found}. It must create an object only if there is none of its name, which on S3 is \
-             `If-None-Match: *`",
-            objects.about()
-        ),
-        source: None,
-    })
+    let needed =
+        "It must create an object only if there is none of its name, which on S3 is `If-None-Match: *`";
+    Err(refused(objects, &format!("{found}. {needed}")))
+}
+
+async fn list_in_order(objects: &dyn Objects, prefix: &str, earlier: &str, later: &str) -> Result<()> {
+    let first = objects.list(prefix, "", 1).await?;
+    let rest = objects.list(prefix, earlier, 10).await?;
+    if first.iter().map(|object| object.name.as_str()).eq([earlier])
+        && rest.iter().map(|object| object.name.as_str()).eq([later])
+    {
+        return Ok(());
+    }
+    let needed =
+        "it must list what was written in the order of names, from any name on (`start-after` on S3)";
+    Err(refused(objects, needed))
+}
+
+fn refused(objects: &dyn Objects, why: &str) -> Error {
+    let what = format!("{} cannot keep a journal or an archive: {why}", objects.about());
+    Error::Refused { what, source: None }
 }
 
 /// Removes what was left by those who were killed here.

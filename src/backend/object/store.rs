@@ -33,10 +33,12 @@ pub struct Now {
 /// # Contract
 ///
 /// 1. [`create`](Objects::create) writes an object whole or not at all, and only if there is none of that name: of those who try at
-///    the same time one succeeds. Who opens a journal or archives one tries that first, and refuses a store that cannot.
+///    the same time one succeeds.
 /// 2. What was written is there for every `get` and every `list` that begins afterwards (S3 since December 2020).
 /// 3. [`list`](Objects::list) is in the order of the names' bytes.
 /// 4. An `Err` leaves open whether the write took place.
+///
+/// Who opens a journal, or archives one, tries the first three, and refuses a store that cannot do them.
 #[async_trait]
 pub trait Objects: fmt::Debug + Send + Sync + 'static {
     /// Writes an object of a new name; false if the name is taken.

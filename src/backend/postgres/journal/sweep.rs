@@ -16,12 +16,22 @@ const WHAT: &str = "sweeping the journal";
 /// Position, seq, tenant, aggregate and whether it is old enough.
 type Candidate = (i64, i64, String, String, bool);
 
-/// Looks at the oldest events, a page at a time, and takes the first that may go. It ends at a page of which none is old: what follows is
-/// younger. What is held back is passed by.
+/// Removes so many events, or all that may go. What another sweep removed first does not count, and is looked past.
 pub(super) async fn sweep(inner: &Inner, terms: &JournalSweep) -> Result<u64> {
+    loop {
+        let (found, gone) = step(inner, terms).await?;
+        if found == 0 || gone > 0 {
+            return Ok(gone);
+        }
+    }
+}
+
+/// Looks at the oldest events, a page at a time, and takes the first that may go. It ends at a page of which none is old: what follows is
+/// younger. What is held back is passed by. Says how many it found, and how many of them are gone by its doing.
+async fn step(inner: &Inner, terms: &JournalSweep) -> Result<(usize, u64)> {
     let mut tx = inner.pool.begin_with(BEGIN_BRIEFLY).await.map_err(|e| fail(WHAT, e))?;
     let relays = relay::relays_in(inner, &mut tx, true).await?;
-    let Some(up_to) = swept_up_to(&relays) else { return Ok(0) };
+    let Some(up_to) = swept_up_to(&relays) else { return Ok((0, 0)) };
     let (mut after, mut going) = (0, Vec::new());
     while going.len() < terms.batch_max {
         let page = page(inner, &mut tx, after, &up_to, terms).await?;
@@ -37,13 +47,14 @@ pub(super) async fn sweep(inner: &Inner, terms: &JournalSweep) -> Result<u64> {
             break;
         }
     }
-    if !terms.dry_run && !going.is_empty() {
-        let sql = format!("delete from {}.journal where position = any($1)", inner.settings.schema);
-        let query = sqlx::query(AssertSqlSafe(sql)).persistent(false).bind(&going);
-        query.execute(&mut *tx).await.map_err(|e| fail(WHAT, e))?;
-        tx.commit().await.map_err(|e| fail(WHAT, e))?;
+    if terms.dry_run || going.is_empty() {
+        return Ok((going.len(), going.len() as u64));
     }
-    Ok(going.len() as u64)
+    let sql = format!("delete from {}.journal where position = any($1)", inner.settings.schema);
+    let query = sqlx::query(AssertSqlSafe(sql)).persistent(false).bind(&going);
+    let gone = query.execute(&mut *tx).await.map_err(|e| fail(WHAT, e))?.rows_affected();
+    tx.commit().await.map_err(|e| fail(WHAT, e))?;
+    Ok((going.len(), gone))
 }
 
 async fn page(
