@@ -203,7 +203,7 @@ impl Stage {
         let (outcome, token) = match answer {
             Ok(answer) => answer,
             Err(error) => {
-                let code = error.as_database_error().and_then(|e| e.code().map(|c| c.into_owned()));
+                let code = error.as_database_error().and_then(|e| e.code().map(std::borrow::Cow::into_owned));
                 let code = code.unwrap_or_default();
                 assert!(["40001", "40P01", "55000", "55006", "55P03"].contains(&code.as_str()), "{error}");
                 return Ok(());
@@ -289,9 +289,10 @@ impl Stage {
                 faults.push(format!("{what}: {kind:?} {id}: {count} effects, now {now:?}, {said:?}"));
             };
             match (kind, count, now.name()) {
-                (Kind::Done, 0, "duplicate" | "too_old") | (Kind::Never, 0, "too_old" | "busy") => {}
-                (Kind::Due | Kind::Lapsed, 0, "claimed" | "busy" | "retry_later") => {}
-                (Kind::Due | Kind::Lapsed | Kind::Never, 1, "duplicate") => {}
+                (Kind::Done, 0, "duplicate" | "too_old")
+                | (Kind::Never, 0, "too_old" | "busy")
+                | (Kind::Due | Kind::Lapsed, 0, "claimed" | "busy" | "retry_later")
+                | (Kind::Due | Kind::Lapsed | Kind::Never, 1, "duplicate") => {}
                 (_, 2.., _) | (Kind::Done, 1, _) => fault("doubled"),
                 (_, 1, "claimed") => fault("would be doubled"),
                 (_, 0, _) => fault("lost"),
