@@ -110,6 +110,12 @@ async fn t78_a_held_event_of_a_transactional_consumer_keeps_its_lease() {
             })
         });
         members.push((handle, tokio::spawn(consumer.run(work))));
+        // The second member joins when the event is held: a partition that moves would take the first failure with it.
+        until("it failed, and is held", || async {
+            !entries(&ledger, State::Retry).await.is_empty()
+                || !entries(&ledger, State::Leased).await.is_empty()
+        })
+        .await;
     }
     until("it is settled", || async {
         !entries(&ledger, State::Done).await.is_empty() || !entries(&ledger, State::Dead).await.is_empty()
@@ -378,7 +384,7 @@ async fn t82_a_delayed_retry_is_suspect_when_its_process_dies() {
             let (ledger, scope, into) = (of.clone(), scope.clone(), Arc::clone(&into));
             Box::pin(async move {
                 match (first, run) {
-                    (true, 0) => return Err(Failed::retry_after("not yet", Duration::from_secs(3))),
+                    (true, 0) => return Err(Failed::retry_after("not yet", Duration::from_secs(10))),
                     (true, 1) => std::future::pending().await, // it dies here
                     (true, _) => {
                         let markers = ledger.markers(&scope, &topic(), &[0]).await.unwrap();
@@ -390,8 +396,9 @@ async fn t82_a_delayed_retry_is_suspect_when_its_process_dies() {
             })
         })));
         if life == 0 {
-            until("it is retried", || async { runs.load(Ordering::SeqCst) == 2 }).await;
+            // First the others: what is in one batch with it would wait for it.
             until("all others are done", || async { entries(&ledger, State::Done).await.len() == 999 }).await;
+            until("it is retried", || async { runs.load(Ordering::SeqCst) == 2 }).await;
             running.abort();
             let _ = running.await;
         } else {

@@ -248,11 +248,14 @@ async fn t82_a_sweeper_that_stands_still_holds_nobody_up() {
     let mut sweeping = Box::pin(journal.sweep(&all));
     let watching = pool(1).await;
     until("the sweep has locked the relays", async || {
-        tokio::select! {
-            biased;
-            swept = &mut sweeping => panic!("it has ended: {swept:?}"),
-            () = tokio::time::sleep(Duration::from_millis(1)) => {}
+        // A step at a time, and only when the server has done the one before: so every pause between two statements is seen.
+        let active = "select count(*) from pg_stat_activity where state = 'active' and pid <> pg_backend_pid() and query like";
+        if ask::<i64>(&watching, format!("{active} '%{s}.%'")).await > 0 {
+            return false;
         }
+        let step = std::future::poll_fn(|context| std::task::Poll::Ready(sweeping.as_mut().poll(context))).await;
+        assert!(step.is_pending(), "it has ended");
+        tokio::time::sleep(Duration::from_millis(3)).await;
         let open = "select count(*) from pg_stat_activity where state = 'idle in transaction' and query like";
         ask::<i64>(&watching, format!("{open} '%from {s}.journal j cross join%'")).await > 0
     })

@@ -105,7 +105,7 @@ fn what_is_not_as_expected_is_refused_with_a_sentence() {
     assert_eq!(stat["events"], 5, "nothing of it was stored");
     for (journal, told) in [
         ("memory:", "would end with this command"),
-        ("tape:x", "names no journal"),
+        ("tape:x", "journal.url takes"),
         ("dir:", "names no directory"),
     ] {
         assert!(run(dir, &["--journal", journal, "journal", "stat"]).code(2).err.contains(told), "{journal}");

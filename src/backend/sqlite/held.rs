@@ -45,7 +45,7 @@ fn select(conn: &Connection, scopes: &[i32], which: &str, share: &Share, limit: 
             // No more of each than all of them together may have, besides those that are passed over.
             let mut bytes = 0;
             for (at, row) in rows.enumerate() {
-                if at < share.skip {
+                if at <= share.skip {
                     bytes = 0;
                 }
                 if share.bytes_max.is_some_and(|max| bytes >= max) {
