@@ -107,6 +107,7 @@ impl Marker {
     }
 
     /// What was being tried, as it is stored: the size of a batch, the first offset, then the distance to each next one.
+    #[cfg_attr(not(any(feature = "sqlite", feature = "postgres", feature = "redis")), allow(dead_code))]
     pub(crate) fn tried_text(&self) -> String {
         let mut text = self.batch.to_string();
         let mut before = 0;
@@ -119,6 +120,7 @@ impl Marker {
     }
 
     /// A marker as it was stored.
+    #[cfg_attr(not(any(feature = "sqlite", feature = "postgres", feature = "redis")), allow(dead_code))]
     pub(crate) fn stored(topic: &Topic, partition: i32, last: i64, tried: &str) -> Result<Self> {
         let mut numbers = tried.split(' ').map(str::parse::<i64>);
         let corrupt = || Error::Corrupt(format!("the marker of {topic}-{partition} is {tried:?}"));
