@@ -364,7 +364,7 @@ async fn t79_one_budget_of_memory_for_the_whole_process() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t82_a_delayed_retry_is_suspect_when_its_process_dies() {
     let (ledger, ..) = world().await;
-    let records: Vec<_> = (0..1000).map(|n| event(&format!("e-{n}"))).collect();
+    let records: Vec<_> = (0..100).map(|n| event(&format!("e-{n}"))).collect();
     let bus = bus(1, &records).await;
     let scope = Scope::new("billing").unwrap();
     let runs = Arc::new(AtomicU32::new(0));
@@ -397,12 +397,12 @@ async fn t82_a_delayed_retry_is_suspect_when_its_process_dies() {
         })));
         if life == 0 {
             // First the others: what is in one batch with it would wait for it.
-            until("all others are done", || async { entries(&ledger, State::Done).await.len() == 999 }).await;
+            until("all others are done", || async { entries(&ledger, State::Done).await.len() == 99 }).await;
             until("it is retried", || async { runs.load(Ordering::SeqCst) == 2 }).await;
             running.abort();
             let _ = running.await;
         } else {
-            until("all are done", || async { entries(&ledger, State::Done).await.len() == 1000 }).await;
+            until("all are done", || async { entries(&ledger, State::Done).await.len() == 100 }).await;
             handle.stop();
             running.await.unwrap().unwrap();
             seen = marked.lock().unwrap().clone();
