@@ -343,6 +343,7 @@ async fn archived_once(new: impl Fn() -> Place, points: &[&str], hits_max: u32) 
             }
             let all = publish_all(&journal).await;
             assert_eq!(all.len(), 7);
+            place.until_past(&journal).await;
             let died = dies(&place, "archive", point, hit);
             let store = Place::of(&format!("{}-archive", place.word)).objects().await;
             let terms = archive_terms();

@@ -46,6 +46,7 @@ async fn a_swept_place_is_not_free(place: Place) {
             let _ = two.append(&append(of, Expected::Any, &[&format!("{of}-{n}")])).await.unwrap();
         }
         publish_all(&two).await;
+        place.until_past(&two).await;
         assert_eq!(two.sweep(&sweep).await.unwrap(), 7 + u64::from(of != "any"), "{of}");
         assert_eq!(two.read_aggregate(None, &aggregate(of), 1, 10).await.unwrap().events.len(), 0);
         let answer = one.append(&append(of, expected, &[&format!("{of}-late")])).await;
@@ -73,6 +74,7 @@ async fn a_slow_writer_finds_a_swept_place_taken(place: Place) {
         let _ = other.append(&append("slow", Expected::Any, &[&format!("o{n}")])).await.unwrap();
     }
     publish_all(&other).await;
+    place.until_past(&other).await;
     assert_eq!(other.sweep(&JournalSweep::new(Duration::ZERO)).await.unwrap(), 3);
     publish_all(&other).await;
     store.hold(None);
@@ -238,6 +240,7 @@ async fn a_claim_is_forgotten_under_a_paused_writer(place: Place) {
     }
     assert_eq!(other.head(None, &aggregate("slow")).await.unwrap(), appended + 1);
     publish_all(&other).await;
+    place.until_past(&other).await;
     other.sweep(&JournalSweep::new(Duration::ZERO)).await.unwrap();
     assert_eq!(intents(&*objects).await, Vec::<String>::new(), "nothing is left behind");
 }
