@@ -143,6 +143,10 @@ async fn played() -> bool {
     let events: u64 = std::env::var("RELAY_EVENTS").unwrap().parse().unwrap();
     let mut settings = relay_settings(&topic);
     settings.owner = Some(Owner::new(std::env::var("RELAY_OWNER").unwrap()).unwrap());
+    if place.starts_with("s3:") {
+        // Each step is several requests. A relay that loses its lead repeats a batch, too, which is not what these tests count.
+        settings.lease = Duration::from_secs(6);
+    }
     let journal = open_journal(&place).await;
     let relay = Relay::new(journal.clone(), world::bus().await, settings).unwrap();
     let watch = relay.watch();

@@ -17,6 +17,7 @@ const COMMIT: u8 = 2;
 const REFUSE: u8 = 3;
 const COMMIT_ANSWER: u8 = 4;
 const STALL: u8 = 5;
+const LAST_ANSWER: u8 = 6;
 
 #[derive(Default)]
 struct Plan {
@@ -27,7 +28,11 @@ struct Plan {
 
 impl Plan {
     fn take(&self, what: u8) -> bool {
-        let mine = self.lose.compare_exchange(what, PASS, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        self.take_and(what, PASS)
+    }
+
+    fn take_and(&self, what: u8, then: u8) -> bool {
+        let mine = self.lose.compare_exchange(what, then, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         self.lost.fetch_add(usize::from(mine), Ordering::SeqCst);
         mine
     }
@@ -77,6 +82,11 @@ impl Proxy {
     /// Lose the answer to the next statement: the server has committed it, its client never learns.
     pub fn lose_answer(&self) {
         self.plan.lose.store(ANSWER, Ordering::SeqCst);
+    }
+
+    /// Lose the answer to the next statement, and from then on [`refuse`](Proxy::refuse).
+    pub fn lose_answer_and_refuse(&self) {
+        self.plan.lose.store(LAST_ANSWER, Ordering::SeqCst);
     }
 
     /// Lose the next COMMIT: its client cannot tell this from a lost answer, but the server never saw it.
@@ -163,7 +173,8 @@ async fn answers(
             return;
         }
         // CommandComplete comes before the commit of a statement on its own; ReadyForQuery comes after it.
-        losing |= mute.load(Ordering::SeqCst) || (head[0] == b'C' && plan.take(ANSWER));
+        losing |= mute.load(Ordering::SeqCst)
+            || (head[0] == b'C' && (plan.take(ANSWER) || plan.take_and(LAST_ANSWER, REFUSE)));
         if losing && head[0] == b'Z' {
             return;
         }

@@ -285,7 +285,7 @@ if do == 'cancel' and request['attempt'] == 1:
     raise Retry('cancelled')
 effect(f\"{request['id']} done\")",
     );
-    let more = ["--timeout", "300ms", "--set", "consumer.cancel_grace_ms=500"];
+    let more = ["--timeout", "3s", "--set", "consumer.cancel_grace_ms=1000"];
     let ran = consume(dir, &command, &more).code(0);
     println!("{}", ran.out.trim());
     assert_eq!(count(&ran, "done"), 2, "{} {}", ran.out, ran.err);
