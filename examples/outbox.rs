@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::backend::sqlite::{SqliteJournal, SqliteLedger};
-use hapax::bus::{Bus, EmbeddedBus, TopicTerms};
+use hapax::bus::{Bus, EmbeddedBus, TopicSettings};
 use hapax::consumer::{Consumer, Guarantee, TransactionalLedger, transactional};
 use hapax::journal::{Append, Checkpoint, Expected, JournalSettings};
 use hapax::ledger::Settings;
@@ -139,7 +139,7 @@ async fn deliver<L: TransactionalLedger>(
     written: u64,
 ) -> Fallible<u64> {
     let topic = Topic::new(topic)?;
-    bus.create_topic(&topic, TopicTerms::new(2)).await?;
+    bus.create_topic(&topic, TopicSettings::new(2)).await?;
     let consumer = Consumer::builder(bus.clone(), ledger).scope("shipping").topic(topic.as_str()).build()?;
     let handle = consumer.handle();
     let consuming = tokio::spawn(consumer.run(apply));

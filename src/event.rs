@@ -124,7 +124,7 @@ impl Event {
 
     /// The fingerprint, if there is anything to tell: an event that is nothing but an id has no immutable part that could be
     /// compared.
-    pub(crate) fn told(&self) -> Option<Fingerprint> {
+    pub(crate) fn fingerprint_if_any(&self) -> Option<Fingerprint> {
         let told = !self.payload.is_empty() || self.kind.is_some() || self.seq.is_some();
         told.then(|| self.fingerprint())
     }

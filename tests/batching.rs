@@ -8,7 +8,7 @@ use std::time::Duration;
 use hapax::backend::memory::MemoryLedger;
 use hapax::error::Result;
 use hapax::ledger::{
-    Claim, Epoch, Extend, Identity, Ledger as _, Marker, Settle, Settled, State, SweepTerms, Swept,
+    Claim, Epoch, Extend, Identity, Ledger as _, Marker, Settle, Settled, State, SweepSettings, Swept,
 };
 use hapax::{Error, EventId, Guard, Outcome, Scope, Time, Topic, ledger_over};
 use tokio::sync::Semaphore;
@@ -72,7 +72,7 @@ ledger_over!(Slow {
     async fn settle(&self, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
         self.inner.settle(settles).await
     }
-    async fn sweep(&self, terms: SweepTerms) -> Result<Swept> {
+    async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
         self.inner.sweep(terms).await
     }
     async fn now(&self) -> Result<Time> {

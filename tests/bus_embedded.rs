@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::bus::embedded::{EmbeddedBus, EmbeddedSettings};
-use hapax::bus::{Bus, Heard, MemoryBus, Partition, Record, Subscription, TopicTerms};
+use hapax::bus::{Bus, BusEvent, MemoryBus, Partition, Record, Subscription, TopicSettings};
 use hapax::clock::{Clock, ManualClock};
 use hapax::testing::noon;
 use hapax::{Error, Topic};
@@ -64,10 +64,10 @@ async fn until_oldest(bus: &impl Bus, number: i32, oldest: i64) {
 async fn everything_is_there_after_reopening() {
     let file = File::new();
     let bus = file.open();
-    bus.create_topic(&topic(), TopicTerms::new(1)).await.unwrap();
+    bus.create_topic(&topic(), TopicSettings::new(1)).await.unwrap();
     publish(&bus, &records(3, 10)).await;
     let mut member = bus.subscribe(Subscription::new("g", [topic()]).unwrap()).await.unwrap();
-    let Heard::Given(given) = member.next().await.unwrap() else { panic!("a gift comes first") };
+    let BusEvent::Assigned(given) = member.next().await.unwrap() else { panic!("a gift comes first") };
     member.commit(&[(given[0].clone(), 2)]).await.unwrap().remove(0).unwrap();
     member.leave().await.unwrap();
     drop(bus);
@@ -81,7 +81,7 @@ async fn everything_is_there_after_reopening() {
 async fn retention_by_time_sweeps_by_itself_and_reuses_no_offset() {
     let file = File::new();
     let bus = file.open();
-    let mut terms = TopicTerms::new(1);
+    let mut terms = TopicSettings::new(1);
     terms.retention = Some(Duration::from_secs(3600));
     bus.create_topic(&topic(), terms).await.unwrap();
     assert_eq!(bus.topic(&topic()).await.unwrap().unwrap().retention, terms.retention);
@@ -106,7 +106,7 @@ async fn retention_by_time_sweeps_by_itself_and_reuses_no_offset() {
 async fn retention_by_size_keeps_the_newest() {
     let file = File::new();
     let bus = file.open();
-    let mut terms = TopicTerms::new(1);
+    let mut terms = TopicSettings::new(1);
     terms.retention_bytes = Some(1000);
     bus.create_topic(&topic(), terms).await.unwrap();
     publish(&bus, &records(26, 100)).await;
@@ -120,7 +120,7 @@ async fn retention_by_size_keeps_the_newest() {
 async fn records_without_a_key_take_turns_across_processes() {
     let file = File::new();
     let (one, two) = (file.open(), file.open());
-    one.create_topic(&topic(), TopicTerms::new(3)).await.unwrap();
+    one.create_topic(&topic(), TopicSettings::new(3)).await.unwrap();
     for _ in 0..3 {
         publish(&one, &records(1, 1)).await;
         publish(&two, &records(1, 1)).await;
@@ -136,8 +136,8 @@ async fn both_buses_send_a_key_to_the_same_partition() {
     let (file, memory) = (file.open(), MemoryBus::new());
     let keyed: Vec<_> =
         (0..50).map(|n| Record { key: Some(format!("key-{n}").into()), ..Record::default() }).collect();
-    file.create_topic(&topic(), TopicTerms::new(7)).await.unwrap();
-    memory.create_topic(&topic(), TopicTerms::new(7)).await.unwrap();
+    file.create_topic(&topic(), TopicSettings::new(7)).await.unwrap();
+    memory.create_topic(&topic(), TopicSettings::new(7)).await.unwrap();
     assert_eq!(publish(&file, &keyed).await, publish(&memory, &keyed).await);
 }
 
@@ -145,7 +145,7 @@ async fn both_buses_send_a_key_to_the_same_partition() {
 async fn concurrent_publishes_share_commits_and_each_is_acknowledged() {
     let file = File::new();
     let bus = file.open();
-    bus.create_topic(&topic(), TopicTerms::new(1)).await.unwrap();
+    bus.create_topic(&topic(), TopicSettings::new(1)).await.unwrap();
     let tasks: Vec<_> = (0..200)
         .map(|_| {
             let bus = bus.clone();
@@ -172,7 +172,7 @@ async fn the_largest_event_of_a_journal_is_published() {
     use hapax::journal::{Append, Expected, Journal as _, JournalSettings, MemoryJournal};
     let file = File::new();
     let bus = Arc::new(file.open());
-    bus.create_topic(&topic(), TopicTerms::new(1)).await.unwrap();
+    bus.create_topic(&topic(), TopicSettings::new(1)).await.unwrap();
     let journal = MemoryJournal::default();
     let (bytes, longest) = (JournalSettings::default().event_bytes_max, "🦀".repeat(255));
     let event = hapax::Event::new(hapax::EventId::new(&longest).unwrap())
@@ -207,7 +207,7 @@ async fn the_largest_event_of_a_journal_is_published() {
 async fn a_record_that_is_too_large_is_refused_alone() {
     let file = File::new();
     let bus = file.open();
-    bus.create_topic(&topic(), TopicTerms::new(1)).await.unwrap();
+    bus.create_topic(&topic(), TopicSettings::new(1)).await.unwrap();
     let mixed = [records(1, 10), records(1, (1 << 20) + 1), records(1, 1 << 20)].concat();
     let answers = bus.publish(&topic(), &mixed).await.unwrap();
     assert!(answers[0].is_ok() && answers[2].is_ok(), "{answers:?}");
@@ -243,7 +243,7 @@ async fn errors_say_what_to_do() {
 async fn a_locked_file_is_contention() {
     let file = File::new();
     let bus = file.open();
-    bus.create_topic(&topic(), TopicTerms::new(1)).await.unwrap();
+    bus.create_topic(&topic(), TopicSettings::new(1)).await.unwrap();
     let blocker = rusqlite::Connection::open(file.path()).unwrap();
     blocker.execute_batch("BEGIN IMMEDIATE").unwrap();
     let error = bus.publish(&topic(), &records(1, 1)).await.unwrap_err();
@@ -261,17 +261,17 @@ async fn a_clock_that_is_set_back_keeps_no_dead_alive() {
     let ahead = ManualClock::new(noon().plus(Duration::from_secs(3600)));
     let settings = EmbeddedSettings::default();
     let (still, bus) = (EmbeddedBus::open_with(file.path(), settings, Arc::new(ahead)).unwrap(), file.open());
-    bus.create_topic(&topic(), TopicTerms::new(1)).await.unwrap();
+    bus.create_topic(&topic(), TopicSettings::new(1)).await.unwrap();
     let mut subscription = Subscription::new("g", [topic()]).unwrap();
     subscription.session_timeout = Duration::from_millis(400); // beats every 100 ms
     let mut dead = still.subscribe(subscription.clone()).await.unwrap();
-    let Heard::Given(before) = dead.next().await.unwrap() else { panic!("a gift comes first") };
+    let BusEvent::Assigned(before) = dead.next().await.unwrap() else { panic!("a gift comes first") };
     still.silence(true);
     // Its last sign of life lies an hour ahead of what the clock says now.
     let mut member = bus.subscribe(subscription).await.unwrap();
     let heard = tokio::time::timeout(Duration::from_mins(1), member.next()).await.expect("an heir");
-    let Heard::Given(given) = heard.unwrap() else { panic!("a gift comes first") };
+    let BusEvent::Assigned(given) = heard.unwrap() else { panic!("a gift comes first") };
     assert_eq!(given[0].partition, partition(0));
     still.silence(false);
-    assert_eq!(dead.next().await.unwrap(), Heard::Lost(before));
+    assert_eq!(dead.next().await.unwrap(), BusEvent::Lost(before));
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use hapax::bus::{Assigned, Bus, EmbeddedBus, Heard, Partition, Record, Subscription, TopicTerms};
+use hapax::bus::{Assignment, Bus, BusEvent, EmbeddedBus, Partition, Record, Subscription, TopicSettings};
 use hapax::{Error, Topic};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
@@ -37,33 +37,33 @@ async fn member(file: &Path) {
     let mut subscription = Subscription::new(GROUP, [topic()]).unwrap();
     subscription.session_timeout = SESSION;
     let mut member = bus.subscribe(subscription).await.unwrap();
-    let mut held: BTreeMap<Partition, Assigned> = BTreeMap::new();
-    let name = |assigned: &Assigned| format!("{} {}", assigned.partition.number, assigned.epoch);
+    let mut held: BTreeMap<Partition, Assignment> = BTreeMap::new();
+    let name = |assigned: &Assignment| format!("{} {}", assigned.partition.number, assigned.epoch);
     loop {
         match member.next().await.unwrap() {
-            Heard::Given(given) => {
+            BusEvent::Assigned(given) => {
                 for assigned in given {
                     say(&format!("given {}", name(&assigned)));
                     held.insert(assigned.partition.clone(), assigned);
                 }
             }
-            Heard::Revoked(revoked) => {
+            BusEvent::Revoked(revoked) => {
                 for assigned in &revoked {
                     say(&format!("back {}", name(assigned)));
                     held.remove(&assigned.partition);
                 }
-                member.give_back(&revoked).await.unwrap();
+                member.release(&revoked).await.unwrap();
             }
-            Heard::Removed { partition, offsets } => {
+            BusEvent::Removed { partition, offsets } => {
                 say(&format!("removed {} {offsets:?}", partition.number));
             }
-            Heard::Lost(lost) => {
+            BusEvent::Lost(lost) => {
                 for assigned in &lost {
                     say(&format!("lost {}", name(assigned)));
                     held.remove(&assigned.partition);
                 }
             }
-            Heard::Records(records) => {
+            BusEvent::Records(records) => {
                 let mut ends = BTreeMap::new();
                 for received in records {
                     let number = received.origin.partition;
@@ -135,7 +135,7 @@ impl Stage {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("bus.db");
         let bus = EmbeddedBus::open(&file).unwrap();
-        bus.create_topic(&topic(), TopicTerms::new(PARTITIONS)).await.unwrap();
+        bus.create_topic(&topic(), TopicSettings::new(PARTITIONS)).await.unwrap();
         let (say, hear) = mpsc::unbounded_channel();
         let (heard, committed) = (Story::default(), BTreeMap::new());
         Stage { bus, file, say, hear, heard, committed, published: 0, _dir: dir }

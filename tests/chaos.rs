@@ -84,7 +84,7 @@ async fn a_group_of_three_on_kafka_copies_each_dead_letter_once() {
     let scope = hapax::Scope::new("worker").unwrap();
     until("all dead and copied", || async {
         world.entries(State::Dead).await.len() == 120
-            && world.ledger.outlet(&scope, &Share::all(), 1).await.unwrap().is_empty()
+            && world.ledger.unpublished_dead(&scope, &Share::all(), 1).await.unwrap().is_empty()
     })
     .await;
     for (handle, running) in members {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use hapax::backend::memory::MemoryLedger;
 use hapax::bus::memory::MemoryBus;
-use hapax::bus::{Bus, Partition, Record, TopicTerms};
+use hapax::bus::{Bus, Partition, Record, TopicSettings};
 use hapax::consumer::{
     Consumer, ConsumerBuilder, ConsumerHandle, Failed, Handled, Wants, at_most_once, leased,
 };
@@ -51,7 +51,7 @@ struct World {
 impl World {
     async fn new(partitions: i32) -> Self {
         let bus = Arc::new(MemoryBus::default());
-        bus.create_topic(&topic("orders"), TopicTerms::new(partitions)).await.unwrap();
+        bus.create_topic(&topic("orders"), TopicSettings::new(partitions)).await.unwrap();
         World { bus, ledger: Arc::new(MemoryLedger::default()) }
     }
 
@@ -191,10 +191,10 @@ async fn a_failing_event_is_retried_then_dead_with_its_bytes_and_a_copy() {
 }
 
 async fn read_all(bus: &MemoryBus, name: &str) -> Vec<Record> {
-    use hapax::bus::{Heard, Subscription};
+    use hapax::bus::{BusEvent, Subscription};
     let mut reader = bus.subscribe(Subscription::new("reader", [topic(name)]).unwrap()).await.unwrap();
     loop {
-        if let Heard::Records(records) = reader.next().await.unwrap() {
+        if let BusEvent::Records(records) = reader.next().await.unwrap() {
             return records.into_iter().map(|received| received.record).collect();
         }
     }
@@ -689,10 +689,10 @@ async fn t01_the_window_is_read_before_the_claim_and_written_after_done() {
 #[tokio::test]
 async fn too_many_events_that_are_too_old_stop_the_consumer_with_a_sentence() {
     use hapax::clock::ManualClock;
-    use hapax::ledger::{Settings, SweepTerms};
+    use hapax::ledger::{Settings, SweepSettings};
     let clock = ManualClock::new(hapax::Time::parse("2026-03-02T00:00:00Z").unwrap());
     let bus = Arc::new(MemoryBus::default());
-    bus.create_topic(&topic("orders"), TopicTerms::new(1)).await.unwrap();
+    bus.create_topic(&topic("orders"), TopicSettings::new(1)).await.unwrap();
     let ledger = Arc::new(MemoryLedger::with_clock(Settings::default(), Arc::new(clock.clone())));
     let world = World { bus, ledger };
     // Ids of a week that the scope has seen and that was dropped since (UUIDv7 of 2026-03-02).
@@ -706,7 +706,7 @@ async fn too_many_events_that_are_too_old_stop_the_consumer_with_a_sentence() {
     )
     .await;
     clock.advance(Duration::from_hours(60 * 24));
-    let terms = SweepTerms { retention: Duration::from_hours(24), batch_max: 1000, dry_run: false };
+    let terms = SweepSettings { retention: Duration::from_hours(24), batch_max: 1000, dry_run: false };
     // The consumer may have swept before; then the next sweep takes the sixty days for a leap of the clock.
     let mut dropped = 0;
     for _ in 0..2 {
@@ -715,7 +715,7 @@ async fn too_many_events_that_are_too_old_stop_the_consumer_with_a_sentence() {
     }
     assert_eq!(dropped, 1);
     let again = World { bus: Arc::new(MemoryBus::default()), ledger: Arc::clone(&world.ledger) };
-    again.bus.create_topic(&topic("orders"), TopicTerms::new(1)).await.unwrap();
+    again.bus.create_topic(&topic("orders"), TopicSettings::new(1)).await.unwrap();
     again.publish(&ids.iter().map(|id| event(id)).collect::<Vec<_>>()).await;
     let consumer = again.consumer().with(|settings| settings.too_old_max = 10).build().unwrap();
     let ran = Arc::new(AtomicU32::new(0));
@@ -869,7 +869,12 @@ async fn dead_letters_that_cannot_be_copied_stop_nobody() {
     .await;
     assert_eq!((counts["dead"], counts["held"], counts["done"]), (1, 1, 1));
     assert_eq!(
-        world.ledger.outlet(&hapax::Scope::new("mailer").unwrap(), &Share::all(), 9).await.unwrap().len(),
+        world
+            .ledger
+            .unpublished_dead(&hapax::Scope::new("mailer").unwrap(), &Share::all(), 9)
+            .await
+            .unwrap()
+            .len(),
         1,
         "still to be copied"
     );

@@ -11,7 +11,8 @@ use async_trait::async_trait;
 use hapax::backend::memory::MemoryLedger;
 use hapax::bus::memory::MemoryBus;
 use hapax::bus::{
-    Assigned, Bus, Capabilities, Heard, Partition, Record, Subscriber, Subscription, TopicInfo, TopicTerms,
+    Assignment, Bus, BusEvent, Capabilities, Partition, Record, Subscriber, Subscription, TopicInfo,
+    TopicSettings,
 };
 use hapax::consumer::{Consumer, ConsumerBuilder, leased};
 use hapax::error::Result;
@@ -52,7 +53,7 @@ impl Bus for Flaky {
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
         Ok(Box::new(Member(self.0.subscribe(subscription).await?, self.1.clone())))
     }
-    async fn create_topic(&self, topic: &Topic, terms: TopicTerms) -> Result<bool> {
+    async fn create_topic(&self, topic: &Topic, terms: TopicSettings) -> Result<bool> {
         self.0.create_topic(topic, terms).await
     }
     async fn topic(&self, topic: &Topic) -> Result<Option<TopicInfo>> {
@@ -71,9 +72,9 @@ impl Bus for Flaky {
 
 #[async_trait]
 impl Subscriber for Member {
-    async fn next(&mut self) -> Result<Heard> {
+    async fn next(&mut self) -> Result<BusEvent> {
         let mut heard = self.0.next().await?;
-        if let Heard::Records(records) = &mut heard
+        if let BusEvent::Records(records) = &mut heard
             && self.1.steps_back.load(Ordering::SeqCst)
         {
             for received in records {
@@ -91,15 +92,15 @@ impl Subscriber for Member {
     async fn seek(&mut self, partition: &Partition, offset: i64) -> Result<()> {
         self.0.seek(partition, offset).await
     }
-    async fn commit(&mut self, offsets: &[(Assigned, i64)]) -> Result<Vec<Result<()>>> {
+    async fn commit(&mut self, offsets: &[(Assignment, i64)]) -> Result<Vec<Result<()>>> {
         if self.1.commits_refused.load(Ordering::SeqCst) {
             let refused = || Err(Error::Refused { what: "no right to commit".into(), source: None });
             return Ok(offsets.iter().map(|_| refused()).collect());
         }
         self.0.commit(offsets).await
     }
-    async fn give_back(&mut self, partitions: &[Assigned]) -> Result<()> {
-        self.0.give_back(partitions).await
+    async fn release(&mut self, partitions: &[Assignment]) -> Result<()> {
+        self.0.release(partitions).await
     }
     async fn leave(self: Box<Self>) -> Result<()> {
         self.0.leave().await
@@ -136,7 +137,7 @@ impl Lines {
 async fn world(faults: Faults, count: usize) -> (Flaky, Topic) {
     let bus = Flaky(MemoryBus::default(), Arc::new(faults));
     let topic = Topic::new("orders").unwrap();
-    bus.create_topic(&topic, TopicTerms::new(1)).await.unwrap();
+    bus.create_topic(&topic, TopicSettings::new(1)).await.unwrap();
     publish(&bus, &topic, 0..count).await;
     (bus, topic)
 }

@@ -14,7 +14,7 @@ use hapax::backend::memory::MemoryLedger;
 use hapax::backend::postgres::{Migrate, PgLedger};
 use hapax::backend::sqlite::SqliteLedger;
 use hapax::bus::memory::MemoryBus;
-use hapax::bus::{Bus, Record, TopicTerms};
+use hapax::bus::{Bus, Record, TopicSettings};
 use hapax::consumer::{
     Consumer, ConsumerBuilder, Failed, Guarantee, TransactionalLedger, leased, transactional,
     transactional_batch,
@@ -35,7 +35,7 @@ fn records(count: usize) -> Vec<Record> {
 
 async fn bus(records: &[Record]) -> Arc<MemoryBus> {
     let (bus, topic) = (Arc::new(MemoryBus::default()), Topic::new("orders").unwrap());
-    bus.create_topic(&topic, TopicTerms::new(1)).await.unwrap();
+    bus.create_topic(&topic, TopicSettings::new(1)).await.unwrap();
     for answer in bus.publish(&topic, records).await.unwrap() {
         answer.unwrap();
     }

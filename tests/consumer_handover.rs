@@ -13,7 +13,7 @@ use hapax::backend::memory::MemoryLedger;
 use hapax::backend::postgres::PgLedger;
 use hapax::bus::kafka::GroupProtocol;
 use hapax::bus::memory::MemoryBus;
-use hapax::bus::{Bus, Partition, Record, TopicTerms};
+use hapax::bus::{Bus, Partition, Record, TopicSettings};
 use hapax::consumer::{Consumer, ConsumerBuilder, ConsumerHandle, Guarantee, leased, transactional};
 use hapax::testing::kafka::{connect, settings};
 use hapax::{Event, Topic};
@@ -83,7 +83,7 @@ impl Stage {
         let name = |what: &str| format!("{what}-{}", uuid::Uuid::new_v4().simple());
         let (topic, probe) = (Topic::new(name("handover")).unwrap(), Topic::new(name("keys")).unwrap());
         for topic in [&topic, &probe] {
-            bus.create_topic(topic, TopicTerms::new(2)).await.unwrap();
+            bus.create_topic(topic, TopicSettings::new(2)).await.unwrap();
         }
         let mut keys: Vec<Vec<String>> = vec![Vec::new(); 2];
         for n in 0.. {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hapax::backend::memory::MemoryLedger;
 use hapax::bus::memory::MemoryBus;
-use hapax::bus::{Bus, Partition, Record, TopicTerms};
+use hapax::bus::{Bus, Partition, Record, TopicSettings};
 use hapax::consumer::{Consumer, ConsumerBuilder, Failed, leased};
 use hapax::ledger::{Intervene, Intervention, Ledger as _};
 use hapax::{Event, Topic};
@@ -26,7 +26,7 @@ async fn consumer_on(
 ) -> (Arc<MemoryBus>, ConsumerBuilder<MemoryLedger>) {
     let bus = Arc::new(MemoryBus::default());
     let topic = Topic::new("orders").unwrap();
-    bus.create_topic(&topic, TopicTerms::new(1)).await.unwrap();
+    bus.create_topic(&topic, TopicSettings::new(1)).await.unwrap();
     for id in ids {
         let payload = serde_json::json!({"event_id": id}).to_string();
         let record = Record { key: key.map(Into::into), payload: Some(payload.into()), ..Record::default() };

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use hapax::bus::memory::MemoryBus;
 use hapax::bus::{
-    Bus, Capabilities, Heard, Partition, Record, Subscriber, Subscription, TopicInfo, TopicTerms,
+    Bus, BusEvent, Capabilities, Partition, Record, Subscriber, Subscription, TopicInfo, TopicSettings,
 };
 use hapax::consumer::{Consumer, ConsumerBuilder, Failed, Handled, OutagePolicy, leased};
 use hapax::event::Origin;
@@ -33,7 +33,7 @@ fn record(id: &str, payload: Option<&'static str>) -> Record {
 
 async fn bus(records: &[Record]) -> Arc<MemoryBus> {
     let bus = Arc::new(MemoryBus::default());
-    bus.create_topic(&topic("orders"), TopicTerms::new(1)).await.unwrap();
+    bus.create_topic(&topic("orders"), TopicSettings::new(1)).await.unwrap();
     for answer in bus.publish(&topic("orders"), records).await.unwrap() {
         answer.unwrap();
     }
@@ -76,7 +76,7 @@ where
         bus.subscribe(Subscription::new("reader", [topic("orders.dead")]).unwrap()).await.unwrap();
     let mut letters = Vec::new();
     while i64::try_from(letters.len()).unwrap() < count {
-        if let Heard::Records(records) = reader.next().await.unwrap() {
+        if let BusEvent::Records(records) = reader.next().await.unwrap() {
             letters.extend(records.into_iter().map(|received| received.record));
         }
     }
@@ -164,7 +164,7 @@ async fn t01_a_ledger_that_failed_over_is_not_contradicted_by_its_window() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_group_of_three_copies_each_dead_letter_once() {
     let bus = Arc::new(MemoryBus::default());
-    bus.create_topic(&topic("orders"), TopicTerms::new(6)).await.unwrap();
+    bus.create_topic(&topic("orders"), TopicSettings::new(6)).await.unwrap();
     let ledger = faulty::Faulty::default();
     let mut running = Vec::new();
     for _ in 0..3 {
@@ -187,7 +187,7 @@ async fn a_group_of_three_copies_each_dead_letter_once() {
     let passed =
         async || running.iter().map(|(of, _)| of.progress().passed.values().sum::<u64>()).sum::<u64>();
     until("all dead and copied", async || {
-        passed().await == 300 && ledger.outlet(&scope, &Share::all(), 1).await.unwrap().is_empty()
+        passed().await == 300 && ledger.unpublished_dead(&scope, &Share::all(), 1).await.unwrap().is_empty()
     })
     .await;
     for (handle, running) in running {
@@ -203,8 +203,8 @@ async fn a_group_of_three_copies_each_dead_letter_once() {
 
 /// What waits in the ledger to be run, and can be at once.
 fn held(id: &str, from: &str, partition: i32) -> hapax::ledger::Claim {
-    use hapax::ledger::{Body, Claim, FailureTerms, Identity, Mode};
-    let terms = FailureTerms {
+    use hapax::ledger::{Body, Claim, FailureSettings, Identity, Mode};
+    let terms = FailureSettings {
         attempts_max: 9,
         backoff_base: Duration::ZERO,
         backoff_max: Duration::ZERO,
@@ -230,7 +230,7 @@ async fn what_is_held_of_another_topic_waits_for_whoever_consumes_it() {
     let scope = hapax::Scope::new("mailer").unwrap();
     for (name, id, left) in [("orders", "mine", 2), ("invoices", "theirs", 1)] {
         let bus: Arc<dyn Bus> = bus.clone();
-        bus.create_topic(&topic("invoices"), TopicTerms::new(1)).await.ok();
+        bus.create_topic(&topic("invoices"), TopicSettings::new(1)).await.ok();
         let builder = Consumer::builder(bus.clone(), ledger.clone()).scope("mailer").topic(name);
         let builder = builder.with(|settings| {
             settings.held_interval = Duration::from_millis(5);
@@ -254,7 +254,7 @@ async fn what_is_held_of_another_topic_waits_for_whoever_consumes_it() {
         running.await.unwrap().unwrap();
         assert!(heard.recv().await.is_none(), "no other");
         assert_eq!(ledger.due(&scope, &Share::all(), 9).await.unwrap().held, left);
-        let uncopied = ledger.outlet(&scope, &Share::all(), 9).await.unwrap().len();
+        let uncopied = ledger.unpublished_dead(&scope, &Share::all(), 9).await.unwrap().len();
         assert_eq!(uncopied, usize::from(name == "orders"));
     }
 }
@@ -357,7 +357,7 @@ impl Bus for Choosy {
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
         self.inner.subscribe(subscription).await
     }
-    async fn create_topic(&self, topic: &Topic, terms: TopicTerms) -> Result<bool> {
+    async fn create_topic(&self, topic: &Topic, terms: TopicSettings) -> Result<bool> {
         self.inner.create_topic(topic, terms).await
     }
     async fn topic(&self, topic: &Topic) -> Result<Option<TopicInfo>> {
@@ -382,7 +382,7 @@ async fn dead_letters_that_cannot_be_copied_hide_no_other() {
         [("bad", "refused", 1300), ("orders", "refused", 1300), ("bad", "away", 450), ("orders", "away", 450)]
     {
         let inner = bus(&[]).await;
-        inner.create_topic(&topic("bad"), TopicTerms::new(1)).await.unwrap();
+        inner.create_topic(&topic("bad"), TopicSettings::new(1)).await.unwrap();
         let ledger = faulty::Faulty::default();
         let dead = |id: &str, from: &str| {
             let mut claim = held(id, from, 0);
@@ -410,8 +410,10 @@ async fn dead_letters_that_cannot_be_copied_hide_no_other() {
             let all = async || copies("orders").await + copies("bad").await;
             until("all copied", async || all().await == count + 1).await;
             let scope = hapax::Scope::new("mailer").unwrap();
-            until("all noted", async || ledger.outlet(&scope, &Share::all(), 1).await.unwrap().is_empty())
-                .await;
+            until("all noted", async || {
+                ledger.unpublished_dead(&scope, &Share::all(), 1).await.unwrap().is_empty()
+            })
+            .await;
             assert_eq!(all().await, count + 1, "each once");
         }
         handle.stop();
@@ -433,7 +435,7 @@ async fn dead_letters_that_are_too_large_are_copied_bare_and_block_nobody() {
         EmbeddedBus::open_with(dir.path().join("bus.db"), settings, Arc::new(hapax::clock::SystemClock))
             .unwrap(),
     );
-    bus.create_topic(&topic("orders"), TopicTerms::new(1)).await.unwrap();
+    bus.create_topic(&topic("orders"), TopicSettings::new(1)).await.unwrap();
     let large: &'static str = "x".repeat(1000).leak();
     let mut records: Vec<_> = (0..LARGE).map(|n| record(&format!("large-{n}"), Some(large))).collect();
     records.push(record("small", Some("{}")));
@@ -453,14 +455,15 @@ async fn dead_letters_that_are_too_large_are_copied_bare_and_block_nobody() {
     let all = i64::try_from(records.len()).unwrap();
     until("all copied", async || bus.range(&dead).await.is_ok_and(|(_, end)| end == all)).await;
     let scope = hapax::Scope::new("mailer").unwrap();
-    until("all noted", async || ledger.outlet(&scope, &Share::all(), 1).await.unwrap().is_empty()).await;
+    until("all noted", async || ledger.unpublished_dead(&scope, &Share::all(), 1).await.unwrap().is_empty())
+        .await;
     handle.stop();
     running.await.unwrap().unwrap();
     let mut reader =
         bus.subscribe(Subscription::new("reader", [topic("orders.dead")]).unwrap()).await.unwrap();
     let mut letters = Vec::new();
     while letters.len() < records.len() {
-        if let Heard::Records(records) = reader.next().await.unwrap() {
+        if let BusEvent::Records(records) = reader.next().await.unwrap() {
             letters.extend(records.into_iter().map(|received| received.record));
         }
     }

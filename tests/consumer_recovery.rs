@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use hapax::backend::postgres::PgLedger;
 use hapax::bus::memory::MemoryBus;
-use hapax::bus::{Bus, Record, TopicTerms};
+use hapax::bus::{Bus, Record, TopicSettings};
 use hapax::consumer::{Consumer, ConsumerBuilder, Failed, leased, transactional, transactional_batch};
 use hapax::ledger::{Entry, Filter, Ledger, State};
 use hapax::{Event, Scope, Topic};
@@ -39,7 +39,7 @@ async fn until<F: Future<Output = bool>>(what: &str, mut is: impl FnMut() -> F) 
 
 async fn bus(partitions: i32, records: &[Record]) -> Arc<MemoryBus> {
     let bus = Arc::new(MemoryBus::default());
-    bus.create_topic(&topic(), TopicTerms::new(partitions)).await.unwrap();
+    bus.create_topic(&topic(), TopicSettings::new(partitions)).await.unwrap();
     publish(&bus, records).await;
     bus
 }

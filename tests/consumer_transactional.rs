@@ -16,14 +16,14 @@ use std::time::Duration;
 use hapax::backend::postgres::PgLedger;
 use hapax::backend::sqlite::{SqliteLedger, SqliteTransaction};
 use hapax::bus::memory::MemoryBus;
-use hapax::bus::{Bus, Partition, Record, TopicTerms};
+use hapax::bus::{Bus, Partition, Record, TopicSettings};
 use hapax::consumer::{
     Consumer, ConsumerBuilder, Failed, Guarantee, Handled, TransactionalLedger, transactional,
     transactional_batch,
 };
 use hapax::ledger::{
     Claim, Epoch, Extend, Filter, Ledger, Marker, OnDead, OrderPolicy, Outcome, Settings, Settle, Settled,
-    State, SweepTerms, Swept,
+    State, SweepSettings, Swept,
 };
 use hapax::{Result, Scope, Time, Topic};
 
@@ -52,7 +52,7 @@ async fn until<F: Future<Output = bool>>(what: &str, mut is: impl FnMut() -> F) 
 
 async fn bus(records: &[Record]) -> Arc<MemoryBus> {
     let bus = Arc::new(MemoryBus::default());
-    bus.create_topic(&topic(), TopicTerms::new(2)).await.unwrap();
+    bus.create_topic(&topic(), TopicSettings::new(2)).await.unwrap();
     for answer in bus.publish(&topic(), records).await.unwrap() {
         answer.unwrap();
     }
@@ -251,11 +251,11 @@ async fn t84_postgres_suspects_are_narrowed_by_deaths() {
         let records: Vec<_> =
             (0..20).map(|n| record(None, serde_json::json!({"event_id": format!("e-{n:02}")}))).collect();
         let bus = Arc::new(MemoryBus::default());
-        bus.create_topic(&topic(), TopicTerms::new(1)).await.unwrap();
+        bus.create_topic(&topic(), TopicSettings::new(1)).await.unwrap();
         let scope = Scope::new("billing").unwrap();
         let tried: Vec<i64> = if batch == 0 { Vec::new() } else { (0..10).collect() };
         let marker = Marker { tried: tried.clone(), batch, ..Marker::new(topic(), 0, 15) };
-        ledger.mark(&scope, &[marker]).await.unwrap();
+        ledger.set_markers(&scope, &[marker]).await.unwrap();
         for answer in bus.publish(&topic(), &records).await.unwrap() {
             answer.unwrap();
         }
@@ -299,7 +299,7 @@ async fn t22_suspects_that_had_no_turn_stay_suspect() {
         ..Marker::new(topic(), partition, 5)
     };
     let both: Vec<_> = (0..2).map(|partition| marker(partition, 0)).collect();
-    ledger.mark(&scope, &both).await.unwrap();
+    ledger.set_markers(&scope, &both).await.unwrap();
     let (reached, mut third) = tokio::sync::mpsc::unbounded_channel();
     let first = consumer(&bus, &ledger).with(|settings| settings.drain = Duration::from_millis(10));
     let first = first.build().unwrap();
@@ -521,7 +521,7 @@ hapax::ledger_over!(Unmarked {
     async fn extend(&self, extends: &[Extend]) -> Result<Vec<Result<Settled>>> {
         self.inner.extend(extends).await
     }
-    async fn sweep(&self, terms: SweepTerms) -> Result<Swept> {
+    async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
         self.inner.sweep(terms).await
     }
     async fn now(&self) -> Result<Time> {
@@ -550,8 +550,13 @@ impl TransactionalLedger for Unmarked {
     async fn settle_in(&self, tx: &mut SqliteTransaction, all: &[Settle]) -> Result<Vec<Result<Settled>>> {
         TransactionalLedger::settle_in(&self.inner, tx, all).await
     }
-    async fn mark_in(&self, tx: &mut SqliteTransaction, scope: &Scope, markers: &[Marker]) -> Result<()> {
-        TransactionalLedger::mark_in(&self.inner, tx, scope, markers).await
+    async fn set_markers_in(
+        &self,
+        tx: &mut SqliteTransaction,
+        scope: &Scope,
+        markers: &[Marker],
+    ) -> Result<()> {
+        TransactionalLedger::set_markers_in(&self.inner, tx, scope, markers).await
     }
     async fn is_sound(&self, tx: &mut SqliteTransaction) -> Result<bool> {
         self.inner.is_sound(tx).await
@@ -584,7 +589,7 @@ async fn an_outage_at_the_assignment_makes_nothing_suspect() {
     let scope = Scope::new("billing").unwrap();
     // Somebody died with the first three of partition 0.
     let marker = Marker { tried: vec![0, 1, 2], batch: 3, ..Marker::new(topic(), 0, 2) };
-    inner.mark(&scope, &[marker]).await.unwrap();
+    inner.set_markers(&scope, &[marker]).await.unwrap();
     let ledger = Unmarked { inner, lost: Arc::new(AtomicU32::new(4)) };
     let records: Vec<_> =
         (0..200).map(|n| record(None, serde_json::json!({"event_id": format!("e-{n}")}))).collect();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use hapax::backend::memory::MemoryLedger;
 use hapax::backend::sqlite::{SqliteLedger, SqliteTransaction};
 use hapax::bus::memory::MemoryBus;
-use hapax::bus::{Bus, Record, TopicTerms};
+use hapax::bus::{Bus, Record, TopicSettings};
 use hapax::consumer::{
     AtMostOnceHandler, Counts, Failed, FromEvent, Handled, Json, LeasedHandler, TransactionalBatchHandler,
     TransactionalHandler,
@@ -21,7 +21,7 @@ use hapax::{Consumer, Event, Topic};
 async fn bus(payloads: [&'static str; 3]) -> Arc<dyn Bus> {
     let bus = Arc::new(MemoryBus::default());
     let orders = Topic::new("orders").unwrap();
-    bus.create_topic(&orders, TopicTerms::new(1)).await.unwrap();
+    bus.create_topic(&orders, TopicSettings::new(1)).await.unwrap();
     let record = |payload: &'static str| Record { payload: Some(payload.into()), ..Record::default() };
     let records: Vec<_> = payloads.into_iter().chain(payloads).map(record).collect();
     bus.publish(&orders, &records).await.unwrap();

@@ -391,7 +391,7 @@ async fn off_the_caller_numbers() {
 #[tokio::test]
 async fn a_journal_in_memory_is_archived() {
     use hapax::journal::{
-        ArchiveTerms, Checkpoint, Lead, MemoryJournal, archive, archive_files, archive_read,
+        ArchiveSettings, Checkpoint, Leadership, MemoryJournal, archive, archive_files, archive_read,
     };
     let place = Place::directory();
     let store = place.objects().await;
@@ -401,13 +401,13 @@ async fn a_journal_in_memory_is_archived() {
     }
     let all = follow(&journal).await;
     let owner = hapax::Owner::new("archivist").unwrap();
-    let mut terms = ArchiveTerms::new(Duration::ZERO, owner.clone()).unwrap();
+    let mut terms = ArchiveSettings::new(Duration::ZERO, owner.clone()).unwrap();
     terms.file_events_max = 4;
     let none = archive(&journal, store.as_ref(), &terms).await.unwrap();
     assert_eq!((none.events, none.swept), (0, 0), "nobody publishes");
     let relay = hapax::RelayName::new("main").unwrap();
-    let lead = journal.lead(&relay, &owner, Duration::from_secs(60)).await.unwrap();
-    let Lead::Leads { token, .. } = lead else { panic!("{lead:?}") };
+    let lead = journal.acquire_leadership(&relay, &owner, Duration::from_secs(60)).await.unwrap();
+    let Leadership::Acquired { token, .. } = lead else { panic!("{lead:?}") };
     for (published, files, events) in [(6, 2, 6), (6, 0, 0), (10, 1, 4)] {
         let mut checkpoint = Checkpoint::start(journal.id());
         checkpoint.position = Position::of(published);
@@ -446,7 +446,7 @@ async fn a_journal_in_memory_is_archived() {
     }
     assert_eq!(read, all);
     let other = hapax::Owner::new("another").unwrap();
-    let _ = journal.lead(&terms.relay, &other, Duration::from_secs(60)).await.unwrap();
+    let _ = journal.acquire_leadership(&terms.relay, &other, Duration::from_secs(60)).await.unwrap();
     let taken = archive(&journal, store.as_ref(), &terms).await.unwrap_err();
     assert!(taken.to_string().contains("another"), "{taken}");
 }

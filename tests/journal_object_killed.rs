@@ -35,8 +35,8 @@ async fn plays_its_role_in_a_child_process() {
         "relay" => {
             let (relay, owner) = (hapax::RelayName::new("r").unwrap(), hapax::Owner::new("child").unwrap());
             let (token, mut checkpoint) = loop {
-                match journal.lead(&relay, &owner, Duration::from_millis(100)).await.unwrap() {
-                    hapax::journal::Lead::Leads { token, checkpoint } => break (token, checkpoint),
+                match journal.acquire_leadership(&relay, &owner, Duration::from_millis(100)).await.unwrap() {
+                    hapax::journal::Leadership::Acquired { token, checkpoint } => break (token, checkpoint),
                     _ => tokio::time::sleep(Duration::from_millis(20)).await, // until the lease of the one before is over
                 }
             };
@@ -207,8 +207,8 @@ async fn a_killed_leader_is_replaced(new: impl Fn() -> Place) {
         assert_eq!(saved, if point.ends_with("saved") { 2 } else { 1 }, "{point}");
         let owner = hapax::Owner::new("next").unwrap();
         let lead = loop {
-            match journal.lead(&relay, &owner, Duration::from_secs(60)).await.unwrap() {
-                hapax::journal::Lead::Leads { checkpoint, .. } => break checkpoint,
+            match journal.acquire_leadership(&relay, &owner, Duration::from_secs(60)).await.unwrap() {
+                hapax::journal::Leadership::Acquired { checkpoint, .. } => break checkpoint,
                 _ => tokio::time::sleep(Duration::from_millis(50)).await,
             }
         };
@@ -222,14 +222,16 @@ async fn a_relay_is_forgotten_or_not(new: impl Fn() -> Place) {
         let place = new();
         let journal = place.open().await;
         let (relay, owner) = (hapax::RelayName::new("r").unwrap(), hapax::Owner::new("next").unwrap());
-        let lead = async || match journal.lead(&relay, &owner, Duration::from_secs(60)).await.unwrap() {
-            hapax::journal::Lead::Leads { token, checkpoint } => (token, checkpoint),
-            taken => panic!("{taken:?}"),
-        };
+        let lead =
+            async || match journal.acquire_leadership(&relay, &owner, Duration::from_secs(60)).await.unwrap()
+            {
+                hapax::journal::Leadership::Acquired { token, checkpoint } => (token, checkpoint),
+                taken => panic!("{taken:?}"),
+            };
         let (token, mut checkpoint) = lead().await;
         checkpoint.position = Position::of(1);
         journal.save(&relay, token, &checkpoint).await.unwrap();
-        journal.give_up_lead(&relay, token).await.unwrap();
+        journal.release_leadership(&relay, token).await.unwrap();
         assert!(dies(&place, "forget", point, 1), "{point}");
         let left = journal.relays().await.unwrap();
         assert_eq!(left.is_empty(), forgotten, "{point}");
@@ -300,9 +302,10 @@ async fn a_killed_collector_is_replaced(new: impl Fn() -> Place) {
     }
 }
 
-fn archive_terms() -> hapax::journal::ArchiveTerms {
+fn archive_terms() -> hapax::journal::ArchiveSettings {
     let mut terms =
-        hapax::journal::ArchiveTerms::new(Duration::ZERO, hapax::Owner::new("archivist").unwrap()).unwrap();
+        hapax::journal::ArchiveSettings::new(Duration::ZERO, hapax::Owner::new("archivist").unwrap())
+            .unwrap();
     terms.file_events_max = 3;
     terms.lease = Duration::from_millis(50);
     terms
@@ -318,11 +321,11 @@ async fn publish_all(journal: &dyn Journal) -> Vec<Stored> {
 /// Everything up to a position is published.
 async fn publish_to(journal: &dyn Journal, position: &Position) {
     let (relay, owner) = (hapax::RelayName::new("main").unwrap(), hapax::Owner::new("relay").unwrap());
-    let lead = journal.lead(&relay, &owner, Duration::from_secs(60)).await.unwrap();
-    let hapax::journal::Lead::Leads { token, mut checkpoint } = lead else { panic!("{lead:?}") };
+    let lead = journal.acquire_leadership(&relay, &owner, Duration::from_secs(60)).await.unwrap();
+    let hapax::journal::Leadership::Acquired { token, mut checkpoint } = lead else { panic!("{lead:?}") };
     checkpoint.position = position.clone();
     journal.save(&relay, token, &checkpoint).await.unwrap();
-    journal.give_up_lead(&relay, token).await.unwrap();
+    journal.release_leadership(&relay, token).await.unwrap();
 }
 
 /// Killed at each point of archiving and sweeping; in the end every event is in the archive once, as it was.

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use fake_s3::{Creates, FakeS3};
 use hapax::backend::object::{ObjectJournal, ObjectSettings, S3};
-use hapax::journal::{ArchiveTerms, Expected, Journal, MemoryJournal, archive};
+use hapax::journal::{ArchiveSettings, Expected, Journal, MemoryJournal, archive};
 use hapax::{Error, Owner};
 use objects::{Place, append, follow};
 
@@ -54,7 +54,7 @@ async fn t80_a_store_without_create_only_puts_or_order_is_refused() {
 async fn t80_an_archive_is_refused_there_too() {
     let server = FakeS3::new(Creates::Always).await;
     let store = S3::connect(server.settings()).await.unwrap();
-    let terms = ArchiveTerms::new(Duration::ZERO, Owner::new("archivist").unwrap()).unwrap();
+    let terms = ArchiveSettings::new(Duration::ZERO, Owner::new("archivist").unwrap()).unwrap();
     let journal = MemoryJournal::default();
     let error = archive(&journal, &store, &terms).await.unwrap_err();
     assert_eq!(error.code(), "refused", "{error}");

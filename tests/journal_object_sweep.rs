@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::backend::object::{ObjectJournal, ObjectSettings, Objects};
-use hapax::journal::{Checkpoint, Expected, Journal as _, JournalSweep, Lead, Position};
+use hapax::journal::{Checkpoint, Expected, Journal as _, JournalSweep, Leadership, Position};
 use hapax::{EventId, Owner, RelayName};
 use objects::{Place, aggregate, append};
 use watched::{Watched, held_up, open_watched};
@@ -20,8 +20,8 @@ use watched::{Watched, held_up, open_watched};
 async fn publish_all(journal: &ObjectJournal) {
     let relay = RelayName::new("main").unwrap();
     let owner = Owner::new("test").unwrap();
-    let lead = journal.lead(&relay, &owner, Duration::from_secs(60)).await.unwrap();
-    let Lead::Leads { token, .. } = lead else { panic!("{lead:?}") };
+    let lead = journal.acquire_leadership(&relay, &owner, Duration::from_secs(60)).await.unwrap();
+    let Leadership::Acquired { token, .. } = lead else { panic!("{lead:?}") };
     let mut checkpoint = Checkpoint::start(journal.id());
     let mut stretch = journal.read(&Position::START, 1000).await.unwrap();
     while !stretch.events.is_empty() || stretch.at_hole {
@@ -29,7 +29,7 @@ async fn publish_all(journal: &ObjectJournal) {
     }
     checkpoint.position = stretch.next;
     journal.save(&relay, token, &checkpoint).await.unwrap();
-    journal.give_up_lead(&relay, token).await.unwrap();
+    journal.release_leadership(&relay, token).await.unwrap();
 }
 
 /// A writer that has not looked since before others appended, and a sweep took what they had appended: no number is issued twice.
@@ -98,16 +98,17 @@ async fn a_relay_is_seen_while_it_is_taken_over() {
     }
     publish_all(&journal).await;
     let (slow, owner) = (RelayName::new("slow").unwrap(), Owner::new("test").unwrap());
-    let lead = async || match journal.lead(&slow, &owner, Duration::from_secs(60)).await.unwrap() {
-        Lead::Leads { token, checkpoint } => (token, checkpoint),
-        taken => panic!("{taken:?}"),
-    };
+    let lead =
+        async || match journal.acquire_leadership(&slow, &owner, Duration::from_secs(60)).await.unwrap() {
+            Leadership::Acquired { token, checkpoint } => (token, checkpoint),
+            taken => panic!("{taken:?}"),
+        };
     let mut checkpoint = Checkpoint::start(journal.id());
     checkpoint.position = journal.read(&Position::START, 2).await.unwrap().next;
     for part in ["relay/slow/", ".lead", ".save."] {
         let (token, _) = lead().await;
         journal.save(&slow, token, &checkpoint).await.unwrap();
-        journal.give_up_lead(&slow, token).await.unwrap();
+        journal.release_leadership(&slow, token).await.unwrap();
         store.miss(part, 3);
         let mut terms = JournalSweep::new(Duration::ZERO);
         terms.dry_run = true;
@@ -118,7 +119,7 @@ async fn a_relay_is_seen_while_it_is_taken_over() {
     store.miss(".save.", 1);
     let (token, begun) = lead().await;
     assert_eq!((begun, store.to_miss()), (checkpoint, 0));
-    journal.give_up_lead(&slow, token).await.unwrap();
+    journal.release_leadership(&slow, token).await.unwrap();
     store.miss("relay/", usize::MAX);
     let error = journal.sweep(&JournalSweep::new(Duration::ZERO)).await.unwrap_err();
     assert!(error.is_retryable() && store.to_miss() > 0, "{error}");
@@ -270,8 +271,8 @@ async fn intents_of_killed_appends_are_removed() {
     // The first event is held back: it is as old as what was left behind, and is not.
     publish_all(&journal).await;
     let (relay, owner) = (RelayName::new("holds").unwrap(), Owner::new("test").unwrap());
-    let Lead::Leads { token, mut checkpoint } =
-        journal.lead(&relay, &owner, Duration::from_mins(30)).await.unwrap()
+    let Leadership::Acquired { token, mut checkpoint } =
+        journal.acquire_leadership(&relay, &owner, Duration::from_mins(30)).await.unwrap()
     else {
         panic!("nobody else leads")
     };

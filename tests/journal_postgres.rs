@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use hapax::backend::postgres::{PgJournal, PgJournalSettings, Pooling};
 use hapax::journal::{
-    Append, Checkpoint, Expected, Journal, JournalSettings, JournalSweep, Lead, Placing, Position, Stored,
+    Append, Checkpoint, Expected, Journal, JournalSettings, JournalSweep, Leadership, Placing, Position,
+    Stored,
 };
 use hapax::ledger::Token;
 use hapax::testing::journal::JournalHarness;
@@ -148,14 +149,14 @@ async fn a_role_with_the_documented_grants_relays_and_sweeps() {
     checked.migrate = hapax::config::Migrate::Check;
     let journal = PgJournal::with_pool(its.connect(&url()).await.unwrap(), checked).await.unwrap();
     let (name, by) = (RelayName::new("main").unwrap(), Owner::new("ada").unwrap());
-    let lead = journal.lead(&name, &by, Duration::from_secs(60)).await.unwrap();
-    let Lead::Leads { token, mut checkpoint } = lead else { panic!("{lead:?}") };
+    let lead = journal.acquire_leadership(&name, &by, Duration::from_secs(60)).await.unwrap();
+    let Leadership::Acquired { token, mut checkpoint } = lead else { panic!("{lead:?}") };
     let stretch = journal.read(&Position::START, 10).await.unwrap();
     assert_eq!(stretch.events.len(), 2);
     journal.wait(&stretch.next, Duration::from_millis(1)).await.unwrap();
     checkpoint.position = stretch.next;
     journal.save(&name, token, &checkpoint).await.unwrap();
-    journal.keep_lead(&name, token, Duration::from_secs(60)).await.unwrap();
+    journal.renew_leadership(&name, token, Duration::from_secs(60)).await.unwrap();
     assert_eq!(
         journal.read_aggregate(None, &Aggregate::new("a").unwrap(), 1, 10).await.unwrap().events.len(),
         2
@@ -176,8 +177,8 @@ async fn three_published() -> (PgJournal, RelayName, Token, Checkpoint) {
     let journal = journal().await;
     let _ = journal.append(&append("a", Expected::New, &["a1", "a2", "a3"])).await.unwrap();
     let (name, by) = (RelayName::new("main").unwrap(), Owner::new("ada").unwrap());
-    let lead = journal.lead(&name, &by, Duration::from_secs(60)).await.unwrap();
-    let Lead::Leads { token, mut checkpoint } = lead else { panic!("{lead:?}") };
+    let lead = journal.acquire_leadership(&name, &by, Duration::from_secs(60)).await.unwrap();
+    let Leadership::Acquired { token, mut checkpoint } = lead else { panic!("{lead:?}") };
     checkpoint.position = Position::of(3);
     journal.save(&name, token, &checkpoint).await.unwrap();
     (journal, name, token, checkpoint)
@@ -200,7 +201,7 @@ async fn t82_a_slow_sweep_costs_no_relay_its_lead() {
     });
     until_waiting(journal.pool(), &format!("delete from {s}.journal")).await;
     let kept = async {
-        journal.keep_lead(&name, token, Duration::from_secs(60)).await?;
+        journal.renew_leadership(&name, token, Duration::from_secs(60)).await?;
         journal.save(&name, token, &checkpoint).await
     };
     tokio::time::timeout(Duration::from_secs(20), kept).await.expect("a sweep is in no relay's way").unwrap();
@@ -263,7 +264,7 @@ async fn t82_a_sweeper_that_stands_still_holds_nobody_up() {
     let others = async {
         loop {
             let done = async {
-                journal.keep_lead(&name, token, Duration::from_secs(60)).await?;
+                journal.renew_leadership(&name, token, Duration::from_secs(60)).await?;
                 journal.rewind(&name, &checkpoint, None).await
             };
             match done.await {

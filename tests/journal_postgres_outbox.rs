@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use hapax::backend::postgres::{PgJournal, PgJournalSettings, PgLedger, Pooling};
 use hapax::bus::memory::MemoryBus;
-use hapax::bus::{Bus, Record, TopicTerms};
+use hapax::bus::{Bus, Record, TopicSettings};
 use hapax::consumer::{Consumer, Failed, transactional};
 use hapax::id::Kind;
 use hapax::journal::{Append, Appender, Expected, Journal, Placing, Position, Stored};
@@ -86,7 +86,7 @@ async fn j1_a_consumer_that_appends_in_its_transaction_yields_one_event_for_each
     let journal = PgJournal::with_pool(through, settings(&schema)).await.unwrap();
     let bus = Arc::new(MemoryBus::default());
     let topic = Topic::new("orders").unwrap();
-    bus.create_topic(&topic, TopicTerms::new(2)).await.unwrap();
+    bus.create_topic(&topic, TopicSettings::new(2)).await.unwrap();
     // Each twice: at least once is what a bus promises.
     let record = |n: u64| Record {
         payload: Some(format!("{{\"event_id\": \"e-{}\"}}", n % RECORDS).into()),

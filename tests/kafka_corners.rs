@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use hapax::bus::kafka::{GroupProtocol, Isolation, KafkaBus, KafkaSettings};
 use hapax::bus::{
-    Assigned, Bus, Heard, Partition, Received, Record, Start, Subscriber, Subscription, TopicTerms,
+    Assignment, Bus, BusEvent, Partition, Received, Record, Start, Subscriber, Subscription, TopicSettings,
 };
 use hapax::testing::kafka::{connect, delete_topic, settings, topic_with, transaction};
 use hapax::{Error, Topic};
@@ -34,27 +34,27 @@ fn subscription(group: &str, topic: &Topic) -> Subscription {
 async fn stage(settings: KafkaSettings, partitions: i32) -> (KafkaBus, Topic, String) {
     let bus = connect(settings).await;
     let topic = Topic::new(unique("topic")).unwrap();
-    assert!(bus.create_topic(&topic, TopicTerms::new(partitions)).await.unwrap());
+    assert!(bus.create_topic(&topic, TopicSettings::new(partitions)).await.unwrap());
     (bus, topic, unique("group"))
 }
 
-async fn next(member: &mut Box<dyn Subscriber>) -> Heard {
+async fn next(member: &mut Box<dyn Subscriber>) -> BusEvent {
     tokio::time::timeout(DEADLINE, member.next()).await.expect("something is heard").unwrap()
 }
 
-async fn given(member: &mut Box<dyn Subscriber>) -> Vec<Assigned> {
+async fn given(member: &mut Box<dyn Subscriber>) -> Vec<Assignment> {
     match next(member).await {
-        Heard::Given(given) => given,
+        BusEvent::Assigned(given) => given,
         other => panic!("{other:?}"),
     }
 }
 
 /// Hears records until there are so many, and what else was heard.
-async fn hear(member: &mut Box<dyn Subscriber>, count: usize) -> (Vec<Received>, Vec<Heard>) {
+async fn hear(member: &mut Box<dyn Subscriber>, count: usize) -> (Vec<Received>, Vec<BusEvent>) {
     let (mut records, mut rest) = (Vec::new(), Vec::new());
     while records.len() < count {
         match next(member).await {
-            Heard::Records(more) => records.extend(more),
+            BusEvent::Records(more) => records.extend(more),
             other => rest.push(other),
         }
     }
@@ -84,7 +84,7 @@ async fn aborted_records_are_never_heard_and_markers_are_gaps() {
     let (records, rest) = hear(&mut member, 3).await;
     let heard: Vec<_> = records.iter().map(|r| (r.origin.offset, payload(r))).collect();
     assert_eq!(heard, [(0, "a".to_owned()), (1, "b".to_owned()), (7, "c".to_owned())]);
-    let [Heard::Given(assigned)] = &rest[..] else { panic!("{rest:?}") };
+    let [BusEvent::Assigned(assigned)] = &rest[..] else { panic!("{rest:?}") };
     let answers = member.commit(&[(assigned[0].clone(), 8)]).await.unwrap();
     assert!(answers.iter().all(Result::is_ok), "{answers:?}");
     assert_eq!(bus.committed(&group, &partition).await.unwrap(), Some(8));
@@ -119,7 +119,7 @@ async fn a_compacted_topic_has_gaps_and_says_so() {
         let (_, last) = bus.range(&Partition { topic: topic.clone(), number: 0 }).await.unwrap();
         let mut offsets: Vec<i64> = Vec::new();
         while offsets.last().is_none_or(|offset| offset + 1 < last) {
-            if let Heard::Records(records) = next(&mut member).await {
+            if let BusEvent::Records(records) = next(&mut member).await {
                 offsets.extend(records.iter().map(|r| r.origin.offset));
             }
         }
@@ -165,7 +165,7 @@ async fn a_url_opens_it() {
     let capabilities = bus.capabilities();
     assert!(capabilities.bus == "kafka" && capabilities.durable && capabilities.shared, "{capabilities:?}");
     let topic = Topic::new(unique("topic")).unwrap();
-    bus.create_topic(&topic, TopicTerms::new(1)).await.unwrap();
+    bus.create_topic(&topic, TopicSettings::new(1)).await.unwrap();
     let answers = bus.publish(&topic, &[record("k", &"x".repeat(200_000))]).await.unwrap();
     assert!(matches!(answers[0], Err(Error::Invalid { .. })), "{answers:?}");
     let typo = format!("{url}&no.such.property=1");
@@ -276,11 +276,11 @@ async fn what_is_not_given_back_in_time_is_lost() {
         let began = Instant::now();
         let mut second = bus.subscribe(slow).await.unwrap();
         let listening = async {
-            let Heard::Revoked(revoked) = next(&mut first).await else { panic!("revoked first") };
+            let BusEvent::Revoked(revoked) = next(&mut first).await else { panic!("revoked first") };
             let wanted = began.elapsed();
             let in_time = first.commit(&[(revoked[0].clone(), 0)]).await.unwrap();
             assert!(in_time[0].is_ok(), "the old epoch may still commit: {in_time:?}");
-            let Heard::Lost(lost) = next(&mut first).await else { panic!("lost after that") };
+            let BusEvent::Lost(lost) = next(&mut first).await else { panic!("lost after that") };
             assert_eq!(lost, revoked);
             let late = first.commit(&[(lost[0].clone(), 0)]).await.unwrap();
             assert!(matches!(late[0], Err(Error::Fenced { .. })), "{late:?}");
@@ -315,14 +315,14 @@ async fn a_subscriber_that_does_not_listen_loses_its_partitions() {
         assert!(matches!(late[0], Err(Error::Fenced { .. })), "{late:?}");
         let mut lost = Vec::new(); // at once or one by one
         while lost.len() < mine.len() {
-            let Heard::Lost(more) = next(&mut first).await else { panic!("lost") };
+            let BusEvent::Lost(more) = next(&mut first).await else { panic!("lost") };
             lost.extend(more);
         }
         lost.sort_by(|a, b| a.partition.cmp(&b.partition));
         assert_eq!(lost, mine);
         let giving = async {
-            let Heard::Revoked(revoked) = next(&mut second).await else { panic!("revoked") };
-            second.give_back(&revoked).await.unwrap();
+            let BusEvent::Revoked(revoked) = next(&mut second).await else { panic!("revoked") };
+            second.release(&revoked).await.unwrap();
             revoked
         };
         let (revoked, again) = tokio::join!(giving, given(&mut first));
@@ -345,7 +345,7 @@ async fn who_is_thrown_out_while_a_partition_is_wanted_back_joins_again() {
         assert_eq!(mine.len(), 2);
         let other = connect(settings).await;
         let mut second = other.subscribe(subscription(&group, &topic)).await.unwrap();
-        let Heard::Revoked(_) = next(&mut first).await else { panic!("{protocol:?}: revoked") };
+        let BusEvent::Revoked(_) = next(&mut first).await else { panic!("{protocol:?}: revoked") };
         bus.silence(true);
         let mut got = 0;
         while got < 2 {
@@ -354,7 +354,7 @@ async fn who_is_thrown_out_while_a_partition_is_wanted_back_joins_again() {
         bus.silence(false);
         let mut lost = 0;
         while lost < mine.len() {
-            let Heard::Lost(more) = next(&mut first).await else { panic!("{protocol:?}: lost") };
+            let BusEvent::Lost(more) = next(&mut first).await else { panic!("{protocol:?}: lost") };
             lost += more.len();
         }
         second.leave().await.unwrap();
@@ -383,11 +383,11 @@ async fn a_pause_survives_rebalances_of_others() {
         let giving = async {
             loop {
                 match next(&mut first).await {
-                    Heard::Revoked(revoked) => {
-                        first.give_back(&revoked).await.unwrap();
+                    BusEvent::Revoked(revoked) => {
+                        first.release(&revoked).await.unwrap();
                         break revoked;
                     }
-                    Heard::Records(records) => panic!("paused, and heard {}", records.len()),
+                    BusEvent::Records(records) => panic!("paused, and heard {}", records.len()),
                     _ => {}
                 }
             }
@@ -406,8 +406,8 @@ async fn a_pause_survives_rebalances_of_others() {
         }
         while back < revoked.len() || i64::try_from(heard.len()).unwrap() < expected {
             match next(&mut first).await {
-                Heard::Given(given) => back += given.len(),
-                Heard::Records(records) => heard.extend(records),
+                BusEvent::Assigned(given) => back += given.len(),
+                BusEvent::Records(records) => heard.extend(records),
                 other => panic!("{other:?}"),
             }
         }
@@ -452,8 +452,8 @@ async fn a_topic_that_is_deleted_is_an_error_and_not_silence() {
     let told = loop {
         assert!(Instant::now() < end, "nothing was told");
         match tokio::time::timeout(DEADLINE, member.next()).await.expect("something is heard") {
-            Ok(Heard::Revoked(partitions)) => {
-                member.give_back(&partitions).await.unwrap();
+            Ok(BusEvent::Revoked(partitions)) => {
+                member.release(&partitions).await.unwrap();
                 break "revoked".to_owned();
             }
             Ok(_) => {}

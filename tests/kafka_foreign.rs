@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use hapax::backend::memory::MemoryLedger;
 use hapax::bus::kafka::KafkaBus;
-use hapax::bus::{Bus, Heard, Received, Subscription, TopicTerms};
+use hapax::bus::{Bus, BusEvent, Received, Subscription, TopicSettings};
 use hapax::consumer::{Consumer, leased};
 use hapax::ledger::{Filter, Ledger as _, State};
 use hapax::testing::kafka::{brokers, connect, settings, topic_with};
@@ -33,7 +33,7 @@ async fn hear_all(bus: &KafkaBus, topic: &Topic, count: usize) -> Vec<Received> 
     let mut all = Vec::new();
     while all.len() < count {
         let heard = tokio::time::timeout(DEADLINE, member.next()).await.expect("something is heard").unwrap();
-        if let Heard::Records(records) = heard {
+        if let BusEvent::Records(records) = heard {
             all.extend(records);
         }
     }
@@ -145,7 +145,7 @@ async fn t83_a_topic_with_a_codec_of_its_own_is_read_back() {
 async fn t73_a_header_name_that_is_not_utf8_is_a_dead_letter_and_no_silence() {
     let bus = connect(settings()).await;
     let topic = Topic::new(unique("odd")).unwrap();
-    bus.create_topic(&topic, TopicTerms::new(1)).await.unwrap();
+    bus.create_topic(&topic, TopicSettings::new(1)).await.unwrap();
     let (broker, name) = (brokers(), topic.as_str().to_owned());
     tokio::task::spawn_blocking(move || {
         let plain = |id: &'static [u8]| RawRecord {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use hapax::backend::memory::MemoryLedger;
 use hapax::bus::kafka::{GroupProtocol, KafkaBus, KafkaSettings};
 use hapax::bus::{
-    Assigned, Bus, Heard, Partition, Received, Record, Start, Subscriber, Subscription, TopicTerms,
+    Assignment, Bus, BusEvent, Partition, Received, Record, Start, Subscriber, Subscription, TopicSettings,
 };
 use hapax::consumer::{Consumer, leased};
 use hapax::testing::kafka::{add_partitions, connect, delete_topic, produce_to, remove_below, settings};
@@ -34,7 +34,7 @@ async fn stage(protocol: GroupProtocol) -> (KafkaBus, Topic, String) {
     settings.group_protocol = protocol;
     let bus = connect(settings).await;
     let topic = Topic::new(unique("topic")).unwrap();
-    assert!(bus.create_topic(&topic, TopicTerms::new(1)).await.unwrap());
+    assert!(bus.create_topic(&topic, TopicSettings::new(1)).await.unwrap());
     (bus, topic, unique("group"))
 }
 
@@ -50,7 +50,7 @@ async fn publish(bus: &KafkaBus, topic: &Topic, texts: impl IntoIterator<Item = 
 /// would still take a record, and then be removed with it: wait until the log that answers is empty.
 async fn make_again(bus: &KafkaBus, topic: &Topic) {
     delete_topic(topic).await;
-    while !bus.create_topic(topic, TopicTerms::new(1)).await.unwrap_or(false) {
+    while !bus.create_topic(topic, TopicSettings::new(1)).await.unwrap_or(false) {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     while !matches!(bus.range(&partition(topic, 0)).await, Ok((0, 0))) {
@@ -65,8 +65,8 @@ fn partition(topic: &Topic, number: i32) -> Partition {
 /// What a member hears until something is so.
 #[derive(Default, Debug)]
 struct Ear {
-    given: Vec<Assigned>,
-    lost: Vec<Assigned>,
+    given: Vec<Assignment>,
+    lost: Vec<Assignment>,
     records: Vec<Received>,
     removed: Vec<std::ops::Range<i64>>,
     failed: Option<Error>,
@@ -79,12 +79,12 @@ impl Ear {
             assert!(tokio::time::Instant::now() < end, "waited for {what}: {self:?}");
             match tokio::time::timeout(Duration::from_millis(200), member.next()).await {
                 Err(_) => {}
-                Ok(Ok(Heard::Given(given))) => self.given.extend(given),
-                Ok(Ok(Heard::Lost(lost))) => self.lost.extend(lost),
-                Ok(Ok(Heard::Records(records))) => self.records.extend(records),
-                Ok(Ok(Heard::Removed { offsets, .. })) => self.removed.push(offsets),
-                Ok(Ok(Heard::Revoked(revoked))) => {
-                    member.give_back(&revoked).await.unwrap();
+                Ok(Ok(BusEvent::Assigned(given))) => self.given.extend(given),
+                Ok(Ok(BusEvent::Lost(lost))) => self.lost.extend(lost),
+                Ok(Ok(BusEvent::Records(records))) => self.records.extend(records),
+                Ok(Ok(BusEvent::Removed { offsets, .. })) => self.removed.push(offsets),
+                Ok(Ok(BusEvent::Revoked(revoked))) => {
+                    member.release(&revoked).await.unwrap();
                     self.lost.extend(revoked);
                 }
                 Ok(Err(error)) => self.failed = Some(error),

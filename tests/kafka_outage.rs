@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hapax::bus::kafka::{GroupProtocol, KafkaBus};
-use hapax::bus::{Assigned, Bus, Heard, Partition, Record, Subscriber, Subscription, TopicTerms};
+use hapax::bus::{Assignment, Bus, BusEvent, Partition, Record, Subscriber, Subscription, TopicSettings};
 use hapax::testing::kafka::{connect, settings};
 use hapax::{Error, Topic};
 use tracing_subscriber::layer::{Context, SubscriberExt};
@@ -127,7 +127,7 @@ async fn publish_all(bus: KafkaBus, topic: Topic, stop: Arc<AtomicBool>, count: 
 
 struct Consumer {
     member: Box<dyn Subscriber>,
-    held: BTreeMap<Partition, Assigned>,
+    held: BTreeMap<Partition, Assignment>,
     after: BTreeMap<Partition, i64>,
     heard: BTreeSet<usize>,
     again: usize,
@@ -139,20 +139,20 @@ impl Consumer {
             return;
         };
         match heard.expect("an outage is no error of `next`") {
-            Heard::Given(given) => {
+            BusEvent::Assigned(given) => {
                 for assigned in given {
                     self.after.remove(&assigned.partition);
                     self.held.insert(assigned.partition.clone(), assigned);
                 }
             }
-            Heard::Removed { partition, offsets } => panic!("{offsets:?} of {partition} removed"),
-            Heard::Revoked(gone) | Heard::Lost(gone) => {
+            BusEvent::Removed { partition, offsets } => panic!("{offsets:?} of {partition} removed"),
+            BusEvent::Revoked(gone) | BusEvent::Lost(gone) => {
                 for assigned in &gone {
                     self.held.remove(&assigned.partition);
                 }
-                self.member.give_back(&gone).await.unwrap();
+                self.member.release(&gone).await.unwrap();
             }
-            Heard::Records(records) => {
+            BusEvent::Records(records) => {
                 for received in records {
                     let origin = &received.origin;
                     let partition = Partition { topic: origin.topic.clone(), number: origin.partition };
@@ -184,7 +184,7 @@ async fn survives(protocol: GroupProtocol, outage: &Outage) {
     settings.poll_interval_max = Duration::from_secs(60);
     let bus = connect(settings).await;
     let topic = Topic::new(format!("outage-{}", uuid::Uuid::new_v4().simple())).unwrap();
-    bus.create_topic(&topic, TopicTerms::new(3)).await.unwrap();
+    bus.create_topic(&topic, TopicSettings::new(3)).await.unwrap();
     let group = format!("group-{}", uuid::Uuid::new_v4().simple());
     let member = bus.subscribe(Subscription::new(group.as_str(), [topic.clone()]).unwrap()).await.unwrap();
     let mut consumer =

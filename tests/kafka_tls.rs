@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use hapax::bus::kafka::{GroupProtocol, KafkaBus, KafkaSettings};
-use hapax::bus::{Bus, Heard, Record, Subscription, TopicTerms};
+use hapax::bus::{Bus, BusEvent, Record, Subscription, TopicSettings};
 use hapax::{Error, Topic};
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -50,7 +50,7 @@ async fn records_travel_over_tls_with_either_mechanism() {
         settings.group_protocol = protocol;
         let bus = KafkaBus::connect(settings).await.unwrap();
         let topic = Topic::new(format!("tls-{}", uuid::Uuid::new_v4().simple())).unwrap();
-        assert!(bus.create_topic(&topic, TopicTerms::new(1)).await.unwrap());
+        assert!(bus.create_topic(&topic, TopicSettings::new(1)).await.unwrap());
         let record = Record { payload: Some("over TLS".into()), ..Record::default() };
         for answer in bus.publish(&topic, std::slice::from_ref(&record)).await.unwrap() {
             answer.unwrap();
@@ -61,8 +61,8 @@ async fn records_travel_over_tls_with_either_mechanism() {
         let mut given = None;
         let received = loop {
             match tokio::time::timeout(DEADLINE, member.next()).await.expect("something is heard").unwrap() {
-                Heard::Given(partitions) => given = partitions.into_iter().next(),
-                Heard::Records(mut records) => break records.remove(0),
+                BusEvent::Assigned(partitions) => given = partitions.into_iter().next(),
+                BusEvent::Records(mut records) => break records.remove(0),
                 other => panic!("{other:?}"),
             }
         };

@@ -27,7 +27,7 @@ use hapax::backend::postgres::PgLedger;
 use hapax::backend::redis::RedisWindow;
 use hapax::bus::Record;
 use hapax::consumer::{Consumer, ConsumerHandle, transactional};
-use hapax::ledger::{Identity, Ledger as _, State, SweepTerms};
+use hapax::ledger::{Identity, Ledger as _, State, SweepSettings};
 use hapax::testing::kit;
 use hapax::window::{OnOutage, OutageWindow, Sighting, Window, WindowSettings};
 use hapax::{EventId, Scope};
@@ -302,7 +302,7 @@ async fn t36_postgres_killed_while_a_process_recovers_and_while_a_sweep_runs() {
     let mut reader = world.pool.begin().await.unwrap();
     let look = format!("set transaction isolation level repeatable read; select from {}.entry", world.schema);
     sqlx::raw_sql(AssertSqlSafe(look)).execute(&mut *reader).await.unwrap();
-    let terms = || SweepTerms { retention: MONTH / 4, batch_max: 1000, dry_run: false };
+    let terms = || SweepSettings { retention: MONTH / 4, batch_max: 1000, dry_run: false };
     let sweeping = tokio::spawn({
         let (ledger, terms) = (world.ledger.clone(), terms());
         async move { ledger.sweep(terms).await }

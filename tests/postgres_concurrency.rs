@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hapax::backend::postgres::PgLedger;
-use hapax::ledger::{Claim, Ledger, Mode, OnDead, OrderPolicy, Outcome, Settle, SweepTerms, Week};
+use hapax::ledger::{Claim, Ledger, Mode, OnDead, OrderPolicy, Outcome, Settle, SweepSettings, Week};
 use hapax::testing::{Harness as _, kit};
 use hapax::{Guard, Scope, Time};
 use sqlx::AssertSqlSafe;
@@ -367,7 +367,7 @@ async fn two_sweepers_at_once_do_the_work_of_one() {
         weeks.push(kit::run(&ledger, &claim).await.week);
     }
     harness.advance(60 * kit::DAY).await;
-    let terms = SweepTerms { retention: 7 * kit::DAY, batch_max: 1000, dry_run: false };
+    let terms = SweepSettings { retention: 7 * kit::DAY, batch_max: 1000, dry_run: false };
     let sweepers = [(); 4].map(|()| {
         let ledger = ledger.clone();
         tokio::spawn(async move { ledger.sweep(terms).await.expect("a sweep beside another").weeks })

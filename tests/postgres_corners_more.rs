@@ -8,7 +8,7 @@ mod support;
 use std::time::Duration;
 
 use hapax::consumer::TransactionalLedger;
-use hapax::ledger::{Baseline, FailureTerms, Ledger, Mode, SweepTerms};
+use hapax::ledger::{Baseline, FailureSettings, Ledger, Mode, SweepSettings};
 use hapax::testing::kit;
 use hapax::{EventId, Scope};
 use sqlx::AssertSqlSafe;
@@ -72,7 +72,7 @@ async fn a_sql_id_of_unicode_blanks_is_blank() {
 async fn failures_beyond_a_smallint_are_counted_or_dead() {
     let ledger = ledger(2).await;
     let terms = |attempts_max| {
-        Mode::Failed(FailureTerms {
+        Mode::Failed(FailureSettings {
             attempts_max,
             backoff_base: Duration::ZERO,
             backoff_max: Duration::ZERO,
@@ -96,7 +96,7 @@ async fn a_baseline_beyond_i64_is_invalid() {
 async fn a_sweep_with_batches_of_none_ends() {
     let ledger = ledger(2).await;
     kit::first(&ledger, &kit::claim("e", Mode::Done)).await;
-    let terms = SweepTerms { retention: Duration::from_secs(1), batch_max: 0, dry_run: false };
+    let terms = SweepSettings { retention: Duration::from_secs(1), batch_max: 0, dry_run: false };
     assert!(tokio::time::timeout(Duration::from_secs(3), ledger.sweep(terms)).await.is_ok());
 }
 

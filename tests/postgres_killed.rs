@@ -15,7 +15,7 @@ use std::time::Duration;
 use cluster::Cluster;
 use hapax::Error;
 use hapax::backend::postgres::{PgLedger, PgSettings};
-use hapax::ledger::{Claim, Ledger, Mode, Outcome, SweepTerms};
+use hapax::ledger::{Claim, Ledger, Mode, Outcome, SweepSettings};
 use hapax::testing::{Harness as _, kit};
 use sqlx::{AssertSqlSafe, PgPool};
 use support::{PgHarness, ask, fresh_schema, pool_to, run, settings, until, until_waiting};
@@ -129,7 +129,7 @@ impl OldWeek {
 fn sweep_beside(ledger: &PgLedger) -> tokio::task::JoinHandle<hapax::Result<hapax::ledger::Swept>> {
     let ledger = ledger.clone();
     tokio::spawn(async move {
-        ledger.sweep(SweepTerms { retention: RETENTION, batch_max: 1000, dry_run: false }).await
+        ledger.sweep(SweepSettings { retention: RETENTION, batch_max: 1000, dry_run: false }).await
     })
 }
 
@@ -149,7 +149,7 @@ async fn t43_the_server_killed_inside_a_sweep_and_inside_its_recovery() {
     let ledger = kit::open(&harness).await;
     let s = harness.schema.clone();
     let week = OldWeek::new(&harness).await;
-    let terms = SweepTerms { retention: RETENTION, batch_max: 1000, dry_run: false };
+    let terms = SweepSettings { retention: RETENTION, batch_max: 1000, dry_run: false };
     // Inside the closing: somebody has the table it is written to.
     let mut lock = harness.pool.begin().await.unwrap();
     sqlx::raw_sql(AssertSqlSafe(format!("lock table {s}.dropped in share mode")))

@@ -127,7 +127,7 @@ async fn t68_what_others_put_on_the_search_path_never_runs() {
     nobody_was_caught(&admin, "appending").await;
     let relay = RelayName::new("relay").unwrap();
     let owner = Owner::new("me").unwrap();
-    journal.lead(&relay, &owner, std::time::Duration::from_secs(9)).await.unwrap();
+    journal.acquire_leadership(&relay, &owner, std::time::Duration::from_secs(9)).await.unwrap();
     journal.stat().await.unwrap();
     journal.relays().await.unwrap();
     nobody_was_caught(&admin, "the relay's part of the journal").await;

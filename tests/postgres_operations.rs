@@ -130,7 +130,7 @@ async fn the_runtime_role_claims_and_makes_weeks_and_the_owner_sweeps() {
         assert_eq!(error.as_database_error().unwrap().code().as_deref(), Some("42501"), "{sql}");
     }
     let terms =
-        hapax::ledger::SweepTerms { retention: Duration::from_secs(1), batch_max: 100, dry_run: false };
+        hapax::ledger::SweepSettings { retention: Duration::from_secs(1), batch_max: 100, dry_run: false };
     let before: i64 = ask(&admin, format!("select count(*) from {schema}.dropped")).await;
     // Bounded even by name: a week of the far future is not made.
     let far = sqlx::query(sqlx::AssertSqlSafe(format!(

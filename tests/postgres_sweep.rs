@@ -8,7 +8,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use hapax::backend::postgres::PgLedger;
-use hapax::ledger::{Claim, Ledger as _, Mode, SweepTerms, Swept};
+use hapax::ledger::{Claim, Ledger as _, Mode, SweepSettings, Swept};
 use hapax::testing::{Harness as _, kit};
 use sqlx::{AssertSqlSafe, PgPool};
 use support::{PgHarness, ask, pool, run, until};
@@ -51,7 +51,7 @@ impl Stage {
     fn sweep_beside(&self) -> JoinHandle<hapax::Result<Swept>> {
         let ledger = self.ledger.clone();
         tokio::spawn(async move {
-            ledger.sweep(SweepTerms { retention: RETENTION, batch_max: 1000, dry_run: false }).await
+            ledger.sweep(SweepSettings { retention: RETENTION, batch_max: 1000, dry_run: false }).await
         })
     }
 
@@ -243,7 +243,7 @@ impl Stage {
     /// Sweeps step by step until the week is in this phase.
     async fn until_phase(&self, phase: &str) {
         let s = &self.harness.schema;
-        let terms = SweepTerms { retention: RETENTION, batch_max: 1000, dry_run: false };
+        let terms = SweepSettings { retention: RETENTION, batch_max: 1000, dry_run: false };
         until("the drop is that far", async || {
             self.ledger.sweep_part(terms, 1).await.unwrap();
             ask(

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hapax::backend::postgres::PgLedger;
-use hapax::ledger::{Claim, LeaseTerms, Ledger as _, Mode, Outcome, Settled, SweepTerms};
+use hapax::ledger::{Claim, LeaseSettings, Ledger as _, Mode, Outcome, Settled, SweepSettings};
 use hapax::testing::{Harness as _, kit};
 use sqlx::{AssertSqlSafe, PgPool};
 use support::{PgHarness, Random, Scratch, ask, child, pool_to, role, run, settings};
@@ -80,12 +80,12 @@ struct Stage {
     claims: AtomicU64,
 }
 
-fn terms() -> SweepTerms {
-    SweepTerms { retention: RETENTION, batch_max: 3, dry_run: false }
+fn terms() -> SweepSettings {
+    SweepSettings { retention: RETENTION, batch_max: 3, dry_run: false }
 }
 
 fn leased() -> Mode {
-    Mode::Lease(LeaseTerms { lease: kit::LEASE, attempts_max: 1000, alone: true })
+    Mode::Lease(LeaseSettings { lease: kit::LEASE, attempts_max: 1000, alone: true })
 }
 
 async fn pause(random: &mut Random, ms: usize) {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use hapax::backend::redis::{RedisLedger, RedisSettings};
 use hapax::backend::{OpenSettings, open};
 use hapax::config::Migrate;
-use hapax::ledger::{Claim, Identity, IdentityRule, Level, Mode, Outcome, Settings, State, SweepTerms};
+use hapax::ledger::{Claim, Identity, IdentityRule, Level, Mode, Outcome, Settings, State, SweepSettings};
 use hapax::testing::Harness;
 use hapax::testing::kit::{
     another, claim, done, expect, first, lease, one, settled, settling, there, try_one,
@@ -275,7 +275,7 @@ async fn bytes_per_entry() {
     );
     assert!(bytes / EVENTS < 200, "{} bytes", bytes / EVENTS);
     harness.advance(Duration::from_secs(30 * 86_400)).await;
-    let terms = SweepTerms { retention: Duration::from_secs(7 * 86_400), batch_max: 1000, dry_run: false };
+    let terms = SweepSettings { retention: Duration::from_secs(7 * 86_400), batch_max: 1000, dry_run: false };
     assert_eq!(ledger.sweep(terms).await.unwrap().entries(), EVENTS as u64);
     let left: Vec<String> = redis::cmd("KEYS")
         .arg(format!("{}:w:*", prefix.replace('{', "\\{")))

@@ -7,9 +7,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax::bus::{Bus, MemoryBus, Record, TopicTerms};
+use hapax::bus::{Bus, MemoryBus, Record, TopicSettings};
 use hapax::journal::{
-    AggregateOf, Append, Behind, Checkpoint, Expected, Journal, JournalSettings, JournalSweep, Lead,
+    AggregateOf, Append, Behind, Checkpoint, Expected, Journal, JournalSettings, JournalSweep, Leadership,
     MemoryJournal, Position,
 };
 use hapax::relay::{Progress, Relay, RelaySettings, RelayWatch, resume, skip};
@@ -42,7 +42,7 @@ fn settings() -> RelaySettings {
 
 async fn bus() -> Arc<FaultyBus> {
     let bus = MemoryBus::default();
-    bus.create_topic(&topic(), TopicTerms::new(3)).await.unwrap();
+    bus.create_topic(&topic(), TopicSettings::new(3)).await.unwrap();
     Arc::new(FaultyBus::new(Arc::new(bus)))
 }
 
@@ -382,15 +382,15 @@ async fn what_is_skipped_ahead_of_the_checkpoint_stays_skipped() {
     fill(&*journal, 2, 10).await;
     bus.fail(|record| (is_of(record, "a1") && has_seq(record, 3)).then(too_large));
     let owner = Owner::new("someone").unwrap();
-    let Lead::Leads { token, mut checkpoint } =
-        journal.lead(&name(), &owner, Duration::from_secs(60)).await.unwrap()
+    let Leadership::Acquired { token, mut checkpoint } =
+        journal.acquire_leadership(&name(), &owner, Duration::from_secs(60)).await.unwrap()
     else {
         panic!("nobody leads")
     };
     let stuck = journal.read_aggregate(None, &Aggregate::new("a1").unwrap(), 3, 1).await.unwrap();
     checkpoint.behind.push(Behind::at(&stuck.events[0], "too large", true, journal.now().await.unwrap()));
     journal.save(&name(), token, &checkpoint).await.unwrap();
-    journal.give_up_lead(&name(), token).await.unwrap();
+    journal.release_leadership(&name(), token).await.unwrap();
     skip(&*journal, &name(), &of("a1"), 3).await.unwrap();
     // That it is stuck at 3 says that 1 and 2 are on the bus.
     let running = start(journal.clone(), &bus, settings());
@@ -883,7 +883,7 @@ async fn t28_the_checkpoint_moves_only_after_acknowledgement() {
 async fn events_go_where_they_are_routed() {
     let (journal, bus) = (Arc::new(MemoryJournal::default()), bus().await);
     let even = Topic::new("even").unwrap();
-    bus.create_topic(&even, TopicTerms::new(1)).await.unwrap();
+    bus.create_topic(&even, TopicSettings::new(1)).await.unwrap();
     fill(&*journal, 4, 10).await;
     let mut settings = settings();
     let (to, other) = (even.clone(), topic());

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use hapax::backend::postgres::{PgJournal, PgJournalSettings, Pooling};
 use hapax::bus::kafka::KafkaBus;
-use hapax::bus::{Bus, TopicTerms};
+use hapax::bus::{Bus, TopicSettings};
 use hapax::journal::{Append, Checkpoint, Expected, Journal, Position};
 use hapax::relay::{Relay, RelaySettings};
 use hapax::testing::relay::{Witnessed, read_topic, witness};
@@ -95,7 +95,7 @@ impl Scene {
     async fn at(test: &'static str, place: String) -> Self {
         let topic = Topic::new(format!("t-{}", uuid::Uuid::new_v4().simple())).unwrap();
         let bus = world::bus().await;
-        bus.create_topic(&topic, TopicTerms::new(3)).await.expect("a fresh topic");
+        bus.create_topic(&topic, TopicSettings::new(3)).await.expect("a fresh topic");
         let journal = open_journal(&place).await;
         Scene { test, place, topic, bus, journal }
     }
@@ -329,7 +329,7 @@ async fn acceptance_1_a_checkpoint_rolled_back_and_relayed_again_takes_effect_on
 async fn the_largest_event_of_a_journal_is_published() {
     let bus = world::bus().await;
     let topic = Topic::new(format!("t-{}", uuid::Uuid::new_v4().simple())).unwrap();
-    bus.create_topic(&topic, TopicTerms::new(1)).await.expect("a fresh topic");
+    bus.create_topic(&topic, TopicSettings::new(1)).await.expect("a fresh topic");
     let journal = hapax::journal::MemoryJournal::default();
     let bytes = hapax::journal::JournalSettings::default().event_bytes_max;
     let longest = "🦀".repeat(255);

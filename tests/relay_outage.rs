@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use hapax::bus::{Bus, TopicTerms};
+use hapax::bus::{Bus, TopicSettings};
 use hapax::journal::{Append, Expected, Journal, MemoryJournal, Position};
 use hapax::relay::{Relay, RelaySettings};
 use hapax::testing::kafka::{connect, settings};
@@ -32,7 +32,7 @@ async fn a_broker_that_is_gone_for_a_while_leaves_nobody_behind() {
     settings.publish_timeout = Duration::from_secs(4); // several tries while it is away
     let bus = Arc::new(connect(settings).await);
     let topic = Topic::new(format!("t-{}", uuid::Uuid::new_v4().simple())).unwrap();
-    bus.create_topic(&topic, TopicTerms::new(3)).await.unwrap();
+    bus.create_topic(&topic, TopicSettings::new(3)).await.unwrap();
     let journal = Arc::new(MemoryJournal::default());
     let mut settings = RelaySettings::new(RelayName::new("main").unwrap(), topic.clone());
     settings.flush_timeout = Duration::from_secs(1);

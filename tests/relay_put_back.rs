@@ -14,10 +14,10 @@ use std::time::Duration;
 
 use hapax::backend::object::Directory;
 use hapax::backend::postgres::{PgJournal, PgJournalSettings, Pooling};
-use hapax::bus::{Bus, MemoryBus, TopicTerms};
+use hapax::bus::{Bus, MemoryBus, TopicSettings};
 use hapax::journal::{
-    Append, ArchiveTerms, Archived, Behind, Checkpoint, Expected, Journal, Position, archive, archive_files,
-    archive_read,
+    Append, ArchiveSettings, Archived, Behind, Checkpoint, Expected, Journal, Position, archive,
+    archive_files, archive_read,
 };
 use hapax::relay::{Progress, Relay, RelaySettings, RelayWatch};
 use hapax::testing::relay::read_topic;
@@ -52,13 +52,13 @@ impl Scene {
     async fn new() -> Self {
         let schema = fresh_schema();
         let bus = Arc::new(MemoryBus::default());
-        bus.create_topic(&topic(), TopicTerms::new(2)).await.unwrap();
+        bus.create_topic(&topic(), TopicSettings::new(2)).await.unwrap();
         Scene { journal: open(&schema).await, bus }
     }
 
     async fn on(server: &str) -> Self {
         let bus = Arc::new(MemoryBus::default());
-        bus.create_topic(&topic(), TopicTerms::new(2)).await.unwrap();
+        bus.create_topic(&topic(), TopicSettings::new(2)).await.unwrap();
         Scene { journal: open_on(pool_to(server, 6).await, &fresh_schema()).await, bus }
     }
 
@@ -359,7 +359,7 @@ async fn archive_up_to(journal: &PgJournal, store: &Directory, position: u64, sw
     let mut checkpoint = Checkpoint::start(journal.id());
     checkpoint.position = Position::of(position);
     journal.rewind(&name(), &checkpoint, None).await.unwrap();
-    let mut terms = ArchiveTerms::new(Duration::ZERO, hapax::Owner::new("archivist").unwrap()).unwrap();
+    let mut terms = ArchiveSettings::new(Duration::ZERO, hapax::Owner::new("archivist").unwrap()).unwrap();
     terms.file_events_max = 4;
     terms.sweep = sweep;
     archive(journal, store, &terms).await.unwrap()
@@ -428,19 +428,21 @@ async fn a_sweep_puts_nothing_back() {
 #[tokio::test]
 async fn a_file_that_was_put_back_in_part_is_refused() {
     use hapax::backend::sqlite::SqliteJournal;
-    use hapax::journal::{JournalSettings, Lead};
+    use hapax::journal::{JournalSettings, Leadership};
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("journal.db");
     let journal = SqliteJournal::open(&file, JournalSettings::default()).unwrap();
     let events = (0..20).map(|n| Event::new(EventId::new(format!("e{n}")).unwrap()));
     let _ = journal.append(&Append::new(Aggregate::new("a").unwrap(), Expected::New, events)).await.unwrap();
     let owner = hapax::Owner::new("ada").unwrap();
-    let Lead::Leads { token, mut checkpoint } = journal.lead(&name(), &owner, DEADLINE).await.unwrap() else {
+    let Leadership::Acquired { token, mut checkpoint } =
+        journal.acquire_leadership(&name(), &owner, DEADLINE).await.unwrap()
+    else {
         panic!("nobody else leads");
     };
     checkpoint.position = Position::of(20);
     journal.save(&name(), token, &checkpoint).await.unwrap();
-    journal.give_up_lead(&name(), token).await.unwrap();
+    journal.release_leadership(&name(), token).await.unwrap();
     drop(journal);
     let other = rusqlite::Connection::open(&file).unwrap();
     other
@@ -450,10 +452,13 @@ async fn a_file_that_was_put_back_in_part_is_refused() {
         .unwrap();
     drop(other);
     let journal = SqliteJournal::open(&file, JournalSettings::default()).unwrap();
-    let error = journal.lead(&name(), &owner, DEADLINE).await.unwrap_err();
+    let error = journal.acquire_leadership(&name(), &owner, DEADLINE).await.unwrap_err();
     let told = error.to_string();
     assert!(told.contains("20") && told.contains("rewind --to 10"), "{told}");
     checkpoint.position = Position::of(10);
     journal.rewind(&name(), &checkpoint, None).await.unwrap();
-    assert!(matches!(journal.lead(&name(), &owner, DEADLINE).await, Ok(Lead::Leads { .. })));
+    assert!(matches!(
+        journal.acquire_leadership(&name(), &owner, DEADLINE).await,
+        Ok(Leadership::Acquired { .. })
+    ));
 }

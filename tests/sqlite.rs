@@ -13,8 +13,8 @@ use hapax::backend::sqlite::{SqliteJournal, SqliteLedger};
 use hapax::clock::{Clock, ManualClock};
 use hapax::journal::{Append, Expected, JournalSettings};
 use hapax::ledger::{
-    Baseline, Claim, Filter, Identity, Intervene, Intervention, LeaseTerms, Mode, Nonce, OnDead, Order,
-    OrderPolicy, Settings, Settle, Settled, State, SweepTerms, Verdict, Week,
+    Baseline, Claim, Filter, Identity, Intervene, Intervention, LeaseSettings, Mode, Nonce, OnDead, Order,
+    OrderPolicy, Settings, Settle, Settled, State, SweepSettings, Verdict, Week,
 };
 use hapax::{Aggregate, Error, Event, EventId, Ledger, Outcome, Scope, Tenant, Time};
 use rusqlite::{Connection, TransactionBehavior};
@@ -31,7 +31,7 @@ fn identity(id: &str) -> Identity {
 }
 
 fn lease() -> Mode {
-    Mode::Lease(LeaseTerms { lease: Duration::from_secs(30), attempts_max: 5, alone: true })
+    Mode::Lease(LeaseSettings { lease: Duration::from_secs(30), attempts_max: 5, alone: true })
 }
 
 fn file(dir: &tempfile::TempDir) -> PathBuf {
@@ -200,7 +200,7 @@ async fn a_read_only_file_can_be_looked_at_and_refuses_writes() {
     let error = reading.claim(&[Claim::new(identity("b"), Mode::Done)]).await.unwrap_err();
     println!("{}", error.chain());
     assert!(matches!(error, Error::Refused { .. }) && !error.is_retryable(), "{error}");
-    let sweep = SweepTerms { retention: DAY, batch_max: 10, dry_run: false };
+    let sweep = SweepSettings { retention: DAY, batch_max: 10, dry_run: false };
     assert!(matches!(reading.sweep(sweep).await.unwrap_err(), Error::Refused { .. }));
     assert_eq!(reading.get(&identity("a"), None).await.unwrap().unwrap().state, State::Done);
     assert!(reading.get(&identity("b"), None).await.unwrap().is_none());
@@ -338,14 +338,14 @@ async fn sweep_drops_old_weeks_whole_and_keeps_what_is_open() {
     }
     assert!(claim(&ledger, Claim::new(identity("open"), lease())).await.is_claimed());
     clock.advance(DAY * 12 + Duration::from_secs(1)); // the week itself is over for seven days
-    let terms = SweepTerms { retention: DAY * 7, batch_max: 10, dry_run: true };
+    let terms = SweepSettings { retention: DAY * 7, batch_max: 10, dry_run: true };
     let rehearsed = ledger.sweep(terms).await.unwrap();
-    let swept = ledger.sweep(SweepTerms { dry_run: false, ..terms }).await.unwrap();
+    let swept = ledger.sweep(SweepSettings { dry_run: false, ..terms }).await.unwrap();
     println!("{swept:?}");
     assert_eq!(rehearsed, swept);
     assert_eq!((swept.rows, swept.held, swept.lost), (25, 1, 1));
     assert_eq!(swept.weeks, [(week, 4)]);
-    assert_eq!(ledger.sweep(SweepTerms { dry_run: false, ..terms }).await.unwrap().entries(), 0);
+    assert_eq!(ledger.sweep(SweepSettings { dry_run: false, ..terms }).await.unwrap().entries(), 0);
 
     let counted = ledger.stat().await.unwrap();
     assert_eq!(counted.dropped, [(week, clock.now())]);
@@ -414,7 +414,7 @@ async fn a_settle_keeps_its_week() {
     let settle = Settle { identity, week, token, verdict, order: None, advance_to: None };
     assert!(matches!(ledger.settle(&[settle]).await.unwrap()[0], Ok(Settled::Ok { .. })));
     clock.advance(DAY * 6);
-    let terms = SweepTerms { retention: DAY * 7, batch_max: 10, dry_run: false };
+    let terms = SweepSettings { retention: DAY * 7, batch_max: 10, dry_run: false };
     assert!(ledger.sweep(terms).await.unwrap().weeks.is_empty(), "its newest settle is six days old");
     clock.advance(DAY * 2);
     assert_eq!(ledger.sweep(terms).await.unwrap().weeks, [(week, 1)]);
@@ -431,7 +431,7 @@ async fn another_process_dropping_a_week_is_noticed() {
     let of = |n: u8| Claim::new(Identity::new(scope(), v7_at(start, n)), Mode::Done);
     assert!(claim(&one, of(1)).await.is_claimed());
     clock.advance(DAY * 12); // the week itself is over for seven days
-    let terms = SweepTerms { retention: DAY * 7, batch_max: 10, dry_run: false };
+    let terms = SweepSettings { retention: DAY * 7, batch_max: 10, dry_run: false };
     assert_eq!(other.sweep(terms).await.unwrap().weeks.len(), 1);
     assert_eq!(claim(&one, of(2)).await, Outcome::TooOld { week: Week::of(start) });
 }

@@ -70,7 +70,7 @@ impl Harness for SqliteHarness {
         connection.busy_timeout(Duration::from_secs(10)).expect("a setting");
         let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).expect("a transaction");
         let answers = ledger.settle_in(&tx, settles)?;
-        ledger.mark_in(&tx, marks.0, marks.1)?;
+        ledger.set_markers_in(&tx, marks.0, marks.1)?;
         if commit {
             tx.commit().expect("a commit");
         }

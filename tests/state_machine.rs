@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use hapax::ledger::transition::{self, Head, HeadLease, Row, Situation};
 use hapax::ledger::{
-    Baseline, Claim, FailureTerms, Identity, Intervene, Intervention, LeaseTerms, MismatchRule, Mode, Nonce,
-    OnDead, Order, OrderPolicy, Outcome, Settle, Settled, State, Token, Verdict, Week,
+    Baseline, Claim, FailureSettings, Identity, Intervene, Intervention, LeaseSettings, MismatchRule, Mode,
+    Nonce, OnDead, Order, OrderPolicy, Outcome, Settle, Settled, State, Token, Verdict, Week,
 };
 use hapax::{Aggregate, EventId, Scope, Time};
 
@@ -68,7 +68,7 @@ fn identity() -> Identity {
 
 fn modes() -> Vec<(&'static str, Mode)> {
     let failed = |attempts_max| {
-        Mode::Failed(FailureTerms {
+        Mode::Failed(FailureSettings {
             attempts_max,
             backoff_base: MINUTE,
             backoff_max: MINUTE,
@@ -76,7 +76,7 @@ fn modes() -> Vec<(&'static str, Mode)> {
         })
     };
     vec![
-        ("lease", Mode::Lease(LeaseTerms { lease: MINUTE, attempts_max: 3, alone: true })),
+        ("lease", Mode::Lease(LeaseSettings { lease: MINUTE, attempts_max: 3, alone: true })),
         ("done", Mode::Done),
         ("once", Mode::Once { track: None }),
         ("failed", failed(9)),

@@ -157,17 +157,17 @@ async fn look_through_windows(prefix: Option<&str>) {
 
 /// One delivery that meets a ledger that is away, and takes effect when it is back.
 async fn consume(prefix: Option<String>) {
-    use hapax::bus::{Bus, Heard, Record as BusRecord, Subscription, TopicTerms, memory::MemoryBus};
+    use hapax::bus::{Bus, BusEvent, Record as BusRecord, Subscription, TopicSettings, memory::MemoryBus};
     use hapax::consumer::{Consumer, Handled, leased};
     let bus = Arc::new(MemoryBus::default());
     let orders = Topic::new("orders").unwrap();
-    bus.create_topic(&orders, TopicTerms::new(1)).await.unwrap();
+    bus.create_topic(&orders, TopicSettings::new(1)).await.unwrap();
     let headers =
         [("eventId", "consumed"), ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")];
     let record = BusRecord { headers: headers.into_iter().collect(), ..BusRecord::default() };
     // The group has begun, and retention is faster than it.
     let mut member = bus.subscribe(Subscription::new("billing", [orders.clone()]).unwrap()).await.unwrap();
-    let Heard::Given(given) = member.next().await.unwrap() else { panic!("given first") };
+    let BusEvent::Assigned(given) = member.next().await.unwrap() else { panic!("given first") };
     assert!(member.commit(&[(given[0].clone(), 0)]).await.unwrap()[0].is_ok());
     member.leave().await.unwrap();
     bus.publish(&orders, &[BusRecord::default(), record]).await.unwrap();
@@ -189,14 +189,14 @@ async fn consume(prefix: Option<String>) {
 
 /// A relay that meets a hole, an outage, a refusal and a repeat, and ends.
 async fn relay(prefix: Option<String>) {
-    use hapax::bus::{Bus, TopicTerms, memory::MemoryBus};
+    use hapax::bus::{Bus, TopicSettings, memory::MemoryBus};
     use hapax::journal::{Append, Expected, Journal as _, JournalSettings, MemoryJournal};
     use hapax::ledger::MismatchRule;
     use hapax::relay::{Relay, RelaySettings};
     use hapax::testing::relay::{FaultyBus, OddJournal, away};
     let bus = Arc::new(FaultyBus::new(Arc::new(MemoryBus::default())));
     let orders = Topic::new("orders").unwrap();
-    bus.create_topic(&orders, TopicTerms::new(1)).await.unwrap();
+    bus.create_topic(&orders, TopicSettings::new(1)).await.unwrap();
     let mut terms = JournalSettings::default();
     terms.mismatch = MismatchRule::Warn;
     terms.telemetry_prefix.clone_from(&prefix);

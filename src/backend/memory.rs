@@ -14,10 +14,10 @@ use crate::error::Result;
 use crate::id::{Aggregate, EventId, Scope, Tenant, Topic};
 use crate::ledger::transition::{Head, Row};
 use crate::ledger::{
-    Audit, Body, Capabilities, Claim, Copied, Cursor, CursorParts, Due, Entry, Epoch, Extend, Filter,
-    Finding, Identity, Intervene, Intervened, Key, Ledger, Level, Marker, Outcome, Pace, Page, Rows,
-    Settings, Settle, Settled, Share, Stat, State, SweepTerms, Swept, Token, Week, claim_rows, extend_rows,
-    intervene_rows, may_sweep, runnable, settle_rows,
+    Audit, Body, Capabilities, Claim, Cursor, CursorParts, Due, Entry, Epoch, Extend, Filter, Finding,
+    Identity, Intervene, Intervened, Key, Ledger, Level, Marker, Outcome, Pace, Page, PublishedDead, Rows,
+    Settings, Settle, Settled, Share, Stat, State, SweepSettings, Swept, Token, Week, claim_rows,
+    extend_rows, intervene_rows, may_sweep, runnable, settle_rows,
 };
 
 /// A ledger in memory. Clones share it.
@@ -134,9 +134,9 @@ impl MemoryTransaction<'_> {
         settle_rows(&mut self.draft, settles, self.settings)
     }
 
-    /// Notes markers in this transaction; see [`Ledger::mark`].
-    pub fn mark(&mut self, scope: &Scope, markers: &[Marker]) {
-        self.draft.mark(scope, markers);
+    /// Notes markers in this transaction; see [`Ledger::set_markers`].
+    pub fn set_markers(&mut self, scope: &Scope, markers: &[Marker]) {
+        self.draft.set_markers(scope, markers);
     }
 
     /// Makes it so.
@@ -257,7 +257,7 @@ impl Store {
         (found, count)
     }
 
-    fn mark(&mut self, scope: &Scope, markers: &[Marker]) {
+    fn set_markers(&mut self, scope: &Scope, markers: &[Marker]) {
         let now = self.now();
         for marker in markers {
             let key = (scope.clone(), marker.topic.clone(), marker.partition);
@@ -269,7 +269,7 @@ impl Store {
         }
     }
 
-    fn sweep(&mut self, terms: SweepTerms) -> Swept {
+    fn sweep(&mut self, terms: SweepSettings) -> Swept {
         let now = self.now();
         let pace = Pace::next(self.pace, now, terms.retention);
         self.pace = Some(pace);
@@ -408,7 +408,7 @@ impl Ledger for MemoryLedger {
         Ok(Due { entries, held })
     }
 
-    async fn outlet(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>> {
+    async fn unpublished_dead(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>> {
         let store = self.lock();
         let now = store.now();
         let (dead, _) = store.held(scope, &[State::Dead], now);
@@ -421,7 +421,7 @@ impl Ledger for MemoryLedger {
         new.into_iter().take(count).map(|(key, row)| store.entry(key, row)).collect()
     }
 
-    async fn copied(&self, entries: &[Copied]) -> Result<()> {
+    async fn mark_dead_published(&self, entries: &[PublishedDead]) -> Result<()> {
         let mut store = self.lock();
         for (identity, week, token) in entries {
             let Some(scope) = store.known_scope(identity.tenant.as_ref(), &identity.scope)? else { continue };
@@ -433,8 +433,8 @@ impl Ledger for MemoryLedger {
         Ok(())
     }
 
-    async fn mark(&self, scope: &Scope, markers: &[Marker]) -> Result<()> {
-        self.lock().mark(scope, markers);
+    async fn set_markers(&self, scope: &Scope, markers: &[Marker]) -> Result<()> {
+        self.lock().set_markers(scope, markers);
         Ok(())
     }
 
@@ -477,7 +477,7 @@ impl Ledger for MemoryLedger {
         Ok(self.lock().audit.iter().rev().take(limit).cloned().collect())
     }
 
-    async fn sweep(&self, terms: SweepTerms) -> Result<Swept> {
+    async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
         let mut store = self.lock();
         if terms.dry_run {
             return Ok(store.clone().sweep(terms));

@@ -6,7 +6,7 @@
 /// A partition, as the plan sees it. Members are numbers.
 #[derive(Debug, Clone)]
 pub(super) struct Seat {
-    /// In whose hands it is.
+    /// In whose assignments it is.
     pub holder: Option<usize>,
     /// Whether it was asked back already.
     pub revoking: bool,
@@ -31,7 +31,7 @@ pub(super) enum Step {
     },
 }
 
-/// What must change so that everything is in someone's hands, and nobody has two more than another who may have them.
+/// What must change so that everything is in someone's assignments, and nobody has two more than another who may have them.
 pub(super) fn plan(members: usize, seats: &[Seat]) -> Vec<Step> {
     let mut load = vec![0_usize; members];
     for seat in seats.iter().filter(|seat| !seat.revoking) {

@@ -14,9 +14,10 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use self::state::State;
-use super::hands::Hands;
+use super::assignments::Assignments;
 use super::{
-    Assigned, Bus, Capabilities, Heard, Partition, Record, Subscriber, Subscription, TopicInfo, TopicTerms,
+    Assignment, Bus, BusEvent, Capabilities, Partition, Record, Subscriber, Subscription, TopicInfo,
+    TopicSettings,
 };
 use crate::clock::{Clock, SystemClock};
 use crate::error::Result;
@@ -120,12 +121,13 @@ impl Bus for MemoryBus {
 
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
         self.shared.lock().check(&subscription)?;
-        let mut member = Member { bus: self.clone(), subscription, number: 0, hands: Hands::default() };
+        let mut member =
+            Member { bus: self.clone(), subscription, number: 0, assignments: Assignments::default() };
         member.join();
         Ok(Box::new(member))
     }
 
-    async fn create_topic(&self, topic: &Topic, terms: TopicTerms) -> Result<bool> {
+    async fn create_topic(&self, topic: &Topic, terms: TopicSettings) -> Result<bool> {
         self.shared.change(|state| state.create_topic(topic, terms))
     }
 
@@ -154,7 +156,7 @@ struct Member {
     subscription: Subscription,
     /// Its number in the group; another one each time it joins.
     number: u64,
-    hands: Hands,
+    assignments: Assignments,
 }
 
 impl Member {
@@ -165,7 +167,7 @@ impl Member {
     }
 
     /// What there is to hear now; otherwise, when to look again at the latest.
-    fn hear(&mut self) -> std::result::Result<Heard, Option<Instant>> {
+    fn hear(&mut self) -> std::result::Result<BusEvent, Option<Instant>> {
         if self.bus.silent.load(Ordering::SeqCst) {
             return Err(None);
         }
@@ -175,7 +177,7 @@ impl Member {
             self.bus.shared.changed.notify_waiters();
         }
         let mine = state.mine(group, self.number);
-        if let Some(heard) = self.hands.hear(mine.as_deref().unwrap_or_default()) {
+        if let Some(heard) = self.assignments.hear(mine.as_deref().unwrap_or_default()) {
             return Ok(heard);
         }
         if mine.is_none() {
@@ -184,21 +186,21 @@ impl Member {
             return self.hear();
         }
         let mut records = Vec::new();
-        for (assigned, position) in self.hands.readable() {
+        for (assigned, position) in self.assignments.readable() {
             let before = records.len();
             state.read(&assigned.partition, position, RECORDS_MAX - before, &mut records);
             if let (Some(first), Some(last)) = (records.get(before), records[before..].last()) {
                 let offsets = first.origin.offset..last.origin.offset + 1;
-                self.hands.delivered(&assigned.partition, offsets);
+                self.assignments.delivered(&assigned.partition, offsets);
             }
         }
-        if records.is_empty() { Err(state.overdue_at(group)) } else { Ok(Heard::Records(records)) }
+        if records.is_empty() { Err(state.overdue_at(group)) } else { Ok(BusEvent::Records(records)) }
     }
 }
 
 #[async_trait]
 impl Subscriber for Member {
-    async fn next(&mut self) -> Result<Heard> {
+    async fn next(&mut self) -> Result<BusEvent> {
         loop {
             let shared = self.bus.shared.clone();
             let mut changed = std::pin::pin!(shared.changed.notified());
@@ -214,29 +216,29 @@ impl Subscriber for Member {
     }
 
     async fn pause(&mut self, partitions: &[Partition]) -> Result<()> {
-        self.hands.pause(partitions, true);
+        self.assignments.pause(partitions, true);
         Ok(())
     }
 
     async fn resume(&mut self, partitions: &[Partition]) -> Result<()> {
-        self.hands.pause(partitions, false);
+        self.assignments.pause(partitions, false);
         Ok(())
     }
 
     async fn seek(&mut self, partition: &Partition, offset: i64) -> Result<()> {
-        self.hands.seek(partition, offset)
+        self.assignments.seek(partition, offset)
     }
 
-    async fn commit(&mut self, offsets: &[(Assigned, i64)]) -> Result<Vec<Result<()>>> {
+    async fn commit(&mut self, offsets: &[(Assignment, i64)]) -> Result<Vec<Result<()>>> {
         let (group, number) = (&*self.subscription.group, self.number);
         let mut state = self.bus.shared.lock();
         Ok(offsets.iter().map(|(assigned, offset)| state.commit(group, number, assigned, *offset)).collect())
     }
 
-    async fn give_back(&mut self, partitions: &[Assigned]) -> Result<()> {
-        self.hands.give_back(partitions);
+    async fn release(&mut self, partitions: &[Assignment]) -> Result<()> {
+        self.assignments.release(partitions);
         let (group, number) = (&*self.subscription.group, self.number);
-        self.bus.shared.change(|state| state.give_back(group, number, partitions, Instant::now()));
+        self.bus.shared.change(|state| state.release(group, number, partitions, Instant::now()));
         Ok(())
     }
 

@@ -21,10 +21,10 @@ use crate::error::{Error, Result};
 use crate::event::{Headers, Origin};
 use crate::id::Topic;
 
+mod assignments;
 #[cfg(feature = "sqlite")]
 pub mod embedded;
 mod group;
-mod hands;
 pub mod memory;
 mod open;
 mod route;
@@ -81,9 +81,9 @@ impl fmt::Display for Partition {
     }
 }
 
-/// A partition in a member's hands.
+/// A partition in a member's assignments.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Assigned {
+pub struct Assignment {
     /// Which one.
     pub partition: Partition,
     /// Grows with each gift to this member, so that what belongs to an earlier one can be told apart.
@@ -92,16 +92,16 @@ pub struct Assigned {
 
 /// What a subscriber hears next.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Heard {
-    /// Records, each partition's in offset order, all of partitions that are in this member's hands.
+pub enum BusEvent {
+    /// Records, each partition's in offset order, all of partitions that are in this member's assignments.
     Records(Vec<Received>),
     /// Partitions are this member's from now on. Their records follow.
-    Given(Vec<Assigned>),
-    /// The group wants partitions back: commit what is finished, then [`give_back`](Subscriber::give_back), without waiting for
+    Assigned(Vec<Assignment>),
+    /// The group wants partitions back: commit what is finished, then [`release`](Subscriber::release), without waiting for
     /// anything else: on some buses the other partitions stand still until then. Nothing of these is delivered any more.
-    Revoked(Vec<Assigned>),
+    Revoked(Vec<Assignment>),
     /// Partitions are gone already. Commits of them are refused.
-    Lost(Vec<Assigned>),
+    Lost(Vec<Assignment>),
     /// Retention removed records before this member read them: it goes on with the oldest that is left.
     Removed {
         /// Of this partition.
@@ -185,7 +185,7 @@ pub struct TopicInfo {
 /// How a topic is to be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct TopicTerms {
+pub struct TopicSettings {
     /// How many partitions.
     pub partitions: i32,
     /// How long records stay; none is for ever.
@@ -194,10 +194,10 @@ pub struct TopicTerms {
     pub retention_bytes: Option<u64>,
 }
 
-impl TopicTerms {
+impl TopicSettings {
     /// A topic with so many partitions, and a week of retention.
     pub fn new(partitions: i32) -> Self {
-        TopicTerms { partitions, retention: Some(Duration::from_secs(7 * 86_400)), retention_bytes: None }
+        TopicSettings { partitions, retention: Some(Duration::from_secs(7 * 86_400)), retention_bytes: None }
     }
 }
 
@@ -213,7 +213,7 @@ pub struct Capabilities {
 }
 
 /// Is told the place of a record and the answer to it.
-pub type Tell<'t> = &'t mut (dyn FnMut(usize, Result<Origin>) + Send);
+pub type OnAnswer<'t> = &'t mut (dyn FnMut(usize, Result<Origin>) + Send);
 
 /// Carries records.
 ///
@@ -225,7 +225,7 @@ pub type Tell<'t> = &'t mut (dyn FnMut(usize, Result<Origin>) + Send);
 ///    error means that it may lie there all the same. `publish_each` is the same, and tells each answer when it is known.
 /// 2. Records of one key go to one partition; a partition's records arrive in the order in which they were acknowledged to
 ///    one publisher.
-/// 3. Within a group each partition is in one member's hands at a time. A member learns of it before its first record.
+/// 3. Within a group each partition is in one member's assignments at a time. A member learns of it before its first record.
 /// 4. A partition begins at the group's committed offset. If retention has removed that, it begins with the oldest record that is
 ///    left, and the member hears `Removed`. Without a commit it begins where the subscription says, unless the group has committed
 ///    something else of the topic: then at its beginning.
@@ -245,9 +245,9 @@ pub trait Bus: Send + Sync + 'static {
 
     /// Publishes records to a topic, in order, and tells the answer to each (by its place) as soon as it is known, so that a partition
     /// that is slow keeps nobody else waiting. An error is the answer to all that were told none.
-    async fn publish_each(&self, topic: &Topic, records: &[Record], tell: Tell<'_>) -> Result<()> {
+    async fn publish_each(&self, topic: &Topic, records: &[Record], on_answer: OnAnswer<'_>) -> Result<()> {
         for (place, answer) in self.publish(topic, records).await?.into_iter().enumerate() {
-            tell(place, answer);
+            on_answer(place, answer);
         }
         Ok(())
     }
@@ -256,7 +256,7 @@ pub trait Bus: Send + Sync + 'static {
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>>;
 
     /// Makes a topic. False: it is there already (as it is).
-    async fn create_topic(&self, topic: &Topic, terms: TopicTerms) -> Result<bool>;
+    async fn create_topic(&self, topic: &Topic, terms: TopicSettings) -> Result<bool>;
 
     /// What is known of a topic; none: there is no such topic.
     async fn topic(&self, topic: &Topic) -> Result<Option<TopicInfo>>;
@@ -276,7 +276,7 @@ pub trait Bus: Send + Sync + 'static {
 #[async_trait]
 pub trait Subscriber: Send {
     /// Waits for what is heard next. Cancel safe: what was not returned is returned by the next call.
-    async fn next(&mut self) -> Result<Heard>;
+    async fn next(&mut self) -> Result<BusEvent>;
 
     /// Stops delivery of partitions.
     async fn pause(&mut self, partitions: &[Partition]) -> Result<()>;
@@ -288,10 +288,10 @@ pub trait Subscriber: Send {
     async fn seek(&mut self, partition: &Partition, offset: i64) -> Result<()>;
 
     /// Remembers for the group that everything below each offset is finished. Answers in the order given.
-    async fn commit(&mut self, offsets: &[(Assigned, i64)]) -> Result<Vec<Result<()>>>;
+    async fn commit(&mut self, offsets: &[(Assignment, i64)]) -> Result<Vec<Result<()>>>;
 
     /// Gives revoked partitions to the group.
-    async fn give_back(&mut self, partitions: &[Assigned]) -> Result<()>;
+    async fn release(&mut self, partitions: &[Assignment]) -> Result<()>;
 
     /// Leaves the group at once, so that nobody waits for a timeout.
     async fn leave(self: Box<Self>) -> Result<()>;
@@ -302,13 +302,13 @@ impl<B: Bus + ?Sized> Bus for Arc<B> {
     async fn publish(&self, topic: &Topic, records: &[Record]) -> Result<Vec<Result<Origin>>> {
         (**self).publish(topic, records).await
     }
-    async fn publish_each(&self, topic: &Topic, records: &[Record], tell: Tell<'_>) -> Result<()> {
-        (**self).publish_each(topic, records, tell).await
+    async fn publish_each(&self, topic: &Topic, records: &[Record], on_answer: OnAnswer<'_>) -> Result<()> {
+        (**self).publish_each(topic, records, on_answer).await
     }
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
         (**self).subscribe(subscription).await
     }
-    async fn create_topic(&self, topic: &Topic, terms: TopicTerms) -> Result<bool> {
+    async fn create_topic(&self, topic: &Topic, terms: TopicSettings) -> Result<bool> {
         (**self).create_topic(topic, terms).await
     }
     async fn topic(&self, topic: &Topic) -> Result<Option<TopicInfo>> {

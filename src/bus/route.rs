@@ -1,7 +1,7 @@
 //! Where a record goes: by its key, or in turn. And which names and numbers a topic may have, so that what works on one
 //! bus works on the others.
 
-use super::{Record, TopicTerms};
+use super::{Record, TopicSettings};
 use crate::error::{Error, Result};
 use crate::id::Topic;
 
@@ -61,7 +61,7 @@ pub(super) fn check_name(topic: &Topic) -> Result<()> {
 }
 
 /// Whether a topic of this name and these terms can be made.
-pub(super) fn check_topic(topic: &Topic, terms: &TopicTerms) -> Result<()> {
+pub(super) fn check_topic(topic: &Topic, terms: &TopicSettings) -> Result<()> {
     check_name(topic)?;
     if !(1..=PARTITIONS_MAX).contains(&terms.partitions) {
         return Err(Error::invalid(
@@ -91,7 +91,7 @@ pub(super) fn check_offset(partition: &super::Partition, offset: i64, end: i64) 
 }
 
 /// A commit that comes too late.
-pub(super) fn fenced(assigned: &super::Assigned) -> Error {
+pub(super) fn fenced(assigned: &super::Assignment) -> Error {
     Error::Fenced {
         what: format!("{} is not this member's under epoch {} any more", assigned.partition, assigned.epoch),
     }
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn names_that_kafka_would_refuse_are_refused() {
-        let check = |name: &str, n| check_topic(&Topic::new(name).unwrap(), &TopicTerms::new(n));
+        let check = |name: &str, n| check_topic(&Topic::new(name).unwrap(), &TopicSettings::new(n));
         assert!(check("orders.v1_a-b", 3).is_ok());
         for bad in [".", "..", "a b", "ä", "a/b", &"x".repeat(250)] {
             assert!(check(bad, 1).is_err(), "{bad}");

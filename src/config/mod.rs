@@ -36,7 +36,7 @@ use crate::backend::OpenSettings;
 use crate::error::{Error, Result};
 use crate::guard::{Guard, GuardSettings};
 use crate::id::{Owner, Scope};
-use crate::ledger::{IdentityRule, MismatchRule, Settings, SweepTerms};
+use crate::ledger::{IdentityRule, MismatchRule, Settings, SweepSettings};
 use crate::window::{OnOutage, OutageWindow, Window, WindowSettings};
 
 /// What to do about the schema when a ledger is opened.
@@ -368,8 +368,8 @@ impl Config {
     }
 
     /// Terms of a sweep, in transactions of 10,000 rows.
-    pub fn sweep_terms(&self) -> SweepTerms {
-        SweepTerms { retention: self.ledger.retention, batch_max: 10_000, dry_run: false }
+    pub fn sweep_terms(&self) -> SweepSettings {
+        SweepSettings { retention: self.ledger.retention, batch_max: 10_000, dry_run: false }
     }
 }
 

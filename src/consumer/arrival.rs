@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::bus::{Assigned, Partition, Received};
+use crate::bus::{Assignment, Partition, Received};
 use crate::error::Error;
 use crate::event::{Event, Fingerprint};
 use crate::guard::Delivery;
@@ -55,7 +55,7 @@ pub struct Arrival {
 #[derive(Debug, Clone)]
 pub enum Source {
     /// From the bus, under this gift of its partition.
-    Bus(Assigned),
+    Bus(Assignment),
     /// From the ledger, where it was held under this identity, in this week.
     Held(Identity, Week),
 }
@@ -82,7 +82,7 @@ impl Arrival {
 
     /// What tells it from another event under its id; none if there is nothing to tell.
     pub(crate) fn fingerprint(&self) -> Option<Fingerprint> {
-        *self.print.get_or_init(|| self.event.as_ref().ok()?.told())
+        *self.print.get_or_init(|| self.event.as_ref().ok()?.fingerprint_if_any())
     }
 
     /// What the ledger is asked about. None: there is no event.

@@ -18,7 +18,7 @@ use crate::window::Sighting;
 
 /// What every part needs: the guard's core, the ledger, the bus, the settings.
 #[derive(Clone)]
-pub struct Desk {
+pub struct ConsumerContext {
     pub(crate) core: Core,
     pub(crate) bus: Arc<dyn Bus>,
     pub(crate) ledger: Arc<dyn Ledger>,
@@ -30,7 +30,7 @@ pub struct Desk {
 const BUSY_PAUSE_MAX: Duration = Duration::from_secs(1);
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 
-impl Desk {
+impl ConsumerContext {
     /// What an answer that is not "first" means for a delivery.
     pub(crate) async fn unclaimed<G>(&self, outcome: Outcome<G>, arrival: &mut Arrival) -> Ending {
         match outcome {
@@ -204,7 +204,7 @@ impl Desk {
         }
     }
 
-    fn fatal_terms(&self) -> crate::ledger::FailureTerms {
+    fn fatal_terms(&self) -> crate::ledger::FailureSettings {
         let mut terms = self.settings.guard().failure_terms();
         terms.attempts_max = 1;
         terms

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::claim::Desk;
+use super::claim::ConsumerContext;
 use crate::bus::{Received, Record};
 use crate::clock::{Clock as _, Time};
 use crate::error::{Error, Result};
@@ -39,10 +39,15 @@ impl Place {
 }
 
 /// What is due, and where the page behind it begins. Others look for theirs.
-pub(super) async fn look(desk: Desk, mut share: Share, room: usize, place: Place) -> Result<(Due, Place)> {
+pub(super) async fn look(
+    context: ConsumerContext,
+    mut share: Share,
+    room: usize,
+    place: Place,
+) -> Result<(Due, Place)> {
     (share.since, share.skip) = (place.since, place.skip);
     let limit = LIMIT.min(room);
-    let due = desk.ledger.due(&desk.settings.scope, &share, limit).await?;
+    let due = context.ledger.due(&context.settings.scope, &share, limit).await?;
     let next = Place::behind(&due.entries, &share, limit);
     Ok((due, next))
 }
@@ -85,13 +90,13 @@ pub(super) struct Outlet {
 /// noted as copied third: a crash in between copies it again, a zombie copies nothing that is not dead. One that cannot be
 /// published harms no other.
 pub(super) async fn copy_dead(
-    desk: Desk,
+    context: ConsumerContext,
     share: Share,
     whose: Whose,
     place: Place,
     passed_over: Arc<HashSet<Death>>,
 ) -> Outlet {
-    let bytes_max = Some((desk.settings.in_flight_bytes_max / 4).max(1));
+    let bytes_max = Some((context.settings.in_flight_bytes_max / 4).max(1));
     let share = Share { since: place.since, skip: place.skip, bytes_max, ..share };
     let mut outlet = Outlet {
         whose,
@@ -100,17 +105,17 @@ pub(super) async fn copy_dead(
         copied: Ok(()),
         refused: Vec::new(),
     };
-    outlet.copied = copy_out(&desk, &share, &passed_over, &mut outlet).await;
+    outlet.copied = copy_out(&context, &share, &passed_over, &mut outlet).await;
     outlet
 }
 
 async fn copy_out(
-    desk: &Desk,
+    context: &ConsumerContext,
     share: &Share,
     passed_over: &HashSet<Death>,
     outlet: &mut Outlet,
 ) -> Result<()> {
-    let dead = desk.ledger.outlet(&desk.settings.scope, share, LIMIT).await?;
+    let dead = context.ledger.unpublished_dead(&context.settings.scope, share, LIMIT).await?;
     outlet.next = Place::behind(&dead, share, LIMIT);
     let mut by_topic: BTreeMap<Topic, Vec<Entry>> = BTreeMap::new();
     for entry in dead {
@@ -121,20 +126,20 @@ async fn copy_out(
             outlet.note(&entry);
             continue;
         }
-        let from = entry.origin.as_ref().map(|origin| &origin.topic).or(desk.settings.topics.first());
-        match from.and_then(|topic| desk.settings.dead_topic_of(topic)) {
+        let from = entry.origin.as_ref().map(|origin| &origin.topic).or(context.settings.topics.first());
+        match from.and_then(|topic| context.settings.dead_topic_of(topic)) {
             Some(topic) => by_topic.entry(topic).or_default().push(entry),
             None => outlet.refuse(&entry),
         }
     }
     let mut failed = None;
     for (topic, entries) in by_topic {
-        let whole = publish(desk, &topic, entries, dead_record).await?;
+        let whole = publish(context, &topic, entries, dead_record).await?;
         // Too large, mostly: it became larger on its way here.
         let (unfit, other): (Vec<_>, Vec<_>) =
             whole.into_iter().partition(|(_, error)| matches!(error, Error::Invalid { .. }));
         let unfit = unfit.into_iter().map(|(entry, _)| entry).collect();
-        for (entry, error) in publish(desk, &topic, unfit, bare_record).await?.into_iter().chain(other) {
+        for (entry, error) in publish(context, &topic, unfit, bare_record).await?.into_iter().chain(other) {
             if error.is_retryable() {
                 outlet.note(&entry);
             } else {
@@ -165,16 +170,16 @@ fn death(entry: &Entry) -> Death {
 
 /// Publishes entries and notes those that were acknowledged; answers the others, each with what became of it.
 async fn publish(
-    desk: &Desk,
+    context: &ConsumerContext,
     topic: &Topic,
     entries: Vec<Entry>,
-    record: impl Fn(&Desk, &Entry) -> Record,
+    record: impl Fn(&ConsumerContext, &Entry) -> Record,
 ) -> Result<Vec<(Entry, Error)>> {
     if entries.is_empty() {
         return Ok(Vec::new());
     }
-    let records: Vec<_> = entries.iter().map(|entry| record(desk, entry)).collect();
-    let answers = match desk.bus.publish(topic, &records).await {
+    let records: Vec<_> = entries.iter().map(|entry| record(context, entry)).collect();
+    let answers = match context.bus.publish(topic, &records).await {
         Ok(answers) => answers,
         // No answer of any: of each it is the same.
         Err(error) => {
@@ -198,14 +203,14 @@ async fn publish(
         }
     }
     if !copied.is_empty() {
-        desk.ledger.copied(&copied).await?;
+        context.ledger.mark_dead_published(&copied).await?;
     }
     Ok(uncopied)
 }
 
 /// The copy of a dead event that the topic does not take as it is: what is known of its end, and where the rest of it is.
-fn bare_record(desk: &Desk, entry: &Entry) -> Record {
-    let whole = dead_record(desk, entry);
+fn bare_record(context: &ConsumerContext, entry: &Entry) -> Record {
+    let whole = dead_record(context, entry);
     let body = entry.body.clone().unwrap_or_default();
     let bytes: usize = body.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
     let left_out = format!(
@@ -229,7 +234,7 @@ fn bare_record(desk: &Desk, entry: &Entry) -> Record {
 const BARE_BYTES_MAX: usize = 512;
 
 /// The copy of a dead event: its own bytes, key and headers, and what is known of its end.
-fn dead_record(desk: &Desk, entry: &Entry) -> Record {
+fn dead_record(context: &ConsumerContext, entry: &Entry) -> Record {
     let body = entry.body.clone().unwrap_or_default();
     let mut headers: Vec<(String, Bytes)> =
         body.headers.iter().map(|(name, value)| (name.to_owned(), Bytes::copy_from_slice(value))).collect();
@@ -240,7 +245,7 @@ fn dead_record(desk: &Desk, entry: &Entry) -> Record {
     add("attempts", entry.attempts.to_string());
     add("first-at", entry.first_at.to_string());
     add("last-at", entry.at.to_string());
-    add("scope", desk.settings.scope.as_str().to_owned());
+    add("scope", context.settings.scope.as_str().to_owned());
     if let Some(origin) = &entry.origin {
         add("topic", origin.topic.as_str().to_owned());
         add("partition", origin.partition.to_string());
@@ -256,7 +261,7 @@ fn dead_record(desk: &Desk, entry: &Entry) -> Record {
 
 /// A copy of a record that could not even be claimed, because the ledger is away. Its times are those of this process, which
 /// is the only one that knows of it.
-pub(super) fn unclaimed_record(desk: &Desk, received: &Received, reason: &str) -> Record {
+pub(super) fn unclaimed_record(context: &ConsumerContext, received: &Received, reason: &str) -> Record {
     let mut headers: Vec<(String, Bytes)> = received
         .record
         .headers
@@ -270,7 +275,7 @@ pub(super) fn unclaimed_record(desk: &Desk, received: &Received, reason: &str) -
         ("attempts", "0".to_owned()),
         ("first-at", now.clone()),
         ("last-at", now),
-        ("scope", desk.settings.scope.as_str().to_owned()),
+        ("scope", context.settings.scope.as_str().to_owned()),
         ("topic", received.origin.topic.as_str().to_owned()),
         ("partition", received.origin.partition.to_string()),
         ("offset", received.origin.offset.to_string()),

@@ -8,14 +8,14 @@ use async_trait::async_trait;
 use tokio::time::Instant;
 
 use super::arrival::{Arrival, Ending};
-use super::claim::{Desk, away};
+use super::claim::{ConsumerContext, away};
 use super::handle::{Failed, Handled, Permits, within};
 use super::held::unclaimed_record;
 use super::worker::{Guarantee, Worker};
 use crate::error::Error;
 use crate::event::Event;
 use crate::guard::{Lease, Run, note};
-use crate::ledger::{LeaseTerms, Ledger, Outcome, Verdict};
+use crate::ledger::{LeaseSettings, Ledger, Outcome, Verdict};
 
 /// At least once, one live lease at a time: **exactly once if the sink dedups on the key** the handler is given. Gives up:
 /// a crash after the effect runs the handler again.
@@ -83,8 +83,8 @@ where
     F: Fn(Event, Run) -> R + Send + Sync + 'static,
     R: Future<Output = Handled> + Send,
 {
-    fn worker(self, desk: Desk, _: &L) -> Arc<dyn Worker> {
-        Arc::new(LeasedWorker { desk, handler: self.handler, permits: self.permits })
+    fn worker(self, context: ConsumerContext, _: &L) -> Arc<dyn Worker> {
+        Arc::new(LeasedWorker { context, handler: self.handler, permits: self.permits })
     }
 }
 
@@ -94,13 +94,13 @@ where
     F: Fn(Event) -> R + Send + Sync + 'static,
     R: Future<Output = Handled> + Send,
 {
-    fn worker(self, desk: Desk, _: &L) -> Arc<dyn Worker> {
-        Arc::new(OnceWorker { desk, handler: self.handler, permits: self.permits })
+    fn worker(self, context: ConsumerContext, _: &L) -> Arc<dyn Worker> {
+        Arc::new(OnceWorker { context, handler: self.handler, permits: self.permits })
     }
 }
 
 struct LeasedWorker<F> {
-    desk: Desk,
+    context: ConsumerContext,
     handler: F,
     permits: Option<Arc<dyn Permits>>,
 }
@@ -114,22 +114,27 @@ where
     async fn work_one(&self, arrival: &mut Arrival) -> Ending {
         let Ok(event) = arrival.event.clone() else { return Ending::Passed("refused") };
         let Some(delivery) = arrival.delivery() else { return Ending::Passed("refused") };
-        let settings = &self.desk.settings;
-        let terms =
-            LeaseTerms { lease: settings.lease, attempts_max: settings.attempts_max, alone: arrival.alone };
-        let outcome = match self.desk.core.lease_on(delivery, terms, self.desk.holds(arrival)).await {
+        let settings = &self.context.settings;
+        let terms = LeaseSettings {
+            lease: settings.lease,
+            attempts_max: settings.attempts_max,
+            alone: arrival.alone,
+        };
+        let outcome = match self.context.core.lease_on(delivery, terms, self.context.holds(arrival)).await {
             Ok(outcome) => outcome,
-            Err(error @ Error::Invalid { .. }) => return self.desk.refuse(arrival, &error.to_string()).await,
+            Err(error @ Error::Invalid { .. }) => {
+                return self.context.refuse(arrival, &error.to_string()).await;
+            }
             Err(error) => return away(error),
         };
         match outcome {
             // Its answer took longer than the lease lasts for its holder: nothing was started, and nothing counts.
-            Outcome::First(lease) if lease.is_lost() => give_back(lease, Ending::Later(PAUSE)).await,
+            Outcome::First(lease) if lease.is_lost() => release_lease(lease, Ending::Later(PAUSE)).await,
             Outcome::First(lease) if lease.suspect() && !arrival.alone => {
-                give_back(lease, Ending::Alone).await
+                release_lease(lease, Ending::Alone).await
             }
             Outcome::First(lease) => self.run(event, lease, arrival).await,
-            other => self.desk.unclaimed(other, arrival).await,
+            other => self.context.unclaimed(other, arrival).await,
         }
     }
 }
@@ -145,26 +150,26 @@ where
         let work = tracing::Instrument::instrument(work, arrival.span.clone());
         let handled = tokio::select! {
             handled = lease.run(work) => handled,
-            () = arrival.cancelled() => return give_back(lease, Ending::Cancelled).await,
+            () = arrival.cancelled() => return release_lease(lease, Ending::Cancelled).await,
         };
         crate::crash_point!("consumer.before-settle");
         let (handled, took) = match handled {
             Ok(Some((handled, took))) => (Ok(handled), took),
-            Ok(None) => return give_back(lease, Ending::Cancelled).await,
+            Ok(None) => return release_lease(lease, Ending::Cancelled).await,
             Err(lost) => (Err(lost), Duration::ZERO),
         };
-        self.desk.core.handled(took, matches!(handled, Ok(Ok(()))));
+        self.context.core.handled(took, matches!(handled, Ok(Ok(()))));
         match handled {
             Ok(Ok(())) => {
-                let metadata = arrival.metadata(&self.desk.group, Some(took));
+                let metadata = arrival.metadata(&self.context.group, Some(took));
                 settled(lease.settle(Verdict::Done { metadata }).await, Ending::Passed("done"))
             }
-            Ok(Err(failed)) => settle_failure(&self.desk, lease, &failed, arrival).await,
+            Ok(Err(failed)) => settle_failure(&self.context, lease, &failed, arrival).await,
             // The ledger may know it as leased for some time yet, and nobody should have to wait for that. If someone else has it by
             // now, the token keeps this from changing anything.
             Err(lost) => {
                 tracing::debug!(target: "hapax", %lost, "run cancelled");
-                give_back(lease, Ending::Later(PAUSE)).await
+                release_lease(lease, Ending::Later(PAUSE)).await
             }
         }
     }
@@ -182,21 +187,26 @@ where
             None => None,
         };
         let began = Instant::now();
-        let handled = within(self.desk.settings.handler_timeout, (self.handler)(event, run)).await;
+        let handled = within(self.context.settings.handler_timeout, (self.handler)(event, run)).await;
         drop(permit);
         Some((handled, began.elapsed()))
     }
 }
 
 /// What a failed run under a lease leads to: another one later, or the dead letters.
-pub(super) async fn settle_failure(desk: &Desk, lease: Lease, failed: &Failed, arrival: &Arrival) -> Ending {
-    let settings = &desk.settings;
+pub(super) async fn settle_failure(
+    context: &ConsumerContext,
+    lease: Lease,
+    failed: &Failed,
+    arrival: &Arrival,
+) -> Ending {
+    let settings = &context.settings;
     if failed.is_fatal() || (failed.is_counted() && lease.attempt() >= settings.attempts_max) {
         if crate::crash_point::mutant!("publish before mark")
             && let Some(topic) = settings.dead_topic_of(&arrival.received.origin.topic)
         {
-            let copy = unclaimed_record(desk, &arrival.received, &failed.to_string());
-            let _ = desk.bus.publish(&topic, &[copy]).await;
+            let copy = unclaimed_record(context, &arrival.received, &failed.to_string());
+            let _ = context.bus.publish(&topic, &[copy]).await;
         }
         let verdict = Verdict::Dead { note: note(failed), body: Some(arrival.body()) };
         return settled(lease.settle(verdict).await, Ending::Passed("dead"));
@@ -218,7 +228,7 @@ pub(super) async fn settle_failure(desk: &Desk, lease: Lease, failed: &Failed, a
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
 /// Releases a lease, uncounted. Whoever stops waits for this: a process that left must not make others wait for a lease.
-pub(super) async fn give_back(lease: Lease, ending: Ending) -> Ending {
+pub(super) async fn release_lease(lease: Lease, ending: Ending) -> Ending {
     // Should this not arrive, the lease lapses by itself.
     match lease.release().await {
         Ok(()) | Err(Error::Fenced { .. }) => ending,
@@ -239,7 +249,7 @@ fn settled<T>(answer: crate::error::Result<T>, ending: Ending) -> Ending {
 }
 
 struct OnceWorker<F> {
-    desk: Desk,
+    context: ConsumerContext,
     handler: F,
     permits: Option<Arc<dyn Permits>>,
 }
@@ -253,7 +263,7 @@ where
     async fn work_one(&self, arrival: &mut Arrival) -> Ending {
         let Ok(event) = arrival.event.clone() else { return Ending::Passed("refused") };
         let Some(delivery) = arrival.delivery() else { return Ending::Passed("refused") };
-        let limit = self.desk.settings.handler_timeout;
+        let limit = self.context.settings.handler_timeout;
         // Before the claim: from then on it counts as begun, and is lost if it does not end.
         let _permit = match &self.permits {
             None => None,
@@ -265,12 +275,15 @@ where
                 () = arrival.cancelled() => return Ending::Cancelled,
             },
         };
-        let claimed = match self.desk.core.once(delivery, Some(limit * 2), self.desk.holds(arrival)).await {
-            Ok(Outcome::First(claimed)) => claimed,
-            Ok(other) => return self.desk.unclaimed(other, arrival).await,
-            Err(error @ Error::Invalid { .. }) => return self.desk.refuse(arrival, &error.to_string()).await,
-            Err(error) => return away(error),
-        };
+        let claimed =
+            match self.context.core.once(delivery, Some(limit * 2), self.context.holds(arrival)).await {
+                Ok(Outcome::First(claimed)) => claimed,
+                Ok(other) => return self.context.unclaimed(other, arrival).await,
+                Err(error @ Error::Invalid { .. }) => {
+                    return self.context.refuse(arrival, &error.to_string()).await;
+                }
+                Err(error) => return away(error),
+            };
         crate::crash_point!("consumer.after-claim");
         let began = Instant::now();
         let handled = tokio::select! {
@@ -278,10 +291,10 @@ where
             () = arrival.cancelled() => Err(Failed::fatal("the process was told to end before the handler did")),
         };
         let took = began.elapsed();
-        self.desk.core.handled(took, handled.is_ok());
+        self.context.core.handled(took, handled.is_ok());
         let (answer, ending) = match handled {
             Ok(()) => {
-                let metadata = arrival.metadata(&self.desk.group, Some(took));
+                let metadata = arrival.metadata(&self.context.group, Some(took));
                 (claimed.end(Verdict::Finished { metadata }).await, Ending::Passed("finished"))
             }
             Err(failed) => (claimed.lost(failed).await, Ending::Passed("lost")),

@@ -130,7 +130,7 @@ impl Marks {
             let numbers = |mark: &Mark| mark.under_way.keys().copied().collect::<Vec<_>>();
             needy.map(|(of, mark)| (mark.marker(of, ahead), numbers(mark))).unzip::<_, _, Vec<_>, Vec<_>>()
         };
-        ledger.mark(&settings.scope, &markers).await?;
+        ledger.set_markers(&settings.scope, &markers).await?;
         crate::crash_point!("consumer.marked");
         let mut partitions = self.lock();
         for (marker, numbers) in markers.into_iter().zip(numbers) {
@@ -230,7 +230,7 @@ impl Marks {
             return;
         }
         // One that stays only means that some batches are noted before they begin.
-        if let Err(error) = ledger.mark(scope, &markers).await {
+        if let Err(error) = ledger.set_markers(scope, &markers).await {
             tracing::debug!(target: "hapax", error = %error.chain(), "markers were not cleared");
         }
     }

@@ -13,7 +13,7 @@ pub struct Progress {
     pub passed: BTreeMap<&'static str, u64>,
     /// Deliveries in memory that are not through.
     pub in_flight: usize,
-    /// Partitions in this process's hands.
+    /// Partitions in this process's partitions.
     pub partitions: usize,
     /// Those of them that are paused.
     pub paused: usize,

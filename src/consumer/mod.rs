@@ -1,8 +1,8 @@
 //! The consumer: events in from a bus, effects once.
 //!
 //! A delivery's way: **match** (does the scope want it?) → **window** (was it done a short while ago?) → **order** (a queue
-//! per key) → **claim** the runnable heads → **handle** → **settle** → **watermark** → **commit** the offset. What must
-//! wait long, is parked or is dead goes to the ledger's `held` with its bytes, and the watermark passes it.
+//! per key) → **claim** the runnable heads → **handle** → **settle** → **commit_point** → **commit** the offset. What must
+//! wait long, is parked or is dead goes to the ledger's `held` with its bytes, and the commit_point passes it.
 //!
 //! The guarantee is the wrapper around the handler, and its type says what is promised: [`leased`], [`at_most_once`], and, for
 //! ledgers in the effect's own database, `transactional`.
@@ -10,14 +10,14 @@
 //! ```
 //! use std::sync::Arc;
 //! use hapax::backend::memory::MemoryLedger;
-//! use hapax::bus::{Bus, Record, TopicTerms, memory::MemoryBus};
+//! use hapax::bus::{Bus, Record, TopicSettings, memory::MemoryBus};
 //! use hapax::consumer::{Consumer, Handled, leased};
 //! use hapax::{Event, Topic, guard::Run};
 //!
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> hapax::Result<()> {
 //! let bus = Arc::new(MemoryBus::default());
 //! let orders = Topic::new("orders")?;
-//! bus.create_topic(&orders, TopicTerms::new(1)).await?;
+//! bus.create_topic(&orders, TopicSettings::new(1)).await?;
 //! let record = Record { payload: Some(r#"{"event_id": "e-1"}"#.into()), ..Record::default() };
 //! bus.publish(&orders, &[record.clone(), record]).await?; // the same event, twice
 //!
@@ -65,7 +65,7 @@ pub use handler::{
 };
 pub use leased::{AtMostOnce, Leased, at_most_once, leased};
 pub use meter::Progress;
-pub use offsets::Watermark;
+pub use offsets::CommitPoint;
 pub use order::{KeyQueues, Lane, LaneRun};
 pub use settings::{ConsumerSettings, OutagePolicy, Wants};
 pub use transactional::{
@@ -74,7 +74,7 @@ pub use transactional::{
 };
 pub use worker::Guarantee;
 
-use crate::bus::{Bus, Subscription, TopicTerms};
+use crate::bus::{Bus, Subscription, TopicSettings};
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::id::{Scope, Topic};
@@ -172,24 +172,25 @@ impl<L: Ledger> Consumer<L> {
             Arc::clone(&self.handle.progress),
             core.telemetry().consumer_meter(&self.settings.scope),
         );
-        let desk = claim::Desk {
+        let context = claim::ConsumerContext {
             ledger: core.ledger(),
             core,
             bus: self.bus,
             group: self.settings.group(),
             settings: Arc::clone(&self.settings),
         };
-        let mut subscription = Subscription::new(desk.group.clone(), self.settings.topics.iter().cloned())?;
+        let mut subscription =
+            Subscription::new(context.group.clone(), self.settings.topics.iter().cloned())?;
         subscription.start = self.settings.start;
         subscription.session_timeout = self.settings.session_timeout;
         let pipeline = pipeline::Pipeline {
-            worker: guarantee.worker(desk.clone(), self.guard.ledger()),
-            subscriber: desk.bus.subscribe(subscription).await?,
+            worker: guarantee.worker(context.clone(), self.guard.ledger()),
+            subscriber: context.bus.subscribe(subscription).await?,
             stop: self.handle.stop.subscribe(),
-            desk,
+            context,
             window: self.window,
             meter: Arc::new(meter),
-            hands: HashMap::new(),
+            partitions: HashMap::new(),
             released: Vec::new(),
             queues: KeyQueues::default(),
             alone: VecDeque::new(),
@@ -207,7 +208,7 @@ impl<L: Ledger> Consumer<L> {
                 Ok(Some(info)) => info.partitions,
                 _ => 1,
             };
-            let mut terms = TopicTerms::new(partitions);
+            let mut terms = TopicSettings::new(partitions);
             terms.retention = None;
             if let Err(error) = self.bus.create_topic(&dead, terms).await {
                 tracing::warn!(target: "hapax", topic = %dead, error = %error.chain(), "the dead-letter topic could not be made");

@@ -1,4 +1,4 @@
-//! The pipeline of one process: `match → window → order → claim → handle → settle → watermark → commit`.
+//! The pipeline of one process: `match → window → order → claim → handle → settle → commit_point → commit`.
 //!
 //! One task owns everything that has an order (partitions, queues, watermarks) and waits for the next thing to happen;
 //! claims, handlers and settlings run in tasks of their own and report how each delivery ended.
@@ -15,23 +15,23 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::arrival::{Arrival, Ending, Key, Source};
-use super::claim::Desk;
+use super::claim::ConsumerContext;
 use super::held;
 use super::meter::Meter;
-use super::offsets::Watermark;
+use super::offsets::CommitPoint;
 use super::order::{KeyQueues, Lane};
 use super::worker::{Suspects, Worker};
 use super::{OutagePolicy, Stop};
-use crate::bus::{Assigned, Bus, Partition, Subscriber};
+use crate::bus::{Assignment, Bus, Partition, Subscriber};
 use crate::error::{Error, Result};
 use crate::id::Topic;
 use crate::ledger::{Claim, Due, Epoch, Identity, Ledger, Mode, Week};
 use crate::window::{Sighting, Window};
 
-/// A partition in this process's hands.
-pub(super) struct Hand {
-    pub(super) assigned: Assigned,
-    pub(super) watermark: Watermark,
+/// A partition in this process's partitions.
+pub(super) struct PartitionState {
+    pub(super) assigned: Assignment,
+    pub(super) commit_point: CommitPoint,
     committed: Option<i64>,
     running: usize,
     /// Of unfinished deliveries.
@@ -66,13 +66,13 @@ struct Ended {
 }
 
 pub(super) struct Pipeline {
-    pub(super) desk: Desk,
+    pub(super) context: ConsumerContext,
     pub(super) worker: Arc<dyn Worker>,
     pub(super) window: Option<Arc<dyn Window>>,
     pub(super) subscriber: Box<dyn Subscriber>,
     pub(super) stop: watch::Receiver<Stop>,
     pub(super) meter: Arc<Meter>,
-    pub(super) hands: HashMap<Partition, Hand>,
+    pub(super) partitions: HashMap<Partition, PartitionState>,
     /// Stop what still runs of partitions that were given back.
     pub(super) released: Vec<watch::Sender<bool>>,
     pub(super) queues: KeyQueues<Key, Arrival>,
@@ -86,7 +86,7 @@ pub(super) struct Pipeline {
 #[derive(Default)]
 pub(super) struct Tasks {
     running: JoinSet<Vec<Ended>>,
-    in_hand: usize,
+    in_flight: usize,
     lone: bool,
     look: JoinSet<Result<(Due, held::Place)>>,
     /// Copies dead letters, beside the look: the bus may be away while the ledger is not.
@@ -116,7 +116,7 @@ pub(super) struct State {
     /// Where the next look begins.
     look_from: held::Place,
     /// Whether something has happened since the last look began: it may have made something due.
-    stirred: bool,
+    active_since_look: bool,
     full: bool,
     away: bool,
     bus_away: bool,
@@ -136,7 +136,7 @@ pub(super) struct State {
     passed_over: Arc<HashSet<held::Death>>,
     passed_over_until: Instant,
     /// Partitions that the bus could not take back yet.
-    unreturned: Vec<Assigned>,
+    unreleased: Vec<Assignment>,
     uncommitted: Uncommitted,
     /// Says true when what is held in memory from the ledger must stop.
     cancel: watch::Sender<bool>,
@@ -150,7 +150,7 @@ impl State {
             held: HashMap::new(),
             left: HashSet::new(),
             look_from: held::Place::default(),
-            stirred: true,
+            active_since_look: true,
             full: false,
             away: false,
             bus_away: false,
@@ -164,7 +164,7 @@ impl State {
             uncopied: false,
             passed_over: Arc::default(),
             passed_over_until: now,
-            unreturned: Vec::new(),
+            unreleased: Vec::new(),
             uncommitted: Uncommitted::default(),
             cancel: watch::channel(false).0,
             counts: BTreeMap::new(),
@@ -175,34 +175,34 @@ impl State {
 impl Pipeline {
     /// Runs until it is told to stop. Every delivery takes the path of the module's first line.
     pub(super) async fn run(mut self) -> Result<BTreeMap<&'static str, u64>> {
-        self.told(false); // perhaps before it began
+        self.on_stop(false); // perhaps before it began
         loop {
             self.start_runnable(); // claim → handle → settle
             let wake = self.next_wake();
             tokio::select! {
-                heard = self.subscriber.next() => self.hear(heard).await?, // match → window → order
-                Some(ended) = self.tasks.running.join_next() => self.put_away(ended)?, // → watermark
-                Some(looked) = self.tasks.look.join_next() => self.take_due(looked)?,
-                Some(copied) = self.tasks.outlet.join_next() => self.copied(copied)?,
-                Some(answer) = self.tasks.window.join_next() => self.answered(answer)?,
-                Some(probed) = self.tasks.probe.join_next() => self.probed(probed.unwrap_or_default()),
+                event = self.subscriber.next() => self.on_bus_event(event).await?, // match → window → order
+                Some(ended) = self.tasks.running.join_next() => self.on_task_done(ended)?, // → commit_point
+                Some(looked) = self.tasks.look.join_next() => self.on_due(looked)?,
+                Some(copied) = self.tasks.outlet.join_next() => self.on_dead_published(copied)?,
+                Some(answer) = self.tasks.window.join_next() => self.on_window_answer(answer)?,
+                Some(probed) = self.tasks.probe.join_next() => self.on_ledger_probed(probed.unwrap_or_default()),
                 Some(lag) = self.tasks.lag.join_next() => self.meter.lag(lag.ok().flatten()),
                 () = tokio::time::sleep_until(wake) => {}
-                changed = self.stop.changed() => self.told(changed.is_err()),
+                changed = self.stop.changed() => self.on_stop(changed.is_err()),
             }
             if *self.stop.borrow() == Stop::Now {
                 break;
             }
-            self.keep_house();
-            self.tend_partitions().await?; // → commit
-            if self.state.draining.is_some() && self.tasks.in_hand == 0 {
+            self.run_periodic();
+            self.update_partitions().await?; // → commit
+            if self.state.draining.is_some() && self.tasks.in_flight == 0 {
                 break;
             }
         }
         self.end().await
     }
 
-    fn probed(&mut self, probed: Probed) {
+    fn on_ledger_probed(&mut self, probed: Probed) {
         self.state.away = !probed.back;
         self.state.epoch = probed.epoch.or(self.state.epoch);
     }
@@ -217,7 +217,7 @@ impl Pipeline {
         times.chain(self.state.draining).filter(|at| *at > now).min().unwrap_or(now + Duration::from_secs(1))
     }
 
-    fn told(&mut self, nobody_left: bool) {
+    fn on_stop(&mut self, nobody_left: bool) {
         if nobody_left || *self.stop.borrow() != Stop::No {
             self.drain();
         }
@@ -226,7 +226,7 @@ impl Pipeline {
     /// Nothing new is started; what runs may finish.
     fn drain(&mut self) {
         if self.state.draining.is_none() {
-            self.state.draining = Some(Instant::now() + self.desk.settings.drain);
+            self.state.draining = Some(Instant::now() + self.context.settings.drain);
             self.queues.retain(|_| false);
             self.alone.clear();
             self.tasks.unasked.clear();
@@ -240,7 +240,7 @@ impl Pipeline {
             return;
         }
         if !self.alone.is_empty() {
-            if self.tasks.in_hand == 0 {
+            if self.tasks.in_flight == 0 {
                 let lanes = self.next_suspects();
                 self.tasks.lone = true;
                 self.start(lanes);
@@ -249,7 +249,7 @@ impl Pipeline {
         }
         let batch_max = self.worker.batch_max();
         while self.queues.has_ready() {
-            let mut room = self.desk.settings.concurrency.saturating_sub(self.tasks.running.len());
+            let mut room = self.context.settings.concurrency.saturating_sub(self.tasks.running.len());
             if room == 0 {
                 break;
             }
@@ -304,48 +304,48 @@ impl Pipeline {
 
     fn start(&mut self, lanes: Vec<(Lane<Key>, Vec<Arrival>)>) {
         for (_, arrivals) in &lanes {
-            self.count_in_hand(arrivals);
+            self.count_in_flight(arrivals);
         }
-        let (worker, desk) = (Arc::clone(&self.worker), self.desk.clone());
+        let (worker, context) = (Arc::clone(&self.worker), self.context.clone());
         self.tasks.running.spawn(async move {
             let (keys, mut arrivals): (Vec<_>, Vec<_>) = lanes.into_iter().unzip();
-            let endings = work(&*worker, &desk, &mut arrivals).await;
+            let endings = work(&*worker, &context, &mut arrivals).await;
             let ended = keys.into_iter().zip(arrivals).zip(endings);
             ended.map(|((lane, arrivals), endings)| Ended { lane, arrivals, endings }).collect()
         });
     }
 
-    fn count_in_hand(&mut self, arrivals: &[Arrival]) {
-        self.tasks.in_hand += arrivals.len();
+    fn count_in_flight(&mut self, arrivals: &[Arrival]) {
+        self.tasks.in_flight += arrivals.len();
         for arrival in arrivals {
-            if let Some(hand) = self.hand_of(arrival) {
-                hand.running += 1;
+            if let Some(own) = self.partition_of(arrival) {
+                own.running += 1;
                 if crate::crash_point::mutant!("commit before settle") {
-                    hand.watermark.finish(arrival.received.origin.offset);
+                    own.commit_point.finish(arrival.received.origin.offset);
                 }
             }
         }
     }
 
-    // --- back: watermark → commit -------------------------------------------------------------------------------
+    // --- back: commit_point → commit -------------------------------------------------------------------------------
 
-    fn put_away(&mut self, ended: std::result::Result<Vec<Ended>, tokio::task::JoinError>) -> Result<()> {
+    fn on_task_done(&mut self, ended: std::result::Result<Vec<Ended>, tokio::task::JoinError>) -> Result<()> {
         // Handlers' panics are caught where they happen; this would be one of ours, and its lanes are gone with it.
         let ended = ended.map_err(ended_badly)?;
         self.tasks.lone = false;
         for Ended { lane, arrivals, endings } in ended {
-            self.tasks.in_hand -= arrivals.len();
+            self.tasks.in_flight -= arrivals.len();
             for arrival in &arrivals {
-                if let Some(hand) = self.hand_of(arrival) {
-                    hand.running -= 1;
+                if let Some(own) = self.partition_of(arrival) {
+                    own.running -= 1;
                 }
             }
-            self.put_lane_away(lane, arrivals, endings)?;
+            self.finish_lane(lane, arrivals, endings)?;
         }
         Ok(())
     }
 
-    fn put_lane_away(&mut self, lane: Lane<Key>, arrivals: Vec<Arrival>, endings: Vec<Ending>) -> Result<()> {
+    fn finish_lane(&mut self, lane: Lane<Key>, arrivals: Vec<Arrival>, endings: Vec<Ending>) -> Result<()> {
         let mut arrivals = arrivals.into_iter();
         let mut until = None;
         let mut rest = Vec::new();
@@ -364,7 +364,7 @@ impl Pipeline {
                 Ending::Alone => arrival.alone = true,
                 Ending::Cancelled => {}
                 Ending::Stop(error) => return Err(error),
-                Ending::Away(error) => match self.desk.settings.outage {
+                Ending::Away(error) => match self.context.settings.outage {
                     OutagePolicy::FailFast => return Err(error),
                     OutagePolicy::DeadLetter if self.dead_topic_of(&arrival).is_some() => {
                         self.meter.ledger_away();
@@ -393,12 +393,12 @@ impl Pipeline {
             rest.extend(more); // the head alone, then the others: one after the other
         }
         // What came out of the ledger meanwhile may be what the rest waits for.
-        let strict = self.desk.settings.is_strict();
+        let strict = self.context.settings.is_strict();
         self.queues.give_among(lane, rest, until, |queued, given| queued.precedes(given, strict));
         Ok(())
     }
 
-    /// Whether a delivery still belongs to a partition in our hands.
+    /// Whether a delivery still belongs to a partition in our partitions.
     fn is_ours(&self, arrival: &Arrival) -> bool {
         if self.state.draining.is_some() {
             return false;
@@ -406,30 +406,30 @@ impl Pipeline {
         match &arrival.source {
             Source::Held(..) => true,
             Source::Bus(assigned) => {
-                self.hands.get(&assigned.partition).is_some_and(|hand| hand.assigned == *assigned)
+                self.partitions.get(&assigned.partition).is_some_and(|own| own.assigned == *assigned)
             }
         }
     }
 
-    fn hand_of(&mut self, arrival: &Arrival) -> Option<&mut Hand> {
+    fn partition_of(&mut self, arrival: &Arrival) -> Option<&mut PartitionState> {
         let Source::Bus(assigned) = &arrival.source else { return None };
-        self.hands.get_mut(&assigned.partition).filter(|hand| hand.assigned == *assigned)
+        self.partitions.get_mut(&assigned.partition).filter(|own| own.assigned == *assigned)
     }
 
-    /// A delivery is through: the watermark may pass it.
+    /// A delivery is through: the commit_point may pass it.
     fn pass(&mut self, arrival: &Arrival, word: &'static str) {
         arrival.span.record("consumer.ending", word);
-        self.stir();
+        self.note_activity();
         *self.state.counts.entry(word).or_default() += 1;
         self.meter.passed(word);
         let offset = arrival.received.origin.offset;
-        if let Some(hand) = self.hand_of(arrival) {
-            hand.watermark.finish(offset);
-            hand.bytes = hand.bytes.saturating_sub(arrival.bytes());
-            let position = hand.watermark.position().unwrap_or(i64::MIN);
-            if hand.suspects.as_ref().is_some_and(|suspects| suspects.last < position) {
-                hand.suspects = None;
-                let partition = hand.assigned.partition.clone();
+        if let Some(own) = self.partition_of(arrival) {
+            own.commit_point.finish(offset);
+            own.bytes = own.bytes.saturating_sub(arrival.bytes());
+            let position = own.commit_point.position().unwrap_or(i64::MIN);
+            if own.suspects.as_ref().is_some_and(|suspects| suspects.last < position) {
+                own.suspects = None;
+                let partition = own.assigned.partition.clone();
                 self.worker.cleared(&partition);
             }
         }
@@ -439,26 +439,26 @@ impl Pipeline {
         }
         if matches!(word, "done" | "finished")
             && self.window.is_some()
-            && let Some(sighting) = self.desk.sighting_of(arrival)
+            && let Some(sighting) = self.context.sighting_of(arrival)
         {
             self.tasks.remember.push(sighting);
         }
     }
 
     /// Something happened that may have made something due.
-    fn stir(&mut self) {
-        self.state.stirred = true;
+    fn note_activity(&mut self) {
+        self.state.active_since_look = true;
         self.meter.at_rest(false);
     }
 
     /// A record that was refused under where it lies, was redriven and could be read this time, has an id of its own now: the
     /// entry it was refused under is done.
     fn end_alias(&self, arrival: &Arrival, refused: Identity, week: Week, word: &str) {
-        let Some(identity) = self.desk.identity_of(arrival) else { return };
+        let Some(identity) = self.context.identity_of(arrival) else { return };
         if identity == refused || matches!(word, "refused" | "too_old") {
             return;
         }
-        let core = self.desk.core.clone();
+        let core = self.context.core.clone();
         tokio::spawn(async move {
             let claim = Claim { time: Some(week.moment()), ..Claim::new(refused, Mode::Done) };
             if let Err(error) = core.claim_raw(claim).await {
@@ -469,7 +469,7 @@ impl Pipeline {
 
     fn note_too_old(&mut self, word: &str) -> Result<()> {
         self.state.too_old = if word == "too_old" { self.state.too_old + 1 } else { 0 };
-        let max = self.desk.settings.too_old_max;
+        let max = self.context.settings.too_old_max;
         if self.state.too_old >= max {
             return Err(Error::Config(format!(
                 "{max} events in a row are older than what the ledger remembers (too_old_max): is the topic being read again from its beginning?"
@@ -479,7 +479,7 @@ impl Pipeline {
     }
 
     fn dead_topic_of(&self, arrival: &Arrival) -> Option<Topic> {
-        self.desk.settings.dead_topic_of(&arrival.received.origin.topic)
+        self.context.settings.dead_topic_of(&arrival.received.origin.topic)
     }
 
     /// The ledger is away and the policy is to go on: the copy of the lane's first record is all that remains of it here.
@@ -489,9 +489,9 @@ impl Pipeline {
         else {
             return;
         };
-        let record = held::unclaimed_record(&self.desk, &first.received, &error.chain());
-        let bus = Arc::clone(&self.desk.bus);
-        self.count_in_hand(&arrivals);
+        let record = held::unclaimed_record(&self.context, &first.received, &error.chain());
+        let bus = Arc::clone(&self.context.bus);
+        self.count_in_flight(&arrivals);
         self.tasks.running.spawn(async move {
             let published = bus.publish(&topic, &[record]).await;
             let ending = match published.map(|mut answers| answers.pop()) {
@@ -507,10 +507,10 @@ impl Pipeline {
     }
 
     /// Starts what happens now and then.
-    fn keep_house(&mut self) {
+    fn run_periodic(&mut self) {
         let now = Instant::now();
         if self.state.away && self.tasks.probe.is_empty() {
-            self.tasks.probe.spawn(probe(Arc::clone(&self.desk.ledger), self.window.is_some()));
+            self.tasks.probe.spawn(probe(Arc::clone(&self.context.ledger), self.window.is_some()));
         }
         if self.state.draining.is_none() {
             self.look_after_held(now);
@@ -526,11 +526,11 @@ impl Pipeline {
         if now >= self.state.next_lag && self.tasks.lag.is_empty() {
             self.state.next_lag = now + LAG_INTERVAL;
             let at: Vec<_> =
-                self.hands.iter().map(|(of, hand)| (of.clone(), hand.watermark.position())).collect();
-            self.tasks.lag.spawn(lag(Arc::clone(&self.desk.bus), at));
+                self.partitions.iter().map(|(of, own)| (of.clone(), own.commit_point.position())).collect();
+            self.tasks.lag.spawn(lag(Arc::clone(&self.context.bus), at));
         }
         if self.state.draining.is_some_and(|deadline| now >= deadline) {
-            for cancel in self.hands.values().map(|hand| &hand.cancel).chain(&self.released) {
+            for cancel in self.partitions.values().map(|own| &own.cancel).chain(&self.released) {
                 cancel.send_replace(true);
             }
             self.state.cancel.send_replace(true);
@@ -569,12 +569,16 @@ async fn lag(bus: Arc<dyn Bus>, at: Vec<(Partition, Option<i64>)>) -> Option<i64
 }
 
 /// Runs lanes; a record without an event goes to the dead letters instead.
-async fn work(worker: &dyn Worker, desk: &Desk, lanes: &mut [Vec<Arrival>]) -> Vec<Vec<Ending>> {
+async fn work(
+    worker: &dyn Worker,
+    context: &ConsumerContext,
+    lanes: &mut [Vec<Arrival>],
+) -> Vec<Vec<Ending>> {
     let [lane] = lanes else { return worker.work(lanes).await };
     let [arrival] = lane.as_mut_slice() else { return worker.work(lanes).await };
     let ending = match &arrival.event {
-        Err(reason) => desk.refuse(arrival, reason).await,
-        Ok(event) if !desk.settings.wants.matches(event) => desk.step_past(arrival).await,
+        Err(reason) => context.refuse(arrival, reason).await,
+        Ok(event) if !context.settings.wants.matches(event) => context.step_past(arrival).await,
         Ok(_) => return worker.work(lanes).await,
     };
     vec![vec![ending]]

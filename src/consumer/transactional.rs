@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::claim::Desk;
+use super::claim::ConsumerContext;
 use super::handle::Handled;
 use super::worker::{Guarantee, Worker};
 use crate::error::Result;
@@ -41,7 +41,12 @@ pub trait TransactionalLedger: Ledger + Clone {
     async fn settle_in(&self, tx: &mut Self::Transaction, settles: &[Settle])
     -> Result<Vec<Result<Settled>>>;
     /// Leaves markers in it.
-    async fn mark_in(&self, tx: &mut Self::Transaction, scope: &Scope, markers: &[Marker]) -> Result<()>;
+    async fn set_markers_in(
+        &self,
+        tx: &mut Self::Transaction,
+        scope: &Scope,
+        markers: &[Marker],
+    ) -> Result<()>;
     /// Whether the transaction can still be committed: not if a statement in it failed, even if whoever made it did not say so.
     /// Checks what was deferred until the commit, if the database can: an error that is neither a contention nor a doubt is the
     /// handler's.
@@ -151,9 +156,9 @@ where
 }
 
 impl<L: TransactionalLedger, H: BatchHandler<L>> Guarantee<L> for Transactional<L, H> {
-    fn worker(self, desk: Desk, ledger: &L) -> Arc<dyn Worker> {
+    fn worker(self, context: ConsumerContext, ledger: &L) -> Arc<dyn Worker> {
         Arc::new(batch::TransactionalWorker {
-            desk,
+            context,
             ledger: ledger.clone(),
             handler: self.handler,
             marks: Arc::default(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use super::arrival::{Arrival, Ending};
-use super::claim::Desk;
+use super::claim::ConsumerContext;
 use crate::bus::Partition;
 use crate::error::Result;
 use crate::ledger::Ledger;
@@ -15,7 +15,7 @@ use crate::ledger::Ledger;
 pub trait Guarantee<L: Ledger>: Send {
     /// Who will run deliveries.
     #[doc(hidden)]
-    fn worker(self, desk: Desk, ledger: &L) -> Arc<dyn Worker>;
+    fn worker(self, context: ConsumerContext, ledger: &L) -> Arc<dyn Worker>;
 }
 
 /// The offsets of a partition that somebody had under way when he died.

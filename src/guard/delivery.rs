@@ -106,7 +106,7 @@ impl Deliverable for &Event {
             key: None, // an event does not know its record's key
             timestamp: self.time,
         };
-        Ok(Delivery { body: Some(body), ..Delivery::of_event(self, self.told()) })
+        Ok(Delivery { body: Some(body), ..Delivery::of_event(self, self.fingerprint_if_any()) })
     }
 }
 

@@ -7,13 +7,13 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::keeper::Keeper;
+use super::heartbeat::Heartbeat;
 use super::{Core, Deliverable, Delivery, Granted, Guard, LeaseLost, note};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::EventId;
 use crate::ledger::{
-    Batcher, Body, Extend, Identity, LeaseTerms, Ledger, Metadata, Mode, Order, Outcome, Settle, Settled,
+    Batcher, Body, Extend, Identity, LeaseSettings, Ledger, Metadata, Mode, Order, Outcome, Settle, Settled,
     Token, Verdict, Week,
 };
 use crate::telemetry::Meter;
@@ -105,7 +105,7 @@ pub struct Lease {
     order: Option<Order>,
     body: Option<Body>,
     deadline: Instant,
-    keeper: Option<Keeper>,
+    heartbeat: Option<Heartbeat>,
     guarded: bool,
     /// Whether it is still to be settled.
     open: bool,
@@ -145,7 +145,7 @@ impl Lease {
             order: claim.order.clone(),
             body: claim.body.clone(),
             deadline: sent + core.settings().lease - core.settings().margin(),
-            keeper: None,
+            heartbeat: None,
             guarded,
             open: guarded,
             dropped: Dropped::Returns,
@@ -194,19 +194,19 @@ impl Lease {
     }
 
     fn local_deadline(&self) -> Instant {
-        self.keeper.as_ref().map_or(self.deadline, |keeper| keeper.pulse().deadline)
+        self.heartbeat.as_ref().map_or(self.deadline, |heartbeat| heartbeat.state().deadline)
     }
 
     /// Whether the lease is known to be lost.
     pub fn is_lost(&self) -> bool {
-        let lost = self.keeper.as_ref().is_some_and(|keeper| keeper.pulse().lost.is_some());
+        let lost = self.heartbeat.as_ref().is_some_and(|heartbeat| heartbeat.state().lost.is_some());
         self.guarded && (lost || self.local_deadline() <= Instant::now())
     }
 
     /// Starts the heartbeat, unless it is running: a task that extends the lease until it is settled, dropped or lost.
     pub fn heartbeat(&mut self) {
-        if self.guarded && self.keeper.is_none() {
-            self.keeper = Some(Keeper::spawn(self.core.clone(), self.extending(), self.deadline));
+        if self.guarded && self.heartbeat.is_none() {
+            self.heartbeat = Some(Heartbeat::spawn(self.core.clone(), self.extending(), self.deadline));
         }
     }
 
@@ -214,7 +214,7 @@ impl Lease {
     /// itself; [`run`](Lease::run) cancels for you.
     pub fn lost(&mut self) -> impl Future<Output = ()> + Send + 'static + use<> {
         self.heartbeat();
-        let lost = self.keeper.as_ref().map(Keeper::lost);
+        let lost = self.heartbeat.as_ref().map(Heartbeat::lost);
         async move {
             match lost {
                 Some(lost) => _ = lost.await,
@@ -228,7 +228,7 @@ impl Lease {
     /// is what the token is for.
     pub async fn run<T>(&mut self, work: impl Future<Output = T>) -> Result<T, LeaseLost> {
         self.heartbeat();
-        let Some(keeper) = &self.keeper else { return Ok(work.await) };
+        let Some(keeper) = &self.heartbeat else { return Ok(work.await) };
         let lost = keeper.lost();
         tokio::select! {
             biased;
@@ -252,7 +252,7 @@ impl Lease {
         }
         settled.ok_or_fenced(&self.run.key, self.run.token)?;
         self.deadline = sent + self.core.settings().lease - self.core.settings().margin();
-        if self.keeper.take().is_some() {
+        if self.heartbeat.take().is_some() {
             self.heartbeat(); // begins anew, from the new deadline
         }
         Ok(())
@@ -310,7 +310,7 @@ impl Lease {
         // From here on the drop must not say anything else, whatever becomes of this call.
         self.open = false;
         let until = self.local_deadline();
-        self.keeper = None;
+        self.heartbeat = None;
         let patience = until.saturating_duration_since(Instant::now()).max(PATIENCE_MIN);
         let settled = self.core.settle(self.settling(verdict), patience).await?;
         settled.ok_or_fenced(&self.run.key, self.run.token)
@@ -330,7 +330,7 @@ impl Lease {
     /// Ends the heartbeat: it is about to be settled elsewhere, and an extension that comes after that would look like a loss.
     pub(crate) fn end_heartbeat(&mut self) {
         self.deadline = self.local_deadline();
-        self.keeper = None;
+        self.heartbeat = None;
     }
 
     /// Leaves it as it is: someone else settles it, or it lapses.
@@ -400,7 +400,7 @@ impl Core {
     pub(crate) async fn lease_on(
         &self,
         delivery: Delivery,
-        terms: LeaseTerms,
+        terms: LeaseSettings,
         hold: bool,
     ) -> Result<Outcome<Lease>> {
         let sent = Instant::now();

@@ -28,7 +28,7 @@
 
 mod claimed;
 mod delivery;
-mod keeper;
+mod heartbeat;
 mod lease;
 mod memory;
 #[cfg(feature = "postgres")]
@@ -45,7 +45,7 @@ use std::sync::Arc;
 
 pub use claimed::Claimed;
 pub use delivery::{Deliverable, Delivery};
-pub use keeper::LeaseLost;
+pub use heartbeat::LeaseLost;
 pub use lease::{Failure, Lease, Run};
 pub use process::{DeadLetter, DeadLetters, ProcessingResult};
 pub(crate) use settings::{ATTEMPTS_MAX, jitter_permille};

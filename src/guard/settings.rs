@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Guard;
 use crate::error::{Error, Result};
 use crate::id::{Scope, Tenant};
-use crate::ledger::{FailureTerms, LeaseTerms, Ledger, OnDead, OrderPolicy};
+use crate::ledger::{FailureSettings, LeaseSettings, Ledger, OnDead, OrderPolicy};
 use crate::words::span;
 
 /// What a [`Guard`] is told.
@@ -135,13 +135,13 @@ impl GuardSettings {
 
     /// A run counts from its start (`alone`): an event that kills its process must reach `dead`, and a guard cannot know
     /// who else was running.
-    pub(crate) fn lease_terms(&self) -> LeaseTerms {
-        LeaseTerms { lease: self.lease, attempts_max: self.attempts_max, alone: true }
+    pub(crate) fn lease_terms(&self) -> LeaseSettings {
+        LeaseSettings { lease: self.lease, attempts_max: self.attempts_max, alone: true }
     }
 
     /// Backoff with full jitter.
-    pub(crate) fn failure_terms(&self) -> FailureTerms {
-        FailureTerms {
+    pub(crate) fn failure_terms(&self) -> FailureSettings {
+        FailureSettings {
             attempts_max: self.attempts_max,
             backoff_base: self.backoff_base,
             backoff_max: self.backoff_max,

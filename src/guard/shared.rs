@@ -10,7 +10,8 @@ use crate::error::{Error, Result};
 use crate::event::{Event, Origin};
 use crate::id::{Scope, Tenant};
 use crate::ledger::{
-    Batcher, Claim, ClaimRef, Grant, Identity, Ledger, Mode, Order, Outcome, SweepTerms, Swept, Token, Week,
+    Batcher, Claim, ClaimRef, Grant, Identity, Ledger, Mode, Order, Outcome, SweepSettings, Swept, Token,
+    Week,
 };
 use crate::telemetry::{Meter, Telemetry, outcome_name};
 
@@ -365,8 +366,11 @@ impl Core {
         use tracing::Instrument as _;
         let span =
             tracing::info_span!(target: "hapax", "dedup.sweep", otel.name = self.telemetry().span_name(2));
-        let terms =
-            SweepTerms { retention: self.settings().retention, batch_max: SWEEP_BATCH_MAX, dry_run: false };
+        let terms = SweepSettings {
+            retention: self.settings().retention,
+            batch_max: SWEEP_BATCH_MAX,
+            dry_run: false,
+        };
         let swept = self.batcher().ledger().sweep(terms).instrument(span).await;
         match &swept {
             Ok(swept) => self.telemetry().swept(swept),

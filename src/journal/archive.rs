@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::record::StoredRecord;
-use super::{Checkpoint, Journal, JournalSweep, Lead, PAGE_BYTES_MAX, Position, Stored, swept_up_to};
+use super::{Checkpoint, Journal, JournalSweep, Leadership, PAGE_BYTES_MAX, Position, Stored, swept_up_to};
 use crate::backend::object::{Objects, must_keep_a_journal};
 use crate::crash_point;
 use crate::error::{Error, Result};
@@ -30,7 +30,7 @@ const PAGE: usize = 1000;
 /// Which events are archived, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct ArchiveTerms {
+pub struct ArchiveSettings {
     /// Only those appended longer ago than this, by the journal's clock.
     pub older_than: Duration,
     /// The most events in one file.
@@ -47,10 +47,10 @@ pub struct ArchiveTerms {
     pub sweep: bool,
 }
 
-impl ArchiveTerms {
+impl ArchiveSettings {
     /// Events older than this, ten thousand or 16 MiB to a file, removed afterwards.
     pub fn new(older_than: Duration, owner: Owner) -> Result<Self> {
-        Ok(ArchiveTerms {
+        Ok(ArchiveSettings {
             older_than,
             file_events_max: 10_000,
             file_bytes_max: PAGE_BYTES_MAX,
@@ -76,18 +76,23 @@ pub struct Archived {
 
 /// Archives what every other relay has published and is old enough. Run it as often as you like, by one or by many: one does it.
 /// `Fenced`: another one has taken over; what was written stays and is right. `Refused`: the store cannot do what is needed.
-pub async fn archive(journal: &dyn Journal, store: &dyn Objects, terms: &ArchiveTerms) -> Result<Archived> {
+pub async fn archive(
+    journal: &dyn Journal,
+    store: &dyn Objects,
+    terms: &ArchiveSettings,
+) -> Result<Archived> {
     must_keep_a_journal(store).await?;
     let mut archived = Archived::default();
-    let (token, mut checkpoint) = match journal.lead(&terms.relay, &terms.owner, terms.lease).await? {
-        Lead::Leads { token, checkpoint } => (token, checkpoint),
-        Lead::Taken { by, until } => {
-            let what = format!("{by} archives this journal already (until {until})");
-            return Err(Error::Contended { what, source: None });
-        }
-    };
+    let (token, mut checkpoint) =
+        match journal.acquire_leadership(&terms.relay, &terms.owner, terms.lease).await? {
+            Leadership::Acquired { token, checkpoint } => (token, checkpoint),
+            Leadership::Taken { by, until } => {
+                let what = format!("{by} archives this journal already (until {until})");
+                return Err(Error::Contended { what, source: None });
+            }
+        };
     let done = fill(journal, store, terms, token, &mut checkpoint, &mut archived).await;
-    let given_up = journal.give_up_lead(&terms.relay, token).await;
+    let given_up = journal.release_leadership(&terms.relay, token).await;
     done?;
     given_up?;
     if terms.sweep {
@@ -106,7 +111,7 @@ pub async fn archive(journal: &dyn Journal, store: &dyn Objects, terms: &Archive
 async fn fill(
     journal: &dyn Journal,
     store: &dyn Objects,
-    terms: &ArchiveTerms,
+    terms: &ArchiveSettings,
     token: Token,
     checkpoint: &mut Checkpoint,
     archived: &mut Archived,
@@ -155,14 +160,14 @@ impl File {
     async fn fill(
         &mut self,
         journal: &dyn Journal,
-        terms: &ArchiveTerms,
+        terms: &ArchiveSettings,
         after: &Position,
         is_ripe: &(dyn Fn(&Stored) -> bool + Sync),
     ) -> Result<()> {
         let mut after = after.clone();
         loop {
-            let stretch = journal.read(&after, terms.file_events_max - self.events).await?;
-            for stored in &stretch.events {
+            let batch = journal.read(&after, terms.file_events_max - self.events).await?;
+            for stored in &batch.events {
                 if !is_ripe(stored) {
                     return Ok(());
                 }
@@ -176,24 +181,24 @@ impl File {
                     return Ok(());
                 }
             }
-            if !stretch.more {
+            if !batch.more {
                 return Ok(());
             }
-            after = stretch.next;
+            after = batch.next;
         }
     }
 }
 
 async fn save(
     journal: &dyn Journal,
-    terms: &ArchiveTerms,
+    terms: &ArchiveSettings,
     token: Token,
     checkpoint: &mut Checkpoint,
     position: Position,
 ) -> Result<()> {
     checkpoint.position = position;
     journal.save(&terms.relay, token, checkpoint).await?;
-    journal.keep_lead(&terms.relay, token, terms.lease).await
+    journal.renew_leadership(&terms.relay, token, terms.lease).await
 }
 
 /// Where the files of a journal lie.
@@ -219,7 +224,7 @@ fn file_name(journal: &str, first: &Stored) -> String {
 async fn continue_behind(
     journal: &dyn Journal,
     store: &dyn Objects,
-    terms: &ArchiveTerms,
+    terms: &ArchiveSettings,
     token: Token,
     checkpoint: &mut Checkpoint,
 ) -> Result<()> {
@@ -267,9 +272,9 @@ struct Next {
 impl Next {
     async fn peek(&mut self, journal: &dyn Journal) -> Result<Option<&Stored>> {
         if self.events.is_empty() {
-            let stretch = journal.read(&self.after, PAGE).await?;
-            self.after = stretch.next;
-            self.events = stretch.events.into();
+            let batch = journal.read(&self.after, PAGE).await?;
+            self.after = batch.next;
+            self.events = batch.events.into();
         }
         Ok(self.events.front())
     }

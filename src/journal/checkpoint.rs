@@ -125,9 +125,9 @@ impl Checkpoint {
 /// Whether a relay leads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Lead {
+pub enum Leadership {
     /// It does, from this checkpoint on.
-    Leads {
+    Acquired {
         /// What every save carries.
         token: Token,
         /// Where its predecessor had come to.

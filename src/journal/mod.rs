@@ -26,8 +26,8 @@ use async_trait::async_trait;
 
 pub use append::{Append, Appended, Expected, Placed, Placing, Ready};
 pub use appender::Appender;
-pub use archive::{ArchiveTerms, Archived, archive, archive_files, archive_read};
-pub use checkpoint::{Behind, Checkpoint, Lead, RelayState};
+pub use archive::{ArchiveSettings, Archived, archive, archive_files, archive_read};
+pub use checkpoint::{Behind, Checkpoint, Leadership, RelayState};
 pub use command::expects;
 pub use open::{OpenSettings, open, open_store};
 pub use page::{EVENT_BYTES, Filling, PAGE_BYTES_MAX, Page, bytes_of};
@@ -113,30 +113,30 @@ impl Stored {
     }
 }
 
-/// A stretch of a journal.
+/// A batch of a journal.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
-pub struct Stretch {
+pub struct ReadBatch {
     /// Its events, in the journal's order.
     pub events: Vec<Stored>,
     /// Where to go on from: everything up to here was given, or is known to be empty.
     pub next: Position,
-    /// Whether the stretch ends before a position whose writer has not committed yet. More may follow it already.
+    /// Whether the batch ends before a position whose writer has not committed yet. More may follow it already.
     pub at_hole: bool,
     /// Whether it ends because it is full, by count or by bytes: there may be more after `next` at once. Never at a hole.
     pub more: bool,
 }
 
-impl Stretch {
-    /// A stretch that ends at a hole, or where the journal does.
+impl ReadBatch {
+    /// A batch that ends at a hole, or where the journal does.
     pub fn new(events: Vec<Stored>, next: Position, at_hole: bool) -> Self {
-        Stretch { events, next, at_hole, more: false }
+        ReadBatch { events, next, at_hole, more: false }
     }
 
     /// Whether it ends because it is full.
     #[must_use]
     pub fn more(self, more: bool) -> Self {
-        Stretch { more, ..self }
+        ReadBatch { more, ..self }
     }
 }
 
@@ -245,7 +245,7 @@ pub trait Journal: Send + Sync + 'static {
     ) -> Result<Page>;
 
     /// The events after a position, in order, at most `limit`. [`Position::START`] is before the first.
-    async fn read(&self, after: &Position, limit: usize) -> Result<Stretch>;
+    async fn read(&self, after: &Position, limit: usize) -> Result<ReadBatch>;
 
     /// The event with an id.
     async fn find(&self, tenant: Option<&Tenant>, id: &EventId) -> Result<Option<Stored>>;
@@ -270,16 +270,21 @@ pub trait Journal: Send + Sync + 'static {
     }
 
     /// Takes the lead among the relays of a name, if nobody else has it.
-    async fn lead(&self, relay: &RelayName, owner: &Owner, lease: Duration) -> Result<Lead>;
+    async fn acquire_leadership(
+        &self,
+        relay: &RelayName,
+        owner: &Owner,
+        lease: Duration,
+    ) -> Result<Leadership>;
 
     /// Keeps the lead for another `lease` from now. `Fenced`: it is lost.
-    async fn keep_lead(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()>;
+    async fn renew_leadership(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()>;
 
     /// Saves a checkpoint. `Fenced`: the lead is lost, and nothing was saved.
     async fn save(&self, relay: &RelayName, token: Token, checkpoint: &Checkpoint) -> Result<()>;
 
     /// Gives the lead up, so that nobody waits for it to lapse.
-    async fn give_up_lead(&self, relay: &RelayName, token: Token) -> Result<()>;
+    async fn release_leadership(&self, relay: &RelayName, token: Token) -> Result<()>;
 
     /// Every relay that has ever led, with its checkpoint, by name.
     async fn relays(&self) -> Result<Vec<RelayState>>;
@@ -418,7 +423,7 @@ impl<J: Journal + ?Sized> Journal for Arc<J> {
     ) -> Result<Page> {
         (**self).read_aggregate(tenant, aggregate, from, limit).await
     }
-    async fn read(&self, after: &Position, limit: usize) -> Result<Stretch> {
+    async fn read(&self, after: &Position, limit: usize) -> Result<ReadBatch> {
         (**self).read(after, limit).await
     }
     async fn find(&self, tenant: Option<&Tenant>, id: &EventId) -> Result<Option<Stored>> {
@@ -436,17 +441,22 @@ impl<J: Journal + ?Sized> Journal for Arc<J> {
     async fn published(&self, events: &[Stored]) -> Result<()> {
         (**self).published(events).await
     }
-    async fn lead(&self, relay: &RelayName, owner: &Owner, lease: Duration) -> Result<Lead> {
-        (**self).lead(relay, owner, lease).await
+    async fn acquire_leadership(
+        &self,
+        relay: &RelayName,
+        owner: &Owner,
+        lease: Duration,
+    ) -> Result<Leadership> {
+        (**self).acquire_leadership(relay, owner, lease).await
     }
-    async fn keep_lead(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()> {
-        (**self).keep_lead(relay, token, lease).await
+    async fn renew_leadership(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()> {
+        (**self).renew_leadership(relay, token, lease).await
     }
     async fn save(&self, relay: &RelayName, token: Token, checkpoint: &Checkpoint) -> Result<()> {
         (**self).save(relay, token, checkpoint).await
     }
-    async fn give_up_lead(&self, relay: &RelayName, token: Token) -> Result<()> {
-        (**self).give_up_lead(relay, token).await
+    async fn release_leadership(&self, relay: &RelayName, token: Token) -> Result<()> {
+        (**self).release_leadership(relay, token).await
     }
     async fn relays(&self) -> Result<Vec<RelayState>> {
         (**self).relays().await

@@ -147,7 +147,7 @@ fn has_nul(value: &serde_json::Value) -> bool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Run under a lease, then settle. Gives up: a crash after the effect runs it again, unless the sink dedups.
-    Lease(LeaseTerms),
+    Lease(LeaseSettings),
     /// Run at most once. Gives up: what crashes or fails after the claim is lost (and listed). With `track`, the end
     /// is expected within that time, and a claim that did not end by then is listed as lost.
     Once {
@@ -157,7 +157,7 @@ pub enum Mode {
     /// Record it as done, now: the claim is the settling. For the effect's own transaction, and for marking.
     Done,
     /// A same-transaction attempt failed and was rolled back, claim and all: count it. Never grants anything.
-    Failed(FailureTerms),
+    Failed(FailureSettings),
     /// It cannot run at all (undecodable, without an id, too old): record it as dead, with its note and bytes, beside every
     /// order. If there is an entry already, that one's outcome is the answer and nothing changes. Never grants anything.
     Refused,
@@ -165,7 +165,7 @@ pub enum Mode {
 
 /// Terms of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LeaseTerms {
+pub struct LeaseSettings {
     /// How long it lasts unless extended.
     pub lease: Duration,
     /// How many runs an event gets before it is dead.
@@ -177,7 +177,7 @@ pub struct LeaseTerms {
 
 /// What a counted failure leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FailureTerms {
+pub struct FailureSettings {
     /// How many failures make an event dead.
     pub attempts_max: u32,
     /// The first pause.
@@ -188,7 +188,7 @@ pub struct FailureTerms {
     pub jitter_permille: u16,
 }
 
-impl FailureTerms {
+impl FailureSettings {
     /// The pause after the `attempt`-th failure.
     pub fn pause(&self, attempt: u32) -> Duration {
         let doubled = self.backoff_base.saturating_mul(1u32 << attempt.saturating_sub(1).min(30));
@@ -292,7 +292,7 @@ impl Claim {
     /// A claim on an event in a scope, with fingerprint, time and origin of the event.
     pub fn of(scope: Scope, event: &Event, mode: Mode) -> Self {
         let identity = Identity { tenant: event.tenant.clone(), scope, id: event.id.clone() };
-        let fingerprint = event.told();
+        let fingerprint = event.fingerprint_if_any();
         Claim { time: event.time, fingerprint, origin: event.origin.clone(), ..Claim::new(identity, mode) }
     }
 }

@@ -357,7 +357,7 @@ pub struct Audit {
 /// first sweep of a ledger has nothing to compare with and trusts the clock; so sweep at least twice per retention, as a
 /// [`Guard`](crate::Guard) does by itself. Two leaps within one retention are taken for one.
 #[derive(Debug, Clone, Copy)]
-pub struct SweepTerms {
+pub struct SweepSettings {
     /// How long entries stay after they were settled.
     pub retention: Duration,
     /// How many rows one transaction deletes at most.
@@ -377,7 +377,7 @@ pub struct Swept {
     pub held: u64,
     /// At-most-once claims that never reported their end, now marked lost.
     pub lost: u64,
-    /// The ledger's clock leapt, or nobody swept for long: no sweep forgets anything before this time. See [`SweepTerms`].
+    /// The ledger's clock leapt, or nobody swept for long: no sweep forgets anything before this time. See [`SweepSettings`].
     pub paused_until: Option<Time>,
 }
 

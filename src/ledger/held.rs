@@ -12,7 +12,7 @@ use crate::event::Origin;
 use crate::id::Topic;
 
 /// Which dead event was copied out: its identity, the week of its entry, and the entry's token.
-pub type Copied = (Identity, Week, Token);
+pub type PublishedDead = (Identity, Week, Token);
 
 /// The held events of a scope that may be claimed now.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -25,8 +25,8 @@ use async_trait::async_trait;
 pub(crate) use batcher::{Batcher, ClaimRef, gone, in_batch};
 pub(crate) use claim::BODY_BYTES;
 pub use claim::{
-    Baseline, Body, Claim, Extend, FailureTerms, Grant, Identity, LeaseTerms, Metadata, Mode, Nonce, OnDead,
-    Order, OrderPolicy, Outcome, Prior, Settle, Settled, Token, Verdict,
+    Baseline, Body, Claim, Extend, FailureSettings, Grant, Identity, LeaseSettings, Metadata, Mode, Nonce,
+    OnDead, Order, OrderPolicy, Outcome, Prior, Settle, Settled, Token, Verdict,
 };
 #[allow(unused_imports)] // each backend takes what it needs
 pub(crate) use engine::{
@@ -36,10 +36,10 @@ pub(crate) use engine::{
 pub(crate) use entry::CursorParts;
 pub use entry::{
     Audit, Capabilities, Cursor, Entry, Filter, Finding, Intervene, Intervened, Intervention, Level, Page,
-    Stat, State, SweepTerms, Swept,
+    Stat, State, SweepSettings, Swept,
 };
 pub use epoch::Epoch;
-pub use held::{Copied, Due, Marker, Reused, Share};
+pub use held::{Due, Marker, PublishedDead, Reused, Share};
 pub(crate) use outage::Outage;
 pub(crate) use pace::Pace;
 pub(crate) use queue::Queue;
@@ -173,7 +173,7 @@ const NOTE_BYTES_MAX: usize = 64 * 1024;
 /// 11. The epoch is the same for all who have the ledger open, and another as soon as the ledger may lack something that was
 ///     acknowledged before.
 /// 12. A leap of the ledger's clock is not age: what was settled before it is forgotten no sooner than a whole retention after it
-///     was noticed, by the rule in the docs of [`SweepTerms`].
+///     was noticed, by the rule in the docs of [`SweepSettings`].
 ///
 /// The calls take batches because that is what storage is good at; the plain per-event calls of
 /// [`Guard`](crate::Guard) gather into such batches by themselves.
@@ -215,15 +215,15 @@ pub trait Ledger: Send + Sync + 'static {
 
     /// The dead events of a scope, of all its tenants, that are held with their bytes and were not copied out yet, as far as they
     /// are of the share. Oldest first, and bounded like [`due`](Self::due).
-    async fn outlet(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>>;
+    async fn unpublished_dead(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>>;
 
     /// Notes that dead events were copied out. Under another token than the entry's it does nothing, so that one that was
     /// redriven and died again is copied again. May be repeated.
-    async fn copied(&self, entries: &[Copied]) -> Result<()>;
+    async fn mark_dead_published(&self, entries: &[PublishedDead]) -> Result<()>;
 
     /// Notes which offsets the next batches of transactional claims will cover: one marker per scope, topic and partition, each
     /// replacing the one before. An empty one removes it.
-    async fn mark(&self, scope: &Scope, markers: &[Marker]) -> Result<()>;
+    async fn set_markers(&self, scope: &Scope, markers: &[Marker]) -> Result<()>;
 
     /// The markers of these partitions, by partition.
     async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>>;
@@ -238,7 +238,7 @@ pub trait Ledger: Send + Sync + 'static {
     async fn audit(&self, limit: usize) -> Result<Vec<Audit>>;
 
     /// Forgets what is older than the retention.
-    async fn sweep(&self, terms: SweepTerms) -> Result<Swept>;
+    async fn sweep(&self, terms: SweepSettings) -> Result<Swept>;
 
     /// Makes what will be needed soon, such as the coming week, so that nobody has to wait for it.
     async fn make_ahead(&self) -> Result<()> {
@@ -290,14 +290,14 @@ impl<L: Ledger + ?Sized> Ledger for Arc<L> {
     async fn due(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Due> {
         (**self).due(scope, share, limit).await
     }
-    async fn outlet(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>> {
-        (**self).outlet(scope, share, limit).await
+    async fn unpublished_dead(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>> {
+        (**self).unpublished_dead(scope, share, limit).await
     }
-    async fn copied(&self, entries: &[Copied]) -> Result<()> {
-        (**self).copied(entries).await
+    async fn mark_dead_published(&self, entries: &[PublishedDead]) -> Result<()> {
+        (**self).mark_dead_published(entries).await
     }
-    async fn mark(&self, scope: &Scope, markers: &[Marker]) -> Result<()> {
-        (**self).mark(scope, markers).await
+    async fn set_markers(&self, scope: &Scope, markers: &[Marker]) -> Result<()> {
+        (**self).set_markers(scope, markers).await
     }
     async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
         (**self).markers(scope, topic, partitions).await
@@ -311,7 +311,7 @@ impl<L: Ledger + ?Sized> Ledger for Arc<L> {
     async fn audit(&self, limit: usize) -> Result<Vec<Audit>> {
         (**self).audit(limit).await
     }
-    async fn sweep(&self, terms: SweepTerms) -> Result<Swept> {
+    async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
         (**self).sweep(terms).await
     }
     async fn make_ahead(&self) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::SweepTerms;
+use super::SweepSettings;
 use crate::clock::Time;
 
 /// Longer than any entry has been there.
@@ -11,7 +11,7 @@ const FOREVER: Duration = Duration::from_secs(1000 * 365 * 86_400);
 const LEAP_MIN: Duration = Duration::from_hours(2);
 
 /// What a ledger stores of its sweeps: when the last one began, and until when none may forget. The rule is in the docs of
-/// [`SweepTerms`].
+/// [`SweepSettings`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pace {
     /// When the last sweep began, by ledger time.
@@ -37,8 +37,8 @@ impl Pace {
     }
 
     /// The terms this sweep goes by: while it is paused, nothing is old enough to go.
-    pub(crate) fn terms(&self, terms: SweepTerms) -> SweepTerms {
-        SweepTerms { retention: self.paused_until.map_or(terms.retention, |_| FOREVER), ..terms }
+    pub(crate) fn terms(&self, terms: SweepSettings) -> SweepSettings {
+        SweepSettings { retention: self.paused_until.map_or(terms.retention, |_| FOREVER), ..terms }
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{
-    Body, Claim, FailureTerms, Grant, MismatchRule, Mode, OnDead, Order, OrderPolicy, Outcome, Settle,
+    Body, Claim, FailureSettings, Grant, MismatchRule, Mode, OnDead, Order, OrderPolicy, Outcome, Settle,
     Settled, State, Token, Verdict, Week,
 };
 use crate::clock::Time;
@@ -334,7 +334,7 @@ fn refuse(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
     Step::new(Outcome::Dead { at: at.now, attempts: 0 }, Some(row), None)
 }
 
-fn fail(claim: &Claim, at: Situation<'_>, terms: FailureTerms) -> Step<Outcome> {
+fn fail(claim: &Claim, at: Situation<'_>, terms: FailureSettings) -> Step<Outcome> {
     let runs = counted(at.row) + 1;
     if runs >= terms.attempts_max {
         let note = claim.note.clone().unwrap_or_else(|| "failed".into());

@@ -199,7 +199,7 @@ impl Leading {
                 continue;
             }
             let count = events.len();
-            let (unanswered, begun) = self.publisher.begin(&self.keeper, events).await?;
+            let (unanswered, begun) = self.publisher.begin(&self.leadership, events).await?;
             self.waiters.asked(&of, begun < count || !last);
             self.awaited.add(unanswered, true);
         }

@@ -7,7 +7,7 @@ use super::behind::{Waiters, aggregate_of};
 use super::dedup::Known;
 use crate::error::Result;
 use crate::id::{EventId, Tenant};
-use crate::journal::{AggregateOf, Filling, Journal, PAGE_BYTES_MAX, Page, Position, Stored, Stretch};
+use crate::journal::{AggregateOf, Filling, Journal, PAGE_BYTES_MAX, Page, Position, ReadBatch, Stored};
 
 /// So many late events are known by their ids at most.
 const LATE_MAX: usize = 100_000;
@@ -50,14 +50,14 @@ async fn passed(
 
 /// What is remembered between two looks.
 #[derive(Debug, Default)]
-pub(super) struct Lookout {
+pub(super) struct LateEvents {
     /// Where the lookback goes on.
     cursor: Position,
     /// The last seq on the bus of aggregates lately published.
     seqs: HashMap<AggregateOf, u64>,
 }
 
-impl Lookout {
+impl LateEvents {
     pub(super) fn published(&mut self, stored: &Stored, max: usize) {
         if self.seqs.len() > 2 * max {
             self.seqs.clear(); // asked for again
@@ -73,7 +73,7 @@ impl Lookout {
     }
 
     #[allow(clippy::too_many_arguments)] // all of what a relay knows
-    /// A stretch after `position`, completed: first what was passed, then the stretch, each aggregate's events by seq and none left out.
+    /// A batch after `position`, completed: first what was passed, then the batch, each aggregate's events by seq and none left out.
     /// `read` came first, so that whatever precedes one of its events is there by now.
     pub(super) async fn complete(
         &mut self,
@@ -82,25 +82,25 @@ impl Lookout {
         known: &Known,
         waiters: &Waiters,
         position: &Position,
-        mut stretch: Stretch,
-    ) -> Result<Stretch> {
+        mut batch: ReadBatch,
+    ) -> Result<ReadBatch> {
         let Passed { events, ids: unpublished, up_to } = passed(journal, settings, waiters, position).await?;
         let Page { events: mut late, more, .. } = events;
         if more {
-            stretch = Stretch::new(late, position.clone(), false).more(true);
+            batch = ReadBatch::new(late, position.clone(), false).more(true);
         } else {
             let looked = self.look_back(journal, settings, known, position).await?;
             let mut seen = unpublished.clone();
             late.extend(looked.into_iter().filter(|stored| seen.insert(id(stored))));
-            stretch.events.retain(|stored| !seen.contains(&id(stored)));
-            late.append(&mut stretch.events);
-            stretch.events = late;
+            batch.events.retain(|stored| !seen.contains(&id(stored)));
+            late.append(&mut batch.events);
+            batch.events = late;
         }
         let is_out = |stored: &Stored| {
             known.has(stored) || (stored.position <= up_to && !unpublished.contains(&id(stored)))
         };
-        stretch.events = self.in_order(journal, stretch.events, &is_out).await?;
-        Ok(stretch)
+        batch.events = self.in_order(journal, batch.events, &is_out).await?;
+        Ok(batch)
     }
 
     /// Some of what lies behind the checkpoint and is not known to be on the bus. Without a memory of what is, everything would be

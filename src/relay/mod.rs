@@ -12,7 +12,7 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use hapax::bus::{Bus, MemoryBus, TopicTerms};
+//! use hapax::bus::{Bus, MemoryBus, TopicSettings};
 //! use hapax::journal::{Append, Expected, Journal, MemoryJournal};
 //! use hapax::relay::{Relay, RelaySettings};
 //! use hapax::{Aggregate, Event, EventId, RelayName, Topic};
@@ -20,7 +20,7 @@
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> hapax::Result<()> {
 //! let (journal, bus) = (Arc::new(MemoryJournal::default()), Arc::new(MemoryBus::default()));
 //! let orders = Topic::new("orders")?;
-//! bus.create_topic(&orders, TopicTerms::new(1)).await?;
+//! bus.create_topic(&orders, TopicSettings::new(1)).await?;
 //! let paid = Event::new(EventId::new("order-17-paid")?);
 //! journal.append(&Append::new(Aggregate::new("order-17")?, Expected::New, [paid])).await?;
 //!
@@ -39,7 +39,7 @@ mod answers;
 mod behind;
 mod dedup;
 mod late;
-mod lead;
+mod leadership;
 mod meter;
 mod operate;
 mod pace;
@@ -61,13 +61,13 @@ pub use operate::{resume, resume_all, skip};
 pub use record::ORIGINAL;
 pub use settings::{RelaySettings, Route};
 
-use self::lead::Keeper;
+use self::leadership::LeadershipHeartbeat;
 use self::meter::Meter;
 use self::turn::Leading;
 use crate::bus::Bus;
 use crate::error::{Error, Result};
 use crate::id::Owner;
-use crate::journal::{Checkpoint, Journal, Lead};
+use crate::journal::{Checkpoint, Journal, Leadership};
 use crate::ledger::Token;
 
 /// What ends a lead.
@@ -194,18 +194,18 @@ impl Relay {
         let mut tries = 0;
         loop {
             let asked = Instant::now();
-            let asking = self.journal.lead(&self.settings.name, &owner, self.settings.lease);
+            let asking = self.journal.acquire_leadership(&self.settings.name, &owner, self.settings.lease);
             let answer = tokio::select! {
                 answer = asking => answer,
                 // If the lead is given to us all the same it lapses by itself.
                 _ = stop.wait_for(|stop| *stop) => return Ok(None),
             };
             let pause = match answer {
-                Ok(Lead::Leads { token, checkpoint }) => {
+                Ok(Leadership::Acquired { token, checkpoint }) => {
                     checkpoint.must_be_of(self.journal.id())?;
                     return Ok(Some((token, checkpoint, asked)));
                 }
-                Ok(Lead::Taken { by, until }) => {
+                Ok(Leadership::Taken { by, until }) => {
                     tries = 0;
                     tracing::debug!(target: "hapax::relay", relay = %self.settings.name, %by, "someone else leads");
                     let left = match self.journal.now().await {
@@ -248,10 +248,10 @@ impl Relay {
         // Where the journal's read is ordered the position says it all.
         let persisted = if journal.capabilities().ordered { 0 } else { settings.dedup_checkpoint_max };
         Ok(Leading {
-            keeper: Keeper::spawn(Arc::clone(&journal), Arc::clone(&settings), token, asked),
+            leadership: LeadershipHeartbeat::spawn(Arc::clone(&journal), Arc::clone(&settings), token, asked),
             publisher: publish::Publisher {
                 bus: Arc::clone(&self.bus),
-                scribe: record::Scribe::new(&settings, journal.id()),
+                encoder: record::RecordEncoder::new(&settings, journal.id()),
                 settings: Arc::clone(&settings),
                 stop: stop.clone(),
             },
@@ -259,7 +259,7 @@ impl Relay {
             known: dedup::Known::new(settings.dedup_max.max(persisted), &checkpoint.recent),
             acknowledged: dedup::Known::new(usize::MAX, &[]),
             waiters: behind::Waiters::of(checkpoint)?,
-            lookout: late::Lookout::default(),
+            late_events: late::LateEvents::default(),
             pace: pace::Pace::default(),
             ahead: None,
             tries: 0,
@@ -275,7 +275,7 @@ impl Relay {
 
     async fn give_up(&self, token: Token) {
         self.meter.leads_no_more("given_up");
-        if let Err(error) = self.journal.give_up_lead(&self.settings.name, token).await {
+        if let Err(error) = self.journal.release_leadership(&self.settings.name, token).await {
             tracing::debug!(target: "hapax::relay", relay = %self.settings.name, error = %error.chain(), "the lead lapses by itself");
         }
     }

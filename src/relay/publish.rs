@@ -10,8 +10,8 @@ use tokio::time::{Instant, sleep};
 
 use super::answers::{Chunk, Unanswered, UnderWay};
 use super::behind::aggregate_of;
-use super::lead::Keeper;
-use super::record::{Scribe, bytes_of};
+use super::leadership::LeadershipHeartbeat;
+use super::record::{RecordEncoder, bytes_of};
 use super::{End, RelaySettings};
 use crate::bus::Bus;
 use crate::error::{Error, Result};
@@ -66,7 +66,7 @@ pub(super) fn is_poison(error: &Error) -> bool {
 pub(super) struct Publisher {
     pub(super) bus: Arc<dyn Bus>,
     pub(super) settings: Arc<RelaySettings>,
-    pub(super) scribe: Scribe,
+    pub(super) encoder: RecordEncoder,
     pub(super) stop: watch::Receiver<bool>,
 }
 
@@ -75,7 +75,7 @@ impl Publisher {
     /// What is not answered within `patience` is left, if anything else is; `slow` is called if nothing is.
     pub(super) async fn publish(
         &self,
-        lead: &Keeper,
+        lead: &LeadershipHeartbeat,
         events: &[Stored],
         patience: Duration,
         slow: &(dyn Fn() + Sync),
@@ -107,7 +107,7 @@ impl Publisher {
     /// Hands over the first of an aggregate's events without waiting for their answers: those, and how many there are.
     pub(super) async fn begin(
         &self,
-        lead: &Keeper,
+        lead: &LeadershipHeartbeat,
         mut events: Vec<Stored>,
     ) -> Result<(Unanswered, usize), End> {
         let mut at = 0;
@@ -144,7 +144,7 @@ impl Publisher {
             {
                 break;
             }
-            let record = self.scribe.record(stored);
+            let record = self.encoder.record(stored);
             if bytes_of(&record) > self.settings.large_bytes {
                 closed.extend(aggregate_of(stored));
             }
@@ -166,7 +166,7 @@ impl Publisher {
     /// a stop is wanted, than the flush timeout.
     async fn flush(
         &self,
-        lead: &Keeper,
+        lead: &LeadershipHeartbeat,
         under_way: &mut UnderWay,
         patience: Duration,
         slow: &(dyn Fn() + Sync),

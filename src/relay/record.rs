@@ -18,15 +18,15 @@ pub const ORIGINAL: &str = "original_";
 const DECISIVE: [&str; 3] = ["idempotency_key", "tenant_id", "ce_tenant"];
 
 /// Makes records of one journal's events.
-pub(super) struct Scribe {
+pub(super) struct RecordEncoder {
     source: Bytes,
     schema: Option<Bytes>,
 }
 
-impl Scribe {
+impl RecordEncoder {
     pub(super) fn new(settings: &RelaySettings, journal: &str) -> Self {
         let source = settings.source.clone().unwrap_or_else(|| format!("/hapax/journal/{journal}"));
-        Scribe { source: source.into(), schema: settings.schema.clone().map(Into::into) }
+        RecordEncoder { source: source.into(), schema: settings.schema.clone().map(Into::into) }
     }
 
     pub(super) fn record(&self, stored: &Stored) -> Record {
@@ -124,9 +124,9 @@ mod tests {
     use crate::journal::Position;
     use crate::{Aggregate, Event, EventId, Kind, RelayName, Tenant, Time, Topic};
 
-    fn scribe() -> Scribe {
+    fn encoder() -> RecordEncoder {
         let settings = RelaySettings::new(RelayName::new("r").unwrap(), Topic::new("orders").unwrap());
-        Scribe::new(&settings, "journal-1")
+        RecordEncoder::new(&settings, "journal-1")
     }
 
     fn stored(event: Event) -> Stored {
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn the_consumer_reads_what_the_relay_writes() {
         let event = full();
-        let record = scribe().record(&stored(event.clone()));
+        let record = encoder().record(&stored(event.clone()));
         assert_eq!(record.key.as_deref(), Some(&b"acme/order-17"[..]));
         assert_eq!(record.payload.as_ref(), Some(&event.payload));
         let back = decoded(record.clone());
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn an_event_with_nothing_but_an_id_is_itself_again() {
-        let record = scribe().record(&stored(Event::new(EventId::new("e-1").unwrap())));
+        let record = encoder().record(&stored(Event::new(EventId::new("e-1").unwrap())));
         assert_eq!(record.key.as_deref(), Some(&b"order-17"[..]));
         let back = decoded(record);
         assert_eq!(
@@ -205,7 +205,7 @@ mod tests {
         ]
         .into_iter()
         .collect();
-        let record = scribe().record(&stored(event));
+        let record = encoder().record(&stored(event));
         let back = decoded(record.clone());
         assert_eq!((back.id.to_string().as_str(), back.tenant), ("e-1", None));
         assert_eq!(back.aggregate.unwrap().as_str(), "order-17");

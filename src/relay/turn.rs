@@ -12,8 +12,8 @@ use tracing::Instrument as _;
 use super::answers::{Answered, Awaited};
 use super::behind::Waiters;
 use super::dedup::Known;
-use super::late::Lookout;
-use super::lead::Keeper;
+use super::late::LateEvents;
+use super::leadership::LeadershipHeartbeat;
 use super::meter::Meter;
 use super::pace::Pace;
 use super::publish::{Flushed, Publisher, is_poison};
@@ -21,7 +21,7 @@ use super::{End, RelaySettings};
 use crate::clock::Time;
 use crate::crash_point::mutant;
 use crate::error::{Error, Result};
-use crate::journal::{AggregateOf, Behind, Checkpoint, Journal, Position, Stored, Stretch};
+use crate::journal::{AggregateOf, Behind, Checkpoint, Journal, Position, ReadBatch, Stored};
 
 /// The longest pause between two tries of a bus that takes nothing.
 const OUTAGE_PAUSE_MAX: Duration = Duration::from_secs(5);
@@ -34,7 +34,7 @@ pub(super) struct Leading {
     pub(super) journal: Arc<dyn Journal>,
     pub(super) settings: Arc<RelaySettings>,
     pub(super) publisher: Publisher,
-    pub(super) keeper: Keeper,
+    pub(super) leadership: LeadershipHeartbeat,
     pub(super) stop: watch::Receiver<bool>,
     pub(super) meter: Arc<Meter>,
     /// Up to where everything is on the bus or behind.
@@ -43,7 +43,7 @@ pub(super) struct Leading {
     /// What is acknowledged of a batch that is to be tried again, whatever else is remembered.
     pub(super) acknowledged: Known,
     pub(super) waiters: Waiters,
-    pub(super) lookout: Lookout,
+    pub(super) late_events: LateEvents,
     pub(super) pace: Pace,
     pub(super) ahead: Option<Ahead>,
     /// How often the present batch was tried in vain.
@@ -56,10 +56,10 @@ pub(super) struct Leading {
     pub(super) heard: Option<Answered>,
 }
 
-/// A stretch that is being read while the one before it is published.
+/// A batch that is being read while the one before it is published.
 pub(super) struct Ahead {
     after: Position,
-    task: JoinHandle<Result<Stretch>>,
+    task: JoinHandle<Result<ReadBatch>>,
 }
 
 impl Drop for Ahead {
@@ -68,7 +68,7 @@ impl Drop for Ahead {
     }
 }
 
-/// A stretch, sifted.
+/// A batch, sifted.
 struct Batch {
     /// What is to be published, in order.
     events: Vec<Stored>,
@@ -101,8 +101,8 @@ impl Leading {
             self.meter.full(self.settings.behind_max);
             return self.wait_for_room().await;
         }
-        let stretch = self.read().await?;
-        let batch = self.sift(stretch);
+        let batch = self.read().await?;
+        let batch = self.sift(batch);
         if batch.empty {
             self.position = batch.next;
             return self.wait(batch.at_hole).await;
@@ -126,39 +126,39 @@ impl Leading {
         if *self.stop.borrow() {
             return Err(End::Stopped);
         }
-        self.keeper.hold().await
+        self.leadership.hold().await
     }
 
     // --- in: read → sift ---------------------------------------------------------------------------------------
 
-    async fn read(&mut self) -> Result<Stretch, End> {
+    async fn read(&mut self) -> Result<ReadBatch, End> {
         self.meter.looked();
-        let mut stretch = match self.ahead.take() {
+        let mut batch = match self.ahead.take() {
             Some(mut ahead) if ahead.after == self.position => {
                 let read = tokio::select! {
                     read = &mut ahead.task => read,
-                    end = self.keeper.lost() => return Err(end),
+                    end = self.leadership.lost() => return Err(end),
                 };
                 match read {
-                    Ok(Ok(stretch)) => stretch,
+                    Ok(Ok(batch)) => batch,
                     Ok(Err(_)) | Err(_) => self.read_now().await?,
                 }
             }
             _ => self.read_now().await?,
         };
-        if mutant!("skip a hole at once") && stretch.at_hole {
-            stretch.next = Position::of(stretch.next.number() + 1);
+        if mutant!("skip a hole at once") && batch.at_hole {
+            batch.next = Position::of(batch.next.number() + 1);
         }
         if self.is_ordered() {
-            return Ok(stretch);
+            return Ok(batch);
         }
         let (journal, settings) = (Arc::clone(&self.journal), Arc::clone(&self.settings));
-        let mut lookout = std::mem::take(&mut self.lookout);
+        let mut late_events = std::mem::take(&mut self.late_events);
         let mut tries = 0;
         let completed = loop {
             let (known, waiters) = (&self.known, &self.waiters);
             let complete =
-                lookout.complete(&*journal, &settings, known, waiters, &self.position, stretch.clone());
+                late_events.complete(&*journal, &settings, known, waiters, &self.position, batch.clone());
             match complete.await {
                 Err(error) if error.is_retryable() => {
                     self.try_again("looking for late events", &error, &mut tries).await?;
@@ -166,11 +166,11 @@ impl Leading {
                 other => break other,
             }
         };
-        self.lookout = lookout;
+        self.late_events = late_events;
         completed.map_err(End::from)
     }
 
-    async fn read_now(&self) -> Result<Stretch, End> {
+    async fn read_now(&self) -> Result<ReadBatch, End> {
         let (journal, max) = (&self.journal, self.settings.batch_max);
         self.insist("reading the journal", || journal.read(&self.position, max)).await
     }
@@ -180,8 +180,8 @@ impl Leading {
     }
 
     /// Leaves out what is behind and what is known to be on the bus.
-    fn sift(&mut self, stretch: Stretch) -> Batch {
-        let Stretch { events, next, at_hole, more } = stretch;
+    fn sift(&mut self, batch: ReadBatch) -> Batch {
+        let ReadBatch { events, next, at_hole, more } = batch;
         let empty = events.is_empty();
         let mut batch =
             Batch { events: Vec::with_capacity(events.len()), known: Vec::new(), next, empty, more, at_hole };
@@ -269,7 +269,7 @@ impl Leading {
                 continue;
             }
             let behind = self.left_behind(&events[place], &error, false);
-            self.lookout.forget(&of);
+            self.late_events.forget(&of);
             self.waiters.add(of, behind, &self.settings);
         }
         all_fit
@@ -282,7 +282,7 @@ impl Leading {
         for part in std::mem::take(&mut flushed.unanswered) {
             for (of, first) in part.firsts() {
                 aggregates += 1;
-                self.lookout.forget(&of);
+                self.late_events.forget(&of);
                 let more = flushed.skipped.contains(&of);
                 let behind = Behind::at(&first, &reason, false, self.meter.now());
                 self.waiters.add_asked(of, behind, part.under_way.began, more);
@@ -322,7 +322,7 @@ impl Leading {
         let began = Instant::now();
         let meter = Arc::clone(&self.meter);
         let slow = || meter.away("acknowledgements take longer than flush_timeout");
-        let publishing = self.publisher.publish(&self.keeper, events, self.patience(), &slow);
+        let publishing = self.publisher.publish(&self.leadership, events, self.patience(), &slow);
         let flushed = publishing.instrument(span.clone()).await?;
         span.record("relay.acknowledged", flushed.acknowledged.len());
         self.note(flushed.acknowledged.iter().map(|&place| &events[place]), began);
@@ -336,7 +336,7 @@ impl Leading {
             count += 1;
             self.known.add(stored);
             if !self.is_ordered() {
-                self.lookout.published(stored, self.settings.dedup_max.max(1000));
+                self.late_events.published(stored, self.settings.dedup_max.max(1000));
             }
         }
         self.proved |= count > 0;
@@ -357,7 +357,7 @@ impl Leading {
         if !self.is_ordered() {
             checkpoint.recent = self.known.recent(self.settings.dedup_checkpoint_max);
         }
-        let (journal, relay, token) = (&self.journal, &self.settings.name, self.keeper.token);
+        let (journal, relay, token) = (&self.journal, &self.settings.name, self.leadership.token);
         let checkpoint = &checkpoint;
         self.insist("saving the checkpoint", || async move {
             let mut saving = journal.save(relay, token, checkpoint);

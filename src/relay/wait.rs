@@ -39,7 +39,7 @@ impl Leading {
                 self.pace.found();
                 return Ok(());
             }
-            end = self.keeper.lost() => return Err(end),
+            end = self.leadership.lost() => return Err(end),
             _ = stop.wait_for(|stop| *stop) => return Err(End::Stopped),
         };
         if !at_most.is_zero() && began.elapsed() + Duration::from_millis(1) >= at_most {
@@ -63,7 +63,7 @@ impl Leading {
                 self.heard = answered;
                 Ok(())
             }
-            end = self.keeper.lost() => Err(end),
+            end = self.leadership.lost() => Err(end),
             _ = stop.wait_for(|stop| *stop) => Err(End::Stopped),
         }
     }
@@ -77,7 +77,7 @@ impl Leading {
         loop {
             let answer = tokio::select! {
                 answer = call() => answer,
-                end = self.keeper.lost() => return Err(end),
+                end = self.leadership.lost() => return Err(end),
                 () = stopped_for(&mut stop, self.settings.flush_timeout) => return Err(End::Stopped),
             };
             match answer {
@@ -99,7 +99,7 @@ impl Leading {
         let mut stop = self.stop.clone();
         tokio::select! {
             () = tokio::time::sleep(pause) => Ok(()),
-            end = self.keeper.lost() => Err(end),
+            end = self.leadership.lost() => Err(end),
             _ = stop.wait_for(|stop| *stop) => Err(End::Stopped),
         }
     }

@@ -237,7 +237,7 @@ pub async fn c6_held_bytes_are_kept_exactly(harness: &impl Harness) {
         let grant = first(&ledger, &next).await;
         assert_eq!(there(&ledger, &mine).await.body.as_ref(), Some(&body), "until it is done");
         settled(&ledger, &next, &grant, Verdict::Dead { note: "poison".into(), body: None }).await;
-        let dead = ledger.outlet(&scope, &Share::all(), 10).await.unwrap();
+        let dead = ledger.unpublished_dead(&scope, &Share::all(), 10).await.unwrap();
         assert_eq!(dead.last().and_then(|dead| dead.body.as_ref()), Some(&body));
         assert_eq!(there(&ledger, &mine).await.body, Some(body));
     }

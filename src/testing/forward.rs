@@ -31,19 +31,19 @@ macro_rules! ledger_over {
             ) -> $crate::Result<$crate::ledger::Due> {
                 self.inner.due(scope, share, limit).await
             }
-            async fn outlet(
+            async fn unpublished_dead(
                 &self,
                 scope: &$crate::Scope,
                 share: &$crate::ledger::Share,
                 limit: usize,
             ) -> $crate::Result<Vec<$crate::ledger::Entry>> {
-                self.inner.outlet(scope, share, limit).await
+                self.inner.unpublished_dead(scope, share, limit).await
             }
-            async fn copied(&self, entries: &[$crate::ledger::Copied]) -> $crate::Result<()> {
-                self.inner.copied(entries).await
+            async fn mark_dead_published(&self, entries: &[$crate::ledger::PublishedDead]) -> $crate::Result<()> {
+                self.inner.mark_dead_published(entries).await
             }
-            async fn mark(&self, scope: &$crate::Scope, markers: &[$crate::ledger::Marker]) -> $crate::Result<()> {
-                self.inner.mark(scope, markers).await
+            async fn set_markers(&self, scope: &$crate::Scope, markers: &[$crate::ledger::Marker]) -> $crate::Result<()> {
+                self.inner.set_markers(scope, markers).await
             }
             async fn stat(&self) -> $crate::Result<$crate::ledger::Stat> {
                 self.inner.stat().await
@@ -84,28 +84,28 @@ macro_rules! journal_over {
             ) -> $crate::Result<u64> {
                 self.inner.head(tenant, aggregate).await
             }
-            async fn lead(
+            async fn acquire_leadership(
                 &self,
                 relay: &$crate::RelayName,
                 owner: &$crate::Owner,
                 lease: std::time::Duration,
-            ) -> $crate::Result<$crate::journal::Lead> {
-                self.inner.lead(relay, owner, lease).await
+            ) -> $crate::Result<$crate::journal::Leadership> {
+                self.inner.acquire_leadership(relay, owner, lease).await
             }
-            async fn keep_lead(
+            async fn renew_leadership(
                 &self,
                 relay: &$crate::RelayName,
                 token: $crate::ledger::Token,
                 lease: std::time::Duration,
             ) -> $crate::Result<()> {
-                self.inner.keep_lead(relay, token, lease).await
+                self.inner.renew_leadership(relay, token, lease).await
             }
-            async fn give_up_lead(
+            async fn release_leadership(
                 &self,
                 relay: &$crate::RelayName,
                 token: $crate::ledger::Token,
             ) -> $crate::Result<()> {
-                self.inner.give_up_lead(relay, token).await
+                self.inner.release_leadership(relay, token).await
             }
             async fn rewind(
                 &self,

@@ -172,7 +172,7 @@ pub async fn c10_refused_of_a_dropped_week_is_kept(harness: &impl Harness) {
         expect(&ledger, &mine, "dead").await;
     }
     assert_eq!(there(&ledger, &refused).await.body, Some(body("old")));
-    assert_eq!(ledger.outlet(&scope(), &Share::all(), 9).await.unwrap().len(), 1);
+    assert_eq!(ledger.unpublished_dead(&scope(), &Share::all(), 9).await.unwrap().len(), 1);
 }
 
 /// The outlet has each death once: marked under its token, and again when it died again.
@@ -184,21 +184,21 @@ pub async fn c2_the_outlet_copies_once_per_death(harness: &impl Harness) {
         let grant = first(&ledger, &another(&mine)).await;
         let verdict = Verdict::Dead { note: "poison".into(), body: Some(body("dead")) };
         settled(&ledger, &mine, &grant, verdict).await;
-        let out = ledger.outlet(&scope(), &Share::all(), 9).await.unwrap();
+        let out = ledger.unpublished_dead(&scope(), &Share::all(), 9).await.unwrap();
         assert_eq!(out.len(), 1);
         assert_eq!(out[0].body, Some(body("dead")));
         let copied = (out[0].identity.clone(), out[0].week, out[0].token);
         if let Some(stale) = stale.replace(copied.clone()) {
-            ledger.copied(&[stale]).await.unwrap();
+            ledger.mark_dead_published(&[stale]).await.unwrap();
             assert_eq!(
-                ledger.outlet(&scope(), &Share::all(), 9).await.unwrap().len(),
+                ledger.unpublished_dead(&scope(), &Share::all(), 9).await.unwrap().len(),
                 1,
                 "a stale token marks nothing"
             );
         }
         for _ in 0..2 {
-            ledger.copied(std::slice::from_ref(&copied)).await.unwrap();
-            assert!(ledger.outlet(&scope(), &Share::all(), 9).await.unwrap().is_empty());
+            ledger.mark_dead_published(std::slice::from_ref(&copied)).await.unwrap();
+            assert!(ledger.unpublished_dead(&scope(), &Share::all(), 9).await.unwrap().is_empty());
         }
         intervene(&ledger, &mine, Intervention::Redrive).await.unwrap();
     }
@@ -224,7 +224,7 @@ pub async fn c4_settling_and_marking_in_a_transaction(harness: &impl Harness) {
         let found = ledger.markers(&scope(), &topic, &[0, 1, 2]).await.unwrap();
         assert_eq!(found, if commit { vec![marker(0, 0), tried.clone()] } else { Vec::new() });
     }
-    ledger.mark(&scope(), &[marker(1, 29), Marker::clear(topic.clone(), 0)]).await.unwrap();
+    ledger.set_markers(&scope(), &[marker(1, 29), Marker::clear(topic.clone(), 0)]).await.unwrap();
     assert_eq!(ledger.markers(&scope(), &topic, &[0, 1]).await.unwrap(), [marker(1, 29)]);
     assert!(ledger.markers(&Scope::new("other").unwrap(), &topic, &[1]).await.unwrap().is_empty());
     run(&ledger, &latest(2)).await;
@@ -244,18 +244,18 @@ pub async fn t79_what_is_held_comes_in_bounded_pages(harness: &impl Harness) {
     let of =
         |entries: &[Entry]| entries.iter().map(|entry| entry.identity.id.to_string()).collect::<Vec<_>>();
     let all: Vec<_> = of(&ledger.due(&scope(), &Share::all(), 9).await.unwrap().entries);
-    let all_dead: Vec<_> = of(&ledger.outlet(&scope(), &Share::all(), 9).await.unwrap());
+    let all_dead: Vec<_> = of(&ledger.unpublished_dead(&scope(), &Share::all(), 9).await.unwrap());
     assert_eq!((all.len(), all_dead.len()), (6, 6));
     for (bytes, count) in [(0, 0), (1, 1), (body.bytes(), 1), (body.bytes() + 1, 2), (1 << 30, 6)] {
         let share = Share { bytes_max: Some(bytes), ..Share::all() };
         let due = ledger.due(&scope(), &share, 9).await.unwrap();
         assert_eq!((of(&due.entries), due.held), (all[..count].to_vec(), 12), "{bytes} bytes");
-        assert_eq!(of(&ledger.outlet(&scope(), &share, 9).await.unwrap()), all_dead[..count]);
+        assert_eq!(of(&ledger.unpublished_dead(&scope(), &share, 9).await.unwrap()), all_dead[..count]);
         assert_eq!(share.is_full(&due.entries, 9), bytes < 1 << 30);
     }
     let share = Share { bytes_max: Some(1), skip: 3, ..Share::all() };
     assert_eq!(of(&ledger.due(&scope(), &share, 9).await.unwrap().entries), all[3..4]);
-    assert_eq!(of(&ledger.outlet(&scope(), &share, 9).await.unwrap()), all_dead[3..4]);
+    assert_eq!(of(&ledger.unpublished_dead(&scope(), &share, 9).await.unwrap()), all_dead[3..4]);
 }
 
 /// The same claim again is told the same about the run before.
@@ -404,7 +404,7 @@ pub async fn a_share_leaves_others_what_is_theirs(harness: &impl Harness) {
     harness.advance(LEASE).await;
     let look = async |share: Share, limit: usize| {
         let due = ledger.due(&scope(), &share, limit).await.unwrap();
-        let out = ledger.outlet(&scope(), &share, limit).await.unwrap();
+        let out = ledger.unpublished_dead(&scope(), &share, limit).await.unwrap();
         let ids = |entries: Vec<crate::ledger::Entry>| -> Vec<String> {
             entries.into_iter().map(|entry| entry.identity.id.to_string()).collect()
         };
@@ -419,13 +419,13 @@ pub async fn a_share_leaves_others_what_is_theirs(harness: &impl Harness) {
     assert_eq!(look(Share { topics: Some([].into()), ..share(&[]) }, 9).await, ["nowhere"]);
     assert_eq!(look(Share::all(), 2).await, ["theirs", "mine"]);
     for (limit, since) in [(2, "mine"), (3, "elsewhere")] {
-        let dead = ledger.outlet(&scope(), &Share::all(), limit).await.unwrap().pop().unwrap().at;
+        let dead = ledger.unpublished_dead(&scope(), &Share::all(), limit).await.unwrap().pop().unwrap().at;
         let due = ledger.due(&scope(), &Share::all(), limit).await.unwrap().entries.pop().unwrap();
         assert_eq!(due.identity.id.to_string(), since);
         let later = |since| Share { since: Some(since), ..Share::all() };
         let due = ledger.due(&scope(), &later(due.at), 1).await.unwrap().entries;
         assert_eq!(due[0].identity.id.to_string(), since, "what was due just then is looked at again");
-        let dead = ledger.outlet(&scope(), &later(dead), 1).await.unwrap();
+        let dead = ledger.unpublished_dead(&scope(), &later(dead), 1).await.unwrap();
         assert_eq!(dead[0].identity.id.to_string(), format!("{since}, dead"));
     }
     harness.advance(GRACE).await;

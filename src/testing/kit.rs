@@ -10,9 +10,9 @@ use crate::error::{Error, Result};
 use crate::event::Fingerprint;
 use crate::id::{Aggregate, EventId, Scope};
 use crate::ledger::{
-    Baseline, Claim, Entry, Extend, FailureTerms, Grant, Identity, Intervene, Intervened, Intervention,
-    LeaseTerms, Ledger, Metadata, Mode, Nonce, OnDead, Order, OrderPolicy, Outcome, Settings, Settle,
-    Settled, SweepTerms, Swept, Verdict,
+    Baseline, Claim, Entry, Extend, FailureSettings, Grant, Identity, Intervene, Intervened, Intervention,
+    LeaseSettings, Ledger, Metadata, Mode, Nonce, OnDead, Order, OrderPolicy, Outcome, Settings, Settle,
+    Settled, SweepSettings, Swept, Verdict,
 };
 
 /// How long the leases of the cases last.
@@ -26,17 +26,17 @@ pub const ATTEMPTS_MAX: u32 = 3;
 
 /// A lease on terms of the cases, alone.
 pub fn lease() -> Mode {
-    Mode::Lease(LeaseTerms { lease: LEASE, attempts_max: ATTEMPTS_MAX, alone: true })
+    Mode::Lease(LeaseSettings { lease: LEASE, attempts_max: ATTEMPTS_MAX, alone: true })
 }
 
 /// A lease that runs beside others.
 pub fn lease_beside() -> Mode {
-    Mode::Lease(LeaseTerms { lease: LEASE, attempts_max: ATTEMPTS_MAX, alone: false })
+    Mode::Lease(LeaseSettings { lease: LEASE, attempts_max: ATTEMPTS_MAX, alone: false })
 }
 
 /// A failure to be counted: pauses of 10 s, 20 s, dead at the third.
 pub fn failed() -> Mode {
-    Mode::Failed(FailureTerms {
+    Mode::Failed(FailureSettings {
         attempts_max: ATTEMPTS_MAX,
         backoff_base: Duration::from_secs(10),
         backoff_max: Duration::from_mins(5),
@@ -236,7 +236,7 @@ pub fn intervening(claim: &Claim, what: Intervention) -> Intervene {
 
 /// Sweeps with a retention.
 pub async fn sweep(ledger: &impl Ledger, retention: Duration) -> Swept {
-    ledger.sweep(SweepTerms { retention, batch_max: 1000, dry_run: false }).await.expect("a sweep")
+    ledger.sweep(SweepSettings { retention, batch_max: 1000, dry_run: false }).await.expect("a sweep")
 }
 
 /// Lets days go by in which the ledger is swept once a day, with a retention of a week, but not on the last one. None of

@@ -79,7 +79,7 @@ impl Harness for MemoryHarness {
     ) -> Result<Vec<Result<Settled>>> {
         let mut transaction = ledger.begin();
         let answers = transaction.settle(settles)?;
-        transaction.mark(marks.0, marks.1);
+        transaction.set_markers(marks.0, marks.1);
         if commit {
             transaction.commit();
         }

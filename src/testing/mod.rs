@@ -20,7 +20,7 @@ use async_trait::async_trait;
 
 use crate::error::Result;
 use crate::id::Scope;
-use crate::ledger::{Claim, Ledger, Marker, Outcome, Settings, Settle, Settled, SweepTerms, Swept};
+use crate::ledger::{Claim, Ledger, Marker, Outcome, Settings, Settle, Settled, SweepSettings, Swept};
 
 pub mod bus;
 mod cases;
@@ -82,7 +82,7 @@ pub trait Harness: Send + Sync {
     async fn was_committed(&self, ledger: &Self::Ledger, claim: &Claim) -> Result<bool>;
 
     /// Begins a sweep and stops after some steps, as if its process were killed there. Where a sweep is one step, it is done.
-    async fn sweep_part(&self, ledger: &Self::Ledger, terms: SweepTerms, steps: u32) -> Swept {
+    async fn sweep_part(&self, ledger: &Self::Ledger, terms: SweepSettings, steps: u32) -> Swept {
         let _ = steps;
         ledger.sweep(terms).await.expect("a sweep")
     }

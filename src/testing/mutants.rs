@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::id::Scope;
 use crate::ledger::{
     Claim, Extend, Identity, Intervene, Intervened, Intervention, Ledger, Marker, Nonce, Outcome, Settings,
-    Settle, Settled, State, SweepTerms, Swept, Token, Verdict,
+    Settle, Settled, State, SweepSettings, Swept, Token, Verdict,
 };
 use crate::ledger_over;
 
@@ -117,7 +117,7 @@ impl Harness for MutantHarness {
     ) -> Result<Vec<Result<Settled>>> {
         let mut transaction = ledger.inner.begin();
         let answers = transaction.settle(settles)?;
-        transaction.mark(marks.0, marks.1);
+        transaction.set_markers(marks.0, marks.1);
         if commit {
             transaction.commit();
         }
@@ -277,7 +277,7 @@ ledger_over!(MutantLedger {
         let _skewed = self.skewed();
         self.inner.extend(&extends).await
     }
-    async fn sweep(&self, terms: SweepTerms) -> Result<Swept> {
+    async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
         self.inner.sweep(terms).await
     }
     async fn now(&self) -> Result<Time> {

@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use tokio::sync::watch;
 
 use crate::bus::{
-    Bus, Capabilities, Heard, Partition, Received, Record, Subscriber, Subscription, Tell, TopicInfo,
-    TopicTerms,
+    Bus, BusEvent, Capabilities, OnAnswer, Partition, Received, Record, Subscriber, Subscription, TopicInfo,
+    TopicSettings,
 };
 use crate::consumer::Decoder;
 use crate::error::{Error, Result};
@@ -18,7 +18,7 @@ use crate::event::{Event, Origin};
 use crate::id::{Aggregate, EventId, RelayName, Tenant, Topic};
 use crate::journal::{
     AggregateOf, Append, Appended, Checkpoint, Filling, JournalCapabilities, JournalSweep, MemoryJournal,
-    PAGE_BYTES_MAX, Page, Position, RelayState, Stored, Stretch,
+    PAGE_BYTES_MAX, Page, Position, ReadBatch, RelayState, Stored,
 };
 use crate::ledger::Token;
 use crate::testing::forward::journal_over;
@@ -103,7 +103,7 @@ impl Bus for FaultyBus {
         }
         Ok(answers)
     }
-    async fn publish_each(&self, topic: &Topic, records: &[Record], tell: Tell<'_>) -> Result<()> {
+    async fn publish_each(&self, topic: &Topic, records: &[Record], on_answer: OnAnswer<'_>) -> Result<()> {
         let mut let_go = self.let_go.subscribe();
         let _ = let_go.borrow_and_update();
         let is_slow: Vec<bool> = {
@@ -115,7 +115,7 @@ impl Bus for FaultyBus {
                 let _ = let_go.changed().await;
             }
             for (place, record) in records.iter().enumerate().filter(|(place, _)| is_slow[*place] == slow) {
-                tell(place, self.publish(topic, std::slice::from_ref(record)).await?.remove(0));
+                on_answer(place, self.publish(topic, std::slice::from_ref(record)).await?.remove(0));
             }
         }
         Ok(())
@@ -123,7 +123,7 @@ impl Bus for FaultyBus {
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
         self.inner.subscribe(subscription).await
     }
-    async fn create_topic(&self, topic: &Topic, terms: TopicTerms) -> Result<bool> {
+    async fn create_topic(&self, topic: &Topic, terms: TopicSettings) -> Result<bool> {
         self.inner.create_topic(topic, terms).await
     }
     async fn topic(&self, topic: &Topic) -> Result<Option<TopicInfo>> {
@@ -200,7 +200,7 @@ journal_over!(OddJournal {
         }
         Ok(page)
     }
-    async fn read(&self, after: &Position, limit: usize) -> Result<Stretch> {
+    async fn read(&self, after: &Position, limit: usize) -> Result<ReadBatch> {
         self.reads.fetch_add(1, Ordering::SeqCst);
         let mut stretch = self.inner.read(after, limit).await?;
         if self.unordered {
@@ -295,7 +295,7 @@ pub async fn read_topic(bus: &dyn Bus, topic: &Topic) -> Vec<Received> {
     let mut all = Vec::new();
     while !ends.is_empty() {
         let heard = tokio::time::timeout(Duration::from_secs(60), member.next()).await;
-        if let Heard::Records(records) = heard.expect("records within a minute").unwrap() {
+        if let BusEvent::Records(records) = heard.expect("records within a minute").unwrap() {
             for received in records {
                 let origin = &received.origin;
                 if ends.get(&origin.partition).is_some_and(|end| origin.offset + 1 >= *end) {

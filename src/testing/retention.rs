@@ -6,7 +6,7 @@ use super::kit::{
     lease, named, one, open, retry, run, settled, sweep, there, v7_at,
 };
 use crate::id::Scope;
-use crate::ledger::{Claim, Intervention, Ledger, Mode, Outcome, State, SweepTerms, Swept, Verdict, Week};
+use crate::ledger::{Claim, Intervention, Ledger, Mode, Outcome, State, SweepSettings, Swept, Verdict, Week};
 
 /// A claim on a UUIDv7 of the ledger's present.
 async fn weekly(ledger: &impl Ledger, n: u8) -> Claim {
@@ -171,7 +171,7 @@ pub async fn t72_a_leap_of_the_clock_forgets_nothing(harness: &impl Harness) {
         run(&ledger, mine).await;
     }
     harness.advance(DAY * 400).await;
-    let rehearsal = SweepTerms { retention: DAY * 7, batch_max: 1000, dry_run: true };
+    let rehearsal = SweepSettings { retention: DAY * 7, batch_max: 1000, dry_run: true };
     assert_eq!(ledger.sweep(rehearsal).await.unwrap().entries(), 0);
     let now = ledger.now().await.unwrap();
     let swept = sweep(&ledger, DAY * 7).await;
@@ -197,7 +197,7 @@ pub async fn sweep_dry_run_changes_nothing(harness: &impl Harness) {
     run(&ledger, &mine).await;
     run(&ledger, &claim("timeless", lease())).await;
     harness.advance(DAY * 30).await;
-    let terms = SweepTerms { retention: DAY * 7, batch_max: 1000, dry_run: true };
+    let terms = SweepSettings { retention: DAY * 7, batch_max: 1000, dry_run: true };
     assert_eq!(ledger.sweep(terms).await.unwrap().entries(), 2);
     expect(&ledger, &another(&mine), "duplicate").await;
     expect(&ledger, &claim("timeless", lease()), "duplicate").await;
@@ -220,7 +220,7 @@ pub async fn sweep_keeps_open_entries(harness: &impl Harness) {
     harness.advance(DAY * 5).await;
     run(&ledger, &claim("young", lease())).await;
     harness.advance(DAY * 3).await;
-    let terms = SweepTerms { retention: DAY * 7, batch_max: 10, dry_run: false };
+    let terms = SweepSettings { retention: DAY * 7, batch_max: 10, dry_run: false };
     assert_eq!(ledger.sweep(terms).await.unwrap().rows, 25, "all of them, ten at a time");
     assert_eq!(ledger.sweep(terms).await.unwrap().rows, 0);
     for (claim, state) in open_.iter().zip([State::Leased, State::Retry, State::Dead]) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hapax::backend::memory::MemoryLedger;
 use hapax::error::Result;
-use hapax::ledger::{Claim, Epoch, Extend, Marker, Settle, Settled, SweepTerms, Swept};
+use hapax::ledger::{Claim, Epoch, Extend, Marker, Settle, Settled, SweepSettings, Swept};
 use hapax::{Error, Outcome, Scope, Time, Topic, ledger_over};
 
 /// A ledger with faults to order. Clones share them.
@@ -71,7 +71,7 @@ ledger_over!(Faulty {
         }
         self.inner.extend(extends).await
     }
-    async fn sweep(&self, terms: SweepTerms) -> Result<Swept> {
+    async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
         if one_of(&self.faults.sweeps_failing) {
             return away();
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use hapax::backend::postgres::{PgLedger, PgSettings};
-use hapax::ledger::{Claim, Marker, Outcome, Settings, Settle, Settled, SweepTerms, Swept};
+use hapax::ledger::{Claim, Marker, Outcome, Settings, Settle, Settled, SweepSettings, Swept};
 use hapax::testing::{Harness, noon};
 use hapax::{Result, Scope, Time};
 use sqlx::{AssertSqlSafe, Executor, PgPool};
@@ -268,7 +268,7 @@ impl Harness for PgHarness {
     ) -> Result<Vec<Result<Settled>>> {
         let mut tx = self.pool.begin().await.expect("a transaction");
         let answers = ledger.settle_in(&mut tx, settles).await?;
-        ledger.mark_in(&mut tx, marks.0, marks.1).await?;
+        ledger.set_markers_in(&mut tx, marks.0, marks.1).await?;
         if commit {
             tx.commit().await.expect("a commit");
         } else {
@@ -281,7 +281,7 @@ impl Harness for PgHarness {
         ledger.was_committed(claim).await
     }
 
-    async fn sweep_part(&self, ledger: &PgLedger, terms: SweepTerms, steps: u32) -> Swept {
+    async fn sweep_part(&self, ledger: &PgLedger, terms: SweepSettings, steps: u32) -> Swept {
         ledger.sweep_part(terms, steps).await.expect("a part of a sweep")
     }
 }

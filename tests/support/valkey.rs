@@ -181,7 +181,7 @@ impl Harness for RedisHarness {
         loop {
             let mut transaction = ledger.begin();
             let answers = transaction.settle(settles).await?;
-            transaction.mark(marks.0, marks.1).await?;
+            transaction.set_markers(marks.0, marks.1).await?;
             if !commit {
                 return Ok(answers);
             }

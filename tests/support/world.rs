@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use hapax::backend::postgres::PgLedger;
 use hapax::bus::kafka::{KafkaBus, KafkaSettings};
-use hapax::bus::{Bus, Partition, Record, TopicTerms};
+use hapax::bus::{Bus, Partition, Record, TopicSettings};
 use hapax::consumer::{Consumer, ConsumerBuilder, Failed, leased, transactional};
 use hapax::ledger::{Entry, Filter, Ledger as _, OnDead, OrderPolicy, State};
 use hapax::sink::{Effect, HttpSink, Sink as _};
@@ -83,7 +83,7 @@ impl World {
             PgLedger::with_pool(pool.clone(), support::settings(&schema)).await.expect("a fresh ledger");
         let topic = Topic::new(format!("t-{}", uuid::Uuid::new_v4().simple())).unwrap();
         let bus = bus().await;
-        bus.create_topic(&topic, TopicTerms::new(partitions)).await.expect("a fresh topic");
+        bus.create_topic(&topic, TopicSettings::new(partitions)).await.expect("a fresh topic");
         let world = World { test, topic, schema, url, pool, bus, ledger };
         // Unconstrained on purpose: whatever happens twice is there twice.
         let sql = format!(

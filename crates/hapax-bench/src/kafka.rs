@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use hapax::bus::kafka::{KafkaBus, KafkaSettings};
-use hapax::bus::{Bus, Record, TopicTerms};
+use hapax::bus::{Bus, Record, TopicSettings};
 use hapax::consumer::{Consumer, ConsumerSettings, Guarantee, Wants};
 use hapax::ledger::Ledger;
 use hapax::{Scope, Topic};
@@ -52,7 +52,7 @@ impl Filled {
     /// Makes a topic.
     pub async fn empty(bus: &KafkaBus, what: &str, partitions: i32) -> Fallible<Self> {
         let topic = Topic::new(fresh(what))?;
-        bus.create_topic(&topic, TopicTerms::new(partitions)).await?;
+        bus.create_topic(&topic, TopicSettings::new(partitions)).await?;
         Ok(Filled { topic, records: 0, unique: 0 })
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use hapax::backend::postgres::{PgJournal, PgJournalSettings, Pooling};
 use hapax::bus::kafka::{KafkaBus, KafkaSettings};
-use hapax::bus::{Bus, Capabilities, Partition, Record, Subscriber, Subscription, TopicInfo, TopicTerms};
+use hapax::bus::{Bus, Capabilities, Partition, Record, Subscriber, Subscription, TopicInfo, TopicSettings};
 use hapax::journal::{Append, Expected, Journal, Position};
 use hapax::relay::{Relay, RelaySettings};
 use hapax::{Aggregate, Event, EventId, Kind, Origin, RelayName, Topic};
@@ -168,7 +168,7 @@ impl Bus for Timed {
     async fn subscribe(&self, subscription: Subscription) -> hapax::Result<Box<dyn Subscriber>> {
         self.inner.subscribe(subscription).await
     }
-    async fn create_topic(&self, topic: &Topic, terms: TopicTerms) -> hapax::Result<bool> {
+    async fn create_topic(&self, topic: &Topic, terms: TopicSettings) -> hapax::Result<bool> {
         self.inner.create_topic(topic, terms).await
     }
     async fn topic(&self, topic: &Topic) -> hapax::Result<Option<TopicInfo>> {

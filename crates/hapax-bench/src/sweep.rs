@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use hapax::backend::postgres::PgLedger;
-use hapax::ledger::SweepTerms;
+use hapax::ledger::SweepSettings;
 use hapax::{EventId, Guard, Ledger};
 use sqlx::{AssertSqlSafe, Executor, PgPool};
 
@@ -83,7 +83,8 @@ async fn round(
     execute(on, format!("delete from {s}.touch where week = {week}")).await?;
     execute(on, format!("insert into {s}.touch values ({week}, now() - interval '20 days')")).await?;
     execute(on, "checkpoint").await?;
-    let terms = SweepTerms { retention: Duration::from_secs(7 * 86_400), batch_max: 10_000, dry_run: false };
+    let terms =
+        SweepSettings { retention: Duration::from_secs(7 * 86_400), batch_max: 10_000, dry_run: false };
     let load = Load::start(guard);
     tokio::time::sleep(WATCH).await;
     let before = quantile(&load.stop().await?, 0.99);

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hapax::bus::{self, Bus, TopicTerms};
+use hapax::bus::{self, Bus, TopicSettings};
 use hapax::config::{Config, sqlite_path};
 use hapax::{Journal, Ledger, Topic, backend, journal};
 
@@ -47,7 +47,7 @@ pub async fn bus_with(config: &Config, topic: &Topic, create: Option<i32>) -> Re
     }
     let bus = bus(config).await?;
     if let Some(partitions) = create {
-        bus.create_topic(topic, TopicTerms::new(partitions)).await?;
+        bus.create_topic(topic, TopicSettings::new(partitions)).await?;
     }
     match bus.topic(topic).await? {
         Some(_) => Ok(bus),

@@ -304,7 +304,9 @@ mod tests {
     use async_trait::async_trait;
     use clap::Parser;
     use hapax::Result;
-    use hapax::bus::{Capabilities, MemoryBus, Partition, Subscriber, Subscription, TopicInfo, TopicTerms};
+    use hapax::bus::{
+        Capabilities, MemoryBus, Partition, Subscriber, Subscription, TopicInfo, TopicSettings,
+    };
 
     use super::*;
     use crate::cli::{Cli, Command};
@@ -335,7 +337,7 @@ mod tests {
         async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
             self.bus.subscribe(subscription).await
         }
-        async fn create_topic(&self, topic: &Topic, terms: TopicTerms) -> Result<bool> {
+        async fn create_topic(&self, topic: &Topic, terms: TopicSettings) -> Result<bool> {
             self.bus.create_topic(topic, terms).await
         }
         async fn topic(&self, topic: &Topic) -> Result<Option<TopicInfo>> {
@@ -357,7 +359,7 @@ mod tests {
         let cli = Cli::parse_from(["hapax", "produce", "--topic", "orders"]);
         let Command::Produce(args) = cli.command else { panic!("it is produce") };
         let bus = Forgetful { bus: MemoryBus::default(), sent: Mutex::default() };
-        bus.create_topic(&args.topic, TopicTerms::new(1)).await.unwrap();
+        bus.create_topic(&args.topic, TopicSettings::new(1)).await.unwrap();
         let maker = Maker::new(&args).unwrap();
         let all: Vec<_> =
             (0..3).map(|n| maker.record(format!("{{\"n\":{n}}}").into_bytes()).unwrap().0).collect();

@@ -211,7 +211,7 @@ fn a_relay_that_leads_is_not_forgotten() {
     let lead = async {
         let journal = hapax::journal::open(&url, &hapax::journal::OpenSettings::default()).await.unwrap();
         let (name, owner) = (hapax::RelayName::new("main").unwrap(), hapax::Owner::new("ada").unwrap());
-        journal.lead(&name, &owner, std::time::Duration::from_secs(3600)).await.unwrap();
+        journal.acquire_leadership(&name, &owner, std::time::Duration::from_secs(3600)).await.unwrap();
     };
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(lead);
     let ran = run(dir, &["--journal", &url, "relay", "forget", "--name", "main", "--yes"]).code(4);

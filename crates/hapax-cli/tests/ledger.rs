@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{Ran, run, run_with};
 use hapax::backend::{OpenSettings, open};
-use hapax::ledger::{Claim, Identity, LeaseTerms, Mode};
+use hapax::ledger::{Claim, Identity, LeaseSettings, Mode};
 use hapax::{EventId, Scope};
 
 const URL: &str = "sqlite:ledger.db";
@@ -23,7 +23,7 @@ fn filled() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     ledger(dir.path(), &["init"]).code(0);
     let url = format!("sqlite:{}", dir.path().join("ledger.db").display());
-    let lease = LeaseTerms { lease: Duration::from_secs(900), attempts_max: 5, alone: true };
+    let lease = LeaseSettings { lease: Duration::from_secs(900), attempts_max: 5, alone: true };
     let claim = |id: &str, mode| {
         let identity = Identity::new(Scope::new("billing").unwrap(), EventId::new(id).unwrap());
         Claim::new(identity, mode)

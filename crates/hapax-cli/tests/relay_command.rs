@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use common::{Ran, hapax, run, run_with};
 use hapax::backend::postgres::{PgJournal, PgJournalSettings};
-use hapax::journal::{Append, Checkpoint, Expected, Lead, OpenSettings, Position};
+use hapax::journal::{Append, Checkpoint, Expected, Leadership, OpenSettings, Position};
 use hapax::ledger::Token;
 use hapax::{Aggregate, Event, EventId, Journal, Owner, RelayName};
 
@@ -81,8 +81,9 @@ fn name() -> RelayName {
 fn lead(dir: &Path) -> Token {
     block_on(async {
         let owner = Owner::new("somebody").unwrap();
-        let lead = journal(dir).await.lead(&name(), &owner, Duration::from_secs(3600)).await.unwrap();
-        let Lead::Leads { token, .. } = lead else { panic!("{lead:?}") };
+        let lead =
+            journal(dir).await.acquire_leadership(&name(), &owner, Duration::from_secs(3600)).await.unwrap();
+        let Leadership::Acquired { token, .. } = lead else { panic!("{lead:?}") };
         token
     })
 }

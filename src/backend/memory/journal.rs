@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
 use crate::journal::{
     AggregateOf, Append, Appended, Checkpoint, Filling, Journal, JournalCapabilities, JournalSettings,
-    JournalStat, JournalSweep, Lead, Page, Placing, Position, RelayState, Stored, Stretch, is_behind,
+    JournalStat, JournalSweep, Leadership, Page, Placing, Position, ReadBatch, RelayState, Stored, is_behind,
     may_be_forgotten, must_be_drawn, must_be_last, swept_up_to,
 };
 use crate::ledger::Token;
@@ -163,7 +163,7 @@ impl Journal for MemoryJournal {
         Ok(self.page(events, limit))
     }
 
-    async fn read(&self, after: &Position, limit: usize) -> Result<Stretch> {
+    async fn read(&self, after: &Position, limit: usize) -> Result<ReadBatch> {
         let store = self.store();
         let from = after.number().saturating_add(1);
         let page = self.page(store.events.range(from..).map(|(_, stored)| stored), limit);
@@ -173,7 +173,7 @@ impl Journal for MemoryJournal {
             _ if limit > 0 => after.clone().max(Position::of(store.last)),
             _ => after.clone(),
         };
-        Ok(Stretch::new(page.events, next, false).more(page.more))
+        Ok(ReadBatch::new(page.events, next, false).more(page.more))
     }
 
     async fn find(&self, tenant: Option<&Tenant>, id: &EventId) -> Result<Option<Stored>> {
@@ -194,14 +194,19 @@ impl Journal for MemoryJournal {
         Ok(())
     }
 
-    async fn lead(&self, relay: &RelayName, owner: &Owner, lease: Duration) -> Result<Lead> {
+    async fn acquire_leadership(
+        &self,
+        relay: &RelayName,
+        owner: &Owner,
+        lease: Duration,
+    ) -> Result<Leadership> {
         let now = self.0.clock.now();
         let mut store = self.store();
         let before = store.relays.get(relay).cloned();
         if let Some(RelayState { owner: Some(by), until: Some(until), .. }) = &before
             && *until > now
         {
-            return Ok(Lead::Taken { by: by.clone(), until: *until });
+            return Ok(Leadership::Taken { by: by.clone(), until: *until });
         }
         let token = store.next_token();
         let checkpoint = before.as_ref().and_then(|state| state.checkpoint.clone());
@@ -216,10 +221,10 @@ impl Journal for MemoryJournal {
         );
         store.relays.insert(relay.clone(), state);
         let checkpoint = checkpoint.unwrap_or_else(|| Checkpoint::start(&self.0.id));
-        Ok(Lead::Leads { token, checkpoint })
+        Ok(Leadership::Acquired { token, checkpoint })
     }
 
-    async fn keep_lead(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()> {
+    async fn renew_leadership(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()> {
         let until = self.0.clock.now().plus(lease);
         self.store().relay(relay, token)?.until = Some(until);
         Ok(())
@@ -237,7 +242,7 @@ impl Journal for MemoryJournal {
         Ok(())
     }
 
-    async fn give_up_lead(&self, relay: &RelayName, token: Token) -> Result<()> {
+    async fn release_leadership(&self, relay: &RelayName, token: Token) -> Result<()> {
         self.store().relay(relay, token)?.until = None;
         Ok(())
     }

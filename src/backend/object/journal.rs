@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
 use crate::journal::{
     AggregateOf, Append, Appended, Checkpoint, Journal, JournalCapabilities, JournalSettings, JournalStat,
-    JournalSweep, Lead, Page, Position, RelayState, Stored, Stretch,
+    JournalSweep, Leadership, Page, Position, ReadBatch, RelayState, Stored,
 };
 use crate::ledger::Token;
 
@@ -251,7 +251,7 @@ impl Journal for ObjectJournal {
         self.0.events_from(&of(tenant, aggregate), from, limit).await
     }
 
-    async fn read(&self, after: &Position, limit: usize) -> Result<Stretch> {
+    async fn read(&self, after: &Position, limit: usize) -> Result<ReadBatch> {
         self.0.read(after, limit).await
     }
 
@@ -267,20 +267,25 @@ impl Journal for ObjectJournal {
         self.0.wait(after, at_most).await
     }
 
-    async fn lead(&self, relay: &RelayName, owner: &Owner, lease: Duration) -> Result<Lead> {
-        self.0.lead(relay, owner, lease).await
+    async fn acquire_leadership(
+        &self,
+        relay: &RelayName,
+        owner: &Owner,
+        lease: Duration,
+    ) -> Result<Leadership> {
+        self.0.acquire_leadership(relay, owner, lease).await
     }
 
-    async fn keep_lead(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()> {
-        self.0.keep_lead(relay, token, lease).await
+    async fn renew_leadership(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()> {
+        self.0.renew_leadership(relay, token, lease).await
     }
 
     async fn save(&self, relay: &RelayName, token: Token, checkpoint: &Checkpoint) -> Result<()> {
         self.0.save(relay, token, checkpoint).await
     }
 
-    async fn give_up_lead(&self, relay: &RelayName, token: Token) -> Result<()> {
-        self.0.give_up_lead(relay, token).await
+    async fn release_leadership(&self, relay: &RelayName, token: Token) -> Result<()> {
+        self.0.release_leadership(relay, token).await
     }
 
     async fn relays(&self) -> Result<Vec<RelayState>> {

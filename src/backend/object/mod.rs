@@ -37,7 +37,7 @@
 //! | `wait` | 1 listing at 50 ms, 100 ms, … 1 s |
 //! | `read_aggregate` of k appends | 1 listing per thousand appends + k; if the first ones were swept 1 listing + 2 |
 //! | `find` | 2 listings + 2 |
-//! | `lead` | 2 listings + up to 5, `keep_lead` 3, `save` 4 |
+//! | `lead` | 2 listings + up to 5, `renew_leadership` 3, `save` 4 |
 //! | `sweep` | 1 listing per thousand appends, per removed append 3 + 2 per event, per aggregate 1; for what is too young or held back nothing |
 //! | … for intents left behind, at its end | 1 listing per thousand ids, up to ten, + 2, + about 6 for each that is older than what was swept |
 //! | … the relays, at its beginning and every hundred removed appends | 1 listing + 2 per relay |

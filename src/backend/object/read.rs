@@ -14,7 +14,7 @@ use super::journal::Inner;
 use super::name::{self, Entry, Slot};
 use crate::crash_point;
 use crate::error::{Error, Result};
-use crate::journal::{AggregateOf, Filling, Position, Stretch};
+use crate::journal::{AggregateOf, Filling, Position, ReadBatch};
 
 /// How long a read waits for the store's clock to pass what was appended just before.
 const SETTLE_MAX: Duration = Duration::from_secs(3);
@@ -32,11 +32,11 @@ struct Final {
 }
 
 impl Inner {
-    pub(super) async fn read(&self, after: &Position, limit: usize) -> Result<Stretch> {
+    pub(super) async fn read(&self, after: &Position, limit: usize) -> Result<ReadBatch> {
         let deadline = tokio::time::Instant::now() + SETTLE_MAX;
         let from = name::index_after(after)?;
         if limit == 0 {
-            return Ok(Stretch::new(Vec::new(), after.clone(), false));
+            return Ok(ReadBatch::new(Vec::new(), after.clone(), false));
         }
         let names_max = limit.saturating_add(1).min(PAGE);
         loop {
@@ -53,15 +53,15 @@ impl Inner {
             let at_hole = settled < entries.len() || fin.under_way;
             let cut = settled == entries.len() && listed.len() == names_max;
             entries.truncate(settled);
-            let mut stretch = self.stretch(after, &entries, limit).await?;
-            stretch.more |= cut;
-            stretch.at_hole = at_hole && !stretch.more;
-            return Ok(stretch);
+            let mut batch = self.batch(after, &entries, limit).await?;
+            batch.more |= cut;
+            batch.at_hole = at_hole && !batch.more;
+            return Ok(batch);
         }
     }
 
     /// As much of some entries as fits on a page.
-    async fn stretch(&self, after: &Position, entries: &[Entry], limit: usize) -> Result<Stretch> {
+    async fn batch(&self, after: &Position, entries: &[Entry], limit: usize) -> Result<ReadBatch> {
         let wanted: Vec<&Entry> =
             entries.iter().filter(|entry| entry.left_after(after).next().is_some()).collect();
         let mut page = Filling::new(limit, self.settings.page_bytes_max);
@@ -82,7 +82,7 @@ impl Inner {
             for (link, entry) in links.await? {
                 for nth in entry.left_after(after) {
                     if page.is_full() {
-                        return Ok(Stretch::new(page.done().events, next, false).more(true));
+                        return Ok(ReadBatch::new(page.done().events, next, false).more(true));
                     }
                     if let Some(stored) =
                         link.as_ref().map(|link| link.stored(entry.slot, nth as usize)).transpose()?.flatten()
@@ -95,7 +95,7 @@ impl Inner {
             done += count;
         }
         let page = page.done();
-        Ok(Stretch::new(page.events, next, false).more(page.more))
+        Ok(ReadBatch::new(page.events, next, false).more(page.more))
     }
 
     /// Up to where nothing new can come. Appends that are under way too long are brought to an end.

@@ -28,7 +28,7 @@ use crate::clock::Time;
 use crate::crash_point;
 use crate::error::{Error, Result};
 use crate::id::{Owner, RelayName};
-use crate::journal::{Checkpoint, Lead, RelayState, may_be_forgotten, must_be_drawn, must_be_last};
+use crate::journal::{Checkpoint, Leadership, RelayState, may_be_forgotten, must_be_drawn, must_be_last};
 use crate::ledger::Token;
 
 /// More objects than a relay ever has: old ones are removed with every step.
@@ -169,7 +169,12 @@ impl Inner {
         self.read_json::<SaveObject>(name).await
     }
 
-    pub(super) async fn lead(&self, relay: &RelayName, owner: &Owner, lease: Duration) -> Result<Lead> {
+    pub(super) async fn acquire_leadership(
+        &self,
+        relay: &RelayName,
+        owner: &Owner,
+        lease: Duration,
+    ) -> Result<Leadership> {
         loop {
             let board = self.board(relay).await?;
             if board.token > 0
@@ -178,7 +183,7 @@ impl Inner {
                 && self.objects.now().await?.low < until
             {
                 let by = lead.owner.as_deref().map_or_else(|| Owner::new("unknown"), Owner::new)?;
-                return Ok(Lead::Taken { by, until });
+                return Ok(Leadership::Taken { by, until });
             }
             let lease_ms = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
             let lead = LeadObject {
@@ -194,10 +199,10 @@ impl Inner {
             };
             let checkpoint = checkpoint.unwrap_or_else(|| Checkpoint::start(&self.id));
             if let Err(error) = must_be_drawn(relay, &checkpoint.position, self.last_place().await?) {
-                self.give_up_lead(relay, Token(token)).await?;
+                self.release_leadership(relay, Token(token)).await?;
                 return Err(error);
             }
-            return Ok(Lead::Leads { token: Token(token), checkpoint });
+            return Ok(Leadership::Acquired { token: Token(token), checkpoint });
         }
     }
 
@@ -247,7 +252,12 @@ impl Inner {
         }
     }
 
-    pub(super) async fn keep_lead(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()> {
+    pub(super) async fn renew_leadership(
+        &self,
+        relay: &RelayName,
+        token: Token,
+        lease: Duration,
+    ) -> Result<()> {
         let lease_ms = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
         let ms = millis(self.objects.now().await?.about);
         let name = file(relay, token.0, &format!("keep.{ms:013}.{lease_ms}"));
@@ -291,7 +301,7 @@ impl Inner {
         Ok(millis(self.objects.now().await?.high) + AHEAD_MS + self.objects.skew_ms())
     }
 
-    pub(super) async fn give_up_lead(&self, relay: &RelayName, token: Token) -> Result<()> {
+    pub(super) async fn release_leadership(&self, relay: &RelayName, token: Token) -> Result<()> {
         if !self.board(relay).await?.is_led_by(token) {
             return Err(fenced(relay));
         }

@@ -10,7 +10,7 @@ use super::{Inner, read};
 use crate::clock::Time;
 use crate::error::Result;
 use crate::id::{Scope, Topic};
-use crate::ledger::{BODY_BYTES, Body, Copied, Due, Entry, Marker, Share};
+use crate::ledger::{BODY_BYTES, Body, Due, Entry, Marker, PublishedDead, Share};
 
 /// Bodies, column by column. Names of headers are bytes, because one may hold a NUL, which text cannot; all headers are in
 /// one array, because arrays of arrays must be of one length.
@@ -165,7 +165,12 @@ pub(super) async fn due(inner: &Inner, scope: &Scope, share: &Share, limit: usiz
 }
 
 /// Dead ones that were not copied out yet.
-pub(super) async fn outlet(inner: &Inner, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>> {
+pub(super) async fn unpublished_dead(
+    inner: &Inner,
+    scope: &Scope,
+    share: &Share,
+    limit: usize,
+) -> Result<Vec<Entry>> {
     let s = &inner.settings.schema;
     // Bodies are measured of those that are chosen alone, and read of those that fit.
     let sql = format!(
@@ -184,7 +189,7 @@ pub(super) async fn outlet(inner: &Inner, scope: &Scope, share: &Share, limit: u
 }
 
 /// Notes that dead ones were copied out.
-pub(super) async fn copied(inner: &Inner, copied: &[Copied]) -> Result<()> {
+pub(super) async fn mark_dead_published(inner: &Inner, copied: &[PublishedDead]) -> Result<()> {
     let s = &inner.settings.schema;
     let (mut scopes, mut weeks, mut keys, mut tokens) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (identity, week, token) in copied {
@@ -214,14 +219,14 @@ pub(super) async fn copied(inner: &Inner, copied: &[Copied]) -> Result<()> {
     tx.commit().await.map_err(|e| translate(what, e))
 }
 
-pub(super) async fn mark(inner: &Inner, scope: &Scope, markers: &[Marker]) -> Result<()> {
+pub(super) async fn set_markers(inner: &Inner, scope: &Scope, markers: &[Marker]) -> Result<()> {
     let mut tx = inner.begin().await?;
-    mark_in(inner, &mut tx, scope, markers).await?;
+    set_markers_in(inner, &mut tx, scope, markers).await?;
     tx.commit().await.map_err(|e| translate("noting a marker", e))
 }
 
 /// Notes markers, an empty one goes. In one order, so that two who mark the same partitions do not meet crosswise.
-pub(super) async fn mark_in(
+pub(super) async fn set_markers_in(
     inner: &Inner,
     connection: &mut PgConnection,
     scope: &Scope,

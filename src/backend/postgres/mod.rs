@@ -42,9 +42,9 @@ use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::{Scope, Tenant, Topic};
 use crate::ledger::{
-    Audit, Capabilities, Claim, Copied, Cursor, Due, Entry, Epoch, Extend, Filter, Finding, Identity,
-    Intervene, Intervened, Ledger, Marker, Outcome, Page, Settings, Settle, Settled, Share, Stat, SweepTerms,
-    Swept, Week,
+    Audit, Capabilities, Claim, Cursor, Due, Entry, Epoch, Extend, Filter, Finding, Identity, Intervene,
+    Intervened, Ledger, Marker, Outcome, Page, PublishedDead, Settings, Settle, Settled, Share, Stat,
+    SweepSettings, Swept, Week,
 };
 pub(in crate::backend) use error::{told, translate};
 pub(in crate::backend) use schema::check_name;
@@ -241,7 +241,7 @@ impl PgLedger {
     /// Sweeps, and stops after so many steps of each week's drop, as if killed there.
     #[cfg(feature = "testing")]
     #[doc(hidden)]
-    pub async fn sweep_part(&self, terms: SweepTerms, steps: u32) -> Result<Swept> {
+    pub async fn sweep_part(&self, terms: SweepSettings, steps: u32) -> Result<Swept> {
         sweep::sweep(&self.0, terms, steps).await
     }
 }
@@ -421,16 +421,16 @@ impl Ledger for PgLedger {
         held::due(&self.0, scope, share, limit).await
     }
 
-    async fn outlet(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>> {
-        held::outlet(&self.0, scope, share, limit).await
+    async fn unpublished_dead(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>> {
+        held::unpublished_dead(&self.0, scope, share, limit).await
     }
 
-    async fn copied(&self, entries: &[Copied]) -> Result<()> {
-        held::copied(&self.0, entries).await
+    async fn mark_dead_published(&self, entries: &[PublishedDead]) -> Result<()> {
+        held::mark_dead_published(&self.0, entries).await
     }
 
-    async fn mark(&self, scope: &Scope, markers: &[Marker]) -> Result<()> {
-        held::mark(&self.0, scope, markers).await
+    async fn set_markers(&self, scope: &Scope, markers: &[Marker]) -> Result<()> {
+        held::set_markers(&self.0, scope, markers).await
     }
 
     async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
@@ -449,7 +449,7 @@ impl Ledger for PgLedger {
         read::audit(&self.0, limit).await
     }
 
-    async fn sweep(&self, terms: SweepTerms) -> Result<Swept> {
+    async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
         sweep::sweep(&self.0, terms, u32::MAX).await
     }
 

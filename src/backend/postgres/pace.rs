@@ -7,10 +7,10 @@ use super::error::translate;
 use super::sweep::WHAT;
 use crate::clock::Time;
 use crate::error::Result;
-use crate::ledger::{Pace, SweepTerms};
+use crate::ledger::{Pace, SweepSettings};
 
 /// Notes that a sweep begins, before it forgets anything; a rehearsal only looks.
-pub(super) async fn keep(inner: &Inner, terms: SweepTerms) -> Result<Pace> {
+pub(super) async fn keep(inner: &Inner, terms: SweepSettings) -> Result<Pace> {
     let s = &inner.settings.schema;
     let us = |at: &str| format!("(extract(epoch from {at}) * 1000000)::bigint");
     let mut tx = inner.begin().await?;

@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, PgConnection};
 use super::error::translate;
 use super::{Inner, held, pace, week};
 use crate::error::Result;
-use crate::ledger::{SweepTerms, Swept, Week};
+use crate::ledger::{SweepSettings, Swept, Week};
 
 pub(super) const WHAT: &str = "sweeping";
 
@@ -15,7 +15,7 @@ pub(super) const WHAT: &str = "sweeping";
 const PAGES: i64 = 4096;
 
 /// Sweeps. A test may have it stop after some steps of each week's drop.
-pub(super) async fn sweep(inner: &Inner, mut terms: SweepTerms, steps: u32) -> Result<Swept> {
+pub(super) async fn sweep(inner: &Inner, mut terms: SweepSettings, steps: u32) -> Result<Swept> {
     terms.batch_max = terms.batch_max.max(1);
     let pace = pace::keep(inner, terms).await?;
     let paced = pace.terms(terms); // while sweeps are paused, nothing is old; what was begun before is finished
@@ -41,7 +41,7 @@ pub(super) async fn sweep(inner: &Inner, mut terms: SweepTerms, steps: u32) -> R
     Ok(swept)
 }
 
-pub(super) fn us(terms: SweepTerms) -> i64 {
+pub(super) fn us(terms: SweepSettings) -> i64 {
     i64::try_from(terms.retention.as_micros()).unwrap_or(i64::MAX)
 }
 
@@ -54,7 +54,7 @@ pub(super) async fn execute(connection: &mut PgConnection, sql: String) -> Resul
 }
 
 /// Timeless entries, by ranges of pages: no index is needed, and no transaction is long.
-async fn sweep_rows(inner: &Inner, terms: SweepTerms, swept: &mut Swept) -> Result<()> {
+async fn sweep_rows(inner: &Inner, terms: SweepSettings, swept: &mut Swept) -> Result<()> {
     let s = &inner.settings.schema;
     let pages: i64 = {
         let mut connection = inner.begin().await?;
@@ -123,7 +123,7 @@ async fn sweep_rows(inner: &Inner, terms: SweepTerms, swept: &mut Swept) -> Resu
 
 /// Weeks whose drop was begun, and weeks that may go: each with the number of its partition. Touches are true to the hour, so
 /// an hour is added.
-async fn due(inner: &Inner, terms: SweepTerms) -> Result<Vec<(i16, i64)>> {
+async fn due(inner: &Inner, terms: SweepSettings) -> Result<Vec<(i16, i64)>> {
     let s = &inner.settings.schema;
     let mut connection = inner.begin().await?;
     sqlx::query_as(AssertSqlSafe(format!(
@@ -145,7 +145,7 @@ async fn due(inner: &Inner, terms: SweepTerms) -> Result<Vec<(i16, i64)>> {
 }
 
 /// At-most-once claims whose end is overdue are lost.
-async fn mark_lost(inner: &Inner, terms: SweepTerms) -> Result<u64> {
+async fn mark_lost(inner: &Inner, terms: SweepSettings) -> Result<u64> {
     let s = &inner.settings.schema;
     let overdue = "x.week = a.week and x.scope = a.scope and x.id = a.id and x.token = a.token and x.state = 'C' and x.at = a.at";
     if terms.dry_run {

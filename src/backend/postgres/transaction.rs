@@ -46,9 +46,14 @@ impl PgLedger {
         settle::settle_in(&self.0, &mut *tx, settles).await
     }
 
-    /// Notes markers in a transaction of yours; see [`Ledger::mark`](crate::Ledger::mark).
-    pub async fn mark_in(&self, tx: &mut PgTransaction<'_>, scope: &Scope, markers: &[Marker]) -> Result<()> {
-        held::mark_in(&self.0, &mut *tx, scope, markers).await
+    /// Notes markers in a transaction of yours; see [`Ledger::set_markers`](crate::Ledger::set_markers).
+    pub async fn set_markers_in(
+        &self,
+        tx: &mut PgTransaction<'_>,
+        scope: &Scope,
+        markers: &[Marker],
+    ) -> Result<()> {
+        held::set_markers_in(&self.0, &mut *tx, scope, markers).await
     }
 
     /// Whether a same-transaction claim whose COMMIT was never answered took effect. It asks by making the same claim
@@ -261,13 +266,13 @@ impl crate::consumer::TransactionalLedger for PgLedger {
         PgLedger::settle_in(self, tx, settles).await
     }
 
-    async fn mark_in(
+    async fn set_markers_in(
         &self,
         tx: &mut PgTransaction<'static>,
         scope: &Scope,
         markers: &[Marker],
     ) -> Result<()> {
-        PgLedger::mark_in(self, tx, scope, markers).await
+        PgLedger::set_markers_in(self, tx, scope, markers).await
     }
 
     async fn is_sound(&self, tx: &mut PgTransaction<'static>) -> Result<bool> {

@@ -28,7 +28,7 @@ use super::Inner;
 use super::error::translate;
 use super::sweep::{WHAT, execute, us};
 use crate::error::{Error, Result};
-use crate::ledger::{SweepTerms, Week};
+use crate::ledger::{SweepSettings, Week};
 
 /// States that must outlive their week.
 const OPEN: &str = "('L', 'R', 'X', 'P')";
@@ -68,7 +68,7 @@ pub(super) struct Leaving<'a> {
     pub week: Week,
     /// The number in the partition's name.
     pub partition: i64,
-    pub terms: SweepTerms,
+    pub terms: SweepSettings,
     pub end: Instant,
 }
 

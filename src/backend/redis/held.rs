@@ -4,8 +4,8 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::connect::Doing;
-use super::desk::index_key;
 use super::read::{Scopes, rows};
+use super::snapshot::index_key;
 use super::want::{Wants, member_key};
 use super::{RedisLedger, Result, codec, wants_of};
 use crate::clock::Time;
@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::id::{Aggregate, Scope, Topic};
 use crate::ledger::transition::{Head, Row};
 use crate::ledger::{
-    Body, Copied, Due, Entry, Filter, Key, Ledger as _, Marker, Rows as _, Share, State, runnable,
+    Body, Due, Entry, Filter, Key, Ledger as _, Marker, PublishedDead, Rows as _, Share, State, runnable,
 };
 
 /// How many entries of an index are looked at together.
@@ -128,7 +128,7 @@ async fn count(ledger: &RedisLedger, numbers: &[i32]) -> Result<u64> {
 }
 
 /// Dead ones that were not copied out yet.
-pub(super) async fn outlet(
+pub(super) async fn unpublished_dead(
     ledger: &RedisLedger,
     scope: &Scope,
     share: &Share,
@@ -160,18 +160,21 @@ pub(super) async fn outlet(
 }
 
 /// Notes that dead ones were copied out.
-pub(super) async fn copied(ledger: &RedisLedger, entries: &[Copied]) -> Result<()> {
+pub(super) async fn mark_dead_published(ledger: &RedisLedger, entries: &[PublishedDead]) -> Result<()> {
     if entries.is_empty() {
         return Ok(());
     }
     let wants = || wants_of(entries.iter().map(|(identity, week, _)| (identity, *week)));
     ledger
-        .decide(wants, |desk, _| {
+        .decide(wants, |snapshot, _| {
             for (identity, week, token) in entries {
-                let Some(scope) = desk.known_scope(identity.tenant.as_ref(), &identity.scope)? else {
+                let Some(scope) = snapshot.known_scope(identity.tenant.as_ref(), &identity.scope)? else {
                     continue;
                 };
-                desk.copied(Key { week: *week, scope, id: identity.id.key().into_owned() }, *token)?;
+                snapshot.mark_dead_published(
+                    Key { week: *week, scope, id: identity.id.key().into_owned() },
+                    *token,
+                )?;
             }
             Ok(())
         })
@@ -183,13 +186,13 @@ pub(super) fn marker_field(scope: &Scope, topic: &Topic, partition: i32) -> Stri
 }
 
 /// Notes markers; an empty one goes.
-pub(super) async fn mark(ledger: &RedisLedger, scope: &Scope, markers: &[Marker]) -> Result<()> {
+pub(super) async fn set_markers(ledger: &RedisLedger, scope: &Scope, markers: &[Marker]) -> Result<()> {
     if markers.is_empty() {
         return Ok(());
     }
     ledger
-        .decide(Wants::default, |desk, _| {
-            desk.mark(scope, markers);
+        .decide(Wants::default, |snapshot, _| {
+            snapshot.set_markers(scope, markers);
             Ok(())
         })
         .await

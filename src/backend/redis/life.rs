@@ -11,7 +11,7 @@ use redis::{Script, ScriptInvocation};
 
 use super::RedisLedger;
 use super::connect::{Doing as _, send};
-use super::desk::contended;
+use super::snapshot::contended;
 use crate::config::Migrate;
 use crate::error::{Error, Result};
 use crate::ledger::IdentityRule;

@@ -13,11 +13,11 @@ mod accept;
 mod check;
 mod codec;
 mod connect;
-mod desk;
 mod held;
 mod life;
 mod read;
 mod script;
+mod snapshot;
 mod sweep;
 mod transaction;
 mod want;
@@ -35,9 +35,9 @@ pub use transaction::RedisTransaction;
 pub use window::RedisWindow;
 
 use connect::{Doing as _, info, manager, send};
-use desk::{Desk, contended, wants_of};
 use life::Life;
 use script::Scripts;
+use snapshot::{RedisSnapshot, contended, wants_of};
 use want::{Found, Reply, Wants};
 
 use crate::clock::Time;
@@ -45,9 +45,9 @@ use crate::config::Migrate;
 use crate::error::{Error, Result};
 use crate::id::{Scope, Topic};
 use crate::ledger::{
-    Audit, Capabilities, Claim, Copied, Cursor, Due, Entry, Epoch, Extend, Filter, Finding, Identity,
-    Intervene, Intervened, Key, Ledger, Level, Marker, Nonce, Outcome, Page, Reused, Rows, Settings, Settle,
-    Settled, Share, Stat, State, SweepTerms, Swept, Week, claim_rows, extend_rows, intervene_rows,
+    Audit, Capabilities, Claim, Cursor, Due, Entry, Epoch, Extend, Filter, Finding, Identity, Intervene,
+    Intervened, Key, Ledger, Level, Marker, Nonce, Outcome, Page, PublishedDead, Reused, Rows, Settings,
+    Settle, Settled, Share, Stat, State, SweepSettings, Swept, Week, claim_rows, extend_rows, intervene_rows,
     settle_rows,
 };
 
@@ -170,8 +170,8 @@ impl RedisLedger {
     }
 
     /// Writes what was decided; false if something has changed since it was read.
-    async fn write(&self, desk: &Desk) -> Result<bool> {
-        let Some(args) = desk.writes() else { return Ok(true) };
+    async fn write(&self, snapshot: &RedisSnapshot) -> Result<bool> {
+        let Some(args) = snapshot.writes() else { return Ok(true) };
         let args = |script: &mut redis::ScriptInvocation<'_>| {
             for arg in &args {
                 script.arg(arg.as_slice());
@@ -183,7 +183,7 @@ impl RedisLedger {
         let Some(number) = answer.get(1) else { return Ok(false) };
         let number =
             number.parse().map_err(|_| Error::Corrupt(format!("{number:?} is no number of a write")))?;
-        self.wrote(&life, number, desk.last_token())?;
+        self.wrote(&life, number, snapshot.last_token())?;
         Ok(true)
     }
 
@@ -191,18 +191,18 @@ impl RedisLedger {
     async fn decide<T>(
         &self,
         wants: impl Fn() -> Wants + Send + Sync,
-        decide: impl Fn(&mut Desk, &Settings) -> Result<T> + Send + Sync,
+        decide: impl Fn(&mut RedisSnapshot, &Settings) -> Result<T> + Send + Sync,
     ) -> Result<T>
     where
         T: Send,
     {
         let mut turn = None;
         for attempt in 0..ATTEMPTS_MAX {
-            let mut desk = Desk::new(self.look(wants()).await?)?;
+            let mut snapshot = RedisSnapshot::new(self.look(wants()).await?)?;
             // What a decision counts is counted when it is written, not when it is thrown away.
             let settings = Settings { reused: Reused::default(), ..self.0.settings.clone() };
-            let answer = decide(&mut desk, &settings)?;
-            if self.write(&desk).await? {
+            let answer = decide(&mut snapshot, &settings)?;
+            if self.write(&snapshot).await? {
                 for _ in 0..settings.reused.take() {
                     self.0.settings.reused.note();
                 }
@@ -227,18 +227,18 @@ impl RedisLedger {
             let told = |claim| Err(self.0.settings.check(claim).err().unwrap_or_else(contended));
             return Ok(claims.iter().map(told).collect());
         }
-        self.decide(wants, |desk, settings| claim_rows(desk, claims, settings)).await
+        self.decide(wants, |snapshot, settings| claim_rows(snapshot, claims, settings)).await
     }
 
     async fn known_some(&self, identities: &[Identity]) -> Result<Vec<bool>> {
         let route = |identity: &Identity| Week::route(self.0.settings.identity, &identity.id, None);
         let weeks: Vec<Week> = identities.iter().map(route).collect::<Result<_>>()?;
         let wants = wants_of(identities.iter().zip(weeks.iter().copied()));
-        let mut desk = Desk::new(self.look(wants).await?)?;
+        let mut snapshot = RedisSnapshot::new(self.look(wants).await?)?;
         let known = |(identity, week): (&Identity, &Week)| {
-            let scope = desk.known_scope(identity.tenant.as_ref(), &identity.scope)?;
+            let scope = snapshot.known_scope(identity.tenant.as_ref(), &identity.scope)?;
             let Some(scope) = scope else { return Ok(false) };
-            let row = desk.row(&Key { week: *week, scope, id: identity.id.key().into_owned() })?;
+            let row = snapshot.row(&Key { week: *week, scope, id: identity.id.key().into_owned() })?;
             Ok(row.is_some_and(|row| matches!(row.state, State::Done | State::Finished)))
         };
         identities.iter().zip(&weeks).map(known).collect()
@@ -248,10 +248,10 @@ impl RedisLedger {
     /// decided before, and may still be on its way, cannot be written any more.
     pub async fn was_committed(&self, claim: &Claim) -> Result<bool> {
         let week = self.0.settings.check(claim)?;
-        let is_there = |desk: &mut Desk, _: &Settings| {
-            let is_there = desk.has_nonce(claim.nonce);
+        let is_there = |snapshot: &mut RedisSnapshot, _: &Settings| {
+            let is_there = snapshot.has_nonce(claim.nonce);
             if !is_there {
-                desk.fence();
+                snapshot.fence();
             }
             Ok(is_there)
         };
@@ -283,7 +283,8 @@ impl Ledger for RedisLedger {
         let mut answers = Vec::with_capacity(settles.len());
         for settles in settles.chunks(BATCH_MAX) {
             let wants = || wants_of(settles.iter().map(|settle| (&settle.identity, settle.week)));
-            let decide = |desk: &mut Desk, settings: &Settings| settle_rows(desk, settles, settings);
+            let decide =
+                |snapshot: &mut RedisSnapshot, settings: &Settings| settle_rows(snapshot, settles, settings);
             answers.append(&mut self.decide(wants, decide).await?);
         }
         Ok(answers)
@@ -293,7 +294,7 @@ impl Ledger for RedisLedger {
         let mut answers = Vec::with_capacity(extends.len());
         for extends in extends.chunks(BATCH_MAX) {
             let wants = || wants_of(extends.iter().map(|extend| (&extend.identity, extend.week)));
-            let some = self.decide(wants, |desk, _| extend_rows(desk, extends)).await?;
+            let some = self.decide(wants, |snapshot, _| extend_rows(snapshot, extends)).await?;
             answers.extend(some.into_iter().map(Ok));
         }
         Ok(answers)
@@ -301,8 +302,8 @@ impl Ledger for RedisLedger {
 
     async fn get(&self, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>> {
         let week = Week::route(self.0.settings.identity, &identity.id, time)?;
-        let desk = Desk::new(self.look(wants_of([(identity, week)])).await?)?;
-        Ok(desk.rows_read().next().map(|(_, row)| row.entry(identity.clone(), week)))
+        let snapshot = RedisSnapshot::new(self.look(wants_of([(identity, week)])).await?)?;
+        Ok(snapshot.rows_read().next().map(|(_, row)| row.entry(identity.clone(), week)))
     }
 
     async fn known(&self, identities: &[Identity]) -> Result<Vec<bool>> {
@@ -321,16 +322,16 @@ impl Ledger for RedisLedger {
         held::due(self, scope, share, limit).await
     }
 
-    async fn outlet(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>> {
-        held::outlet(self, scope, share, limit).await
+    async fn unpublished_dead(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>> {
+        held::unpublished_dead(self, scope, share, limit).await
     }
 
-    async fn copied(&self, entries: &[Copied]) -> Result<()> {
-        held::copied(self, entries).await
+    async fn mark_dead_published(&self, entries: &[PublishedDead]) -> Result<()> {
+        held::mark_dead_published(self, entries).await
     }
 
-    async fn mark(&self, scope: &Scope, markers: &[Marker]) -> Result<()> {
-        held::mark(self, scope, markers).await
+    async fn set_markers(&self, scope: &Scope, markers: &[Marker]) -> Result<()> {
+        held::set_markers(self, scope, markers).await
     }
 
     async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
@@ -344,14 +345,14 @@ impl Ledger for RedisLedger {
     async fn intervene(&self, intervene: &Intervene) -> Result<Intervened> {
         let week = Week::route(self.0.settings.identity, &intervene.identity.id, intervene.time)?;
         let wants = || wants_of([(&intervene.identity, week)]);
-        self.decide(wants, |desk, settings| intervene_rows(desk, intervene, settings)).await
+        self.decide(wants, |snapshot, settings| intervene_rows(snapshot, intervene, settings)).await
     }
 
     async fn audit(&self, limit: usize) -> Result<Vec<Audit>> {
         read::audit(self, limit).await
     }
 
-    async fn sweep(&self, terms: SweepTerms) -> Result<Swept> {
+    async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
         sweep::sweep(self, terms).await
     }
 

@@ -4,16 +4,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::connect::Doing;
-use super::desk::{Args, contended, index_key, index_of, is_awaited};
 use super::read::{Scopes, filled, scan, weeks};
+use super::snapshot::{Args, contended, index_key, index_of, is_awaited};
 use super::want::{Wants, member, member_key, stamp, week_key};
 use super::{RedisLedger, Result, codec};
 use crate::clock::Time;
 use crate::ledger::transition::Row;
-use crate::ledger::{Filter, Key, Ledger as _, Pace, Rows as _, State, SweepTerms, Swept, Week, may_sweep};
+use crate::ledger::{
+    Filter, Key, Ledger as _, Pace, Rows as _, State, SweepSettings, Swept, Week, may_sweep,
+};
 
 /// Sweeps.
-pub(super) async fn sweep(ledger: &RedisLedger, terms: SweepTerms) -> Result<Swept> {
+pub(super) async fn sweep(ledger: &RedisLedger, terms: SweepSettings) -> Result<Swept> {
     let now = ledger.now().await?;
     let pace = keep_pace(ledger, now, terms).await?;
     let cutoff = now.minus(pace.terms(terms).retention);
@@ -46,7 +48,7 @@ pub(super) async fn sweep(ledger: &RedisLedger, terms: SweepTerms) -> Result<Swe
 }
 
 /// Notes that a sweep begins, before it forgets anything; a rehearsal only looks. Two sweeps that begin together note the same.
-async fn keep_pace(ledger: &RedisLedger, now: Time, terms: SweepTerms) -> Result<Pace> {
+async fn keep_pace(ledger: &RedisLedger, now: Time, terms: SweepSettings) -> Result<Pace> {
     let (swept_at, paused_until): (Option<i64>, Option<i64>) = redis::cmd("HMGET")
         .arg(ledger.key(":meta"))
         .arg(&["swept_at", "paused_until"])
@@ -68,7 +70,7 @@ async fn keep_pace(ledger: &RedisLedger, now: Time, terms: SweepTerms) -> Result
 }
 
 /// At-most-once claims whose end is overdue are lost.
-async fn mark_lost(ledger: &RedisLedger, now: Time, terms: SweepTerms) -> Result<u64> {
+async fn mark_lost(ledger: &RedisLedger, now: Time, terms: SweepSettings) -> Result<u64> {
     let mut lost = 0;
     let most = terms.batch_max.max(1) as usize;
     let mut from = 0;
@@ -92,17 +94,17 @@ async fn mark_lost(ledger: &RedisLedger, now: Time, terms: SweepTerms) -> Result
         let marked = ledger
             .decide(
                 || Wants::keys(&keys),
-                |desk, _| {
+                |snapshot, _| {
                     let mut marked = 0;
                     for key in &keys {
-                        let Some(mut row) = desk.row(key)?.filter(|row| row.is_overdue(now)) else {
+                        let Some(mut row) = snapshot.row(key)?.filter(|row| row.is_overdue(now)) else {
                             continue;
                         };
                         row.state = State::Lost;
                         row.note = Some("its end was never reported".into());
                         marked += 1;
                         if !terms.dry_run {
-                            desk.put_quietly(key, &row)?;
+                            snapshot.put_quietly(key, &row)?;
                         }
                     }
                     Ok(marked)
@@ -129,7 +131,7 @@ async fn forget_old(
     hash: &str,
     scope: Option<i32>,
     cutoff: Time,
-    terms: SweepTerms,
+    terms: SweepSettings,
 ) -> Result<u64> {
     let mut old: BTreeMap<Vec<u8>, [Vec<u8>; 3]> = BTreeMap::new();
     scan(ledger, hash, |field, stored| {

@@ -1,6 +1,6 @@
 //! Several claims that become true at once, or not at all.
 
-use super::desk::{Desk, contended, wants_of};
+use super::snapshot::{RedisSnapshot, contended, wants_of};
 use super::want::Wants;
 use super::{RedisLedger, Result};
 use crate::id::Scope;
@@ -13,49 +13,50 @@ use crate::ledger::{Claim, Marker, Outcome, Settle, Settled, claim_rows, settle_
 #[derive(Debug)]
 pub struct RedisTransaction<'l> {
     ledger: &'l RedisLedger,
-    desk: Option<Desk>,
+    snapshot: Option<RedisSnapshot>,
 }
 
 impl RedisLedger {
     /// Opens a transaction; dropped, it leaves nothing.
     pub fn begin(&self) -> RedisTransaction<'_> {
-        RedisTransaction { ledger: self, desk: None }
+        RedisTransaction { ledger: self, snapshot: None }
     }
 }
 
 impl RedisTransaction<'_> {
-    async fn desk(&mut self, wants: Wants) -> Result<&mut Desk> {
+    async fn snapshot(&mut self, wants: Wants) -> Result<&mut RedisSnapshot> {
         let found = self.ledger.look(wants).await?;
-        match &mut self.desk {
-            Some(desk) => desk.add(found)?,
-            none => *none = Some(Desk::new(found)?),
+        match &mut self.snapshot {
+            Some(snapshot) => snapshot.add(found)?,
+            none => *none = Some(RedisSnapshot::new(found)?),
         }
-        self.desk.as_mut().ok_or_else(contended)
+        self.snapshot.as_mut().ok_or_else(contended)
     }
 
     /// Claims events in this transaction.
     pub async fn claim(&mut self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
         let settings = self.ledger.0.settings.clone();
-        let desk = self.desk(Wants::claims(claims, &settings)).await?;
-        claim_rows(desk, claims, &settings)
+        let snapshot = self.snapshot(Wants::claims(claims, &settings)).await?;
+        claim_rows(snapshot, claims, &settings)
     }
 
     /// Settles claims in this transaction.
     pub async fn settle(&mut self, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
         let settings = self.ledger.0.settings.clone();
-        let desk = self.desk(wants_of(settles.iter().map(|settle| (&settle.identity, settle.week)))).await?;
-        settle_rows(desk, settles, &settings)
+        let snapshot =
+            self.snapshot(wants_of(settles.iter().map(|settle| (&settle.identity, settle.week)))).await?;
+        settle_rows(snapshot, settles, &settings)
     }
 
-    /// Notes markers in this transaction; see [`Ledger::mark`](crate::Ledger::mark).
-    pub async fn mark(&mut self, scope: &Scope, markers: &[Marker]) -> Result<()> {
-        self.desk(Wants::default()).await?.mark(scope, markers);
+    /// Notes markers in this transaction; see [`Ledger::set_markers`](crate::Ledger::set_markers).
+    pub async fn set_markers(&mut self, scope: &Scope, markers: &[Marker]) -> Result<()> {
+        self.snapshot(Wants::default()).await?.set_markers(scope, markers);
         Ok(())
     }
 
     /// Makes it so.
     pub async fn commit(self) -> Result<()> {
-        let Some(desk) = self.desk else { return Ok(()) };
-        if self.ledger.write(&desk).await? { Ok(()) } else { Err(contended()) }
+        let Some(snapshot) = self.snapshot else { return Ok(()) };
+        if self.ledger.write(&snapshot).await? { Ok(()) } else { Err(contended()) }
     }
 }

@@ -7,15 +7,15 @@ use std::rc::Rc;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::codec::{self, HEAD, READ, READ_COUNT, Stored, UNCOPIED};
-use super::desk::Desk;
 use super::fault::Doing;
+use super::ledger_tx::LedgerTx;
 use super::read::{Scopes, weeks};
 use crate::clock::Time;
 use crate::error::Result;
 use crate::id::{Aggregate, EventId, Scope, Topic};
 use crate::ledger::transition::Row;
 use crate::ledger::{
-    Body, Copied, Due, Entry, Filter, Identity, Marker, Rows, Share, Waiting, Week, runnable,
+    Body, Due, Entry, Filter, Identity, Marker, PublishedDead, Rows, Share, Waiting, Week, runnable,
 };
 
 /// A held row, with its week, the number of its scope, and its key.
@@ -193,7 +193,7 @@ fn count(conn: &Connection, numbers: &[i32]) -> Result<u64> {
 }
 
 /// Dead ones that were not copied out yet.
-pub(super) fn outlet(
+pub(super) fn unpublished_dead(
     conn: &Connection,
     scope: &Scope,
     share: &Share,
@@ -212,17 +212,18 @@ pub(super) fn outlet(
 }
 
 /// Notes that dead ones were copied out.
-pub(super) fn copied(desk: &mut Desk<'_>, entries: &[Copied]) -> Result<()> {
-    let made: BTreeSet<Week> = weeks(desk.conn)?.into_iter().collect();
+pub(super) fn mark_dead_published(ledger_tx: &mut LedgerTx<'_>, entries: &[PublishedDead]) -> Result<()> {
+    let made: BTreeSet<Week> = weeks(ledger_tx.conn)?.into_iter().collect();
     for (identity, week, token) in entries {
-        let Some(scope) = desk.known_scope(identity.tenant.as_ref(), &identity.scope)? else { continue };
+        let Some(scope) = ledger_tx.known_scope(identity.tenant.as_ref(), &identity.scope)? else { continue };
         let n = week.number();
         let mut tables = vec![format!("UPDATE main.hapax_kept SET copied = token WHERE week = {n} AND")];
         if made.contains(week) {
             tables.push(format!("UPDATE main.hapax_entry_{n} SET copied = token WHERE"));
         }
         for update in tables {
-            desk.conn
+            ledger_tx
+                .conn
                 .prepare_cached(&format!("{update} scope = ?1 AND id = ?2 AND token = ?3 AND state = 3"))
                 .and_then(|mut s| s.execute(params![scope, &identity.id.key()[..], token.0]))
                 .doing("noting what was copied out")?;
@@ -232,7 +233,7 @@ pub(super) fn copied(desk: &mut Desk<'_>, entries: &[Copied]) -> Result<()> {
 }
 
 /// Notes markers; an empty one goes.
-pub(super) fn mark(conn: &Connection, scope: &Scope, markers: &[Marker], now: Time) -> Result<()> {
+pub(super) fn set_markers(conn: &Connection, scope: &Scope, markers: &[Marker], now: Time) -> Result<()> {
     for marker in markers {
         let (topic, partition) = (marker.topic.as_str(), marker.partition);
         let done = if marker.is_empty() {

@@ -9,10 +9,10 @@
 
 pub(crate) mod codec;
 pub(crate) mod connect;
-mod desk;
 pub(crate) mod fault;
 mod held;
 pub mod journal;
+mod ledger_tx;
 mod quick;
 mod read;
 pub(crate) mod reader;
@@ -42,9 +42,9 @@ use crate::clock::{Clock, SystemClock, Time};
 use crate::error::{Error, Result};
 use crate::id::{Scope, Topic};
 use crate::ledger::{
-    Audit, Capabilities, Claim, Copied, Cursor, CursorParts, Due, Entry, Epoch, Extend, Filter, Finding,
-    Identity, Intervene, Intervened, Ledger, Marker, Outcome, Page, Settings, Settle, Settled, Share, Stat,
-    SweepTerms, Swept, Week, extend_rows, intervene_rows, settle_rows,
+    Audit, Capabilities, Claim, Cursor, CursorParts, Due, Entry, Epoch, Extend, Filter, Finding, Identity,
+    Intervene, Intervened, Ledger, Marker, Outcome, Page, PublishedDead, Settings, Settle, Settled, Share,
+    Stat, SweepSettings, Swept, Week, extend_rows, intervene_rows, settle_rows,
 };
 
 /// A ledger in an SQLite file. Clones share its connections; dropping the last closes them.
@@ -204,17 +204,17 @@ impl SqliteLedger {
 impl Ledger for SqliteLedger {
     async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
         let (claims, settings) = (claims.to_vec(), self.0.settings.clone());
-        answer(self.0.write.send(move |desk| quick::claim(desk, &claims, &settings))).await
+        answer(self.0.write.send(move |ledger_tx| quick::claim(ledger_tx, &claims, &settings))).await
     }
 
     async fn settle(&self, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
         let (settles, settings) = (settles.to_vec(), self.0.settings.clone());
-        answer(self.0.write.send(move |desk| settle_rows(desk, &settles, &settings))).await
+        answer(self.0.write.send(move |ledger_tx| settle_rows(ledger_tx, &settles, &settings))).await
     }
 
     async fn extend(&self, extends: &[Extend]) -> Result<Vec<Result<Settled>>> {
         let extends = extends.to_vec();
-        let answers = answer(self.0.write.send(move |desk| extend_rows(desk, &extends))).await?;
+        let answers = answer(self.0.write.send(move |ledger_tx| extend_rows(ledger_tx, &extends))).await?;
         Ok(answers.into_iter().map(Ok).collect())
     }
 
@@ -240,20 +240,21 @@ impl Ledger for SqliteLedger {
         answer(self.0.read.send(move |conn| held::due(conn, &scope, &share, limit, now))).await
     }
 
-    async fn outlet(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>> {
+    async fn unpublished_dead(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>> {
         let (scope, share, now) = (scope.clone(), share.clone(), self.0.clock.now());
-        answer(self.0.read.send(move |conn| held::outlet(conn, &scope, &share, limit, now))).await
+        answer(self.0.read.send(move |conn| held::unpublished_dead(conn, &scope, &share, limit, now))).await
     }
 
-    async fn copied(&self, entries: &[Copied]) -> Result<()> {
+    async fn mark_dead_published(&self, entries: &[PublishedDead]) -> Result<()> {
         let entries = entries.to_vec();
-        answer(self.0.write.send(move |desk| held::copied(desk, &entries))).await
+        answer(self.0.write.send(move |ledger_tx| held::mark_dead_published(ledger_tx, &entries))).await
     }
 
-    async fn mark(&self, scope: &Scope, markers: &[Marker]) -> Result<()> {
+    async fn set_markers(&self, scope: &Scope, markers: &[Marker]) -> Result<()> {
         let (scope, markers) = (scope.clone(), markers.to_vec());
         let now = self.0.clock.now();
-        answer(self.0.write.send(move |desk| held::mark(desk.conn, &scope, &markers, now))).await
+        answer(self.0.write.send(move |ledger_tx| held::set_markers(ledger_tx.conn, &scope, &markers, now)))
+            .await
     }
 
     async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
@@ -269,9 +270,10 @@ impl Ledger for SqliteLedger {
     async fn intervene(&self, intervene: &Intervene) -> Result<Intervened> {
         let (intervene, settings) = (intervene.clone(), self.0.settings.clone());
         let dry_run = intervene.dry_run;
-        let run = move |desk: &mut desk::Desk<'_>| intervene_rows(desk, &intervene, &settings);
+        let run =
+            move |ledger_tx: &mut ledger_tx::LedgerTx<'_>| intervene_rows(ledger_tx, &intervene, &settings);
         if dry_run {
-            answer(self.0.write.send(move |desk| desk.undone(|desk| run(desk)))).await
+            answer(self.0.write.send(move |ledger_tx| ledger_tx.undone(|ledger_tx| run(ledger_tx)))).await
         } else {
             answer(self.0.write.send(run)).await
         }
@@ -281,13 +283,13 @@ impl Ledger for SqliteLedger {
         answer(self.0.read.send(move |conn| read::audit(conn, limit))).await
     }
 
-    async fn sweep(&self, terms: SweepTerms) -> Result<Swept> {
+    async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
         sweep::sweep(self, terms).await
     }
 
     async fn check(&self) -> Result<Vec<Finding>> {
         match self.0.access {
-            Access::Write => answer(self.0.write.send(|desk| read::check(desk.conn))).await,
+            Access::Write => answer(self.0.write.send(|ledger_tx| read::check(ledger_tx.conn))).await,
             Access::Read => answer(self.0.read.send(read::check)).await,
         }
     }

@@ -6,8 +6,8 @@
 use rusqlite::CachedStatement;
 
 use super::codec::{self, Names};
-use super::desk::{Desk, insert_sql};
 use super::fault::Doing;
+use super::ledger_tx::{LedgerTx, insert_sql};
 use crate::clock::Time;
 use crate::error::Result;
 use crate::ledger::transition::{self, Head, Row, Situation};
@@ -15,30 +15,30 @@ use crate::ledger::{Claim, Outcome, Rows, Settings, State, Token, Week, claim_ro
 
 /// Claims in order, like [`claim_rows`].
 pub(super) fn claim(
-    desk: &mut Desk<'_>,
+    ledger_tx: &mut LedgerTx<'_>,
     claims: &[Claim],
     settings: &Settings,
 ) -> Result<Vec<Result<Outcome>>> {
-    let token = desk.token()?;
-    desk.one_token(token);
+    let token = ledger_tx.token()?;
+    ledger_tx.one_token(token);
     let mut insert: Option<Insert<'_>> = None;
     let mut answers = Vec::with_capacity(claims.len());
     for claim in claims {
-        match first(desk, &mut insert, claim, token, settings)? {
+        match first(ledger_tx, &mut insert, claim, token, settings)? {
             Some(outcome) => answers.push(Ok(outcome)),
-            None => answers.append(&mut claim_rows(desk, std::slice::from_ref(claim), settings)?),
+            None => answers.append(&mut claim_rows(ledger_tx, std::slice::from_ref(claim), settings)?),
         }
     }
     if let Some(insert) = insert {
-        insert.end(desk)?;
+        insert.end(ledger_tx)?;
     }
-    desk.fresh_tokens();
+    ledger_tx.fresh_tokens();
     Ok(answers)
 }
 
 /// The outcome, if the claim is the first of its identity; none sends it the engine's way.
 fn first<'c>(
-    desk: &mut Desk<'c>,
+    ledger_tx: &mut LedgerTx<'c>,
     insert: &mut Option<Insert<'c>>,
     claim: &Claim,
     token: Token,
@@ -48,9 +48,9 @@ fn first<'c>(
         return Ok(None);
     }
     let Ok(week) = settings.check(claim) else { return Ok(None) };
-    let now = desk.now();
-    let (scope, _) = desk.scope(claim.identity.tenant.as_ref(), &claim.identity.scope)?;
-    let Some(insert) = Insert::of(desk, insert, week)? else { return Ok(None) };
+    let now = ledger_tx.now();
+    let (scope, _) = ledger_tx.scope(claim.identity.tenant.as_ref(), &claim.identity.scope)?;
+    let Some(insert) = Insert::of(ledger_tx, insert, week)? else { return Ok(None) };
     let situation = Situation {
         row: None,
         head: &Head::default(),
@@ -63,7 +63,7 @@ fn first<'c>(
     };
     let step = transition::claim(claim, situation);
     let Some(row) = step.row else { return Ok(None) };
-    let names = desk.names(&row)?;
+    let names = ledger_tx.names(&row)?;
     if !insert.run(scope, &claim.identity.id.key(), &row, names).doing("claiming")? {
         return Ok(None);
     }
@@ -84,18 +84,18 @@ struct Insert<'c> {
 impl<'c> Insert<'c> {
     /// The one at hand if it is for this week, else another; none if the week is not there or has a past.
     fn of<'a>(
-        desk: &mut Desk<'c>,
+        ledger_tx: &mut LedgerTx<'c>,
         at_hand: &'a mut Option<Self>,
         week: Week,
     ) -> Result<Option<&'a mut Self>> {
         if at_hand.as_ref().is_none_or(|insert| insert.week != week) {
             if let Some(before) = at_hand.take() {
-                before.end(desk)?;
+                before.end(ledger_tx)?;
             }
-            if !desk.is_plain(week)? {
+            if !ledger_tx.is_plain(week)? {
                 return Ok(None);
             }
-            let statement = desk.conn.prepare_cached(&insert_sql(week)).doing("claiming")?;
+            let statement = ledger_tx.conn.prepare_cached(&insert_sql(week)).doing("claiming")?;
             let fresh =
                 Insert { week, statement, scope: None, common: None, rest_bound: false, touched: None };
             *at_hand = Some(fresh);
@@ -123,7 +123,7 @@ impl<'c> Insert<'c> {
     }
 
     /// Notes that the week was written to.
-    fn end(self, desk: &mut Desk<'c>) -> Result<()> {
-        self.touched.map_or(Ok(()), |now| desk.touch(self.week, now))
+    fn end(self, ledger_tx: &mut LedgerTx<'c>) -> Result<()> {
+        self.touched.map_or(Ok(()), |now| ledger_tx.touch(self.week, now))
     }
 }

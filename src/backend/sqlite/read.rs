@@ -7,8 +7,8 @@ use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, params, params_from_iter};
 
 use super::codec::{self, AWAITED, READ, READ_COUNT, Stored, sound};
-use super::desk::find_scope;
 use super::fault::Doing;
+use super::ledger_tx::find_scope;
 use super::schema::Meta;
 use crate::clock::Time;
 use crate::error::{Error, Result};

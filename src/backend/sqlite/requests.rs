@@ -10,12 +10,12 @@ use crate::error::{Error, Result};
 /// What the requests to one kind of thread work on.
 pub(crate) trait Kind: 'static {
     /// One transaction's view of the file.
-    type Desk<'c>;
+    type Context<'c>;
 }
 
 /// A request. It may be run several times, each time after the last was undone.
 pub(crate) trait Work<K: Kind>: Send {
-    fn run(&mut self, desk: &mut K::Desk<'_>) -> Result<()>;
+    fn run(&mut self, context: &mut K::Context<'_>) -> Result<()>;
     /// Answers with what the last run came to: `Ok` only once it is committed.
     fn answer(self: Box<Self>, committed: Result<()>);
 }
@@ -29,9 +29,9 @@ struct Task<T, F> {
     answer: oneshot::Sender<Result<T>>,
 }
 
-impl<K: Kind, T: Send, F: FnMut(&mut K::Desk<'_>) -> Result<T> + Send> Work<K> for Task<T, F> {
-    fn run(&mut self, desk: &mut K::Desk<'_>) -> Result<()> {
-        self.value = Some((self.run)(desk)?);
+impl<K: Kind, T: Send, F: FnMut(&mut K::Context<'_>) -> Result<T> + Send> Work<K> for Task<T, F> {
+    fn run(&mut self, context: &mut K::Context<'_>) -> Result<()> {
+        self.value = Some((self.run)(context)?);
         Ok(())
     }
 
@@ -55,7 +55,7 @@ impl<K: Kind> Requests<K> {
     /// wrong with the request is part of its value: an error undoes the whole transaction.
     pub(crate) fn send<T: Send + 'static>(
         &self,
-        run: impl FnMut(&mut K::Desk<'_>) -> Result<T> + Send + 'static,
+        run: impl FnMut(&mut K::Context<'_>) -> Result<T> + Send + 'static,
     ) -> oneshot::Receiver<Result<T>> {
         let (answer, receiver) = oneshot::channel();
         // If the thread is gone the answer's sender is dropped with the request, and the receiver sees that.

@@ -5,12 +5,12 @@ use rusqlite::{Connection, OptionalExtension, params};
 
 use super::codec::{AWAITED, COLUMNS, OPEN};
 use super::connect::simple;
-use super::desk::{Desk, Memo};
 use super::fault::Doing;
+use super::ledger_tx::{LedgerTx, Memo};
 use super::{SqliteLedger, answer, held, read};
 use crate::clock::Time;
 use crate::error::Result;
-use crate::ledger::{Pace, SweepTerms, Swept, Week};
+use crate::ledger::{Pace, SweepSettings, Swept, Week};
 
 /// A key within a table.
 type RowKey = (i32, Vec<u8>);
@@ -25,22 +25,22 @@ struct Old {
 }
 
 /// Sweeps.
-pub(super) async fn sweep(ledger: &SqliteLedger, terms: SweepTerms) -> Result<Swept> {
+pub(super) async fn sweep(ledger: &SqliteLedger, terms: SweepSettings) -> Result<Swept> {
     let now = ledger.0.clock.now();
     if terms.dry_run {
         return answer(ledger.0.read.send(move |conn| rehearse(conn, now, terms))).await;
     }
-    let pace = answer(ledger.0.write.send(move |desk| keep_pace(desk, now, terms))).await?;
+    let pace = answer(ledger.0.write.send(move |ledger_tx| keep_pace(ledger_tx, now, terms))).await?;
     let cutoff = now.minus(pace.terms(terms).retention);
     let mut swept = Swept { paused_until: pace.paused_until, ..Swept::default() };
     swept.lost = mark_lost(ledger, now, terms.batch_max).await?;
     swept.rows = sweep_timeless(ledger, cutoff, terms.batch_max).await?;
     swept.rows += sweep_kept(ledger, cutoff, terms.batch_max).await?;
-    answer(ledger.0.write.send(move |desk| held::forget_markers(desk.conn, cutoff))).await?;
+    answer(ledger.0.write.send(move |ledger_tx| held::forget_markers(ledger_tx.conn, cutoff))).await?;
     for week in answer(ledger.0.read.send(move |conn| old_weeks(conn, cutoff))).await? {
         let seen = answer(ledger.0.read.send(move |conn| look_at(conn, week))).await?;
         let Some(old) = seen.filter(|old| old.touched < cutoff.as_micros()) else { continue };
-        if answer(ledger.0.write.send(move |desk| drop_week(desk, old, now))).await? {
+        if answer(ledger.0.write.send(move |ledger_tx| drop_week(ledger_tx, old, now))).await? {
             swept.weeks.push((week, old.rows));
             swept.held += old.open;
         }
@@ -58,9 +58,10 @@ fn pace(conn: &Connection) -> Result<Option<Pace>> {
 }
 
 /// Notes that a sweep begins, before it forgets anything.
-fn keep_pace(desk: &mut Desk<'_>, now: Time, terms: SweepTerms) -> Result<Pace> {
-    let next = Pace::next(pace(desk.conn)?, now, terms.retention);
-    desk.conn
+fn keep_pace(ledger_tx: &mut LedgerTx<'_>, now: Time, terms: SweepSettings) -> Result<Pace> {
+    let next = Pace::next(pace(ledger_tx.conn)?, now, terms.retention);
+    ledger_tx
+        .conn
         .execute(
             "UPDATE main.hapax_meta SET swept_at = ?1, paused_until = ?2",
             params![next.swept_at.as_micros(), next.paused_until.map(Time::as_micros)],
@@ -70,7 +71,7 @@ fn keep_pace(desk: &mut Desk<'_>, now: Time, terms: SweepTerms) -> Result<Pace> 
 }
 
 /// What a sweep would do.
-fn rehearse(conn: &Connection, now: Time, terms: SweepTerms) -> Result<Swept> {
+fn rehearse(conn: &Connection, now: Time, terms: SweepSettings) -> Result<Swept> {
     let pace = Pace::next(pace(conn)?, now, terms.retention);
     let cutoff = now.minus(pace.terms(terms).retention);
     let mut swept = Swept { paused_until: pace.paused_until, ..Swept::default() };
@@ -116,11 +117,12 @@ async fn mark_lost(ledger: &SqliteLedger, now: Time, batch_max: u32) -> Result<u
         );
         loop {
             let (sql, table) = (sql.clone(), table.clone());
-            let marked = answer(ledger.0.write.send(move |desk| {
-                if !exists(desk.conn, &table)? {
+            let marked = answer(ledger.0.write.send(move |ledger_tx| {
+                if !exists(ledger_tx.conn, &table)? {
                     return Ok(0); // another process swept it
                 }
-                desk.conn
+                ledger_tx
+                    .conn
                     .execute(&sql, params![now.as_micros(), batch_max.max(1)])
                     .doing("marking overdue claims as lost")
             }))
@@ -153,7 +155,8 @@ async fn sweep_timeless(ledger: &SqliteLedger, cutoff: Time, batch_max: u32) -> 
         let Some(last) = keys.last() else { return Ok(gone) };
         after.clone_from(last);
         let done = keys.len() < most;
-        gone += answer(ledger.0.write.send(move |desk| delete_timeless(desk, &keys, cutoff))).await?;
+        gone +=
+            answer(ledger.0.write.send(move |ledger_tx| delete_timeless(ledger_tx, &keys, cutoff))).await?;
         if done {
             return Ok(gone);
         }
@@ -165,12 +168,12 @@ async fn sweep_kept(ledger: &SqliteLedger, cutoff: Time, batch_max: u32) -> Resu
     let most = batch_max.max(1);
     let mut gone = 0;
     loop {
-        let deleted = answer(ledger.0.write.send(move |desk| {
+        let deleted = answer(ledger.0.write.send(move |ledger_tx| {
             let sql = format!(
                 "DELETE FROM main.hapax_kept WHERE (week, scope, id) IN (SELECT week, scope, id FROM main.hapax_kept \
                  WHERE state NOT IN {OPEN} AND at < ?1 LIMIT ?2)"
             );
-            desk.conn.execute(&sql, params![cutoff.as_micros(), most]).doing("sweeping what was kept")
+            ledger_tx.conn.execute(&sql, params![cutoff.as_micros(), most]).doing("sweeping what was kept")
         }))
         .await?;
         gone += deleted as u64;
@@ -197,12 +200,12 @@ fn old_timeless(conn: &Connection, after: &RowKey, cutoff: Time, most: usize) ->
 }
 
 /// Deletes what is still old: it may have changed since it was looked at.
-fn delete_timeless(desk: &mut Desk<'_>, keys: &[RowKey], cutoff: Time) -> Result<u64> {
+fn delete_timeless(ledger_tx: &mut LedgerTx<'_>, keys: &[RowKey], cutoff: Time) -> Result<u64> {
     let sql = format!(
         "DELETE FROM main.hapax_entry_0 WHERE scope = ?1 AND id = ?2 AND state NOT IN {OPEN} AND at < ?3"
     );
     let run = || -> rusqlite::Result<u64> {
-        let mut statement = desk.conn.prepare_cached(&sql)?;
+        let mut statement = ledger_tx.conn.prepare_cached(&sql)?;
         let mut gone = 0;
         for (scope, id) in keys {
             gone += statement.execute(params![scope, id, cutoff.as_micros()])? as u64;
@@ -241,14 +244,14 @@ fn touched(conn: &Connection, week: Week) -> Result<Option<i64>> {
 
 /// Drops a week, keeping what is open. Not if something happened in it since it was looked at: every transaction that
 /// changes a week stamps it, so an equal stamp means equal rows.
-fn drop_week(desk: &mut Desk<'_>, old: Old, now: Time) -> Result<bool> {
-    desk.finish()?; // stamps of other requests in this transaction
-    if touched(desk.conn, old.week)? != Some(old.touched) {
+fn drop_week(ledger_tx: &mut LedgerTx<'_>, old: Old, now: Time) -> Result<bool> {
+    ledger_tx.finish()?; // stamps of other requests in this transaction
+    if touched(ledger_tx.conn, old.week)? != Some(old.touched) {
         return Ok(false);
     }
     let number = old.week.number();
     if old.open > 0 {
-        desk.conn
+        ledger_tx.conn
             .execute(
                 &format!(
                     "INSERT OR REPLACE INTO main.hapax_kept (week, scope, id, {COLUMNS}, copied) \
@@ -258,14 +261,17 @@ fn drop_week(desk: &mut Desk<'_>, old: Old, now: Time) -> Result<bool> {
             )
             .doing("keeping what is open")?;
     }
-    simple(desk.conn, &format!("DROP TABLE main.hapax_entry_{number}"), "dropping a week")?;
-    desk.conn.execute("DELETE FROM main.hapax_week WHERE week = ?1", [number]).doing("dropping a week")?;
-    desk.conn
+    simple(ledger_tx.conn, &format!("DROP TABLE main.hapax_entry_{number}"), "dropping a week")?;
+    ledger_tx
+        .conn
+        .execute("DELETE FROM main.hapax_week WHERE week = ?1", [number])
+        .doing("dropping a week")?;
+    ledger_tx.conn
         .execute(
             "INSERT OR REPLACE INTO main.hapax_dropped (week, at, barred) SELECT ?1, ?2, coalesce(max(number), 0) FROM main.hapax_scope",
             params![number, now.as_micros()],
         )
         .doing("recording a dropped week")?;
-    *desk.memo = Memo::default(); // it still knows the week
+    *ledger_tx.memo = Memo::default(); // it still knows the week
     Ok(true)
 }

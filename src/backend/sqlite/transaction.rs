@@ -5,8 +5,8 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension, Transaction};
 
 use super::connect::must_be_durable;
-use super::desk::{Desk, Memo};
 use super::fault::Doing;
+use super::ledger_tx::{LedgerTx, Memo};
 use super::{SqliteLedger, held, quick, schema, wait};
 use crate::consumer::{Failed, Handled};
 use crate::error::{Error, Result};
@@ -60,10 +60,10 @@ impl SqliteLedger {
     fn claim_on(&self, tx: &Connection, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
         let token = self.enter(tx)?;
         let mut memo = Memo::default();
-        let mut desk = Desk::new(tx, &mut memo, &*self.0.clock);
-        desk.one_token(token);
-        let outcomes = quick::claim(&mut desk, claims, &self.0.settings)?;
-        desk.finish()?;
+        let mut ledger_tx = LedgerTx::new(tx, &mut memo, &*self.0.clock);
+        ledger_tx.one_token(token);
+        let outcomes = quick::claim(&mut ledger_tx, claims, &self.0.settings)?;
+        ledger_tx.finish()?;
         Ok(outcomes)
     }
 
@@ -76,16 +76,16 @@ impl SqliteLedger {
     fn settle_on(&self, tx: &Connection, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
         self.enter(tx)?;
         let mut memo = Memo::default();
-        let mut desk = Desk::new(tx, &mut memo, &*self.0.clock);
-        let answers = settle_rows(&mut desk, settles, &self.0.settings)?;
-        desk.finish()?;
+        let mut ledger_tx = LedgerTx::new(tx, &mut memo, &*self.0.clock);
+        let answers = settle_rows(&mut ledger_tx, settles, &self.0.settings)?;
+        ledger_tx.finish()?;
         Ok(answers)
     }
 
-    /// Notes markers in the caller's own transaction; see [`Ledger::mark`](crate::Ledger::mark).
-    pub fn mark_in(&self, tx: &Transaction<'_>, scope: &Scope, markers: &[Marker]) -> Result<()> {
+    /// Notes markers in the caller's own transaction; see [`Ledger::set_markers`](crate::Ledger::set_markers).
+    pub fn set_markers_in(&self, tx: &Transaction<'_>, scope: &Scope, markers: &[Marker]) -> Result<()> {
         self.enter(tx)?;
-        held::mark(tx, scope, markers, self.0.clock.now())
+        held::set_markers(tx, scope, markers, self.0.clock.now())
     }
 
     /// Draws a token. As the first statement it takes the right to write, and it finds only this ledger's row.
@@ -120,11 +120,11 @@ impl SqliteLedger {
     /// that right could come too early.
     pub fn was_committed(&self, claim: &Claim) -> Result<bool> {
         let (claim, settings) = (claim.clone(), self.0.settings.clone());
-        wait(self.0.write.send(move |desk| {
-            desk.undone(|desk| {
+        wait(self.0.write.send(move |ledger_tx| {
+            ledger_tx.undone(|ledger_tx| {
                 let week = settings.check(&claim)?;
-                let (scope, _) = desk.scope(claim.identity.tenant.as_ref(), &claim.identity.scope)?;
-                let row = desk.row(&Key { week, scope, id: claim.identity.id.key().into_owned() })?;
+                let (scope, _) = ledger_tx.scope(claim.identity.tenant.as_ref(), &claim.identity.scope)?;
+                let row = ledger_tx.row(&Key { week, scope, id: claim.identity.id.key().into_owned() })?;
                 Ok(row.is_some_and(|row| row.nonce == claim.nonce))
             })
         }))
@@ -133,9 +133,9 @@ impl SqliteLedger {
     /// Limits the file's size in pages, to see what a full disk does.
     #[cfg(feature = "testing")]
     pub fn limit_pages(&self, pages: u32) -> Result<()> {
-        wait(self.0.write.send(move |desk| {
+        wait(self.0.write.send(move |ledger_tx| {
             let sql = format!("PRAGMA main.max_page_count = {pages}");
-            desk.conn.query_row(&sql, [], |_| Ok(())).doing("limiting the file")
+            ledger_tx.conn.query_row(&sql, [], |_| Ok(())).doing("limiting the file")
         }))
     }
 }
@@ -185,9 +185,14 @@ impl crate::consumer::TransactionalLedger for SqliteLedger {
         self.settle_on(&tx.0, settles)
     }
 
-    async fn mark_in(&self, tx: &mut SqliteTransaction, scope: &Scope, markers: &[Marker]) -> Result<()> {
+    async fn set_markers_in(
+        &self,
+        tx: &mut SqliteTransaction,
+        scope: &Scope,
+        markers: &[Marker],
+    ) -> Result<()> {
         self.enter(&tx.0)?;
-        held::mark(&tx.0, scope, markers, self.0.clock.now())
+        held::set_markers(&tx.0, scope, markers, self.0.clock.now())
     }
 
     async fn is_sound(&self, tx: &mut SqliteTransaction) -> Result<bool> {

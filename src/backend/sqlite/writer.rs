@@ -6,7 +6,7 @@ use std::sync::mpsc::Receiver;
 use rusqlite::Connection;
 
 use super::connect::{begin, commit, patiently, roll_back};
-use super::desk::{Desk, Memo};
+use super::ledger_tx::{LedgerTx, Memo};
 use super::requests::{self, Kind, Work};
 use crate::clock::Clock;
 use crate::error::Result;
@@ -18,7 +18,7 @@ const GROUP_MAX: usize = 64;
 pub(super) enum Rows {}
 
 impl Kind for Rows {
-    type Desk<'c> = Desk<'c>;
+    type Context<'c> = LedgerTx<'c>;
 }
 
 /// Sends requests to the thread that writes.
@@ -64,11 +64,11 @@ impl Writer {
     fn once(&mut self, group: &mut [Box<dyn Work<Rows>>]) -> Result<()> {
         begin(&self.conn, "beginning a transaction")?;
         self.memo.refresh(&self.conn)?;
-        let mut desk = Desk::new(&self.conn, &mut self.memo, &*self.clock);
+        let mut ledger_tx = LedgerTx::new(&self.conn, &mut self.memo, &*self.clock);
         for work in group {
-            work.run(&mut desk)?;
+            work.run(&mut ledger_tx)?;
         }
-        desk.finish()?;
+        ledger_tx.finish()?;
         commit(&self.conn, "committing")
     }
 }

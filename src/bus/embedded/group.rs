@@ -7,10 +7,10 @@ use rusqlite::{Connection, OptionalExtension, params};
 use super::log::{self, micros};
 use crate::backend::sqlite::codec::sound;
 use crate::backend::sqlite::fault::Doing;
+use crate::bus::assignments::GroupAssignment;
 use crate::bus::group::{Seat, Step, plan};
-use crate::bus::hands::Mine;
 use crate::bus::route::{check_offset, fenced, no_topic};
-use crate::bus::{Assigned, Partition, Start, Subscription};
+use crate::bus::{Assignment, Partition, Start, Subscription};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::Topic;
@@ -185,7 +185,7 @@ pub(super) fn beat(conn: &Connection, members: &[i64], now: Time) -> Result<bool
 }
 
 /// A member's partitions; none if it is no member any more.
-pub(super) fn mine(conn: &Connection, member: i64) -> Result<Option<Vec<(i64, Mine)>>> {
+pub(super) fn mine(conn: &Connection, member: i64) -> Result<Option<Vec<(i64, GroupAssignment)>>> {
     let group = rows(conn, "SELECT grp FROM main.bus_member WHERE number = ?1", [member], |row| row.get(0))?;
     let Some(group) = group.first().copied() else { return Ok(None) };
     let found = rows(
@@ -201,8 +201,8 @@ pub(super) fn mine(conn: &Connection, member: i64) -> Result<Option<Vec<(i64, Mi
             let (part, revoking, committed, oldest) = (row.get(0)?, row.get(4)?, row.get(5)?, row.get(6)?);
             Ok(sound(Topic::new(topic)).map(|topic| {
                 let partition = Partition { topic, number };
-                let assigned = Assigned { partition, epoch: epoch.unsigned_abs() };
-                (part, Mine { assigned, revoking, committed, oldest })
+                let assigned = Assignment { partition, epoch: epoch.unsigned_abs() };
+                (part, GroupAssignment { assigned, revoking, committed, oldest })
             }))
         },
     )?;
@@ -210,7 +210,7 @@ pub(super) fn mine(conn: &Connection, member: i64) -> Result<Option<Vec<(i64, Mi
 }
 
 /// The number of a partition if it is a member's under an epoch.
-fn held(conn: &Connection, member: i64, assigned: &Assigned) -> Result<Option<(i64, log::Part)>> {
+fn held(conn: &Connection, member: i64, assigned: &Assignment) -> Result<Option<(i64, log::Part)>> {
     let Ok(part) = log::part(conn, &assigned.partition)? else { return Ok(None) };
     let group = rows(
         conn,
@@ -226,7 +226,7 @@ fn held(conn: &Connection, member: i64, assigned: &Assigned) -> Result<Option<(i
 pub(super) fn commit(
     conn: &Connection,
     member: i64,
-    offsets: &[(Assigned, i64)],
+    offsets: &[(Assignment, i64)],
     now: Time,
 ) -> Result<Vec<Result<()>>> {
     let mut answers = Vec::with_capacity(offsets.len());
@@ -250,7 +250,7 @@ pub(super) fn commit(
 }
 
 /// Gives partitions to the group. Those that are not the member's any more are somebody else's matter.
-pub(super) fn give_back(conn: &Connection, member: i64, partitions: &[Assigned], now: Time) -> Result<()> {
+pub(super) fn release(conn: &Connection, member: i64, partitions: &[Assignment], now: Time) -> Result<()> {
     let mut groups = BTreeSet::new();
     for assigned in partitions {
         if let Some((group, part)) = held(conn, member, assigned)? {

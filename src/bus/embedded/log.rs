@@ -8,7 +8,7 @@ use super::schema::make_records;
 use crate::backend::sqlite::codec::{pack, unpack};
 use crate::backend::sqlite::fault::Doing;
 use crate::bus::route::{bytes_of, check_topic, no_partition, no_topic, partition_of};
-use crate::bus::{Partition, Received, Record, TopicInfo, TopicTerms};
+use crate::bus::{Partition, Received, Record, TopicInfo, TopicSettings};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::event::{Headers, Origin};
@@ -22,7 +22,7 @@ pub(super) fn micros(duration: Duration) -> i64 {
 }
 
 /// Makes a topic; false if it is there.
-pub(super) fn create(conn: &Connection, topic: &Topic, terms: &TopicTerms) -> Result<bool> {
+pub(super) fn create(conn: &Connection, topic: &Topic, terms: &TopicSettings) -> Result<bool> {
     check_topic(topic, terms)?;
     if number_of(conn, topic)?.is_some() {
         return Ok(false);

@@ -9,8 +9,8 @@ use rusqlite::Connection;
 use super::{Inner, group, log};
 use crate::backend::sqlite::fault::Doing;
 use crate::backend::sqlite::{answer, thread_gone};
-use crate::bus::hands::{Hands, Mine};
-use crate::bus::{Assigned, Heard, Partition, Received, Subscriber, Subscription};
+use crate::bus::assignments::{Assignments, GroupAssignment};
+use crate::bus::{Assignment, BusEvent, Partition, Received, Subscriber, Subscription};
 use crate::error::Result;
 
 /// The most records a subscriber hears at once.
@@ -26,7 +26,7 @@ pub(super) struct Member {
     subscription: Subscription,
     /// Another one each time it joins.
     number: i64,
-    hands: Hands,
+    assignments: Assignments,
     /// The state of the file in which there was nothing to hear; none once that may have changed on this side.
     seen: Option<i64>,
     /// The look under way. A call that is cancelled leaves it to the next, which would ask the same.
@@ -34,14 +34,14 @@ pub(super) struct Member {
 }
 
 struct Asked {
-    question: (i64, Vec<(Assigned, i64)>, Option<i64>),
+    question: (i64, Vec<(Assignment, i64)>, Option<i64>),
     answer: tokio::sync::oneshot::Receiver<Result<Option<Look>>>,
 }
 
 /// What there is for a member in one state of the file.
 struct Look {
     version: i64,
-    mine: Option<Vec<Mine>>,
+    mine: Option<Vec<GroupAssignment>>,
     records: Vec<Received>,
 }
 
@@ -49,7 +49,7 @@ struct Look {
 fn look(
     conn: &Connection,
     member: i64,
-    readable: &[(Assigned, i64)],
+    readable: &[(Assignment, i64)],
     seen: Option<i64>,
 ) -> Result<Option<Look>> {
     // Changes whenever another connection has committed, also one of another process.
@@ -76,8 +76,14 @@ fn look(
 
 impl Member {
     pub(super) async fn join(inner: Arc<Inner>, subscription: Subscription) -> Result<Self> {
-        let mut member =
-            Member { inner, subscription, number: 0, hands: Hands::default(), seen: None, asked: None };
+        let mut member = Member {
+            inner,
+            subscription,
+            number: 0,
+            assignments: Assignments::default(),
+            seen: None,
+            asked: None,
+        };
         member.enter().await?;
         Ok(member)
     }
@@ -95,8 +101,8 @@ impl Member {
     }
 
     /// What there is to hear now.
-    async fn hear(&mut self) -> Result<Option<Heard>> {
-        let question = (self.number, self.hands.readable(), self.seen);
+    async fn hear(&mut self) -> Result<Option<BusEvent>> {
+        let question = (self.number, self.assignments.readable(), self.seen);
         if self.asked.as_ref().is_none_or(|asked| asked.question != question) {
             let (member, readable, seen) = question.clone();
             let answer = self.inner.read.send(move |conn| look(conn, member, &readable, seen));
@@ -107,7 +113,7 @@ impl Member {
         self.asked = None;
         let Some(look) = looked.map_err(|_| thread_gone())?? else { return Ok(None) };
         // From here on nothing waits: what is taken note of is returned.
-        if let Some(heard) = self.hands.hear(look.mine.as_deref().unwrap_or_default()) {
+        if let Some(heard) = self.assignments.hear(look.mine.as_deref().unwrap_or_default()) {
             return Ok(Some(heard));
         }
         if look.mine.is_none() {
@@ -122,15 +128,15 @@ impl Member {
             let partition =
                 Partition { topic: received.origin.topic.clone(), number: received.origin.partition };
             let offset = received.origin.offset;
-            self.hands.delivered(&partition, offset..offset + 1);
+            self.assignments.delivered(&partition, offset..offset + 1);
         }
-        Ok(Some(Heard::Records(look.records)))
+        Ok(Some(BusEvent::Records(look.records)))
     }
 }
 
 #[async_trait]
 impl Subscriber for Member {
-    async fn next(&mut self) -> Result<Heard> {
+    async fn next(&mut self) -> Result<BusEvent> {
         let inner = self.inner.clone();
         let mut pause = PAUSE_MIN;
         loop {
@@ -146,31 +152,31 @@ impl Subscriber for Member {
     }
 
     async fn pause(&mut self, partitions: &[Partition]) -> Result<()> {
-        self.hands.pause(partitions, true);
+        self.assignments.pause(partitions, true);
         Ok(())
     }
 
     async fn resume(&mut self, partitions: &[Partition]) -> Result<()> {
-        self.hands.pause(partitions, false);
+        self.assignments.pause(partitions, false);
         self.seen = None;
         Ok(())
     }
 
     async fn seek(&mut self, partition: &Partition, offset: i64) -> Result<()> {
         self.seen = None;
-        self.hands.seek(partition, offset)
+        self.assignments.seek(partition, offset)
     }
 
-    async fn commit(&mut self, offsets: &[(Assigned, i64)]) -> Result<Vec<Result<()>>> {
+    async fn commit(&mut self, offsets: &[(Assignment, i64)]) -> Result<Vec<Result<()>>> {
         let (member, offsets) = (self.number, offsets.to_vec());
         answer(self.inner.write.send(move |conn, now| group::commit(conn, member, &offsets, now))).await
     }
 
-    async fn give_back(&mut self, partitions: &[Assigned]) -> Result<()> {
+    async fn release(&mut self, partitions: &[Assignment]) -> Result<()> {
         let (member, given) = (self.number, partitions.to_vec());
-        let done = self.inner.write.send(move |conn, now| group::give_back(conn, member, &given, now));
+        let done = self.inner.write.send(move |conn, now| group::release(conn, member, &given, now));
         // It is on its way and cannot be taken back, so it is not in hand any more, answered or not.
-        self.hands.give_back(partitions);
+        self.assignments.release(partitions);
         answer(done).await
     }
 

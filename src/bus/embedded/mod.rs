@@ -28,7 +28,7 @@ use async_trait::async_trait;
 
 use self::member::Member;
 use self::writer::Common;
-use super::{Bus, Capabilities, Partition, Record, Subscriber, Subscription, TopicInfo, TopicTerms};
+use super::{Bus, Capabilities, Partition, Record, Subscriber, Subscription, TopicInfo, TopicSettings};
 use crate::backend::sqlite::connect::{self, Access};
 use crate::backend::sqlite::{Threads, answer, reader};
 use crate::clock::{Clock, SystemClock};
@@ -139,7 +139,7 @@ impl Bus for EmbeddedBus {
         Ok(Box::new(Member::join(self.0.clone(), subscription).await?))
     }
 
-    async fn create_topic(&self, topic: &Topic, terms: TopicTerms) -> Result<bool> {
+    async fn create_topic(&self, topic: &Topic, terms: TopicSettings) -> Result<bool> {
         super::route::check_topic(topic, &terms)?;
         let topic = topic.clone();
         answer(self.0.write.send(move |conn, _| log::create(conn, &topic, &terms))).await

@@ -27,7 +27,7 @@ const BEAT_MIN: Duration = Duration::from_millis(20);
 pub(super) enum AtTime {}
 
 impl Kind for AtTime {
-    type Desk<'c> = (&'c Connection, Time);
+    type Context<'c> = (&'c Connection, Time);
 }
 
 type Work = Box<dyn requests::Work<AtTime>>;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot};
 
 use crate::bus::route::bytes_of;
-use crate::bus::{Assigned, Heard, Partition, Received};
+use crate::bus::{Assignment, BusEvent, Partition, Received};
 use crate::error::{Error, Result};
 
 /// The most records a subscriber hears at once.
@@ -19,29 +19,29 @@ const RECORDS_MAX: usize = 500;
 
 /// Wakes the thread: records came, or the subscriber wants something.
 #[derive(Default)]
-pub(super) struct Bell(Mutex<bool>, Condvar);
+pub(super) struct WakeUp(Mutex<bool>, Condvar);
 
-impl Bell {
-    pub(super) fn ring(&self) {
+impl WakeUp {
+    pub(super) fn wake(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.1.notify_one();
     }
 
     /// Waits until it rings, or rang since the last wait.
     pub(super) fn wait(&self, at_most: Duration) {
-        let rung = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.1.wait_timeout_while(rung, at_most, |rung| !*rung);
+        let woken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.1.wait_timeout_while(woken, at_most, |woken| !*woken);
         *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
     }
 }
 
-/// One partition in this member's hands.
+/// One partition in this member's assignments.
 #[derive(Default)]
-struct Lane {
+struct PartitionState {
     epoch: u64,
     paused: bool,
     /// The group wants it back: nothing more is delivered.
-    wanted: bool,
+    revoking: bool,
     records: VecDeque<Received>,
     bytes: usize,
     /// The offset after the last record that came, or that was sought; at first the group's commit, if it has one.
@@ -67,14 +67,14 @@ struct Returning {
 #[derive(Default)]
 struct State {
     epoch: u64,
-    lanes: BTreeMap<Partition, Lane>,
-    news: VecDeque<Result<Heard>>,
+    partitions: BTreeMap<Partition, PartitionState>,
+    news: VecDeque<Result<BusEvent>>,
     seeks: Vec<Seek>,
     returning: Option<Returning>,
     leaving: bool,
     /// Why there will be nothing more to hear.
     over: Option<Error>,
-    /// Which lane delivers first next time, so that a busy one does not starve the others.
+    /// Which own delivers first next time, so that a busy one does not starve the others.
     turn: usize,
     /// Whether `next` is waiting at the moment, and when it last did.
     listening: bool,
@@ -94,8 +94,8 @@ impl Drop for Listening<'_> {
 
 pub(super) struct Inbox {
     state: Mutex<State>,
-    heard: Notify,
-    pub(super) bell: Arc<Bell>,
+    changed: Notify,
+    pub(super) wake_up: Arc<WakeUp>,
     records_max: usize,
     bytes_max: usize,
     /// Whether this member stands still (tests only).
@@ -106,8 +106,8 @@ impl Inbox {
     pub(super) fn new(records_max: usize, bytes_max: usize, silent: Arc<AtomicBool>) -> Self {
         Inbox {
             state: Mutex::default(),
-            heard: Notify::new(),
-            bell: Arc::default(),
+            changed: Notify::new(),
+            wake_up: Arc::default(),
             records_max,
             bytes_max,
             silent,
@@ -119,15 +119,15 @@ impl Inbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tell(&self, state: &mut State, news: Result<Heard>) {
+    fn report(&self, state: &mut State, news: Result<BusEvent>) {
         state.news.push_back(news);
-        self.heard.notify_one();
+        self.changed.notify_one();
     }
 
     // What the thread does.
 
     /// Partitions are this member's from now on, each with the offset that comes next, if that is known.
-    pub(super) fn given(&self, partitions: Vec<(Partition, Option<i64>)>) {
+    pub(super) fn assigned(&self, partitions: Vec<(Partition, Option<i64>)>) {
         if partitions.is_empty() {
             return;
         }
@@ -136,29 +136,31 @@ impl Inbox {
         let epoch = state.epoch;
         let mut given = Vec::with_capacity(partitions.len());
         for (partition, next) in partitions {
-            state.lanes.insert(partition.clone(), Lane { epoch, next, ..Lane::default() });
-            given.push(Assigned { partition, epoch });
+            state
+                .partitions
+                .insert(partition.clone(), PartitionState { epoch, next, ..PartitionState::default() });
+            given.push(Assignment { partition, epoch });
         }
-        self.tell(&mut state, Ok(Heard::Given(given)));
+        self.report(&mut state, Ok(BusEvent::Assigned(given)));
     }
 
-    /// The group wants partitions back. False: they are not in anyone's hands here, there is nothing to wait for.
-    pub(super) fn wanted(&self, partitions: Vec<Partition>, by: Instant) -> bool {
+    /// The group wants partitions back. False: they are not in anyone's assignments here, there is nothing to wait for.
+    pub(super) fn revoke(&self, partitions: Vec<Partition>, by: Instant) -> bool {
         let mut state = self.lock();
         let mut revoked = Vec::new();
         for partition in &partitions {
-            if let Some(lane) = state.lanes.get_mut(partition) {
-                lane.wanted = true;
-                lane.records.clear();
-                lane.bytes = 0;
-                revoked.push(Assigned { partition: partition.clone(), epoch: lane.epoch });
+            if let Some(own) = state.partitions.get_mut(partition) {
+                own.revoking = true;
+                own.records.clear();
+                own.bytes = 0;
+                revoked.push(Assignment { partition: partition.clone(), epoch: own.epoch });
             }
         }
         if revoked.is_empty() || state.leaving {
             return false;
         }
         state.returning = Some(Returning { partitions, by });
-        self.tell(&mut state, Ok(Heard::Revoked(revoked)));
+        self.report(&mut state, Ok(BusEvent::Revoked(revoked)));
         true
     }
 
@@ -168,22 +170,22 @@ impl Inbox {
         let lost: Vec<_> = partitions
             .iter()
             .filter_map(|p| {
-                state.lanes.remove(p).map(|lane| Assigned { partition: p.clone(), epoch: lane.epoch })
+                state.partitions.remove(p).map(|own| Assignment { partition: p.clone(), epoch: own.epoch })
             })
             .collect();
         if lost.is_empty() {
             return;
         }
         // What is gone is not asked for any more.
-        forget(&mut state.news, |heard| matches!(heard, Heard::Revoked(_)), &lost);
-        self.tell(&mut state, Ok(Heard::Lost(lost)));
+        forget(&mut state.news, |heard| matches!(heard, BusEvent::Revoked(_)), &lost);
+        self.report(&mut state, Ok(BusEvent::Lost(lost)));
     }
 
     /// All of them are.
     pub(super) fn lost_all(&self) {
         let mut state = self.lock();
         state.returning = None;
-        let all: Vec<_> = state.lanes.keys().cloned().collect();
+        let all: Vec<_> = state.partitions.keys().cloned().collect();
         // Whoever waits for a seek hears that the partition is not in hand any more.
         state.seeks.clear();
         drop(state);
@@ -195,7 +197,7 @@ impl Inbox {
     pub(super) fn returned(&self, lost: impl FnOnce() -> bool) -> Option<Vec<Partition>> {
         let state = self.lock();
         let returning = state.returning.as_ref()?;
-        let held = returning.partitions.iter().any(|p| state.lanes.contains_key(p));
+        let held = returning.partitions.iter().any(|p| state.partitions.contains_key(p));
         let up = Instant::now() >= returning.by || state.leaving;
         drop(state);
         // Asked without the lock: it is librdkafka that answers.
@@ -221,18 +223,21 @@ impl Inbox {
         let mut state = self.lock();
         let partition = Partition { topic: record.origin.topic.clone(), number: record.origin.partition };
         let offset = record.origin.offset;
-        let steps_back = |lane: &&Lane| !lane.wanted && lane.next.is_some_and(|next| offset < next);
-        let lane = state.lanes.get(&partition).filter(steps_back)?;
-        let before = Assigned { partition: partition.clone(), epoch: lane.epoch };
+        let steps_back = |own: &&PartitionState| !own.revoking && own.next.is_some_and(|next| offset < next);
+        let own = state.partitions.get(&partition).filter(steps_back)?;
+        let before = Assignment { partition: partition.clone(), epoch: own.epoch };
         tracing::warn!(
-            target: "hapax::kafka", %partition, expected = lane.next, offset,
+            target: "hapax::kafka", %partition, expected = own.next, offset,
             "offsets have begun anew: was the topic made again? Reading it as a new one"
         );
         state.epoch += 1;
         let epoch = state.epoch;
-        state.lanes.insert(partition.clone(), Lane { epoch, ..Lane::default() });
-        self.tell(&mut state, Ok(Heard::Lost(vec![before])));
-        self.tell(&mut state, Ok(Heard::Given(vec![Assigned { partition: partition.clone(), epoch }])));
+        state.partitions.insert(partition.clone(), PartitionState { epoch, ..PartitionState::default() });
+        self.report(&mut state, Ok(BusEvent::Lost(vec![before])));
+        self.report(
+            &mut state,
+            Ok(BusEvent::Assigned(vec![Assignment { partition: partition.clone(), epoch }])),
+        );
         Some(partition)
     }
 
@@ -240,15 +245,15 @@ impl Inbox {
         let mut state = self.lock();
         let partition = Partition { topic: record.origin.topic.clone(), number: record.origin.partition };
         let offset = record.origin.offset;
-        if let Some(lane) = state.lanes.get_mut(&partition).filter(|lane| !lane.wanted) {
-            if let Some(next) = lane.next.filter(|next| *next < offset) {
-                lane.jump = Some(next..offset);
+        if let Some(own) = state.partitions.get_mut(&partition).filter(|own| !own.revoking) {
+            if let Some(next) = own.next.filter(|next| *next < offset) {
+                own.jump = Some(next..offset);
             }
-            lane.next = Some(offset + 1);
-            lane.bytes += bytes;
-            lane.records.push_back(record);
-            if !lane.paused {
-                self.heard.notify_one();
+            own.next = Some(offset + 1);
+            own.bytes += bytes;
+            own.records.push_back(record);
+            if !own.paused {
+                self.changed.notify_one();
             }
         }
     }
@@ -257,35 +262,35 @@ impl Inbox {
     /// of them is fetched.
     pub(super) fn has_room(&self) -> bool {
         let state = self.lock();
-        let waiting = state.lanes.values().filter(|lane| !lane.paused);
+        let waiting = state.partitions.values().filter(|own| !own.paused);
         let (records, bytes) =
-            waiting.fold((0, 0), |(records, bytes), lane| (records + lane.records.len(), bytes + lane.bytes));
+            waiting.fold((0, 0), |(records, bytes), own| (records + own.records.len(), bytes + own.bytes));
         records < self.records_max && bytes < self.bytes_max
     }
 
     /// The offsets that partitions passed over since this was asked last.
     pub(super) fn jumps(&self) -> Vec<(Partition, Range<i64>)> {
         let mut state = self.lock();
-        let jumps = state.lanes.iter_mut().filter_map(|(p, lane)| Some((p.clone(), lane.jump.take()?)));
+        let jumps = state.partitions.iter_mut().filter_map(|(p, own)| Some((p.clone(), own.jump.take()?)));
         jumps.collect()
     }
 
     /// Retention removed records before they came.
     pub(super) fn removed(&self, partition: Partition, offsets: Range<i64>) {
         let mut state = self.lock();
-        self.tell(&mut state, Ok(Heard::Removed { partition, offsets }));
+        self.report(&mut state, Ok(BusEvent::Removed { partition, offsets }));
     }
 
     /// Something went wrong that the subscriber must know.
     pub(super) fn failed(&self, error: Error) {
         let mut state = self.lock();
-        self.tell(&mut state, Err(error));
+        self.report(&mut state, Err(error));
     }
 
     /// There will be nothing more to hear.
     pub(super) fn end(&self, error: Error) {
         self.lock().over.get_or_insert(error);
-        self.heard.notify_one();
+        self.changed.notify_one();
     }
 
     pub(super) fn seeks(&self) -> Vec<Seek> {
@@ -294,10 +299,10 @@ impl Inbox {
 
     /// Nothing of what was fetched before a seek to `next` is delivered.
     pub(super) fn clear(&self, partition: &Partition, next: i64) {
-        if let Some(lane) = self.lock().lanes.get_mut(partition) {
-            (lane.next, lane.jump) = (Some(next), None);
-            lane.records.clear();
-            lane.bytes = 0;
+        if let Some(own) = self.lock().partitions.get_mut(partition) {
+            (own.next, own.jump) = (Some(next), None);
+            own.records.clear();
+            own.bytes = 0;
         }
     }
 
@@ -324,27 +329,27 @@ impl Inbox {
     /// Those partitions whose delivery is stopped.
     pub(super) fn paused(&self) -> Vec<Partition> {
         let state = self.lock();
-        state.lanes.iter().filter(|(_, lane)| lane.paused).map(|(p, _)| p.clone()).collect()
+        state.partitions.iter().filter(|(_, own)| own.paused).map(|(p, _)| p.clone()).collect()
     }
 
     // What the subscriber does.
 
     /// Waits for what is heard next. Cancel safe: what is taken is returned at once.
-    pub(super) async fn next(&self) -> Result<Heard> {
+    pub(super) async fn next(&self) -> Result<BusEvent> {
         self.lock().listening = true;
         let _listening = Listening(self);
         loop {
-            let mut heard = std::pin::pin!(self.heard.notified());
+            let mut heard = std::pin::pin!(self.changed.notified());
             heard.as_mut().enable(); // what comes from here on is not missed
             if let Some(next) = self.take() {
-                self.bell.ring(); // there is room again
+                self.wake_up.wake(); // there is room again
                 return next;
             }
             heard.await;
         }
     }
 
-    fn take(&self) -> Option<Result<Heard>> {
+    fn take(&self) -> Option<Result<BusEvent>> {
         if self.silent.load(Ordering::SeqCst) {
             return None;
         }
@@ -355,25 +360,25 @@ impl Inbox {
         state.turn = state.turn.wrapping_add(1);
         let turn = state.turn;
         let mut records = Vec::new();
-        let mut lanes: Vec<_> =
-            state.lanes.values_mut().filter(|lane| !lane.paused && !lane.wanted).collect();
-        let first = turn % lanes.len().max(1);
-        lanes.rotate_left(first);
-        for lane in lanes {
-            let count = lane.records.len().min(RECORDS_MAX - records.len());
-            records.extend(lane.records.drain(..count));
-            lane.bytes = lane.records.iter().map(|r| bytes_of(&r.record)).sum();
+        let mut partitions: Vec<_> =
+            state.partitions.values_mut().filter(|own| !own.paused && !own.revoking).collect();
+        let first = turn % partitions.len().max(1);
+        partitions.rotate_left(first);
+        for own in partitions {
+            let count = own.records.len().min(RECORDS_MAX - records.len());
+            records.extend(own.records.drain(..count));
+            own.bytes = own.records.iter().map(|r| bytes_of(&r.record)).sum();
         }
         if !records.is_empty() {
-            return Some(Ok(Heard::Records(records)));
+            return Some(Ok(BusEvent::Records(records)));
         }
         state.over.as_ref().map(|error| Err(error.copy()))
     }
 
     /// Wakes a subscriber that may have something to hear now.
     pub(super) fn nudge(&self) {
-        self.heard.notify_one();
-        self.bell.ring();
+        self.changed.notify_one();
+        self.wake_up.wake();
     }
 
     /// Stops or resumes delivery; answers with those partitions that are in hand.
@@ -381,8 +386,8 @@ impl Inbox {
         let mut state = self.lock();
         let mut mine = Vec::new();
         for partition in partitions {
-            if let Some(lane) = state.lanes.get_mut(partition).filter(|lane| !lane.wanted) {
-                lane.paused = paused;
+            if let Some(own) = state.partitions.get_mut(partition).filter(|own| !own.revoking) {
+                own.paused = paused;
                 mine.push(partition.clone());
             }
         }
@@ -391,20 +396,22 @@ impl Inbox {
 
     pub(super) fn seek(&self, seek: Seek) -> Result<()> {
         let mut state = self.lock();
-        if state.lanes.get(&seek.partition).is_none_or(|lane| lane.wanted) {
-            return Err(Error::Fenced { what: format!("{} is not in this member's hands", seek.partition) });
+        if state.partitions.get(&seek.partition).is_none_or(|own| own.revoking) {
+            return Err(Error::Fenced {
+                what: format!("{} is not in this member's assignments", seek.partition),
+            });
         }
         state.seeks.push(seek);
         drop(state);
-        self.bell.ring();
+        self.wake_up.wake();
         Ok(())
     }
 
     /// Whether a partition is still in hand since the same gift.
-    pub(super) fn check(&self, assigned: &Assigned) -> Result<()> {
+    pub(super) fn check(&self, assigned: &Assignment) -> Result<()> {
         let state = self.lock();
-        match state.lanes.get(&assigned.partition) {
-            Some(lane) if lane.epoch == assigned.epoch => Ok(()),
+        match state.partitions.get(&assigned.partition) {
+            Some(own) if own.epoch == assigned.epoch => Ok(()),
             other => Err(Error::Fenced {
                 what: format!(
                     "{} was this member's under epoch {}; now {}",
@@ -412,40 +419,46 @@ impl Inbox {
                     assigned.epoch,
                     other.map_or_else(
                         || "it is not".to_owned(),
-                        |lane| format!("it is under epoch {}", lane.epoch)
+                        |own| format!("it is under epoch {}", own.epoch)
                     )
                 ),
             }),
         }
     }
 
-    /// Gives partitions back that are wanted.
-    pub(super) fn give_back(&self, partitions: &[Assigned]) {
+    /// Gives partitions back that are revoking.
+    pub(super) fn release(&self, partitions: &[Assignment]) {
         let mut state = self.lock();
         for assigned in partitions {
-            let wanted = |lane: &Lane| lane.wanted && lane.epoch == assigned.epoch;
-            if state.lanes.get(&assigned.partition).is_some_and(wanted) {
-                state.lanes.remove(&assigned.partition);
+            let revoking = |own: &PartitionState| own.revoking && own.epoch == assigned.epoch;
+            if state.partitions.get(&assigned.partition).is_some_and(revoking) {
+                state.partitions.remove(&assigned.partition);
             }
         }
         // Who has given something back need not hear that it was lost since.
-        forget(&mut state.news, |heard| matches!(heard, Heard::Lost(_)), partitions);
+        forget(&mut state.news, |heard| matches!(heard, BusEvent::Lost(_)), partitions);
         drop(state);
-        self.bell.ring();
+        self.wake_up.wake();
     }
 
     pub(super) fn leave(&self) {
         self.lock().leaving = true;
-        self.bell.ring();
+        self.wake_up.wake();
     }
 }
 
 /// Takes partitions out of news that were not heard yet.
-fn forget(news: &mut VecDeque<Result<Heard>>, which: impl Fn(&Heard) -> bool, partitions: &[Assigned]) {
+fn forget(
+    news: &mut VecDeque<Result<BusEvent>>,
+    which: impl Fn(&BusEvent) -> bool,
+    partitions: &[Assignment],
+) {
     for heard in news.iter_mut().flatten().filter(|heard| which(heard)) {
-        if let Heard::Revoked(some) | Heard::Lost(some) = heard {
+        if let BusEvent::Revoked(some) | BusEvent::Lost(some) = heard {
             some.retain(|assigned| !partitions.contains(assigned));
         }
     }
-    news.retain(|heard| !matches!(heard, Ok(Heard::Revoked(some) | Heard::Lost(some)) if some.is_empty()));
+    news.retain(
+        |heard| !matches!(heard, Ok(BusEvent::Revoked(some) | BusEvent::Lost(some)) if some.is_empty()),
+    );
 }

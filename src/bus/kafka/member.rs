@@ -3,7 +3,7 @@
 //! It polls while there is room in the inbox. If the subscriber does not come for `poll_interval_max`, it leaves the group
 //! until it does: a member that hangs does not keep its partitions.
 //!
-//! A partition that is wanted back is not waited for inside the callback: librdkafka is told when it was given back, and
+//! A partition that is revoking back is not waited for inside the callback: librdkafka is told when it was given back, and
 //! until then the thread goes on. librdkafka delivers nothing meanwhile, of the others neither, so subscribers answer at once.
 //!
 //! A member that was thrown out joins again with a client of its own: librdkafka 2.12 may come out of that with a fatal
@@ -90,7 +90,7 @@ impl ConsumerContext for Member {
             tracing::info!(target: "hapax::kafka", group = %self.group, partitions = %names(&partitions), "lost");
             self.inbox.lost(&partitions);
             unassign(consumer, list);
-        } else if self.inbox.wanted(partitions.clone(), Instant::now() + self.revoke_timeout) {
+        } else if self.inbox.revoke(partitions.clone(), Instant::now() + self.revoke_timeout) {
             tracing::info!(target: "hapax::kafka", group = %self.group, partitions = %names(&partitions), "revoked");
             // Nothing of them is delivered any more, so nothing of them need be fetched.
             let _ = consumer.pause(list);
@@ -152,7 +152,7 @@ impl Member {
             tracing::info!(target: "hapax::kafka", group = %self.group, partitions = %names(&partitions), "given");
         }
         let next = |partition: &Partition| begin.next(partition);
-        self.inbox.given(partitions.into_iter().map(|p| (p.clone(), next(&p))).collect());
+        self.inbox.assigned(partitions.into_iter().map(|p| (p.clone(), next(&p))).collect());
     }
 
     /// What the subscriber must know of an error; none: librdkafka goes on by itself.
@@ -267,7 +267,7 @@ fn cannot_decompress(group: &str) -> Error {
 
 /// How a client's time as a member ended.
 pub(super) enum End {
-    /// The subscriber wanted to.
+    /// The subscriber revoking to.
     Left,
     /// It was thrown out, or its client is of no use any more: another one joins.
     Again,
@@ -294,7 +294,7 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
             return End::Again;
         }
         if inbox.silent.load(Ordering::SeqCst) {
-            inbox.bell.wait(IDLE);
+            inbox.wake_up.wait(IDLE);
             continue;
         }
         seeks.extend(inbox.seeks());
@@ -316,7 +316,7 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
             member.tell_removed(consumer);
         }
         if !inbox.has_room() {
-            inbox.bell.wait(IDLE);
+            inbox.wake_up.wait(IDLE);
             continue;
         }
         polled = Instant::now();
@@ -347,7 +347,7 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
             None => {
                 idle = 0;
                 member.link.drained();
-                inbox.bell.wait(IDLE);
+                inbox.wake_up.wait(IDLE);
             }
         }
     }

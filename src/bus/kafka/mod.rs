@@ -6,7 +6,7 @@
 //!
 //! ```no_run
 //! use hapax::bus::kafka::{KafkaBus, KafkaSettings};
-//! use hapax::bus::{Bus, Heard, Record, Subscription};
+//! use hapax::bus::{Bus, BusEvent, Record, Subscription};
 //! # async fn f() -> hapax::Result<()> {
 //! let bus = KafkaBus::connect(KafkaSettings::new("127.0.0.1:9092")).await?;
 //! let topic = hapax::Topic::new("orders")?;
@@ -14,8 +14,8 @@
 //! let mut member = bus.subscribe(Subscription::new("mailer", [topic])?).await?;
 //! loop {
 //!     match member.next().await? {
-//!         Heard::Records(records) => println!("{} records", records.len()),
-//!         Heard::Revoked(partitions) => member.give_back(&partitions).await?,
+//!         BusEvent::Records(records) => println!("{} records", records.len()),
+//!         BusEvent::Revoked(partitions) => member.release(&partitions).await?,
 //!         other => println!("{other:?}"),
 //!     }
 //! }
@@ -55,7 +55,7 @@ use self::publish::Publisher;
 use self::subscriber::KafkaSubscriber;
 use super::route::{check_name, check_topic, no_partition, no_topic};
 use super::{
-    Bus, Capabilities, Partition, Record, Start, Subscriber, Subscription, Tell, TopicInfo, TopicTerms,
+    Bus, Capabilities, OnAnswer, Partition, Record, Start, Subscriber, Subscription, TopicInfo, TopicSettings,
 };
 use crate::error::{Error, Result};
 use crate::event::Origin;
@@ -318,12 +318,12 @@ impl Bus for KafkaBus {
         Ok(answers)
     }
 
-    async fn publish_each(&self, topic: &Topic, records: &[Record], tell: Tell<'_>) -> Result<()> {
+    async fn publish_each(&self, topic: &Topic, records: &[Record], on_answer: OnAnswer<'_>) -> Result<()> {
         let limit = self.must_exist(topic).await?;
         let mut gone = false;
         let mut note = |place: usize, answer: Result<Origin>| {
             gone |= matches!(answer, Err(Error::NotFound(_)));
-            tell(place, answer);
+            on_answer(place, answer);
         };
         let is_as_known = self.shared.publisher.publish(topic, limit, records, &mut note).await?;
         if gone || !is_as_known {
@@ -354,7 +354,7 @@ impl Bus for KafkaBus {
         Ok(Box::new(subscriber))
     }
 
-    async fn create_topic(&self, topic: &Topic, terms: TopicTerms) -> Result<bool> {
+    async fn create_topic(&self, topic: &Topic, terms: TopicSettings) -> Result<bool> {
         check_topic(topic, &terms)?;
         let timeout = self.shared.settings.answer_timeout;
         let retention =

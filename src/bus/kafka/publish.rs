@@ -15,7 +15,7 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 use super::link::{Context, Link, code, meaning};
 use super::settings::KafkaSettings;
 use crate::bus::route::bytes_of;
-use crate::bus::{Record, Tell};
+use crate::bus::{OnAnswer, Record};
 use crate::error::{Error, Result};
 use crate::event::Origin;
 use crate::id::Topic;
@@ -86,7 +86,7 @@ impl Publisher {
         topic: &Topic,
         limit: Option<usize>,
         records: &[Record],
-        tell: Tell<'_>,
+        on_answer: OnAnswer<'_>,
     ) -> Result<bool> {
         let batch_bytes = self.batch_bytes(limit);
         let producer = self.producer(batch_bytes)?;
@@ -106,19 +106,19 @@ impl Publisher {
                     Err((KafkaError::MessageProduction(Code::QueueFull), again)) => {
                         next = again;
                         match under_way.next().await {
-                            Some((place, answer)) => tell(place, answer),
+                            Some((place, answer)) => on_answer(place, answer),
                             None => tokio::time::sleep(AGAIN).await,
                         }
                     }
                     Err((error, _)) => {
-                        tell(place, Err(self.failed(what, error)));
+                        on_answer(place, Err(self.failed(what, error)));
                         break;
                     }
                 }
             }
         }
         while let Some((place, answer)) = under_way.next().await {
-            tell(place, answer);
+            on_answer(place, answer);
         }
         Ok(!what.takes_less.load(Ordering::Relaxed))
     }

@@ -19,7 +19,7 @@ use super::begin::metadata;
 use super::inbox::{Inbox, Seek};
 use super::link::{code, meaning, passes_soon};
 use super::member::{End, IDLE, Member, MemberConsumer, run, to_list, unassign};
-use crate::bus::{Assigned, Heard, Partition, Subscriber};
+use crate::bus::{Assignment, BusEvent, Partition, Subscriber};
 use crate::error::{Error, Result};
 use crate::id::Topic;
 
@@ -80,7 +80,7 @@ impl KafkaSubscriber {
     }
 
     /// One commit for some partitions, together. What the group's rearranging is in the way of is tried again.
-    async fn commit_together(&self, offsets: &[(Assigned, i64)], by: Instant) -> Result<(), Refusal> {
+    async fn commit_together(&self, offsets: &[(Assignment, i64)], by: Instant) -> Result<(), Refusal> {
         let list = self.commits(offsets)?;
         let list = Arc::new(list);
         loop {
@@ -113,10 +113,10 @@ impl KafkaSubscriber {
         }
     }
 
-    fn commits(&self, offsets: &[(Assigned, i64)]) -> Result<TopicPartitionList, KafkaError> {
+    fn commits(&self, offsets: &[(Assignment, i64)]) -> Result<TopicPartitionList, KafkaError> {
         let began = self.began.lock().unwrap_or_else(PoisonError::into_inner);
         let mut list = TopicPartitionList::with_capacity(offsets.len());
-        for (Assigned { partition, .. }, offset) in offsets {
+        for (Assignment { partition, .. }, offset) in offsets {
             let mut element = list.add_partition(partition.topic.as_str(), partition.number);
             element.set_offset(Offset::Offset(*offset))?;
             if let Some(began) = began.get(&partition.topic) {
@@ -136,8 +136,8 @@ fn client(config: &ClientConfig, member: &Member) -> Result<Arc<MemberConsumer>>
     let joining = |error| meaning(format!("joining the group {:?}", member.group), error);
     let context = Member { retired: Arc::default(), astray: Arc::default(), ..member.clone() };
     let mut consumer = BaseConsumer::from_config_and_context(config, context).map_err(joining)?;
-    let bell = member.inbox.bell.clone();
-    consumer.set_nonempty_callback(move || bell.ring());
+    let wake_up = member.inbox.wake_up.clone();
+    consumer.set_nonempty_callback(move || wake_up.wake());
     let topics: Vec<&str> = member.topics.iter().map(crate::id::Topic::as_str).collect();
     consumer.subscribe(&topics).map_err(joining)?;
     Ok(Arc::new(consumer))
@@ -178,7 +178,7 @@ fn be_member(mut consumer: Arc<MemberConsumer>, config: &ClientConfig, member: &
         close(consumer);
         // Whoever does not listen gets nothing: it joins when the subscriber has heard of it.
         while !inbox.is_leaving() && !inbox.is_heard(member.poll_interval) {
-            inbox.bell.wait(IDLE);
+            inbox.wake_up.wait(IDLE);
         }
         wait(inbox, (FRUITLESS_WAIT * fruitless).min(FRUITLESS_WAIT_MAX));
         consumer = match join_again(config, member) {
@@ -214,7 +214,7 @@ fn join_again(config: &ClientConfig, member: &Member) -> Result<Arc<MemberConsum
 fn wait(inbox: &Inbox, time: Duration) {
     let end = Instant::now() + time;
     while Instant::now() < end && !inbox.is_leaving() {
-        inbox.bell.wait(IDLE.min(time));
+        inbox.wake_up.wait(IDLE.min(time));
     }
 }
 
@@ -228,7 +228,7 @@ fn no_silence(inbox: &Inbox, work: impl FnOnce()) {
     }
 }
 
-/// Closes a client, for a while. One that was thrown out while partitions were wanted back may never come to an end of its own
+/// Closes a client, for a while. One that was thrown out while partitions were revoking back may never come to an end of its own
 /// (librdkafka 2.12, `group.protocol=consumer`): it is out of the group, and nobody waits for it for ever.
 fn close(consumer: Arc<MemberConsumer>) {
     let (done, closed) = std::sync::mpsc::channel();
@@ -241,7 +241,7 @@ fn close(consumer: Arc<MemberConsumer>) {
     }
 }
 
-/// Before a client is closed: librdkafka would wait for ever for what was wanted back.
+/// Before a client is closed: librdkafka would wait for ever for what was revoking back.
 fn answer_for_good(consumer: &MemberConsumer, inbox: &Inbox) {
     if let Some(partitions) = inbox.returned(|| true) {
         unassign(consumer, &to_list(&partitions));
@@ -264,7 +264,7 @@ impl From<KafkaError> for Refusal {
 
 #[async_trait]
 impl Subscriber for KafkaSubscriber {
-    async fn next(&mut self) -> Result<Heard> {
+    async fn next(&mut self) -> Result<BusEvent> {
         self.inbox.next().await
     }
 
@@ -294,11 +294,11 @@ impl Subscriber for KafkaSubscriber {
         let by = Instant::now() + self.answer_timeout;
         self.inbox.seek(Seek { partition: partition.clone(), offset, by, answer })?;
         answered.await.unwrap_or_else(|_| {
-            Err(Error::Fenced { what: format!("{partition} is not in this member's hands") })
+            Err(Error::Fenced { what: format!("{partition} is not in this member's assignments") })
         })
     }
 
-    async fn commit(&mut self, offsets: &[(Assigned, i64)]) -> Result<Vec<Result<()>>> {
+    async fn commit(&mut self, offsets: &[(Assignment, i64)]) -> Result<Vec<Result<()>>> {
         let mut answers: Vec<Result<()>> = offsets
             .iter()
             .map(|(assigned, offset)| {
@@ -341,8 +341,8 @@ impl Subscriber for KafkaSubscriber {
         Ok(answers)
     }
 
-    async fn give_back(&mut self, partitions: &[Assigned]) -> Result<()> {
-        self.inbox.give_back(partitions);
+    async fn release(&mut self, partitions: &[Assignment]) -> Result<()> {
+        self.inbox.release(partitions);
         Ok(())
     }
 
@@ -379,11 +379,11 @@ mod tests {
     async fn t73_a_panic_of_the_polling_thread_ends_the_subscription() {
         let inbox = Arc::new(Inbox::new(10, 1000, Arc::default()));
         let partition = crate::bus::Partition { topic: Topic::new("t").unwrap(), number: 0 };
-        inbox.given(vec![(partition, None)]);
+        inbox.assigned(vec![(partition, None)]);
         let its = inbox.clone();
         std::thread::spawn(move || no_silence(&its, || panic!("out of order"))).join().unwrap();
-        assert!(matches!(inbox.next().await, Ok(Heard::Given(_))));
-        assert!(matches!(inbox.next().await, Ok(Heard::Lost(_))));
+        assert!(matches!(inbox.next().await, Ok(BusEvent::Assigned(_))));
+        assert!(matches!(inbox.next().await, Ok(BusEvent::Lost(_))));
         for _ in 0..2 {
             let error = inbox.next().await.expect_err("it is over");
             assert!(!error.is_retryable() && error.to_string().contains("out of order"), "{error}");

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::bus::assignments::GroupAssignment;
 use crate::bus::group::{Seat, Step, plan};
-use crate::bus::hands::Mine;
 use crate::bus::route::{bytes_of, check_offset, check_topic, fenced, no_partition, no_topic, partition_of};
-use crate::bus::{Assigned, Partition, Received, Record, Start, Subscription, TopicInfo, TopicTerms};
+use crate::bus::{Assignment, Partition, Received, Record, Start, Subscription, TopicInfo, TopicSettings};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::event::Origin;
@@ -23,7 +23,7 @@ pub(super) struct State {
 }
 
 struct Records {
-    terms: TopicTerms,
+    terms: TopicSettings,
     partitions: Vec<Log>,
     /// Whose turn it is among records without a key.
     turn: usize,
@@ -49,7 +49,7 @@ impl Log {
         }
     }
 
-    fn sweep(&mut self, terms: &TopicTerms, now: Time) {
+    fn sweep(&mut self, terms: &TopicSettings, now: Time) {
         let too_old = |at: Time| terms.retention.is_some_and(|kept| now.since(at) > kept);
         while self.records.front().is_some_and(|(at, _)| too_old(*at))
             || terms.retention_bytes.is_some_and(|max| self.bytes > max && !self.records.is_empty())
@@ -84,7 +84,7 @@ struct Holding {
 }
 
 impl State {
-    pub(super) fn create_topic(&mut self, topic: &Topic, terms: TopicTerms) -> Result<bool> {
+    pub(super) fn create_topic(&mut self, topic: &Topic, terms: TopicSettings) -> Result<bool> {
         check_topic(topic, &terms)?;
         if self.topics.contains_key(topic) {
             return Ok(false);
@@ -210,13 +210,13 @@ impl State {
     }
 
     /// A member's partitions; none if it is no member any more.
-    pub(super) fn mine(&self, group: &str, member: u64) -> Option<Vec<Mine>> {
+    pub(super) fn mine(&self, group: &str, member: u64) -> Option<Vec<GroupAssignment>> {
         let group = self.groups.get(group)?;
         group.members.get(&member)?;
         let held = group.held.iter().filter(|(_, holding)| holding.member == member);
         Some(
-            held.map(|(partition, holding)| Mine {
-                assigned: Assigned { partition: partition.clone(), epoch: holding.epoch },
+            held.map(|(partition, holding)| GroupAssignment {
+                assigned: Assignment { partition: partition.clone(), epoch: holding.epoch },
                 revoking: holding.revoke_by.is_some(),
                 committed: group.committed.get(partition).copied(),
                 oldest: self.log(partition).map_or(0, |log| log.oldest),
@@ -229,7 +229,7 @@ impl State {
         &mut self,
         group: &str,
         member: u64,
-        assigned: &Assigned,
+        assigned: &Assignment,
         offset: i64,
     ) -> Result<()> {
         let (_, end) = self.range(&assigned.partition)?;
@@ -242,7 +242,7 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn give_back(&mut self, name: &str, member: u64, partitions: &[Assigned], now: Instant) {
+    pub(super) fn release(&mut self, name: &str, member: u64, partitions: &[Assignment], now: Instant) {
         let Some(group) = self.groups.get_mut(name) else { return };
         for assigned in partitions {
             if group.holds(member, assigned) {
@@ -336,7 +336,7 @@ impl State {
 }
 
 impl Group {
-    fn holds(&self, member: u64, assigned: &Assigned) -> bool {
+    fn holds(&self, member: u64, assigned: &Assignment) -> bool {
         let holding = self.held.get(&assigned.partition);
         holding.is_some_and(|holding| holding.member == member && holding.epoch == assigned.epoch)
     }

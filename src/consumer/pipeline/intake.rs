@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::partitions::suspect;
 use super::{Pipeline, Seen, ended_badly};
-use crate::bus::{Heard, Partition, Received};
+use crate::bus::{BusEvent, Partition, Received};
 use crate::consumer::arrival::{Arrival, Source};
 use crate::consumer::held;
 use crate::error::{Error, Result};
@@ -19,18 +19,18 @@ use crate::ledger::{Due, Entry, Identity, Share, State};
 const PASSED_OVER_FOR: Duration = Duration::from_mins(1);
 
 impl Pipeline {
-    pub(super) async fn hear(&mut self, heard: Result<Heard>) -> Result<()> {
-        match heard {
-            Ok(heard) => {
+    pub(super) async fn on_bus_event(&mut self, event: Result<BusEvent>) -> Result<()> {
+        match event {
+            Ok(event) => {
                 if std::mem::take(&mut self.state.bus_away) {
                     tracing::info!(target: "hapax", "the bus is back");
                 }
-                match heard {
-                    Heard::Records(records) => self.take_in(records)?,
-                    Heard::Given(given) => self.given(given).await?,
-                    Heard::Revoked(revoked) => self.revoked(&revoked).await?,
-                    Heard::Lost(lost) => self.lost(&lost),
-                    Heard::Removed { partition, offsets } => self.removed(&partition, &offsets),
+                match event {
+                    BusEvent::Records(records) => self.receive(records)?,
+                    BusEvent::Assigned(given) => self.on_assigned(given).await?,
+                    BusEvent::Revoked(revoked) => self.on_revoked(&revoked).await?,
+                    BusEvent::Lost(lost) => self.on_lost(&lost),
+                    BusEvent::Removed { partition, offsets } => self.on_removed(&partition, &offsets),
                 }
             }
             Err(error) if error.is_retryable() => {
@@ -45,7 +45,7 @@ impl Pipeline {
     }
 
     /// Retention was faster than the group: nobody will ever see these.
-    fn removed(&mut self, partition: &Partition, offsets: &Range<i64>) {
+    fn on_removed(&mut self, partition: &Partition, offsets: &Range<i64>) {
         let count = offsets.end.saturating_sub(offsets.start).unsigned_abs();
         tracing::warn!(
             target: "hapax", %partition, from = offsets.start, to = offsets.end, count,
@@ -55,7 +55,7 @@ impl Pipeline {
         self.meter.removed(count);
     }
 
-    pub(super) fn take_in(&mut self, records: Vec<Received>) -> Result<()> {
+    pub(super) fn receive(&mut self, records: Vec<Received>) -> Result<()> {
         if self.state.draining.is_some() {
             return Ok(());
         }
@@ -63,10 +63,10 @@ impl Pipeline {
         for received in records {
             let partition =
                 Partition { topic: received.origin.topic.clone(), number: received.origin.partition };
-            let Some(hand) = self.hands.get_mut(&partition) else {
+            let Some(own) = self.partitions.get_mut(&partition) else {
                 continue; // of a gift that is over
             };
-            if !hand.watermark.receive(received.origin.offset) {
+            if !own.commit_point.receive(received.origin.offset) {
                 // What lies there now may be something else than what was handled: it must not be passed by.
                 return Err(Error::Corrupt(format!(
                     "the bus delivered offset {} of {partition} again under one assignment",
@@ -74,9 +74,9 @@ impl Pipeline {
                 )));
             }
             let mut arrival =
-                self.desk.arrival(received, Source::Bus(hand.assigned.clone()), hand.cancel.subscribe());
+                self.context.arrival(received, Source::Bus(own.assigned.clone()), own.cancel.subscribe());
             arrival.epoch = self.state.epoch;
-            hand.bytes += arrival.bytes();
+            own.bytes += arrival.bytes();
             if self.is_wanted(&arrival) {
                 arrivals.push(arrival);
             } else {
@@ -93,19 +93,19 @@ impl Pipeline {
     }
 
     pub(super) fn queue(&mut self, arrivals: Vec<Arrival>) {
-        self.stir();
+        self.note_activity();
         for mut arrival in arrivals {
             if !self.is_ours(&arrival) {
                 continue;
             }
-            suspect(&self.hands, &mut arrival);
+            suspect(&self.partitions, &mut arrival);
             self.put_in_order(arrival);
         }
     }
 
     /// What no handler of the scope wants is passed, unless a strict order has to move past it.
     fn is_wanted(&self, arrival: &Arrival) -> bool {
-        let settings = &self.desk.settings;
+        let settings = &self.context.settings;
         let strict = settings.is_strict();
         arrival.event.as_ref().map_or(true, |event| {
             settings.wants.matches(event) || (strict && event.aggregate.is_some() && event.seq.is_some())
@@ -121,9 +121,10 @@ impl Pipeline {
         let (Some(window), Some(arrivals)) = (self.window.clone(), self.tasks.unasked.pop_front()) else {
             return;
         };
-        let desk = self.desk.clone();
+        let context = self.context.clone();
         self.tasks.window.spawn(async move {
-            let sightings: Vec<_> = arrivals.iter().filter_map(|arrival| desk.sighting_of(arrival)).collect();
+            let sightings: Vec<_> =
+                arrivals.iter().filter_map(|arrival| context.sighting_of(arrival)).collect();
             // One that fails has said so itself: then nothing was seen.
             let seen = window.seen(&sightings).await.unwrap_or_default();
             let seen =
@@ -133,7 +134,7 @@ impl Pipeline {
             if !seen.is_empty() {
                 // The ledger may have become another one since it was asked last, and nobody needs to have noticed. One that does
                 // not answer confirms nothing.
-                epoch = desk.ledger.epoch().await.ok();
+                epoch = context.ledger.epoch().await.ok();
                 seen.retain(|sighting| epoch.is_some() && sighting.epoch == epoch);
             }
             Seen { arrivals, done: seen, epoch }
@@ -141,7 +142,7 @@ impl Pipeline {
     }
 
     /// Passes what the window knows to be done.
-    pub(super) fn answered(
+    pub(super) fn on_window_answer(
         &mut self,
         answer: std::result::Result<Seen, tokio::task::JoinError>,
     ) -> Result<()> {
@@ -149,7 +150,7 @@ impl Pipeline {
         self.state.epoch = epoch.or(self.state.epoch);
         let mut unseen = Vec::with_capacity(arrivals.len());
         for arrival in arrivals {
-            if self.desk.sighting_of(&arrival).is_some_and(|sighting| done.contains(&sighting)) {
+            if self.context.sighting_of(&arrival).is_some_and(|sighting| done.contains(&sighting)) {
                 self.pass(&arrival, "window");
             } else {
                 unseen.push(arrival);
@@ -162,7 +163,7 @@ impl Pipeline {
 
     /// Looks for what is due, and for dead letters to copy, now and then.
     pub(super) fn look_after_held(&mut self, now: Instant) {
-        let settings = &self.desk.settings;
+        let settings = &self.context.settings;
         if now >= self.state.next_look && self.tasks.look.is_empty() {
             self.state.next_look = now + settings.held_interval;
             if !self.state.away {
@@ -172,8 +173,13 @@ impl Pipeline {
                 let room_bytes = (settings.in_flight_bytes_max / 2).saturating_sub(bytes);
                 if room > 0 && (room_bytes > 0 || self.state.held.is_empty()) {
                     let share = Share { bytes_max: Some(room_bytes.max(1)), ..self.share() };
-                    self.state.stirred = false;
-                    self.tasks.look.spawn(held::look(self.desk.clone(), share, room, self.state.look_from));
+                    self.state.active_since_look = false;
+                    self.tasks.look.spawn(held::look(
+                        self.context.clone(),
+                        share,
+                        room,
+                        self.state.look_from,
+                    ));
                 }
             }
         }
@@ -195,7 +201,7 @@ impl Pipeline {
                 });
             }
             let Some(round) = self.state.outlets.get_mut(&whose) else { continue };
-            round.at = now + self.desk.settings.held_interval;
+            round.at = now + self.context.settings.held_interval;
             if self.state.away {
                 continue;
             }
@@ -205,17 +211,17 @@ impl Pipeline {
                 self.state.passed_over = Arc::default();
             }
             let passed_over = Arc::clone(&self.state.passed_over);
-            self.tasks.outlet.spawn(held::copy_dead(self.desk.clone(), share, whose, place, passed_over));
+            self.tasks.outlet.spawn(held::copy_dead(self.context.clone(), share, whose, place, passed_over));
         }
     }
 
-    /// What of the scope's held events this process sees to: those of the partitions in its hands.
+    /// What of the scope's held events this process sees to: those of the partitions in its partitions.
     fn share(&self) -> Share {
-        let settings = &self.desk.settings;
+        let settings = &self.context.settings;
         let mut topics: BTreeMap<_, BTreeSet<i32>> =
             settings.topics.iter().map(|topic| (topic.clone(), BTreeSet::new())).collect();
-        for hand in self.hands.values() {
-            let partition = &hand.assigned.partition;
+        for own in self.partitions.values() {
+            let partition = &own.assigned.partition;
             if let Some(mine) = topics.get_mut(&partition.topic) {
                 mine.insert(partition.number);
             }
@@ -224,12 +230,12 @@ impl Pipeline {
     }
 
     /// Says, once, that dead letters cannot be copied, or can again.
-    pub(super) fn copied(
+    pub(super) fn on_dead_published(
         &mut self,
         outlet: std::result::Result<held::Outlet, tokio::task::JoinError>,
     ) -> Result<()> {
         let held::Outlet { whose, next, unwell, copied, refused } = outlet.map_err(ended_badly)?;
-        let at = Instant::now() + self.desk.settings.held_interval;
+        let at = Instant::now() + self.context.settings.held_interval;
         if !refused.is_empty() {
             if self.state.passed_over.is_empty() {
                 self.state.passed_over_until = Instant::now() + PASSED_OVER_FOR;
@@ -261,11 +267,11 @@ impl Pipeline {
     }
 
     /// What is due comes from the ledger as if it had just arrived.
-    pub(super) fn take_due(
+    pub(super) fn on_due(
         &mut self,
         looked: std::result::Result<Result<(Due, held::Place)>, tokio::task::JoinError>,
     ) -> Result<()> {
-        self.state.next_look = Instant::now() + self.desk.settings.held_interval;
+        self.state.next_look = Instant::now() + self.context.settings.held_interval;
         let (due, next) = match looked.map_err(ended_badly)? {
             Ok(looked) => looked,
             Err(error) => {
@@ -274,7 +280,7 @@ impl Pipeline {
             }
         };
         self.meter.held(due.held);
-        let full = due.held >= self.desk.settings.held_max;
+        let full = due.held >= self.context.settings.held_max;
         if full != std::mem::replace(&mut self.state.full, full) {
             if full {
                 tracing::warn!(target: "hapax", held = due.held, "the scope holds as many events as it may (held_max): partitions pause until some are resolved");
@@ -284,9 +290,9 @@ impl Pipeline {
         }
         // Those that stay where they are must not be all that is ever found.
         let some_left = self.queue_due(due.entries);
-        let in_memory = self.state.held.len() + self.tasks.in_hand + self.queues.len();
+        let in_memory = self.state.held.len() + self.tasks.in_flight + self.queues.len();
         if next == held::Place::default() {
-            self.meter.at_rest(!self.state.stirred && in_memory == 0);
+            self.meter.at_rest(!self.state.active_since_look && in_memory == 0);
         }
         self.state.look_from = if some_left { next } else { held::Place::default() };
         Ok(())
@@ -301,7 +307,7 @@ impl Pipeline {
         for entry in entries {
             // A strict order has to move past what nobody wants, and that may have been parked on its way. Whatever else is held has
             // run, or was redriven: somebody of the scope wants it.
-            let steps_past = self.desk.settings.is_strict()
+            let steps_past = self.context.settings.is_strict()
                 && entry.order.is_some()
                 && entry.state == State::Parked
                 && entry.attempts == 0;
@@ -309,14 +315,14 @@ impl Pipeline {
                 some_left = true;
                 continue;
             }
-            let Some(received) = held::received(&entry, &self.desk.settings.topics[0]) else { continue };
+            let Some(received) = held::received(&entry, &self.context.settings.topics[0]) else { continue };
             if self.state.held.contains_key(&entry.identity) {
                 continue;
             }
             let source = Source::Held(entry.identity.clone(), entry.week);
-            let mut arrival = self.desk.arrival(received, source, self.state.cancel.subscribe());
+            let mut arrival = self.context.arrival(received, source, self.state.cancel.subscribe());
             if !steps_past
-                && arrival.event.as_ref().is_ok_and(|event| !self.desk.settings.wants.matches(event))
+                && arrival.event.as_ref().is_ok_and(|event| !self.context.settings.wants.matches(event))
             {
                 self.leave(entry.identity);
                 some_left = true;
@@ -339,7 +345,7 @@ impl Pipeline {
         if self.state.left.is_empty() {
             tracing::warn!(target: "hapax", id = %crate::id::Visible(&identity.id.as_str()), "events are held that this process does not want; they stay held for one that does");
         }
-        if self.state.left.len() as u64 >= self.desk.settings.held_max {
+        if self.state.left.len() as u64 >= self.context.settings.held_max {
             self.state.left.clear(); // what it forgets is only told again
         }
         self.state.left.insert(identity);
@@ -349,7 +355,7 @@ impl Pipeline {
 
     /// Queues a delivery before those of its key that wait for it.
     fn put_in_order(&mut self, arrival: Arrival) {
-        let strict = self.desk.settings.is_strict();
+        let strict = self.context.settings.is_strict();
         self.queues.push_before(arrival.key.clone(), arrival, |item, other| item.precedes(other, strict));
     }
 }

@@ -7,24 +7,24 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::{Hand, Pipeline, Uncommitted};
-use crate::bus::{Assigned, Partition};
+use super::{PartitionState, Pipeline, Uncommitted};
+use crate::bus::{Assignment, Partition};
 use crate::consumer::OutagePolicy;
 use crate::consumer::arrival::{Arrival, Source};
-use crate::consumer::offsets::Watermark;
+use crate::consumer::offsets::CommitPoint;
 use crate::error::{Error, Result};
 
 /// How many offsets above unfinished ones may be kept in memory, per delivery that may be in flight.
 const DISTANCE_FACTOR: usize = 64;
 
 impl Pipeline {
-    pub(super) async fn given(&mut self, given: Vec<Assigned>) -> Result<()> {
+    pub(super) async fn on_assigned(&mut self, given: Vec<Assignment>) -> Result<()> {
         self.meter.rebalanced();
         let partitions: Vec<_> = given.iter().map(|assigned| assigned.partition.clone()).collect();
         let (suspects, unsure) = match self.worker.suspects(&partitions).await {
             Ok(suspects) => (suspects, false),
             // Nobody can say while the ledger is away: nothing is started until it can be asked.
-            Err(error) if error.is_retryable() && self.desk.settings.outage != OutagePolicy::FailFast => {
+            Err(error) if error.is_retryable() && self.context.settings.outage != OutagePolicy::FailFast => {
                 self.state.away = true;
                 self.meter.ledger_away();
                 (Vec::new(), true)
@@ -35,9 +35,9 @@ impl Pipeline {
             let partition = assigned.partition.clone();
             tracing::info!(target: "hapax", %partition, epoch = assigned.epoch, "partition given");
             let suspects = suspects.iter().find(|suspects| suspects.partition == partition).cloned();
-            let hand = Hand {
+            let own = PartitionState {
                 assigned,
-                watermark: Watermark::default(),
+                commit_point: CommitPoint::default(),
                 committed: None,
                 running: 0,
                 bytes: 0,
@@ -46,52 +46,52 @@ impl Pipeline {
                 suspects,
                 unsure,
             };
-            self.hands.insert(partition, hand);
+            self.partitions.insert(partition, own);
         }
-        self.meter.partitions(self.hands.len());
+        self.meter.partitions(self.partitions.len());
         Ok(())
     }
 
     /// What is finished is committed, and the partitions go at once. What is queued is dropped: whoever is next gets it. What runs goes
     /// on under its lease or in its transaction: whoever is next reads it first, meets the claim, and waits in its key's lane.
-    pub(super) async fn revoked(&mut self, revoked: &[Assigned]) -> Result<()> {
+    pub(super) async fn on_revoked(&mut self, revoked: &[Assignment]) -> Result<()> {
         self.meter.rebalanced();
         self.forget_queued(revoked);
         self.commit().await?;
-        let mut hands = Vec::with_capacity(revoked.len());
+        let mut partitions = Vec::with_capacity(revoked.len());
         for assigned in revoked {
-            if self.hands.get(&assigned.partition).is_some_and(|hand| hand.assigned == *assigned)
-                && let Some(hand) = self.hands.remove(&assigned.partition)
+            if self.partitions.get(&assigned.partition).is_some_and(|own| own.assigned == *assigned)
+                && let Some(own) = self.partitions.remove(&assigned.partition)
             {
-                tracing::info!(target: "hapax", partition = %assigned.partition, running = hand.running, "partition revoked");
-                hands.push(hand);
+                tracing::info!(target: "hapax", partition = %assigned.partition, running = own.running, "partition revoked");
+                partitions.push(own);
             }
         }
-        self.meter.partitions(self.hands.len());
-        self.worker.release(&positions(&hands)).await;
+        self.meter.partitions(self.partitions.len());
+        self.worker.release(&positions(&partitions)).await;
         // Whoever stops this process stops these too.
         self.released.retain(|cancel| cancel.receiver_count() > 0);
-        self.released.extend(hands.into_iter().map(|hand| hand.cancel));
-        self.state.unreturned.extend(revoked.iter().cloned());
+        self.released.extend(partitions.into_iter().map(|own| own.cancel));
+        self.state.unreleased.extend(revoked.iter().cloned());
         Ok(())
     }
 
     /// Nothing of it is ours any more: what runs is told to stop, and its tokens decide the rest.
-    pub(super) fn lost(&mut self, lost: &[Assigned]) {
+    pub(super) fn on_lost(&mut self, lost: &[Assignment]) {
         self.meter.rebalanced();
         for assigned in lost {
-            if self.hands.get(&assigned.partition).is_some_and(|hand| hand.assigned == *assigned)
-                && let Some(hand) = self.hands.remove(&assigned.partition)
+            if self.partitions.get(&assigned.partition).is_some_and(|own| own.assigned == *assigned)
+                && let Some(own) = self.partitions.remove(&assigned.partition)
             {
-                tracing::warn!(target: "hapax", partition = %assigned.partition, running = hand.running, "partition lost");
-                hand.cancel.send_replace(true);
+                tracing::warn!(target: "hapax", partition = %assigned.partition, running = own.running, "partition lost");
+                own.cancel.send_replace(true);
             }
         }
         self.forget_queued(lost);
-        self.meter.partitions(self.hands.len());
+        self.meter.partitions(self.partitions.len());
     }
 
-    fn forget_queued(&mut self, gone: &[Assigned]) {
+    fn forget_queued(&mut self, gone: &[Assignment]) {
         let is_gone = |source: &Source| matches!(source, Source::Bus(assigned) if gone.contains(assigned));
         self.queues.retain(|arrival| !is_gone(&arrival.source));
         let mut waiting = std::mem::take(&mut self.alone);
@@ -105,11 +105,11 @@ impl Pipeline {
         }
     }
 
-    pub(super) async fn tend_partitions(&mut self) -> Result<()> {
+    pub(super) async fn update_partitions(&mut self) -> Result<()> {
         let now = Instant::now();
-        if !self.state.unreturned.is_empty() {
-            match self.subscriber.give_back(&self.state.unreturned).await {
-                Ok(()) => self.state.unreturned.clear(),
+        if !self.state.unreleased.is_empty() {
+            match self.subscriber.release(&self.state.unreleased).await {
+                Ok(()) => self.state.unreleased.clear(),
                 Err(error) if error.is_retryable() => {
                     tracing::debug!(target: "hapax", error = %error.chain(), "partitions not given back yet");
                 }
@@ -120,7 +120,7 @@ impl Pipeline {
         self.pause_and_resume().await?;
         if now >= self.state.next_commit {
             self.commit().await?;
-            self.state.next_commit = Instant::now() + self.desk.settings.commit_interval;
+            self.state.next_commit = Instant::now() + self.context.settings.commit_interval;
         }
         Ok(())
     }
@@ -129,10 +129,10 @@ impl Pipeline {
     /// started: while there is no answer the ledger counts as away.
     async fn ask_for_suspects(&mut self) -> Result<()> {
         let unsure: Vec<_> = self
-            .hands
+            .partitions
             .values()
-            .filter(|hand| hand.unsure)
-            .map(|hand| hand.assigned.partition.clone())
+            .filter(|own| own.unsure)
+            .map(|own| own.assigned.partition.clone())
             .collect();
         if unsure.is_empty() || self.state.away {
             return Ok(());
@@ -146,39 +146,39 @@ impl Pipeline {
             Err(error) => return Err(error),
         };
         for partition in unsure {
-            if let Some(hand) = self.hands.get_mut(&partition) {
-                hand.unsure = false;
-                hand.suspects = suspects.iter().find(|suspects| suspects.partition == partition).cloned();
+            if let Some(own) = self.partitions.get_mut(&partition) {
+                own.unsure = false;
+                own.suspects = suspects.iter().find(|suspects| suspects.partition == partition).cloned();
             }
         }
-        let hands = &self.hands;
-        self.queues.for_each(|arrival| suspect(hands, arrival));
+        let partitions = &self.partitions;
+        self.queues.for_each(|arrival| suspect(partitions, arrival));
         Ok(())
     }
 
     /// Partitions pause when as much is in memory as may be, of all of them and of what came from the ledger together, and go on when some
     /// of that is free again.
     async fn pause_and_resume(&mut self) -> Result<()> {
-        let settings = &self.desk.settings;
+        let settings = &self.context.settings;
         let stop = self.state.full || self.state.draining.is_some();
         let held_bytes: usize = self.state.held.values().sum();
-        let unfinished: usize = self.hands.values().map(|hand| hand.watermark.unfinished()).sum();
-        let bytes: usize = self.hands.values().map(|hand| hand.bytes).sum();
-        let distance: usize = self.hands.values().map(|hand| hand.watermark.distance()).sum();
+        let unfinished: usize = self.partitions.values().map(|own| own.commit_point.unfinished()).sum();
+        let bytes: usize = self.partitions.values().map(|own| own.bytes).sum();
+        let distance: usize = self.partitions.values().map(|own| own.commit_point.distance()).sum();
         let events = Budget { max: settings.in_flight_max, used: unfinished + self.state.held.len() };
         let bytes = Budget { max: settings.in_flight_bytes_max, used: bytes + held_bytes };
         let kept = Budget { max: settings.in_flight_max * DISTANCE_FACTOR, used: distance };
         let (mut pause, mut resume) = (Vec::<Partition>::new(), Vec::new());
-        for hand in self.hands.values_mut() {
-            let (open, behind) = (hand.watermark.unfinished(), hand.watermark.distance());
-            let over = stop || events.is_over(open) || bytes.is_over(hand.bytes) || kept.is_over(behind);
-            let under = !stop && events.is_under(open) && bytes.is_under(hand.bytes) && kept.is_under(behind);
-            if over && !hand.paused {
-                hand.paused = true;
-                pause.push(hand.assigned.partition.clone());
-            } else if under && hand.paused {
-                hand.paused = false;
-                resume.push(hand.assigned.partition.clone());
+        for own in self.partitions.values_mut() {
+            let (open, behind) = (own.commit_point.unfinished(), own.commit_point.distance());
+            let over = stop || events.is_over(open) || bytes.is_over(own.bytes) || kept.is_over(behind);
+            let under = !stop && events.is_under(open) && bytes.is_under(own.bytes) && kept.is_under(behind);
+            if over && !own.paused {
+                own.paused = true;
+                pause.push(own.assigned.partition.clone());
+            } else if under && own.paused {
+                own.paused = false;
+                resume.push(own.assigned.partition.clone());
             }
         }
         if !pause.is_empty() {
@@ -189,7 +189,7 @@ impl Pipeline {
             let resumed = self.subscriber.resume(&resume).await;
             self.unless_away(resumed, &resume, true)?;
         }
-        let paused = self.hands.values().filter(|hand| hand.paused).count();
+        let paused = self.partitions.values().filter(|own| own.paused).count();
         self.meter.flow(unfinished + self.state.held.len(), distance, paused);
         Ok(())
     }
@@ -200,8 +200,8 @@ impl Pipeline {
             Err(error) if error.is_retryable() => {
                 tracing::debug!(target: "hapax", error = %error.chain(), "partitions not paused or resumed yet");
                 for partition in partitions {
-                    if let Some(hand) = self.hands.get_mut(partition) {
-                        hand.paused = paused;
+                    if let Some(own) = self.partitions.get_mut(partition) {
+                        own.paused = paused;
                     }
                 }
                 Ok(())
@@ -213,11 +213,11 @@ impl Pipeline {
     /// Commits what the watermarks have passed. The ledger has recorded all of it: that is what "finished" means.
     pub(super) async fn commit(&mut self) -> Result<()> {
         let mut offsets = Vec::new();
-        for hand in self.hands.values() {
-            if let Some(position) = hand.watermark.position()
-                && hand.committed != Some(position)
+        for own in self.partitions.values() {
+            if let Some(position) = own.commit_point.position()
+                && own.committed != Some(position)
             {
-                offsets.push((hand.assigned.clone(), position));
+                offsets.push((own.assigned.clone(), position));
             }
         }
         if offsets.is_empty() {
@@ -241,10 +241,10 @@ impl Pipeline {
         for ((assigned, position), answer) in offsets.into_iter().zip(answers) {
             match answer {
                 Ok(()) => {
-                    if let Some(hand) =
-                        self.hands.get_mut(&assigned.partition).filter(|hand| hand.assigned == assigned)
+                    if let Some(own) =
+                        self.partitions.get_mut(&assigned.partition).filter(|own| own.assigned == assigned)
                     {
-                        hand.committed = Some(position);
+                        own.committed = Some(position);
                     }
                 }
                 Err(error) => {
@@ -291,7 +291,7 @@ impl Pipeline {
         if !now {
             let deadline =
                 self.state.draining.unwrap_or_else(Instant::now).max(Instant::now() + RELEASE_TIMEOUT);
-            if tokio::time::timeout_at(deadline, self.desk.core.release_doubtful()).await.is_err() {
+            if tokio::time::timeout_at(deadline, self.context.core.release_doubtful()).await.is_err() {
                 tracing::warn!(target: "hapax", "the ledger did not answer; claims that it may have granted are left to lapse");
             }
             self.commit().await?;
@@ -300,7 +300,7 @@ impl Pipeline {
                 let done = std::mem::take(&mut self.tasks.remember);
                 let _ = tokio::time::timeout(REMEMBER_TIMEOUT, window.remember(&done)).await;
             }
-            self.worker.release(&positions(self.hands.values())).await;
+            self.worker.release(&positions(self.partitions.values())).await;
         }
         let counts = std::mem::take(&mut self.state.counts);
         let leaving = self.subscriber.leave();
@@ -317,9 +317,9 @@ impl Pipeline {
 }
 
 /// Makes a delivery run with nothing beside it if it was among suspects that died with a process.
-pub(super) fn suspect(hands: &HashMap<Partition, Hand>, arrival: &mut Arrival) {
+pub(super) fn suspect(partitions: &HashMap<Partition, PartitionState>, arrival: &mut Arrival) {
     let Source::Bus(assigned) = &arrival.source else { return };
-    let suspects = hands.get(&assigned.partition).and_then(|hand| hand.suspects.as_ref());
+    let suspects = partitions.get(&assigned.partition).and_then(|own| own.suspects.as_ref());
     let Some(suspects) = suspects.filter(|suspects| suspects.tried.contains(&arrival.received.origin.offset))
     else {
         return;
@@ -354,9 +354,9 @@ impl Budget {
 }
 
 /// Up to where partitions are through.
-fn positions<'a>(hands: impl IntoIterator<Item = &'a Hand>) -> Vec<(Partition, Option<i64>)> {
-    let of = |hand: &Hand| (hand.assigned.partition.clone(), hand.watermark.position());
-    hands.into_iter().map(of).collect()
+fn positions<'a>(partitions: impl IntoIterator<Item = &'a PartitionState>) -> Vec<(Partition, Option<i64>)> {
+    let of = |own: &PartitionState| (own.assigned.partition.clone(), own.commit_point.position());
+    partitions.into_iter().map(of).collect()
 }
 
 /// How long a consumer that ends waits at least for the ledger to say what became of its last claims.

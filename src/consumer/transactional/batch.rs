@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use super::{BatchHandler, TransactionalLedger};
 use crate::bus::Partition;
 use crate::consumer::arrival::{Arrival, Ending, Key, Source};
-use crate::consumer::claim::{Desk, away};
+use crate::consumer::claim::{ConsumerContext, away};
 use crate::consumer::handle::{Failed, Handled};
 use crate::consumer::marks::Marks;
 use crate::consumer::worker::{Suspects, Worker};
@@ -19,7 +19,7 @@ use crate::guard::note;
 use crate::ledger::{Claim, Mode, Outcome};
 
 pub(super) struct TransactionalWorker<L, H> {
-    pub(super) desk: Desk,
+    pub(super) context: ConsumerContext,
     pub(super) ledger: L,
     pub(super) handler: H,
     pub(super) marks: Arc<Marks>,
@@ -64,7 +64,7 @@ impl Answer {
 #[async_trait]
 impl<L: TransactionalLedger, H: BatchHandler<L>> Worker for TransactionalWorker<L, H> {
     fn batch_max(&self) -> usize {
-        self.desk.settings.batch_max
+        self.context.settings.batch_max
     }
 
     async fn work_one(&self, arrival: &mut Arrival) -> Ending {
@@ -84,7 +84,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> Worker for TransactionalWorker<
             }
             return vec![endings];
         }
-        let under_way = match self.marks.cover(&self.ledger, &self.desk.settings, lanes).await {
+        let under_way = match self.marks.cover(&self.ledger, &self.context.settings, lanes).await {
             Ok(under_way) => under_way,
             Err(error) => {
                 let mut ending = each_away(error);
@@ -98,7 +98,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> Worker for TransactionalWorker<
     }
 
     async fn suspects(&self, partitions: &[Partition]) -> Result<Vec<Suspects>> {
-        self.marks.unfinished(&self.ledger, &self.desk.settings.scope, partitions).await
+        self.marks.unfinished(&self.ledger, &self.context.settings.scope, partitions).await
     }
 
     fn cleared(&self, partition: &Partition) {
@@ -106,7 +106,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> Worker for TransactionalWorker<
     }
 
     async fn release(&self, partitions: &[(Partition, Option<i64>)]) {
-        self.marks.clear(&self.ledger, &self.desk.settings.scope, partitions).await;
+        self.marks.clear(&self.ledger, &self.context.settings.scope, partitions).await;
     }
 }
 
@@ -208,8 +208,8 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
     async fn ending(&self, arrival: &mut Arrival, answer: Answer) -> Ending {
         match answer {
             Answer::Done => Ending::Passed("done"),
-            Answer::Unclaimed(outcome) => self.desk.unclaimed(outcome, arrival).await,
-            Answer::Refused(reason) => self.desk.refuse(arrival, &reason).await,
+            Answer::Unclaimed(outcome) => self.context.unclaimed(outcome, arrival).await,
+            Answer::Refused(reason) => self.context.refuse(arrival, &reason).await,
             Answer::Suspect => Ending::Alone,
         }
     }
@@ -296,7 +296,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
     }
 
     pub(super) async fn begin(&self) -> Result<L::Transaction> {
-        let settings = &self.desk.settings;
+        let settings = &self.context.settings;
         self.ledger.begin(self.time_max(), settings.handler_timeout).await
     }
 
@@ -331,14 +331,14 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
                 continue;
             }
             let Some((outcome, claim)) = outcomes.next() else { continue };
-            self.desk.core.saw(&tracing::Span::none(), outcome.as_ref().ok());
+            self.context.core.saw(&tracing::Span::none(), outcome.as_ref().ok());
             match outcome {
                 Ok(Outcome::First(grant)) if grant.suspect => *answer = Some(Answer::Suspect),
                 Ok(Outcome::First(_)) => {
                     firsts.claim.get_or_insert_with(|| claim.clone());
                     // A strict order also moves past what nobody wants.
                     if let Ok(event) = &lanes[place.0][place.1].event
-                        && self.desk.settings.wants.matches(event)
+                        && self.context.settings.wants.matches(event)
                     {
                         firsts.events.push(event.clone());
                         firsts.places.push(index);
@@ -368,7 +368,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
             return Ok(());
         }
         let began = tokio::time::Instant::now();
-        let limit = self.desk.settings.handler_timeout;
+        let limit = self.context.settings.handler_timeout;
         let mut handled = crate::consumer::handle::within(limit, self.handler.handle(tx, events)).await;
         if handled.is_ok() && !self.ledger.is_sound(tx).await? {
             // Its COMMIT would be answered like any other, and be none.
@@ -376,7 +376,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
                 "a statement failed in the transaction, and the handler did not say so",
             ));
         }
-        self.desk.core.handled(began.elapsed(), handled.is_ok());
+        self.context.core.handled(began.elapsed(), handled.is_ok());
         handled
     }
 
@@ -394,19 +394,19 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
     fn claim(&self, arrival: &Arrival) -> Result<Claim, String> {
         arrival.event.as_ref().map_err(Clone::clone)?;
         let mut delivery = arrival.delivery().ok_or("it cannot be claimed")?;
-        delivery.metadata = arrival.metadata(&self.desk.group, None);
-        let mut claim = self.desk.core.prepare(delivery, Mode::Done).map_err(|error| error.to_string())?;
-        claim.hold = self.desk.holds(arrival);
+        delivery.metadata = arrival.metadata(&self.context.group, None);
+        let mut claim = self.context.core.prepare(delivery, Mode::Done).map_err(|error| error.to_string())?;
+        claim.hold = self.context.holds(arrival);
         Ok(claim)
     }
 
     fn time_max(&self) -> Duration {
-        self.desk.settings.handler_timeout + self.desk.settings.lease
+        self.context.settings.handler_timeout + self.context.settings.lease
     }
 
     /// Counts a failed run in a transaction of its own.
     async fn failed(&self, arrival: &mut Arrival, failed: &Failed) -> Ending {
-        let settings = &self.desk.settings;
+        let settings = &self.context.settings;
         arrival.apart = true;
         let mut terms = settings.guard().failure_terms();
         if !failed.is_counted() {
@@ -420,14 +420,14 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
             terms.jitter_permille = 1000;
         }
         let Some(delivery) = arrival.delivery() else { return Ending::Passed("refused") };
-        let claim = self.desk.core.prepare(delivery, Mode::Failed(terms)).map(|mut claim| {
+        let claim = self.context.core.prepare(delivery, Mode::Failed(terms)).map(|mut claim| {
             claim.note = Some(note(failed));
             // How long the pause is, is only known when it is drawn, so the bytes are kept from the start.
             claim.hold = arrival.may_be_held() && terms.backoff_max > settings.hold_max;
             claim
         });
-        match async { self.desk.core.claim_raw(claim?).await }.await {
-            Ok(outcome) => self.desk.unclaimed(outcome, arrival).await,
+        match async { self.context.core.claim_raw(claim?).await }.await {
+            Ok(outcome) => self.context.unclaimed(outcome, arrival).await,
             Err(error) => away(error),
         }
     }

@@ -4,34 +4,37 @@ use super::batch::{PAUSE, TransactionalWorker};
 use super::{BatchHandler, TransactionalLedger};
 use crate::consumer::arrival::{Arrival, Ending};
 use crate::consumer::claim::away;
-use crate::consumer::leased::{give_back, settle_failure};
+use crate::consumer::leased::{release_lease, settle_failure};
 use crate::error::Error;
 use crate::guard::Lease;
-use crate::ledger::{LeaseTerms, Outcome, Settled, Verdict};
+use crate::ledger::{LeaseSettings, Outcome, Settled, Verdict};
 
 impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
     /// One that no marker covers: the last of the suspects, or one that was held. Its start is committed as a lease, so that a death
     /// of the process is known; the effect and its settling are one transaction all the same.
     pub(super) async fn one(&self, arrival: &mut Arrival) -> Ending {
         if let Err(reason) = &arrival.event {
-            return self.desk.refuse(arrival, reason).await;
+            return self.context.refuse(arrival, reason).await;
         }
-        if arrival.event.as_ref().is_ok_and(|event| !self.desk.settings.wants.matches(event)) {
-            return self.desk.step_past(arrival).await;
+        if arrival.event.as_ref().is_ok_and(|event| !self.context.settings.wants.matches(event)) {
+            return self.context.step_past(arrival).await;
         }
         let Some(delivery) = arrival.delivery() else { return Ending::Passed("refused") };
-        let settings = &self.desk.settings;
-        let terms =
-            LeaseTerms { lease: settings.lease, attempts_max: settings.attempts_max, alone: arrival.alone };
-        match self.desk.core.lease_on(delivery, terms, self.desk.holds(arrival)).await {
+        let settings = &self.context.settings;
+        let terms = LeaseSettings {
+            lease: settings.lease,
+            attempts_max: settings.attempts_max,
+            alone: arrival.alone,
+        };
+        match self.context.core.lease_on(delivery, terms, self.context.holds(arrival)).await {
             // Its answer took longer than the lease lasts for its holder: nothing was started, and nothing counts.
-            Ok(Outcome::First(lease)) if lease.is_lost() => give_back(lease, Ending::Later(PAUSE)).await,
+            Ok(Outcome::First(lease)) if lease.is_lost() => release_lease(lease, Ending::Later(PAUSE)).await,
             Ok(Outcome::First(lease)) if lease.suspect() && !arrival.alone => {
-                give_back(lease, Ending::Alone).await
+                release_lease(lease, Ending::Alone).await
             }
             Ok(Outcome::First(lease)) => self.run(lease, arrival).await,
-            Ok(other) => self.desk.unclaimed(other, arrival).await,
-            Err(error @ Error::Invalid { .. }) => self.desk.refuse(arrival, &error.to_string()).await,
+            Ok(other) => self.context.unclaimed(other, arrival).await,
+            Err(error @ Error::Invalid { .. }) => self.context.refuse(arrival, &error.to_string()).await,
             Err(error) => away(error),
         }
     }
@@ -42,13 +45,13 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         let Ok(event) = &arrival.event else { return Ending::Passed("refused") };
         let mut tx = match self.begin().await {
             Ok(tx) => tx,
-            Err(error) => return give_back(lease, away(error)).await, // it did not run
+            Err(error) => return release_lease(lease, away(error)).await, // it did not run
         };
         let handled = tokio::select! {
             handled = lease.run(self.handle(&mut tx, std::slice::from_ref(event))) => handled,
             () = arrival.cancelled() => {
                 self.undo(tx, std::future::ready(())).await;
-                return give_back(lease, Ending::Cancelled).await;
+                return release_lease(lease, Ending::Cancelled).await;
             }
         };
         let failed = match handled {
@@ -57,14 +60,14 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
             Err(lost) => {
                 tracing::debug!(target: "hapax", %lost, "run cancelled");
                 self.undo(tx, arrival.cancelled()).await;
-                return give_back(lease, Ending::Later(PAUSE)).await;
+                return release_lease(lease, Ending::Later(PAUSE)).await;
             }
         };
         let transient = self.transient(&mut tx, &failed).await;
         self.undo(tx, arrival.cancelled()).await;
         match transient {
-            Some(error) => give_back(lease, away(error)).await,
-            None => settle_failure(&self.desk, lease, &failed, arrival).await,
+            Some(error) => release_lease(lease, away(error)).await,
+            None => settle_failure(&self.context, lease, &failed, arrival).await,
         }
     }
 
@@ -73,7 +76,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
     /// back any more; one that was not has not, and can never be committed later, since its server had to let go of the row first.
     async fn settle(&self, mut tx: L::Transaction, mut lease: Lease, arrival: &Arrival) -> Ending {
         lease.end_heartbeat();
-        let verdict = Verdict::Done { metadata: arrival.metadata(&self.desk.group, None) };
+        let verdict = Verdict::Done { metadata: arrival.metadata(&self.context.group, None) };
         let settled =
             self.ledger.settle_in(&mut tx, &[lease.settling(verdict)]).await.and_then(|mut answers| {
                 answers.pop().unwrap_or_else(|| Err(Error::Corrupt("a settling without an answer".into())))
@@ -87,7 +90,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
             }
             Err(error) => {
                 self.ledger.roll_back(tx).await;
-                return give_back(lease, away(error)).await;
+                return release_lease(lease, away(error)).await;
             }
         }
         crate::crash_point!("consumer.before-settle");
@@ -96,8 +99,8 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
                 lease.leave_open(); // the transaction settled it
                 Ending::Passed("done")
             }
-            Ok(Err(failed)) => settle_failure(&self.desk, lease, &failed, arrival).await,
-            Err(error) => give_back(lease, away(error)).await,
+            Ok(Err(failed)) => settle_failure(&self.context, lease, &failed, arrival).await,
+            Err(error) => release_lease(lease, away(error)).await,
         }
     }
 }

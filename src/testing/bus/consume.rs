@@ -102,7 +102,7 @@ pub async fn b4_refuse_does_not_begin<H: BusHarness>(harness: &H) {
         let mut subscriber = stage.bus.subscribe(subscription.clone()).await?;
         for _ in 0..4 {
             let heard = subscriber.next().await?;
-            assert!(!matches!(heard, crate::bus::Heard::Records(_)), "it began by itself: {heard:?}");
+            assert!(!matches!(heard, crate::bus::BusEvent::Records(_)), "it began by itself: {heard:?}");
         }
         subscriber.leave().await
     };

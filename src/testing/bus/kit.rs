@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::BusHarness;
-use crate::bus::{Assigned, Bus, Heard, Partition, Received, Record, Subscriber, Subscription, TopicTerms};
+use crate::bus::{
+    Assignment, Bus, BusEvent, Partition, Received, Record, Subscriber, Subscription, TopicSettings,
+};
 use crate::error::{Error, Result};
 use crate::event::Origin;
 use crate::id::Topic;
@@ -32,7 +34,7 @@ impl<'h, H: BusHarness> Stage<'h, H> {
     pub async fn new(harness: &'h H, partitions: i32) -> Self {
         let bus = harness.open().await;
         let topic = Topic::new(harness.unique("topic")).unwrap();
-        assert!(bus.create_topic(&topic, TopicTerms::new(partitions)).await.unwrap(), "the topic is new");
+        assert!(bus.create_topic(&topic, TopicSettings::new(partitions)).await.unwrap(), "the topic is new");
         Stage { harness, bus, topic, group: harness.unique("group") }
     }
 
@@ -117,9 +119,9 @@ pub struct Ear {
     /// What is in its hands, by epoch.
     pub held: BTreeMap<Partition, u64>,
     /// What was asked back and is not given back yet.
-    pub revoked: Vec<Assigned>,
+    pub revoked: Vec<Assignment>,
     /// What it lost without being asked.
-    pub lost: Vec<Assigned>,
+    pub lost: Vec<Assignment>,
     /// Every record, in the order heard.
     pub records: Vec<Received>,
     /// What retention removed before it was heard.
@@ -173,33 +175,33 @@ impl Ear {
         }
     }
 
-    pub(super) async fn take(&mut self, heard: Heard) {
+    pub(super) async fn take(&mut self, heard: BusEvent) {
         match heard {
-            Heard::Given(given) => {
-                for Assigned { partition, epoch } in given {
+            BusEvent::Assigned(given) => {
+                for Assignment { partition, epoch } in given {
                     let before = self.held.insert(partition.clone(), epoch);
                     assert_eq!(before, None, "{} is given {partition} twice", self.name);
                     self.after.remove(&partition);
                 }
             }
-            Heard::Revoked(revoked) => {
+            BusEvent::Revoked(revoked) => {
                 for assigned in &revoked {
                     assert_eq!(self.held.get(&assigned.partition), Some(&assigned.epoch), "{}", self.name);
                 }
                 self.revoked.extend(revoked);
                 if !self.keeps {
-                    self.give_back().await;
+                    self.release().await;
                 }
             }
-            Heard::Lost(lost) => {
+            BusEvent::Lost(lost) => {
                 for assigned in &lost {
                     assert_eq!(self.held.remove(&assigned.partition), Some(assigned.epoch), "{}", self.name);
                     self.revoked.retain(|revoked| revoked != assigned);
                 }
                 self.lost.extend(lost);
             }
-            Heard::Removed { partition, offsets } => self.removed.push((partition, offsets)),
-            Heard::Records(records) => {
+            BusEvent::Removed { partition, offsets } => self.removed.push((partition, offsets)),
+            BusEvent::Records(records) => {
                 assert!(!records.is_empty(), "nothing is not heard");
                 for received in records {
                     self.check(&received);
@@ -223,26 +225,26 @@ impl Ear {
     }
 
     /// A partition in hand.
-    pub fn assigned(&self, partition: &Partition) -> Assigned {
+    pub fn assigned(&self, partition: &Partition) -> Assignment {
         let epoch =
             *self.held.get(partition).unwrap_or_else(|| panic!("{partition} is not in hand: {self:?}"));
-        Assigned { partition: partition.clone(), epoch }
+        Assignment { partition: partition.clone(), epoch }
     }
 
     /// Commits one offset.
-    pub async fn commit(&mut self, assigned: &Assigned, offset: i64) -> Result<()> {
+    pub async fn commit(&mut self, assigned: &Assignment, offset: i64) -> Result<()> {
         let mut answers = self.subscriber().commit(&[(assigned.clone(), offset)]).await?;
         assert_eq!(answers.len(), 1, "one commit, one answer");
         answers.remove(0)
     }
 
     /// Gives back what was asked back.
-    pub async fn give_back(&mut self) {
+    pub async fn release(&mut self) {
         let revoked = std::mem::take(&mut self.revoked);
         for assigned in &revoked {
             self.held.remove(&assigned.partition);
         }
-        self.subscriber().give_back(&revoked).await.expect("it is given back");
+        self.subscriber().release(&revoked).await.expect("it is given back");
     }
 
     /// Seeks, and expects what is there.

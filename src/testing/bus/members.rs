@@ -101,7 +101,7 @@ pub async fn b6_a_revoked_partition_moves_once_it_is_given_back<H: BusHarness>(h
     }
     assert!(b.held.is_empty(), "{b:?} has what was not given back");
     a.commit(&wanted, 4).await.expect("it may finish what it has");
-    a.give_back().await;
+    a.release().await;
     drive(&mut [&mut a, &mut b], "the hand-over", |ears| !ears[1].records.is_empty()).await;
     assert_eq!(b.records[0].origin.partition, wanted.partition.number);
     assert_eq!(b.records[0].origin.offset, 4, "it begins where the first one finished");

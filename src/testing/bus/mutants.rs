@@ -7,8 +7,8 @@ use async_trait::async_trait;
 
 use super::{BusHarness, MemoryBusHarness};
 use crate::bus::{
-    Assigned, Bus, Capabilities, Heard, MemoryBus, Partition, Record, Subscriber, Subscription, TopicInfo,
-    TopicTerms,
+    Assignment, Bus, BusEvent, Capabilities, MemoryBus, Partition, Record, Subscriber, Subscription,
+    TopicInfo, TopicSettings,
 };
 use crate::error::{Error, Result};
 use crate::event::Origin;
@@ -100,7 +100,7 @@ impl Bus for MutantBus {
         Ok(Box::new(MutantMember { mutant: self.mutant, member, epochs: BTreeMap::new() }))
     }
 
-    async fn create_topic(&self, topic: &Topic, terms: TopicTerms) -> Result<bool> {
+    async fn create_topic(&self, topic: &Topic, terms: TopicSettings) -> Result<bool> {
         self.bus.create_topic(topic, terms).await
     }
 
@@ -129,20 +129,20 @@ struct MutantMember {
 
 #[async_trait]
 impl Subscriber for MutantMember {
-    async fn next(&mut self) -> Result<Heard> {
+    async fn next(&mut self) -> Result<BusEvent> {
         loop {
             let heard = self.member.next().await?;
             if self.mutant == BusMutant::LosesWhenCancelled {
                 tokio::task::yield_now().await;
             }
             match &heard {
-                Heard::Given(given) => {
+                BusEvent::Assigned(given) => {
                     self.epochs.extend(given.iter().map(|a| (a.partition.clone(), a.epoch)));
                 }
-                Heard::Revoked(revoked) if self.mutant == BusMutant::GivesBackAtOnce => {
-                    self.member.give_back(revoked).await?;
+                BusEvent::Revoked(revoked) if self.mutant == BusMutant::GivesBackAtOnce => {
+                    self.member.release(revoked).await?;
                 }
-                Heard::Lost(_) if self.mutant == BusMutant::LostUntold => continue,
+                BusEvent::Lost(_) if self.mutant == BusMutant::LostUntold => continue,
                 _ => {}
             }
             return Ok(heard);
@@ -165,7 +165,7 @@ impl Subscriber for MutantMember {
         self.member.seek(partition, (offset - too_far).max(0)).await
     }
 
-    async fn commit(&mut self, offsets: &[(Assigned, i64)]) -> Result<Vec<Result<()>>> {
+    async fn commit(&mut self, offsets: &[(Assignment, i64)]) -> Result<Vec<Result<()>>> {
         let mut offsets = offsets.to_vec();
         for (assigned, offset) in &mut offsets {
             match self.mutant {
@@ -187,8 +187,8 @@ impl Subscriber for MutantMember {
         Ok(answers)
     }
 
-    async fn give_back(&mut self, partitions: &[Assigned]) -> Result<()> {
-        self.member.give_back(partitions).await
+    async fn release(&mut self, partitions: &[Assignment]) -> Result<()> {
+        self.member.release(partitions).await
     }
 
     async fn leave(self: Box<Self>) -> Result<()> {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::BusHarness;
 use super::kit::{Stage, publish, record, until};
-use crate::bus::{Bus, Record, TopicTerms};
+use crate::bus::{Bus, Record, TopicSettings};
 use crate::clock::Time;
 use crate::error::Error;
 use crate::event::Headers;
@@ -70,12 +70,12 @@ pub async fn b1_an_unknown_topic_is_an_error<H: BusHarness>(harness: &H) {
 /// Making a topic that is there changes nothing; bad names and numbers are refused.
 pub async fn b1_a_topic_is_made_once<H: BusHarness>(harness: &H) {
     let stage = Stage::new(harness, 2).await;
-    assert!(!stage.bus.create_topic(&stage.topic, TopicTerms::new(7)).await.unwrap());
+    assert!(!stage.bus.create_topic(&stage.topic, TopicSettings::new(7)).await.unwrap());
     let info = stage.bus.topic(&stage.topic).await.unwrap().expect("it is there");
     assert_eq!(info.partitions, 2);
     for (name, partitions) in [("a b", 1), ("a/b", 1), ("..", 1), ("fine", 0), ("fine", -1)] {
         let topic = Topic::new(name).unwrap();
-        let refused = stage.bus.create_topic(&topic, TopicTerms::new(partitions)).await;
+        let refused = stage.bus.create_topic(&topic, TopicSettings::new(partitions)).await;
         assert!(refused.is_err(), "{name} with {partitions} partitions is {refused:?}");
     }
     assert!(stage.bus.range(&stage.partition(2)).await.is_err(), "there are two partitions");

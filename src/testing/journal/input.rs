@@ -90,8 +90,8 @@ pub async fn j12_there_is_nothing_in_an_empty_journal<H: JournalHarness>(harness
     assert_eq!(journal.head(None, &aggregate("a")).await.unwrap(), 0);
     assert!(all(&journal, None, "a").await.is_empty());
     assert_eq!(journal.find(None, &id("a1")).await.unwrap(), None);
-    let stretch = journal.read(&Position::START, 10).await.unwrap();
-    assert_eq!((stretch.events.len(), stretch.at_hole), (0, false));
+    let batch = journal.read(&Position::START, 10).await.unwrap();
+    assert_eq!((batch.events.len(), batch.at_hole), (0, false));
     assert_eq!(journal.relays().await.unwrap(), []);
     let stat = journal.stat().await.unwrap();
     assert_eq!((stat.events, stat.aggregates, stat.oldest_at, stat.last), (0, 0, None, None));

@@ -205,19 +205,19 @@ impl<'j, J: Journal> Follower<'j, J> {
 
     /// Reads one page; says whether there was anything new.
     pub async fn step(&mut self) -> bool {
-        let stretch = self.journal.read(&self.after, self.page).await.expect("it can be followed");
-        assert!(stretch.events.len() <= self.page, "{} events in a page", stretch.events.len());
+        let batch = self.journal.read(&self.after, self.page).await.expect("it can be followed");
+        assert!(batch.events.len() <= self.page, "{} events in a page", batch.events.len());
         let mut last = self.after.clone();
-        for stored in &stretch.events {
+        for stored in &batch.events {
             assert!(stored.position > last, "{} is given after {last}", stored.position);
             last = stored.position.clone();
         }
-        assert!(stretch.next >= last, "next is {}, but {last} was given", stretch.next);
-        let mut moved = stretch.next > self.after;
-        self.after = stretch.next;
+        assert!(batch.next >= last, "next is {}, but {last} was given", batch.next);
+        let mut moved = batch.next > self.after;
+        self.after = batch.next;
         let ordered = self.journal.capabilities().ordered;
         let mut given = Vec::new();
-        for stored in stretch.events {
+        for stored in batch.events {
             given.extend(self.take(stored, ordered));
         }
         if !ordered {

@@ -8,7 +8,7 @@ use super::kit::{aggregate, append, open, until, write};
 use crate::clock::Time;
 use crate::error::Result;
 use crate::id::{Owner, RelayName};
-use crate::journal::{Behind, Checkpoint, Expected, Journal, Lead, Position, RelayState};
+use crate::journal::{Behind, Checkpoint, Expected, Journal, Leadership, Position, RelayState};
 use crate::ledger::Token;
 
 /// Longer than any case takes.
@@ -37,9 +37,9 @@ async fn open_ten<H: JournalHarness>(harness: &H) -> H::Journal {
 
 /// Takes the lead, which must be free.
 pub(super) async fn led(journal: &impl Journal, name: &str, by: &str) -> (Token, Checkpoint) {
-    match journal.lead(&relay(name), &owner(by), LEASE).await.expect("the journal is there") {
-        Lead::Leads { token, checkpoint } => (token, checkpoint),
-        taken @ Lead::Taken { .. } => panic!("{by} should lead {name}, but it is {taken:?}"),
+    match journal.acquire_leadership(&relay(name), &owner(by), LEASE).await.expect("the journal is there") {
+        Leadership::Acquired { token, checkpoint } => (token, checkpoint),
+        taken @ Leadership::Taken { .. } => panic!("{by} should lead {name}, but it is {taken:?}"),
     }
 }
 
@@ -52,7 +52,7 @@ pub(super) fn at(journal: &impl Journal, position: &Position) -> Checkpoint {
 pub(super) async fn save(journal: &impl Journal, name: &str, checkpoint: &Checkpoint) {
     let (token, _) = led(journal, name, "a relay").await;
     journal.save(&relay(name), token, checkpoint).await.expect("it is saved");
-    journal.give_up_lead(&relay(name), token).await.expect("it is given up");
+    journal.release_leadership(&relay(name), token).await.expect("it is given up");
 }
 
 async fn state(journal: &impl Journal, name: &str) -> RelayState {
@@ -71,8 +71,8 @@ pub(super) async fn must_be_fenced(journal: &impl Journal, name: &str, token: To
     let before = journal.relays().await.unwrap();
     let checkpoint = at(journal, &Position::of(999_999));
     is_fenced(&journal.save(&relay(name), token, &checkpoint).await);
-    is_fenced(&journal.keep_lead(&relay(name), token, LEASE).await);
-    is_fenced(&journal.give_up_lead(&relay(name), token).await);
+    is_fenced(&journal.renew_leadership(&relay(name), token, LEASE).await);
+    is_fenced(&journal.release_leadership(&relay(name), token).await);
     assert_eq!(journal.relays().await.unwrap(), before);
 }
 
@@ -83,15 +83,15 @@ pub async fn j9_one_of_two_leads<H: JournalHarness>(harness: &H) {
     let (token, checkpoint) = led(&one, "main", "ada").await;
     assert_eq!(checkpoint, Checkpoint::start(one.id()), "a new relay begins at the start");
     for journal in [&two, &one] {
-        let answer = journal.lead(&relay("main"), &owner("bob"), LEASE).await.unwrap();
-        let Lead::Taken { by, until } = answer else { panic!("two lead: {answer:?}") };
+        let answer = journal.acquire_leadership(&relay("main"), &owner("bob"), LEASE).await.unwrap();
+        let Leadership::Taken { by, until } = answer else { panic!("two lead: {answer:?}") };
         assert_eq!(by, owner("ada"));
         assert!(until > two.now().await.unwrap());
     }
     let known = state(&two, "main").await;
     assert_eq!((known.owner, known.token, known.checkpoint), (Some(owner("ada")), token, None));
-    one.keep_lead(&relay("main"), token, LEASE).await.expect("it still leads");
-    one.give_up_lead(&relay("main"), token).await.expect("it led");
+    one.renew_leadership(&relay("main"), token, LEASE).await.expect("it still leads");
+    one.release_leadership(&relay("main"), token).await.expect("it led");
     led(&two, "main", "bob").await;
     must_be_fenced(&one, "main", token).await;
     assert_eq!(state(&one, "main").await.owner, Some(owner("bob")));
@@ -101,7 +101,7 @@ pub async fn j9_one_of_two_leads<H: JournalHarness>(harness: &H) {
 pub async fn j9_tokens_grow_and_stale_ones_are_fenced<H: JournalHarness>(harness: &H) {
     let journal = open_ten(harness).await;
     is_fenced(&journal.save(&relay("main"), Token(1), &at(&journal, &Position::START)).await);
-    is_fenced(&journal.keep_lead(&relay("main"), Token(1), LEASE).await);
+    is_fenced(&journal.renew_leadership(&relay("main"), Token(1), LEASE).await);
     let mut tokens: Vec<Token> = Vec::new();
     for n in 0..5_u64 {
         let journal = open_ten(harness).await;
@@ -113,7 +113,7 @@ pub async fn j9_tokens_grow_and_stale_ones_are_fenced<H: JournalHarness>(harness
         }
         is_fenced(&journal.save(&relay("main"), Token(token.0 + 1), &checkpoint).await);
         journal.save(&relay("main"), token, &at(&journal, &Position::of(n + 1))).await.expect("it leads");
-        journal.give_up_lead(&relay("main"), token).await.expect("it leads");
+        journal.release_leadership(&relay("main"), token).await.expect("it leads");
         tokens.push(token);
     }
 }
@@ -122,13 +122,13 @@ pub async fn j9_tokens_grow_and_stale_ones_are_fenced<H: JournalHarness>(harness
 pub async fn j9_a_lead_lapses_by_the_journals_clock<H: JournalHarness>(harness: &H) {
     let (one, two) = (open_ten(harness).await, open_ten(harness).await);
     let began = two.now().await.unwrap();
-    let lead = one.lead(&relay("main"), &owner("ada"), SHORT).await.unwrap();
-    let Lead::Leads { token, .. } = lead else { panic!("{lead:?}") };
+    let lead = one.acquire_leadership(&relay("main"), &owner("ada"), SHORT).await.unwrap();
+    let Leadership::Acquired { token, .. } = lead else { panic!("{lead:?}") };
     one.save(&relay("main"), token, &at(&one, &Position::of(7))).await.expect("it leads");
     let (next, checkpoint) = until("the lead to lapse", async || {
-        match two.lead(&relay("main"), &owner("bob"), LEASE).await.unwrap() {
-            Lead::Leads { token, checkpoint } => Some((token, checkpoint)),
-            Lead::Taken { by, .. } => {
+        match two.acquire_leadership(&relay("main"), &owner("bob"), LEASE).await.unwrap() {
+            Leadership::Acquired { token, checkpoint } => Some((token, checkpoint)),
+            Leadership::Taken { by, .. } => {
                 assert_eq!(by, owner("ada"));
                 None
             }
@@ -146,20 +146,20 @@ pub async fn j9_a_lead_lapses_by_the_journals_clock<H: JournalHarness>(harness: 
 /// Who says in time that it is there leads on.
 pub async fn j9_a_lead_that_is_kept_does_not_lapse<H: JournalHarness>(harness: &H) {
     let (one, two) = (open(harness).await, open(harness).await);
-    let lead = one.lead(&relay("main"), &owner("ada"), LEASE).await.unwrap();
-    let Lead::Leads { token, .. } = lead else { panic!("{lead:?}") };
+    let lead = one.acquire_leadership(&relay("main"), &owner("ada"), LEASE).await.unwrap();
+    let Leadership::Acquired { token, .. } = lead else { panic!("{lead:?}") };
     let first = state(&two, "main").await.until.expect("it leads");
     let longer = LEASE * 2;
-    one.keep_lead(&relay("main"), token, longer).await.expect("it leads");
+    one.renew_leadership(&relay("main"), token, longer).await.expect("it leads");
     let kept = state(&two, "main").await.until.expect("it leads");
     assert!(kept > first.plus(LEASE / 2), "{kept} is not later than {first}");
-    let answer = two.lead(&relay("main"), &owner("bob"), LEASE).await.unwrap();
-    assert!(matches!(answer, Lead::Taken { .. }), "{answer:?}");
+    let answer = two.acquire_leadership(&relay("main"), &owner("bob"), LEASE).await.unwrap();
+    assert!(matches!(answer, Leadership::Taken { .. }), "{answer:?}");
     // Keeping counts from now on, not from the end: a shorter one ends sooner.
-    one.keep_lead(&relay("main"), token, SHORT).await.expect("it leads");
+    one.renew_leadership(&relay("main"), token, SHORT).await.expect("it leads");
     until("the shorter lease to lapse", async || {
-        let answer = two.lead(&relay("main"), &owner("bob"), LEASE).await.unwrap();
-        matches!(answer, Lead::Leads { .. }).then_some(())
+        let answer = two.acquire_leadership(&relay("main"), &owner("bob"), LEASE).await.unwrap();
+        matches!(answer, Leadership::Acquired { .. }).then_some(())
     })
     .await;
     must_be_fenced(&one, "main", token).await;
@@ -182,7 +182,7 @@ pub async fn j9_relays_of_two_names_do_not_meet<H: JournalHarness>(harness: &H) 
         if foreign != tokens[n] {
             must_be_fenced(&journal, name, foreign).await;
         }
-        journal.keep_lead(&relay(name), tokens[n], LEASE).await.expect("it leads");
+        journal.renew_leadership(&relay(name), tokens[n], LEASE).await.expect("it leads");
     }
     let known: Vec<_> = journal.relays().await.unwrap().into_iter().map(|state| state.relay).collect();
     assert_eq!(known.len(), names.len());
@@ -198,8 +198,8 @@ pub async fn j9_of_many_candidates_one_leads<H: JournalHarness>(harness: &H) {
             tokio::spawn(async move {
                 let by = owner(&format!("candidate-{n}"));
                 loop {
-                    match journal.lead(&relay("main"), &by, LEASE).await {
-                        Ok(lead) => return matches!(lead, Lead::Leads { .. }),
+                    match journal.acquire_leadership(&relay("main"), &by, LEASE).await {
+                        Ok(lead) => return matches!(lead, Leadership::Acquired { .. }),
                         Err(error) => assert!(error.is_retryable(), "{error}"),
                     }
                 }
@@ -251,7 +251,7 @@ pub async fn j9_a_rewind_from_what_is_no_longer_so_changes_nothing<H: JournalHar
     assert_eq!(checkpoint, to(5));
     let error = journal.rewind(&relay("main"), &to(2), Some(before[0].token)).await.unwrap_err();
     assert_eq!(error.code(), "conflict", "someone leads since: {error}");
-    journal.keep_lead(&relay("main"), next, LEASE).await.expect("it still leads");
+    journal.renew_leadership(&relay("main"), next, LEASE).await.expect("it still leads");
 }
 
 /// Everything a checkpoint says, also what is behind and lately published, and when it was saved.
@@ -289,7 +289,7 @@ pub async fn j10_a_checkpoint_comes_back_whole<H: JournalHarness>(harness: &H) {
         let saved_at = known.saved_at.expect("it was saved");
         assert!(saved_at >= began && saved_at <= journal.now().await.unwrap(), "{saved_at}");
     }
-    journal.give_up_lead(&relay("main"), token).await.expect("it leads");
+    journal.release_leadership(&relay("main"), token).await.expect("it leads");
     assert_eq!(led(&open(harness).await, "main", "bob").await.1, checkpoint);
     assert!(checkpoint.holds_back(&stored[0]) && checkpoint.holds_back(&stored[1]));
 }
@@ -313,7 +313,7 @@ pub async fn j10_a_checkpoint_of_another_journal_is_refused<H: JournalHarness>(h
         );
     }
     assert_eq!(journal.relays().await.unwrap(), before);
-    journal.keep_lead(&relay("main"), token, LEASE).await.expect("it still leads");
+    journal.renew_leadership(&relay("main"), token, LEASE).await.expect("it still leads");
 }
 
 /// What was never given out cannot have been passed: the journal was put back. The sentence has both positions and what mends it.
@@ -335,5 +335,5 @@ pub async fn j10_a_checkpoint_beyond_the_journal_is_refused<H: JournalHarness>(h
         );
     }
     assert_eq!(journal.relays().await.unwrap(), before);
-    journal.keep_lead(&relay("main"), token, LEASE).await.expect("it still leads");
+    journal.renew_leadership(&relay("main"), token, LEASE).await.expect("it still leads");
 }

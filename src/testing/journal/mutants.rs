@@ -12,7 +12,7 @@ use crate::event::Event;
 use crate::id::{Aggregate, EventId, RelayName, Tenant};
 use crate::journal::{
     Append, Appended, Checkpoint, Expected, Filling, Journal, JournalCapabilities, JournalSettings,
-    JournalSweep, MemoryJournal, PAGE_BYTES_MAX, Page, Placing, Position, RelayState, Stored, Stretch,
+    JournalSweep, MemoryJournal, PAGE_BYTES_MAX, Page, Placing, Position, ReadBatch, RelayState, Stored,
 };
 use crate::ledger::Token;
 use crate::testing::forward::journal_over;
@@ -230,33 +230,33 @@ journal_over!(MutantJournal {
         page.events = self.seen(page.events);
         Ok(page)
     }
-    async fn read(&self, after: &Position, limit: usize) -> Result<Stretch> {
+    async fn read(&self, after: &Position, limit: usize) -> Result<ReadBatch> {
         let late = self.damage().late.clone();
-        let mut stretch = self.inner.read(after, limit).await?;
+        let mut batch = self.inner.read(after, limit).await?;
         match self.mutant {
             JournalMutant::SkipsHoles | JournalMutant::BringsLate => {
-                stretch.events.retain(|stored| !late.contains(&stored.position));
+                batch.events.retain(|stored| !late.contains(&stored.position));
             }
             JournalMutant::WaitsAtHoles => {
                 // What was drawn after `late` was looked at is behind all of it, and may be late as well.
                 let now_late = self.damage().late.clone();
                 let is_late =
                     |stored: &Stored| late.contains(&stored.position) || now_late.contains(&stored.position);
-                if let Some(hole) = stretch.events.iter().position(is_late) {
-                    stretch.events.truncate(hole);
-                    stretch.next =
-                        stretch.events.last().map_or(after.clone(), |stored| stored.position.clone());
-                    (stretch.at_hole, stretch.more) = (true, false);
+                if let Some(hole) = batch.events.iter().position(is_late) {
+                    batch.events.truncate(hole);
+                    batch.next =
+                        batch.events.last().map_or(after.clone(), |stored| stored.position.clone());
+                    (batch.at_hole, batch.more) = (true, false);
                 }
             }
             JournalMutant::OtherOrder => {
-                stretch.events.sort_by(|one, other| one.event.payload.cmp(&other.event.payload));
+                batch.events.sort_by(|one, other| one.event.payload.cmp(&other.event.payload));
             }
             _ => {}
         }
-        self.mistake_the_end(&mut stretch.more, stretch.events.len(), limit);
-        stretch.events = self.seen(stretch.events);
-        Ok(stretch)
+        self.mistake_the_end(&mut batch.more, batch.events.len(), limit);
+        batch.events = self.seen(batch.events);
+        Ok(batch)
     }
     async fn find(&self, tenant: Option<&Tenant>, id: &EventId) -> Result<Option<Stored>> {
         let tenant = tenant.filter(|_| self.mutant != JournalMutant::TenantsMeet);
@@ -277,16 +277,16 @@ journal_over!(MutantJournal {
         let mut page = Filling::new(limit, PAGE_BYTES_MAX);
         let mut after = after.clone();
         loop {
-            let stretch = self.inner.read(&after, 1000).await?;
+            let batch = self.inner.read(&after, 1000).await?;
             let damage = self.damage();
             let unknown = |at: &Position| !damage.late.contains(at) && !damage.published.contains(at);
-            for stored in stretch.events {
+            for stored in batch.events {
                 if stored.position <= *passed && unknown(&stored.position) {
                     page.take(stored);
                 }
             }
-            after = stretch.next;
-            if !stretch.more || page.is_full() {
+            after = batch.next;
+            if !batch.more || page.is_full() {
                 break;
             }
         }

@@ -75,14 +75,14 @@ async fn read_aggregate(journal: &impl Journal, limit: usize) -> Vec<Vec<String>
 async fn follow(journal: &impl Journal, limit: usize) -> Vec<Vec<String>> {
     let (mut pages, mut after, started) = (Vec::new(), Position::START, Instant::now());
     loop {
-        let stretch = journal.read(&after, limit).await.unwrap();
-        assert!(!(stretch.more && stretch.at_hole), "it ends for one cause");
-        if let Some(last) = stretch.events.last() {
-            assert!(!stretch.more || stretch.next == last.position, "what is next was not given");
-            pages.push(stretch.events.iter().map(|stored| stored.event.id.to_string()).collect());
+        let batch = journal.read(&after, limit).await.unwrap();
+        assert!(!(batch.more && batch.at_hole), "it ends for one cause");
+        if let Some(last) = batch.events.last() {
+            assert!(!batch.more || batch.next == last.position, "what is next was not given");
+            pages.push(batch.events.iter().map(|stored| stored.event.id.to_string()).collect());
         }
-        after = stretch.next;
-        if !stretch.more && !stretch.at_hole {
+        after = batch.next;
+        if !batch.more && !batch.at_hole {
             return pages;
         }
         assert!(started.elapsed() < DEADLINE, "it comes to an end");

@@ -172,7 +172,7 @@ pub async fn j11_a_relay_that_is_forgotten_holds_nothing_back<H: JournalHarness>
     save(&journal, "main", &at(&journal, &events[5].position)).await;
     let (token, _) = led(&journal, "mian", "ada").await;
     journal.save(&name("mian"), token, &at(&journal, &events[1].position)).await.expect("it leads");
-    journal.give_up_lead(&name("mian"), token).await.expect("it leads");
+    journal.release_leadership(&name("mian"), token).await.expect("it leads");
     assert_eq!(journal.sweep(&dry()).await.unwrap(), 2);
     let error = journal.forget_relay(&name("other")).await.unwrap_err();
     assert_eq!(error.code(), "not-found", "{error}");
@@ -203,8 +203,8 @@ pub async fn j11_a_relay_that_someone_leads_is_not_forgotten<H: JournalHarness>(
     let until = before[0].until.expect("it leads").to_string();
     assert!(error.to_string().contains("ada") && error.to_string().contains(&until), "{error}");
     assert_eq!(journal.relays().await.unwrap(), before);
-    journal.keep_lead(&main, token, Duration::from_mins(30)).await.expect("it leads still");
-    journal.give_up_lead(&main, token).await.expect("it leads");
+    journal.renew_leadership(&main, token, Duration::from_mins(30)).await.expect("it leads still");
+    journal.release_leadership(&main, token).await.expect("it leads");
     journal.forget_relay(&main).await.expect("nobody leads");
     assert_eq!(journal.relays().await.unwrap(), []);
 }

@@ -15,7 +15,7 @@ use crate::clock::Time;
 use crate::error::Result;
 use crate::ledger::{
     Claim, Extend, Grant, Intervene, Intervened, Intervention, Ledger, Mode, Outcome, Settings, Settle,
-    Settled, Share, SweepTerms, Swept,
+    Settled, Share, SweepSettings, Swept,
 };
 pub(crate) use rng::{Rng, cases, seed};
 use spec::Spec;
@@ -257,7 +257,7 @@ impl<H: Harness> Pair<'_, H> {
 
     async fn sweep(&mut self, world: &World) {
         let terms =
-            SweepTerms { retention: secs(7 * 86_400 + 50), batch_max: 1000, dry_run: self.rng.chance(30) };
+            SweepSettings { retention: secs(7 * 86_400 + 50), batch_max: 1000, dry_run: self.rng.chance(30) };
         let shape = |swept: Swept| {
             let weeks: Vec<_> = swept.weeks.into_iter().filter(|(_, entries)| *entries > 0).collect();
             format!("rows {} lost {} held {} {weeks:?}", swept.rows, swept.lost, swept.held)
@@ -419,8 +419,8 @@ impl<H: Harness> Pair<'_, H> {
         let right = self.ledgers.1.due(&scope, &Share::all(), 1000).await.unwrap();
         self.same("held", &left.held.to_string(), &right.held.to_string());
         self.same("due", &ids(left.entries), &ids(right.entries));
-        let left = self.ledgers.0.outlet(&scope, &Share::all(), 1000).await.unwrap();
-        let right = self.ledgers.1.outlet(&scope, &Share::all(), 1000).await.unwrap();
+        let left = self.ledgers.0.unpublished_dead(&scope, &Share::all(), 1000).await.unwrap();
+        let right = self.ledgers.1.unpublished_dead(&scope, &Share::all(), 1000).await.unwrap();
         self.same("outlet", &ids(left), &ids(right));
     }
 

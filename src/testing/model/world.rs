@@ -7,7 +7,7 @@ use crate::clock::Time;
 use crate::event::{Fingerprint, Headers};
 use crate::id::{Aggregate, EventId, Scope};
 use crate::ledger::{
-    Baseline, Body, Claim, FailureTerms, Identity, LeaseTerms, Mode, Nonce, OnDead, Order, OrderPolicy,
+    Baseline, Body, Claim, FailureSettings, Identity, LeaseSettings, Mode, Nonce, OnDead, Order, OrderPolicy,
     Verdict,
 };
 
@@ -95,17 +95,17 @@ pub(super) fn place(claim: &Claim) -> String {
 }
 
 pub(super) fn leased(lease: Duration) -> Mode {
-    Mode::Lease(LeaseTerms { lease, attempts_max: 3, alone: true })
+    Mode::Lease(LeaseSettings { lease, attempts_max: 3, alone: true })
 }
 
 pub(super) fn any_mode(rng: &mut Rng) -> Mode {
     match rng.below(11) {
         0..4 => leased(secs(rng.pick(&[50, 350, 1050]))),
-        4..6 => Mode::Lease(LeaseTerms { lease: secs(350), attempts_max: 3, alone: false }),
+        4..6 => Mode::Lease(LeaseSettings { lease: secs(350), attempts_max: 3, alone: false }),
         6 => Mode::Once { track: rng.pick(&[None, Some(secs(350))]) },
         7 | 8 => Mode::Done,
         9 => Mode::Refused,
-        _ => Mode::Failed(FailureTerms {
+        _ => Mode::Failed(FailureSettings {
             attempts_max: 3,
             backoff_base: secs(30),
             backoff_max: secs(300),

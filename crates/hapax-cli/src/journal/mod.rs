@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use hapax::config::Config;
-use hapax::journal::{self, ArchiveTerms, JournalSweep};
+use hapax::journal::{self, ArchiveSettings, JournalSweep};
 use hapax::words::counted;
 use hapax::{Journal, Owner};
 use serde_json::json;
@@ -170,7 +170,7 @@ async fn archive(
         Some(owner) => owner.clone(),
         None => Owner::new(format!("archive-{}", std::process::id()))?,
     };
-    let mut terms = ArchiveTerms::new(args.older_than, owner)?;
+    let mut terms = ArchiveSettings::new(args.older_than, owner)?;
     terms.sweep = !args.keep;
     let done = journal::archive(journal, &*store, &terms).await?;
     if global.json {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use hapax::config::Config;
-use hapax::ledger::{Entry, Identity, Intervene, Intervened, Intervention, State, SweepTerms};
+use hapax::ledger::{Entry, Identity, Intervene, Intervened, Intervention, State, SweepSettings};
 use hapax::words::counted;
 use hapax::{EventId, Guard, Ledger, Time};
 use serde_json::json;
@@ -38,7 +38,7 @@ pub async fn sweep(
     let mut settings = config.guard_settings();
     settings.retention = args.retention.unwrap_or(settings.retention);
     let swept = if args.dry_run {
-        let terms = SweepTerms { retention: settings.retention, dry_run: true, ..config.sweep_terms() };
+        let terms = SweepSettings { retention: settings.retention, dry_run: true, ..config.sweep_terms() };
         ledger.sweep(terms).await?
     } else {
         Guard::with_settings(ledger, settings)?.sweep().await? // seen by its spans and metrics

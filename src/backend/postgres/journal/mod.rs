@@ -36,7 +36,7 @@ use crate::error::{Error, Result};
 use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
 use crate::journal::{
     Append, Appended, Checkpoint, Journal, JournalCapabilities, JournalSettings, JournalStat, JournalSweep,
-    Lead, Page, Position, RelayState, Stored, Stretch,
+    Leadership, Page, Position, ReadBatch, RelayState, Stored,
 };
 use crate::ledger::Token;
 
@@ -338,7 +338,7 @@ impl Journal for PgJournal {
         read::read_aggregate(&self.0, tenant, aggregate, from, limit).await
     }
 
-    async fn read(&self, after: &Position, limit: usize) -> Result<Stretch> {
+    async fn read(&self, after: &Position, limit: usize) -> Result<ReadBatch> {
         read::read(&self.0, after, limit).await
     }
 
@@ -354,20 +354,25 @@ impl Journal for PgJournal {
         wake::wait(&self.0, after, at_most).await
     }
 
-    async fn lead(&self, relay: &RelayName, owner: &Owner, lease: Duration) -> Result<Lead> {
-        relay::lead(&self.0, relay, owner, lease).await
+    async fn acquire_leadership(
+        &self,
+        relay: &RelayName,
+        owner: &Owner,
+        lease: Duration,
+    ) -> Result<Leadership> {
+        relay::acquire_leadership(&self.0, relay, owner, lease).await
     }
 
-    async fn keep_lead(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()> {
-        relay::keep_lead(&self.0, relay, token, lease).await
+    async fn renew_leadership(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()> {
+        relay::renew_leadership(&self.0, relay, token, lease).await
     }
 
     async fn save(&self, relay: &RelayName, token: Token, checkpoint: &Checkpoint) -> Result<()> {
         relay::save(&self.0, relay, token, checkpoint).await
     }
 
-    async fn give_up_lead(&self, relay: &RelayName, token: Token) -> Result<()> {
-        relay::give_up_lead(&self.0, relay, token).await
+    async fn release_leadership(&self, relay: &RelayName, token: Token) -> Result<()> {
+        relay::release_leadership(&self.0, relay, token).await
     }
 
     async fn relays(&self) -> Result<Vec<RelayState>> {

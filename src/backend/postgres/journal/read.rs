@@ -26,7 +26,7 @@ use crate::error::{Error, Result};
 use crate::event::{Event, Fingerprint, TraceContext};
 use crate::id::{Aggregate, EventId, Kind, Tenant};
 use crate::journal::page::events_max;
-use crate::journal::{EVENT_BYTES, Filling, JournalStat, Page, Position, Stored, Stretch};
+use crate::journal::{EVENT_BYTES, Filling, JournalStat, Page, Position, ReadBatch, Stored};
 
 /// Below this many rows they are counted one by one; beyond, the server's estimate is as good.
 const COUNTED_MAX: i64 = 100_000;
@@ -197,7 +197,7 @@ pub(super) fn follows(after: u64, position: u64, settled: u64) -> bool {
     position.saturating_sub(1) <= after.max(settled)
 }
 
-pub(super) async fn read(inner: &Inner, after: &Position, limit: usize) -> Result<Stretch> {
+pub(super) async fn read(inner: &Inner, after: &Position, limit: usize) -> Result<ReadBatch> {
     let from = after.number();
     let bytes_max = inner.settings.journal.page_bytes_max;
     let anchor = inner.anchors.at(from);
@@ -232,7 +232,7 @@ pub(super) async fn read(inner: &Inner, after: &Position, limit: usize) -> Resul
     let page = filled(rows, limit, bytes_max)?;
     inner.anchors.learn(&page.events);
     let next = page.events.last().map_or_else(|| after.clone(), |stored| stored.position.clone());
-    Ok(Stretch::new(page.events, next, at_hole).more(page.more && !at_hole))
+    Ok(ReadBatch::new(page.events, next, at_hole).more(page.more && !at_hole))
 }
 
 /// A page of rows that were asked for by count and bytes: the server has counted as we do.

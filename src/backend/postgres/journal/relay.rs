@@ -12,7 +12,7 @@ use crate::backend::postgres::BEGIN;
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::{Owner, RelayName};
-use crate::journal::{Checkpoint, Lead, RelayState, may_be_forgotten, must_be_drawn, must_be_last};
+use crate::journal::{Checkpoint, Leadership, RelayState, may_be_forgotten, must_be_drawn, must_be_last};
 use crate::ledger::Token;
 
 /// How often a lead that someone took and gave up meanwhile is tried for.
@@ -33,7 +33,12 @@ fn print(checkpoint: &Checkpoint, at: Option<i64>) -> Result<String> {
     serde_json::to_string(&anchored).map_err(|e| Error::Corrupt(format!("a checkpoint: {e}")))
 }
 
-pub(super) async fn lead(inner: &Inner, relay: &RelayName, owner: &Owner, lease: Duration) -> Result<Lead> {
+pub(super) async fn acquire_leadership(
+    inner: &Inner,
+    relay: &RelayName,
+    owner: &Owner,
+    lease: Duration,
+) -> Result<Leadership> {
     let what = "taking the lead";
     let s = &inner.settings.schema;
     let take = format!(
@@ -57,22 +62,22 @@ pub(super) async fn lead(inner: &Inner, relay: &RelayName, owner: &Owner, lease:
         if let Some((token, checkpoint)) = led.into_iter().next() {
             let token = Token(token);
             let Some(Anchored { checkpoint, at }) = parse(checkpoint)? else {
-                return Ok(Lead::Leads { token, checkpoint: Checkpoint::start(&inner.id) });
+                return Ok(Leadership::Acquired { token, checkpoint: Checkpoint::start(&inner.id) });
             };
             let position = checkpoint.position.number();
             if let Err(error) = anchor::check(inner, position, at, Some(relay.as_str())).await {
-                give_up_lead(inner, relay, token).await?;
+                release_leadership(inner, relay, token).await?;
                 return Err(error);
             }
             inner.anchors.add(at.map(|at| (position, at)));
-            return Ok(Lead::Leads { token, checkpoint });
+            return Ok(Leadership::Acquired { token, checkpoint });
         }
         let query = sqlx::query_as::<_, (String, i64)>(AssertSqlSafe(who.clone()))
             .persistent(false)
             .bind(relay.as_str());
         let found = inner.fetch_all(query).await.map_err(|e| fail(what, e))?;
         if let Some((by, until)) = found.into_iter().next() {
-            return Ok(Lead::Taken { by: Owner::new(by)?, until: Time::from_micros(until) });
+            return Ok(Leadership::Taken { by: Owner::new(by)?, until: Time::from_micros(until) });
         }
     }
     Err(Error::Contended { what: format!("{what}: it changes hands all the time"), source: None })
@@ -89,7 +94,12 @@ async fn change(inner: &Inner, relay: &RelayName, token: Token, set: &str) -> Re
     }
 }
 
-pub(super) async fn keep_lead(inner: &Inner, relay: &RelayName, token: Token, lease: Duration) -> Result<()> {
+pub(super) async fn renew_leadership(
+    inner: &Inner,
+    relay: &RelayName,
+    token: Token,
+    lease: Duration,
+) -> Result<()> {
     let s = &inner.settings.schema;
     let set = format!("until = {s}.journal_now() + {}::float8 * interval '1 microsecond'", micros(lease));
     change(inner, relay, token, &set).await
@@ -126,7 +136,7 @@ fn fenced(relay: &RelayName) -> Error {
     Error::Fenced { what: format!("relay {relay} is led by someone else now") }
 }
 
-pub(super) async fn give_up_lead(inner: &Inner, relay: &RelayName, token: Token) -> Result<()> {
+pub(super) async fn release_leadership(inner: &Inner, relay: &RelayName, token: Token) -> Result<()> {
     change(inner, relay, token, "until = null").await
 }
 

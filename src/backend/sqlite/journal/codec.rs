@@ -10,7 +10,7 @@ use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::event::{Event, Fingerprint, TraceContext};
 use crate::id::{Aggregate, EventId, Kind, Tenant};
-use crate::journal::{Filling, JournalStat, Page, Position, Stored, Stretch};
+use crate::journal::{Filling, JournalStat, Page, Position, ReadBatch, Stored};
 
 /// More events than this are not counted one by one.
 const COUNTED_MAX: u64 = 1_000_000;
@@ -103,9 +103,9 @@ pub(super) fn head(conn: &Connection, tenant: Option<&Tenant>, aggregate: &Aggre
 }
 
 /// The events after a position.
-pub(super) fn read(conn: &Connection, after: &Position, page: Filling) -> Result<Stretch> {
+pub(super) fn read(conn: &Connection, after: &Position, page: Filling) -> Result<ReadBatch> {
     if page.is_full() {
-        return Ok(Stretch::new(Vec::new(), after.clone(), false)); // none are asked for
+        return Ok(ReadBatch::new(Vec::new(), after.clone(), false)); // none are asked for
     }
     // The reader's snapshot is one state of the file: what is drawn is committed.
     let last = last(conn)?;
@@ -116,7 +116,7 @@ pub(super) fn read(conn: &Connection, after: &Position, page: Filling) -> Result
         // What was swept is empty: whoever follows need not come by it again.
         _ => after.clone().max(Position::of(last)),
     };
-    Ok(Stretch::new(page.events, next, false).more(page.more))
+    Ok(ReadBatch::new(page.events, next, false).more(page.more))
 }
 
 /// The event with an id.

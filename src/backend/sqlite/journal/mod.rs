@@ -34,7 +34,7 @@ use crate::error::{Error, Result};
 use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
 use crate::journal::{
     Append, Appended, Checkpoint, Filling, Journal, JournalCapabilities, JournalSettings, JournalStat,
-    JournalSweep, Lead, Page, Position, RelayState, Stored, Stretch,
+    JournalSweep, Leadership, Page, Position, ReadBatch, RelayState, Stored,
 };
 use crate::ledger::Token;
 
@@ -162,13 +162,12 @@ impl SqliteJournal {
 impl Journal for SqliteJournal {
     async fn append(&self, append: &Append) -> Result<Appended> {
         let (append, settings) = (append.clone(), self.0.settings.clone());
-        answer(self.0.write.send(move |desk| desk.append(&append, &settings))).await?
+        answer(self.0.write.send(move |tx| tx.append(&append, &settings))).await?
     }
 
     async fn append_many(&self, appends: &[Append]) -> Result<Vec<Result<Appended>>> {
         let (appends, settings) = (appends.to_vec(), self.0.settings.clone());
-        answer(self.0.write.send(move |desk| appends.iter().map(|a| desk.append(a, &settings)).collect()))
-            .await
+        answer(self.0.write.send(move |tx| appends.iter().map(|a| tx.append(a, &settings)).collect())).await
     }
 
     async fn read_aggregate(
@@ -186,7 +185,7 @@ impl Journal for SqliteJournal {
         answer(self.0.read.send(read)).await
     }
 
-    async fn read(&self, after: &Position, limit: usize) -> Result<Stretch> {
+    async fn read(&self, after: &Position, limit: usize) -> Result<ReadBatch> {
         let after = after.clone();
         let page = Filling::new(limit, self.0.settings.page_bytes_max);
         answer(self.0.read.send(move |conn| codec::read(conn, &after, page))).await
@@ -223,17 +222,23 @@ impl Journal for SqliteJournal {
         }
     }
 
-    async fn lead(&self, relay: &RelayName, owner: &Owner, lease: Duration) -> Result<Lead> {
+    async fn acquire_leadership(
+        &self,
+        relay: &RelayName,
+        owner: &Owner,
+        lease: Duration,
+    ) -> Result<Leadership> {
         let (id, relay, owner) = (Arc::clone(&self.0.id), relay.clone(), owner.clone());
-        let lead =
-            move |desk: &mut writer::Desk<'_>| relay::lead(desk.conn, &id, &relay, &owner, lease, desk.now);
+        let lead = move |tx: &mut writer::JournalTx<'_>| {
+            relay::acquire_leadership(tx.conn, &id, &relay, &owner, lease, tx.now)
+        };
         answer(self.0.write.send(lead)).await?
     }
 
-    async fn keep_lead(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()> {
+    async fn renew_leadership(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()> {
         let relay = relay.clone();
-        let keep = move |desk: &mut writer::Desk<'_>| {
-            relay::keep(desk.conn, &relay, token, Some(desk.now.plus(lease)))
+        let keep = move |tx: &mut writer::JournalTx<'_>| {
+            relay::keep(tx.conn, &relay, token, Some(tx.now.plus(lease)))
         };
         answer(self.0.write.send(keep)).await?
     }
@@ -242,13 +247,13 @@ impl Journal for SqliteJournal {
         checkpoint.must_be_of(&self.0.id)?;
         let (relay, checkpoint) = (relay.clone(), checkpoint.clone());
         let save =
-            move |desk: &mut writer::Desk<'_>| relay::save(desk.conn, &relay, token, &checkpoint, desk.now);
+            move |tx: &mut writer::JournalTx<'_>| relay::save(tx.conn, &relay, token, &checkpoint, tx.now);
         answer(self.0.write.send(save)).await?
     }
 
-    async fn give_up_lead(&self, relay: &RelayName, token: Token) -> Result<()> {
+    async fn release_leadership(&self, relay: &RelayName, token: Token) -> Result<()> {
         let relay = relay.clone();
-        answer(self.0.write.send(move |desk| relay::keep(desk.conn, &relay, token, None))).await?
+        answer(self.0.write.send(move |tx| relay::keep(tx.conn, &relay, token, None))).await?
     }
 
     async fn relays(&self) -> Result<Vec<RelayState>> {
@@ -263,13 +268,12 @@ impl Journal for SqliteJournal {
     ) -> Result<Option<Checkpoint>> {
         to.must_be_of(&self.0.id)?;
         let (relay, to) = (relay.clone(), to.clone());
-        answer(self.0.write.send(move |desk| relay::rewind(desk.conn, &relay, &to, if_token, desk.now)))
-            .await?
+        answer(self.0.write.send(move |tx| relay::rewind(tx.conn, &relay, &to, if_token, tx.now))).await?
     }
 
     async fn forget_relay(&self, relay: &RelayName) -> Result<RelayState> {
         let relay = relay.clone();
-        answer(self.0.write.send(move |desk| relay::forget(desk.conn, &relay, desk.now))).await?
+        answer(self.0.write.send(move |tx| relay::forget(tx.conn, &relay, tx.now))).await?
     }
 
     async fn count_after(&self, after: &Position, limit: u64) -> Result<u64> {
@@ -283,7 +287,7 @@ impl Journal for SqliteJournal {
             let now = self.0.clock.now();
             return answer(self.0.read.send(move |conn| relay::sweep(conn, &terms, now))).await;
         }
-        answer(self.0.write.send(move |desk| relay::sweep(desk.conn, &terms, desk.now))).await
+        answer(self.0.write.send(move |tx| relay::sweep(tx.conn, &terms, tx.now))).await
     }
 
     async fn stat(&self) -> Result<JournalStat> {

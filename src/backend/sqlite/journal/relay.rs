@@ -12,7 +12,8 @@ use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::{Owner, RelayName};
 use crate::journal::{
-    Checkpoint, JournalSweep, Lead, RelayState, may_be_forgotten, must_be_drawn, must_be_last, swept_up_to,
+    Checkpoint, JournalSweep, Leadership, RelayState, may_be_forgotten, must_be_drawn, must_be_last,
+    swept_up_to,
 };
 use crate::ledger::Token;
 
@@ -63,19 +64,19 @@ fn next_token(conn: &Connection) -> Result<Token> {
 }
 
 /// Takes the lead, if nobody has it.
-pub(super) fn lead(
+pub(super) fn acquire_leadership(
     conn: &Connection,
     journal: &str,
     relay: &RelayName,
     owner: &Owner,
     lease: Duration,
     now: Time,
-) -> Result<Result<Lead>> {
+) -> Result<Result<Leadership>> {
     let before = find(conn, relay)?;
     if let Some(RelayState { owner: Some(by), until: Some(until), .. }) = &before
         && *until > now
     {
-        return Ok(Ok(Lead::Taken { by: by.clone(), until: *until }));
+        return Ok(Ok(Leadership::Taken { by: by.clone(), until: *until }));
     }
     let checkpoint = before.and_then(|state| state.checkpoint).unwrap_or_else(|| Checkpoint::start(journal));
     if let Err(error) = must_be_drawn(relay, &checkpoint.position, last(conn)?) {
@@ -90,7 +91,7 @@ pub(super) fn lead(
         statement.execute(params![relay.as_str(), owner.as_str(), now.plus(lease).as_micros(), token.0])
     })
     .doing("taking the lead")?;
-    Ok(Ok(Lead::Leads { token, checkpoint }))
+    Ok(Ok(Leadership::Acquired { token, checkpoint }))
 }
 
 /// Changes a relay's row if the token is its last; `set` has the parameters from 3 on.

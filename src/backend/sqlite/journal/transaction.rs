@@ -107,9 +107,9 @@ impl SqliteJournal {
     #[cfg(feature = "testing")]
     pub async fn limit_pages(&self, pages: u32) -> Result<()> {
         use crate::backend::sqlite::fault::Doing as _;
-        let limit = move |desk: &mut super::writer::Desk<'_>| {
+        let limit = move |journal_tx: &mut super::writer::JournalTx<'_>| {
             let sql = format!("PRAGMA main.max_page_count = {pages}");
-            desk.conn.query_row(&sql, [], |_| Ok(())).doing("limiting the file")
+            journal_tx.conn.query_row(&sql, [], |_| Ok(())).doing("limiting the file")
         };
         crate::backend::sqlite::answer(self.0.write.send(limit)).await
     }

@@ -18,7 +18,7 @@ use crate::journal::{Append, Appended, JournalSettings};
 const GROUP_MAX: usize = 256;
 
 /// One transaction's view of the journal.
-pub(super) struct Desk<'c> {
+pub(super) struct JournalTx<'c> {
     pub(super) conn: &'c Connection,
     /// When the transaction had the right to write.
     pub(super) now: Time,
@@ -27,7 +27,7 @@ pub(super) struct Desk<'c> {
     journal: &'c str,
 }
 
-impl Desk<'_> {
+impl JournalTx<'_> {
     /// Appends; the inner error is what is wrong with it.
     pub(super) fn append(&mut self, append: &Append, settings: &JournalSettings) -> Result<Result<Appended>> {
         if self.last.is_none() {
@@ -45,7 +45,7 @@ impl Desk<'_> {
 pub(super) enum Rows {}
 
 impl Kind for Rows {
-    type Desk<'c> = Desk<'c>;
+    type Context<'c> = JournalTx<'c>;
 }
 
 /// Sends requests to the thread that writes.
@@ -93,11 +93,12 @@ impl Writer {
     fn once(&self, group: &mut [Box<dyn Work<Rows>>]) -> Result<()> {
         begin(&self.conn, "beginning a transaction of the journal")?;
         // Taken once the right to write is there: whoever writes later has the later time.
-        let mut desk = Desk { conn: &self.conn, now: self.clock.now(), last: None, journal: &self.journal };
+        let mut tx =
+            JournalTx { conn: &self.conn, now: self.clock.now(), last: None, journal: &self.journal };
         for work in group {
-            work.run(&mut desk)?;
+            work.run(&mut tx)?;
         }
-        let last = desk.last;
+        let last = tx.last;
         crate::crash_point!("journal.commit.before");
         commit(&self.conn, "committing to the journal")?;
         crate::crash_point!("journal.commit.after");

@@ -12,7 +12,7 @@ use crate::event::Event;
 use crate::id::{Aggregate, EventId, Kind, Owner, RelayName, Tenant};
 use crate::journal::{
     AggregateOf, Append, Appended, Behind, Checkpoint, Expected, Journal, JournalSettings, JournalSweep,
-    Lead, Placing, Position, Stored,
+    Leadership, Placing, Position, Stored,
 };
 use crate::ledger::{MismatchRule, Token};
 use crate::testing::model::{Rng, cases, seed};
@@ -232,12 +232,13 @@ impl<J: Journal> Run<J> {
     async fn lead(&mut self) {
         let name = self.any_relay();
         self.log.push(format!("lead {name}"));
-        let answer = self.refusing.lead(&name, &Owner::new("ada").unwrap(), LEASE).await.unwrap();
+        let answer =
+            self.refusing.acquire_leadership(&name, &Owner::new("ada").unwrap(), LEASE).await.unwrap();
         let start = Checkpoint::start(self.refusing.id());
         let relay = self.spec.relays.entry(name).or_default();
         let highest = relay.tokens.iter().max().copied();
         match answer {
-            Lead::Leads { token, checkpoint } => {
+            Leadership::Acquired { token, checkpoint } => {
                 let was = std::mem::replace(&mut relay.leads, true);
                 relay.tokens.push(token);
                 let wanted = relay.checkpoint.clone().unwrap_or(start);
@@ -245,7 +246,7 @@ impl<J: Journal> Run<J> {
                 self.same("the checkpoint", &wanted, &checkpoint);
                 self.same("that the token is the highest", &true, &(Some(token) > highest));
             }
-            Lead::Taken { .. } => {
+            Leadership::Taken { .. } => {
                 let leads = relay.leads;
                 self.same("that someone leads", &leads, &true);
             }
@@ -270,8 +271,8 @@ impl<J: Journal> Run<J> {
         let way = self.rng.below(10);
         let (what, answer) = match way {
             0..6 => ("save", self.refusing.save(&name, token, &checkpoint).await),
-            6..8 => ("keep", self.refusing.keep_lead(&name, token, LEASE).await),
-            _ => ("give up", self.refusing.give_up_lead(&name, token).await),
+            6..8 => ("keep", self.refusing.renew_leadership(&name, token, LEASE).await),
+            _ => ("give up", self.refusing.release_leadership(&name, token).await),
         };
         self.log.push(format!("{what} {name} under {token:?}"));
         self.same(what, &wanted, &answer.map_err(|error| error.code()));
@@ -383,9 +384,9 @@ impl<J: Journal> Run<J> {
         }
         let (mut found, mut after) = (Vec::new(), Position::START);
         loop {
-            let stretch = self.warning.read(&after, 7).await.unwrap();
-            let ends = stretch.next == after;
-            (after, found) = (stretch.next, [found, stretch.events].concat());
+            let batch = self.warning.read(&after, 7).await.unwrap();
+            let ends = batch.next == after;
+            (after, found) = (batch.next, [found, batch.events].concat());
             if ends {
                 break;
             }

@@ -1,15 +1,15 @@
-//! What a member believes to be in its hands, and what it hears when the group sees it otherwise.
+//! What a member believes to be in its assignments, and what it hears when the group sees it otherwise.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-use super::{Assigned, Heard, Partition};
+use super::{Assignment, BusEvent, Partition};
 use crate::error::{Error, Result};
 
 /// A partition of this member, as the group has it.
 #[derive(Debug, Clone)]
-pub(super) struct Mine {
-    pub assigned: Assigned,
+pub(super) struct GroupAssignment {
+    pub assigned: Assignment,
     /// Whether the group wants it back.
     pub revoking: bool,
     /// What the group has committed of it.
@@ -31,19 +31,19 @@ struct Held {
 
 /// A member's partitions.
 #[derive(Debug, Default)]
-pub(super) struct Hands {
+pub(super) struct Assignments {
     held: BTreeMap<Partition, Held>,
     /// Up to which epoch each was given back. The group may learn of it later.
     returned: BTreeMap<Partition, u64>,
     /// Which partition delivers first next time, so that a busy one does not starve the others.
     turn: usize,
     /// What retention removed before it was delivered, and nobody has heard of yet.
-    removed: VecDeque<Heard>,
+    removed: VecDeque<BusEvent>,
 }
 
-impl Hands {
+impl Assignments {
     /// What there is to hear, if the group and the member disagree: bad news first.
-    pub(super) fn hear(&mut self, mine: &[Mine]) -> Option<Heard> {
+    pub(super) fn hear(&mut self, mine: &[GroupAssignment]) -> Option<BusEvent> {
         let held = |p: &Partition, epoch| {
             mine.iter().any(|m| m.assigned.partition == *p && m.assigned.epoch == epoch)
         };
@@ -51,11 +51,11 @@ impl Hands {
             .held
             .iter()
             .filter(|(partition, own)| !held(partition, own.epoch))
-            .map(|(partition, own)| Assigned { partition: partition.clone(), epoch: own.epoch })
+            .map(|(partition, own)| Assignment { partition: partition.clone(), epoch: own.epoch })
             .collect();
         if !lost.is_empty() {
             self.drop_all(&lost);
-            return Some(Heard::Lost(lost));
+            return Some(BusEvent::Lost(lost));
         }
         let mut revoked = Vec::new();
         for m in mine.iter().filter(|m| m.revoking) {
@@ -65,13 +65,14 @@ impl Hands {
             }
         }
         if !revoked.is_empty() {
-            return Some(Heard::Revoked(revoked));
+            return Some(BusEvent::Revoked(revoked));
         }
         if let Some(removed) = self.removed.pop_front() {
             return Some(removed);
         }
-        let returned = |m: &Mine| self.returned.get(&m.assigned.partition) >= Some(&m.assigned.epoch);
-        let is_new = |m: &&Mine| !self.held.contains_key(&m.assigned.partition) && !returned(m);
+        let returned =
+            |m: &GroupAssignment| self.returned.get(&m.assigned.partition) >= Some(&m.assigned.epoch);
+        let is_new = |m: &&GroupAssignment| !self.held.contains_key(&m.assigned.partition) && !returned(m);
         let new: Vec<_> = mine.iter().filter(is_new).collect();
         if new.is_empty() {
             return None;
@@ -81,17 +82,17 @@ impl Hands {
             let own = Held { epoch: m.assigned.epoch, position, paused: false, revoked: false };
             self.held.insert(m.assigned.partition.clone(), own);
         }
-        Some(Heard::Given(new.into_iter().map(|m| m.assigned.clone()).collect()))
+        Some(BusEvent::Assigned(new.into_iter().map(|m| m.assigned.clone()).collect()))
     }
 
     /// The partitions that deliver, each with its epoch and the offset it is at; another one first each time.
-    pub(super) fn readable(&self) -> Vec<(Assigned, i64)> {
+    pub(super) fn readable(&self) -> Vec<(Assignment, i64)> {
         let mut all: Vec<_> = self
             .held
             .iter()
             .filter(|(_, own)| !own.paused && !own.revoked)
             .map(|(partition, own)| {
-                (Assigned { partition: partition.clone(), epoch: own.epoch }, own.position)
+                (Assignment { partition: partition.clone(), epoch: own.epoch }, own.position)
             })
             .collect();
         if !all.is_empty() {
@@ -107,7 +108,7 @@ impl Hands {
         if let Some(own) = self.held.get_mut(partition) {
             if own.position < offsets.start {
                 let gone = own.position..offsets.start;
-                self.removed.push_back(Heard::Removed { partition: partition.clone(), offsets: gone });
+                self.removed.push_back(BusEvent::Removed { partition: partition.clone(), offsets: gone });
             }
             own.position = offsets.end;
         }
@@ -127,16 +128,15 @@ impl Hands {
         if offset < 0 {
             return Err(Error::invalid("offset", format!("{offset} of {partition}; offsets begin at 0")));
         }
-        let own = self
-            .held
-            .get_mut(partition)
-            .ok_or_else(|| Error::Fenced { what: format!("{partition} is not in this member's hands") })?;
+        let own = self.held.get_mut(partition).ok_or_else(|| Error::Fenced {
+            what: format!("{partition} is not in this member's assignments"),
+        })?;
         own.position = offset;
         Ok(())
     }
 
     /// Partitions are given back.
-    pub(super) fn give_back(&mut self, partitions: &[Assigned]) {
+    pub(super) fn release(&mut self, partitions: &[Assignment]) {
         self.drop_all(partitions);
         for assigned in partitions {
             let epoch = self.returned.entry(assigned.partition.clone()).or_default();
@@ -145,7 +145,7 @@ impl Hands {
     }
 
     /// Forgets partitions, if they are still those of the epochs given.
-    fn drop_all(&mut self, partitions: &[Assigned]) {
+    fn drop_all(&mut self, partitions: &[Assignment]) {
         for assigned in partitions {
             if self.held.get(&assigned.partition).is_some_and(|own| own.epoch == assigned.epoch) {
                 self.held.remove(&assigned.partition);

@@ -13,7 +13,7 @@ use crate::journal::Journal;
 use crate::ledger::Token;
 
 #[derive(Debug, Clone, Copy)]
-struct Pulse {
+struct LeaseState {
     /// Until when the lead may be used, by this machine's monotonic time: counted from before the journal was asked.
     deadline: Instant,
     lost: Option<&'static str>,
@@ -21,19 +21,19 @@ struct Pulse {
 
 /// Keeps the lead in a task of its own, so that nothing the relay waits for costs it; ends when dropped.
 #[derive(Debug)]
-pub(super) struct Keeper {
+pub(super) struct LeadershipHeartbeat {
     pub(super) token: Token,
-    pulse: watch::Receiver<Pulse>,
+    state: watch::Receiver<LeaseState>,
     task: AbortHandle,
 }
 
-impl Drop for Keeper {
+impl Drop for LeadershipHeartbeat {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl Keeper {
+impl LeadershipHeartbeat {
     /// Keeps a lead that was asked for at `asked`.
     pub(super) fn spawn(
         journal: Arc<dyn Journal>,
@@ -42,22 +42,22 @@ impl Keeper {
         asked: Instant,
     ) -> Self {
         let deadline = asked + settings.lease - settings.margin();
-        let (send, pulse) = watch::channel(Pulse { deadline, lost: None });
+        let (send, state) = watch::channel(LeaseState { deadline, lost: None });
         let task = tokio::spawn(keep(journal, settings, token, send)).abort_handle();
-        Keeper { token, pulse, task }
+        LeadershipHeartbeat { token, state, task }
     }
 
     /// Returns while the lead may be used; if its time is up, waits until it is kept or lost.
     pub(super) async fn hold(&self) -> Result<(), End> {
-        let mut pulse = self.pulse.clone();
+        let mut state = self.state.clone();
         loop {
-            let now = *pulse.borrow_and_update();
+            let now = *state.borrow_and_update();
             match now.lost {
                 Some(cause) => return Err(End::Lost(cause)),
                 None if Instant::now() < now.deadline => return Ok(()),
                 None => {}
             }
-            if pulse.changed().await.is_err() {
+            if state.changed().await.is_err() {
                 return Err(End::Lost("deadline")); // its task is gone
             }
         }
@@ -65,9 +65,9 @@ impl Keeper {
 
     /// Ends when the lead is lost.
     pub(super) async fn lost(&self) -> End {
-        let mut pulse = self.pulse.clone();
-        let lost = pulse.wait_for(|pulse| pulse.lost.is_some()).await;
-        End::Lost(lost.ok().and_then(|pulse| pulse.lost).unwrap_or("deadline"))
+        let mut state = self.state.clone();
+        let lost = state.wait_for(|state| state.lost.is_some()).await;
+        End::Lost(lost.ok().and_then(|state| state.lost).unwrap_or("deadline"))
     }
 }
 
@@ -75,24 +75,24 @@ async fn keep(
     journal: Arc<dyn Journal>,
     settings: Arc<RelaySettings>,
     token: Token,
-    pulse: watch::Sender<Pulse>,
+    state: watch::Sender<LeaseState>,
 ) {
-    let mut deadline = pulse.borrow().deadline;
+    let mut deadline = state.borrow().deadline;
     let cause = loop {
         sleep_until((Instant::now() + settings.heartbeat()).min(deadline)).await;
-        match prolong(&*journal, &settings, token, deadline).await {
+        match renew_once(&*journal, &settings, token, deadline).await {
             Ok(next) => {
                 deadline = next;
-                pulse.send_modify(|pulse| pulse.deadline = next);
+                state.send_modify(|state| state.deadline = next);
             }
             Err(cause) => break cause,
         }
     };
-    pulse.send_modify(|pulse| pulse.lost = Some(cause));
+    state.send_modify(|state| state.lost = Some(cause));
 }
 
 /// Keeps the lead once, trying again until the deadline. A process that stood still past it asks once more: nobody may have wanted it.
-async fn prolong(
+async fn renew_once(
     journal: &dyn Journal,
     settings: &RelaySettings,
     token: Token,
@@ -102,7 +102,7 @@ async fn prolong(
     loop {
         let sent = Instant::now();
         let until = deadline.max(sent + settings.margin());
-        match timeout_at(until, journal.keep_lead(&settings.name, token, settings.lease)).await {
+        match timeout_at(until, journal.renew_leadership(&settings.name, token, settings.lease)).await {
             Ok(Ok(())) => return Ok(sent + settings.lease - settings.margin()),
             Ok(Err(Error::Fenced { .. })) => return Err("fenced"),
             Ok(Err(error)) if Instant::now() < deadline => {

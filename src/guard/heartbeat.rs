@@ -29,40 +29,40 @@ impl From<LeaseLost> for Error {
 
 /// What is known of a lease that is being kept.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pulse {
+pub(super) struct LeaseState {
     pub(super) deadline: Instant,
     pub(super) lost: Option<&'static str>,
 }
 
 /// Extends a lease in a task of its own, so that a handler that blocks its thread keeps its lease; ends when dropped.
 #[derive(Debug)]
-pub(super) struct Keeper {
-    pulse: watch::Receiver<Pulse>,
+pub(super) struct Heartbeat {
+    state: watch::Receiver<LeaseState>,
     task: AbortHandle,
 }
 
-impl Drop for Keeper {
+impl Drop for Heartbeat {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl Keeper {
+impl Heartbeat {
     pub(super) fn spawn(core: Core, extend: Extend, deadline: Instant) -> Self {
-        let (send, pulse) = watch::channel(Pulse { deadline, lost: None });
+        let (send, state) = watch::channel(LeaseState { deadline, lost: None });
         let task = tokio::spawn(keep(core, extend, send)).abort_handle();
-        Keeper { pulse, task }
+        Heartbeat { state, task }
     }
 
-    pub(super) fn pulse(&self) -> Pulse {
-        *self.pulse.borrow()
+    pub(super) fn state(&self) -> LeaseState {
+        *self.state.borrow()
     }
 
     /// Ends when the lease is lost; never, if it is settled before.
     pub(super) fn lost(&self) -> impl Future<Output = &'static str> + Send + 'static + use<> {
-        let mut pulse = self.pulse.clone();
+        let mut state = self.state.clone();
         async move {
-            let cause = pulse.wait_for(|pulse| pulse.lost.is_some()).await.ok().and_then(|pulse| pulse.lost);
+            let cause = state.wait_for(|state| state.lost.is_some()).await.ok().and_then(|state| state.lost);
             match cause {
                 Some(cause) => cause,
                 None => std::future::pending().await,
@@ -71,16 +71,16 @@ impl Keeper {
     }
 }
 
-async fn keep(core: Core, extend: Extend, pulse: watch::Sender<Pulse>) {
-    let mut deadline = pulse.borrow().deadline;
+async fn keep(core: Core, extend: Extend, state: watch::Sender<LeaseState>) {
+    let mut deadline = state.borrow().deadline;
     let cause = loop {
         // One that has less left than a heartbeat (it was not run at once) is extended while there is time.
         let left = deadline.saturating_duration_since(Instant::now());
         sleep(core.settings().heartbeat.min(left / 2)).await;
-        match prolong(&core, &extend, deadline).await {
+        match extend_once(&core, &extend, deadline).await {
             Ok(next) => {
                 deadline = next;
-                pulse.send_modify(|pulse| pulse.deadline = next);
+                state.send_modify(|state| state.deadline = next);
             }
             Err(cause) => break cause,
         }
@@ -89,12 +89,12 @@ async fn keep(core: Core, extend: Extend, pulse: watch::Sender<Pulse>) {
     if let Some(meter) = core.meter() {
         meter.lease_lost(cause);
     }
-    pulse.send_modify(|pulse| pulse.lost = Some(cause));
+    state.send_modify(|state| state.lost = Some(cause));
 }
 
 /// Extends once, trying again until the deadline: an extension that fails is no loss yet, and none that comes in time is
 /// a false rescue.
-async fn prolong(core: &Core, extend: &Extend, deadline: Instant) -> Result<Instant, &'static str> {
+async fn extend_once(core: &Core, extend: &Extend, deadline: Instant) -> Result<Instant, &'static str> {
     let pause = (core.settings().heartbeat / 4).min(Duration::from_secs(1));
     loop {
         let sent = Instant::now();

@@ -54,7 +54,7 @@ impl Memo {
 }
 
 /// One transaction's view of the ledger.
-pub(super) struct Desk<'c> {
+pub(super) struct LedgerTx<'c> {
     pub(super) conn: &'c Connection,
     pub(super) memo: &'c mut Memo,
     clock: &'c dyn Clock,
@@ -62,9 +62,9 @@ pub(super) struct Desk<'c> {
     batch: Option<Token>,
 }
 
-impl<'c> Desk<'c> {
+impl<'c> LedgerTx<'c> {
     pub(super) fn new(conn: &'c Connection, memo: &'c mut Memo, clock: &'c dyn Clock) -> Self {
-        Desk { conn, memo, clock, batch: None }
+        LedgerTx { conn, memo, clock, batch: None }
     }
 
     /// Uses one token from here on.
@@ -103,7 +103,7 @@ impl<'c> Desk<'c> {
         Ok(known.made && known.dropped.is_none())
     }
 
-    /// Notes that something changed in a week; [`finish`](Desk::finish) writes it down once.
+    /// Notes that something changed in a week; [`finish`](LedgerTx::finish) writes it down once.
     pub(super) fn touch(&mut self, week: Week, now: Time) -> Result<()> {
         let known = self.week(week)?;
         known.touched = Some(known.touched.map_or(now, |touched| touched.max(now)));
@@ -222,7 +222,7 @@ fn upsert_sql(week: Week) -> String {
     )
 }
 
-impl Rows for Desk<'_> {
+impl Rows for LedgerTx<'_> {
     fn now(&self) -> Time {
         self.clock.now()
     }

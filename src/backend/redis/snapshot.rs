@@ -40,7 +40,7 @@ struct WeekSlot {
 
 /// A decision's view of the ledger, at one moment.
 #[derive(Debug, Default)]
-pub(super) struct Desk {
+pub(super) struct RedisSnapshot {
     now: Time,
     token: i64,
     weeks_version: i64,
@@ -59,18 +59,18 @@ pub(super) struct Desk {
     fenced: bool,
 }
 
-impl Desk {
+impl RedisSnapshot {
     pub(super) fn new(found: Found) -> Result<Self> {
-        let mut desk = Desk {
+        let mut snapshot = RedisSnapshot {
             now: found.now,
             token: found.token,
             weeks_version: found.weeks_version,
             weeks_count: found.weeks_count,
             scopes_count: found.scopes_count,
-            ..Desk::default()
+            ..RedisSnapshot::default()
         };
-        desk.add(found)?;
-        Ok(desk)
+        snapshot.add(found)?;
+        Ok(snapshot)
     }
 
     /// Adds what was read later, for the same decision: only if nothing around it has changed. Rows that are here stay.
@@ -150,7 +150,7 @@ impl Desk {
     }
 
     /// Notes that a dead row was copied out, if it still is the one.
-    pub(super) fn copied(&mut self, key: Key, token: Token) -> Result<()> {
+    pub(super) fn mark_dead_published(&mut self, key: Key, token: Token) -> Result<()> {
         let row = self.row(&key)?;
         if row.is_some_and(|row| row.token == token && index_of(&row) == Some("out")) {
             self.copied.push(key);
@@ -174,7 +174,7 @@ impl Desk {
     }
 
     /// Notes markers.
-    pub(super) fn mark(&mut self, scope: &Scope, markers: &[Marker]) {
+    pub(super) fn set_markers(&mut self, scope: &Scope, markers: &[Marker]) {
         self.markers.extend(markers.iter().map(|marker| (scope.clone(), marker.clone())));
     }
 
@@ -336,7 +336,7 @@ fn put_row(acts: &mut Args, key: &Key, slot: &Slot) {
     }
 }
 
-impl Rows for Desk {
+impl Rows for RedisSnapshot {
     fn now(&self) -> Time {
         self.now
     }
