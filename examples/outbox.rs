@@ -14,7 +14,7 @@ use hapax::bus::{Bus, EmbeddedBus, TopicSettings};
 use hapax::consumer::{Consumer, Guarantee, TransactionalLedger, transactional};
 use hapax::journal::{Append, Checkpoint, Expected, JournalSettings};
 use hapax::ledger::Settings;
-use hapax::relay::{Relay, RelaySettings};
+use hapax::relay::Relay;
 use hapax::{Aggregate, Event, EventId, Journal, Kind, RelayName, Topic};
 use rusqlite::{Connection, TransactionBehavior};
 
@@ -152,10 +152,12 @@ async fn deliver<L: TransactionalLedger>(
             journal.rewind(&name, &Checkpoint::start(journal.id()), None).await?;
         }
         let relay =
-            Relay::new(journal.clone(), bus.clone(), RelaySettings::new(name.clone(), topic.clone()))?;
-        let watch = relay.watch();
-        let through = async move { until(|| watch.progress().published >= written).await };
-        published += relay.run(through).await?.published;
+            Relay::builder(journal.clone(), bus.clone()).name(name.as_str()).topic(topic.as_str()).build()?;
+        let handle = relay.handle();
+        let relaying = tokio::spawn(relay.run());
+        until(|| handle.progress().published >= written).await;
+        handle.stop();
+        published += relaying.await??.published;
     }
     until(|| handle.progress().passed.values().sum::<u64>() >= published).await;
     handle.stop();

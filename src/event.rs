@@ -48,6 +48,11 @@ pub struct Event {
 }
 
 impl Event {
+    /// An event that has nothing but an id yet. The id is checked: `Event::of("order-17-paid")?`.
+    pub fn of(id: impl AsRef<str>) -> crate::error::Result<Self> {
+        Ok(Event::new(EventId::new(id)?))
+    }
+
     /// An event with an id and nothing else.
     pub fn new(id: EventId) -> Self {
         Event {

@@ -27,6 +27,7 @@ pub mod consumer;
 pub mod guard;
 pub mod journal;
 pub mod ledger;
+pub mod open;
 pub mod relay;
 pub mod sink;
 pub mod sweep;
@@ -41,7 +42,7 @@ pub use error::{Error, Result};
 pub use event::{Event, Fingerprint, Headers, Origin, TraceContext};
 pub use guard::Guard;
 pub use id::{Aggregate, EventId, Kind, Owner, RelayName, Scope, Tenant, Topic};
-pub use journal::Journal;
+pub use journal::{Journal, JournalExt};
 pub use ledger::{Ledger, Outcome};
 pub use relay::Relay;
 

@@ -187,16 +187,20 @@ async fn the_largest_event_of_a_journal_is_published() {
 
     let settings = hapax::relay::RelaySettings::new(hapax::RelayName::new("main").unwrap(), topic());
     let relay = hapax::relay::Relay::new(Arc::new(journal), bus.clone(), settings).unwrap();
-    let watch = relay.watch();
-    let through = async move {
+    let handle = relay.handle();
+    let through = async {
         let end = std::time::Instant::now() + Duration::from_secs(60);
-        while watch.progress().published + watch.progress().parked as u64 == 0
+        while handle.progress().published + handle.progress().parked as u64 == 0
             && std::time::Instant::now() < end
         {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
-    let progress = relay.run(through).await.unwrap();
+    let (ran, ()) = tokio::join!(relay.run(), async {
+        through.await;
+        handle.stop();
+    });
+    let progress = ran.unwrap();
     assert_eq!((progress.published, progress.parked), (1, 0), "{progress:?}");
     let records = hapax::testing::relay::read_topic(&*bus, &topic()).await;
     assert_eq!(records[0].record.payload.as_ref().map(bytes::Bytes::len), Some(bytes));

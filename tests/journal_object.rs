@@ -15,9 +15,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use hapax::Error;
 use hapax::backend::object::{AllocatorMode, AllocatorSettings, ObjectJournal, ObjectSettings, S3};
-use hapax::journal::{
-    Append, Appended, Expected, Journal as _, JournalSettings, OpenSettings, Placing, Position, open,
-};
+use hapax::journal::{Append, Appended, Expected, Journal as _, JournalSettings, Placing, Position};
 use hapax::testing::journal::JournalHarness;
 use objects::{Place, aggregate, append, event, follow, s3_settings};
 use watched::{Watched, held_up, open_watched};
@@ -455,18 +453,22 @@ async fn a_journal_in_memory_is_archived() {
 async fn a_url_opens_a_directory() {
     let dir = tempfile::tempdir().unwrap();
     let url = format!("dir:{}", dir.path().join("new/journal").display());
-    let journal = open(&url, &OpenSettings::default()).await.unwrap();
+    let journal = hapax::open::journal_with(&url, &hapax::open::OpenSettings::default()).await.unwrap();
     let _ = journal.append(&append("a", Expected::New, &["x"])).await.unwrap();
-    let again = open(&url, &OpenSettings::default()).await.unwrap();
+    let again = hapax::open::journal_with(&url, &hapax::open::OpenSettings::default()).await.unwrap();
     assert_eq!(again.id(), journal.id());
     assert_eq!(again.head(None, &aggregate("a")).await.unwrap(), 1);
-    let mut check = OpenSettings::default();
+    let mut check = hapax::open::OpenSettings::default();
     check.migrate = hapax::config::Migrate::Check;
     let other = format!("dir:{}", dir.path().join("other").display());
-    assert_eq!(open(&other, &check).await.err().unwrap().code(), "schema");
-    assert_eq!(open("dir:", &check).await.err().unwrap().code(), "config");
+    assert_eq!(hapax::open::journal_with(&other, &check).await.err().unwrap().code(), "schema");
+    assert_eq!(hapax::open::journal_with("dir:", &check).await.err().unwrap().code(), "config");
     let file = dir.path().join("file");
     std::fs::write(&file, "x").unwrap();
-    let error = open(&format!("dir:{}", file.display()), &OpenSettings::default()).await.err().unwrap();
+    let error =
+        hapax::open::journal_with(&format!("dir:{}", file.display()), &hapax::open::OpenSettings::default())
+            .await
+            .err()
+            .unwrap();
     assert_eq!(error.code(), "refused", "{}", error.chain());
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use hapax::backend::sqlite::{SqliteJournal, SqliteLedger};
-use hapax::journal::{Append, Expected, Journal, JournalSettings, OpenSettings, Placing, Position};
+use hapax::journal::{Append, Expected, Journal, JournalSettings, Placing, Position};
 use hapax::ledger::{Claim, Identity, Mode, Settings};
 use hapax::testing::journal::{Follower, JournalHarness, aggregate, append, event, put};
 use hapax::{Aggregate, EventId, Ledger, Scope};
@@ -342,18 +342,18 @@ async fn one_file_holds_a_journal_a_ledger_and_the_users_tables() {
 async fn a_url_opens_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let url = format!("sqlite:{}", file(&dir).display());
-    let mut settings = OpenSettings::default();
+    let mut settings = hapax::open::OpenSettings::default();
     settings.migrate = hapax::config::Migrate::Check;
-    assert!(hapax::journal::open(&url, &settings).await.is_err(), "there is none to check");
+    assert!(hapax::open::journal_with(&url, &settings).await.is_err(), "there is none to check");
     settings.migrate = hapax::config::Migrate::Auto;
-    let journal = hapax::journal::open(&url, &settings).await.unwrap();
+    let journal = hapax::open::journal_with(&url, &settings).await.unwrap();
     let _ = put(&journal, &append("a", Expected::New, &["a1"])).await;
     settings.migrate = hapax::config::Migrate::Check;
-    let again = hapax::journal::open(&url, &settings).await.unwrap();
+    let again = hapax::open::journal_with(&url, &settings).await.unwrap();
     assert_eq!((again.id(), again.capabilities().backend), (journal.id(), "sqlite"));
     assert_eq!(again.head(None, &Aggregate::new("a").unwrap()).await.unwrap(), 1);
     for bad in ["sqlite:", "sqlite://", "sqlite::memory:", "sqlite:/no/such/directory/journal.db"] {
-        assert!(hapax::journal::open(bad, &settings).await.is_err(), "{bad}");
+        assert!(hapax::open::journal_with(bad, &settings).await.is_err(), "{bad}");
     }
 }
 

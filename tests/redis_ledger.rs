@@ -8,9 +8,9 @@ mod support;
 use std::time::Duration;
 
 use hapax::backend::redis::{RedisLedger, RedisSettings};
-use hapax::backend::{OpenSettings, open};
 use hapax::config::Migrate;
 use hapax::ledger::{Claim, Identity, IdentityRule, Level, Mode, Outcome, Settings, State, SweepSettings};
+use hapax::open::{OpenSettings, ledger_with as open};
 use hapax::testing::Harness;
 use hapax::testing::kit::{
     another, claim, done, expect, first, lease, one, settled, settling, there, try_one,

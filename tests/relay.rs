@@ -12,10 +12,9 @@ use hapax::journal::{
     AggregateOf, Append, Behind, Checkpoint, Expected, Journal, JournalSettings, JournalSweep, Leadership,
     MemoryJournal, Position,
 };
-use hapax::relay::{Progress, Relay, RelaySettings, RelayWatch, resume, skip};
+use hapax::relay::{Progress, Relay, RelayHandle, RelaySettings, resume, skip};
 use hapax::testing::relay::{FaultyBus, OddJournal, Witnessed, away, read_topic, too_large, witness};
 use hapax::{Aggregate, Event, EventId, Owner, RelayName, Tenant, Topic};
-use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 fn topic() -> Topic {
@@ -64,19 +63,15 @@ async fn fill(journal: &dyn Journal, aggregates: usize, count: usize) {
 }
 
 struct Running {
-    watch: RelayWatch,
-    stop: oneshot::Sender<()>,
+    handle: RelayHandle,
     task: JoinHandle<hapax::Result<Progress>>,
 }
 
 fn start(journal: Arc<dyn Journal>, bus: &Arc<FaultyBus>, settings: RelaySettings) -> Running {
     let relay = Relay::new(journal, bus.clone(), settings).unwrap();
-    let (stop, stopped) = oneshot::channel();
-    let watch = relay.watch();
-    let task = tokio::spawn(relay.run(async move {
-        let _ = stopped.await;
-    }));
-    Running { watch, stop, task }
+    let handle = relay.handle();
+    let task = tokio::spawn(relay.run());
+    Running { handle, task }
 }
 
 impl Running {
@@ -85,7 +80,7 @@ impl Running {
         let mutant = std::env::var("HAPAX_MUTANT").is_ok_and(|mutant| mutant != "none");
         let end = tokio::time::Instant::now() + Duration::from_secs(if mutant { 10 } else { 60 });
         loop {
-            let progress = self.watch.progress();
+            let progress = self.handle.progress();
             if is(&progress) {
                 return progress;
             }
@@ -95,7 +90,7 @@ impl Running {
     }
 
     async fn stop(self) -> Progress {
-        let _ = self.stop.send(());
+        self.handle.stop();
         self.task.await.unwrap().unwrap()
     }
 }
@@ -220,7 +215,7 @@ async fn an_outage_of_the_bus_makes_nobody_behind() {
     while *tried.lock().unwrap() < 100 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    let progress = running.watch.progress();
+    let progress = running.handle.progress();
     assert_eq!((progress.position, progress.behind, progress.outages), (Position::START, 0, 1));
     assert!(progress.lag > Duration::ZERO);
     bus.heal();
@@ -340,7 +335,7 @@ async fn more_without_an_answer_than_may_be_behind_pauses_the_relay() {
     let two_batches = |progress: &Progress| progress.published == 2 && progress.behind == 38;
     running.until("two batches", two_batches).await;
     tokio::time::sleep(Duration::from_millis(500)).await; // ten times what a batch takes that is not paused
-    let progress = running.watch.progress();
+    let progress = running.handle.progress();
     assert!(two_batches(&progress) && progress.position == Position::of(40), "{progress:?}");
     bus.let_go();
     running.until("all", |progress| progress.behind == 0 && progress.position == Position::of(100)).await;
@@ -364,9 +359,9 @@ async fn those_that_find_no_room_are_not_looked_for_again_and_again() {
     bus.heal();
     // All that has room is with the bus soon, and the rest is due.
     tokio::time::sleep(Duration::from_millis(500)).await;
-    let before = running.watch.progress().looks;
+    let before = running.handle.progress().looks;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let looks = running.watch.progress().looks - before;
+    let looks = running.handle.progress().looks - before;
     assert!(looks < 50, "{looks} looks in a second without anything to do");
     bus.let_go();
     running.until("all", |progress| progress.behind == 0).await;
@@ -419,7 +414,7 @@ async fn catching_up_keeps_nobody_waiting() {
         running.until("the others", |progress| progress.position == Position::of(15 + n)).await;
     }
     assert!(began.elapsed() < Duration::from_secs(60), "20 batches waited for an aggregate that is behind");
-    assert_eq!(running.watch.progress().behind, 1);
+    assert_eq!(running.handle.progress().behind, 1);
     bus.let_go();
     running.until("it has caught up", |progress| progress.behind == 0).await;
     running.stop().await;
@@ -681,7 +676,7 @@ async fn a_second_relay_takes_over_at_once_when_the_first_stops() {
     let first = start(journal.clone(), &bus, settings.clone());
     first.until("the end", |progress| progress.position == Position::of(20)).await;
     let second = start(journal.clone(), &bus, settings);
-    assert!(!second.watch.progress().leads);
+    assert!(!second.handle.progress().leads);
     first.stop().await;
     second.until("it leads", |progress| progress.leads).await;
     append(&*journal, "a0", 1).await;
@@ -904,7 +899,7 @@ async fn a_missing_topic_and_impossible_settings_are_told_in_a_sentence() {
     let mut elsewhere = settings();
     elsewhere.topic = Topic::new("nowhere").unwrap();
     let relay = Relay::new(journal.clone(), bus.clone(), elsewhere).unwrap();
-    let error = relay.run(std::future::pending()).await.unwrap_err().to_string();
+    let error = relay.run().await.unwrap_err().to_string();
     assert!(error.contains("nowhere"), "{error}");
     let mut impossible = settings();
     impossible.batch_max = 0;
@@ -914,7 +909,7 @@ async fn a_missing_topic_and_impossible_settings_are_told_in_a_sentence() {
 
 /// Stopped and begun again, from a journal that survives that: every event once.
 async fn stopped_and_begun_again(url: &str) {
-    let journal = hapax::journal::open(url, &hapax::journal::OpenSettings::default()).await.unwrap();
+    let journal = hapax::open::journal_with(url, &hapax::open::OpenSettings::default()).await.unwrap();
     let bus = bus().await;
     let mut settings = settings();
     settings.poll = Duration::from_millis(50);
@@ -922,10 +917,10 @@ async fn stopped_and_begun_again(url: &str) {
         fill(&*journal, 5, 6).await;
         let running = start(journal.clone(), &bus, settings.clone());
         let end = tokio::time::Instant::now() + Duration::from_secs(60);
-        while running.watch.progress().position == Position::START
-            || journal.count_after(&running.watch.progress().position, 1).await.unwrap() > 0
+        while running.handle.progress().position == Position::START
+            || journal.count_after(&running.handle.progress().position, 1).await.unwrap() > 0
         {
-            assert!(tokio::time::Instant::now() < end, "round {round}: {:?}", running.watch.progress());
+            assert!(tokio::time::Instant::now() < end, "round {round}: {:?}", running.handle.progress());
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         assert_eq!(running.stop().await.published, 30);

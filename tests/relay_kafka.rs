@@ -48,8 +48,8 @@ async fn open_journal(place: &str) -> Arc<dyn Journal> {
         return Arc::new(objects::Place::of(place).open().await);
     }
     if place.contains(':') {
-        let settings = hapax::journal::OpenSettings::default();
-        return hapax::journal::open(place, &settings).await.expect("the journal");
+        let settings = hapax::open::OpenSettings::default();
+        return hapax::open::journal_with(place, &settings).await.expect("the journal");
     }
     let schema = place;
     let mut settings = PgJournalSettings::default();
@@ -149,10 +149,11 @@ async fn played() -> bool {
     }
     let journal = open_journal(&place).await;
     let relay = Relay::new(journal.clone(), world::bus().await, settings).unwrap();
-    let watch = relay.watch();
+    let handle = relay.handle();
+    let stop = handle.clone();
     let until_done = async move {
         loop {
-            let progress = watch.progress();
+            let progress = handle.progress();
             let left = async |position: &Position| journal.count_after(position, 1).await.unwrap_or(1);
             if events > 0 && progress.leads && left(&progress.position).await == 0 {
                 return;
@@ -160,7 +161,11 @@ async fn played() -> bool {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    relay.run(until_done).await.expect("the relay ends well");
+    let (ran, ()) = tokio::join!(relay.run(), async {
+        until_done.await;
+        stop.stop();
+    });
+    ran.expect("the relay ends well");
     true
 }
 
@@ -302,21 +307,18 @@ async fn acceptance_1_a_checkpoint_rolled_back_and_relayed_again_takes_effect_on
     let journal = open_journal(&world.schema).await;
     fill(&*journal, 10, 20).await;
     let relay = Relay::new(journal.clone(), world.bus.clone(), relay_settings(&world.topic)).unwrap();
-    let watch = relay.watch();
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let running = tokio::spawn(relay.run(async move {
-        let _ = stopped.await;
-    }));
+    let handle = relay.handle();
+    let running = tokio::spawn(relay.run());
     let _workers: Vec<_> = (0..2).map(|_| world.spawn(&[("WORKER_ORDER", "latest")])).collect();
     world.until_effects(50).await;
     for _ in 0..2 {
-        let published = watch.progress().published;
+        let published = handle.progress().published;
         journal.rewind(&name(), &Checkpoint::start(journal.id()), None).await.unwrap();
-        until("published again", || async { watch.progress().published >= published + 200 }).await;
+        until("published again", || async { handle.progress().published >= published + 200 }).await;
     }
-    let published = i64::try_from(watch.progress().published).unwrap();
+    let published = i64::try_from(handle.progress().published).unwrap();
     until("everything consumed", || async { world.committed().await >= published }).await;
-    let _ = stop.send(());
+    handle.stop();
     let progress = running.await.unwrap().unwrap();
     println!("{} records published of 200 events", progress.published);
     assert!(progress.published >= 600);
@@ -341,15 +343,19 @@ async fn the_largest_event_of_a_journal_is_published() {
     let _ = journal.append(&append).await.unwrap();
     let relay =
         Relay::new(Arc::new(journal), bus.clone(), RelaySettings::new(name(), topic.clone())).unwrap();
-    let watch = relay.watch();
+    let handle = relay.handle();
     let through = async {
         until("it is published, or parked", || {
-            let progress = watch.progress();
+            let progress = handle.progress();
             async move { progress.published > 0 || progress.parked > 0 }
         })
         .await;
     };
-    let progress = relay.run(through).await.unwrap();
+    let (ran, ()) = tokio::join!(relay.run(), async {
+        through.await;
+        handle.stop();
+    });
+    let progress = ran.unwrap();
     assert_eq!((progress.published, progress.parked), (1, 0), "{progress:?}");
     let records = read_topic(&*bus, &topic).await;
     assert_eq!(records[0].record.payload.as_ref().map(bytes::Bytes::len), Some(bytes));

@@ -37,11 +37,8 @@ async fn a_broker_that_is_gone_for_a_while_leaves_nobody_behind() {
     let mut settings = RelaySettings::new(RelayName::new("main").unwrap(), topic.clone());
     settings.flush_timeout = Duration::from_secs(1);
     let relay = Relay::new(journal.clone(), bus.clone(), settings).unwrap();
-    let watch = relay.watch();
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let running = tokio::spawn(relay.run(async move {
-        let _ = stopped.await;
-    }));
+    let handle = relay.handle();
+    let running = tokio::spawn(relay.run());
     let (enough, count) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let writer = tokio::spawn({
         let (journal, enough, count) = (journal.clone(), enough.clone(), count.clone());
@@ -60,24 +57,24 @@ async fn a_broker_that_is_gone_for_a_while_leaves_nobody_behind() {
     let until = async |what: &str, is: &dyn Fn() -> bool| {
         let end = tokio::time::Instant::now() + Duration::from_secs(120);
         while !is() {
-            assert!(tokio::time::Instant::now() < end, "never came: {what}: {:?}", watch.progress());
+            assert!(tokio::time::Instant::now() < end, "never came: {what}: {:?}", handle.progress());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    until("it runs", &|| watch.progress().published > 500).await;
+    until("it runs", &|| handle.progress().published > 500).await;
     services("kill").await;
-    until("it is noticed", &|| watch.progress().outages >= 1).await;
+    until("it is noticed", &|| handle.progress().outages >= 1).await;
     tokio::time::sleep(away()).await; // the outage itself
-    let lag = watch.progress().lag;
+    let lag = handle.progress().lag;
     assert!(lag > away() / 2, "{lag:?}");
     services("up").await;
-    until("it goes on", &|| watch.progress().lag < Duration::from_secs(1)).await;
+    until("it goes on", &|| handle.progress().lag < Duration::from_secs(1)).await;
     enough.store(true, Ordering::SeqCst);
     writer.await.unwrap();
     let all = count.load(Ordering::SeqCst);
-    let is_all = || watch.progress().position == Position::of(all as u64) && watch.progress().behind == 0;
+    let is_all = || handle.progress().position == Position::of(all as u64) && handle.progress().behind == 0;
     until("everything", &is_all).await;
-    let _ = stop.send(());
+    handle.stop();
     let progress = running.await.unwrap().unwrap();
     // One that comes back may answer once and fail again while it is still loading.
     assert!(progress.behind == 0 && (1..=5).contains(&progress.outages), "{progress:?}");

@@ -19,12 +19,11 @@ use hapax::journal::{
     Append, ArchiveSettings, Archived, Behind, Checkpoint, Expected, Journal, Position, archive,
     archive_files, archive_read,
 };
-use hapax::relay::{Progress, Relay, RelaySettings, RelayWatch};
+use hapax::relay::{Progress, Relay, RelayHandle, RelaySettings};
 use hapax::testing::relay::read_topic;
 use hapax::{Aggregate, Error, Event, EventId, RelayName, Topic};
 use sqlx::PgTransaction;
 use support::{ask, fresh_schema, pool, pool_to, run, until};
-use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -43,8 +42,7 @@ struct Scene {
 }
 
 struct Running {
-    watch: RelayWatch,
-    stop: oneshot::Sender<()>,
+    handle: RelayHandle,
     task: JoinHandle<hapax::Result<Progress>>,
 }
 
@@ -125,12 +123,9 @@ impl Scene {
         let mut settings = RelaySettings::new(name(), topic());
         settings.poll = Duration::from_millis(100);
         let relay = Relay::new(Arc::new(self.journal.clone()), self.bus.clone(), settings).unwrap();
-        let (stop, stopped) = oneshot::channel();
-        let watch = relay.watch();
-        let task = tokio::spawn(relay.run(async move {
-            let _ = stopped.await;
-        }));
-        Running { watch, stop, task }
+        let handle = relay.handle();
+        let task = tokio::spawn(relay.run());
+        Running { handle, task }
     }
 
     async fn checkpoint(&self) -> Checkpoint {
@@ -174,14 +169,14 @@ async fn open_on(pool: sqlx::PgPool, schema: &str) -> PgJournal {
 impl Running {
     async fn until(&self, position: u64) {
         let end = tokio::time::Instant::now() + DEADLINE;
-        while self.watch.progress().position != Position::of(position) {
-            assert!(tokio::time::Instant::now() < end, "{:?}", self.watch.progress());
+        while self.handle.progress().position != Position::of(position) {
+            assert!(tokio::time::Instant::now() < end, "{:?}", self.handle.progress());
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 
     async fn stop(self) {
-        let _ = self.stop.send(());
+        self.handle.stop();
         self.task.await.unwrap().expect("it ends well");
     }
 

@@ -223,17 +223,21 @@ async fn relay(prefix: Option<String>) {
     settings.flush_max = Some(1); // the first is acknowledged, then nothing is
     settings.backoff_base = Duration::from_millis(1);
     let relay = Relay::new(journal.clone(), bus, settings).unwrap();
-    let watch = relay.watch();
-    let done = async move {
-        while watch.progress().holes == 0 {
+    let handle = relay.handle();
+    let done = async {
+        while handle.progress().holes == 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         journal.show();
-        while watch.progress().published < 4 {
+        while handle.progress().published < 4 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    let progress = relay.run(done).await.unwrap();
+    let (ran, ()) = tokio::join!(relay.run(), async {
+        done.await;
+        handle.stop();
+    });
+    let progress = ran.unwrap();
     assert!(progress.suppressed > 0 && progress.outages > 0, "{progress:?}");
 }
 

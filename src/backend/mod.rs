@@ -2,7 +2,6 @@
 
 pub mod memory;
 pub mod object;
-mod open;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "redis")]
@@ -20,4 +19,12 @@ pub(crate) fn told(error: &(dyn std::error::Error + 'static)) -> Option<String> 
     None
 }
 
-pub use open::{OpenSettings, init, open, schema_sql};
+/// What to do about a schema that is missing or out of date.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Migrate {
+    /// Create it or bring it up to date. Gives up: running under a role that may not.
+    #[default]
+    Auto,
+    /// Refuse to start unless it is up to date.
+    Check,
+}

@@ -26,13 +26,11 @@ mod assignments;
 pub mod embedded;
 mod group;
 pub mod memory;
-mod open;
 mod route;
 
 #[cfg(feature = "sqlite")]
 pub use embedded::EmbeddedBus;
 pub use memory::MemoryBus;
-pub use open::{EMBEDDED_FILE, OpenSettings, open};
 
 /// What is published, and what a received record is made of. Cloning shares the bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -7,8 +7,9 @@ use super::{Config, Migrate, Place, Typed, hide_password};
 use crate::backend::object::AllocatorSettings;
 use crate::error::Result;
 use crate::id::{RelayName, Topic};
-use crate::journal::{JournalSettings, OpenSettings};
+use crate::journal::JournalSettings;
 use crate::ledger::MismatchRule;
+use crate::open::OpenSettings;
 use crate::relay::RelaySettings;
 
 /// The journal's settings.

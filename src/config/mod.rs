@@ -32,22 +32,13 @@ pub use journal::{JournalConfig, RelayConfig};
 pub use load::{Place, Sources, Value, hide_password};
 pub use table::{ATTEMPTS_OF_SCOPE, Kind, SETTINGS, Setting, setting};
 
-use crate::backend::OpenSettings;
+pub use crate::backend::Migrate;
 use crate::error::{Error, Result};
 use crate::guard::{Guard, GuardSettings};
 use crate::id::{Owner, Scope};
 use crate::ledger::{IdentityRule, MismatchRule, Settings, SweepSettings};
+use crate::open::OpenSettings;
 use crate::window::{OnOutage, OutageWindow, Window, WindowSettings};
-
-/// What to do about the schema when a ledger is opened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Migrate {
-    /// Bring it up to date. Gives up: needs a role that may.
-    #[default]
-    Auto,
-    /// Refuse to start unless it is up to date.
-    Check,
-}
 
 /// Everything that can be configured, checked.
 #[derive(Debug, Clone)]
@@ -353,7 +344,7 @@ impl Config {
     /// # Ok(()) }
     /// ```
     pub async fn guard(&self) -> Result<Guard> {
-        let ledger = crate::backend::open(&self.ledger.url, &self.open_settings()).await?;
+        let ledger = crate::open::ledger_with(&self.ledger.url, &self.open_settings()).await?;
         Guard::with_settings(ledger, self.guard_settings())
     }
 
@@ -367,8 +358,8 @@ impl Config {
         Ok(Some(Arc::new(OutageWindow::new(window, self.window.outage).telemetry_prefix(prefix))))
     }
 
-    /// Terms of a sweep, in transactions of 10,000 rows.
-    pub fn sweep_terms(&self) -> SweepSettings {
+    /// What a sweep is told: transactions of 10,000 rows.
+    pub fn sweep_settings(&self) -> SweepSettings {
         SweepSettings { retention: self.ledger.retention, batch_max: 10_000, dry_run: false }
     }
 }

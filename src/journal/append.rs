@@ -48,10 +48,12 @@ impl fmt::Display for Expected {
 ///
 /// ```
 /// use hapax::journal::{Append, Expected};
-/// use hapax::{Aggregate, Event, EventId};
-/// let event = Event::new(EventId::new("order-17-paid").unwrap()).payload(r#"{"amount": 7}"#);
-/// let append = Append::new(Aggregate::new("order-17").unwrap(), Expected::New, [event]);
+/// use hapax::Event;
+/// # fn main() -> hapax::Result<()> {
+/// let paid = Event::of("order-17-paid")?.payload(r#"{"amount": 7}"#);
+/// let append = Append::to("order-17", Expected::New, [paid])?;
 /// assert_eq!(append.events.len(), 1);
+/// # Ok(()) }
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -67,6 +69,15 @@ pub struct Append {
 }
 
 impl Append {
+    /// Events for an aggregate of no tenant. The aggregate's name is checked.
+    pub fn to(
+        aggregate: impl AsRef<str>,
+        expected: Expected,
+        events: impl IntoIterator<Item = Event>,
+    ) -> Result<Self> {
+        Ok(Append::new(Aggregate::new(aggregate)?, expected, events))
+    }
+
     /// Events for an aggregate of no tenant.
     pub fn new(aggregate: Aggregate, expected: Expected, events: impl IntoIterator<Item = Event>) -> Self {
         Append { tenant: None, aggregate, expected, events: events.into_iter().collect() }

@@ -13,7 +13,6 @@ mod appender;
 mod archive;
 mod checkpoint;
 mod command;
-mod open;
 pub(crate) mod page;
 mod position;
 pub(crate) mod record;
@@ -29,7 +28,6 @@ pub use appender::Appender;
 pub use archive::{ArchiveSettings, Archived, archive, archive_files, archive_read};
 pub use checkpoint::{Behind, Checkpoint, Leadership, RelayState};
 pub use command::expects;
-pub use open::{OpenSettings, open, open_store};
 pub use page::{EVENT_BYTES, Filling, PAGE_BYTES_MAX, Page, bytes_of};
 pub use position::Position;
 
@@ -320,6 +318,23 @@ pub trait Journal: Send + Sync + 'static {
     /// What this journal can promise.
     fn capabilities(&self) -> JournalCapabilities;
 }
+
+/// What every journal can do besides, for those who write programs.
+#[async_trait]
+pub trait JournalExt: Journal {
+    /// Appends events to an aggregate of no tenant: `journal.append_to("order-17", Expected::Exact(3), [event])`.
+    async fn append_to(
+        &self,
+        aggregate: impl AsRef<str> + Send,
+        expected: Expected,
+        events: impl IntoIterator<Item = Event> + Send,
+    ) -> Result<Appended> {
+        let append = Append::to(aggregate, expected, events)?;
+        self.append(&append).await
+    }
+}
+
+impl<J: Journal + ?Sized> JournalExt for J {}
 
 /// The position behind which a sweep may remove events: the lowest that any relay needs still. None: nobody follows.
 pub(crate) fn swept_up_to(relays: &[RelayState]) -> Option<Position> {

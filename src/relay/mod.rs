@@ -13,25 +13,23 @@
 //! ```
 //! use std::sync::Arc;
 //! use hapax::bus::{Bus, MemoryBus, TopicSettings};
-//! use hapax::journal::{Append, Expected, Journal, MemoryJournal};
-//! use hapax::relay::{Relay, RelaySettings};
-//! use hapax::{Aggregate, Event, EventId, RelayName, Topic};
+//! use hapax::journal::{Expected, JournalExt, MemoryJournal};
+//! use hapax::{Event, Relay, Topic};
 //!
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> hapax::Result<()> {
 //! let (journal, bus) = (Arc::new(MemoryJournal::default()), Arc::new(MemoryBus::default()));
 //! let orders = Topic::new("orders")?;
 //! bus.create_topic(&orders, TopicSettings::new(1)).await?;
-//! let paid = Event::new(EventId::new("order-17-paid")?);
-//! journal.append(&Append::new(Aggregate::new("order-17")?, Expected::New, [paid])).await?;
+//! journal.append_to("order-17", Expected::New, [Event::of("order-17-paid")?]).await?;
 //!
-//! let relay = Relay::new(journal, bus, RelaySettings::new(RelayName::new("main")?, orders))?;
-//! let watch = relay.watch();
-//! let published = async move {
-//!     while watch.progress().position.number() < 1 {
-//!         tokio::task::yield_now().await;
-//!     }
-//! };
-//! assert_eq!(relay.run(published).await?.published, 1);
+//! let relay = Relay::builder(journal, bus).name("main").topic("orders").build()?;
+//! let handle = relay.handle();
+//! let running = tokio::spawn(relay.run());
+//! while handle.progress().position.number() < 1 {
+//!     tokio::task::yield_now().await;
+//! }
+//! handle.stop();
+//! assert_eq!(running.await.expect("the task ends")?.published, 1);
 //! # Ok(()) }
 //! ```
 
@@ -49,7 +47,6 @@ mod settings;
 mod turn;
 mod wait;
 
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -66,7 +63,7 @@ use self::meter::Meter;
 use self::turn::Leading;
 use crate::bus::Bus;
 use crate::error::{Error, Result};
-use crate::id::Owner;
+use crate::id::{Owner, RelayName, Topic};
 use crate::journal::{Checkpoint, Journal, Leadership};
 use crate::ledger::Token;
 
@@ -95,17 +92,25 @@ pub struct Relay {
     journal: Arc<dyn Journal>,
     bus: Arc<dyn Bus>,
     settings: Arc<RelaySettings>,
+    handle: RelayHandle,
+}
+
+/// Stops a relay and tells how it is doing. Clones are the same handle.
+#[derive(Debug, Clone)]
+pub struct RelayHandle {
+    stop: Arc<watch::Sender<bool>>,
     meter: Arc<Meter>,
 }
 
-/// Tells how a relay is doing. Clones watch the same.
-#[derive(Debug, Clone)]
-pub struct RelayWatch(Arc<Meter>);
+impl RelayHandle {
+    /// Stops: a batch that is under way is finished, as far as the bus answers within the flush timeout, and leadership is released.
+    pub fn stop(&self) {
+        self.stop.send_replace(true);
+    }
 
-impl RelayWatch {
     /// What has been done so far.
     pub fn progress(&self) -> Progress {
-        self.0.progress()
+        self.meter.progress()
     }
 }
 
@@ -114,12 +119,18 @@ impl Relay {
     pub fn new(journal: Arc<dyn Journal>, bus: Arc<dyn Bus>, settings: RelaySettings) -> Result<Self> {
         settings.check()?;
         let meter = Arc::new(Meter::new(&settings)?);
-        Ok(Relay { journal, bus, settings: Arc::new(settings), meter })
+        let handle = RelayHandle { stop: Arc::new(watch::channel(false).0), meter };
+        Ok(Relay { journal, bus, settings: Arc::new(settings), handle })
     }
 
-    /// Tells how it is doing, from another task.
-    pub fn watch(&self) -> RelayWatch {
-        RelayWatch(Arc::clone(&self.meter))
+    /// A relay, step by step.
+    pub fn builder(journal: Arc<dyn Journal>, bus: Arc<dyn Bus>) -> RelayBuilder {
+        RelayBuilder { journal, bus, name: None, topic: None, changes: Vec::new(), error: None }
+    }
+
+    /// A handle to stop it with, and to see how it is doing, from another task.
+    pub fn handle(&self) -> RelayHandle {
+        self.handle.clone()
     }
 
     /// What it was told.
@@ -127,24 +138,12 @@ impl Relay {
         &self.settings
     }
 
-    /// Relays until `stop` ends, or it cannot go on. A batch that is under way is finished first, as far as the bus answers within the
-    /// flush timeout; then the lead is given up, so that nobody waits for it.
-    pub async fn run(self, stop: impl Future<Output = ()> + Send) -> Result<Progress> {
-        let (told, stopped) = watch::channel(false);
-        let lines = tokio::spawn(lines(Arc::clone(&self.meter), self.settings.log_interval));
-        let ended = {
-            let mut stop = pin!(stop);
-            let mut serving = pin!(self.serve(stopped));
-            tokio::select! {
-                ended = &mut serving => ended,
-                () = &mut stop => {
-                    told.send_replace(true);
-                    serving.await
-                }
-            }
-        };
+    /// Relays until its [handle](Relay::handle) stops it, or it cannot go on.
+    pub async fn run(self) -> Result<Progress> {
+        let lines = tokio::spawn(lines(Arc::clone(&self.handle.meter), self.settings.log_interval));
+        let ended = self.serve(self.handle.stop.subscribe()).await;
         lines.abort();
-        ended.map(|()| self.meter.progress())
+        ended.map(|()| self.handle.progress())
     }
 
     /// Leads whenever it can.
@@ -152,14 +151,14 @@ impl Relay {
         self.check_topic().await?;
         while let Some((token, checkpoint, asked)) = self.candidate(stop.clone()).await? {
             if let Ok(now) = self.journal.now().await {
-                self.meter.clock_is(now);
+                self.handle.meter.clock_is(now);
             }
             let mut leading = self.leading(token, &checkpoint, asked, stop.clone())?;
-            self.meter.leads(&checkpoint);
+            self.handle.meter.leads(&checkpoint);
             let end = leading.run().await;
             drop(leading);
             match end {
-                End::Lost(cause) => self.meter.leads_no_more(cause),
+                End::Lost(cause) => self.handle.meter.leads_no_more(cause),
                 End::Stopped => {
                     self.give_up(token).await;
                     return Ok(());
@@ -266,7 +265,7 @@ impl Relay {
             proved: true,
             awaited: answers::Awaited::default(),
             heard: None,
-            meter: Arc::clone(&self.meter),
+            meter: Arc::clone(&self.handle.meter),
             journal,
             settings,
             stop,
@@ -274,10 +273,64 @@ impl Relay {
     }
 
     async fn give_up(&self, token: Token) {
-        self.meter.leads_no_more("given_up");
+        self.handle.meter.leads_no_more("given_up");
         if let Err(error) = self.journal.release_leadership(&self.settings.name, token).await {
             tracing::debug!(target: "hapax::relay", relay = %self.settings.name, error = %error.chain(), "the lead lapses by itself");
         }
+    }
+}
+
+type Change = Box<dyn FnOnce(&mut RelaySettings) + Send>;
+
+/// Makes a [`Relay`].
+#[must_use = "a builder does nothing until it is built"]
+pub struct RelayBuilder {
+    journal: Arc<dyn Journal>,
+    bus: Arc<dyn Bus>,
+    name: Option<RelayName>,
+    topic: Option<Topic>,
+    changes: Vec<Change>,
+    error: Option<Error>,
+}
+
+impl RelayBuilder {
+    /// Which of the journal's relays this is. One of a name leads at a time, and each name has a checkpoint of its own.
+    pub fn name(mut self, name: impl AsRef<str>) -> Self {
+        match RelayName::new(name) {
+            Ok(name) => self.name = Some(name),
+            Err(error) => self.error = self.error.or(Some(error)),
+        }
+        self
+    }
+
+    /// The topic that events go to.
+    pub fn topic(mut self, topic: impl AsRef<str>) -> Self {
+        match Topic::new(topic) {
+            Ok(topic) => self.topic = Some(topic),
+            Err(error) => self.error = self.error.or(Some(error)),
+        }
+        self
+    }
+
+    /// Changes settings in place.
+    pub fn with(mut self, change: impl FnOnce(&mut RelaySettings) + Send + 'static) -> Self {
+        self.changes.push(Box::new(change));
+        self
+    }
+
+    /// The relay, or what is wrong with it.
+    pub fn build(self) -> Result<Relay> {
+        if let Some(error) = self.error {
+            return Err(error);
+        }
+        let (Some(name), Some(topic)) = (self.name, self.topic) else {
+            return Err(Error::Config("a relay needs a name and a topic".into()));
+        };
+        let mut settings = RelaySettings::new(name, topic);
+        for change in self.changes {
+            change(&mut settings);
+        }
+        Relay::new(self.journal, self.bus, settings)
     }
 }
 

@@ -112,18 +112,15 @@ async fn beside<T>(
     bus: Arc<dyn Bus>,
     topic: &Topic,
     batch_max: usize,
-    work: impl AsyncFnOnce(hapax::relay::RelayWatch) -> Fallible<T>,
+    work: impl AsyncFnOnce(hapax::relay::RelayHandle) -> Fallible<T>,
 ) -> Fallible<T> {
     let mut settings = RelaySettings::new(RelayName::new(fresh("relay"))?, topic.clone());
     settings.batch_max = batch_max;
     let relay = Relay::new(Arc::clone(journal) as Arc<dyn Journal>, bus, settings)?;
-    let watch = relay.watch();
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let running = tokio::spawn(relay.run(async move {
-        let _ = stopped.await;
-    }));
-    let done = work(watch).await;
-    let _ = stop.send(());
+    let handle = relay.handle();
+    let running = tokio::spawn(relay.run());
+    let done = work(handle.clone()).await;
+    handle.stop();
     running.await??;
     done
 }

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hapax::bus::{self, Bus, TopicSettings};
+use hapax::bus::{Bus, TopicSettings};
 use hapax::config::{Config, sqlite_path};
-use hapax::{Journal, Ledger, Topic, backend, journal};
+use hapax::{Journal, Ledger, Topic, open};
 
 use crate::failure::Failure;
 use crate::print;
@@ -13,7 +13,7 @@ use crate::print;
 /// Opens the ledger to work with it; one that is embedded is made if it is missing.
 pub async fn ledger(config: &Config) -> Result<Arc<dyn Ledger>, Failure> {
     make_room(config, sqlite_path(&config.ledger.url), "ledger")?;
-    Ok(backend::open(&config.ledger.url, &config.open_settings()).await?)
+    Ok(open::ledger_with(&config.ledger.url, &config.open_settings()).await?)
 }
 
 /// Opens the journal to work with it; one that is embedded is made if it is missing.
@@ -24,7 +24,7 @@ pub async fn journal(config: &Config) -> Result<Arc<dyn Journal>, Failure> {
         ));
     }
     make_room(config, sqlite_path(&config.journal.url), "journal")?;
-    Ok(journal::open(&config.journal.url, &config.journal_settings()).await?)
+    Ok(open::journal_with(&config.journal.url, &config.journal_settings()).await?)
 }
 
 /// Opens the bus. The embedded one's file is made if it is missing.
@@ -35,9 +35,9 @@ pub async fn bus(config: &Config) -> Result<Arc<dyn Bus>, Failure> {
         ));
     }
     make_room(config, embedded_file(config).as_deref(), "bus")?;
-    let mut settings = bus::OpenSettings::default();
+    let mut settings = open::OpenSettings::default();
     settings.data = Some(config.data_dir.clone());
-    Ok(bus::open(&config.bus_url, &settings).await?)
+    Ok(open::bus_with(&config.bus_url, &settings).await?)
 }
 
 /// Opens the bus to work on a topic, which is made with so many partitions if that is wanted. Nothing is made otherwise.
@@ -84,7 +84,7 @@ fn no_topic(config: &Config, topic: &Topic, makes: &str) -> Failure {
 /// The file of an embedded bus.
 pub fn embedded_file(config: &Config) -> Option<PathBuf> {
     match config.bus_url.split_once(':').unwrap_or((&config.bus_url, "")) {
-        ("embedded", "") => Some(config.data_dir.join(bus::EMBEDDED_FILE)),
+        ("embedded", "") => Some(config.data_dir.join(open::EMBEDDED_FILE)),
         ("embedded", path) => Some(path.strip_prefix("//").unwrap_or(path).into()),
         _ => None,
     }

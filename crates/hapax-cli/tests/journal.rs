@@ -209,7 +209,7 @@ fn a_relay_that_leads_is_not_forgotten() {
     let dir = dir.path();
     let url = format!("sqlite:{}", dir.join("own.db").display());
     let lead = async {
-        let journal = hapax::journal::open(&url, &hapax::journal::OpenSettings::default()).await.unwrap();
+        let journal = hapax::open::journal_with(&url, &hapax::open::OpenSettings::default()).await.unwrap();
         let (name, owner) = (hapax::RelayName::new("main").unwrap(), hapax::Owner::new("ada").unwrap());
         journal.acquire_leadership(&name, &owner, std::time::Duration::from_secs(3600)).await.unwrap();
     };
@@ -330,7 +330,7 @@ fn a_relay_says_what_does_nothing_and_status_says_whose_aggregate_is_parked() {
     assert!(!ran.err.contains("does nothing here"), "{}", ran.err);
 
     let checkpoint = async {
-        let journal = hapax::journal::open(&url, &hapax::journal::OpenSettings::default()).await.unwrap();
+        let journal = hapax::open::journal_with(&url, &hapax::open::OpenSettings::default()).await.unwrap();
         let parked = serde_json::json!({
             "journal": journal.id(), "position": "0", "behind": [{
                 "tenant": "acme", "aggregate": "o-1", "next": 1, "position": "0", "reason": "too large",

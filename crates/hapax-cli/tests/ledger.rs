@@ -8,8 +8,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use common::{Ran, run, run_with};
-use hapax::backend::{OpenSettings, open};
 use hapax::ledger::{Claim, Identity, LeaseSettings, Mode};
+use hapax::open::{OpenSettings, ledger_with as open};
 use hapax::{EventId, Scope};
 
 const URL: &str = "sqlite:ledger.db";

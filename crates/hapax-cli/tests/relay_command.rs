@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use common::{Ran, hapax, run, run_with};
 use hapax::backend::postgres::{PgJournal, PgJournalSettings};
-use hapax::journal::{Append, Checkpoint, Expected, Leadership, OpenSettings, Position};
+use hapax::journal::{Append, Checkpoint, Expected, Leadership, Position};
 use hapax::ledger::Token;
 use hapax::{Aggregate, Event, EventId, Journal, Owner, RelayName};
 
@@ -70,7 +70,7 @@ fn block_on<T>(doing: impl Future<Output = T>) -> T {
 
 async fn journal(dir: &Path) -> Arc<dyn Journal> {
     let url = format!("sqlite:{}", dir.join("hapax-data/journal.db").display());
-    hapax::journal::open(&url, &OpenSettings::default()).await.unwrap()
+    hapax::open::journal_with(&url, &hapax::open::OpenSettings::default()).await.unwrap()
 }
 
 fn name() -> RelayName {

@@ -17,8 +17,8 @@ use super::ids::json;
 use super::name;
 use super::probe::must_keep_a_journal;
 use super::store::Objects;
+use crate::backend::Migrate;
 use crate::clock::Time;
-use crate::config::Migrate;
 use crate::error::{Error, Result};
 use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
 use crate::journal::{

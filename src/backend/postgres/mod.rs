@@ -28,7 +28,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, PgPool};
 
-pub use crate::config::Migrate;
+pub use crate::backend::Migrate;
 /// The driver that transactions and pools come from, in the version that hapax was built with.
 pub use sqlx;
 

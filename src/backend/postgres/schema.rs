@@ -4,7 +4,7 @@ use sqlx::{AssertSqlSafe, Executor, PgPool, Row};
 
 use super::BEGIN;
 use super::error::translate;
-use crate::config::Migrate;
+use crate::backend::Migrate;
 use crate::error::{Error, Result};
 use crate::ledger::IdentityRule;
 

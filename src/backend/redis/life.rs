@@ -12,7 +12,7 @@ use redis::{Script, ScriptInvocation};
 use super::RedisLedger;
 use super::connect::{Doing as _, send};
 use super::snapshot::contended;
-use crate::config::Migrate;
+use crate::backend::Migrate;
 use crate::error::{Error, Result};
 use crate::ledger::IdentityRule;
 

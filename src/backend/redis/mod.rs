@@ -40,8 +40,8 @@ use script::Scripts;
 use snapshot::{RedisSnapshot, contended, wants_of};
 use want::{Found, Reply, Wants};
 
+use crate::backend::Migrate;
 use crate::clock::Time;
-use crate::config::Migrate;
 use crate::error::{Error, Result};
 use crate::id::{Scope, Topic};
 use crate::ledger::{

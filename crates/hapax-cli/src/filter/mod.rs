@@ -16,7 +16,7 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use hapax::backend;
+use hapax::open;
 use hapax::words::counted;
 use hapax::{EventId, Scope, Time};
 use serde_json::json;
@@ -172,7 +172,8 @@ pub fn run(
             settings.ledger.identity = hapax::ledger::IdentityRule::Id;
             settings.migrate = hapax::config::Migrate::Auto;
             must_be_a_database(path)?;
-            let ledger = runtime.block_on(backend::open(&format!("sqlite:{}", path.display()), &settings))?;
+            let ledger =
+                runtime.block_on(open::ledger_with(&format!("sqlite:{}", path.display()), &settings))?;
             Box::new(InLedger::new(runtime, ledger, args.scope.clone(), args.show == Show::Duplicates)?)
         }
         (None, Some(Window::Count(max))) => Box::new(LastCount::new(max)),

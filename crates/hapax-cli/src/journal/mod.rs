@@ -165,7 +165,7 @@ async fn archive(
             return Err(Failure::new(failure::USAGE, "refused", "nothing was archived or removed"));
         }
     }
-    let store = journal::open_store(&args.to, config.ledger.acquire_timeout).await?;
+    let store = hapax::open::store(&args.to, config.ledger.acquire_timeout).await?;
     let owner = match &config.lease.owner {
         Some(owner) => owner.clone(),
         None => Owner::new(format!("archive-{}", std::process::id()))?,

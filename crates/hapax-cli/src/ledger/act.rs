@@ -38,7 +38,7 @@ pub async fn sweep(
     let mut settings = config.guard_settings();
     settings.retention = args.retention.unwrap_or(settings.retention);
     let swept = if args.dry_run {
-        let terms = SweepSettings { retention: settings.retention, dry_run: true, ..config.sweep_terms() };
+        let terms = SweepSettings { retention: settings.retention, dry_run: true, ..config.sweep_settings() };
         ledger.sweep(terms).await?
     } else {
         Guard::with_settings(ledger, settings)?.sweep().await? // seen by its spans and metrics

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use clap::{Args, Subcommand};
 use hapax::Ledger;
-use hapax::backend;
 use hapax::config::{Config, Migrate, sqlite_path};
 use hapax::ledger::Intervention;
+use hapax::open;
 use serde_json::json;
 
 use crate::cli::Global;
@@ -71,7 +71,7 @@ pub async fn run(global: &Global, args: LedgerArgs) -> Result<u8, Failure> {
     match args.command {
         LedgerCommand::Init => init(global, &config).await,
         LedgerCommand::Schema => {
-            print::line(backend::schema_sql(&config.ledger.url, &config.ledger.schema)?.trim_end())?;
+            print::line(open::ledger_schema(&config.ledger.url, &config.ledger.schema)?.trim_end())?;
             Ok(0)
         }
         LedgerCommand::Check => look::check(global, &*open(&config).await?).await,
@@ -97,7 +97,7 @@ pub async fn run(global: &Global, args: LedgerArgs) -> Result<u8, Failure> {
 
 async fn init(global: &Global, config: &Config) -> Result<u8, Failure> {
     crate::open::make_room(config, sqlite_path(&config.ledger.url), "ledger")?;
-    let ledger = backend::init(&config.ledger.url, &config.open_settings()).await?;
+    let ledger = open::init_ledger(&config.ledger.url, &config.open_settings()).await?;
     let url = config.ledger_url_shown();
     if global.json {
         print::json(&json!({"ledger": url, "backend": ledger.capabilities().backend, "ready": true}))?;
@@ -119,5 +119,5 @@ pub async fn open(config: &Config) -> Result<Arc<dyn Ledger>, Failure> {
     let mut settings = config.open_settings();
     settings.refuse = false;
     settings.migrate = Migrate::Check;
-    Ok(backend::open(&config.ledger.url, &settings).await?)
+    Ok(open::ledger_with(&config.ledger.url, &settings).await?)
 }

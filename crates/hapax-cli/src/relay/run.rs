@@ -100,11 +100,11 @@ async fn publish(
     gate: &Gate,
     metrics: Option<&Metrics>,
 ) -> Result<u8, Failure> {
-    let (watch, settings) = (relay.watch(), relay.settings().clone());
+    let (handle, settings) = (relay.handle(), relay.settings().clone());
     let mut signals = gate.take_signals();
     let line = std::io::stderr().is_terminal() && !global.json;
     let mut ended = Ended::Signal(0);
-    let stop = async {
+    let until_stopped = async {
         let (mut shown, mut written) = (tokio::time::interval(SHOWN), tokio::time::interval(WRITTEN));
         loop {
             tokio::select! {
@@ -113,7 +113,7 @@ async fn publish(
                     return;
                 }
                 _ = shown.tick() => {
-                    let progress = watch.progress();
+                    let progress = handle.progress();
                     if line {
                         let waits = if progress.leads { "" } else { ", waiting for the lead" };
                         eprint!("\r\x1b[K{}{waits}", sentence(&progress));
@@ -134,7 +134,17 @@ async fn publish(
             }
         }
     };
-    let ran = relay.run(stop).await;
+    let ran = {
+        // Whichever ends first: a relay that cannot go on is not waited for.
+        let mut running = std::pin::pin!(relay.run());
+        tokio::select! {
+            ran = &mut running => ran,
+            () = until_stopped => {
+                handle.stop();
+                running.await
+            }
+        }
+    };
     if line {
         eprint!("\r\x1b[K");
     }

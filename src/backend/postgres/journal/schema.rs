@@ -3,9 +3,9 @@
 use sqlx::{AssertSqlSafe, Executor, PgPool, Row as _};
 
 use super::fail;
+use crate::backend::Migrate;
 use crate::backend::postgres::BEGIN;
 use crate::backend::postgres::schema::check_name;
-use crate::config::Migrate;
 use crate::error::{Error, Result};
 
 /// The schema this build writes.

@@ -1,24 +1,15 @@
-//! One URL picks a bus.
+//! The buses.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{Bus, MemoryBus};
+use super::OpenSettings;
+use crate::bus::{Bus, MemoryBus};
 use crate::config::hide_password;
 use crate::error::{Error, Result};
 
 /// The file of the embedded bus within the data directory.
 pub const EMBEDDED_FILE: &str = "bus.db";
-
-/// What opening a bus takes; each bus uses its part.
-#[derive(Debug, Clone, Default)]
-#[non_exhaustive]
-pub struct OpenSettings {
-    /// Where `embedded` without a file keeps its file. It must be there.
-    pub data: Option<PathBuf>,
-    /// The most bytes of a record, where the bus lets itself be told; none is the bus's own limit.
-    pub record_bytes_max: Option<usize>,
-}
 
 /// A bus, as a URL names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,18 +48,7 @@ impl<'u> Named<'u> {
     }
 }
 
-/// Opens the bus a URL names: `memory:`, `embedded` (a file in the data directory), `embedded:FILE` or
-/// `kafka://HOST:PORT[,HOST:PORT][?PROPERTY=VALUE&…]`. One that is not built in answers with the name of its feature.
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-/// use hapax::bus::{OpenSettings, open};
-/// let bus = open("memory:", &OpenSettings::default()).await.unwrap();
-/// assert_eq!(bus.capabilities().bus, "memory");
-/// assert!(open("carrier-pigeon:", &OpenSettings::default()).await.is_err());
-/// # });
-/// ```
-pub async fn open(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Bus>> {
+pub(super) async fn open(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Bus>> {
     match Named::of(url, settings.data.as_ref())? {
         Named::Memory => Ok(Arc::new(MemoryBus::new())),
         Named::Embedded(path) => open_embedded(path, settings),
@@ -78,7 +58,7 @@ pub async fn open(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Bus>> {
 
 #[cfg(feature = "sqlite")]
 fn open_embedded(path: PathBuf, settings: &OpenSettings) -> Result<Arc<dyn Bus>> {
-    use super::embedded::{EmbeddedBus, EmbeddedSettings};
+    use crate::bus::embedded::{EmbeddedBus, EmbeddedSettings};
     let mut terms = EmbeddedSettings::default();
     terms.record_bytes_max = settings.record_bytes_max.unwrap_or(terms.record_bytes_max);
     Ok(Arc::new(EmbeddedBus::open_with(path, terms, Arc::new(crate::clock::SystemClock))?))
@@ -91,7 +71,7 @@ fn open_embedded(_: PathBuf, _: &OpenSettings) -> Result<Arc<dyn Bus>> {
 
 #[cfg(feature = "kafka")]
 async fn open_kafka(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Bus>> {
-    use super::kafka::{KafkaBus, KafkaSettings};
+    use crate::bus::kafka::{KafkaBus, KafkaSettings};
     let mut kafka = KafkaSettings::from_url(url)?;
     if let Some(bytes) = settings.record_bytes_max {
         kafka = kafka.property("message.max.bytes", bytes.to_string());

@@ -1,43 +1,12 @@
-//! One URL picks a backend.
+//! The backends of ledgers.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::memory::MemoryLedger;
-use crate::config::{Migrate, hide_password};
+use super::{Migrate, OpenSettings};
+use crate::backend::memory::MemoryLedger;
+use crate::config::hide_password;
 use crate::error::{Error, Result};
-use crate::ledger::{Ledger, Settings};
-
-/// What opening a ledger takes; each backend uses its part.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct OpenSettings {
-    /// For every backend.
-    pub ledger: Settings,
-    /// The PostgreSQL schema; in Redis, the name of the ledger.
-    pub schema: String,
-    /// What to do about the schema.
-    pub migrate: Migrate,
-    /// Connections at most.
-    pub pool_max: u32,
-    /// How long to wait for one.
-    pub acquire_timeout: Duration,
-    /// Whether a server that cannot keep the promises is refused. False for those who only look.
-    pub refuse: bool,
-}
-
-impl Default for OpenSettings {
-    fn default() -> Self {
-        OpenSettings {
-            ledger: Settings::default(),
-            schema: "hapax".to_owned(),
-            migrate: Migrate::default(),
-            pool_max: 50,
-            acquire_timeout: Duration::from_secs(10),
-            refuse: true,
-        }
-    }
-}
+use crate::ledger::Ledger;
 
 /// A backend, as a URL names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,18 +38,7 @@ impl<'u> Backend<'u> {
     }
 }
 
-/// Opens the ledger a URL names: `memory:`, `sqlite:FILE`, `postgres://…` or `redis://…`. One that is not built in answers with the
-/// name of its feature.
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-/// use hapax::backend::{OpenSettings, open};
-/// let ledger = open("memory:", &OpenSettings::default()).await.unwrap();
-/// assert_eq!(ledger.capabilities().backend, "memory");
-/// assert!(open("mysql://db", &OpenSettings::default()).await.is_err());
-/// # });
-/// ```
-pub async fn open(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
+pub(super) async fn open(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
     match Backend::of(url)? {
         Backend::Memory => Ok(Arc::new(MemoryLedger::new(settings.ledger.clone()))),
         Backend::Sqlite(path) => open_sqlite(path, settings).await,
@@ -90,12 +48,12 @@ pub async fn open(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Ledger>>
 }
 
 /// Makes the ledger a URL names, or brings its schema up to date, whatever `migrate` says.
-pub async fn init(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
+pub async fn init_ledger(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
     open(url, &OpenSettings { migrate: Migrate::Auto, ..settings.clone() }).await
 }
 
 /// The SQL that makes the schema, for a DBA to read and run.
-pub fn schema_sql(url: &str, schema: &str) -> Result<String> {
+pub fn ledger_schema(url: &str, schema: &str) -> Result<String> {
     match Backend::of(url)? {
         Backend::Memory => Err(Error::Unsupported("a ledger in memory has no schema".into())),
         Backend::Redis(_) => Err(Error::Unsupported("a ledger in Redis has no schema in SQL".into())),
@@ -107,7 +65,7 @@ pub fn schema_sql(url: &str, schema: &str) -> Result<String> {
 #[cfg(feature = "sqlite")]
 #[allow(clippy::unused_async)] // opening a file does not wait; a server would
 async fn open_sqlite(path: &str, settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
-    use super::sqlite::SqliteLedger;
+    use crate::backend::sqlite::SqliteLedger;
     let open = match settings.migrate {
         Migrate::Auto => SqliteLedger::open,
         Migrate::Check => SqliteLedger::open_existing,
@@ -123,7 +81,7 @@ async fn open_sqlite(_path: &str, _settings: &OpenSettings) -> Result<Arc<dyn Le
 
 #[cfg(feature = "postgres")]
 async fn open_postgres(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
-    use super::postgres::{PgLedger, PgSettings};
+    use crate::backend::postgres::{PgLedger, PgSettings};
     let settings = PgSettings {
         ledger: settings.ledger.clone(),
         schema: settings.schema.clone(),
@@ -144,7 +102,7 @@ async fn open_postgres(_url: &str, _settings: &OpenSettings) -> Result<Arc<dyn L
 
 #[cfg(feature = "redis")]
 async fn open_redis(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
-    use super::redis::{RedisLedger, RedisSettings};
+    use crate::backend::redis::{RedisLedger, RedisSettings};
     let settings = RedisSettings {
         ledger: settings.ledger.clone(),
         name: settings.schema.clone(),
@@ -165,7 +123,7 @@ async fn open_redis(_url: &str, _settings: &OpenSettings) -> Result<Arc<dyn Ledg
 #[cfg_attr(feature = "sqlite", allow(clippy::unnecessary_wraps))] // the other build can fail
 fn sqlite_schema() -> Result<String> {
     #[cfg(feature = "sqlite")]
-    return Ok(super::sqlite::schema_sql());
+    return Ok(crate::backend::sqlite::schema_sql());
     #[cfg(not(feature = "sqlite"))]
     Err(Error::NotBuiltIn { what: "SQLite", feature: "sqlite" })
 }
@@ -173,7 +131,7 @@ fn sqlite_schema() -> Result<String> {
 #[cfg_attr(not(feature = "postgres"), allow(unused_variables))]
 fn postgres_schema(schema: &str) -> Result<String> {
     #[cfg(feature = "postgres")]
-    return super::postgres::schema_sql(schema);
+    return crate::backend::postgres::schema_sql(schema);
     #[cfg(not(feature = "postgres"))]
     Err(Error::NotBuiltIn { what: "PostgreSQL", feature: "postgres" })
 }

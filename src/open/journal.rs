@@ -1,61 +1,18 @@
-//! One URL picks a journal.
+//! The backends of journals.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Journal, JournalSettings, MemoryJournal};
-use crate::backend::object::{AllocatorSettings, Directory, ObjectJournal, ObjectSettings, Objects};
-use crate::config::{Migrate, hide_password};
+use super::{Migrate, OpenSettings};
+use crate::backend::object::{Directory, ObjectJournal, ObjectSettings, Objects};
+use crate::config::hide_password;
 use crate::error::{Error, Result};
+use crate::journal::{Journal, MemoryJournal};
 
-/// What opening a journal takes; each backend uses its part.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct OpenSettings {
-    /// For every backend.
-    pub journal: JournalSettings,
-    /// The PostgreSQL schema.
-    pub schema: String,
-    /// What to do about the schema.
-    pub migrate: Migrate,
-    /// Connections at most.
-    pub pool_max: u32,
-    /// How long to wait for one, or for an answer of an object store.
-    pub acquire_timeout: Duration,
-    /// Where numbers come from in an object store.
-    pub allocator: AllocatorSettings,
-}
-
-impl Default for OpenSettings {
-    fn default() -> Self {
-        OpenSettings {
-            journal: JournalSettings::default(),
-            schema: "hapax".to_owned(),
-            migrate: Migrate::default(),
-            pool_max: 20,
-            acquire_timeout: Duration::from_secs(10),
-            allocator: AllocatorSettings::default(),
-        }
-    }
-}
-
-/// Opens the journal a URL names: `memory:`, `sqlite:FILE`, `postgres://…`, `s3://BUCKET/PREFIX` or `dir:PATH`. One that is not
-/// built in answers with the name of its feature.
-///
-/// ```
-/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-/// use hapax::journal::{OpenSettings, open};
-/// let journal = open("memory:", &OpenSettings::default()).await.unwrap();
-/// assert_eq!(journal.capabilities().backend, "memory");
-/// assert!(open("stone-tablet:", &OpenSettings::default()).await.is_err());
-/// # });
-/// ```
-pub async fn open(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
+pub(super) async fn open(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
     match url.split_once(':') {
         Some(("memory", "")) => Ok(Arc::new(MemoryJournal::new(settings.journal.clone()))),
-        Some(("dir" | "s3", _)) => {
-            open_objects(open_store(url, settings.acquire_timeout).await?, settings).await
-        }
+        Some(("dir" | "s3", _)) => open_objects(store(url, settings.acquire_timeout).await?, settings).await,
         Some(("postgres" | "postgresql", _)) => open_postgres(url, settings).await,
         Some(("sqlite", path)) => {
             let path = path.strip_prefix("//").unwrap_or(path);
@@ -82,7 +39,7 @@ async fn open_objects(objects: Arc<dyn Objects>, settings: &OpenSettings) -> Res
 }
 
 /// Opens the object store a URL names, `dir:PATH` or `s3://BUCKET/PREFIX`; each request may take `timeout`.
-pub async fn open_store(url: &str, timeout: Duration) -> Result<Arc<dyn Objects>> {
+pub async fn store(url: &str, timeout: Duration) -> Result<Arc<dyn Objects>> {
     match url.split_once(':') {
         Some(("dir", path)) => {
             let path = path.strip_prefix("//").unwrap_or(path);

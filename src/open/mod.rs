@@ -1,0 +1,117 @@
+//! One URL picks a backend: [`ledger`], [`journal`], [`bus`], and `window` for the filter in front of a ledger.
+//!
+//! | URL | ledger | journal | bus | feature |
+//! |---|---|---|---|---|
+//! | `memory:` | yes | yes | yes | |
+//! | `sqlite:FILE` | yes | yes | | `sqlite` |
+//! | `postgres://…` | yes | yes | | `postgres` |
+//! | `redis://…` | yes | | | `redis` |
+//! | `dir:PATH` | | yes | | |
+//! | `s3://BUCKET/PREFIX` | | yes | | `s3` |
+//! | `embedded:FILE` | | | yes | `sqlite` |
+//! | `kafka://HOST:PORT` | | | yes | `kafka` |
+//!
+//! A backend that is not built in answers with the name of its feature. What comes back is a trait object; open the type
+//! itself ([`PgLedger::connect`](crate::backend::postgres::PgLedger::connect)) to claim within your own transactions.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> hapax::Result<()> {
+//! let ledger = hapax::open::ledger("memory:").await?;
+//! let bus = hapax::open::bus("memory:").await?;
+//! assert_eq!((ledger.capabilities().backend, bus.capabilities().bus), ("memory", "memory"));
+//! assert!(hapax::open::journal("mysql://db").await.is_err());
+//! # Ok(()) }
+//! ```
+#![cfg_attr(not(feature = "postgres"), allow(rustdoc::broken_intra_doc_links))]
+
+mod bus;
+mod journal;
+mod ledger;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use bus::EMBEDDED_FILE;
+pub use journal::store;
+pub use ledger::{init_ledger, ledger_schema};
+
+pub use crate::backend::Migrate;
+use crate::backend::object::AllocatorSettings;
+use crate::bus::Bus;
+use crate::error::Result;
+use crate::journal::{Journal, JournalSettings};
+use crate::ledger::{Ledger, Settings};
+
+/// What opening takes, for every backend; each uses its part.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct OpenSettings {
+    /// What a ledger is told, whatever its backend.
+    pub ledger: Settings,
+    /// What a journal is told, whatever its backend.
+    pub journal: JournalSettings,
+    /// The PostgreSQL schema; in Redis, the name of the ledger.
+    pub schema: String,
+    /// What to do about a schema that is missing or out of date.
+    pub migrate: Migrate,
+    /// The most connections of a pool.
+    pub pool_max: u32,
+    /// How long to wait for a connection, or for an answer of an object store.
+    pub acquire_timeout: Duration,
+    /// Whether a server that cannot keep the promises is refused. False for those who only read.
+    pub refuse: bool,
+    /// Where sequence numbers come from in an object store.
+    pub allocator: AllocatorSettings,
+    /// Where `embedded`, without a file, keeps its file. The directory must exist.
+    pub data: Option<PathBuf>,
+    /// The most bytes of a record on the bus; none is the bus's own limit.
+    pub record_bytes_max: Option<usize>,
+}
+
+impl Default for OpenSettings {
+    fn default() -> Self {
+        OpenSettings {
+            ledger: Settings::default(),
+            journal: JournalSettings::default(),
+            schema: "hapax".to_owned(),
+            migrate: Migrate::default(),
+            pool_max: 20,
+            acquire_timeout: Duration::from_secs(10),
+            refuse: true,
+            allocator: AllocatorSettings::default(),
+            data: None,
+            record_bytes_max: None,
+        }
+    }
+}
+
+/// Opens a ledger: `memory:`, `sqlite:FILE`, `postgres://…` or `redis://…`.
+pub async fn ledger(url: &str) -> Result<Arc<dyn Ledger>> {
+    ledger_with(url, &OpenSettings::default()).await
+}
+
+/// Opens a ledger with settings of your own.
+pub async fn ledger_with(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
+    ledger::open(url, settings).await
+}
+
+/// Opens a journal: `memory:`, `sqlite:FILE`, `postgres://…`, `s3://BUCKET/PREFIX` or `dir:PATH`.
+pub async fn journal(url: &str) -> Result<Arc<dyn Journal>> {
+    journal_with(url, &OpenSettings::default()).await
+}
+
+/// Opens a journal with settings of your own.
+pub async fn journal_with(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
+    journal::open(url, settings).await
+}
+
+/// Opens a bus: `memory:`, `embedded:FILE` or `kafka://HOST:PORT[,HOST:PORT][?PROPERTY=VALUE&…]`.
+pub async fn bus(url: &str) -> Result<Arc<dyn Bus>> {
+    bus_with(url, &OpenSettings::default()).await
+}
+
+/// Opens a bus with settings of your own. With a data directory, `embedded` needs no file.
+pub async fn bus_with(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Bus>> {
+    bus::open(url, settings).await
+}
