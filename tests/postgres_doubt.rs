@@ -8,6 +8,8 @@ mod proxy;
 #[path = "support/postgres.rs"]
 mod support;
 
+use std::time::Duration;
+
 use hapax::backend::postgres::PgLedger;
 use hapax::ledger::{Claim, Ledger, Mode, Outcome, State};
 use hapax::testing::kit;
@@ -179,4 +181,23 @@ async fn acceptance_8_outage_is_explicit_and_costs_no_attempt() {
         let entry = scene.ledger.get(&kit::identity(id), None).await.unwrap().expect("an entry");
         assert_eq!((entry.state, entry.attempts), (State::Done, 1), "{id}");
     }
+}
+
+/// A caller that is cancelled while it begins a transaction leaves nothing open: what the pool's connections do next by
+/// themselves is committed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t99_a_cancelled_begin_leaves_no_transaction_in_the_pool() {
+    let witness = support::pool(1).await;
+    let ledger = support::ledger(1).await; // one connection: whoever comes next gets the same one
+    let table = format!("effect_{}", uuid::Uuid::new_v4().simple());
+    support::run(&witness, format!("create table {table} (n int)")).await;
+    for n in 0..60 {
+        // Cancelled before, while and after the server answers.
+        let begun = tokio::time::timeout(Duration::from_micros(n * 25), ledger.transaction()).await;
+        drop(begun);
+        support::run(ledger.pool(), format!("insert into {table} values ({n})")).await;
+        let rows: i64 = support::ask(&witness, format!("select count(*) from {table}")).await;
+        assert_eq!(rows, i64::try_from(n).unwrap() + 1, "it was acknowledged, and is not there");
+    }
+    support::run(&witness, format!("drop table {table}")).await;
 }

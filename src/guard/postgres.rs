@@ -21,7 +21,7 @@ impl Guard<PgLedger> {
     /// # async fn pay(url: &str) -> Result<(), Box<dyn std::error::Error>> {
     /// let ledger = PgLedger::connect(url, PgSettings::default()).await?;
     /// let guard = Guard::builder(ledger.clone()).scope("billing").build()?;
-    /// let mut tx = ledger.pool().begin().await?;
+    /// let mut tx = ledger.transaction().await?;
     /// if guard.try_claim_in(&mut tx, "order-17-paid").await?.is_claimed() {
     ///     sqlx::query("update account set balance = balance + 7").execute(&mut *tx).await?;
     /// }
@@ -59,7 +59,7 @@ impl Guard<PgLedger> {
     /// ```no_run
     /// # use hapax::{Guard, Outcome, backend::postgres::PgLedger};
     /// # async fn pay(guard: Guard<PgLedger>) -> Result<(), Box<dyn std::error::Error>> {
-    /// let mut tx = guard.ledger().pool().begin().await?;
+    /// let mut tx = guard.ledger().transaction().await?;
     /// if let Outcome::First(claim) = guard.try_claim_in(&mut tx, "order-17-paid").await? {
     ///     sqlx::query("update account set balance = balance + 7").execute(&mut *tx).await?;
     ///     if tx.commit().await.is_err() && !guard.was_committed(&claim).await? {

@@ -263,6 +263,7 @@ impl Relay {
             ahead: None,
             tries: 0,
             proved: true,
+            taken: Instant::now(),
             awaited: answers::Awaited::default(),
             heard: None,
             meter: Arc::clone(&self.handle.meter),

@@ -50,6 +50,8 @@ pub(super) struct Leading {
     pub(super) tries: u32,
     /// Whether the bus has taken anything since an aggregate was left behind for being the only one.
     pub(super) proved: bool,
+    /// When the bus last took something.
+    pub(super) taken: Instant,
     /// What is with the bus and not waited for.
     pub(super) awaited: Awaited,
     /// What of that was heard of last, while waiting.
@@ -113,6 +115,10 @@ impl Leading {
         if mutant!("checkpoint before ack") {
             self.save(&batch.next).await?;
         }
+        if batch.events.is_empty() && self.takes_nothing() {
+            // Everything that comes by waits behind something, and the bus takes nothing of what waits either.
+            self.meter.away("nothing that waits is acknowledged");
+        }
         if !self.publish(&batch).await? {
             return Ok(()); // the same once more
         }
@@ -120,6 +126,11 @@ impl Leading {
         self.meter.flows();
         self.save(&batch.next).await?;
         self.tell(batch).await
+    }
+
+    /// Whether aggregates wait, and the bus has taken nothing at all for as long as an acknowledgement may take.
+    fn takes_nothing(&self) -> bool {
+        self.waiters.tried() > 0 && self.taken.elapsed() >= self.settings.flush_timeout
     }
 
     async fn go_on(&self) -> Result<(), End> {
@@ -339,7 +350,9 @@ impl Leading {
                 self.late_events.published(stored, self.settings.dedup_max.max(1000));
             }
         }
-        self.proved |= count > 0;
+        if count > 0 {
+            (self.proved, self.taken) = (true, Instant::now());
+        }
         self.meter.published(count, began.elapsed());
     }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, PgConnection, Postgres};
 
+use super::begin::begin;
 use super::error::{Meaning, meaning, translate};
 use super::held::Bodies;
 use super::{Inner, lone, read};
@@ -286,7 +287,7 @@ async fn send(
         Target::Own => {
             crate::crash_point!("claim.sending");
             let answers = if inner.pooled() {
-                let mut tx = inner.pool.begin_with(super::BEGIN).await?;
+                let mut tx = begin(&inner.pool, super::BEGIN).await?;
                 let answers = query.fetch_all(&mut *tx).await?;
                 tx.commit().await?;
                 answers

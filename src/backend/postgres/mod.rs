@@ -4,6 +4,7 @@
 //! and so that any language can claim in a transaction of its own. This module sends batches there and reads the answers;
 //! it holds no state but what can be read again: numbers of scopes, and which weeks there are.
 
+mod begin;
 mod claim;
 mod connect;
 mod epoch;
@@ -38,6 +39,7 @@ pub type PgTx = sqlx::PgTransaction<'static>;
 pub use journal::{PgJournal, PgJournalSettings};
 pub use schema::{ACCEPTS, VERSION, grants_sql, schema_sql};
 
+use self::begin::begin;
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::{Scope, Tenant, Topic};
@@ -233,6 +235,12 @@ impl PgLedger {
         &self.0.pool
     }
 
+    /// Begins a transaction on its pool, for your effects and claims. Use this rather than `pool().begin()`: a caller that is
+    /// cancelled (a client hung up, a timeout) leaves no open transaction behind in the pool.
+    pub async fn transaction(&self) -> Result<PgTx> {
+        begin(&self.0.pool, "BEGIN").await.map_err(|e| translate("beginning a transaction", e))
+    }
+
     /// The schema it lives in.
     pub fn schema(&self) -> &str {
         &self.0.settings.schema
@@ -261,7 +269,7 @@ impl Inner {
     }
 
     async fn begin(&self) -> Result<sqlx::PgTransaction<'static>> {
-        self.pool.begin_with(BEGIN).await.map_err(|e| translate("opening a transaction", e))
+        begin(&self.pool, BEGIN).await.map_err(|e| translate("opening a transaction", e))
     }
 
     /// The number of (tenant, scope), if it is known to be committed.

@@ -3,6 +3,7 @@
 use sqlx::{AssertSqlSafe, Executor, PgPool, Row};
 
 use super::BEGIN;
+use super::begin::begin;
 use super::error::translate;
 use crate::backend::Migrate;
 use crate::error::{Error, Result};
@@ -118,7 +119,7 @@ pub(super) async fn prepare(
             )));
         }
     }
-    let mut tx = pool.begin_with(BEGIN).await.map_err(|e| translate(what, e))?;
+    let mut tx = begin(pool, BEGIN).await.map_err(|e| translate(what, e))?;
     // Others that start now wait here, and then find it done.
     let lock = format!("select pg_advisory_xact_lock(hashtext('hapax.migrate.{schema}'))");
     tx.execute(sqlx::raw_sql(AssertSqlSafe(lock))).await.map_err(|e| translate(what, e))?;
@@ -164,7 +165,7 @@ impl Found {
 }
 
 async fn found(pool: &PgPool, schema: &str) -> Result<Option<Found>> {
-    let mut tx = pool.begin_with(BEGIN).await.map_err(|e| translate("connecting to PostgreSQL", e))?;
+    let mut tx = begin(pool, BEGIN).await.map_err(|e| translate("connecting to PostgreSQL", e))?;
     found_in(&mut tx, schema).await
 }
 

@@ -7,6 +7,7 @@ use sqlx::postgres::PgArguments;
 use sqlx::query::QueryAs;
 use sqlx::{AssertSqlSafe, Postgres};
 
+use super::begin::begin;
 use super::claim::{is_out_of_time, split};
 use super::error::{Meaning, meaning, translate};
 use super::held::Bodies;
@@ -186,7 +187,7 @@ async fn send_parts<'a, 'r>(
 /// Runs a statement in a transaction of its own.
 async fn run(inner: &Inner, query: Query<'_>) -> sqlx::Result<Vec<Answer>> {
     if inner.pooled() {
-        let mut tx = inner.pool.begin_with(super::BEGIN).await?;
+        let mut tx = begin(&inner.pool, super::BEGIN).await?;
         let rows = query.fetch_all(&mut *tx).await?;
         tx.commit().await?;
         return Ok(rows);

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, PgConnection, PgTransaction};
 
+use super::begin::begin;
 use super::claim::{Ready, Target, run};
 use super::error::{Meaning, is_refusal, meaning, translate};
 use super::{Inner, PgLedger, held, read, settle};
@@ -246,7 +247,7 @@ impl crate::consumer::TransactionalLedger for PgLedger {
         if self.0.limits_transactions {
             let _ = write!(statement, "; SET LOCAL transaction_timeout = {ms}");
         }
-        let begun = self.pool().begin_with(AssertSqlSafe(statement)).await;
+        let begun = begin(self.pool(), AssertSqlSafe(statement)).await;
         begun.map_err(|error| translate("beginning a transaction", error))
     }
 

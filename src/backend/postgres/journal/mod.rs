@@ -27,6 +27,7 @@ use sqlx::{FromRow, PgPool, PgTransaction, Postgres};
 
 pub use schema::{JOURNAL_ACCEPTS, JOURNAL_VERSION, journal_grants_sql, journal_schema_sql};
 
+use super::begin::begin;
 use super::error::translate;
 use super::schema::check_name;
 use super::{BEGIN, Migrate, Pooling, connect, verify};
@@ -96,7 +97,7 @@ impl From<JournalSettings> for PgJournalSettings {
 /// let journal = PgJournal::connect(url, PgJournalSettings::default()).await?;
 /// let event = Event::new(EventId::now_v7()).payload(r#"{"amount": 7}"#);
 /// let append = Append::new(Aggregate::new("order-17")?, Expected::New, [event]);
-/// let mut tx = journal.pool().begin().await?;
+/// let mut tx = journal.transaction().await?;
 /// sqlx::query("insert into orders values (17, 7)").execute(&mut *tx).await?;
 /// journal.append_in(&mut tx, &append).await?;
 /// tx.commit().await?; // row and event
@@ -195,7 +196,7 @@ impl PgJournal {
             Pooling::Detect => verify::is_pooled(&pool).await?,
         };
         if settings.refuse {
-            let mut tx = pool.begin_with(BEGIN).await.map_err(|e| fail("checking the server", e))?;
+            let mut tx = begin(&pool, BEGIN).await.map_err(|e| fail("checking the server", e))?;
             verify::enforce(verify::check_server(&mut tx, pooled).await?)?;
         }
         let inner = Inner {
@@ -214,6 +215,12 @@ impl PgJournal {
     /// The pool it uses.
     pub fn pool(&self) -> &PgPool {
         &self.0.pool
+    }
+
+    /// Begins a transaction on its pool, for your effects and claims. Use this rather than `pool().begin()`: a caller that is
+    /// cancelled (a client hung up, a timeout) leaves no open transaction behind in the pool.
+    pub async fn transaction(&self) -> Result<super::PgTx> {
+        begin(&self.0.pool, "BEGIN").await.map_err(|e| fail("beginning a transaction", e))
     }
 
     /// The schema it lives in.
@@ -263,7 +270,7 @@ impl Inner {
             let answer = query.fetch_all(&self.pool).await;
             return answer.inspect_err(|error| self.note_pooler(error));
         }
-        let mut tx = self.pool.begin_with(BEGIN_BRIEFLY).await?;
+        let mut tx = begin(&self.pool, BEGIN_BRIEFLY).await?;
         let rows = query.persistent(false).fetch_all(&mut *tx).await?;
         tx.commit().await?;
         Ok(rows)
@@ -278,7 +285,7 @@ impl Inner {
                 let done = query.execute(&self.pool).await;
                 return done.inspect_err(|error| self.note_pooler(error)).map(|done| done.rows_affected());
             }
-            let mut tx = self.pool.begin_with(BEGIN_BRIEFLY).await?;
+            let mut tx = begin(&self.pool, BEGIN_BRIEFLY).await?;
             let done = query.persistent(false).execute(&mut *tx).await?;
             tx.commit().await?;
             Ok(done.rows_affected())

@@ -9,6 +9,7 @@ use sqlx::AssertSqlSafe;
 use super::anchor::{self, Anchored};
 use super::{BEGIN_BRIEFLY, Inner, fail, number};
 use crate::backend::postgres::BEGIN;
+use crate::backend::postgres::begin::begin;
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::{Owner, RelayName};
@@ -141,7 +142,7 @@ pub(super) async fn release_leadership(inner: &Inner, relay: &RelayName, token: 
 }
 
 pub(super) async fn relays(inner: &Inner) -> Result<Vec<RelayState>> {
-    relays_in(inner, &mut *inner.pool.begin_with(BEGIN).await.map_err(|e| fail("reading relays", e))?, false)
+    relays_in(inner, &mut *begin(&inner.pool, BEGIN).await.map_err(|e| fail("reading relays", e))?, false)
         .await
 }
 
@@ -211,7 +212,7 @@ pub(super) async fn rewind(
     to.must_be_of(&inner.id)?;
     let what = "rewinding a relay";
     let s = &inner.settings.schema;
-    let mut tx = inner.pool.begin_with(BEGIN_BRIEFLY).await.map_err(|e| fail(what, e))?;
+    let mut tx = begin(&inner.pool, BEGIN_BRIEFLY).await.map_err(|e| fail(what, e))?;
     let before: Option<(Option<String>, i64)> = sqlx::query_as(AssertSqlSafe(format!(
         "select checkpoint::text, token from {s}.journal_relay where relay = $1 for update"
     )))

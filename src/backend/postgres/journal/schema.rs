@@ -5,6 +5,7 @@ use sqlx::{AssertSqlSafe, Executor, PgPool, Row as _};
 use super::fail;
 use crate::backend::Migrate;
 use crate::backend::postgres::BEGIN;
+use crate::backend::postgres::begin::begin;
 use crate::backend::postgres::schema::check_name;
 use crate::error::{Error, Result};
 
@@ -58,7 +59,7 @@ pub fn journal_grants_sql(schema: &str, role: &str) -> Result<String> {
 
 /// Brings the schema to where this build can use it, or says why it cannot. Answers with the journal's id.
 pub(super) async fn prepare(pool: &PgPool, schema: &str, migrate: Migrate) -> Result<String> {
-    let mut tx = pool.begin_with(BEGIN).await.map_err(|e| fail("connecting to PostgreSQL", e))?;
+    let mut tx = begin(pool, BEGIN).await.map_err(|e| fail("connecting to PostgreSQL", e))?;
     match found_in(&mut tx, schema).await? {
         Some(found) if found.version >= JOURNAL_VERSION => return found.fits(schema),
         _ if migrate == Migrate::Auto => {}

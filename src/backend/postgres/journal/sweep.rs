@@ -5,6 +5,7 @@ use std::time::Duration;
 use sqlx::{AssertSqlSafe, PgConnection};
 
 use super::{BEGIN_BRIEFLY, Inner, fail, number, relay};
+use crate::backend::postgres::begin::begin;
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::event::{Event, Fingerprint};
@@ -29,7 +30,7 @@ pub(super) async fn sweep(inner: &Inner, terms: &JournalSweep) -> Result<u64> {
 /// Looks at the oldest events, a page at a time, and takes the first that may go. It ends at a page of which none is old: what follows is
 /// younger. What is held back is passed by. Says how many it found, and how many of them are gone by its doing.
 async fn step(inner: &Inner, terms: &JournalSweep) -> Result<(usize, u64)> {
-    let mut tx = inner.pool.begin_with(BEGIN_BRIEFLY).await.map_err(|e| fail(WHAT, e))?;
+    let mut tx = begin(&inner.pool, BEGIN_BRIEFLY).await.map_err(|e| fail(WHAT, e))?;
     let relays = relay::relays_in(inner, &mut tx, true).await?;
     let Some(up_to) = swept_up_to(&relays) else { return Ok((0, 0)) };
     let (mut after, mut going) = (0, Vec::new());

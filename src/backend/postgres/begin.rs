@@ -1,0 +1,16 @@
+//! Beginning transactions so that a cancelled caller leaves nothing open.
+
+use sqlx::{PgPool, PgTransaction, SqlSafeStr};
+
+/// Begins a transaction in a task of its own.
+///
+/// sqlx rolls back a transaction that is dropped, but not one whose `BEGIN` was cancelled before the server answered: the
+/// connection goes back to the pool with the transaction open. Whatever runs there next by itself is acknowledged and
+/// never committed. A task is not cancelled with its caller: it gets the answer and drops the transaction, which rolls back.
+pub(super) async fn begin(pool: &PgPool, statement: impl SqlSafeStr) -> sqlx::Result<PgTransaction<'static>> {
+    let (pool, statement) = (pool.clone(), statement.into_sql_str());
+    match tokio::spawn(async move { pool.begin_with(statement).await }).await {
+        Ok(begun) => begun,
+        Err(gone) => Err(sqlx::Error::Io(std::io::Error::other(gone))),
+    }
+}
