@@ -52,6 +52,11 @@ caught!(
     BusMutant::PauseIgnored,
     [consume::b8_a_paused_partition_is_silent_and_others_go_on, consume::b8_membership_survives_a_pause]
 );
+caught!(
+    pauses_by_name_are_caught,
+    BusMutant::PausesByName,
+    [members::b8_a_pause_of_an_epoch_that_is_over_changes_nothing]
+);
 caught!(seeking_too_far_is_caught, BusMutant::SeeksOneBefore, [consume::b9_seek_goes_back_and_forth]);
 caught!(losing_when_cancelled_is_caught, BusMutant::LosesWhenCancelled, [consume::next_can_be_cancelled]);
 caught!(untold_losses_are_caught, BusMutant::LostUntold, [members::b7_a_silent_member_loses_its_partitions]);

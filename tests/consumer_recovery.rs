@@ -409,3 +409,59 @@ async fn t82_a_delayed_retry_is_suspect_when_its_process_dies() {
     let marker = seen.expect("it ran in the second life");
     assert!(marker.tried.contains(&0), "it ran unnoted: {marker:?}");
 }
+
+/// A database whose transactions read from a snapshot by default. A held event runs longer than a heartbeat and reads first: its lease
+/// is not extended under its transaction, which would fail it again and again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t78_a_held_event_takes_effect_where_transactions_are_snapshots() {
+    let (direct, _, _, table) = world().await;
+    let options: sqlx::postgres::PgConnectOptions = support::url().parse().unwrap();
+    let options = options.options([("default_transaction_isolation", "repeatable read")]);
+    let pool = sqlx::postgres::PgPoolOptions::new().max_connections(4).connect_with(options).await.unwrap();
+    let ledger = PgLedger::with_pool(pool, support::settings(direct.schema())).await.unwrap();
+    let bus = bus(1, &[event("held")]).await;
+    let runs = Arc::new(AtomicU32::new(0));
+    let (its, select) = (Arc::clone(&runs), format!("select count(*) from {table}"));
+    let insert = format!("insert into {table} (id) values ($1)");
+    let consumer = consumer(&bus, ledger)
+        .with(|settings| {
+            settings.lease = Duration::from_secs(6);
+            settings.heartbeat = Duration::from_millis(200);
+        })
+        .build()
+        .unwrap();
+    let handle = consumer.handle();
+    let running = tokio::spawn(consumer.run(transactional::<PgLedger, _>(move |tx, event| {
+        let (run, insert, select) = (its.fetch_add(1, Ordering::SeqCst), insert.clone(), select.clone());
+        Box::pin(async move {
+            if run == 0 {
+                return Err(Failed::retry_after("not yet", Duration::from_millis(300)));
+            }
+            sqlx::query(sqlx::AssertSqlSafe(select)).execute(&mut **tx).await?; // from here on it is a snapshot
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            let insert = sqlx::query(sqlx::AssertSqlSafe(insert));
+            insert.bind(event.id.as_str()).execute(&mut **tx).await?;
+            Ok(())
+        })
+    })));
+    until("it is done", || async { !entries(&direct, State::Done).await.is_empty() }).await;
+    handle.stop();
+    running.await.unwrap().unwrap();
+    assert_eq!(entries(&direct, State::Done).await[0].attempts, 2, "one failed, one took effect");
+    assert_eq!(runs.load(Ordering::SeqCst), 2, "nothing ran for nothing");
+}
+
+/// The ledger cannot be looked at for what is due any more, and that does not pass: the consumer ends and says why.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t82_held_events_that_can_never_be_looked_for_end_the_consumer() {
+    let (ledger, ..) = world().await;
+    let bus = bus(1, &[]).await;
+    let consumer = consumer(&bus, ledger.clone()).build().unwrap();
+    let handle = consumer.handle();
+    let running = tokio::spawn(consumer.run(leased(|_: Event, _| async { Ok(()) })));
+    until("it has its partition", || async { handle.progress().partitions == 1 }).await;
+    support::run(ledger.pool(), format!("drop schema {} cascade", ledger.schema())).await;
+    until("it ends", || async { running.is_finished() }).await;
+    let error = running.await.unwrap().expect_err("its ledger is gone");
+    assert!(!error.is_retryable(), "{error}");
+}

@@ -504,11 +504,14 @@ async fn postgres_a_scope_that_was_undone_is_not_remembered() {
     assert!(!other.claim(&[claim("a")]).await.unwrap().remove(0).unwrap().is_claimed());
 }
 
-/// A ledger that cannot be asked for markers so many times.
+/// A ledger that cannot be asked for markers so many times, and says of one id that an open transaction has it.
 #[derive(Clone)]
 struct Unmarked {
     inner: SqliteLedger,
     lost: Arc<AtomicU32>,
+    busy: Option<&'static str>,
+    /// With how many others the busy id was asked for, each time.
+    asked: Arc<Mutex<Vec<usize>>>,
 }
 
 hapax::ledger_over!(Unmarked {
@@ -545,7 +548,15 @@ impl TransactionalLedger for Unmarked {
         TransactionalLedger::begin(&self.inner, time_max, statement_max).await
     }
     async fn claim_in(&self, tx: &mut SqliteTransaction, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
-        TransactionalLedger::claim_in(&self.inner, tx, claims).await
+        let is_busy = |claim: &Claim| Some(&*claim.identity.id.as_str()) == self.busy;
+        let Some(at) = claims.iter().position(is_busy) else {
+            return TransactionalLedger::claim_in(&self.inner, tx, claims).await;
+        };
+        self.asked.lock().unwrap().push(claims.len() - 1);
+        let others: Vec<_> = claims.iter().filter(|claim| !is_busy(claim)).cloned().collect();
+        let mut outcomes = TransactionalLedger::claim_in(&self.inner, tx, &others).await?;
+        outcomes.insert(at, Ok(Outcome::Busy { until: None, owner: None }));
+        Ok(outcomes)
     }
     async fn settle_in(&self, tx: &mut SqliteTransaction, all: &[Settle]) -> Result<Vec<Result<Settled>>> {
         TransactionalLedger::settle_in(&self.inner, tx, all).await
@@ -590,7 +601,7 @@ async fn an_outage_at_the_assignment_makes_nothing_suspect() {
     // Somebody died with the first three of partition 0.
     let marker = Marker { tried: vec![0, 1, 2], batch: 3, ..Marker::new(topic(), 0, 2) };
     inner.set_markers(&scope, &[marker]).await.unwrap();
-    let ledger = Unmarked { inner, lost: Arc::new(AtomicU32::new(4)) };
+    let ledger = Unmarked { inner, lost: Arc::new(AtomicU32::new(4)), busy: None, asked: Arc::default() };
     let records: Vec<_> =
         (0..200).map(|n| record(None, serde_json::json!({"event_id": format!("e-{n}")}))).collect();
     let bus = bus(&records).await;
@@ -617,4 +628,39 @@ async fn an_outage_at_the_assignment_makes_nothing_suspect() {
     }
     let largest = batches.iter().map(Vec::len).max().unwrap();
     assert!(largest > 1, "all 200 ran one by one");
+}
+
+/// An id that somebody's open transaction has is asked for again by itself: its neighbours of a batch would wait with it each time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t85_an_id_that_is_known_to_be_busy_is_asked_for_without_its_neighbours() {
+    let dir = tempfile::tempdir().unwrap();
+    let inner = SqliteLedger::open(dir.path().join("ledger.db"), Settings::default()).unwrap();
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let ledger = Unmarked { inner, lost: Arc::default(), busy: Some("e-7"), asked: Arc::clone(&asked) };
+    let records = |range: std::ops::Range<usize>| -> Vec<_> {
+        range.map(|n| record(None, serde_json::json!({"event_id": format!("e-{n}")}))).collect()
+    };
+    let bus = bus(&records(0..100)).await;
+    let consumer = consumer(&bus, &ledger).with(|settings| {
+        settings.concurrency = 1;
+        settings.drain = Duration::from_millis(10);
+    });
+    let consumer = consumer.build().unwrap();
+    let handle = consumer.handle();
+    let running =
+        tokio::spawn(consumer.run(transactional_batch::<Unmarked, _>(|_, _| Box::pin(async { Ok(()) }))));
+    let through = || handle.progress().passed.values().sum::<u64>();
+    until("its neighbours", || async { through() == 99 }).await;
+    let before = asked.lock().unwrap().len();
+    for round in 1..=20 {
+        for answer in bus.publish(&topic(), &records(100 * round..100 * (round + 1))).await.unwrap() {
+            answer.unwrap();
+        }
+        until("the next hundred", || async { through() == 99 + 100 * round as u64 }).await;
+    }
+    until("it was asked for again", || async { asked.lock().unwrap().len() > before + 2 }).await;
+    handle.stop();
+    running.await.unwrap().unwrap();
+    let asked = asked.lock().unwrap();
+    assert!(asked[before..].iter().all(|neighbours| *neighbours == 0), "{asked:?}");
 }

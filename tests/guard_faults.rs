@@ -280,3 +280,23 @@ async fn t31_every_claim_in_doubt_is_tried() {
     assert!(guard.lease("e").await.is_err());
     assert!(guard.lease("e").await.unwrap().is_claimed());
 }
+
+/// A claim is answered so late that its lease must be extended before anything starts, and that fails: the lease has gone back when
+/// the caller hears of it, so that a process may end then.
+#[tokio::test]
+async fn t89_a_late_lease_that_cannot_be_extended_has_gone_back_when_its_caller_hears_of_it() {
+    let ledger = Faulty::default();
+    let faults = Arc::clone(&ledger.faults);
+    let guard = Guard::builder(ledger)
+        .scope("billing")
+        .lease(Duration::from_secs(60), Duration::from_secs(20))
+        .build()
+        .unwrap();
+    tokio::time::pause();
+    faults.claim_us.store(50_000_000, Ordering::SeqCst);
+    faults.settle_us.store(200_000, Ordering::SeqCst);
+    faults.extends_lost.store(u32::MAX, Ordering::SeqCst);
+    guard.lease("late").await.expect_err("it could not be extended");
+    let entry = entry(&guard, "late").await;
+    assert_eq!((entry.state, entry.attempts), (State::Retry, 0), "it is given back, uncounted");
+}

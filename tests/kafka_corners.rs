@@ -375,8 +375,7 @@ async fn a_pause_survives_rebalances_of_others() {
         let (bus, topic, group) = stage(settings, 4).await;
         let mut first = bus.subscribe(subscription(&group, &topic)).await.unwrap();
         let mine = given(&mut first).await;
-        let all: Vec<_> = mine.iter().map(|assigned| assigned.partition.clone()).collect();
-        first.pause(&all).await.unwrap();
+        first.pause(&mine).await.unwrap();
         let records: Vec<_> = (0..200).map(|n| record(&n.to_string(), "x")).collect();
         publish(&bus, &topic, &records).await;
         let mut second = bus.subscribe(subscription(&group, &topic)).await.unwrap();
@@ -394,8 +393,7 @@ async fn a_pause_survives_rebalances_of_others() {
         };
         let (revoked, got) = tokio::join!(giving, given(&mut second));
         assert_eq!(revoked.len(), got.len());
-        let kept: Vec<_> =
-            all.iter().filter(|p| revoked.iter().all(|r| r.partition != **p)).cloned().collect();
+        let kept: Vec<_> = mine.iter().filter(|assigned| !revoked.contains(assigned)).cloned().collect();
         second.leave().await.unwrap();
         // The others come back, unpaused; those that stayed are still silent.
         let mut back = 0;
@@ -411,7 +409,7 @@ async fn a_pause_survives_rebalances_of_others() {
                 other => panic!("{other:?}"),
             }
         }
-        let silent = |r: &Received| kept.iter().any(|p| p.number == r.origin.partition);
+        let silent = |r: &Received| kept.iter().any(|own| own.partition.number == r.origin.partition);
         assert!(!heard.iter().any(silent), "{protocol:?}: a paused partition was heard");
         first.resume(&kept).await.unwrap();
         let (rest, _) = hear(&mut first, 200 - heard.len()).await;
@@ -430,11 +428,11 @@ async fn a_seek_while_paused_holds_when_it_goes_on() {
     let records: Vec<_> = (0..50).map(|n| record("k", &n.to_string())).collect();
     publish(&bus, &topic, &records).await;
     let mut member = bus.subscribe(subscription(&group, &topic)).await.unwrap();
+    let mine = given(&mut member).await;
     let (heard, _) = hear(&mut member, 1).await;
-    let partition = Partition { topic: topic.clone(), number: 0 };
-    member.pause(std::slice::from_ref(&partition)).await.unwrap();
-    member.seek(&partition, 7).await.unwrap();
-    member.resume(std::slice::from_ref(&partition)).await.unwrap();
+    member.pause(&mine).await.unwrap();
+    member.seek(&mine[0].partition, 7).await.unwrap();
+    member.resume(&mine).await.unwrap();
     assert_eq!(heard[0].origin.offset, 0);
     let (heard, _) = hear(&mut member, 43).await;
     assert_eq!(heard.iter().map(|r| r.origin.offset).collect::<Vec<_>>(), (7..50).collect::<Vec<_>>());

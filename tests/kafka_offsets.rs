@@ -120,10 +120,11 @@ async fn t74_latest_goes_on_with_what_is_left_when_retention_passed_its_commit()
         ear.until(&mut member, "what is gone to be told", |ear| !ear.removed.is_empty()).await;
         assert_eq!(ear.removed, [12..15], "{protocol:?}");
         // It does not keep up: nothing is read, and what it would read next goes.
-        member.pause(&[partition(&topic, 0)]).await.unwrap();
+        let assigned = [ear.given[0].clone()];
+        member.pause(&assigned).await.unwrap();
         publish(&bus, &topic, (20..30).map(|n| n.to_string())).await;
         remove_below(&partition(&topic, 0), 27).await;
-        member.resume(&[partition(&topic, 0)]).await.unwrap();
+        member.resume(&assigned).await.unwrap();
         ear.until(&mut member, "what is left", |ear| ear.offsets(0).ends_with(&[27, 28, 29])).await;
         member.leave().await.unwrap();
     }
@@ -168,10 +169,10 @@ async fn t76_offsets_that_begin_anew_are_a_new_assignment() {
         let mut ear = Ear::default();
         ear.until(&mut member, "all records", |ear| ear.records.len() >= 20).await;
         let before = ear.given[0].clone();
-        member.pause(&[partition(&topic, 0)]).await.unwrap();
+        member.pause(std::slice::from_ref(&before)).await.unwrap();
         make_again(&bus, &topic).await;
         publish(&bus, &topic, (0..5).map(|n| format!("new {n}"))).await;
-        member.resume(&[partition(&topic, 0)]).await.unwrap();
+        member.resume(std::slice::from_ref(&before)).await.unwrap();
         let mut ear = Ear::default();
         ear.until(&mut member, "the new records, or an error", |ear| {
             ear.failed.is_some() || ear.records.len() >= 5
@@ -223,4 +224,29 @@ async fn t76_a_consumer_drops_nothing_when_its_topic_is_made_again() {
     let ended = running.await.unwrap();
     println!("{ended:?}");
     assert!(count("new") == 10 || ended.is_err());
+}
+
+/// The end at which a group begins cannot be committed: nothing is delivered until it is. Otherwise whoever has the partition next
+/// would begin at another end, and pass over what came in between.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t75_an_end_that_could_not_be_committed_is_no_beginning() {
+    use rdkafka::mocking::MockCluster;
+    use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
+    let cluster = MockCluster::new(1).unwrap(); // real brokers refuse no single commit on order
+    let (topic, group) = (Topic::new("orders").unwrap(), unique("group"));
+    cluster.create_topic(topic.as_str(), 1, 1).unwrap();
+    let mut settings = KafkaSettings::new(cluster.bootstrap_servers());
+    settings.group_protocol = GroupProtocol::Classic;
+    let bus = connect(settings).await;
+    publish(&bus, &topic, (0..5).map(|n| n.to_string())).await;
+    let refused = RDKafkaRespErr::RD_KAFKA_RESP_ERR_INVALID_COMMIT_OFFSET_SIZE;
+    cluster.request_errors(RDKafkaApiKey::OffsetCommit, &[refused]);
+    let mut member = bus.subscribe(latest(&group, &topic)).await.unwrap();
+    let mut ear = Ear::default();
+    ear.until(&mut member, "the partition", |ear| !ear.given.is_empty()).await;
+    assert_eq!(bus.committed(&group, &partition(&topic, 0)).await.unwrap(), Some(5), "its beginning stands");
+    publish(&bus, &topic, ["5".to_owned()]).await;
+    ear.until(&mut member, "what comes", |ear| !ear.records.is_empty()).await;
+    assert_eq!(ear.offsets(0), [5]);
+    member.leave().await.unwrap();
 }

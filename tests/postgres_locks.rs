@@ -170,9 +170,16 @@ async fn t85_a_locked_table_is_busy_soon_for_every_kind_of_claim() {
     sqlx::raw_sql(AssertSqlSafe(lock)).execute(&mut *foreign).await.unwrap();
     // The lock is kept until all have answered: whoever waits for it waits for ever.
     for claim in [kit::claim("x", kit::lease()), kit::claim("y", Mode::Done), kit::latest(1)] {
-        let asked = tokio::time::timeout(Duration::from_secs(20), kit::one(&ledger, &claim)).await;
-        let outcome = asked.expect("an answer while the table is locked");
-        assert!(matches!(outcome, Outcome::Busy { until: None, .. }), "{outcome:?}");
+        let mut fastest = Duration::MAX;
+        for _ in 0..5 {
+            let began = std::time::Instant::now();
+            let asked = tokio::time::timeout(Duration::from_secs(60), kit::one(&ledger, &claim)).await;
+            let outcome = asked.expect("an answer while the table is locked");
+            assert!(matches!(outcome, Outcome::Busy { until: None, .. }), "{outcome:?}");
+            fastest = fastest.min(began.elapsed());
+        }
+        // It waits for 100 ms. A busy machine makes some answers late, not all of them.
+        assert!(fastest < Duration::from_secs(3), "the fastest of five answers took {fastest:?}");
     }
     foreign.rollback().await.unwrap();
     kit::run(&ledger, &kit::claim("x", kit::lease())).await;

@@ -991,3 +991,23 @@ fn mutants_are_caught() {
         }
     }
 }
+
+/// A relay is told to stop while it asks for the lead, and the answer is that it has it: it gives it back, and the next one leads at
+/// once.
+#[tokio::test]
+async fn a_lead_that_is_granted_during_a_stop_is_given_back() {
+    let journal = Arc::new(OddJournal::default());
+    journal.lead_ms.store(300, Ordering::SeqCst);
+    let mut settings = settings();
+    settings.lease = Duration::from_secs(3600);
+    let relay = start(journal.clone(), &bus().await, settings);
+    let end = tokio::time::Instant::now() + Duration::from_secs(60);
+    while journal.inner.relays().await.unwrap().is_empty() {
+        assert!(tokio::time::Instant::now() < end, "it never asked");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    relay.stop().await;
+    let next = Owner::new("next").unwrap();
+    let answer = journal.inner.acquire_leadership(&name(), &next, Duration::from_secs(60)).await.unwrap();
+    assert!(matches!(answer, Leadership::Acquired { .. }), "{answer:?}");
+}

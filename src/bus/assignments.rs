@@ -114,10 +114,12 @@ impl Assignments {
         }
     }
 
-    /// Stops or resumes delivery. What is not in hand has gone meanwhile, and delivers nothing anyway.
-    pub(super) fn pause(&mut self, partitions: &[Partition], paused: bool) {
-        for partition in partitions {
-            if let Some(own) = self.held.get_mut(partition) {
+    /// Stops or resumes delivery, of those partitions that are still assigned under the same epoch.
+    pub(super) fn pause(&mut self, partitions: &[Assignment], paused: bool) {
+        for assigned in partitions {
+            if let Some(own) =
+                self.held.get_mut(&assigned.partition).filter(|own| own.epoch == assigned.epoch)
+            {
                 own.paused = paused;
             }
         }

@@ -231,7 +231,8 @@ pub type OnAnswer<'t> = &'t mut (dyn FnMut(usize, Result<Origin>) + Send);
 ///    is `Fenced`.
 /// 6. A revoked partition goes to another member only after it was given back, or its member was thrown out.
 /// 7. A member that stops answering loses its partitions after the session timeout; when it comes back it hears `Lost`.
-/// 8. A paused partition delivers nothing until it is resumed; the others go on. Membership survives any pause.
+/// 8. A paused partition delivers nothing until it is resumed; the others go on. Membership survives any pause. `pause` and
+///    `resume` under an epoch that is over change nothing: a partition that is assigned again is not paused.
 /// 9. `seek` makes a partition's next record the one at the offset given, or the next above it.
 /// 10. Offsets may have gaps. They are never reused: under one epoch they only grow, unless the member seeks. Where they begin anew
 ///     all the same (a topic that was made again), the member hears `Lost`, and then `Given` under another epoch.
@@ -276,11 +277,11 @@ pub trait Subscriber: Send {
     /// Waits for what is heard next. Cancel safe: what was not returned is returned by the next call.
     async fn next(&mut self) -> Result<BusEvent>;
 
-    /// Stops delivery of partitions.
-    async fn pause(&mut self, partitions: &[Partition]) -> Result<()>;
+    /// Stops delivery of partitions. One that is not assigned under that epoch any more is left as it is.
+    async fn pause(&mut self, partitions: &[Assignment]) -> Result<()>;
 
-    /// Goes on with partitions.
-    async fn resume(&mut self, partitions: &[Partition]) -> Result<()>;
+    /// Goes on with partitions. One that is not assigned under that epoch any more is left as it is.
+    async fn resume(&mut self, partitions: &[Assignment]) -> Result<()>;
 
     /// Goes on at another offset. What was delivered and not yet returned is dropped.
     async fn seek(&mut self, partition: &Partition, offset: i64) -> Result<()>;

@@ -43,7 +43,8 @@ pub struct Arrival {
     pub(crate) alone: bool,
     /// Whether it was among suspects that died with a process: how many of them run together, with nothing beside them.
     pub(crate) suspects_max: Option<usize>,
-    /// Whether it failed before, so that it is tried without its neighbours of a batch, which would be undone with it.
+    /// Whether it failed before, or was in somebody's open transaction, so that it is tried without its neighbours of a batch: they
+    /// would be undone, or wait, with it.
     pub(crate) apart: bool,
     /// Says true when the partition goes to someone else or the process must end.
     pub(crate) cancel: watch::Receiver<bool>,

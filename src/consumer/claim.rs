@@ -211,7 +211,19 @@ impl ConsumerContext {
     }
 }
 
-/// An error of the ledger: one that passes, or one that nobody can go on with.
+/// An error of the ledger: somebody was in the way, it is away, or nobody can go on with it.
 pub(crate) fn away(error: Error) -> Ending {
-    if error.is_retryable() { Ending::Away(error) } else { Ending::Stop(error) }
+    if is_contention(&error) {
+        tracing::debug!(target: "hapax", error = %error.chain(), "a delivery is tried again");
+        Ending::Later(PAUSE_MIN * 10)
+    } else if error.is_retryable() {
+        Ending::Away(error)
+    } else {
+        Ending::Stop(error)
+    }
+}
+
+/// Whether a ledger that answers says that it can be asked again soon: that is no outage.
+pub(crate) fn is_contention(error: &Error) -> bool {
+    matches!(error, Error::Contended { .. } | Error::WeekMissing { .. })
 }

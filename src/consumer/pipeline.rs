@@ -3,6 +3,8 @@
 //! One task owns everything that has an order (partitions, queues, watermarks) and waits for the next thing to happen;
 //! claims, handlers and settlings run in tasks of their own and report how each delivery ended.
 
+mod ask;
+mod end;
 mod intake;
 mod partitions;
 
@@ -22,11 +24,12 @@ use super::offsets::CommitPoint;
 use super::order::{KeyQueues, Lane};
 use super::worker::{Suspects, Worker};
 use super::{OutagePolicy, Stop};
-use crate::bus::{Assignment, Bus, Partition, Subscriber};
+use crate::bus::{Assignment, Partition, Subscriber};
 use crate::error::{Error, Result};
 use crate::id::Topic;
-use crate::ledger::{Claim, Due, Epoch, Identity, Ledger, Mode, Week};
+use crate::ledger::{Claim, Due, Epoch, Identity, Mode, Week};
 use crate::window::{Sighting, Window};
+use ask::{Failing, LAG_INTERVAL, Probed, SuspectsAnswer};
 
 /// A partition in this process's partitions.
 pub(super) struct PartitionState {
@@ -40,7 +43,7 @@ pub(super) struct PartitionState {
     cancel: watch::Sender<bool>,
     /// What somebody had under way when he died, until all of it is through.
     suspects: Option<Suspects>,
-    /// Whether the ledger could not be asked for them yet: nothing is started until it was.
+    /// Whether the ledger has not answered for them yet: nothing is started until it has.
     unsure: bool,
 }
 
@@ -48,13 +51,6 @@ pub(super) struct PartitionState {
 struct Seen {
     arrivals: Vec<Arrival>,
     done: HashSet<Sighting>,
-    epoch: Option<Epoch>,
-}
-
-/// Whether the ledger is back, and which one it is.
-#[derive(Clone, Copy, Default)]
-struct Probed {
-    back: bool,
     epoch: Option<Epoch>,
 }
 
@@ -91,19 +87,13 @@ pub(super) struct Tasks {
     look: JoinSet<Result<(Due, held::Place)>>,
     /// Copies dead letters, beside the look: the bus may be away while the ledger is not.
     outlet: JoinSet<held::Outlet>,
-    probe: JoinSet<Probed>,
+    probe: JoinSet<Result<Probed>>,
+    suspects: JoinSet<SuspectsAnswer>,
     lag: JoinSet<Option<i64>>,
     /// Batches that the window has not been asked about, and the one it is being asked about.
     unasked: VecDeque<Vec<Arrival>>,
     window: JoinSet<Seen>,
     remember: Vec<Sighting>,
-}
-
-/// Since when offsets cannot be committed, and whether that was told.
-#[derive(Default)]
-struct Uncommitted {
-    since: Option<Instant>,
-    told: bool,
 }
 
 /// Where it stands.
@@ -137,7 +127,9 @@ pub(super) struct State {
     passed_over_until: Instant,
     /// Partitions that the bus could not take back yet.
     unreleased: Vec<Assignment>,
-    uncommitted: Uncommitted,
+    uncommitted: Failing,
+    /// Looks for what is due.
+    unlooked: Failing,
     /// Says true when what is held in memory from the ledger must stop.
     cancel: watch::Sender<bool>,
     pub(super) counts: BTreeMap<&'static str, u64>,
@@ -165,7 +157,8 @@ impl State {
             passed_over: Arc::default(),
             passed_over_until: now,
             unreleased: Vec::new(),
-            uncommitted: Uncommitted::default(),
+            uncommitted: Failing::default(),
+            unlooked: Failing::default(),
             cancel: watch::channel(false).0,
             counts: BTreeMap::new(),
         }
@@ -173,9 +166,15 @@ impl State {
 }
 
 impl Pipeline {
-    /// Runs until it is told to stop. Every delivery takes the path of the module's first line.
+    /// Runs until it is told to stop, or cannot go on. Either way it gives back what it has.
     pub(super) async fn run(mut self) -> Result<BTreeMap<&'static str, u64>> {
         self.on_stop(false); // perhaps before it began
+        let ran = self.go_on().await;
+        self.end(ran).await
+    }
+
+    /// Every delivery takes the path of the module's first line.
+    async fn go_on(&mut self) -> Result<()> {
         loop {
             self.start_runnable(); // claim → handle → settle
             let wake = self.next_wake();
@@ -185,26 +184,32 @@ impl Pipeline {
                 Some(looked) = self.tasks.look.join_next() => self.on_due(looked)?,
                 Some(copied) = self.tasks.outlet.join_next() => self.on_dead_published(copied)?,
                 Some(answer) = self.tasks.window.join_next() => self.on_window_answer(answer)?,
-                Some(probed) = self.tasks.probe.join_next() => self.on_ledger_probed(probed.unwrap_or_default()),
+                Some(probed) = self.tasks.probe.join_next() => self.on_ledger_probed(probed)?,
+                Some(answer) = self.tasks.suspects.join_next() => self.on_suspects(answer)?,
                 Some(lag) = self.tasks.lag.join_next() => self.meter.lag(lag.ok().flatten()),
                 () = tokio::time::sleep_until(wake) => {}
                 changed = self.stop.changed() => self.on_stop(changed.is_err()),
             }
             if *self.stop.borrow() == Stop::Now {
-                break;
+                return Ok(());
             }
             self.run_periodic();
             self.update_partitions().await?; // → commit
-            if self.state.draining.is_some() && self.tasks.in_flight == 0 {
-                break;
+            if self.state.draining.is_some() && (self.tasks.in_flight == 0 || self.is_overdue()) {
+                return Ok(());
             }
         }
-        self.end().await
     }
 
-    fn on_ledger_probed(&mut self, probed: Probed) {
+    /// A ledger that refuses for good does not come back by itself.
+    fn on_ledger_probed(
+        &mut self,
+        probed: std::result::Result<Result<Probed>, tokio::task::JoinError>,
+    ) -> Result<()> {
+        let probed = probed.unwrap_or_else(|_| Ok(Probed::default()))?;
         self.state.away = !probed.back;
         self.state.epoch = probed.epoch.or(self.state.epoch);
+        Ok(())
     }
 
     fn next_wake(&self) -> Instant {
@@ -236,7 +241,8 @@ impl Pipeline {
     // --- out: claim → handle → settle, in tasks -----------------------------------------------------------------
 
     fn start_runnable(&mut self) {
-        if self.state.away || self.state.draining.is_some() || self.tasks.lone {
+        let unsure = self.partitions.values().any(|own| own.unsure);
+        if self.state.away || unsure || self.state.draining.is_some() || self.tasks.lone {
             return;
         }
         if !self.alone.is_empty() {
@@ -510,7 +516,7 @@ impl Pipeline {
     fn run_periodic(&mut self) {
         let now = Instant::now();
         if self.state.away && self.tasks.probe.is_empty() {
-            self.tasks.probe.spawn(probe(Arc::clone(&self.context.ledger), self.window.is_some()));
+            self.tasks.probe.spawn(ask::probe(Arc::clone(&self.context.ledger), self.window.is_some()));
         }
         if self.state.draining.is_none() {
             self.look_after_held(now);
@@ -527,13 +533,10 @@ impl Pipeline {
             self.state.next_lag = now + LAG_INTERVAL;
             let at: Vec<_> =
                 self.partitions.iter().map(|(of, own)| (of.clone(), own.commit_point.position())).collect();
-            self.tasks.lag.spawn(lag(Arc::clone(&self.context.bus), at));
+            self.tasks.lag.spawn(ask::lag(Arc::clone(&self.context.bus), at));
         }
         if self.state.draining.is_some_and(|deadline| now >= deadline) {
-            for cancel in self.partitions.values().map(|own| &own.cancel).chain(&self.released) {
-                cancel.send_replace(true);
-            }
-            self.state.cancel.send_replace(true);
+            self.cancel_all();
         }
     }
 }
@@ -542,30 +545,6 @@ impl Pipeline {
 #[allow(clippy::needless_pass_by_value)] // a `map_err` function
 fn ended_badly(error: tokio::task::JoinError) -> Error {
     Error::Corrupt(format!("a task of the consumer ended badly: {error}"))
-}
-
-/// Asks the ledger, a little later, whether it is there.
-async fn probe(ledger: Arc<dyn Ledger>, epoch: bool) -> Probed {
-    let ask = async {
-        let epoch = if epoch { Some(ledger.epoch().await?) } else { None };
-        ledger.now().await?;
-        Ok::<_, Error>(Probed { back: true, epoch })
-    };
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    tokio::time::timeout(Duration::from_secs(5), ask).await.ok().and_then(Result::ok).unwrap_or_default()
-}
-
-/// How often the ends of the partitions are asked for.
-const LAG_INTERVAL: Duration = Duration::from_secs(5);
-
-/// How many records are between the positions and the ends of their partitions; none if the bus does not say.
-async fn lag(bus: Arc<dyn Bus>, at: Vec<(Partition, Option<i64>)>) -> Option<i64> {
-    let mut behind = 0;
-    for (partition, position) in at {
-        let (first, end) = bus.range(&partition).await.ok()?;
-        behind += end - position.unwrap_or(first).clamp(first, end);
-    }
-    Some(behind)
 }
 
 /// Runs lanes; a record without an event goes to the dead letters instead.

@@ -1,11 +1,13 @@
 //! Keeping a lease alive, and saying when it is lost.
 
 use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::Core;
 use crate::error::Error;
@@ -38,11 +40,14 @@ pub(super) struct LeaseState {
 #[derive(Debug)]
 pub(super) struct Heartbeat {
     state: watch::Receiver<LeaseState>,
+    /// Whether it was ended because the lease is settled, or about to be.
+    settled: Arc<AtomicBool>,
     task: AbortHandle,
 }
 
 impl Drop for Heartbeat {
     fn drop(&mut self) {
+        self.settled.store(true, Ordering::SeqCst);
         self.task.abort();
     }
 }
@@ -51,22 +56,28 @@ impl Heartbeat {
     pub(super) fn spawn(core: Core, extend: Extend, deadline: Instant) -> Self {
         let (send, state) = watch::channel(LeaseState { deadline, lost: None });
         let task = tokio::spawn(keep(core, extend, send)).abort_handle();
-        Heartbeat { state, task }
+        Heartbeat { state, settled: Arc::default(), task }
     }
 
     pub(super) fn state(&self) -> LeaseState {
         *self.state.borrow()
     }
 
-    /// Ends when the lease is lost; never, if it is settled before.
+    /// Ends when the lease is lost; never, if it is settled before. One whose task is gone is extended by nobody: it is lost at its
+    /// deadline.
     pub(super) fn lost(&self) -> impl Future<Output = &'static str> + Send + 'static + use<> {
-        let mut state = self.state.clone();
+        let (mut state, settled) = (self.state.clone(), Arc::clone(&self.settled));
         async move {
             let cause = state.wait_for(|state| state.lost.is_some()).await.ok().and_then(|state| state.lost);
-            match cause {
-                Some(cause) => cause,
-                None => std::future::pending().await,
+            if let Some(cause) = cause {
+                return cause;
             }
+            let deadline = state.borrow().deadline;
+            sleep_until(deadline).await;
+            if settled.load(Ordering::SeqCst) {
+                std::future::pending::<()>().await;
+            }
+            "deadline"
         }
     }
 }
@@ -102,7 +113,7 @@ async fn extend_once(core: &Core, extend: &Extend, deadline: Instant) -> Result<
             return Err("deadline");
         }
         match timeout_at(deadline, core.batcher().extend(extend.clone())).await {
-            Ok(Ok(Settled::Ok { .. })) => return Ok(sent + core.settings().lease - core.settings().margin()),
+            Ok(Ok(Settled::Ok { .. })) => return Ok(sent + extend.lease - core.settings().margin()),
             Ok(Ok(Settled::Fenced { .. })) => return Err("fenced"),
             Ok(Err(error)) => {
                 tracing::debug!(target: "hapax", key = %extend.identity, error = %error.chain(), "not extended yet");

@@ -104,6 +104,8 @@ pub struct Lease {
     week: Week,
     order: Option<Order>,
     body: Option<Body>,
+    /// How long it lasts, from when it was granted or extended.
+    duration: Duration,
     deadline: Instant,
     heartbeat: Option<Heartbeat>,
     guarded: bool,
@@ -133,6 +135,10 @@ impl Lease {
     /// `sent` is the moment before the claim was sent: the ledger's lease began later, so it ends later than ours.
     fn new(core: &Core, granted: Granted, sent: Instant) -> Self {
         let Granted { claim, grant, guarded } = granted;
+        let duration = match claim.mode {
+            Mode::Lease(terms) => terms.lease,
+            _ => core.settings().lease,
+        };
         Lease {
             core: core.clone(),
             run: Run {
@@ -144,7 +150,8 @@ impl Lease {
             week: grant.week,
             order: claim.order.clone(),
             body: claim.body.clone(),
-            deadline: sent + core.settings().lease - core.settings().margin(),
+            duration,
+            deadline: sent + duration - core.settings().margin(),
             heartbeat: None,
             guarded,
             open: guarded,
@@ -251,7 +258,7 @@ impl Lease {
             self.open = false;
         }
         settled.ok_or_fenced(&self.run.key, self.run.token)?;
-        self.deadline = sent + self.core.settings().lease - self.core.settings().margin();
+        self.deadline = sent + self.duration - self.core.settings().margin();
         if self.heartbeat.take().is_some() {
             self.heartbeat(); // begins anew, from the new deadline
         }
@@ -327,12 +334,6 @@ impl Lease {
         }
     }
 
-    /// Ends the heartbeat: it is about to be settled elsewhere, and an extension that comes after that would look like a loss.
-    pub(crate) fn end_heartbeat(&mut self) {
-        self.deadline = self.local_deadline();
-        self.heartbeat = None;
-    }
-
     /// Leaves it as it is: someone else settles it, or it lapses.
     pub(crate) fn leave_open(mut self) {
         self.open = false;
@@ -343,7 +344,7 @@ impl Lease {
             identity: self.run.key.clone(),
             week: self.week,
             token: self.run.token,
-            lease: self.core.settings().lease,
+            lease: self.duration,
         }
     }
 }
@@ -375,25 +376,29 @@ impl Core {
     /// cancelled at once and its attempt used up for nothing. One that cannot be extended is given back uncounted.
     async fn leased(&self, outcome: Outcome<Granted>, sent: Instant) -> Result<Outcome<Lease>> {
         let mut lease = match outcome.map(|granted| Lease::new(self, granted, sent)) {
-            Outcome::First(lease) if self.is_short(sent) => lease,
+            Outcome::First(lease) if self.is_short(sent, lease.duration) => lease,
             other => return Ok(other),
         };
         match lease.extend().await {
             Ok(()) if !lease.is_lost() => Ok(Outcome::First(lease)),
-            Ok(()) => Err(Error::Contended {
-                what: "leasing: answers take longer than the lease lasts".into(),
-                source: None,
-            }),
+            Ok(()) => {
+                let _ = lease.release().await; // should that not arrive, it lapses
+                let what = "leasing: answers take longer than the lease lasts".into();
+                Err(Error::Contended { what, source: None })
+            }
             // It lapsed by the ledger's clock as well, and someone else has it.
             Err(Error::Fenced { .. }) => Ok(Outcome::Busy { until: None, owner: None }),
-            Err(error) => Err(error),
+            Err(error) => {
+                let _ = lease.release().await;
+                Err(error)
+            }
         }
     }
 
     /// Whether a lease that was asked for at `sent` would end before its first heartbeat.
-    fn is_short(&self, sent: Instant) -> bool {
+    fn is_short(&self, sent: Instant, lease: Duration) -> bool {
         let settings = self.settings();
-        settings.enabled && sent.elapsed() + settings.heartbeat + settings.margin() > settings.lease
+        settings.enabled && sent.elapsed() + settings.heartbeat + settings.margin() > lease
     }
 
     /// A lease on other terms than the guard's. `hold`: what would have to wait is parked with its bytes.
@@ -535,7 +540,7 @@ impl<L: Ledger> Guard<L> {
         let mode = Mode::Lease(self.settings().lease_terms());
         let outcomes = self.core.claim_many(events, mode).await?;
         let counts = |lease: Lease| lease.when_dropped(Dropped::Counts);
-        if !self.core.is_short(sent) {
+        if !self.core.is_short(sent, self.settings().lease) {
             let lease =
                 |outcome: Outcome<Granted>| outcome.map(|granted| Lease::new(&self.core, granted, sent));
             return Ok(outcomes.into_iter().map(|outcome| Ok(lease(outcome?).map(counts))).collect());

@@ -47,6 +47,7 @@ mod settings;
 mod turn;
 mod wait;
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -194,10 +195,17 @@ impl Relay {
         loop {
             let asked = Instant::now();
             let asking = self.journal.acquire_leadership(&self.settings.name, &owner, self.settings.lease);
+            let mut asking = pin!(asking);
             let answer = tokio::select! {
-                answer = asking => answer,
-                // If the lead is given to us all the same it lapses by itself.
-                _ = stop.wait_for(|stop| *stop) => return Ok(None),
+                answer = &mut asking => answer,
+                _ = stop.wait_for(|stop| *stop) => {
+                    // A lead that is granted now would have to lapse before anyone else leads.
+                    let answer = tokio::time::timeout(ANSWER_TIMEOUT, asking).await;
+                    if let Ok(Ok(Leadership::Acquired { token, .. })) = answer {
+                        self.release(token).await;
+                    }
+                    return Ok(None);
+                }
             };
             let pause = match answer {
                 Ok(Leadership::Acquired { token, checkpoint }) => {
@@ -275,6 +283,10 @@ impl Relay {
 
     async fn give_up(&self, token: Token) {
         self.handle.meter.leads_no_more("given_up");
+        self.release(token).await;
+    }
+
+    async fn release(&self, token: Token) {
         if let Err(error) = self.journal.release_leadership(&self.settings.name, token).await {
             tracing::debug!(target: "hapax::relay", relay = %self.settings.name, error = %error.chain(), "the lead lapses by itself");
         }
@@ -334,6 +346,9 @@ impl RelayBuilder {
         Relay::new(self.journal, self.bus, settings)
     }
 }
+
+/// How long a relay that is told to stop waits for the answer to whether it leads.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A line with counts, now and then; the gauges more often.
 async fn lines(meter: Arc<Meter>, interval: Duration) {

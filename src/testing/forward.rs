@@ -71,7 +71,7 @@ macro_rules! ledger_over {
 }
 
 /// Implements [`Journal`](crate::Journal) for a type with a field `inner`: the methods given, and for the rest `inner`'s. Given must be:
-/// append, read_aggregate, read, find, wait, save, relays, sweep, capabilities, and whatever else has a default.
+/// append, read_aggregate, read, find, wait, acquire_leadership, save, relays, sweep, capabilities, and whatever else has a default.
 macro_rules! journal_over {
     ($type:ty { $($own:tt)* }) => {
         #[async_trait::async_trait]
@@ -83,14 +83,6 @@ macro_rules! journal_over {
                 aggregate: &$crate::Aggregate,
             ) -> $crate::Result<u64> {
                 self.inner.head(tenant, aggregate).await
-            }
-            async fn acquire_leadership(
-                &self,
-                relay: &$crate::RelayName,
-                owner: &$crate::Owner,
-                lease: std::time::Duration,
-            ) -> $crate::Result<$crate::journal::Leadership> {
-                self.inner.acquire_leadership(relay, owner, lease).await
             }
             async fn renew_leadership(
                 &self,

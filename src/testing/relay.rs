@@ -15,10 +15,10 @@ use crate::bus::{
 use crate::consumer::Decoder;
 use crate::error::{Error, Result};
 use crate::event::{Event, Origin};
-use crate::id::{Aggregate, EventId, RelayName, Tenant, Topic};
+use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant, Topic};
 use crate::journal::{
-    AggregateOf, Append, Appended, Checkpoint, Filling, JournalCapabilities, JournalSweep, MemoryJournal,
-    PAGE_BYTES_MAX, Page, Position, ReadBatch, RelayState, Stored,
+    AggregateOf, Append, Appended, Checkpoint, Filling, JournalCapabilities, JournalSweep, Leadership,
+    MemoryJournal, PAGE_BYTES_MAX, Page, Position, ReadBatch, RelayState, Stored,
 };
 use crate::ledger::Token;
 use crate::testing::forward::journal_over;
@@ -150,6 +150,8 @@ pub struct OddJournal {
     published: Mutex<HashSet<u64>>,
     /// How often it was read.
     pub reads: AtomicU64,
+    /// How late the answer to a candidate is, in milliseconds.
+    pub lead_ms: AtomicU64,
     /// So many saves do not answer.
     pub saves_failing: AtomicU32,
     /// The most bytes on a page of late events.
@@ -211,6 +213,16 @@ journal_over!(OddJournal {
             (stretch.at_hole, stretch.more) = (true, false);
         }
         Ok(stretch)
+    }
+    async fn acquire_leadership(
+        &self,
+        relay: &RelayName,
+        owner: &Owner,
+        lease: Duration,
+    ) -> Result<Leadership> {
+        let answer = self.inner.acquire_leadership(relay, owner, lease).await;
+        tokio::time::sleep(Duration::from_millis(self.lead_ms.load(Ordering::SeqCst))).await;
+        answer
     }
     async fn find(&self, tenant: Option<&Tenant>, id: &EventId) -> Result<Option<Stored>> {
         self.inner.find(tenant, id).await

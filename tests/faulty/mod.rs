@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test file orders other faults")]
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use hapax::backend::memory::MemoryLedger;
@@ -23,6 +23,8 @@ pub struct Faults {
     pub claims_unheard: AtomicU32,
     /// So many batches of claims do not reach the ledger.
     pub claims_lost: AtomicU32,
+    /// So many batches of claims are in someone's way.
+    pub claims_contended: AtomicU32,
     /// So many settlings do not reach the ledger.
     pub settles_lost: AtomicU32,
     /// So many extensions do not reach the ledger.
@@ -31,6 +33,12 @@ pub struct Faults {
     pub panics: AtomicU32,
     /// How long a claim takes, in microseconds.
     pub claim_us: AtomicU32,
+    /// How long a settling takes, in microseconds.
+    pub settle_us: AtomicU32,
+    /// Whether the ledger refuses to tell the time.
+    pub now_refused: AtomicBool,
+    /// Whether claims, settlings and markers are never answered.
+    pub stalled: AtomicBool,
     /// So many sweeps fail.
     pub sweeps_failing: AtomicU32,
     /// How often it failed over.
@@ -46,13 +54,25 @@ fn away<T>() -> Result<T> {
     Err(Error::Unavailable { what: "a fault the test ordered".into(), source: None })
 }
 
+impl Faulty {
+    async fn stall(&self) {
+        if self.faults.stalled.load(Ordering::SeqCst) {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
 ledger_over!(Faulty {
     async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
         let pause = u64::from(self.faults.claim_us.load(Ordering::SeqCst));
         if pause > 0 {
             tokio::time::sleep(Duration::from_micros(pause)).await;
         }
+        self.stall().await;
         assert!(!one_of(&self.faults.panics), "a panic the test ordered");
+        if one_of(&self.faults.claims_contended) {
+            return Err(Error::Contended { what: "a fault the test ordered".into(), source: None });
+        }
         if one_of(&self.faults.claims_lost) {
             return away();
         }
@@ -60,6 +80,11 @@ ledger_over!(Faulty {
         if one_of(&self.faults.claims_unheard) { away() } else { outcomes }
     }
     async fn settle(&self, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
+        self.stall().await;
+        let pause = u64::from(self.faults.settle_us.load(Ordering::SeqCst));
+        if pause > 0 {
+            tokio::time::sleep(Duration::from_micros(pause)).await;
+        }
         if one_of(&self.faults.settles_lost) {
             return away();
         }
@@ -78,9 +103,13 @@ ledger_over!(Faulty {
         self.inner.sweep(terms).await
     }
     async fn now(&self) -> Result<Time> {
+        if self.faults.now_refused.load(Ordering::SeqCst) {
+            return Err(Error::Refused { what: "a fault the test ordered".into(), source: None });
+        }
         self.inner.now().await
     }
     async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
+        self.stall().await;
         self.inner.markers(scope, topic, partitions).await
     }
     async fn epoch(&self) -> Result<Epoch> {

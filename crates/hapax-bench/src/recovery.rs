@@ -207,7 +207,7 @@ pub async fn run_catch_up(options: &Options) -> Fallible<Report> {
     let bus = bus().await?;
     let bound = LEASE_S as f64 + 5.0;
     let (mut lines, mut goals) = (Vec::new(), Vec::new());
-    for (batch, keys) in [(200, 1000), (200, BACKLOG), (20, 1000), (2000, 100)] {
+    for (batch, keys) in [(200, 1000), (200, BACKLOG), (20, 1000), (2000, 100), (1, 1000)] {
         let mut samples = Vec::new();
         for _ in 0..options.rounds {
             samples.push(catch_up(&bus, batch, keys).await?);

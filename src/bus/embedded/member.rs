@@ -151,12 +151,12 @@ impl Subscriber for Member {
         }
     }
 
-    async fn pause(&mut self, partitions: &[Partition]) -> Result<()> {
+    async fn pause(&mut self, partitions: &[Assignment]) -> Result<()> {
         self.assignments.pause(partitions, true);
         Ok(())
     }
 
-    async fn resume(&mut self, partitions: &[Partition]) -> Result<()> {
+    async fn resume(&mut self, partitions: &[Assignment]) -> Result<()> {
         self.assignments.pause(partitions, false);
         self.seen = None;
         Ok(())

@@ -1,6 +1,7 @@
 //! What a member's thread and its subscriber share: records that wait, news of partitions, and wishes.
 //!
-//! No lock of this file is held while librdkafka is called: its callbacks come back here.
+//! The state's lock is never held while librdkafka is called: its callbacks come back here. `flow` is held then, but only around
+//! calls that stop or resume delivery, which call nothing back.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -94,6 +95,7 @@ impl Drop for Listening<'_> {
 
 pub(super) struct Inbox {
     state: Mutex<State>,
+    flow: Mutex<()>,
     changed: Notify,
     pub(super) wake_up: Arc<WakeUp>,
     records_max: usize,
@@ -106,6 +108,7 @@ impl Inbox {
     pub(super) fn new(records_max: usize, bytes_max: usize, silent: Arc<AtomicBool>) -> Self {
         Inbox {
             state: Mutex::default(),
+            flow: Mutex::default(),
             changed: Notify::new(),
             wake_up: Arc::default(),
             records_max,
@@ -117,6 +120,12 @@ impl Inbox {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Every change is complete before anything can panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Held while partitions are assigned, paused or resumed both here and in librdkafka, which knows no epochs: otherwise a pause of
+    /// an assignment that is over could reach librdkafka after the next assignment's resumption.
+    pub(super) fn flow(&self) -> MutexGuard<'_, ()> {
+        self.flow.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn report(&self, state: &mut State, news: Result<BusEvent>) {
@@ -381,12 +390,13 @@ impl Inbox {
         self.wake_up.wake();
     }
 
-    /// Stops or resumes delivery; answers with those partitions that are in hand.
-    pub(super) fn set_paused(&self, partitions: &[Partition], paused: bool) -> Vec<Partition> {
+    /// Stops or resumes delivery; answers with those partitions that are still assigned under the same epoch.
+    pub(super) fn set_paused(&self, partitions: &[Assignment], paused: bool) -> Vec<Partition> {
         let mut state = self.lock();
         let mut mine = Vec::new();
-        for partition in partitions {
-            if let Some(own) = state.partitions.get_mut(partition).filter(|own| !own.revoking) {
+        for Assignment { partition, epoch } in partitions {
+            let same = |own: &&mut PartitionState| own.epoch == *epoch && !own.revoking;
+            if let Some(own) = state.partitions.get_mut(partition).filter(same) {
                 own.paused = paused;
                 mine.push(partition.clone());
             }
@@ -461,4 +471,34 @@ fn forget(
     news.retain(
         |heard| !matches!(heard, Ok(BusEvent::Revoked(some) | BusEvent::Lost(some)) if some.is_empty()),
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bus::Record;
+    use crate::event::Origin;
+    use crate::id::Topic;
+
+    /// A topic is made again while the consumer is about to pause its partition: the pause is of the assignment that is over, and the
+    /// new one, which nobody would resume, is not paused.
+    #[tokio::test]
+    async fn t94_a_pause_that_comes_late_does_not_stop_the_next_assignment() {
+        let inbox = Inbox::new(10, 1000, Arc::default());
+        let topic = Topic::new("t").unwrap();
+        let partition = Partition { topic: topic.clone(), number: 0 };
+        inbox.assigned(vec![(partition.clone(), None)]);
+        let Ok(BusEvent::Assigned(first)) = inbox.next().await else { panic!("assigned") };
+        let record = |offset| Received::new(Record::default(), Origin::new(topic.clone(), 0, offset));
+        assert_eq!(inbox.push(record(7), 1), None);
+        assert!(matches!(inbox.next().await, Ok(BusEvent::Records(_))));
+        assert_eq!(inbox.push(record(0), 1), Some(partition.clone()), "offsets have begun anew");
+        assert_eq!(inbox.set_paused(&first, true), [], "it is over");
+        let Ok(BusEvent::Lost(lost)) = inbox.next().await else { panic!("lost") };
+        let Ok(BusEvent::Assigned(second)) = inbox.next().await else { panic!("assigned again") };
+        assert_eq!(lost, first);
+        let Ok(BusEvent::Records(records)) = inbox.next().await else { panic!("its records") };
+        assert_eq!(records[0].origin.offset, 0);
+        assert_eq!(inbox.set_paused(&second, true), [partition]);
+    }
 }

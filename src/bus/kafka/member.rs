@@ -58,7 +58,7 @@ pub(super) struct Member {
     pub(super) poll_interval: Duration,
     /// With how many partitions of each topic a group began that was told to begin at the end: all its commits say so.
     pub(super) began: Arc<Mutex<BTreeMap<Topic, i32>>>,
-    /// Whether its client could not learn where to begin: another one tries again.
+    /// Whether its client could not learn, or commit, where to begin: another one tries again.
     pub(super) astray: Arc<AtomicBool>,
     /// Whether its client is being closed: what the group still wants of that one, it gets at once.
     pub(super) retired: Arc<AtomicBool>,
@@ -139,9 +139,12 @@ impl Member {
         if begin.fresh.count() > 0
             && let Err(error) = consumer.commit(&begin.fresh, CommitMode::Sync)
         {
-            // Only what comes before the first commit, and only if the partition moves before, would be passed over.
-            tracing::warn!(target: "hapax::kafka", group = %self.group, %error, "the beginning was not committed");
+            // Whoever is next would begin at another end, and pass over what came since this one.
+            tracing::warn!(target: "hapax::kafka", group = %self.group, %error, "where to begin could not be committed; joining again");
+            self.astray.store(true, Ordering::SeqCst);
+            return;
         }
+        let _flow = self.inbox.flow();
         // What was paused when it was here before is not paused now.
         let _ = consumer.resume(list);
         let still = to_list(&self.inbox.paused());
@@ -281,6 +284,7 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
     let inbox = &member.inbox;
     let mut seeks: Vec<Seek> = Vec::new();
     let mut told: Option<Code> = None;
+    let mut unreadable: Vec<Code> = Vec::new();
     let mut idle = 0;
     let mut polled = Instant::now();
     let (mut reset, mut looked) = (None, Instant::now());
@@ -326,6 +330,7 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
                 member.link.delivered();
                 if let Some(received) = member.received(&message) {
                     let bytes = bytes_of(&received.record);
+                    let _flow = inbox.flow();
                     if let Some(anew) = inbox.push(received, bytes) {
                         let _ = consumer.resume(&to_list(&[anew])); // it was given again, and is not paused
                     }
@@ -339,6 +344,11 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
                 Some(code) if told != Some(code) => {
                     told = Some(code);
                     member.serious(code).into_iter().for_each(|error| inbox.failed(error));
+                    if matches!(code, Code::BadCompression | Code::BadMessage) && !unreadable.contains(&code)
+                    {
+                        unreadable.push(code);
+                        tracing::warn!(target: "hapax::kafka", group = %member.group, %error, "records cannot be read");
+                    }
                 }
                 _ => {}
             },

@@ -268,7 +268,8 @@ impl Subscriber for KafkaSubscriber {
         self.inbox.next().await
     }
 
-    async fn pause(&mut self, partitions: &[Partition]) -> Result<()> {
+    async fn pause(&mut self, partitions: &[Assignment]) -> Result<()> {
+        let _flow = self.inbox.flow();
         let mine = self.inbox.set_paused(partitions, true);
         if mine.is_empty() {
             return Ok(());
@@ -276,7 +277,8 @@ impl Subscriber for KafkaSubscriber {
         self.consumer()?.pause(&to_list(&mine)).map_err(|e| meaning("pausing", e))
     }
 
-    async fn resume(&mut self, partitions: &[Partition]) -> Result<()> {
+    async fn resume(&mut self, partitions: &[Assignment]) -> Result<()> {
+        let _flow = self.inbox.flow();
         let mine = self.inbox.set_paused(partitions, false);
         if mine.is_empty() {
             return Ok(());

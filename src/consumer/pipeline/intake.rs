@@ -27,7 +27,7 @@ impl Pipeline {
                 }
                 match event {
                     BusEvent::Records(records) => self.receive(records)?,
-                    BusEvent::Assigned(given) => self.on_assigned(given).await?,
+                    BusEvent::Assigned(given) => self.on_assigned(given),
                     BusEvent::Revoked(revoked) => self.on_revoked(&revoked).await?,
                     BusEvent::Lost(lost) => self.on_lost(&lost),
                     BusEvent::Removed { partition, offsets } => self.on_removed(&partition, &offsets),
@@ -274,11 +274,17 @@ impl Pipeline {
         self.state.next_look = Instant::now() + self.context.settings.held_interval;
         let (due, next) = match looked.map_err(ended_badly)? {
             Ok(looked) => looked,
-            Err(error) => {
-                tracing::debug!(target: "hapax", error = %error.chain(), "the ledger was not looked at for what is due");
+            Err(error) if error.is_retryable() => {
+                if self.state.unlooked.failed(&error) {
+                    tracing::warn!(target: "hapax", error = %error.chain(), "held events cannot be looked for; it is tried again");
+                }
                 return Ok(());
             }
+            Err(error) => return Err(error),
         };
+        if self.state.unlooked.succeeded() {
+            tracing::info!(target: "hapax", "held events are looked for again");
+        }
         self.meter.held(due.held);
         let full = due.held >= self.context.settings.held_max;
         if full != std::mem::replace(&mut self.state.full, full) {
@@ -298,7 +304,7 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Queues what is due; says whether some of it was left, because it is not wanted here.
+    /// Queues what is due; says whether some of it was left, because it is not wanted here or is queued already.
     fn queue_due(&mut self, entries: Vec<Entry>) -> bool {
         let mut some_left = false;
         if self.state.draining.is_some() {
@@ -315,8 +321,12 @@ impl Pipeline {
                 some_left = true;
                 continue;
             }
-            let Some(received) = held::received(&entry, &self.context.settings.topics[0]) else { continue };
+            let Some(received) = held::received(&entry, &self.context.settings.topics[0]) else {
+                some_left = true;
+                continue;
+            };
             if self.state.held.contains_key(&entry.identity) {
+                some_left = true; // it may wait for long, and what is behind it must not
                 continue;
             }
             let source = Source::Held(entry.identity.clone(), entry.week);

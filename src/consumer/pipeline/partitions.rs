@@ -2,15 +2,18 @@
 //! unfinished offset.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::{PartitionState, Pipeline, Uncommitted};
+use super::ask::{self, SuspectsAnswer};
+use super::{PartitionState, Pipeline, ended_badly};
 use crate::bus::{Assignment, Partition};
 use crate::consumer::OutagePolicy;
 use crate::consumer::arrival::{Arrival, Source};
+use crate::consumer::claim::is_contention;
 use crate::consumer::offsets::CommitPoint;
 use crate::error::{Error, Result};
 
@@ -18,23 +21,11 @@ use crate::error::{Error, Result};
 const DISTANCE_FACTOR: usize = 64;
 
 impl Pipeline {
-    pub(super) async fn on_assigned(&mut self, given: Vec<Assignment>) -> Result<()> {
+    pub(super) fn on_assigned(&mut self, given: Vec<Assignment>) {
         self.meter.rebalanced();
-        let partitions: Vec<_> = given.iter().map(|assigned| assigned.partition.clone()).collect();
-        let (suspects, unsure) = match self.worker.suspects(&partitions).await {
-            Ok(suspects) => (suspects, false),
-            // Nobody can say while the ledger is away: nothing is started until it can be asked.
-            Err(error) if error.is_retryable() && self.context.settings.outage != OutagePolicy::FailFast => {
-                self.state.away = true;
-                self.meter.ledger_away();
-                (Vec::new(), true)
-            }
-            Err(error) => return Err(error),
-        };
         for assigned in given {
             let partition = assigned.partition.clone();
             tracing::info!(target: "hapax", %partition, epoch = assigned.epoch, "partition given");
-            let suspects = suspects.iter().find(|suspects| suspects.partition == partition).cloned();
             let own = PartitionState {
                 assigned,
                 commit_point: CommitPoint::default(),
@@ -43,13 +34,13 @@ impl Pipeline {
                 bytes: 0,
                 paused: false,
                 cancel: watch::channel(false).0,
-                suspects,
-                unsure,
+                suspects: None,
+                unsure: true,
             };
             self.partitions.insert(partition, own);
         }
         self.meter.partitions(self.partitions.len());
-        Ok(())
+        self.ask_for_suspects();
     }
 
     /// What is finished is committed, and the partitions go at once. What is queued is dropped: whoever is next gets it. What runs goes
@@ -68,7 +59,7 @@ impl Pipeline {
             }
         }
         self.meter.partitions(self.partitions.len());
-        self.worker.release(&positions(&partitions)).await;
+        self.clear_markers(&positions(&partitions)).await;
         // Whoever stops this process stops these too.
         self.released.retain(|cancel| cancel.receiver_count() > 0);
         self.released.extend(partitions.into_iter().map(|own| own.cancel));
@@ -116,7 +107,7 @@ impl Pipeline {
                 Err(error) => return Err(error),
             }
         }
-        self.ask_for_suspects().await?;
+        self.ask_for_suspects();
         self.pause_and_resume().await?;
         if now >= self.state.next_commit {
             self.commit().await?;
@@ -125,35 +116,54 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Asks for what could not be asked for when partitions were given, and marks what has arrived since. Before anything is
-    /// started: while there is no answer the ledger counts as away.
-    async fn ask_for_suspects(&mut self) -> Result<()> {
-        let unsure: Vec<_> = self
-            .partitions
-            .values()
-            .filter(|own| own.unsure)
-            .map(|own| own.assigned.partition.clone())
-            .collect();
-        if unsure.is_empty() || self.state.away {
-            return Ok(());
+    /// Asks what somebody had under way in new partitions when he died. In a task: a ledger that stands still must keep neither the
+    /// group nor a stop waiting.
+    fn ask_for_suspects(&mut self) {
+        if self.state.away || !self.tasks.suspects.is_empty() {
+            return;
         }
-        let suspects = match self.worker.suspects(&unsure).await {
+        let unsure = self.partitions.values().filter(|own| own.unsure);
+        let unsure: Vec<_> = unsure.map(|own| own.assigned.clone()).collect();
+        if !unsure.is_empty() {
+            self.tasks.suspects.spawn(ask::suspects(Arc::clone(&self.worker), unsure));
+        }
+    }
+
+    /// Marks what has arrived since its partition was assigned. While there is no answer nothing is started.
+    pub(super) fn on_suspects(
+        &mut self,
+        answer: std::result::Result<SuspectsAnswer, tokio::task::JoinError>,
+    ) -> Result<()> {
+        let SuspectsAnswer { assigned, suspects } = answer.map_err(ended_badly)?;
+        let fail_fast = self.context.settings.outage == OutagePolicy::FailFast;
+        let suspects = match suspects {
             Ok(suspects) => suspects,
-            Err(error) if error.is_retryable() => {
-                self.state.away = true;
+            Err(error) if error.is_retryable() && (!fail_fast || is_contention(&error)) => {
+                self.state.away = true; // it is asked again once it answers
+                self.meter.ledger_away();
                 return Ok(());
             }
             Err(error) => return Err(error),
         };
-        for partition in unsure {
-            if let Some(own) = self.partitions.get_mut(&partition) {
+        for assigned in assigned {
+            let same = |own: &&mut PartitionState| own.assigned == assigned;
+            if let Some(own) = self.partitions.get_mut(&assigned.partition).filter(same) {
                 own.unsure = false;
-                own.suspects = suspects.iter().find(|suspects| suspects.partition == partition).cloned();
+                let of = suspects.iter().find(|suspects| suspects.partition == assigned.partition);
+                own.suspects = of.cloned();
             }
         }
         let partitions = &self.partitions;
         self.queues.for_each(|arrival| suspect(partitions, arrival));
         Ok(())
+    }
+
+    /// Notes that nothing of partitions is under way any more. A ledger that does not answer in time keeps the markers: whoever has
+    /// the partitions next finds nothing worse than some suspects.
+    pub(super) async fn clear_markers(&mut self, positions: &[(Partition, Option<i64>)]) {
+        if tokio::time::timeout(CLEAR_TIMEOUT, self.worker.release(positions)).await.is_err() {
+            tracing::debug!(target: "hapax", "markers were not cleared in time");
+        }
     }
 
     /// Partitions pause when as much is in memory as may be, of all of them and of what came from the ledger together, and go on when some
@@ -168,17 +178,17 @@ impl Pipeline {
         let events = Budget { max: settings.in_flight_max, used: unfinished + self.state.held.len() };
         let bytes = Budget { max: settings.in_flight_bytes_max, used: bytes + held_bytes };
         let kept = Budget { max: settings.in_flight_max * DISTANCE_FACTOR, used: distance };
-        let (mut pause, mut resume) = (Vec::<Partition>::new(), Vec::new());
+        let (mut pause, mut resume) = (Vec::<Assignment>::new(), Vec::new());
         for own in self.partitions.values_mut() {
             let (open, behind) = (own.commit_point.unfinished(), own.commit_point.distance());
             let over = stop || events.is_over(open) || bytes.is_over(own.bytes) || kept.is_over(behind);
             let under = !stop && events.is_under(open) && bytes.is_under(own.bytes) && kept.is_under(behind);
             if over && !own.paused {
                 own.paused = true;
-                pause.push(own.assigned.partition.clone());
+                pause.push(own.assigned.clone());
             } else if under && own.paused {
                 own.paused = false;
-                resume.push(own.assigned.partition.clone());
+                resume.push(own.assigned.clone());
             }
         }
         if !pause.is_empty() {
@@ -195,12 +205,12 @@ impl Pipeline {
     }
 
     /// A bus that could not be asked to pause or to resume is asked again: the partitions are as they were.
-    fn unless_away(&mut self, asked: Result<()>, partitions: &[Partition], paused: bool) -> Result<()> {
+    fn unless_away(&mut self, asked: Result<()>, partitions: &[Assignment], paused: bool) -> Result<()> {
         match asked {
             Err(error) if error.is_retryable() => {
                 tracing::debug!(target: "hapax", error = %error.chain(), "partitions not paused or resumed yet");
-                for partition in partitions {
-                    if let Some(own) = self.partitions.get_mut(partition) {
+                for assigned in partitions {
+                    if let Some(own) = self.partitions.get_mut(&assigned.partition) {
                         own.paused = paused;
                     }
                 }
@@ -260,7 +270,7 @@ impl Pipeline {
         }
         match refused {
             Some(error) => self.uncommitted(&error),
-            None if std::mem::take(&mut self.state.uncommitted).told => {
+            None if self.state.uncommitted.succeeded() => {
                 tracing::info!(target: "hapax", "offsets are committed again");
             }
             None => {}
@@ -271,48 +281,12 @@ impl Pipeline {
     /// Offsets could not be committed. What takes effect does so once all the same; but whoever is next begins further back, so it is
     /// told, once: at once if it is for good, after a while if it might have passed.
     fn uncommitted(&mut self, error: &Error) {
-        if matches!(error, Error::Fenced { .. }) {
-            return;
-        }
-        let Uncommitted { since, told } = &mut self.state.uncommitted;
-        let since = *since.get_or_insert_with(Instant::now);
-        if !*told && (!error.is_retryable() || since.elapsed() >= UNCOMMITTED_MAX) {
-            *told = true;
+        if !matches!(error, Error::Fenced { .. }) && self.state.uncommitted.failed(error) {
             tracing::warn!(
                 target: "hapax", error = %error.chain(),
                 "offsets cannot be committed; events take effect once all the same, and are read again after a restart"
             );
         }
-    }
-
-    /// Gives back what could not finish, commits, leaves.
-    pub(in crate::consumer) async fn end(mut self) -> Result<std::collections::BTreeMap<&'static str, u64>> {
-        let now = *self.stop.borrow() == crate::consumer::Stop::Now;
-        if !now {
-            let deadline =
-                self.state.draining.unwrap_or_else(Instant::now).max(Instant::now() + RELEASE_TIMEOUT);
-            if tokio::time::timeout_at(deadline, self.context.core.release_doubtful()).await.is_err() {
-                tracing::warn!(target: "hapax", "the ledger did not answer; claims that it may have granted are left to lapse");
-            }
-            self.commit().await?;
-            if let Some(window) = &self.window {
-                // What it does not hear of costs a claim, no more.
-                let done = std::mem::take(&mut self.tasks.remember);
-                let _ = tokio::time::timeout(REMEMBER_TIMEOUT, window.remember(&done)).await;
-            }
-            self.worker.release(&positions(self.partitions.values())).await;
-        }
-        let counts = std::mem::take(&mut self.state.counts);
-        let leaving = self.subscriber.leave();
-        match tokio::time::timeout(if now { Duration::from_millis(200) } else { COMMIT_TIMEOUT }, leaving)
-            .await
-        {
-            Ok(left) => left?,
-            Err(_) => {
-                tracing::warn!(target: "hapax", "the group was not left in time; it will notice by itself");
-            }
-        }
-        Ok(counts)
     }
 }
 
@@ -348,22 +322,23 @@ impl Budget {
         own >= 4 * self.free()
     }
 
+    /// One that has much waits until some of the whole is free again. One that has little in comparison with what is free goes on
+    /// however little that is: others may hold the rest for long.
     fn is_under(&self, own: usize) -> bool {
-        self.free() > self.max / 8 && own <= 2 * self.free()
+        let free = self.free();
+        (free > self.max / 8 && own <= 2 * free) || (free > 0 && own <= free / 2)
     }
 }
 
 /// Up to where partitions are through.
-fn positions<'a>(partitions: impl IntoIterator<Item = &'a PartitionState>) -> Vec<(Partition, Option<i64>)> {
+pub(super) fn positions<'a>(
+    partitions: impl IntoIterator<Item = &'a PartitionState>,
+) -> Vec<(Partition, Option<i64>)> {
     let of = |own: &PartitionState| (own.assigned.partition.clone(), own.commit_point.position());
     partitions.into_iter().map(of).collect()
 }
 
-/// How long a consumer that ends waits at least for the ledger to say what became of its last claims.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long commits may fail before it is told.
-const UNCOMMITTED_MAX: Duration = Duration::from_secs(30);
-/// How long a consumer that ends waits for its window.
-const REMEMBER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long it is waited for markers to be cleared.
+const CLEAR_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the pipeline waits for a commit of offsets. One that did not arrive is made again.
-const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use super::{BatchHandler, TransactionalLedger};
 use crate::bus::Partition;
 use crate::consumer::arrival::{Arrival, Ending, Key, Source};
-use crate::consumer::claim::{ConsumerContext, away};
+use crate::consumer::claim::{ConsumerContext, away, is_contention};
 use crate::consumer::handle::{Failed, Handled};
 use crate::consumer::marks::Marks;
 use crate::consumer::worker::{Suspects, Worker};
@@ -208,7 +208,11 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
     async fn ending(&self, arrival: &mut Arrival, answer: Answer) -> Ending {
         match answer {
             Answer::Done => Ending::Passed("done"),
-            Answer::Unclaimed(outcome) => self.context.unclaimed(outcome, arrival).await,
+            Answer::Unclaimed(outcome) => {
+                // Somebody's open transaction has it: whoever asks again with it waits for that.
+                arrival.apart |= matches!(outcome, Outcome::Busy { until: None, .. });
+                self.context.unclaimed(outcome, arrival).await
+            }
             Answer::Refused(reason) => self.context.refuse(arrival, &reason).await,
             Answer::Suspect => Ending::Alone,
         }
@@ -217,7 +221,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
     async fn attempt(&self, lanes: &[Vec<Arrival>], piece: &Places) -> Try {
         for _ in 0..TRIES_MAX {
             match self.attempt_once(lanes, piece).await {
-                Try::Again(error @ (Error::Contended { .. } | Error::WeekMissing { .. })) => {
+                Try::Again(error) if is_contention(&error) => {
                     tracing::debug!(target: "hapax", error = %error.chain(), "a batch is tried again");
                     tokio::time::sleep(PAUSE / 5).await;
                 }
@@ -400,7 +404,8 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         Ok(claim)
     }
 
-    fn time_max(&self) -> Duration {
+    /// How long a transaction may last, and the lease of an event that runs in one by itself.
+    pub(super) fn time_max(&self) -> Duration {
         self.context.settings.handler_timeout + self.context.settings.lease
     }
 
@@ -435,14 +440,12 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
 
 /// The same error for every lane of a batch. It cannot be cloned, so all but the first have its text.
 fn each_away(error: Error) -> impl FnMut() -> Ending {
-    let contended = matches!(error, Error::Contended { .. });
+    let contended = is_contention(&error);
     let (what, retryable) = (error.chain(), error.is_retryable());
     let mut error = Some(error);
     move || match error.take() {
-        // A ledger that answers is not away.
-        Some(Error::Contended { .. }) => Ending::Later(PAUSE),
+        _ if contended => Ending::Later(PAUSE),
         Some(error) => away(error),
-        None if contended => Ending::Later(PAUSE),
         None if retryable => Ending::Away(Error::Unavailable { what: what.clone(), source: None }),
         None => Ending::Later(PAUSE),
     }

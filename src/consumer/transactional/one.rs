@@ -22,7 +22,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         let Some(delivery) = arrival.delivery() else { return Ending::Passed("refused") };
         let settings = &self.context.settings;
         let terms = LeaseSettings {
-            lease: settings.lease,
+            lease: self.time_max(),
             attempts_max: settings.attempts_max,
             alone: arrival.alone,
         };
@@ -39,8 +39,9 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         }
     }
 
-    /// Runs it in a transaction, while the lease is extended: the transaction may last longer than one.
-    async fn run(&self, mut lease: Lease, arrival: &Arrival) -> Ending {
+    /// Runs it in a transaction. The lease lasts as long as the transaction may: it is not extended meanwhile, because that would
+    /// change the row under a transaction that reads from a snapshot, and a SQLite file has one writer.
+    async fn run(&self, lease: Lease, arrival: &Arrival) -> Ending {
         crate::crash_point!("consumer.after-claim");
         let Ok(event) = &arrival.event else { return Ending::Passed("refused") };
         let mut tx = match self.begin().await {
@@ -48,20 +49,15 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
             Err(error) => return release_lease(lease, away(error)).await, // it did not run
         };
         let handled = tokio::select! {
-            handled = lease.run(self.handle(&mut tx, std::slice::from_ref(event))) => handled,
+            handled = self.handle(&mut tx, std::slice::from_ref(event)) => handled,
             () = arrival.cancelled() => {
                 self.undo(tx, std::future::ready(())).await;
                 return release_lease(lease, Ending::Cancelled).await;
             }
         };
         let failed = match handled {
-            Ok(Ok(())) => return self.settle(tx, lease, arrival).await,
-            Ok(Err(failed)) => failed,
-            Err(lost) => {
-                tracing::debug!(target: "hapax", %lost, "run cancelled");
-                self.undo(tx, arrival.cancelled()).await;
-                return release_lease(lease, Ending::Later(PAUSE)).await;
-            }
+            Ok(()) => return self.settle(tx, lease, arrival).await,
+            Err(failed) => failed,
         };
         let transient = self.transient(&mut tx, &failed).await;
         self.undo(tx, arrival.cancelled()).await;
@@ -74,8 +70,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
     /// Settles a lease in the transaction of its effect. Where that does not succeed the lease goes back, uncounted. If nobody knows
     /// whether the transaction was committed, that is also the question: one that was has settled the lease, which cannot be given
     /// back any more; one that was not has not, and can never be committed later, since its server had to let go of the row first.
-    async fn settle(&self, mut tx: L::Transaction, mut lease: Lease, arrival: &Arrival) -> Ending {
-        lease.end_heartbeat();
+    async fn settle(&self, mut tx: L::Transaction, lease: Lease, arrival: &Arrival) -> Ending {
         let verdict = Verdict::Done { metadata: arrival.metadata(&self.context.group, None) };
         let settled =
             self.ledger.settle_in(&mut tx, &[lease.settling(verdict)]).await.and_then(|mut answers| {

@@ -50,6 +50,7 @@ macro_rules! __bus_cases {
                 b3_each_partition_is_in_one_hand
                 b3_groups_do_not_share
                 b5_a_commit_of_an_epoch_that_is_over_is_fenced
+                b8_a_pause_of_an_epoch_that_is_over_changes_nothing
                 b6_a_revoked_partition_moves_once_it_is_given_back
                 b6_who_never_gives_back_is_thrown_out
                 b7_a_silent_member_loses_its_partitions

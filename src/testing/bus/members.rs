@@ -1,4 +1,4 @@
-//! Clauses 3, 5, 6 and 7: several members, and how partitions go from one to another.
+//! Clauses 3, 5, 6, 7 and 8: several members, and how partitions go from one to another.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -75,6 +75,37 @@ pub async fn b5_a_commit_of_an_epoch_that_is_over_is_fenced<H: BusHarness>(harne
     assert_fenced(&late);
     a.commit(&now, 3).await.unwrap();
     assert_eq!(stage.committed(gone.partition.number).await, Some(3));
+    a.leave().await;
+}
+
+/// A member gives a partition back and gets it again: pauses and resumptions of the first assignment do not concern the second.
+pub async fn b8_a_pause_of_an_epoch_that_is_over_changes_nothing<H: BusHarness>(harness: &H) {
+    let stage = Stage::new(harness, 2).await;
+    let mut a = stage.member("a").await;
+    until(&mut a, "both partitions", |a| a.held.len() == 2).await;
+    let before: Vec<_> = a.held.keys().map(|partition| a.assigned(partition)).collect();
+    let mut b = stage.member("b").await;
+    drive(&mut [&mut a, &mut b], "one each", |ears| ears.iter().all(|ear| ear.held.len() == 1)).await;
+    let gone = before.iter().find(|assigned| b.held.contains_key(&assigned.partition)).unwrap();
+    let kept = before.iter().find(|assigned| a.held.contains_key(&assigned.partition)).unwrap();
+    b.leave().await;
+    until(&mut a, "both again", |a| a.held.len() == 2).await;
+    let now = a.assigned(&gone.partition);
+    a.subscriber().pause(std::slice::from_ref(gone)).await.unwrap();
+    stage.fill(5).await;
+    let total = stage.total().await;
+    until(&mut a, "all records, since nothing is paused", |a| a.records.len() >= total).await;
+    a.subscriber().pause(std::slice::from_ref(&now)).await.unwrap();
+    a.subscriber().resume(std::slice::from_ref(gone)).await.unwrap();
+    let heard = a.offsets(&gone.partition);
+    let (_, end) = stage.bus.range(&kept.partition).await.unwrap();
+    stage.fill(end + 5).await;
+    let (_, end) = stage.bus.range(&kept.partition).await.unwrap();
+    until(&mut a, "the other one", |a| a.offsets(&kept.partition).last() == Some(&(end - 1))).await;
+    assert_eq!(a.offsets(&gone.partition), heard, "a paused partition delivers");
+    a.subscriber().resume(std::slice::from_ref(&now)).await.unwrap();
+    let total = stage.total().await;
+    until(&mut a, "all records", |a| a.records.len() >= total).await;
     a.leave().await;
 }
 

@@ -29,6 +29,8 @@ pub enum BusMutant {
     GivesBackAtOnce,
     /// Pausing does nothing.
     PauseIgnored,
+    /// A pause or a resumption holds for a partition under whatever epoch the member has it now.
+    PausesByName,
     /// Seeking goes one too far back.
     SeeksOneBefore,
     /// What `next` was about to return when it was cancelled is gone.
@@ -127,6 +129,19 @@ struct MutantMember {
     epochs: BTreeMap<Partition, u64>,
 }
 
+impl MutantMember {
+    /// Partitions that are paused or resumed, under today's epochs if those given are ignored.
+    fn by_name(&self, partitions: &[Assignment]) -> Vec<Assignment> {
+        let mut partitions = partitions.to_vec();
+        if self.mutant == BusMutant::PausesByName {
+            for assigned in &mut partitions {
+                assigned.epoch = self.epochs.get(&assigned.partition).copied().unwrap_or(0);
+            }
+        }
+        partitions
+    }
+}
+
 #[async_trait]
 impl Subscriber for MutantMember {
     async fn next(&mut self) -> Result<BusEvent> {
@@ -149,15 +164,15 @@ impl Subscriber for MutantMember {
         }
     }
 
-    async fn pause(&mut self, partitions: &[Partition]) -> Result<()> {
+    async fn pause(&mut self, partitions: &[Assignment]) -> Result<()> {
         if self.mutant == BusMutant::PauseIgnored {
             return Ok(());
         }
-        self.member.pause(partitions).await
+        self.member.pause(&self.by_name(partitions)).await
     }
 
-    async fn resume(&mut self, partitions: &[Partition]) -> Result<()> {
-        self.member.resume(partitions).await
+    async fn resume(&mut self, partitions: &[Assignment]) -> Result<()> {
+        self.member.resume(&self.by_name(partitions)).await
     }
 
     async fn seek(&mut self, partition: &Partition, offset: i64) -> Result<()> {

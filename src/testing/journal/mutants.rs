@@ -9,10 +9,11 @@ use async_trait::async_trait;
 use super::{JournalHarness, MemoryJournalHarness};
 use crate::error::Result;
 use crate::event::Event;
-use crate::id::{Aggregate, EventId, RelayName, Tenant};
+use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
 use crate::journal::{
     Append, Appended, Checkpoint, Expected, Filling, Journal, JournalCapabilities, JournalSettings,
-    JournalSweep, MemoryJournal, PAGE_BYTES_MAX, Page, Placing, Position, ReadBatch, RelayState, Stored,
+    JournalSweep, Leadership, MemoryJournal, PAGE_BYTES_MAX, Page, Placing, Position, ReadBatch, RelayState,
+    Stored,
 };
 use crate::ledger::Token;
 use crate::testing::forward::journal_over;
@@ -169,6 +170,14 @@ impl MutantJournal {
 }
 
 journal_over!(MutantJournal {
+    async fn acquire_leadership(
+        &self,
+        relay: &RelayName,
+        owner: &Owner,
+        lease: Duration,
+    ) -> Result<Leadership> {
+        self.inner.acquire_leadership(relay, owner, lease).await
+    }
     async fn append(&self, append: &Append) -> Result<Appended> {
         let append = &self.shared(append);
         if self.mutant == JournalMutant::ExpectsOfRepeats {
