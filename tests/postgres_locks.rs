@@ -227,3 +227,63 @@ async fn t86_a_held_id_is_waited_for_by_itself() {
     foreign.commit().await.unwrap();
     assert_eq!(asking.await.unwrap(), "duplicate");
 }
+
+/// The last seq that an aggregate has come to.
+async fn last_of(ledger: &PgLedger, aggregate: &str) -> Option<i64> {
+    let s = ledger.schema();
+    ask(ledger.pool(), format!("select last from {s}.head where aggregate = '{aggregate}'")).await
+}
+
+/// An event gets its order between an intervention's look, which tells the head to lock, and its lock: the head that was not read is
+/// not written.
+#[tokio::test(flavor = "multi_thread")]
+async fn t64_an_intervention_writes_no_head_that_it_has_not_read() {
+    let ledger = ledger(8).await;
+    for seq in 1..=3 {
+        kit::run(&ledger, &of_aggregate("a", seq, kit::lease())).await;
+    }
+    let ordered = of_aggregate("a", 5, kit::failed());
+    let unordered = Claim { order: None, mode: kit::lease(), ..kit::another(&ordered) };
+    let grant = kit::first(&ledger, &unordered).await;
+    kit::settled(&ledger, &unordered, &grant, kit::retry(Duration::ZERO)).await;
+    let mut tx = ledger.pool().begin().await.unwrap();
+    let outcome = ledger.claim_in(&mut tx, std::slice::from_ref(&ordered)).await.unwrap().remove(0).unwrap();
+    assert_eq!(outcome.name(), "retry_later");
+    let killing = tokio::spawn({
+        let (ledger, claim) = (ledger.clone(), ordered.clone());
+        async move { kit::intervene(&ledger, &claim, hapax::ledger::Intervention::Kill).await }
+    });
+    until_waiting(ledger.pool(), &format!("{}.entry e left join", ledger.schema())).await;
+    tx.commit().await.unwrap();
+    let answer = killing.await.unwrap();
+    assert_eq!(last_of(&ledger, "a").await, Some(3), "{answer:?}");
+    assert!(matches!(answer, Err(Error::Contended { .. })), "{answer:?}");
+    kit::intervene(&ledger, &ordered, hapax::ledger::Intervention::Kill).await.unwrap();
+    assert_eq!(last_of(&ledger, "a").await, Some(3));
+}
+
+/// A head that cannot be stored fails what depends on it, and nothing else.
+#[tokio::test(flavor = "multi_thread")]
+async fn t64_a_head_that_is_missing_is_no_success() {
+    let ledger = ledger(8).await;
+    let s = ledger.schema();
+    let once = Mode::Once { track: None };
+    let (broken, whole) = (of_aggregate("a", 1, once), of_aggregate("b", 1, once));
+    let grants = (kit::first(&ledger, &broken).await, kit::first(&ledger, &whole).await);
+    let sql = format!("update {s}.entry set aggregate = null where aggregate = 'a'");
+    support::run(ledger.pool(), sql).await;
+    let mut settle = kit::settling(&broken, &grants.0, Verdict::Finished { metadata: None });
+    settle.order = None;
+    let settles = [settle, kit::settling(&whole, &grants.1, Verdict::Finished { metadata: None })];
+    for settles in [&settles[..1], &settles[..]] {
+        let answers = hapax::Ledger::settle(&ledger, settles).await.unwrap();
+        assert!(matches!(answers[0], Err(Error::Corrupt(_))), "{answers:?}");
+        assert!(answers[1..].iter().all(|answer| matches!(answer, Ok(Settled::Ok { .. }))), "{answers:?}");
+    }
+    let killed = of_aggregate("c", 1, kit::failed());
+    kit::expect(&ledger, &killed, "retry_later").await;
+    support::run(ledger.pool(), format!("delete from {s}.head where aggregate = 'c'")).await;
+    let answer = kit::intervene(&ledger, &killed, hapax::ledger::Intervention::Kill).await;
+    assert!(matches!(answer, Err(Error::Corrupt(_))), "{answer:?}");
+    kit::expect(&ledger, &kit::another(&killed), "retry_later").await;
+}

@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use hapax::backend::postgres::{self, PgLedger, PgSettings, Pooling};
 use hapax::config::Migrate;
-use hapax::ledger::{Finding, Ledger, Level, Mode, Outcome};
-use hapax::testing::kit;
+use hapax::ledger::{Finding, Ledger, Level, Mode, Outcome, SweepSettings};
+use hapax::testing::{Harness as _, kit};
 use hapax::{Error, Guard};
 use proxy::Proxy;
-use support::{Scratch, ask, fresh_schema, pool, pool_to, run, settings, url};
+use support::{PgHarness, Scratch, ask, fresh_schema, pool, pool_to, run, settings, url};
 
 fn finding<'f>(findings: &'f [Finding], check: &str) -> &'f Finding {
     findings.iter().find(|finding| finding.check == check).unwrap_or_else(|| panic!("no finding on {check}"))
@@ -393,6 +393,35 @@ fn t42_an_outage_logs_two_lines_and_errors_are_told_by_sqlstate() {
     runtime.block_on(async {
         outage(&lines).await;
         told_by_sqlstate().await;
+    });
+}
+
+/// A drop that cannot go on is told of, once no other sweeper can be at it any more.
+#[test]
+fn a_drop_that_does_not_get_on_is_told() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let lines = Lines::default();
+    let _listening = tracing::subscriber::set_default(lines.clone());
+    runtime.block_on(async {
+        let harness = PgHarness::new().await;
+        let (ledger, s) = (kit::open(&harness).await, &harness.schema);
+        let old = kit::v7_at(ledger.now().await.unwrap(), 1);
+        kit::run(&ledger, &kit::claim(&old.to_string(), kit::lease())).await;
+        harness.advance(30 * kit::DAY).await;
+        let terms = SweepSettings { retention: 7 * kit::DAY, batch_max: 1000, dry_run: false };
+        ledger.sweep_part(terms, 1).await.unwrap();
+        let table =
+            format!("select format('entry_%s_%s', week, number) from {s}.dropped where phase = 'closed'");
+        let table: String = ask(&harness.pool, table).await;
+        run(&harness.pool, format!("drop table {s}.{table}")).await; // by hand, as nobody should
+        let told = |lines: &Lines| {
+            lines.0.lock().unwrap().iter().filter(|line| line.contains("gets on with it")).count()
+        };
+        ledger.sweep(terms).await.unwrap();
+        assert_eq!(told(&lines), 0, "another sweeper may be at it");
+        harness.advance(kit::LEASE).await;
+        ledger.sweep(terms).await.unwrap();
+        assert_eq!(told(&lines), 1, "{:?}", lines.0.lock().unwrap());
     });
 }
 

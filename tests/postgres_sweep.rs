@@ -279,9 +279,7 @@ async fn t63_what_is_nowhere_is_busy_while_its_week_is_closed() {
         assert_eq!(outcome.name(), word, "{phase}");
         tx.rollback().await.unwrap();
         // A scope that begins now has never seen the week: it waits until the week is gone, and then it is new.
-        let mut young = kit::another(&stage.never);
-        young.identity.scope = hapax::Scope::new(format!("young-{phase}")).unwrap();
-        kit::expect(&stage.ledger, &young, "busy").await;
+        kit::expect(&stage.ledger, &of_scope(&stage.never, &format!("young-{phase}")), "busy").await;
         // What is there is answered as ever, wherever it is.
         kit::expect(&stage.ledger, &kit::another(&stage.done), "duplicate").await;
         let ids = [stage.done.identity.clone(), stage.due.identity.clone()];
@@ -292,12 +290,233 @@ async fn t63_what_is_nowhere_is_busy_while_its_week_is_closed() {
         kit::settled(&stage.ledger, &stage.due, &grant, kit::retry(Duration::ZERO)).await;
     }
     stage.finish().await;
-    let mut young = kit::another(&stage.never);
-    young.identity.scope = hapax::Scope::new("young-empty").unwrap();
-    kit::expect(&stage.ledger, &young, "claimed").await; // it began after the closing, and has waited
-    young.identity.scope = hapax::Scope::new("younger").unwrap();
-    kit::expect(&stage.ledger, &young, "claimed").await;
+    // They began after the closing, and have waited.
+    for young in ["young-closed", "young-moving", "young-moved", "young-empty", "younger"] {
+        let claim = of_scope(&stage.never, young);
+        kit::expect(&stage.ledger, &claim, "claimed").await;
+    }
     kit::run(&stage.ledger, &kit::another(&stage.due)).await;
+}
+
+/// The claim of the same event in another scope.
+fn of_scope(claim: &Claim, scope: &str) -> Claim {
+    let mut claim = kit::another(claim);
+    claim.identity.scope = hapax::Scope::new(scope).unwrap();
+    claim
+}
+
+/// A scope that begins while a week is closed waits until the week is gone, and uses it then. A scope that a transaction registered
+/// before the closing, and used in that week, is as old as the week, whenever the transaction ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn t91_a_scope_that_began_while_a_week_was_closed_may_use_it() {
+    let stage = Stage::new().await;
+    let mut tx = stage.harness.pool.begin().await.unwrap();
+    let inside = Claim { mode: Mode::Done, ..of_scope(&stage.never, "in a transaction") };
+    let outcome = stage.ledger.claim_in(&mut tx, std::slice::from_ref(&inside)).await.unwrap().remove(0);
+    assert!(outcome.unwrap().is_claimed());
+    stage.until_phase("closed").await;
+    kit::expect(&stage.ledger, &of_scope(&stage.never, "young"), "busy").await;
+    tx.commit().await.unwrap();
+    stage.finish().await;
+    kit::expect(&stage.ledger, &of_scope(&stage.never, "young"), "claimed").await;
+    kit::expect(&stage.ledger, &kit::another(&inside), "duplicate").await;
+    kit::expect(&stage.ledger, &of_scope(&stage.done, "in a transaction"), "too_old").await;
+}
+
+/// What cannot be opened again while its week is closed fails by itself: the other settlings of its batch are recorded.
+#[tokio::test(flavor = "multi_thread")]
+async fn c8_a_release_in_a_closed_week_fails_no_neighbour() {
+    let harness = PgHarness::new().await;
+    let ledger = kit::open(&harness).await;
+    let now = ledger.now().await.unwrap();
+    let back = kit::claim(&kit::v7_at(now, 22).to_string(), Mode::Once { track: None });
+    let given = kit::first(&ledger, &back).await;
+    let stage = Stage::on(harness).await;
+    stage.until_phase("closed").await;
+    for n in [31, 32] {
+        let present = kit::v7_at(stage.ledger.now().await.unwrap(), n).to_string();
+        let other = kit::claim(&present, kit::lease());
+        let grant = kit::first(&stage.ledger, &other).await;
+        let settles = [
+            kit::settling(&back, &given, hapax::ledger::Verdict::release()),
+            kit::settling(&other, &grant, kit::retry(kit::LEASE)),
+        ];
+        let answers = if n == 31 {
+            stage.ledger.settle(&settles).await.unwrap()
+        } else {
+            let mut tx = stage.harness.pool.begin().await.unwrap();
+            let answers = stage.ledger.settle_in(&mut tx, &settles).await.unwrap();
+            tx.commit().await.unwrap();
+            answers
+        };
+        let refused = answers[0].as_ref().unwrap_err();
+        assert!(refused.is_retryable(), "{refused:?}");
+        assert!(matches!(answers[1], Ok(hapax::ledger::Settled::Ok { .. })), "{answers:?}");
+        kit::expect(&stage.ledger, &kit::another(&other), "retry_later").await;
+    }
+    stage.finish().await;
+    // It is still claimed, and was so for longer than the retention.
+    kit::expect(&stage.ledger, &kit::another(&back), "too_old").await;
+}
+
+/// The end of an at-most-once claim that is told while its week goes is remembered for the retention, and is never written to a
+/// partition of which everything was moved.
+#[tokio::test(flavor = "multi_thread")]
+async fn t65_the_end_of_an_at_most_once_claim_outlives_its_week() {
+    for phase in ["closed", "moving", "moved", "empty"] {
+        let harness = PgHarness::new().await;
+        let ledger = kit::open(&harness).await;
+        let now = ledger.now().await.unwrap();
+        let once = |n| kit::claim(&kit::v7_at(now, n).to_string(), Mode::Once { track: None });
+        let ends = [
+            (once(21), hapax::ledger::Verdict::Finished { metadata: None }),
+            (once(22), hapax::ledger::Verdict::Lost { note: "crashed".into() }),
+        ];
+        let mut grants = Vec::new();
+        for (claim, _) in &ends {
+            grants.push(kit::first(&ledger, claim).await);
+        }
+        let stage = Stage::on(harness).await;
+        stage.until_phase(phase).await;
+        for ((claim, verdict), grant) in ends.iter().zip(&grants) {
+            kit::settled(&stage.ledger, claim, grant, verdict.clone()).await;
+        }
+        let s = &stage.harness.schema;
+        let left = format!("select count(*) from {s}.entry where week > 0 and state in ('F', 'O')");
+        let left: i64 = ask(&stage.harness.pool, left).await;
+        assert_eq!(left, if phase == "closed" { 2 } else { 0 }, "in a week that is {phase}");
+        stage.finish().await;
+        for (claim, _) in &ends {
+            kit::expect(&stage.ledger, &kit::another(claim), "duplicate").await;
+        }
+    }
+}
+
+/// The clock leaps after a sweep has looked whether it did: nothing is old because of that.
+#[tokio::test(flavor = "multi_thread")]
+async fn t92_a_leap_during_a_sweep_makes_nothing_old() {
+    let harness = PgHarness::new().await;
+    let ledger = kit::open(&harness).await;
+    let now = ledger.now().await.unwrap();
+    let (of_week, timeless) =
+        (kit::claim(&kit::v7_at(now, 1).to_string(), kit::lease()), kit::claim("timeless", kit::lease()));
+    kit::run(&ledger, &of_week).await;
+    kit::run(&ledger, &timeless).await;
+    let scope = hapax::Scope::new("orders").unwrap();
+    let topic = hapax::Topic::new("topic").unwrap();
+    let marker = hapax::ledger::Marker::new(topic.clone(), 0, 7);
+    ledger.set_markers(&scope, &[marker]).await.unwrap();
+    kit::sweep(&ledger, RETENTION).await;
+    let s = &harness.schema;
+    // When the next sweep has noted that it begins, the clock leaps by years.
+    run(
+        &harness.pool,
+        format!(
+            "create function {s}.leap() returns trigger language plpgsql as $$ begin \
+               update {s}.test_clock set at = at + interval '3 years'; return null; end $$; \
+             create trigger leap after update on {s}.meta for each row execute function {s}.leap()"
+        ),
+    )
+    .await;
+    harness.advance(kit::DAY).await;
+    let swept = kit::sweep(&ledger, RETENTION).await;
+    assert!(ledger.now().await.unwrap().since(now) > 365 * kit::DAY, "it leapt");
+    assert_eq!((swept.entries(), swept.weeks.len()), (0, 0), "{swept:?}");
+    run(&harness.pool, format!("drop trigger leap on {s}.meta")).await;
+    // The sweep after it notices the leap, and pauses.
+    let swept = kit::sweep(&ledger, RETENTION).await;
+    assert!(swept.paused_until.is_some() && swept.entries() == 0, "{swept:?}");
+    for claim in [&of_week, &timeless] {
+        kit::expect(&ledger, &kit::another(claim), "duplicate").await;
+    }
+    assert_eq!(ledger.markers(&scope, &topic, &[0]).await.unwrap().len(), 1);
+}
+
+/// A sweeper that stood still since it listed the weeks: the one it is about to close is gone, was made again and dropped again.
+#[tokio::test(flavor = "multi_thread")]
+async fn t62_a_sweeper_that_stood_still_closes_no_partition_that_is_gone() {
+    let stage = Stage::new().await;
+    let s = stage.harness.schema.clone();
+    // Whoever is called slow stops where the weeks are listed.
+    run(
+        &stage.harness.pool,
+        format!(
+            "create or replace function {s}.ledger_now() returns timestamptz language plpgsql volatile as $$ begin \
+               while current_setting('application_name') = 'slow {s}' and current_query() like '%union all select d.week%' \
+                 and not pg_try_advisory_xact_lock_shared(hashtext('{s}')) loop perform pg_sleep(0.01); end loop; \
+               return (select at from {s}.test_clock); end $$"
+        ),
+    )
+    .await;
+    let mut gate = stage.harness.pool.begin().await.unwrap();
+    let lock = format!("select pg_advisory_xact_lock(hashtext('{s}'))");
+    sqlx::query(AssertSqlSafe(lock)).execute(&mut *gate).await.unwrap();
+    let one = sqlx::postgres::PgPoolOptions::new()
+        .max_connections(1)
+        .acquire_timeout(Duration::from_secs(300))
+        .connect(&support::url())
+        .await
+        .unwrap();
+    run(&one, format!("set application_name = 'slow {s}'")).await;
+    let slow = PgLedger::with_pool(one.clone(), support::settings(&s)).await.unwrap();
+    let sweeping = tokio::spawn(async move {
+        slow.sweep(SweepSettings { retention: RETENTION, batch_max: 1000, dry_run: false }).await
+    });
+    until("it lists the weeks", async || {
+        ask(&stage.harness.pool, format!("select exists (select from pg_stat_activity where application_name = 'slow {s}' and wait_event = 'PgSleep')")).await
+    })
+    .await;
+    // Its only connection is ours as soon as the weeks are listed: pools hand them out in the order in which they are asked for.
+    let mut kept = Box::pin(one.acquire());
+    assert!(tokio::time::timeout(Duration::ZERO, &mut kept).await.is_err(), "it waits in line");
+    gate.rollback().await.unwrap();
+    let kept = kept.await.unwrap();
+    stage.finish().await;
+    let young = of_scope(&stage.never, "young");
+    kit::run(&stage.ledger, &young).await;
+    // A sweep every few days, until the week is dropped once more.
+    for _ in 0..12 {
+        stage.harness.advance(3 * kit::DAY).await;
+        kit::sweep(&stage.ledger, RETENTION).await;
+    }
+    kit::expect(&stage.ledger, &kit::another(&young), "too_old").await;
+    drop(kept);
+    sweeping.await.unwrap().unwrap();
+    let closed = format!(
+        "select count(*) from {s}.dropped where phase is not null and to_regclass(format('{s}.entry_%s_%s', week, number)) is null"
+    );
+    assert_eq!(ask::<i64>(&stage.harness.pool, closed).await, 0, "a partition that is gone was closed");
+    kit::expect(&stage.ledger, &of_scope(&stage.never, "younger"), "claimed").await;
+}
+
+/// A claim in a transaction that was prepared before the week was closed has no session: the drop waits for its end all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn t63_a_prepared_transaction_is_waited_for() {
+    let scratch = support::Scratch::new().await;
+    let pool = support::pool_to(&scratch.url(), 12).await;
+    let stage = Stage::on(PgHarness::on(pool.clone()).await).await;
+    let mut hasty = support::settings(&stage.harness.schema);
+    hasty.sweep_patience = Duration::from_millis(200);
+    let hasty = PgLedger::with_pool(pool.clone(), hasty).await.unwrap();
+    let mut tx = pool.begin().await.unwrap();
+    let mine = Claim { mode: Mode::Done, ..kit::another(&stage.never) };
+    let outcome = hasty.claim_in(&mut tx, std::slice::from_ref(&mine)).await.unwrap().remove(0).unwrap();
+    assert!(outcome.is_claimed());
+    let s = &stage.harness.schema;
+    sqlx::raw_sql(AssertSqlSafe(format!("prepare transaction '{s}'"))).execute(&mut *tx).await.unwrap();
+    tx.rollback().await.unwrap(); // of nothing: the session has no transaction any more
+    for _ in 0..3 {
+        assert_eq!(kit::sweep(&hasty, RETENTION).await.weeks, []);
+        let phase: Option<String> = ask(&pool, format!("select phase from {s}.dropped")).await;
+        assert_eq!(phase.as_deref(), Some("closed"), "it does not wait for a prepared transaction");
+        kit::expect(&hasty, &kit::another(&mine), "busy").await;
+    }
+    run(&pool, format!("commit prepared '{s}'")).await;
+    stage.finish().await;
+    assert!(hasty.was_committed(&mine).await.unwrap());
+    kit::expect(&hasty, &kit::another(&mine), "duplicate").await;
+    pool.close().await;
+    scratch.drop_it().await;
 }
 
 /// A transaction of somebody else in the same database that does not end: the drop is postponed, with a bound, and goes on from

@@ -1,6 +1,6 @@
 //! Races of sweepers with everybody else. Several weeks go at once, under sweepers that are killed between any two steps, while
-//! workers of every kind claim, settle, give back and abandon what is in them, in transactions of every kind, and somebody's long
-//! transaction comes and goes. The witness is a table of effects that knows nothing of the ledger's own: nothing is doubled,
+//! workers of every kind claim, settle, give back, open again and abandon what is in them, with and without an order and held bytes, in
+//! transactions of every kind, prepared ones included; scopes begin, and somebody's long transaction comes and goes. The witness is a table of effects that knows nothing of the ledger's own: nothing is doubled,
 //! nothing is lost, and nobody is told "too old" about what is open or was just done.
 //!
 //! A race is one week that goes. `HAPAX_RACES` says how many there are; `scripts/torture sweep` runs thousands.
@@ -11,12 +11,16 @@
 mod support;
 
 use std::collections::HashMap;
+use std::os::unix::process::ExitStatusExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hapax::backend::postgres::PgLedger;
-use hapax::ledger::{Claim, LeaseSettings, Ledger as _, Mode, Outcome, Settled, SweepSettings};
+use hapax::ledger::{
+    Body, Claim, Intervention, LeaseSettings, Ledger as _, Mode, OnDead, Order, OrderPolicy, Outcome,
+    Settled, SweepSettings, Verdict,
+};
 use hapax::testing::{Harness as _, kit};
 use sqlx::{AssertSqlSafe, PgPool};
 use support::{PgHarness, Random, Scratch, ask, child, pool_to, role, run, settings};
@@ -27,6 +31,8 @@ const WORKERS: usize = 6;
 /// Weeks that go at once.
 const WEEKS: u64 = 3;
 const RETENTION: Duration = Duration::from_secs(86_400);
+/// Scopes that begin in one round, each while its week goes: they make weeks again.
+const YOUNG_MAX: u64 = 4;
 /// Rounds in one schema: its clock must not leave the century.
 const ROUNDS_MAX: u64 = 150;
 /// Where a sweeper's process is killed.
@@ -64,6 +70,11 @@ const KINDS: [Kind; 10] = [
     Kind::Never,
 ];
 
+/// Which of [`KINDS`] have an order: each in an aggregate of its own, so that none has to wait for another.
+const ORDERED: [usize; 4] = [1, 4, 6, 8];
+/// Which of them, waiting for a retry, have their bytes in held.
+const WITH_BYTES: [usize; 2] = [1, 2];
+
 /// What was answered about an id, and when.
 #[derive(Debug, Default)]
 struct Said {
@@ -78,6 +89,7 @@ struct Stage {
     said: Mutex<HashMap<String, Said>>,
     stop: AtomicBool,
     claims: AtomicU64,
+    young: AtomicU64,
 }
 
 fn terms() -> SweepSettings {
@@ -90,6 +102,22 @@ fn leased() -> Mode {
 
 async fn pause(random: &mut Random, ms: usize) {
     tokio::time::sleep(Duration::from_millis(random.below(ms) as u64)).await;
+}
+
+fn order(id: &str) -> Order {
+    let aggregate = hapax::Aggregate::new(format!("a-{id}")).expect("a name");
+    Order { aggregate, seq: 1, policy: OrderPolicy::Latest, on_dead: OnDead::Park }
+}
+
+fn retry_with_bytes(after: Duration) -> Verdict {
+    let body = Some(Body { payload: Some("bytes".into()), ..Body::default() });
+    Verdict::Retry { after, counted: true, note: None, body }
+}
+
+/// Whether a statement failed because others were in the way: nothing of its transaction stays.
+fn is_others(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|e| e.code().map(std::borrow::Cow::into_owned));
+    ["40001", "40P01", "55000", "55006", "55P03"].contains(&code.unwrap_or_default().as_str())
 }
 
 impl Stage {
@@ -113,7 +141,7 @@ impl Stage {
         let claim = kit::another(&self.ids[random.below(self.ids.len())].0);
         let id = claim.identity.id.to_string();
         let asked = Instant::now();
-        match random.below(10) {
+        match random.below(12) {
             0..4 => self.in_transaction(&claim, random).await?,
             4..7 => {
                 let claim = Claim { mode: leased(), ..claim };
@@ -122,11 +150,14 @@ impl Stage {
                 if let Outcome::First(grant) = outcome {
                     pause(random, 20).await;
                     match random.below(10) {
-                        0..2 => drop(
-                            self.ledger
-                                .settle(&[kit::settling(&claim, &grant, kit::retry(Duration::ZERO))])
-                                .await?,
-                        ),
+                        0 => {
+                            let back = kit::settling(&claim, &grant, kit::retry(Duration::ZERO));
+                            drop(self.ledger.settle(&[back]).await?);
+                        }
+                        1 => {
+                            let held = kit::settling(&claim, &grant, retry_with_bytes(Duration::ZERO));
+                            drop(self.ledger.settle(&[held]).await?);
+                        }
                         2 => {} // its process died
                         3 => drop(kit::extend(&self.ledger, &claim, &grant, kit::LEASE).await),
                         _ => {
@@ -152,11 +183,66 @@ impl Stage {
                 let claim = Claim { mode: Mode::Once { track }, ..claim };
                 let outcome = self.ledger.claim(std::slice::from_ref(&claim)).await?.remove(0)?;
                 self.note(&id, asked, outcome.name());
-                if outcome.is_claimed() {
-                    run(&self.harness.pool, self.effect(&claim)).await;
+                match outcome {
+                    Outcome::First(grant) if claim.order.is_none() && random.below(2) == 0 => {
+                        self.open_again(&claim, &grant).await;
+                    }
+                    outcome if outcome.is_claimed() => run(&self.harness.pool, self.effect(&claim)).await,
+                    _ => {}
                 }
             }
+            8 => match kit::intervene(&self.ledger, &claim, Intervention::Retry).await {
+                Err(error) if error.is_retryable() => return Err(error),
+                _ => {} // mostly it does not fit
+            },
+            9 => self.begin_young(&claim, random).await?,
             _ => self.by_function(&claim, random).await?,
+        }
+        Ok(())
+    }
+
+    /// Gives an at-most-once claim back. While its week is being closed, that has to be tried again.
+    async fn open_again(&self, claim: &Claim, grant: &hapax::ledger::Grant) {
+        let end = Instant::now() + Duration::from_secs(60);
+        loop {
+            let back = kit::settling(claim, grant, Verdict::release());
+            match self.ledger.settle(&[back]).await.and_then(|mut answers| answers.remove(0)) {
+                Ok(settled) => {
+                    let id = &claim.identity;
+                    assert!(
+                        matches!(settled, Settled::Ok { .. }),
+                        "{id}: its holder was fenced: {settled:?}"
+                    );
+                    return;
+                }
+                Err(error) => assert!(error.is_retryable() && Instant::now() < end, "{error:?}"),
+            }
+        }
+    }
+
+    /// A scope that begins when its week is on the way out waits until the week is gone, and makes it again.
+    async fn begin_young(&self, claim: &Claim, random: &mut Random) -> hapax::Result<()> {
+        let (s, id) = (&self.harness.schema, &claim.identity.id);
+        let leaves = format!(
+            "select exists (select from {s}.dropped where week = {s}.week_of_id({s}.id_key('{id}')) and phase is not null)"
+        );
+        if !ask::<bool>(&self.harness.pool, leaves).await
+            || self.young.fetch_add(1, Ordering::Relaxed) >= YOUNG_MAX
+        {
+            return Ok(());
+        }
+        let mut young = Claim { mode: leased(), order: None, ..claim.clone() };
+        young.identity.scope = hapax::Scope::new(format!("young-{}", random.number())).expect("a scope");
+        let end = Instant::now() + Duration::from_secs(60);
+        while !self.stop.load(Ordering::Relaxed) {
+            let young = kit::another(&young);
+            match self.ledger.claim(std::slice::from_ref(&young)).await.and_then(|mut all| all.remove(0)) {
+                Ok(Outcome::First(_)) => return Ok(()), // abandoned, and so kept
+                Ok(Outcome::Busy { until: None, .. }) => assert!(Instant::now() < end, "{id}: busy for ever"),
+                Ok(other) => panic!("{id}: a scope that began after the closing was told {other:?}"),
+                Err(error) => assert!(error.is_retryable(), "{error:?}"),
+            }
+            pause(random, 5).await;
         }
         Ok(())
     }
@@ -164,9 +250,10 @@ impl Stage {
     async fn in_transaction(&self, claim: &Claim, random: &mut Random) -> hapax::Result<()> {
         let claim = Claim { mode: Mode::Done, ..claim.clone() };
         let mut tx = self.harness.pool.begin().await.expect("a transaction");
-        if random.below(3) == 0 {
-            let old = "set transaction isolation level repeatable read; select 1";
-            sqlx::raw_sql(old).execute(&mut *tx).await.expect("an old snapshot");
+        let level = ["", "", "", "", "repeatable read", "serializable"][random.below(6)];
+        if !level.is_empty() {
+            let old = format!("set transaction isolation level {level}; select 1");
+            sqlx::raw_sql(AssertSqlSafe(old)).execute(&mut *tx).await.expect("an old snapshot");
             pause(random, 60).await;
         }
         let asked = Instant::now();
@@ -178,16 +265,44 @@ impl Stage {
             }
         };
         if outcome.is_claimed() {
-            sqlx::raw_sql(AssertSqlSafe(self.effect(&claim))).execute(&mut *tx).await.expect("an effect");
+            match sqlx::raw_sql(AssertSqlSafe(self.effect(&claim))).execute(&mut *tx).await {
+                Err(error) if is_others(&error) => return Ok(()),
+                done => drop(done.expect("an effect")),
+            }
             pause(random, 60).await;
             if random.below(4) == 0 {
                 tx.rollback().await.expect("a rollback");
                 return Ok(());
             }
         }
-        tx.commit().await.expect("a commit");
+        let committed = if random.below(4) == 0 {
+            self.commit_prepared(tx, random).await
+        } else {
+            tx.commit().await.map(|()| true)
+        };
+        match committed {
+            Err(error) if is_others(&error) => return Ok(()), // serializable
+            Ok(false) => return Ok(()),
+            done => drop(done.expect("a commit")),
+        }
         self.note(&claim.identity.id.to_string(), asked, outcome.name());
         Ok(())
+    }
+
+    /// Prepares a transaction, which ends later, without the session that began it; false if it is rolled back.
+    async fn commit_prepared(
+        &self,
+        mut tx: sqlx::PgTransaction<'_>,
+        random: &mut Random,
+    ) -> sqlx::Result<bool> {
+        let gid = format!("{}_{}", self.harness.schema, random.number());
+        sqlx::raw_sql(AssertSqlSafe(format!("prepare transaction '{gid}'"))).execute(&mut *tx).await?;
+        tx.rollback().await?; // of nothing
+        pause(random, 30).await;
+        let commits = random.below(4) > 0;
+        let how = if commits { "commit" } else { "rollback" };
+        run(&self.harness.pool, format!("{how} prepared '{gid}'")).await;
+        Ok(commits)
     }
 
     /// As any language would do it.
@@ -203,9 +318,7 @@ impl Stage {
         let (outcome, token) = match answer {
             Ok(answer) => answer,
             Err(error) => {
-                let code = error.as_database_error().and_then(|e| e.code().map(std::borrow::Cow::into_owned));
-                let code = code.unwrap_or_default();
-                assert!(["40001", "40P01", "55000", "55006", "55P03"].contains(&code.as_str()), "{error}");
+                assert!(is_others(&error), "{error}");
                 return Ok(());
             }
         };
@@ -237,18 +350,22 @@ impl Stage {
         let now = self.ledger.now().await.unwrap();
         self.ids.clear();
         self.said.lock().unwrap().clear();
+        self.young.store(0, Ordering::Relaxed);
         run(&self.harness.pool, format!("truncate {}.effects", self.harness.schema)).await;
         for week in 0..WEEKS {
             for (n, kind) in KINDS.into_iter().enumerate() {
                 let id = kit::v7_at(now.minus(kit::DAY * 7 * week as u32), n as u8);
-                let claim = kit::claim(&id.to_string(), leased());
+                let order = ORDERED.contains(&n).then(|| order(&id.to_string()));
+                let claim = Claim { order, ..kit::claim(&id.to_string(), leased()) };
                 if kind != Kind::Never {
                     let grant = kit::first(&self.ledger, &claim).await;
                     match kind {
-                        Kind::Due => drop(
-                            kit::settle(&self.ledger, &claim, &grant, kit::retry(Duration::from_secs(1)))
-                                .await,
-                        ),
+                        Kind::Due => {
+                            let after = Duration::from_secs(1);
+                            let bytes = WITH_BYTES.contains(&n);
+                            let verdict = if bytes { retry_with_bytes(after) } else { kit::retry(after) };
+                            let _ = kit::settle(&self.ledger, &claim, &grant, verdict).await;
+                        }
                         Kind::Done => drop(kit::settle(&self.ledger, &claim, &grant, kit::done()).await),
                         _ => {}
                     }
@@ -289,6 +406,7 @@ impl Stage {
                 faults.push(format!("{what}: {kind:?} {id}: {count} effects, now {now:?}, {said:?}"));
             };
             match (kind, count, now.name()) {
+                (Kind::Done, 0, "stale") if claim.order.is_some() => {}
                 (Kind::Done, 0, "duplicate" | "too_old")
                 | (Kind::Never, 0, "too_old" | "busy")
                 | (Kind::Due | Kind::Lapsed, 0, "claimed" | "busy" | "retry_later")
@@ -341,6 +459,14 @@ async fn foreign(stage: Arc<Stage>, mut random: Random) {
     }
 }
 
+/// Time goes by for whoever was there, so that weeks go while they are worked on.
+async fn touches_fade(stage: Arc<Stage>, mut random: Random) {
+    while !stage.stop.load(Ordering::Relaxed) {
+        run(&stage.harness.pool, format!("delete from {}.touch", stage.harness.schema)).await;
+        pause(&mut random, 20).await;
+    }
+}
+
 async fn round(stage: &mut Arc<Stage>, random: &mut Random, url: &str, kills: &mut u64) -> Vec<String> {
     let own = Arc::get_mut(stage).expect("everybody has gone home");
     own.fill().await;
@@ -351,7 +477,7 @@ async fn round(stage: &mut Arc<Stage>, random: &mut Random, url: &str, kills: &m
     let mut killed = command
         .env("HAPAX_CRASH_AT", &point)
         .env("HAPAX_TEST_POSTGRES_URL", url)
-        .stderr(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped())
         .spawn()
         .unwrap();
     let mut workers = tokio::task::JoinSet::new();
@@ -366,6 +492,7 @@ async fn round(stage: &mut Arc<Stage>, random: &mut Random, url: &str, kills: &m
         });
     }
     workers.spawn(foreign(Arc::clone(stage), random.fork()));
+    workers.spawn(touches_fade(Arc::clone(stage), random.fork()));
     let spawn = || tokio::spawn(sweeper(url.to_owned(), stage.harness.schema.clone()));
     let mut sweepers: Vec<_> = (0..SWEEPERS).map(|_| spawn()).collect();
     let end = Instant::now() + Duration::from_secs(60);
@@ -392,26 +519,22 @@ async fn round(stage: &mut Arc<Stage>, random: &mut Random, url: &str, kills: &m
             assert!(error.is_cancelled(), "{error}");
         }
     }
-    if killed.try_wait().unwrap().is_some_and(|status| !status.success()) {
+    let ended = killed.try_wait().unwrap();
+    killed.start_kill().unwrap_or_default(); // it may have ended
+    let output = killed.wait_with_output().await.unwrap();
+    if let Some(status) = ended {
+        // Killed at its point; whoever ended in any other way has found a fault.
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(status.signal(), Some(9), "a sweeper's process ended by itself ({status}): {said}");
         *kills += 1;
     }
-    killed.kill().await.unwrap();
     stage.judge().await
 }
 
 async fn stage(url: &str) -> Arc<Stage> {
     let harness = PgHarness::on(pool_to(url, 2 * WORKERS as u32 + 4).await).await;
     let schema = &harness.schema;
-    // Nobody leaves a touch, as if another had left one within the hour: weeks go while they are worked on.
-    run(
-        &harness.pool,
-        format!(
-            "create table {schema}.effects (id text not null); \
-             create function {schema}.no_touch() returns trigger language plpgsql as 'begin return null; end'; \
-             create trigger no_touch before insert on {schema}.touch for each row execute function {schema}.no_touch()"
-        ),
-    )
-    .await;
+    run(&harness.pool, format!("create table {schema}.effects (id text not null)")).await;
     let ledger = kit::open(&harness).await;
     Arc::new(Stage {
         harness,
@@ -420,6 +543,7 @@ async fn stage(url: &str) -> Arc<Stage> {
         said: Mutex::default(),
         stop: AtomicBool::new(false),
         claims: AtomicU64::new(0),
+        young: AtomicU64::new(0),
     })
 }
 
@@ -460,4 +584,32 @@ async fn t62_sweepers_race_with_everybody() {
         began.elapsed()
     );
     scratch.drop_it().await;
+}
+
+/// A sweep that does not wait for those who have not seen the closing: the race finds out what that leads to.
+#[tokio::test]
+async fn t63_the_race_catches_a_sweep_that_does_not_wait() {
+    if role().is_some() {
+        return;
+    }
+    let end = Instant::now() + Duration::from_secs(300);
+    let faults = ["doubled", "would be doubled", "lost", "wrong answer", "wrong too_old", "impossible"];
+    loop {
+        let output = tokio::process::Command::new(std::env::current_exe().unwrap())
+            .args([NAME, "--exact", "--nocapture"])
+            .env("HAPAX_MUTANT", "sweep does not wait")
+            .env("HAPAX_RACES", "90")
+            .kill_on_drop(true)
+            .output()
+            .await
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        if !output.status.success() {
+            let fault =
+                said.lines().find(|line| faults.iter().any(|fault| line.starts_with(&format!("{fault}: "))));
+            assert!(fault.is_some(), "it failed for another reason: {said}");
+            return;
+        }
+        assert!(Instant::now() < end, "the race does not notice that a sweep does not wait");
+    }
 }

@@ -96,6 +96,76 @@ async fn t67_a_server_that_comes_back_older_is_noticed() {
     }
 }
 
+/// An older copy is put in place while the server's process goes on: keys that somebody saved before, or those of another server
+/// that it follows for a while.
+#[tokio::test]
+async fn t93_an_older_copy_under_the_same_process_is_noticed() {
+    for how in ["keys", "replica", "replica, and others work on it"] {
+        let server = Private::start(&[]).await;
+        let ledger = open(&server).await.unwrap();
+        let before = claim("before", lease());
+        run(&ledger, &before).await;
+        let behind = open(&server).await.unwrap(); // one that has not been told of what comes next
+        let copy = Private::start(&[]).await;
+        save(&server, &copy, how).await;
+        let (ran, held) = (claim("ran", lease()), claim("held", lease()));
+        run(&ledger, &ran).await;
+        let grant = first(&ledger, &held).await;
+        let epoch = ledger.epoch().await.unwrap();
+        put_back(&server, &copy, how).await;
+        let mut highest = grant.token;
+        if how.ends_with("work on it") {
+            for n in 0..50 {
+                run(&behind, &claim(&format!("other {n}"), lease())).await;
+            }
+            highest = first(&behind, &another(&held)).await.token;
+            assert!(highest > grant.token, "{highest} after {}", grant.token);
+        }
+        is_conflict(ask(&ledger, &another(&ran)).await, "older");
+        is_conflict(ledger.settle(&[settling(&held, &grant, done())]).await, "older");
+        assert_ne!(behind.epoch().await.unwrap(), epoch, "{how}");
+        // Who misses nothing goes on, and gets no token that somebody has.
+        expect(&behind, &another(&before), "duplicate").await;
+        let next = first(&behind, &claim("next", lease())).await;
+        assert!(next.token > highest, "{} after {highest}", next.token);
+    }
+}
+
+/// Saves what a server has now: in another database of its own, or in another server.
+async fn save(server: &Private, copy: &Private, how: &str) {
+    if how == "keys" {
+        let keys: Vec<String> = redis::from_redis_value(server.command(&["KEYS", "*"]).await).unwrap();
+        for key in keys {
+            server.command(&["COPY", &key, &key, "DB", "1"]).await;
+        }
+        return;
+    }
+    copy.command(&["REPLICAOF", "127.0.0.1", &server.port().to_string()]).await;
+    until_linked(copy).await;
+    let size = server.command(&["DBSIZE"]).await;
+    support::until("the copy is complete", async || copy.command(&["DBSIZE"]).await == size).await;
+    copy.command(&["REPLICAOF", "NO", "ONE"]).await;
+}
+
+/// Puts it back in place.
+async fn put_back(server: &Private, copy: &Private, how: &str) {
+    if how == "keys" {
+        server.command(&["SWAPDB", "0", "1"]).await;
+        return;
+    }
+    server.command(&["REPLICAOF", "127.0.0.1", &copy.port().to_string()]).await;
+    until_linked(server).await;
+    server.command(&["REPLICAOF", "NO", "ONE"]).await;
+}
+
+async fn until_linked(replica: &Private) {
+    support::until("the replica has what its primary has", async || {
+        let info = format!("{:?}", replica.command(&["INFO", "replication"]).await);
+        info.contains("master_link_status:up") && info.contains("master_sync_in_progress:0")
+    })
+    .await;
+}
+
 /// Killed and started again with all that it acknowledged: nobody needs to do anything.
 #[tokio::test]
 async fn t67_a_restart_that_lost_nothing_goes_on() {

@@ -7,7 +7,7 @@ use crate::error::{Error, Source};
 pub(super) enum Meaning {
     /// Another transaction was in the way; the same statement may succeed in a fresh transaction.
     Serialization,
-    /// A row was locked for longer than `lock_timeout`.
+    /// A row was locked for longer than `lock_timeout`, or its week is being closed: its neighbours are not concerned.
     Locked,
     /// A partition is missing.
     NoWeek,
@@ -30,9 +30,10 @@ pub(super) fn meaning(error: &sqlx::Error) -> Meaning {
         | sqlx::Error::PoolClosed
         | sqlx::Error::WorkerCrashed => Meaning::Doubt,
         sqlx::Error::Database(error) => match error.code().as_deref().unwrap_or_default() {
-            // 55006: the week is half dropped. 26000, 42P05: a pooler changed the server under a kept statement.
-            "40001" | "40P01" | "55006" | "26000" | "42P05" => Meaning::Serialization,
-            "55P03" => Meaning::Locked,
+            // 26000, 42P05: a pooler changed the server under a kept statement.
+            "40001" | "40P01" | "26000" | "42P05" => Meaning::Serialization,
+            // 55006: what would open again is in a week that is being closed.
+            "55P03" | "55006" => Meaning::Locked,
             "23514" => Meaning::NoWeek,
             "25006" | "42501" | "53100" => Meaning::Refused,
             // The server ended a transaction that was idle, or under way, for too long: its process stood still.
@@ -40,7 +41,8 @@ pub(super) fn meaning(error: &sqlx::Error) -> Meaning {
             code if code.starts_with("08") || code.starts_with("57P") || code.starts_with("53") => {
                 Meaning::Doubt
             }
-            code if code.starts_with("22") => Meaning::Data,
+            // XX001: what is stored about an event contradicts itself.
+            code if code.starts_with("22") || code == "XX001" => Meaning::Data,
             _ => Meaning::Other,
         },
         _ => Meaning::Other,
@@ -76,6 +78,7 @@ pub(in crate::backend) fn translate(what: &str, error: sqlx::Error) -> Error {
             };
             Error::Refused { what: format!("{why} ({what})"), source: source(error) }
         }
+        Meaning::Data if code == "XX001" => Error::Corrupt(text(&error)),
         Meaning::Data => Error::invalid("event", text(&error)),
         Meaning::Other if matches!(code.as_str(), "3F000" | "42P01" | "42883" | "42703") => {
             Error::Schema(format!("{}; run `hapax ledger init`", text(&error)))

@@ -6,6 +6,7 @@ use sqlx::query::QueryAs;
 use sqlx::{AssertSqlSafe, PgConnection, Postgres};
 
 use super::error::translate;
+use super::sweep::Present;
 use super::{Inner, read};
 use crate::clock::Time;
 use crate::error::Result;
@@ -279,11 +280,11 @@ pub(super) async fn markers(
 }
 
 /// Forgets markers that nobody has noted since: those of scopes that are over.
-pub(super) async fn forget_markers(inner: &Inner, retention_us: i64) -> Result<()> {
+pub(super) async fn forget_markers(inner: &Inner, now: &Present, retention_us: i64) -> Result<()> {
     let s = &inner.settings.schema;
     let mut tx = inner.begin().await?;
     sqlx::query(AssertSqlSafe(format!(
-        "delete from {s}.marker where at < {s}.ledger_now() - least($1, {GRACE_US_MAX}) * interval '1 microsecond'"
+        "delete from {s}.marker where at < {now} - least($1, {GRACE_US_MAX}) * interval '1 microsecond'"
     )))
     .persistent(false)
     .bind(retention_us)

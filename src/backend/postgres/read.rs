@@ -216,7 +216,7 @@ pub(super) async fn put_head(
          gap_at = timestamptz 'epoch' + $7 * interval '1 microsecond' \
          where scope = $1 and aggregate = $2"
     );
-    sqlx::query(AssertSqlSafe(sql))
+    let stored = sqlx::query(AssertSqlSafe(sql))
         .persistent(!inner.pooled())
         .bind(scope)
         .bind(aggregate.as_str())
@@ -227,8 +227,11 @@ pub(super) async fn put_head(
         .bind(head.gap_at.map(Time::as_micros))
         .execute(connection)
         .await
-        .map(|_| ())
-        .map_err(|e| translate("storing an aggregate's head", e))
+        .map_err(|e| translate("storing an aggregate's head", e))?;
+    if stored.rows_affected() == 0 {
+        return Err(Error::Corrupt(format!("the head of aggregate {aggregate} is missing")));
+    }
+    Ok(())
 }
 
 pub(super) async fn now_in(inner: &Inner, connection: &mut PgConnection) -> Result<Time> {

@@ -408,6 +408,14 @@ pub(super) async fn intervene(inner: &Inner, intervene: &Intervene) -> Result<In
     let looked = read::find(inner, &mut tx, &intervene.identity, week, false).await?.ok_or_else(missing)?;
     let head = read::head(inner, &mut tx, looked.scope, &looked.row).await?;
     let before = read::find(inner, &mut tx, &intervene.identity, week, true).await?.ok_or_else(missing)?;
+    if before.row.order != looked.row.order {
+        // Another head than the one that was read and locked; what was decided from it must not be stored there.
+        tx.rollback().await.map_err(|e| translate(what, e))?;
+        return Err(Error::Contended {
+            what: format!("{what}: the entry's order has just changed"),
+            source: None,
+        });
+    }
     // One function of the schema does the storing, so that held is kept in step.
     let now = read::now_in(inner, &mut tx).await?;
     let token: i64 = sqlx::query_scalar(AssertSqlSafe(format!("select nextval('{schema}.token')")))

@@ -1,11 +1,13 @@
 //! Forgets: whole weeks by dropping their partition ([`super::week`]), timeless entries in bounded batches.
 
+use std::fmt;
 use std::time::Instant;
 
 use sqlx::{AssertSqlSafe, PgConnection};
 
 use super::error::translate;
 use super::{Inner, held, pace, week};
+use crate::clock::Time;
 use crate::error::Result;
 use crate::ledger::{SweepSettings, Swept, Week};
 
@@ -21,14 +23,15 @@ pub(super) async fn sweep(inner: &Inner, mut terms: SweepSettings, steps: u32) -
     let paced = pace.terms(terms); // while sweeps are paused, nothing is old; what was begun before is finished
     let mut swept = Swept { paused_until: pace.paused_until, ..Swept::default() };
     swept.lost = mark_lost(inner, terms).await?;
-    sweep_rows(inner, paced, &mut swept).await?;
+    let now = Present::of(inner, pace.swept_at);
+    sweep_rows(inner, &now, paced, &mut swept).await?;
     if !terms.dry_run {
-        held::forget_markers(inner, us(paced)).await?;
+        held::forget_markers(inner, &now, us(paced)).await?;
     }
     let end = Instant::now() + inner.settings.sweep_patience;
-    for (number, partition) in due(inner, paced).await? {
+    for (number, partition) in due(inner, &now, paced).await? {
         let week = Week::from_number(number)?;
-        let leaving = week::Leaving { inner, week, partition, terms, end };
+        let leaving = week::Leaving { inner, week, partition, terms, now: &now, end };
         let gone = if terms.dry_run { Some(leaving.count().await?) } else { leaving.go_on(steps).await? };
         if let Some(gone) = gone {
             swept.weeks.push((week, gone.rows));
@@ -39,6 +42,23 @@ pub(super) async fn sweep(inner: &Inner, mut terms: SweepSettings, steps: u32) -
         inner.forget_weeks();
     }
     Ok(swept)
+}
+
+/// The present of one sweep, in SQL: the ledger's clock, but never later than what was read when the clock was checked for leaps.
+/// A leap while the sweep is under way makes nothing older.
+pub(super) struct Present(String);
+
+impl Present {
+    fn of(inner: &Inner, checked: Time) -> Self {
+        let (s, us) = (&inner.settings.schema, checked.as_micros());
+        Present(format!("least({s}.ledger_now(), timestamptz 'epoch' + {us} * interval '1 microsecond')"))
+    }
+}
+
+impl fmt::Display for Present {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
 }
 
 pub(super) fn us(terms: SweepSettings) -> i64 {
@@ -54,7 +74,7 @@ pub(super) async fn execute(connection: &mut PgConnection, sql: String) -> Resul
 }
 
 /// Timeless entries, by ranges of pages: no index is needed, and no transaction is long.
-async fn sweep_rows(inner: &Inner, terms: SweepSettings, swept: &mut Swept) -> Result<()> {
+async fn sweep_rows(inner: &Inner, now: &Present, terms: SweepSettings, swept: &mut Swept) -> Result<()> {
     let s = &inner.settings.schema;
     let pages: i64 = {
         let mut connection = inner.begin().await?;
@@ -67,7 +87,7 @@ async fn sweep_rows(inner: &Inner, terms: SweepSettings, swept: &mut Swept) -> R
         .map_err(|e| translate(WHAT, e))?
     };
     let old = format!(
-        "e.at < {s}.ledger_now() - {} * interval '1 microsecond' and e.state in ('D', 'F', 'O', 'S', 'C')",
+        "e.at < {now} - {} * interval '1 microsecond' and e.state in ('D', 'F', 'O', 'S', 'C')",
         us(terms)
     );
     if terms.dry_run {
@@ -123,7 +143,7 @@ async fn sweep_rows(inner: &Inner, terms: SweepSettings, swept: &mut Swept) -> R
 
 /// Weeks whose drop was begun, and weeks that may go: each with the number of its partition. Touches are true to the hour, so
 /// an hour is added.
-async fn due(inner: &Inner, terms: SweepSettings) -> Result<Vec<(i16, i64)>> {
+async fn due(inner: &Inner, now: &Present, terms: SweepSettings) -> Result<Vec<(i16, i64)>> {
     let s = &inner.settings.schema;
     let mut connection = inner.begin().await?;
     sqlx::query_as(AssertSqlSafe(format!(
@@ -132,9 +152,9 @@ async fn due(inner: &Inner, terms: SweepSettings) -> Result<Vec<(i16, i64)>> {
              from pg_inherits i join pg_class c on c.oid = i.inhrelid \
             where i.inhparent = '{s}.entry'::regclass and c.relname ~ '^entry_[1-9][0-9]*_[0-9]+$') w \
          where not exists (select from {s}.dropped d where d.week = w.week and d.phase is not null) \
-           and timestamptz '1999-12-27 00:00:00+00' + w.week * interval '168 hours' < {s}.ledger_now() - $1 * interval '1 microsecond' \
+           and timestamptz '1999-12-27 00:00:00+00' + w.week * interval '168 hours' < {now} - $1 * interval '1 microsecond' \
            and coalesce((select max(t.at) from {s}.touch t where t.week = w.week), '-infinity') \
-               < {s}.ledger_now() - interval '1 hour' - $1 * interval '1 microsecond' \
+               < {now} - interval '1 hour' - $1 * interval '1 microsecond' \
          union all select d.week, d.number from {s}.dropped d where d.phase is not null order by 1"
     )))
     .persistent(false)

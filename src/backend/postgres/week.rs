@@ -26,7 +26,7 @@ use sqlx::{AssertSqlSafe, PgConnection};
 
 use super::Inner;
 use super::error::translate;
-use super::sweep::{WHAT, execute, us};
+use super::sweep::{Present, WHAT, execute, us};
 use crate::error::{Error, Result};
 use crate::ledger::{SweepSettings, Week};
 
@@ -69,6 +69,7 @@ pub(super) struct Leaving<'a> {
     /// The number in the partition's name.
     pub partition: i64,
     pub terms: SweepSettings,
+    pub now: &'a Present,
     pub end: Instant,
 }
 
@@ -95,13 +96,28 @@ impl Leaving<'_> {
                 Ok(Step::Later) => return Ok(None),
                 Ok(Step::Gone(gone)) => return Ok(Some(gone)),
                 Err(error) if is_anothers(&error) => {
-                    tracing::debug!(target: "hapax", week = %self.week, error = %error.chain(), "another sweeper is at this week");
+                    if self.is_overdue().await? {
+                        tracing::warn!(target: "hapax", week = %self.week, error = %error.chain(), "a week cannot be dropped, and no sweeper gets on with it; the next sweep tries again");
+                    } else {
+                        tracing::debug!(target: "hapax", week = %self.week, error = %error.chain(), "another sweeper is at this week");
+                    }
                     return Ok(None);
                 }
                 Err(error) => return Err(error),
             }
         }
         Ok(None)
+    }
+
+    /// Whether the drop has been under way for longer than another sweeper would wait for anybody.
+    async fn is_overdue(&self) -> Result<bool> {
+        let patience = i64::try_from(self.inner.settings.sweep_patience.as_micros()).unwrap_or(i64::MAX);
+        let sql = format!(
+            "select {s}.us({s}.ledger_now()) - {s}.us(at) > {patience} from {s}.dropped where {} and phase is not null",
+            self.mine(),
+            s = self.schema()
+        );
+        Ok(self.ask(&mut *self.inner.begin().await?, sql).await?.unwrap_or(false))
     }
 
     async fn step(&self) -> Result<Step> {
@@ -164,19 +180,23 @@ impl Leaving<'_> {
         Ok(done)
     }
 
-    /// Closes the week, unless someone has written to it since it was looked at, or another sweeper was faster.
+    /// Closes the week, unless someone has written to it since it was looked at, or another sweeper was faster: this very
+    /// partition may be gone, and the week made and dropped once more.
     async fn close(&self) -> Result<Step> {
         let (s, week, partition) = (self.schema(), self.week.number(), self.partition);
         let closed = self
             .execute(format!(
-                "insert into {s}.dropped as d (week, at, since, number, phase) \
-                 select {week}, n.now, n.now - {retention} * interval '1 microsecond', {partition}, 'closed' \
-                   from (select {s}.ledger_now() as now offset 0) n \
-                  where coalesce((select max(t.at) from {s}.touch t where t.week = {week}), '-infinity') \
+                "insert into {s}.dropped as d (week, at, since, number, phase, scope_closed) \
+                 select {week}, n.now, n.now - {retention} * interval '1 microsecond', {partition}, 'closed', \
+                   (select max(c.number) from {s}.scope c) \
+                   from (select {now} as now offset 0) n \
+                  where to_regclass('{table}') is not null and coalesce((select max(t.at) from {s}.touch t where t.week = {week}), '-infinity') \
                         < n.now - interval '1 hour' - {retention} * interval '1 microsecond' \
-                 on conflict (week) do update set since = excluded.since, number = excluded.number, phase = excluded.phase, \
-                   waits = null, held = 0, rows = 0 \
+                 on conflict (week) do update set at = excluded.at, since = excluded.since, number = excluded.number, phase = excluded.phase, \
+                   scope_closed = excluded.scope_closed, waits = null, held = 0, rows = 0 \
                   where d.phase is null and d.number is distinct from excluded.number",
+                now = self.now,
+                table = self.table(),
                 retention = us(self.terms)
             ))
             .await?;
@@ -195,20 +215,24 @@ impl Leaving<'_> {
         Ok(Step::On)
     }
 
-    /// From here on, an id of this week that is nowhere is too old for every scope there is, those that open transactions are
-    /// registering included. A week that never had a row is nobody's loss.
+    /// From here on, an id of this week that is nowhere is too old for every scope that there was when the week was closed, and
+    /// for those that transactions which were open then have registered and used. Whoever came later has never written to the
+    /// week: it is busy until the week is gone, and may use it then. A week that never had a row is nobody's loss.
     async fn begin_moving(&self) -> Result<Step> {
-        let s = self.schema();
+        let (s, table) = (self.schema(), self.table());
+        // Nothing has been moved yet, so whoever has written to the week is in it.
         let set = format!(
-            "phase = 'moving', at = {s}.ledger_now(), scope_max = case when exists (select from {}) then \
-             coalesce(pg_sequence_last_value(pg_get_serial_sequence('{s}.scope', 'number')::regclass), 0) else scope_max end",
-            self.table()
+            "phase = 'moving', at = {s}.ledger_now(), scope_max = case when exists (select from {table}) then \
+             greatest(scope_max, scope_closed, (select max(e.scope) from {table} e)) else scope_max end"
         );
         self.enter("closed", &set).await
     }
 
     /// Whether all transactions have ended that were open when this phase began.
     async fn is_waited_for(&self, phase: &str) -> Result<bool> {
+        if crate::crash_point::mutant!("sweep does not wait") {
+            return Ok(true);
+        }
         let (s, mine) = (self.schema(), self.mine());
         // The list is made by a statement that sees the phase, so that whoever is not on it sees it too.
         self.execute(format!(

@@ -1,9 +1,11 @@
 //! Which ledger this process works on, and which life of it: the same server process, with all that it acknowledged.
 //!
 //! A server may come back empty (`FLUSHALL`, a lost volume), older (a backup, a replica that lacked the last writes), or with
-//! everything in place (a restart). Every script carries the ledger's id and the life it was meant for, and refuses to run in
-//! another. Whoever is refused enters anew: the first one who does so after a start of the server begins the next life, and each
-//! process compares where its own life ended with the last write that it was told of. If something is missing, it stops for good.
+//! everything in place (a restart). It may also get an older copy while its process goes on: keys that are restored by hand, or
+//! `REPLICAOF` another server and back. Every script carries the ledger's id, the life it was meant for, and the last write that
+//! this process was told of; it refuses to run in another life, or where that write is missing. Whoever is refused enters anew. The
+//! first one who does so begins the next life, and each process compares where its own life ended with the last write that it was
+//! told of. If something is missing, it stops for good.
 
 use std::sync::{MutexGuard, PoisonError};
 
@@ -143,15 +145,15 @@ impl RedisLedger {
         what: &str,
         args: impl Fn(&mut ScriptInvocation<'_>) + Send + Sync,
     ) -> Result<Option<(String, T)>> {
-        let (ledger, life) = {
+        let (ledger, life, seen) = {
             let own = self.life();
             if let Some(found) = &own.lost {
                 return Err(lost(&own.ledger, found));
             }
-            (own.ledger.clone(), own.name.clone())
+            (own.ledger.clone(), own.name.clone(), own.seen)
         };
         let mut call = script.key(&self.0.prefix);
-        call.arg(&ledger).arg(&life);
+        call.arg(&ledger).arg(&life).arg(seen);
         args(&mut call);
         match send(&self.0.connection, &call).await {
             Err(error) if error.code() == Some(OTHER_LIFE) => self.enter_again(&life).await.map(|()| None),

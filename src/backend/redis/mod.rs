@@ -367,15 +367,20 @@ impl Ledger for RedisLedger {
     }
 
     async fn epoch(&self) -> Result<Epoch> {
-        let mut get = redis::cmd("HGET");
-        get.arg(self.key(":meta")).arg("ledger");
-        let id: Option<String> =
+        let mut get = redis::cmd("HMGET");
+        get.arg(self.key(":meta")).arg("ledger").arg("life");
+        let (id, life): (Option<String>, Option<String>) =
             get.query_async(&mut self.connection()).await.doing("reading the ledger's epoch")?;
         // A server that restarts may have lost what it had not written to disk, a replica that takes over what it had not heard
-        // of: the one has another run, the other another history.
+        // of: the one has another run, the other another history. A life ends as soon as somebody misses a write.
         let info = info(&self.0.connection).await?;
         let of = |name: &str| info.get(name).map_or("", String::as_str);
-        Ok(Epoch::of([id.as_deref().unwrap_or_default(), of("run_id"), of("master_replid")]))
+        Ok(Epoch::of([
+            id.as_deref().unwrap_or_default(),
+            life.as_deref().unwrap_or_default(),
+            of("run_id"),
+            of("master_replid"),
+        ]))
     }
 
     fn capabilities(&self) -> Capabilities {

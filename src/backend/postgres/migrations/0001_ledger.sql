@@ -126,6 +126,7 @@ create table {schema}.dropped (
   at        timestamptz not null,
   since     timestamptz, -- what has ended after this outlives the week
   scope_max int,    -- the highest number of a scope for which it was dropped; none: for nobody, it was empty
+  scope_closed int, -- the highest number of a scope when the week was closed
   number    bigint, -- which partition: the number in its name
   phase     text check (phase in ('closed', 'moving', 'moved', 'empty')), -- how far the drop is; none: it is over
   waits     text[], -- the transactions whose end is awaited; none: they are not listed yet
@@ -340,15 +341,16 @@ begin
   return true;
 end $$;
 
--- Moves a row that is locked from a week that is being dropped to held, before it opens again: nothing open may be left in
--- the week. False: the week stays, and so does the row. While the week is only closed, whoever has not seen that would not look
--- for it in held, so it has to be tried again.
-create function {schema}.take_out(e {schema}.entry) returns boolean language plpgsql volatile set enable_seqscan = off
-set search_path = pg_catalog, pg_temp as $$
+-- Moves a locked row that has ended from a week that is being dropped to held, before it is settled or opens again: the sweep may
+-- have moved all that it has to, and what is written to the week after that would go with it. False: the row stays where it is.
+-- While the week is only closed, whoever has not seen that would not look for the row in held. What ends then stays, and the
+-- sweep moves it; what opens again (p_opens) has to be tried again.
+create function {schema}.take_out(e {schema}.entry, p_opens boolean) returns boolean language plpgsql volatile
+set enable_seqscan = off set search_path = pg_catalog, pg_temp as $$
 declare v_phase text;
 begin
   select d.phase into v_phase from {schema}.dropped d where d.week = e.week;
-  if v_phase is null then return false; end if;
+  if v_phase is null or (v_phase = 'closed' and not p_opens) then return false; end if;
   if v_phase = 'closed' then
     raise exception 'week % is being closed', e.week using errcode = '55006';
   end if;
@@ -414,12 +416,17 @@ begin
   return h;
 end $$;
 
-create function {schema}.put_head(h {schema}.head) returns void language sql volatile
-begin atomic
-  update {schema}.head set last = h.last, lease_seq = h.lease_seq, lease_token = h.lease_token,
+-- Stores a head that is locked. An update that reaches no row is an error, never a success.
+create function {schema}.put_head(h {schema}.head) returns void language plpgsql volatile
+set enable_seqscan = off set search_path = pg_catalog, pg_temp as $$
+begin
+  update {schema}.head x set last = h.last, lease_seq = h.lease_seq, lease_token = h.lease_token,
     lease_until = h.lease_until, retrying = h.retrying, parked = h.parked, gap_at = h.gap_at
-  where scope = h.scope and aggregate = h.aggregate;
-end;
+  where x.scope = h.scope and x.aggregate = h.aggregate;
+  if not found then
+    raise exception 'the head of aggregate % in scope % is missing', h.aggregate, h.scope using errcode = 'XX001';
+  end if;
+end $$;
 
 -- What happens to a head, as in src/ledger/transition.rs.
 create function {schema}.head_advance(h {schema}.head, p_seq bigint) returns {schema}.head language plpgsql immutable

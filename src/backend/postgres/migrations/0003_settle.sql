@@ -39,12 +39,14 @@ begin
   end if;
   if e.state = 'L' and (h.lease_seq = e.seq and h.lease_token = p_token) is not true and e.seq is not null then return; end if;
   o_kind := 1; o_wrote := true;
+  if e.state = 'C' and not v_in_held then
+    v_in_held := {schema}.take_out(e, p_state = 'R' and e.seq is null);
+  end if;
   if e.state = 'C' and e.seq is not null and p_state = 'R' then
     e.state := 'O'; e.at := v_now; e.note := 'given back after its aggregate had moved on';
     perform {schema}.put(e, true, v_in_held, false, null);
     o_at := {schema}.us(v_now); return;
   end if;
-  if e.state = 'C' and p_state = 'R' and not v_in_held then v_in_held := {schema}.take_out(e); end if;
   e.state := p_state; e.at := v_now;
   if p_state in ('D', 'F') then
     e.metadata := coalesce(p_metadata, e.metadata); e.note := null;
@@ -73,7 +75,8 @@ end $$;
 
 -- Done, many at a time, in key order, without order or bytes: one UPDATE that touches no index. Its plan must not depend on
 -- statistics, which a fresh week has none of: planned for given values, it would look for the scope alone and filter the ids. The rule book only for
--- those it did not reach. Row 0 of the answer is everybody's; further rows are the others.
+-- those it did not reach, and for at-most-once claims of weeks that are being dropped, which it takes out of them. Row 0 of the
+-- answer is everybody's; further rows are the others.
 create function {schema}.settle_done(
   p_scope int[], p_week smallint[], p_id bytea[], p_token bigint[], p_metadata jsonb[], p_weeks smallint[],
   p_from "char", p_to "char"
@@ -82,12 +85,15 @@ language plpgsql volatile
 set lock_timeout = '{lock_timeout}' set enable_seqscan = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off
 set plan_cache_mode = force_generic_plan set search_path = pg_catalog, pg_temp as $$
-declare v_now timestamptz := {schema}.ledger_now(); v_count bigint; r record; o record;
+declare v_now timestamptz := {schema}.ledger_now(); v_leaving smallint[] := '{}'; v_count bigint; r record; o record;
 begin
+  if p_from = 'C' then
+    v_leaving := array(select d.week from {schema}.dropped d where d.week = any (p_weeks) and d.phase is not null);
+  end if;
   update {schema}.entry x set state = p_to, at = v_now, metadata = coalesce(u.metadata, x.metadata), note = null
     from unnest(p_scope, p_week, p_id, p_token, p_metadata) as u(scope, week, id, token, metadata)
    where x.week = u.week and x.scope = u.scope and x.id = u.id and x.token = u.token and x.state = p_from
-     and x.seq is null and (x.flags & 4) = 0;
+     and x.seq is null and (x.flags & 4) = 0 and x.week <> all (v_leaving);
   get diagnostics v_count = row_count;
   if v_count > 0 and (cardinality(p_weeks) = 1 or v_count = cardinality(p_id)) then
     perform {schema}.touch_weeks(p_weeks, v_now);
@@ -212,7 +218,7 @@ begin
       into e from {schema}.held x where x.week = p_week and x.scope = p_scope and x.id = p_id for update;
     if not found then perform {schema}.lost_sight(p_week); end if;
   elsif e.state not in ('L', 'R', 'X', 'P') and p_state in ('L', 'R', 'X', 'P') then
-    v_in_held := {schema}.take_out(e);
+    v_in_held := {schema}.take_out(e, true);
   end if;
   e.state := p_state; e.token := p_token; e.attempts := p_attempts; e.note := p_note;
   e.at := timestamptz 'epoch' + p_at * interval '1 microsecond';

@@ -1,9 +1,9 @@
--- Removes rows that are still as they were seen. KEYS[1]: the ledger. ARGV: the ledger's id and life; rows as (key, field, stamp, index or nothing, member).
+-- Removes rows that are still as they were seen. KEYS[1]: the ledger. ARGV: the ledger's id, life and write; rows as (key, field, stamp, index or nothing, member).
 -- Returns how many went.
 if is_other_life() then return redis.error_reply('HAPAXLIFE the script was meant for another life of the ledger') end
 local p = KEYS[1]
 local gone = 0
-for n = 3, #ARGV, 5 do
+for n = 4, #ARGV, 5 do
   local key = p .. ARGV[n]
   if string.sub(redis.call('HGET', key, ARGV[n + 1]) or '', 1, 6) == ARGV[n + 2] then
     redis.call('HDEL', key, ARGV[n + 1])

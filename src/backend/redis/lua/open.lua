@@ -1,5 +1,5 @@
--- Opens the ledger, and makes it if it is not there and may be made. The first to come after a start of the server begins the
--- next life: its number and a name of its own, and the last write before it. Tokens go on above the clock's microseconds, so
+-- Opens the ledger, and makes it if it is not there and may be made. The first to come after a start of the server, or to miss a
+-- write, begins the next life: its number and a name of its own, and the last write before it. Tokens go on above the clock's microseconds, so
 -- that none comes back, whatever the server has forgotten.
 -- KEYS[1]: the ledger. ARGV: version, oldest version that may work on it, identity rule, a fresh id, whether it may be made; then,
 -- of one who had opened it before: the ledger's id, the life, the last write and the highest token it was told of.
@@ -17,7 +17,7 @@ if redis.call('EXISTS', meta) == 0 then
 end
 local is = redis.call('HMGET', meta, 'ledger', 'life', 'run', 'stamp', 'token')
 if known ~= '' and is[1] ~= known then return { 'gone' } end
-if is[3] ~= running() then
+if is[3] ~= running() or tonumber(is[4]) < seen then
   is[2] = string.format('%d:%s', tonumber(string.match(is[2], '^%d+')) + 1, ARGV[4])
   redis.call('HSET', meta, 'life', is[2], 'run', running(),
     'token', string.format('%.0f', math.max(tonumber(is[5]), token, present())))

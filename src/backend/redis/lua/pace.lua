@@ -1,3 +1,3 @@
--- Notes that a sweep begins. KEYS[1]: the ledger. ARGV: the ledger's id and life; when; until when sweeps forget nothing, or 0.
+-- Notes that a sweep begins. KEYS[1]: the ledger. ARGV: the ledger's id, life and write; when; until when sweeps forget nothing, or 0.
 if is_other_life() then return redis.error_reply('HAPAXLIFE the script was meant for another life of the ledger') end
-return redis.call('HSET', KEYS[1] .. ':meta', 'swept_at', ARGV[3], 'paused_until', ARGV[4])
+return redis.call('HSET', KEYS[1] .. ':meta', 'swept_at', ARGV[4], 'paused_until', ARGV[5])

@@ -1,9 +1,9 @@
 -- Reads what a decision needs, at one moment, and changes nothing.
--- KEYS[1]: the ledger. ARGV: the ledger's id and life; names of scopes; weeks; rows as (scope, week, id); heads as (scope, aggregate); each list behind
+-- KEYS[1]: the ledger. ARGV: the ledger's id, life and write; names of scopes; weeks; rows as (scope, week, id); heads as (scope, aggregate); each list behind
 -- its length. A scope is its place among the names or, negative, its number.
 if is_other_life() then return redis.error_reply('HAPAXLIFE the script was meant for another life of the ledger') end
 local p = KEYS[1]
-local at = 2
+local at = 3
 local function take()
   at = at + 1
   return ARGV[at]

@@ -1,12 +1,12 @@
 -- Reads a part of an index, by time: what its rows begin with, which tells their order, and the heads of their aggregates.
 -- Bodies stay here: they may be large, and few of those that wait are wanted. Changes nothing.
--- KEYS[1]: the ledger. ARGV: the ledger's id and life; the index; the scope's number; up to when; how many to pass over; how many at most; how many bytes
+-- KEYS[1]: the ledger. ARGV: the ledger's id, life and write; the index; the scope's number; up to when; how many to pass over; how many at most; how many bytes
 -- stand before and behind the aggregate of a beginning. Returns how many members there were, rows as (member, beginning), and
 -- heads as (aggregate, head).
 if is_other_life() then return redis.error_reply('HAPAXLIFE the script was meant for another life of the ledger') end
 local p = KEYS[1]
-local members = redis.call('ZRANGEBYSCORE', p .. ARGV[3], '-inf', ARGV[5], 'LIMIT', ARGV[6], ARGV[7])
-local before, behind = tonumber(ARGV[8]), tonumber(ARGV[9])
+local members = redis.call('ZRANGEBYSCORE', p .. ARGV[4], '-inf', ARGV[6], 'LIMIT', ARGV[7], ARGV[8])
+local before, behind = tonumber(ARGV[9]), tonumber(ARGV[10])
 local rows, heads, seen = {}, {}, {}
 for _, member in ipairs(members) do
   local week, scope, id = string.match(member, '^(%-?%d+):(%d+):(.*)$')
@@ -19,7 +19,7 @@ for _, member in ipairs(members) do
     if length > 0 and not seen[aggregate] then
       seen[aggregate] = true
       heads[#heads + 1] = aggregate
-      heads[#heads + 1] = redis.call('HGET', p .. ':h:' .. ARGV[4], aggregate) or ''
+      heads[#heads + 1] = redis.call('HGET', p .. ':h:' .. ARGV[5], aggregate) or ''
     end
   end
 end

@@ -1,10 +1,10 @@
 -- Writes what was decided, if everything it was decided from is still so, and soon enough after.
--- KEYS[1]: the ledger. ARGV: the ledger's id and life; when it was decided; the version of the weeks; how many scopes there were, if one is new; the
+-- KEYS[1]: the ledger. ARGV: the ledger's id, life and write; when it was decided; the version of the weeks; how many scopes there were, if one is new; the
 -- highest token; how many checks, each (key, field, stamp or nothing); then what to do. Returns
 -- 'ok' and the number of the write, or why nothing was written.
 if is_other_life() then return redis.error_reply('HAPAXLIFE the script was meant for another life of the ledger') end
 local p = KEYS[1]
-local at = 2
+local at = 3
 local function take()
   at = at + 1
   return ARGV[at]
