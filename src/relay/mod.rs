@@ -198,7 +198,7 @@ impl Relay {
             let mut asking = pin!(asking);
             let answer = tokio::select! {
                 answer = &mut asking => answer,
-                _ = stop.wait_for(|stop| *stop) => {
+                () = stopped(&mut stop) => {
                     // A lead that is granted now would have to lapse before anyone else leads.
                     let answer = tokio::time::timeout(ANSWER_TIMEOUT, asking).await;
                     if let Ok(Ok(Leadership::Acquired { token, .. })) = answer {
@@ -345,6 +345,11 @@ impl RelayBuilder {
         }
         Relay::new(self.journal, self.bus, settings)
     }
+}
+
+/// Ends when a stop is asked for; also when nobody is left who could ask.
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    let _ = stop.wait_for(|stop| *stop).await;
 }
 
 /// How long a relay that is told to stop waits for the answer to whether it leads.
