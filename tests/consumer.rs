@@ -94,7 +94,7 @@ async fn until<F: Future<Output = bool>>(what: &str, mut is: impl FnMut() -> F) 
     panic!("never came: {what}");
 }
 
-type Counts = BTreeMap<&'static str, u64>;
+type Counts = hapax::consumer::Counts;
 
 /// Runs a consumer until a state is reached, then drains it.
 async fn run_until<F, R, C, D>(

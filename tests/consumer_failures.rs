@@ -5,7 +5,6 @@
 #[path = "support/postgres.rs"]
 mod support;
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -57,7 +56,7 @@ async fn run<L: Ledger>(
     builder: ConsumerBuilder<L>,
     guarantee: impl Guarantee<L> + 'static,
     passed: u64,
-) -> BTreeMap<&'static str, u64> {
+) -> hapax::consumer::Counts {
     let consumer = builder.build().unwrap();
     let handle = consumer.handle();
     let running = tokio::spawn(consumer.run(guarantee));

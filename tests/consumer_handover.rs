@@ -174,7 +174,7 @@ impl Stage {
     }
 }
 
-type Running = JoinHandle<hapax::error::Result<std::collections::BTreeMap<&'static str, u64>>>;
+type Running = JoinHandle<hapax::error::Result<hapax::consumer::Counts>>;
 
 fn run<L: hapax::ledger::Ledger + Clone>(
     builder: ConsumerBuilder<L>,

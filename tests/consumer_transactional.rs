@@ -7,7 +7,6 @@ mod proxy;
 #[path = "support/postgres.rs"]
 mod support;
 
-use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -75,7 +74,7 @@ async fn run<L: TransactionalLedger>(
     builder: ConsumerBuilder<L>,
     guarantee: impl Guarantee<L> + 'static,
     passed: u64,
-) -> BTreeMap<&'static str, u64> {
+) -> hapax::consumer::Counts {
     let consumer = builder.build().unwrap();
     let handle = consumer.handle();
     let running = tokio::spawn(consumer.run(guarantee));

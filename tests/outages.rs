@@ -85,7 +85,7 @@ fn run(world: &World, consumer: Consumer<PgLedger>) -> (ConsumerHandle, Running)
     (handle, running)
 }
 
-type Running = tokio::task::JoinHandle<hapax::Result<BTreeMap<&'static str, u64>>>;
+type Running = tokio::task::JoinHandle<hapax::Result<hapax::consumer::Counts>>;
 
 fn passed(handle: &ConsumerHandle) -> u64 {
     handle.progress().passed.values().sum()

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::Passed;
 use crate::bus::{Assignment, Partition, Received};
 use crate::error::Error;
 use crate::event::{Event, Fingerprint};
@@ -167,8 +168,8 @@ impl Arrival {
 /// What became of a delivery in one go.
 #[derive(Debug)]
 pub enum Ending {
-    /// Nothing more is to happen here: its offset may be passed. The word is for metrics.
-    Passed(&'static str),
+    /// Nothing more is to happen here: its offset may be passed.
+    Passed(Passed),
     /// It stays in memory and its key waits.
     Later(Duration),
     /// Its last run ended with its process: it runs again alone.

@@ -7,6 +7,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::ConsumerSettings;
+use super::Passed;
 use super::arrival::{Arrival, Ending, Key, Source};
 use crate::bus::{Bus, Partition, Received};
 use crate::error::{Error, Result};
@@ -35,10 +36,10 @@ impl ConsumerContext {
     pub(crate) async fn unclaimed<G>(&self, outcome: Outcome<G>, arrival: &mut Arrival) -> Ending {
         match outcome {
             Outcome::First(_) => Ending::Later(PAUSE_MIN), // not reached: whoever is first runs it
-            Outcome::Duplicate(_) => Ending::Passed("duplicate"),
-            Outcome::Stale { .. } => Ending::Passed("stale"),
-            Outcome::Dead { .. } => Ending::Passed("dead"),
-            Outcome::Parked { .. } => Ending::Passed("parked"),
+            Outcome::Duplicate(_) => Ending::Passed(Passed::Duplicate),
+            Outcome::Stale { .. } => Ending::Passed(Passed::Stale),
+            Outcome::Dead { .. } => Ending::Passed(Passed::Dead),
+            Outcome::Parked { .. } => Ending::Passed(Passed::Parked),
             Outcome::Busy { until, .. } => match until {
                 Some(until) => match self.left(until).await {
                     Ok(left) => Ending::Later(left.clamp(PAUSE_MIN, BUSY_PAUSE_MAX)),
@@ -65,7 +66,7 @@ impl ConsumerContext {
             Outcome::TooOld { week } => {
                 let reason = format!("its week ({week}) was dropped, so nobody knows whether it took effect");
                 match self.refuse(arrival, &reason).await {
-                    Ending::Passed(_) => Ending::Passed("too_old"),
+                    Ending::Passed(_) => Ending::Passed(Passed::TooOld),
                     other => other,
                 }
             }
@@ -91,15 +92,21 @@ impl ConsumerContext {
         let time = delivery.time;
         let entry = self.ledger.get(&self.core.identity(delivery)?, time).await?;
         let held = entry.is_some_and(|entry| entry.body.is_some());
-        Ok(if held { Ending::Passed("held") } else { Ending::Later(left.min(self.settings.hold_max)) })
+        Ok(if held { Ending::Passed(Passed::Held) } else { Ending::Later(left.min(self.settings.hold_max)) })
     }
 
     /// Puts a delivery that cannot run at all among the dead letters, under where it lies.
     pub(crate) async fn refuse(&self, arrival: &Arrival, reason: &str) -> Ending {
         match self.try_refuse(arrival, reason).await {
-            Ok(()) => Ending::Passed("refused"),
+            Ok(()) => Ending::Passed(Passed::Refused),
             Err(error) => away(error),
         }
+    }
+
+    /// The same for a record that has no event. Nobody should be asked to run one; whoever is must not lose it.
+    pub(crate) async fn refuse_unreadable(&self, arrival: &Arrival) -> Ending {
+        let reason = arrival.event.as_ref().err().map_or("it has no event", String::as_str);
+        self.refuse(arrival, reason).await
     }
 
     async fn try_refuse(&self, arrival: &Arrival, reason: &str) -> Result<()> {
@@ -187,16 +194,16 @@ impl ConsumerContext {
 
     /// Moves a strict order past an event that nobody wants, by recording it as done.
     pub(crate) async fn step_past(&self, arrival: &mut Arrival) -> Ending {
-        let Some(delivery) = arrival.delivery() else { return Ending::Passed("unwanted") };
+        let Some(delivery) = arrival.delivery() else { return self.refuse_unreadable(arrival).await };
         let claim =
             self.core.prepare(delivery, Mode::Done).map(|claim| Claim { hold: self.holds(arrival), ..claim });
         match async { self.core.claim_raw(claim?).await }.await {
-            Ok(Outcome::First(_)) => Ending::Passed("unwanted"),
+            Ok(Outcome::First(_)) => Ending::Passed(Passed::Unwanted),
             // Somebody wants it after all: it stays held, and is not stepped past when its time has come.
             Ok(Outcome::RetryLater { .. } | Outcome::Busy { .. })
                 if matches!(arrival.source, Source::Held(..)) =>
             {
-                Ending::Passed("held")
+                Ending::Passed(Passed::Held)
             }
             Ok(other) => self.unclaimed(other, arrival).await,
             Err(error @ Error::Invalid { .. }) => self.refuse(arrival, &error.to_string()).await,

@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::time::Instant;
 
+use super::Passed;
 use super::arrival::{Arrival, Ending};
 use super::claim::{ConsumerContext, away};
 use super::handle::{Failed, Handled, Permits, within};
@@ -112,8 +113,9 @@ where
     R: Future<Output = Handled> + Send,
 {
     async fn work_one(&self, arrival: &mut Arrival) -> Ending {
-        let Ok(event) = arrival.event.clone() else { return Ending::Passed("refused") };
-        let Some(delivery) = arrival.delivery() else { return Ending::Passed("refused") };
+        let (Ok(event), Some(delivery)) = (arrival.event.clone(), arrival.delivery()) else {
+            return self.context.refuse_unreadable(arrival).await;
+        };
         let settings = &self.context.settings;
         let terms = LeaseSettings {
             lease: settings.lease,
@@ -162,7 +164,7 @@ where
         match handled {
             Ok(Ok(())) => {
                 let metadata = arrival.metadata(&self.context.group, Some(took));
-                settled(lease.settle(Verdict::Done { metadata }).await, Ending::Passed("done"))
+                settled(lease.settle(Verdict::Done { metadata }).await, Ending::Passed(Passed::Done))
             }
             Ok(Err(failed)) => settle_failure(&self.context, lease, &failed, arrival).await,
             // The ledger may know it as leased for some time yet, and nobody should have to wait for that. If someone else has it by
@@ -209,7 +211,7 @@ pub(super) async fn settle_failure(
             let _ = context.bus.publish(&topic, &[copy]).await;
         }
         let verdict = Verdict::Dead { note: note(failed), body: Some(arrival.body()) };
-        return settled(lease.settle(verdict).await, Ending::Passed("dead"));
+        return settled(lease.settle(verdict).await, Ending::Passed(Passed::Dead));
     }
     let pause =
         settings.guard().failure_terms().pause(lease.attempt()).max(failed.after().unwrap_or_default());
@@ -220,7 +222,7 @@ pub(super) async fn settle_failure(
         note: Some(note(failed)),
         body: held.then(|| arrival.body()),
     };
-    let ending = if held { Ending::Passed("held") } else { Ending::Later(pause) };
+    let ending = if held { Ending::Passed(Passed::Held) } else { Ending::Later(pause) };
     settled(lease.settle(verdict).await, ending)
 }
 
@@ -261,8 +263,9 @@ where
     R: Future<Output = Handled> + Send,
 {
     async fn work_one(&self, arrival: &mut Arrival) -> Ending {
-        let Ok(event) = arrival.event.clone() else { return Ending::Passed("refused") };
-        let Some(delivery) = arrival.delivery() else { return Ending::Passed("refused") };
+        let (Ok(event), Some(delivery)) = (arrival.event.clone(), arrival.delivery()) else {
+            return self.context.refuse_unreadable(arrival).await;
+        };
         let limit = self.context.settings.handler_timeout;
         // Before the claim: from then on it counts as begun, and is lost if it does not end.
         let _permit = match &self.permits {
@@ -295,9 +298,9 @@ where
         let (answer, ending) = match handled {
             Ok(()) => {
                 let metadata = arrival.metadata(&self.context.group, Some(took));
-                (claimed.end(Verdict::Finished { metadata }).await, Ending::Passed("finished"))
+                (claimed.end(Verdict::Finished { metadata }).await, Ending::Passed(Passed::Finished))
             }
-            Err(failed) => (claimed.lost(failed).await, Ending::Passed("lost")),
+            Err(failed) => (claimed.lost(failed).await, Ending::Passed(Passed::Lost)),
         };
         match answer {
             // The claim stands whatever became of the report: nobody runs it again.

@@ -1,8 +1,8 @@
 //! What is seen of a consumer: metrics with bounded labels. `docs/telemetry.md` lists them.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::{Counts, Passed};
 use crate::telemetry::ConsumerMeter;
 
 /// What a consumer has done so far.
@@ -10,7 +10,7 @@ use crate::telemetry::ConsumerMeter;
 #[non_exhaustive]
 pub struct Progress {
     /// Deliveries that are through, by what became of them.
-    pub passed: BTreeMap<&'static str, u64>,
+    pub passed: Counts,
     /// Deliveries in memory that are not through.
     pub in_flight: usize,
     /// Partitions in this process's partitions.
@@ -41,9 +41,9 @@ impl Meter {
         change(&mut self.progress.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    pub(super) fn passed(&self, word: &'static str) {
-        self.change(|progress| *progress.passed.entry(word).or_default() += 1);
-        self.metrics.passed(word);
+    pub(super) fn passed(&self, how: Passed) {
+        self.change(|progress| *progress.passed.entry(how).or_default() += 1);
+        self.metrics.passed(how.label());
     }
 
     pub(super) fn flow(&self, in_flight: usize, distance: usize, paused: usize) {

@@ -46,6 +46,7 @@ mod marks;
 mod meter;
 mod offsets;
 mod order;
+mod passed;
 mod pipeline;
 mod settings;
 mod transactional;
@@ -67,6 +68,7 @@ pub use leased::{AtMostOnce, Leased, at_most_once, leased};
 pub use meter::Progress;
 pub use offsets::CommitPoint;
 pub use order::{KeyQueues, Lane, LaneRun};
+pub use passed::Passed;
 pub use settings::{ConsumerSettings, OutagePolicy, Wants};
 pub use transactional::{
     BatchHandler, Batched, Each, HandledIn, Transactional, TransactionalLedger, transactional,
@@ -90,7 +92,7 @@ pub(crate) enum Stop {
 }
 
 /// How many deliveries came to what.
-pub type Counts = BTreeMap<&'static str, u64>;
+pub type Counts = BTreeMap<Passed, u64>;
 
 /// Consumes topics for one scope. Run as many as you like, in as many processes: they share the partitions as a group.
 pub struct Consumer<L: Ledger> {

@@ -23,7 +23,7 @@ use super::meter::Meter;
 use super::offsets::CommitPoint;
 use super::order::{KeyQueues, Lane};
 use super::worker::{Suspects, Worker};
-use super::{OutagePolicy, Stop};
+use super::{Counts, OutagePolicy, Passed, Stop};
 use crate::bus::{Assignment, Partition, Subscriber};
 use crate::error::{Error, Result};
 use crate::id::Topic;
@@ -132,7 +132,7 @@ pub(super) struct State {
     unlooked: Failing,
     /// Says true when what is held in memory from the ledger must stop.
     cancel: watch::Sender<bool>,
-    pub(super) counts: BTreeMap<&'static str, u64>,
+    pub(super) counts: Counts,
 }
 
 impl State {
@@ -167,7 +167,7 @@ impl State {
 
 impl Pipeline {
     /// Runs until it is told to stop, or cannot go on. Either way it gives back what it has.
-    pub(super) async fn run(mut self) -> Result<BTreeMap<&'static str, u64>> {
+    pub(super) async fn run(mut self) -> Result<Counts> {
         self.on_stop(false); // perhaps before it began
         let ran = self.go_on().await;
         self.end(ran).await
@@ -358,9 +358,9 @@ impl Pipeline {
         for ending in endings {
             let Some(mut arrival) = arrivals.next() else { break };
             match ending {
-                Ending::Passed(word) => {
-                    self.pass(&arrival, word);
-                    self.note_too_old(word)?;
+                Ending::Passed(how) => {
+                    self.pass(&arrival, how);
+                    self.note_too_old(how)?;
                     continue;
                 }
                 Ending::Later(after) => {
@@ -423,11 +423,11 @@ impl Pipeline {
     }
 
     /// A delivery is through: the commit_point may pass it.
-    fn pass(&mut self, arrival: &Arrival, word: &'static str) {
-        arrival.span.record("consumer.ending", word);
+    fn pass(&mut self, arrival: &Arrival, how: Passed) {
+        arrival.span.record("consumer.ending", how.label());
         self.note_activity();
-        *self.state.counts.entry(word).or_default() += 1;
-        self.meter.passed(word);
+        *self.state.counts.entry(how).or_default() += 1;
+        self.meter.passed(how);
         let offset = arrival.received.origin.offset;
         if let Some(own) = self.partition_of(arrival) {
             own.commit_point.finish(offset);
@@ -441,9 +441,9 @@ impl Pipeline {
         }
         if let Source::Held(identity, week) = &arrival.source {
             self.state.held.remove(identity);
-            self.end_alias(arrival, identity.clone(), *week, word);
+            self.end_alias(arrival, identity.clone(), *week, how);
         }
-        if matches!(word, "done" | "finished")
+        if matches!(how, Passed::Done | Passed::Finished)
             && self.window.is_some()
             && let Some(sighting) = self.context.sighting_of(arrival)
         {
@@ -459,9 +459,9 @@ impl Pipeline {
 
     /// A record that was refused under where it lies, was redriven and could be read this time, has an id of its own now: the
     /// entry it was refused under is done.
-    fn end_alias(&self, arrival: &Arrival, refused: Identity, week: Week, word: &str) {
+    fn end_alias(&self, arrival: &Arrival, refused: Identity, week: Week, how: Passed) {
         let Some(identity) = self.context.identity_of(arrival) else { return };
-        if identity == refused || matches!(word, "refused" | "too_old") {
+        if identity == refused || matches!(how, Passed::Refused | Passed::TooOld) {
             return;
         }
         let core = self.context.core.clone();
@@ -473,8 +473,8 @@ impl Pipeline {
         });
     }
 
-    fn note_too_old(&mut self, word: &str) -> Result<()> {
-        self.state.too_old = if word == "too_old" { self.state.too_old + 1 } else { 0 };
+    fn note_too_old(&mut self, how: Passed) -> Result<()> {
+        self.state.too_old = if how == Passed::TooOld { self.state.too_old + 1 } else { 0 };
         let max = self.context.settings.too_old_max;
         if self.state.too_old >= max {
             return Err(Error::Config(format!(
@@ -501,7 +501,7 @@ impl Pipeline {
         self.tasks.running.spawn(async move {
             let published = bus.publish(&topic, &[record]).await;
             let ending = match published.map(|mut answers| answers.pop()) {
-                Ok(Some(Ok(_))) => Ending::Passed("dead_lettered"),
+                Ok(Some(Ok(_))) => Ending::Passed(Passed::DeadLettered),
                 Ok(Some(Err(error))) | Err(error) => {
                     tracing::warn!(target: "hapax", error = %error.chain(), "neither the ledger nor the dead-letter topic takes this record");
                     Ending::Later(Duration::from_secs(1))

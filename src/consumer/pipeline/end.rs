@@ -1,13 +1,13 @@
 //! The end: what runs is given back, offsets are committed, the group is left. After an error as well, so that nobody waits for a
 //! lease or a session of a process that is gone.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::Pipeline;
 use super::partitions::{COMMIT_TIMEOUT, positions};
+use crate::consumer::Counts;
 use crate::consumer::Stop;
 use crate::error::{Error, Result};
 
@@ -35,7 +35,7 @@ impl Pipeline {
     }
 
     /// Gives back what could not finish, commits, leaves. Answers with how it ran, or else with the first error of its end.
-    pub(super) async fn end(mut self, ran: Result<()>) -> Result<BTreeMap<&'static str, u64>> {
+    pub(super) async fn end(mut self, ran: Result<()>) -> Result<Counts> {
         let now = *self.stop.borrow() == Stop::Now;
         let mut ended = ran;
         if !now {

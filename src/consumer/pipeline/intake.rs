@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::partitions::suspect;
 use super::{Pipeline, Seen, ended_badly};
 use crate::bus::{BusEvent, Partition, Received};
+use crate::consumer::Passed;
 use crate::consumer::arrival::{Arrival, Source};
 use crate::consumer::held;
 use crate::error::{Error, Result};
@@ -51,7 +52,7 @@ impl Pipeline {
             target: "hapax", %partition, from = offsets.start, to = offsets.end, count,
             "retention removed records before they were read; going on with the oldest that is left"
         );
-        *self.state.counts.entry("removed").or_default() += count;
+        *self.state.counts.entry(Passed::Removed).or_default() += count;
         self.meter.removed(count);
     }
 
@@ -80,7 +81,7 @@ impl Pipeline {
             if self.is_wanted(&arrival) {
                 arrivals.push(arrival);
             } else {
-                self.pass(&arrival, "unwanted");
+                self.pass(&arrival, Passed::Unwanted);
             }
         }
         if self.window.is_none() {
@@ -151,7 +152,7 @@ impl Pipeline {
         let mut unseen = Vec::with_capacity(arrivals.len());
         for arrival in arrivals {
             if self.context.sighting_of(&arrival).is_some_and(|sighting| done.contains(&sighting)) {
-                self.pass(&arrival, "window");
+                self.pass(&arrival, Passed::Window);
             } else {
                 unseen.push(arrival);
             }
@@ -359,8 +360,8 @@ impl Pipeline {
             self.state.left.clear(); // what it forgets is only told again
         }
         self.state.left.insert(identity);
-        *self.state.counts.entry("left").or_default() += 1;
-        self.meter.passed("left");
+        *self.state.counts.entry(Passed::Left).or_default() += 1;
+        self.meter.passed(Passed::Left);
     }
 
     /// Queues a delivery before those of its key that wait for it.

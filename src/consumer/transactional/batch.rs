@@ -8,6 +8,7 @@ use async_trait::async_trait;
 
 use super::{BatchHandler, TransactionalLedger};
 use crate::bus::Partition;
+use crate::consumer::Passed;
 use crate::consumer::arrival::{Arrival, Ending, Key, Source};
 use crate::consumer::claim::{ConsumerContext, away, is_contention};
 use crate::consumer::handle::{Failed, Handled};
@@ -207,7 +208,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
 
     async fn ending(&self, arrival: &mut Arrival, answer: Answer) -> Ending {
         match answer {
-            Answer::Done => Ending::Passed("done"),
+            Answer::Done => Ending::Passed(Passed::Done),
             Answer::Unclaimed(outcome) => {
                 // Somebody's open transaction has it: whoever asks again with it waits for that.
                 arrival.apart |= matches!(outcome, Outcome::Busy { until: None, .. });
@@ -424,7 +425,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
             (terms.backoff_base, terms.backoff_max) = (after, after.max(terms.backoff_max));
             terms.jitter_permille = 1000;
         }
-        let Some(delivery) = arrival.delivery() else { return Ending::Passed("refused") };
+        let Some(delivery) = arrival.delivery() else { return self.context.refuse_unreadable(arrival).await };
         let claim = self.context.core.prepare(delivery, Mode::Failed(terms)).map(|mut claim| {
             claim.note = Some(note(failed));
             // How long the pause is, is only known when it is drawn, so the bytes are kept from the start.

@@ -2,6 +2,7 @@
 
 use super::batch::{PAUSE, TransactionalWorker};
 use super::{BatchHandler, TransactionalLedger};
+use crate::consumer::Passed;
 use crate::consumer::arrival::{Arrival, Ending};
 use crate::consumer::claim::away;
 use crate::consumer::leased::{release_lease, settle_failure};
@@ -19,7 +20,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         if arrival.event.as_ref().is_ok_and(|event| !self.context.settings.wants.matches(event)) {
             return self.context.step_past(arrival).await;
         }
-        let Some(delivery) = arrival.delivery() else { return Ending::Passed("refused") };
+        let Some(delivery) = arrival.delivery() else { return self.context.refuse_unreadable(arrival).await };
         let settings = &self.context.settings;
         let terms = LeaseSettings {
             lease: self.time_max(),
@@ -43,7 +44,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
     /// change the row under a transaction that reads from a snapshot, and a SQLite file has one writer.
     async fn run(&self, lease: Lease, arrival: &Arrival) -> Ending {
         crate::crash_point!("consumer.after-claim");
-        let Ok(event) = &arrival.event else { return Ending::Passed("refused") };
+        let Ok(event) = &arrival.event else { return self.context.refuse_unreadable(arrival).await };
         let mut tx = match self.begin().await {
             Ok(tx) => tx,
             Err(error) => return release_lease(lease, away(error)).await, // it did not run
@@ -92,7 +93,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         match self.ledger.commit(tx).await {
             Ok(Ok(())) => {
                 lease.leave_open(); // the transaction settled it
-                Ending::Passed("done")
+                Ending::Passed(Passed::Done)
             }
             Ok(Err(failed)) => settle_failure(&self.context, lease, &failed, arrival).await,
             Err(error) => release_lease(lease, away(error)).await,

@@ -244,7 +244,7 @@ fn settings(config: &Config, args: &ConsumeArgs) -> Result<ConsumerSettings, Fai
     Ok(settings)
 }
 
-type Ended = hapax::Result<BTreeMap<&'static str, u64>>;
+type Ended = hapax::Result<hapax::consumer::Counts>;
 
 async fn consume(
     consumer: Consumer<Arc<dyn Ledger>>,
@@ -275,8 +275,9 @@ async fn consume(
 }
 
 /// What was done, for people on standard error, for tools on standard output.
-fn report(global: &Global, counts: &BTreeMap<&'static str, u64>, pool: Option<&Pool>) -> Result<(), Failure> {
+fn report(global: &Global, counts: &hapax::consumer::Counts, pool: Option<&Pool>) -> Result<(), Failure> {
     let (restarts, ignored) = pool.map_or((0, 0), Pool::counts);
+    let counts: BTreeMap<_, _> = counts.iter().map(|(how, count)| (how.label(), *count)).collect();
     if global.json {
         return print::json(&json!({
             "deliveries": counts, "handler_restarts": restarts, "replies_ignored": ignored,

@@ -65,7 +65,7 @@ impl<'m> Watch<'m> {
         mut self,
         mut running: JoinHandle<Ended>,
         mut signals: mpsc::UnboundedReceiver<i32>,
-    ) -> (Result<std::collections::BTreeMap<&'static str, u64>, Failure>, u8) {
+    ) -> (Result<hapax::consumer::Counts, Failure>, u8) {
         let mut code = 0;
         let mut broken = None;
         let mut tick = interval(TICK);
