@@ -197,15 +197,16 @@ impl Relay {
             let asking = self.journal.acquire_leadership(&self.settings.name, &owner, self.settings.lease);
             let mut asking = pin!(asking);
             let answer = tokio::select! {
-                answer = &mut asking => answer,
-                _ = stop.wait_for(|stop| *stop) => {
-                    // A lead that is granted now would have to lapse before anyone else leads.
-                    let answer = tokio::time::timeout(ANSWER_TIMEOUT, asking).await;
-                    if let Ok(Ok(Leadership::Acquired { token, .. })) = answer {
-                        self.release(token).await;
-                    }
-                    return Ok(None);
+                answer = &mut asking => Some(answer),
+                _ = stop.wait_for(|stop| *stop) => None,
+            };
+            let Some(answer) = answer else {
+                // A lead that is granted now would have to lapse before anyone else leads.
+                let answer = tokio::time::timeout(ANSWER_TIMEOUT, asking).await;
+                if let Ok(Ok(Leadership::Acquired { token, .. })) = answer {
+                    self.release(token).await;
                 }
+                return Ok(None);
             };
             let pause = match answer {
                 Ok(Leadership::Acquired { token, checkpoint }) => {
