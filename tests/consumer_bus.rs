@@ -397,12 +397,16 @@ async fn t96_contention_is_no_outage() {
 /// A ledger that went away and refuses for good when it is asked whether it is back: the consumer ends and says why.
 #[tokio::test]
 async fn t82_a_ledger_that_refuses_for_good_ends_the_consumer() {
-    let (bus, _) = world(Faults::default(), 1).await;
+    let (bus, topic) = world(Faults::default(), 1).await;
     let ledger = faulty::Faulty::default();
+    let consumer = Consumer::builder(Arc::new(bus.clone()), ledger.clone()).scope("mailer").topic("orders");
+    let consumer = consumer.build().unwrap();
+    let handle = consumer.handle();
+    let running = tokio::spawn(consumer.run(leased(|_, _| async { Ok(()) })));
+    until("the first one", || handle.progress().passed.get("done") == Some(&1)).await;
     ledger.faults.claims_lost.store(u32::MAX, Ordering::SeqCst);
     ledger.faults.now_refused.store(true, Ordering::SeqCst);
-    let consumer = Consumer::builder(Arc::new(bus), ledger).scope("mailer").topic("orders");
-    let running = tokio::spawn(consumer.build().unwrap().run(leased(|_, _| async { Ok(()) })));
+    publish(&bus, &topic, 1..2).await;
     until("it ends", || running.is_finished()).await;
     let error = running.await.unwrap().expect_err("nobody can go on");
     assert!(matches!(error, Error::Refused { .. }), "{error}");

@@ -235,7 +235,7 @@ pub type OnAnswer<'t> = &'t mut (dyn FnMut(usize, Result<Origin>) + Send);
 ///    `resume` under an epoch that is over change nothing: a partition that is assigned again is not paused.
 /// 9. `seek` makes a partition's next record the one at the offset given, or the next above it.
 /// 10. Offsets may have gaps. They are never reused: under one epoch they only grow, unless the member seeks. Where they begin anew
-///     all the same (a topic that was made again), the member hears `Lost`, and then `Given` under another epoch.
+///     all the same (a topic that was made again), the member hears `Lost`, and then `Assigned` under another epoch.
 /// 11. A subscription that has ended says so: `next` answers with an error that is not retryable, whatever ended it.
 #[async_trait]
 pub trait Bus: Send + Sync + 'static {

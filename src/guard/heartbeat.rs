@@ -123,3 +123,34 @@ async fn extend_once(core: &Core, extend: &Extend, deadline: Instant) -> Result<
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::memory::MemoryLedger;
+    use crate::ledger::{Token, Week};
+    use crate::{EventId, Guard, Scope};
+
+    /// A heartbeat whose task is gone, though its lease was not settled: the lease is lost at its deadline. One that was ended because
+    /// its lease is settled loses nothing.
+    #[tokio::test(start_paused = true)]
+    async fn t39_a_heartbeat_that_is_gone_loses_its_lease_at_the_deadline() {
+        let guard = Guard::builder(MemoryLedger::default()).scope("billing").build().unwrap();
+        let lease = guard.core.settings().lease;
+        let extend = || Extend {
+            identity: Identity::new(Scope::new("billing").unwrap(), EventId::new("e").unwrap()),
+            week: Week::TIMELESS,
+            token: Token(1),
+            lease,
+        };
+        let begun = Instant::now();
+        let gone = Heartbeat::spawn(guard.core.clone(), extend(), begun + lease);
+        gone.task.abort();
+        assert_eq!(gone.lost().await, "deadline");
+        assert_eq!(begun.elapsed(), lease);
+        let settled = Heartbeat::spawn(guard.core.clone(), extend(), Instant::now() + lease);
+        let lost = settled.lost();
+        drop(settled);
+        assert!(tokio::time::timeout(lease * 2, lost).await.is_err(), "it was settled");
+    }
+}

@@ -197,15 +197,16 @@ impl Relay {
             let asking = self.journal.acquire_leadership(&self.settings.name, &owner, self.settings.lease);
             let mut asking = pin!(asking);
             let answer = tokio::select! {
-                answer = &mut asking => answer,
-                () = stopped(&mut stop) => {
-                    // A lead that is granted now would have to lapse before anyone else leads.
-                    let answer = tokio::time::timeout(ANSWER_TIMEOUT, asking).await;
-                    if let Ok(Ok(Leadership::Acquired { token, .. })) = answer {
-                        self.release(token).await;
-                    }
-                    return Ok(None);
+                answer = &mut asking => Some(answer),
+                _ = stop.wait_for(|stop| *stop) => None,
+            };
+            let Some(answer) = answer else {
+                // A lead that is granted now would have to lapse before anyone else leads.
+                let answer = tokio::time::timeout(ANSWER_TIMEOUT, asking).await;
+                if let Ok(Ok(Leadership::Acquired { token, .. })) = answer {
+                    self.release(token).await;
                 }
+                return Ok(None);
             };
             let pause = match answer {
                 Ok(Leadership::Acquired { token, checkpoint }) => {
@@ -345,11 +346,6 @@ impl RelayBuilder {
         }
         Relay::new(self.journal, self.bus, settings)
     }
-}
-
-/// Ends when a stop is asked for; also when nobody is left who could ask.
-async fn stopped(stop: &mut watch::Receiver<bool>) {
-    let _ = stop.wait_for(|stop| *stop).await;
 }
 
 /// How long a relay that is told to stop waits for the answer to whether it leads.

@@ -305,7 +305,7 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Queues what is due; says whether some of it was left, because it is not wanted here or is queued already.
+    /// Queues what is due; says whether some of it was left, because it is not wanted here.
     fn queue_due(&mut self, entries: Vec<Entry>) -> bool {
         let mut some_left = false;
         if self.state.draining.is_some() {
@@ -322,12 +322,8 @@ impl Pipeline {
                 some_left = true;
                 continue;
             }
-            let Some(received) = held::received(&entry, &self.context.settings.topics[0]) else {
-                some_left = true;
-                continue;
-            };
+            let Some(received) = held::received(&entry, &self.context.settings.topics[0]) else { continue };
             if self.state.held.contains_key(&entry.identity) {
-                some_left = true; // it may wait for long, and what is behind it must not
                 continue;
             }
             let source = Source::Held(entry.identity.clone(), entry.week);
