@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 
 mod find;
 pub use find::{IdChain, IdSource};
-pub(crate) use find::{Json, is_structured, unmarked};
+pub(crate) use find::{Json, is_structured, says_structured, unmarked};
 
 /// The longest id or name, in characters.
 pub const NAME_CHARS_MAX: usize = 255;

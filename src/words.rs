@@ -43,20 +43,33 @@ pub fn span(time: Duration) -> String {
     format!("{time:?}")
 }
 
-/// Which of `known` someone who wrote `name` probably meant: the nearest, if it is near enough.
+/// Which of `known` someone who wrote `name` probably meant: the nearest, if it is near enough, else the only one that `name`
+/// is the first or the last part of.
 ///
 /// ```
 /// use hapax::words::nearest;
 /// assert_eq!(nearest("ledger.ulr", ["ledger.url", "journal.url"]), Some("ledger.url"));
 /// assert_eq!(nearest("colour", ["ledger.url", "journal.url"]), None);
+/// assert_eq!(nearest("attempts_max", ["ledger.url", "retry.attempts_max"]), Some("retry.attempts_max"));
+/// assert_eq!(nearest("url", ["ledger.url", "journal.url"]), None);
 /// ```
 pub fn nearest<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
     let near = name.chars().count().div_ceil(4).clamp(1, 3);
-    let distances = known.into_iter().map(|known| (distance(name, known), known));
-    distances
-        .filter(|(distance, _)| *distance <= near)
-        .min_by_key(|(distance, _)| *distance)
-        .map(|(_, known)| known)
+    let known: Vec<_> = known.into_iter().collect();
+    let distances = known.iter().map(|known| (distance(name, known), *known));
+    let nearest = distances.filter(|(distance, _)| *distance <= near).min_by_key(|(distance, _)| *distance);
+    nearest.map(|(_, known)| known).or_else(|| {
+        let mut of = known.into_iter().filter(|known| is_part(name, known));
+        of.next().filter(|_| of.next().is_none())
+    })
+}
+
+/// Whether a name is the first or the last part of another, whole words of it.
+fn is_part(name: &str, of: &str) -> bool {
+    let parts = |c: char| matches!(c, '.' | '_' | '-');
+    !name.is_empty()
+        && (of.strip_prefix(name).is_some_and(|rest| rest.starts_with(parts))
+            || of.strip_suffix(name).is_some_and(|rest| rest.ends_with(parts)))
 }
 
 /// How many characters have to be put in, left out, replaced or swapped with their neighbour to get from one text to the other.

@@ -54,7 +54,7 @@ END
 }
 
 answers() { # through it, PostgreSQL; hung, neither says a word
-  [ "$(PGCONNECT_TIMEOUT=3 timeout 5 "$(echo "$cache"/postgresql-18*/bin/psql)" -XAtc 'select 1' \
+  [ "$(PGCONNECT_TIMEOUT=3 timeout 5 "$(psql_path)" -XAtc 'select 1' \
     "postgres://postgres@127.0.0.1:$port/postgres" 2>/dev/null)" = 1 ]
 }
 

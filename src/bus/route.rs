@@ -74,7 +74,7 @@ pub(super) fn check_topic(topic: &Topic, terms: &TopicSettings) -> Result<()> {
 
 /// There is no such topic.
 pub(super) fn no_topic(topic: &Topic) -> Error {
-    Error::NotFound(format!("there is no topic {topic} on this bus; topics are made by hand"))
+    Error::NotFound(format!("there is no topic {topic} on this bus; create it first"))
 }
 
 /// There is no such partition.

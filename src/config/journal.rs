@@ -1,6 +1,5 @@
 //! `journal.*` and `relay.*`: where events are kept, and how they come to the bus.
 
-use std::path::Path;
 use std::time::Duration;
 
 use super::{Config, Migrate, Place, Typed, hide_password};
@@ -73,12 +72,11 @@ pub struct RelayConfig {
 }
 
 impl JournalConfig {
-    pub(super) fn of(of: &Typed<'_>, data_dir: &Path) -> Result<Self> {
+    pub(super) fn of(of: &Typed<'_>) -> Result<Self> {
         let set = |key: &str| of.text(key).map(|text| Some(text.to_owned()).filter(|text| !text.is_empty()));
-        let file = || format!("sqlite:{}", data_dir.join("journal.db").display());
         let ledger = set("ledger.url")?.filter(|url| url.starts_with("postgres"));
         Ok(JournalConfig {
-            url: set("journal.url")?.unwrap_or_else(file),
+            url: of.text("journal.url")?.to_owned(),
             schema: of.text("journal.schema")?.to_owned(),
             migrate: if of.text("journal.migrate")? == "check" { Migrate::Check } else { Migrate::Auto },
             mismatch: match of.text("journal.mismatch")? {
@@ -89,7 +87,7 @@ impl JournalConfig {
             allocator: AllocatorSettings {
                 // Nobody said anything: PostgreSQL if one is named, else nothing but the store itself is needed.
                 mode: match of.at("journal.allocator")? {
-                    value if value.place == Place::Default => None,
+                    value if matches!(value.place, Place::Default | Place::Because(_)) => None,
                     value => Some(value.text().parse()?),
                 },
                 postgres_url: set("journal.allocator_url")?.or(ledger),
@@ -106,7 +104,6 @@ impl RelayConfig {
         let seconds = |key: &str| of.int(key).map(Duration::from_secs);
         let millis = |key: &str| of.int(key).map(Duration::from_millis);
         let set = |key: &str| of.text(key).map(|text| Some(text.to_owned()).filter(|text| !text.is_empty()));
-        let batch_max = count("relay.batch_max")?;
         Ok(RelayConfig {
             name: of.name("relay.name", RelayName::new)?.map_or_else(|| RelayName::new("relay"), Ok)?,
             topic: of.name("relay.topic", Topic::new)?.map_or_else(|| Topic::new("events"), Ok)?,
@@ -115,8 +112,8 @@ impl RelayConfig {
             lookback_max: count("relay.lookback_max")?,
             dedup_max: count("relay.dedup_max")?,
             dedup_checkpoint_max: count("relay.dedup_checkpoint_max")?,
-            batch_max,
-            flush_max: Some(count("relay.flush_max")?).filter(|flush| *flush != 0).unwrap_or(batch_max),
+            batch_max: count("relay.batch_max")?,
+            flush_max: count("relay.flush_max")?,
             flush_timeout: seconds("relay.flush_timeout_s")?,
             log_interval: seconds("relay.log_interval_s")?,
             behind_max: count("relay.behind_max")?,

@@ -4,21 +4,32 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::scoped::{is_variable, scope_of};
-use super::table::{ATTEMPTS_OF_SCOPE, SETTINGS, Setting, did_you_mean, setting};
+use super::file::{self, Entry};
+use super::scoped::{Scoped, is_variable, scope_of};
+use super::table::{SETTINGS, Setting, find, meant_variable};
 use crate::error::{Error, Result};
 
-/// Variables that begin like these belong to the tools of this repository (tests, benches, servers), not to the configuration.
-const TOOLS: [&str; 9] = [
+/// Variables of the tools of this repository (tests, benches, servers), which are no settings. One that ends in `_` stands for
+/// all that begin with it.
+const TOOLS: [&str; 18] = [
     "HAPAX_TEST_",
     "HAPAX_BENCH_",
     "HAPAX_PORT_",
+    "HAPAX_CRASH_",
     "HAPAX_CACHE",
     "HAPAX_SERVICES_DIR",
+    "HAPAX_SERVICES_GRACE",
+    "HAPAX_README_RELEASE",
+    "HAPAX_TESTS_AT_ONCE",
+    "HAPAX_FRESH",
+    "HAPAX_RACES",
     "HAPAX_CASES",
     "HAPAX_SEED",
     "HAPAX_BLESS",
-    "HAPAX_CRASH_AT",
+    "HAPAX_MUTANT",
+    "HAPAX_CHILD",
+    "HAPAX_FILE",
+    CONFIG_ENV,
 ];
 /// Names the configuration file itself.
 const CONFIG_ENV: &str = "HAPAX_CONFIG";
@@ -72,10 +83,14 @@ impl Value {
         &self.text
     }
 
-    /// Says what nothing said comes to.
-    pub(super) fn comes_to(&mut self, text: String, why: &'static str) {
-        if self.place == Place::Default && self.text != text {
-            (self.text, self.place) = (text, Place::Because(why));
+    /// Gives a setting that is unset the value it has because of others.
+    fn comes_to(&mut self, text: String, why: &'static str) {
+        if self.text == text {
+            return;
+        }
+        self.text = text;
+        if self.place == Place::Default {
+            self.place = Place::Because(why);
         }
     }
 
@@ -90,7 +105,7 @@ impl Value {
     }
 }
 
-fn shown(setting: &Setting, text: &str) -> String {
+pub(super) fn shown(setting: &Setting, text: &str) -> String {
     if setting.secret { hide_password(text) } else { text.to_owned() }
 }
 
@@ -147,6 +162,8 @@ pub struct Sources {
     pub(super) scoped_flags: Vec<(String, String, String)>,
     pub(super) env: Vec<(String, String)>,
     file: Option<(PathBuf, String)>,
+    /// What is wrong with a source itself: a flag of no setting, a file that cannot be read.
+    problems: Vec<String>,
 }
 
 impl Sources {
@@ -155,14 +172,26 @@ impl Sources {
         Sources::default()
     }
 
-    /// A flag, by the key (or an older name) of its setting. `flag` is what the user typed, for messages.
-    pub fn flag(mut self, key: &str, flag: &str, value: impl Into<String>) -> Result<Self> {
+    /// A flag, by the key (or an older name) of its setting. `flag` is what the user typed, for messages. One of no setting is a
+    /// problem that [`Config::load`](super::Config::load) tells.
+    #[must_use]
+    pub fn flag(mut self, key: &str, flag: &str, value: impl Into<String>) -> Self {
         if let Some(scope) = scope_of(key) {
             self.scoped_flags.push((scope.to_owned(), flag.to_owned(), value.into()));
-            return Ok(self);
+            return self;
         }
-        self.flags.push((setting(key)?, flag.to_owned(), value.into()));
-        Ok(self)
+        match find(key) {
+            Ok(setting) => self.flags.push((setting, flag.to_owned(), value.into())),
+            Err(problem) => self.problems.push(problem),
+        }
+        self
+    }
+
+    /// Something that is wrong with what the user typed, to be told with the other problems.
+    #[must_use]
+    pub fn problem(mut self, told: impl Into<String>) -> Self {
+        self.problems.push(told.into());
+        self
     }
 
     /// Environment variables; those that concern nobody here are ignored.
@@ -179,23 +208,26 @@ impl Sources {
         self
     }
 
-    /// A configuration file, which must be there.
-    pub fn toml_file(self, path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|e| Error::Config(format!("{} cannot be read: {e}", path.display())))?;
-        Ok(self.toml(path, text))
+    /// A configuration file, which must be there: else that is a problem.
+    #[must_use]
+    pub fn toml_file(self, path: &Path) -> Self {
+        match std::fs::read_to_string(path) {
+            Ok(text) => self.toml(path, text),
+            Err(e) => self.problem(format!("{} cannot be read: {e}", path.display())),
+        }
     }
 
     /// This process's environment, and the configuration file: the one given, else the one `HAPAX_CONFIG` names, else
     /// `hapax.toml` here if there is one.
-    pub fn of_process(self, config: Option<&Path>) -> Result<Self> {
+    #[must_use]
+    pub fn of_process(mut self, config: Option<&Path>) -> Self {
         let mut vars = Vec::new();
         for (name, value) in std::env::vars_os() {
             let Ok(name) = name.into_string() else { continue };
             match value.into_string() {
                 Ok(value) => vars.push((name, value)),
                 Err(_) if is_ours(&name) => {
-                    return Err(Error::Config(format!("the value of {name} is not UTF-8")));
+                    self.problems.push(format!("the value of {name} is not UTF-8"));
                 }
                 Err(_) => {}
             }
@@ -205,32 +237,36 @@ impl Sources {
         match config.map(Path::to_owned).or(named) {
             Some(path) => sources.toml_file(&path),
             None if Path::new(CONFIG_FILE).exists() => sources.toml_file(Path::new(CONFIG_FILE)),
-            None => Ok(sources),
+            None => sources,
         }
     }
 
-    /// Resolves every setting of the table, in its order.
+    /// Resolves every setting of the table, in its order; the first problem is the error.
     pub(super) fn resolve(&self) -> Result<Vec<Value>> {
-        self.check_env()?;
-        let file = self.file_values()?;
-        SETTINGS.iter().map(|setting| self.resolve_one(setting, &file)).collect()
+        let (values, problems) = self.values();
+        problems.into_iter().next().map_or(Ok(values), Err)
     }
 
-    /// Every setting as far as it can be told, and what is wrong with the rest: for whoever looks for a mistake.
+    /// Every setting as far as it can be told, and all that is wrong: for whoever looks for a mistake.
     pub fn values(&self) -> (Vec<Value>, Vec<Error>) {
-        let mut problems: Vec<_> = self.check_env().err().into_iter().collect();
-        let file = self.file_values().unwrap_or_else(|error| {
+        let mut problems: Vec<_> = self.problems.iter().cloned().map(Error::Config).collect();
+        problems.extend(self.unknown_variables());
+        let entries = self.entries().unwrap_or_else(|error| {
             problems.push(error);
-            BTreeMap::new()
+            Vec::new()
         });
+        let file = file_values(&entries, &mut problems);
         let mut values = Vec::new();
         for setting in SETTINGS {
             let found = self.resolve_one(setting, &file).unwrap_or_else(|error| {
                 problems.push(error);
-                Value { setting, place: Place::Default, text: setting.default.to_owned() }
+                let place = Place::Because("what was given cannot be used");
+                Value { setting, place, text: setting.default.to_owned() }
             });
             values.push(found);
         }
+        problems.extend(Scoped::load(self, &entries).err());
+        derive(&mut values);
         (values, problems)
     }
 
@@ -272,121 +308,107 @@ impl Sources {
     }
 
     /// A misspelt variable would otherwise be a setting that silently does nothing.
-    fn check_env(&self) -> Result<()> {
-        for (name, _) in self.env.iter().filter(|(name, _)| is_ours(name)) {
-            let known = SETTINGS.iter().any(|setting| {
+    fn unknown_variables(&self) -> impl Iterator<Item = Error> {
+        let known = |name: &str| {
+            SETTINGS.iter().any(|setting| {
                 let own = setting.env();
-                *name == own
-                    || setting.older_env.contains(&name.as_str())
+                name == own
+                    || setting.older_env.contains(&name)
                     || (setting.secret && name.strip_suffix("_FILE") == Some(&own))
-            });
-            if !known && !is_variable(name) {
-                let hint = if name.ends_with("_FILE") { "; only secrets come from *_FILE" } else { "" };
-                let names: Vec<_> = SETTINGS
-                    .iter()
-                    .flat_map(|s| {
-                        std::iter::once(s.env()).chain(s.older_env.iter().map(|&older| older.to_owned()))
-                    })
-                    .collect();
-                let near = did_you_mean(name, names.iter().map(String::as_str));
-                return Err(Error::Config(format!(
-                    "the environment variable {name} is unknown{hint}; {near}`hapax config show` lists them all"
-                )));
-            }
-        }
-        Ok(())
+            })
+        };
+        let names = self.env.iter().map(|(name, _)| name).filter(|name| is_ours(name));
+        names.filter(move |name| !known(name) && !is_variable(name)).map(|name| {
+            let hint = if name.ends_with("_FILE") { "; only secrets come from *_FILE" } else { "" };
+            let meant = meant_variable(name);
+            Error::Config(format!(
+                "the environment variable {name} is unknown{hint}; {meant}`hapax config show` lists them all"
+            ))
+        })
     }
 
-    fn file_values(&self) -> Result<BTreeMap<&'static str, Value>> {
-        let Some((path, text)) = &self.file else { return Ok(BTreeMap::new()) };
-        let table = parsed(path, text)?;
-        let mut flat = Vec::new();
-        flatten("", &table, &mut flat);
-        let mut values: BTreeMap<&'static str, Value> = BTreeMap::new();
-        for (key, raw) in flat {
-            if scope_of(&key).is_some() {
-                continue; // of one scope: `scoped_file` reads it
-            }
-            let found = setting(&key).map_err(|e| Error::Config(format!("{}: {e}", path.display())))?;
-            let text = scalar(raw).ok_or_else(|| no_scalar(path, &key, raw, found))?;
-            let new = value(found, Place::File(path.clone(), key), &text)?;
-            let both = values.remove(found.key).into_iter().chain([new]).map(Ok);
+    /// The keys of the configuration file.
+    pub(super) fn entries(&self) -> Result<Vec<Entry>> {
+        self.file.as_ref().map_or(Ok(Vec::new()), |(path, text)| file::entries(path, text))
+    }
+}
+
+/// What the configuration file says, but for what is of one scope: `Scoped` reads that.
+fn file_values(entries: &[Entry], problems: &mut Vec<Error>) -> BTreeMap<&'static str, Value> {
+    let mut values: BTreeMap<&'static str, Value> = BTreeMap::new();
+    for entry in entries.iter().filter(|entry| scope_of(&entry.key).is_none()) {
+        let new = find(&entry.key)
+            .map_err(|problem| entry.problem(&problem))
+            .and_then(|setting| entry.value(setting));
+        let added = new.and_then(|new| {
+            let key = new.setting.key;
+            let both = values.get(key).cloned().into_iter().chain([new]).map(Ok);
             if let Some(value) = agreed(both)? {
-                values.insert(found.key, value);
+                values.insert(key, value);
             }
+            Ok(())
+        });
+        problems.extend(added.err());
+    }
+    values
+}
+
+/// Gives settings that are unset the values they have because of others.
+fn derive(values: &mut [Value]) {
+    let text = |key: &str| {
+        let found = values.iter().find(|value| value.setting.key == key);
+        found.map(|value| value.text.clone()).unwrap_or_default()
+    };
+    let data = PathBuf::from(text("data.dir"));
+    let in_data = |file: &str| format!("sqlite:{}", data.join(file).display());
+    let postgres = !text("journal.allocator_url").is_empty() || text("ledger.url").starts_with("postgres");
+    let allocator = if postgres { "postgres" } else { "s3" };
+    let derived = [
+        ("journal.allocator", allocator.to_owned(), "no PostgreSQL is named"),
+        ("ledger.url", in_data("ledger.db"), "in data.dir"),
+        ("journal.url", in_data("journal.db"), "in data.dir"),
+        ("relay.flush_max", text("relay.batch_max"), "as relay.batch_max"),
+    ];
+    for (key, text, why) in derived {
+        let unset = |value: &&mut Value| match key {
+            "journal.allocator" => value.place == Place::Default,
+            "relay.flush_max" => value.text == "0",
+            _ => value.text.is_empty(),
+        };
+        if let Some(value) = values.iter_mut().find(|value| value.setting.key == key).filter(unset) {
+            value.comes_to(text, why);
         }
-        Ok(values)
     }
-}
-
-impl Sources {
-    /// What the configuration file says of single scopes: scope, place, value.
-    pub(super) fn scoped_file(&self) -> Result<Vec<(String, Place, String)>> {
-        let Some((path, text)) = &self.file else { return Ok(Vec::new()) };
-        let table = parsed(path, text)?;
-        let mut flat = Vec::new();
-        flatten("", &table, &mut flat);
-        let mut found = Vec::new();
-        for (key, raw) in flat {
-            let Some(scope) = scope_of(&key) else { continue };
-            let text = scalar(raw).ok_or_else(|| no_scalar(path, &key, raw, &ATTEMPTS_OF_SCOPE))?;
-            found.push((scope.to_owned(), Place::File(path.clone(), key.clone()), text));
-        }
-        Ok(found)
-    }
-}
-
-/// Reads a file; a mistake is told with its line.
-fn parsed(path: &Path, text: &str) -> Result<toml::Table> {
-    text.parse().map_err(|error: toml::de::Error| {
-        let before = error.span().and_then(|span| text.get(..span.start));
-        let line =
-            before.map(|before| format!(" line {}", before.matches('\n').count() + 1)).unwrap_or_default();
-        Error::Config(format!("{}{line}: {}", path.display(), error.message()))
-    })
-}
-
-fn scalar(raw: &toml::Value) -> Option<String> {
-    match raw {
-        toml::Value::String(text) => Some(text.clone()),
-        toml::Value::Integer(number) => Some(number.to_string()),
-        toml::Value::Boolean(truth) => Some(truth.to_string()),
-        _ => None,
-    }
-}
-
-fn no_scalar(path: &Path, key: &str, raw: &toml::Value, setting: &Setting) -> Error {
-    let range = setting.kind.range();
-    Error::Config(format!("{}: {key} is a {}; it takes {range}", path.display(), raw.type_str()))
 }
 
 fn is_ours(name: &str) -> bool {
     if name.starts_with("PROCESSED_EVENT_") {
         return true;
     }
-    name.starts_with("HAPAX_") && !TOOLS.iter().any(|tool| name.starts_with(tool)) && name != CONFIG_ENV
-}
-
-fn flatten<'t>(prefix: &str, table: &'t toml::Table, out: &mut Vec<(String, &'t toml::Value)>) {
-    for (key, value) in table {
-        let key = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
-        match value {
-            toml::Value::Table(inner) => flatten(&key, inner, out),
-            value => out.push((key, value)),
-        }
-    }
+    let of_tools = |tool: &str| name == tool || (tool.ends_with('_') && name.starts_with(tool));
+    name.starts_with("HAPAX_") && !TOOLS.into_iter().any(of_tools)
 }
 
 pub(super) fn value(setting: &'static Setting, place: Place, text: &str) -> Result<Value> {
     match setting.kind.normal(text) {
         Some(text) => Ok(Value { setting, place, text }),
-        None => Err(Error::Config(format!(
-            "{place} = {:?} is not allowed: {} takes {}",
-            shown(setting, text),
-            setting.key,
-            setting.kind.range()
-        ))),
+        None => Err(not_allowed(&place.to_string(), setting, text)),
     }
+}
+
+/// A value that a setting does not take; `said` is who gave it.
+pub(super) fn not_allowed(said: &str, setting: &Setting, text: &str) -> Error {
+    let (key, range) = (setting.key, setting.kind.range());
+    if let Some(url) = setting.kind.url_of_file(text) {
+        return Error::Config(format!(
+            "{said} = {text:?} is not allowed: did you mean {url}? {key} takes {range}"
+        ));
+    }
+    let shown = match shown(setting, text).as_str() {
+        "***" => " (not shown: it may be a password)".to_owned(),
+        shown => format!(" = {shown:?}"),
+    };
+    Error::Config(format!("{said}{shown} is not allowed: {key} takes {range}"))
 }
 
 /// The first of several values, which must all be the same.

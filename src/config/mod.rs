@@ -16,6 +16,7 @@
 //! ```
 
 mod consumer;
+mod file;
 mod journal;
 mod load;
 mod scoped;
@@ -152,13 +153,9 @@ impl Config {
         let values = sources.resolve()?;
         let of = Typed(&values);
         let data_dir = PathBuf::from(of.text("data.dir")?);
-        let url = match of.text("ledger.url")? {
-            "" => format!("sqlite:{}", data_dir.join("ledger.db").display()),
-            url => url.to_owned(),
-        };
-        let mut config = Config {
+        let config = Config {
             ledger: LedgerConfig {
-                url,
+                url: of.text("ledger.url")?.to_owned(),
                 schema: of.text("ledger.schema")?.to_owned(),
                 migrate: if of.text("ledger.migrate")? == "check" { Migrate::Check } else { Migrate::Auto },
                 pool_max: of.int("ledger.pool_max")? as u32,
@@ -202,26 +199,16 @@ impl Config {
                     _ => OnOutage::PassThrough,
                 },
             },
-            journal: JournalConfig::of(&of, &data_dir)?,
+            journal: JournalConfig::of(&of)?,
             relay: RelayConfig::of(&of)?,
             bus_url: of.text("bus.url")?.to_owned(),
             consumer: ConsumerConfig::of(&of)?,
             telemetry_prefix: of.text("telemetry.prefix")?.to_owned(),
             data_dir,
             values,
-            scoped: scoped::Scoped::load(sources)?,
+            scoped: scoped::Scoped::load(sources, &sources.entries()?)?,
         };
         config.check()?;
-        for (key, comes_to, why) in [
-            ("journal.allocator", config.journal.allocator.mode().to_string(), "no PostgreSQL is named"),
-            ("ledger.url", config.ledger.url.clone(), "in data.dir"),
-            ("journal.url", config.journal.url.clone(), "in data.dir"),
-            ("relay.flush_max", config.relay.flush_max.to_string(), "as relay.batch_max"),
-        ] {
-            if let Some(shown) = config.values.iter_mut().find(|value| value.setting.key == key) {
-                shown.comes_to(comes_to, why);
-            }
-        }
         Ok(config)
     }
 

@@ -1,5 +1,6 @@
 //! `consumer.<scope>.max_attempts`: the one setting that any scope may have for itself.
 
+use super::file::Entry;
 use super::load::{Place, Sources, Value, agreed, value};
 use super::table::{ATTEMPTS_OF_SCOPE, Setting};
 use crate::error::Result;
@@ -40,7 +41,7 @@ pub(super) struct Scoped {
 
 impl Scoped {
     /// Reads and checks everything, also for scopes that nobody will ask for: a mistake is told at once.
-    pub(super) fn load(sources: &Sources) -> Result<Self> {
+    pub(super) fn load(sources: &Sources, file: &[Entry]) -> Result<Self> {
         let of = |place, text: &str| value(setting(), place, text);
         let mut scoped = Scoped::default();
         for (scope, flag, text) in &sources.scoped_flags {
@@ -51,8 +52,10 @@ impl Scoped {
                 scoped.env.push((name.clone(), of(Place::Env(name.clone()), text)?));
             }
         }
-        for (scope, place, text) in sources.scoped_file()? {
-            scoped.file.push((scope, of(place, &text)?));
+        for entry in file {
+            if let Some(scope) = scope_of(&entry.key) {
+                scoped.file.push((scope.to_owned(), entry.value(setting())?));
+            }
         }
         Ok(scoped)
     }

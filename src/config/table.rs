@@ -51,6 +51,15 @@ impl Kind {
         }
     }
 
+    /// The URL that somebody probably meant who gave the name of a file.
+    pub(super) fn url_of_file(self, text: &str) -> Option<String> {
+        let Kind::Url(schemes) = self else { return None };
+        let is_file = [".db", ".sqlite", ".sqlite3"].iter().any(|end| text.ends_with(end))
+            && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-' | b'/'));
+        let (scheme, _) = schemes.iter().find(|(_, form)| form.ends_with(":FILE")).filter(|_| is_file)?;
+        Some(format!("{scheme}:{text}"))
+    }
+
     /// The value in its one normal form, or none if it is not allowed. Two texts of one value (`yes`, `true`) agree.
     pub(super) fn normal(self, text: &str) -> Option<String> {
         match self {
@@ -59,8 +68,11 @@ impl Kind {
                 let (scheme, rest) =
                     text.split_once(':').map_or((text, None), |(scheme, rest)| (scheme, Some(rest)));
                 let form = schemes.iter().find(|(known, _)| *known == scheme).map(|(_, form)| *form);
-                let fits = form.is_some_and(|form| rest.is_some() || form == scheme) && !text.contains('\0');
-                (text.is_empty() || fits).then(|| text.to_owned())
+                let fits = form.is_some_and(|form| match rest {
+                    Some(rest) => !(names_file(form) && rest.trim_start_matches('/').is_empty()),
+                    None => form == scheme,
+                });
+                (text.is_empty() || (fits && !text.contains('\0'))).then(|| text.to_owned())
             }
             Kind::Name => {
                 if text.trim().is_empty() {
@@ -85,6 +97,11 @@ impl Kind {
             },
         }
     }
+}
+
+/// Whether what follows the scheme is a path, which must then be there.
+fn names_file(form: &str) -> bool {
+    form.ends_with(":FILE") || form.ends_with(":PATH")
 }
 
 /// One setting.
@@ -542,14 +559,40 @@ pub static ATTEMPTS_OF_SCOPE: Setting = row(
 
 /// The setting of a key or of one of its aliases.
 pub fn setting(name: &str) -> Result<&'static Setting> {
+    find(name).map_err(Error::Config)
+}
+
+/// The same; else what is told about it.
+pub(super) fn find(name: &str) -> std::result::Result<&'static Setting, String> {
     SETTINGS.iter().find(|s| s.key == name || s.aliases.contains(&name)).ok_or_else(|| {
         let keys = SETTINGS.iter().flat_map(|s| std::iter::once(s.key).chain(s.aliases.iter().copied()));
-        let hint = did_you_mean(name, keys);
-        Error::Config(format!("{name:?} is not a setting; {hint}`hapax config show` lists them all"))
+        let meant = of_flag(name).map(|setting| setting.key).or_else(|| nearest(name, keys));
+        let meant = meant.map_or_else(String::new, |meant| format!("did you mean {meant}? "));
+        format!("{name:?} is not a setting; {meant}`hapax config show` lists them all")
     })
 }
 
-/// `did you mean …? `, if one of the known names is near.
-pub(super) fn did_you_mean<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> String {
-    nearest(name, known).map_or_else(String::new, |near| format!("did you mean {near}? "))
+/// `did you mean …? `, if a variable that is not known is like one that is.
+pub(super) fn meant_variable(name: &str) -> String {
+    let names: Vec<_> = SETTINGS
+        .iter()
+        .flat_map(|s| std::iter::once(s.env()).chain(s.older_env.iter().map(|&older| older.to_owned())))
+        .collect();
+    let own = name.strip_prefix("HAPAX_");
+    let meant = own
+        .and_then(of_flag)
+        .map(Setting::env)
+        .or_else(|| nearest(name, names.iter().map(String::as_str)).map(str::to_owned));
+    // `HAPAX_ATTEMPTS_MAX`: the end of a name, behind what all of them begin with.
+    let meant = meant.or_else(|| {
+        let ends = names.iter().filter_map(|name| name.strip_prefix("HAPAX_"));
+        nearest(own?, ends).map(|end| format!("HAPAX_{end}"))
+    });
+    meant.map_or_else(String::new, |meant| format!("did you mean {meant}? "))
+}
+
+/// The setting whose flag has this name: `ledger` and `LEDGER` are those of `--ledger`.
+fn of_flag(name: &str) -> Option<&'static Setting> {
+    let is = |flag: &str| flag.trim_start_matches('-').eq_ignore_ascii_case(name);
+    SETTINGS.iter().find(|setting| setting.flag.is_some_and(is))
 }

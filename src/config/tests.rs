@@ -39,7 +39,7 @@ fn flags_beat_variables_beat_the_file() {
     assert_eq!(load(&file).unwrap().lease.timeout.as_secs(), 100);
     let older = file.env([("PROCESSED_EVENT_LEASE_TIMEOUT_SECONDS", "200")]);
     assert_eq!(load(&older).unwrap().lease.timeout.as_secs(), 200);
-    let flag = older.flag("lease.timeout_s", "--set", "300").unwrap();
+    let flag = older.flag("lease.timeout_s", "--set", "300");
     let config = load(&flag).unwrap();
     assert_eq!(config.lease.timeout.as_secs(), 300);
     assert_eq!(config.retry.attempts_max, 2);
@@ -144,7 +144,7 @@ fn unknown_names_are_errors() {
     let text = problem(&Sources::new().toml("my.toml", "[ledger]\npool_max = [1]"));
     assert!(text.contains("ledger.pool_max") && text.contains("array"), "{text}");
     assert!(problem(&Sources::new().toml("my.toml", "= =")).contains("my.toml"));
-    assert!(Sources::new().flag("ledger.ulr", "--set", "x").is_err());
+    assert!(problem(&Sources::new().flag("ledger.ulr", "--set", "x")).contains("ledger.ulr"));
     assert!(load(&Sources::new().env([("HAPAX_TEST_POSTGRES", "x"), ("HAPAXES", "y")])).is_ok());
 }
 
@@ -156,8 +156,55 @@ fn e_a_mistake_in_a_name_is_told_with_what_was_probably_meant() {
     assert!(text.contains("did you mean PROCESSED_EVENT_OWNER?"), "{text}");
     let text = problem(&Sources::new().toml("my.toml", "[ledger]\nulr = 'x'"));
     assert!(text.contains("did you mean ledger.url?") && text.len() < 200, "{text}");
-    let text = Sources::new().flag("colour", "--set", "red").unwrap_err().to_string();
+    let text = problem(&Sources::new().flag("colour", "--set", "red"));
     assert!(!text.contains("did you mean") && text.len() < 200, "{text}");
+}
+
+/// The likeliest guesses are the names of the flags, and half of a name.
+#[test]
+fn t98_a_variable_that_is_named_after_its_flag_is_told_with_the_right_one() {
+    for (name, meant) in [
+        ("HAPAX_LEDGER", "HAPAX_LEDGER_URL"),
+        ("HAPAX_JOURNAL", "HAPAX_JOURNAL_URL"),
+        ("HAPAX_BUS", "HAPAX_BUS_URL"),
+        ("HAPAX_DATA", "HAPAX_DATA_DIR"),
+        ("HAPAX_ATTEMPTS_MAX", "HAPAX_RETRY_ATTEMPTS_MAX"),
+    ] {
+        let text = problem(&Sources::new().env([(name, "x")]));
+        assert!(text.contains(&format!("did you mean {meant}?")), "{text}");
+    }
+    for (key, meant) in [("attempts_max", "retry.attempts_max"), ("ledger", "ledger.url"), ("bus", "bus.url")]
+    {
+        let text = problem(&Sources::new().flag(key, "--set", "3"));
+        assert!(text.contains(&format!("did you mean {meant}?")), "{text}");
+    }
+    let text = problem(&Sources::new().flag("url", "--set", "x"));
+    assert!(!text.contains("did you mean"), "several could be meant: {text}");
+}
+
+/// The tools of this repository run the binary, with their own variables set.
+#[test]
+fn t98_the_variables_of_the_repositorys_tools_are_no_mistakes() {
+    fn look(dir: &Path, names: &mut std::collections::BTreeSet<String>) {
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                look(&path, names);
+                continue;
+            }
+            let text = String::from_utf8_lossy(&std::fs::read(&path).unwrap()).into_owned();
+            let is_part = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
+            let words = text.match_indices("HAPAX_").map(|(at, _)| &text[at..]);
+            names.extend(words.map(|from| from.split(|c| !is_part(c)).next().unwrap().to_owned()));
+        }
+    }
+    let mut names = std::collections::BTreeSet::new();
+    look(&Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts"), &mut names);
+    assert!(names.contains("HAPAX_README_RELEASE") && names.len() > 20, "{names:?}");
+    names.extend(["HAPAX_MUTANT", "HAPAX_CHILD", "HAPAX_FILE", "HAPAX_CRASH_POINT_CHILD"].map(str::to_owned));
+    let (_, problems) = Sources::new().env(names.into_iter().map(|name| (name, "1"))).values();
+    assert!(problems.is_empty(), "{problems:?}");
+    problem(&Sources::new().env([("HAPAX_SEEDS", "1")]));
 }
 
 #[test]
@@ -166,6 +213,47 @@ fn e_a_mistake_in_the_file_is_told_with_its_line() {
     assert!(text.contains("my.toml line 4: "), "{text}");
     let text = problem(&Sources::new().toml("my.toml", "[retry\n"));
     assert!(text.contains("my.toml line 1: "), "{text}");
+}
+
+/// As someone reads it who has to find the place.
+#[test]
+fn t98_a_key_of_the_file_that_is_wrong_is_told_with_its_line_and_once() {
+    for (toml, wanted) in [
+        ("[retry]\n\n[ledger]\nulr = 'x'", "configuration: my.toml line 4: \"ledger.ulr\" is not a setting;"),
+        ("[ledger]\npool_max = [1]", "configuration: my.toml line 2: ledger.pool_max is an array; it takes"),
+        ("# a\n[retry]\nattempts_max = 0", "my.toml line 3: retry.attempts_max = \"0\" is not allowed"),
+        (
+            "[consumer.x]\nmax_attempts = 1.5",
+            "my.toml line 2: consumer.x.max_attempts is a number with a frac",
+        ),
+        (
+            "ledger.url = 5",
+            "my.toml line 1: ledger.url (not shown: it may be a password) is not allowed: ledger",
+        ),
+    ] {
+        let text = problem(&Sources::new().toml("my.toml", toml));
+        assert!(text.contains(wanted) && text.matches("configuration").count() == 1, "{text}");
+    }
+    let hex = load(&Sources::new().toml("my.toml", "retry.attempts_max = 0x1_0")).unwrap();
+    assert_eq!(hex.retry.attempts_max, 16);
+}
+
+#[test]
+fn t98_the_name_of_a_file_is_told_as_a_url() {
+    for (key, text, meant) in [
+        ("ledger.url", "ledger.db", "did you mean sqlite:ledger.db?"),
+        ("journal.url", "a/b.sqlite", "did you mean sqlite:a/b.sqlite?"),
+        ("bus.url", "bus.db", "did you mean embedded:bus.db?"),
+    ] {
+        let told = problem(&Sources::new().flag(key, "--set", text));
+        assert!(told.contains(meant) && !told.contains("***"), "{told}");
+    }
+    let told = problem(&Sources::new().flag("ledger.url", "--ledger", "host=db password=s3cret.db"));
+    assert!(told.contains("flag --ledger (not shown: it may be a password) is not allowed"), "{told}");
+    assert!(!told.contains("s3cret"), "{told}");
+    for (key, url) in [("ledger.url", "sqlite:"), ("ledger.url", "sqlite://"), ("journal.url", "dir:")] {
+        assert!(problem(&Sources::new().flag(key, "--set", url)).contains("is not allowed"), "{url}");
+    }
 }
 
 #[test]
@@ -180,7 +268,7 @@ fn e_what_is_no_url_of_the_kind_is_refused_before_anything_is_opened() {
         ("bus.url", "amqp://h"),
         ("bus.url", "kafka"),
     ] {
-        let text = problem(&Sources::new().flag(key, "--set", url).unwrap());
+        let text = problem(&Sources::new().flag(key, "--set", url));
         assert!(text.contains("is not allowed") && text.contains(key) && !text.contains("s3cret"), "{text}");
     }
     assert!(problem(&Sources::new().toml("my.toml", "[ledger]\nurl = 5")).contains("sqlite:FILE"));
@@ -194,7 +282,7 @@ fn e_what_is_no_url_of_the_kind_is_refused_before_anything_is_opened() {
         ("bus.url", "kafka://a:1,b:2"),
         ("journal.url", "s3://b/p"),
     ] {
-        load(&Sources::new().flag(key, "--set", url).unwrap()).unwrap();
+        load(&Sources::new().flag(key, "--set", url)).unwrap();
     }
 }
 
@@ -226,6 +314,36 @@ fn e_what_is_right_is_shown_although_something_is_wrong() {
     let (values, problems) = sources.values();
     assert_eq!((values.len(), problems.len()), (SETTINGS.len(), 3), "{problems:?}");
     assert!(values.iter().any(|value| value.setting.key == "lease.timeout_s" && value.text() == "60"));
+}
+
+/// Nothing that is wrong hides what else is wrong, or what is in force.
+#[test]
+fn t98_every_mistake_is_told_and_all_else_is_as_it_would_be() {
+    let file = "[ledger]\nulr = 'x'\nschema = 5\nidentity = 'no'\n[retry]\nattempts_max = 3";
+    let sources = Sources::new()
+        .flag("data.dir", "--data", "d")
+        .flag("leger.url", "--set", "x")
+        .problem("--set \"x\" is not KEY=VALUE")
+        .env([
+            ("HAPAX_LEASE_TIMEOUT", "1"),
+            ("HAPAX_LEASE_OWNRE", "1"),
+            ("HAPAX_CONSUMER_X_MAX_ATTEMPTS", "0"),
+        ])
+        .toml("my.toml", file);
+    let (values, problems) = sources.values();
+    assert_eq!(problems.len(), 8, "{problems:?}");
+    let of = |key: &str| values.iter().find(|value| value.setting.key == key).unwrap();
+    assert_eq!(of("ledger.url").shown(), "sqlite:d/ledger.db");
+    assert_eq!(of("journal.url").shown(), "sqlite:d/journal.db");
+    assert_eq!(of("retry.attempts_max").shown(), "3");
+    let (values, problems) =
+        Sources::new().flag("data.dir", "--data", "d").toml_file(Path::new("nowhere/at/all.toml")).values();
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    assert!(values.iter().any(|value| value.setting.key == "data.dir" && value.text() == "d"));
+    let (values, problems) = Sources::new().env([("HAPAX_RETRY_ATTEMPTS_MAX", "no")]).values();
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    let wrong = values.iter().find(|value| value.setting.key == "retry.attempts_max").unwrap();
+    assert_eq!(wrong.place.to_string(), "default: what was given cannot be used");
 }
 
 #[test]
@@ -271,7 +389,7 @@ fn any_scope_may_have_its_own_number_of_runs() {
     assert_eq!(config.consumer_settings(scope("billing"), Vec::new()).unwrap().attempts_max, 3);
     let env = file.env([("HAPAX_CONSUMER_BILLING_MAX_ATTEMPTS", "4")]);
     assert_eq!(load(&env).unwrap().attempts_max(&scope("billing")).unwrap(), 4);
-    let flag = env.flag("consumer.billing.max_attempts", "--set", "6").unwrap();
+    let flag = env.flag("consumer.billing.max_attempts", "--set", "6");
     assert_eq!(load(&flag).unwrap().attempts_max(&scope("billing")).unwrap(), 6);
 }
 

@@ -29,7 +29,10 @@ pub async fn check(
             findings.push(finding(
                 Level::Refusal,
                 "topic",
-                format!("there is no topic {topic} on this bus ({}); make it first", bus.capabilities().bus),
+                format!(
+                    "there is no topic {topic} on this bus ({}); create it first",
+                    bus.capabilities().bus
+                ),
             ));
             continue;
         };

@@ -191,9 +191,18 @@ const STRUCTURED: &[u8] = b"application/cloudevents+json";
 /// Names of headers are compared as they are, but for this one: it comes from HTTP, where neither its name nor its value knows
 /// upper from lower case.
 pub(crate) fn is_structured(headers: &Headers) -> bool {
-    let content_type = headers.iter().find(|(name, _)| name.eq_ignore_ascii_case("content-type"));
-    let start = content_type.and_then(|(_, value)| value.trim_ascii_start().get(..STRUCTURED.len()));
-    start.is_some_and(|start| start.eq_ignore_ascii_case(STRUCTURED))
+    let content_type = headers.iter().find(|(name, _)| is_content_type(name));
+    content_type.is_some_and(|(name, value)| says_structured(name, value))
+}
+
+/// Whether one header says that the payload is a structured CloudEvent.
+pub(crate) fn says_structured(name: &str, value: &[u8]) -> bool {
+    let start = value.trim_ascii_start().get(..STRUCTURED.len());
+    is_content_type(name) && start.is_some_and(|start| start.eq_ignore_ascii_case(STRUCTURED))
+}
+
+fn is_content_type(name: &str) -> bool {
+    name.eq_ignore_ascii_case("content-type")
 }
 
 fn cloud_event_id(headers: &Headers, json: &mut Json<'_>) -> Result<Option<EventId>> {

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use super::RelaySettings;
 use crate::bus::Record;
 use crate::event::Headers;
+use crate::id::says_structured;
 use crate::journal::Stored;
 
 /// What is put before the name of an event's own header if the relay has another value to say under that name.
@@ -87,7 +88,7 @@ impl RecordEncoder {
         if name == "idempotency_key" {
             return value != id.as_bytes();
         }
-        if name == "content-type" && value.starts_with(b"application/cloudevents") {
+        if says_structured(name, value) {
             // A structured CloudEvent has its id in the payload.
             let json: Option<serde_json::Value> = serde_json::from_slice(&stored.event.payload).ok();
             return json.is_none_or(|json| json.get("id").and_then(|id| id.as_str()) != Some(&*id));
@@ -214,5 +215,17 @@ mod tests {
         }
         let names: Vec<_> = record.headers.iter().map(|(name, _)| name).collect();
         assert_eq!(names.iter().filter(|name| **name == "eventId").count(), 1, "said once");
+        // The name and the value of a content type may be written in any case.
+        for (name, value) in [
+            ("Content-Type", "Application/CloudEvents+JSON"),
+            ("CONTENT-TYPE", " application/cloudevents+json"),
+        ] {
+            let mut event = Event::new(EventId::new("e-1").unwrap()).payload(r#"{"id": "structured"}"#);
+            event.headers = [(name, value)].into_iter().collect();
+            let record = encoder().record(&stored(event));
+            assert!(record.headers.get(name).is_none(), "{name}");
+            assert_eq!(record.headers.get(&format!("{ORIGINAL}{name}")), Some(value.as_bytes()), "{name}");
+            assert_eq!(decoded(record).id.to_string(), "e-1", "{name}");
+        }
     }
 }

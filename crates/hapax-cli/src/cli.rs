@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use hapax::config::{Config, Sources};
+use hapax::config::{Config, Sources, hide_password};
 
 use crate::exporters::Log;
 use crate::failure::Failure;
@@ -67,37 +67,61 @@ impl Global {
 
     /// The same with flags that only one command has: key, flag, value.
     pub fn load_with(&self, flags: &[(&str, &str, Option<String>)]) -> Result<Config, Failure> {
-        Ok(Config::load(&self.sources(flags)?)?)
+        Ok(Config::load(&self.sources(flags))?)
     }
 
     /// Where settings come from.
-    pub fn sources(&self, flags: &[(&str, &str, Option<String>)]) -> Result<Sources, Failure> {
+    pub fn sources(&self, flags: &[(&str, &str, Option<String>)]) -> Sources {
+        let places = self.places().map(|(key, flag, value)| (key, flag, value.cloned()));
         let mut sources = Sources::new();
-        for (key, flag, value) in flags {
+        for (key, flag, value) in flags.iter().cloned().chain(places) {
             if let Some(value) = value {
-                sources = sources.flag(key, flag, value)?;
+                sources = sources.flag(key, flag, value);
             }
         }
-        if let Some(data) = &self.data {
-            sources = sources.flag("data.dir", "--data", data)?;
-        }
-        if let Some(url) = &self.ledger {
-            sources = sources.flag("ledger.url", "--ledger", url)?;
-        }
-        if let Some(url) = &self.journal {
-            sources = sources.flag("journal.url", "--journal", url)?;
-        }
-        if let Some(url) = &self.bus {
-            sources = sources.flag("bus.url", "--bus", url)?;
-        }
         for pair in &self.set {
-            let (key, value) = pair
-                .split_once('=')
-                .ok_or_else(|| Failure::config(format!("--set {pair:?} is not KEY=VALUE")))?;
-            sources = sources.flag(key.trim(), "--set", value)?;
+            sources = match pair.split_once('=') {
+                Some((key, value)) => sources.flag(key.trim(), "--set", value),
+                None => sources.problem(format!("--set {pair:?} is not KEY=VALUE")),
+            };
         }
-        Ok(sources.of_process(self.config.as_deref())?)
+        sources.of_process(self.config.as_deref())
     }
+
+    /// The flags among these that were given, as they stand in a command: ` --data d`. For hints: the same command without them
+    /// would work on something else. A password is not repeated.
+    pub fn given(&self, flags: &[&str]) -> String {
+        let mut text = String::new();
+        if let Some(config) = &self.config {
+            text.extend([" --config ", &quoted(&config.display().to_string())]);
+        }
+        for (_, flag, value) in self.places() {
+            if let Some(value) = value.filter(|_| flags.contains(&flag)) {
+                let value = if flag == "--data" { value.clone() } else { hide_password(value) };
+                text.extend([" ", flag, " ", &quoted(&value)]);
+            }
+        }
+        text
+    }
+
+    /// The flags that say where things are: key, flag, value.
+    fn places(&self) -> [(&'static str, &'static str, Option<&String>); 4] {
+        [
+            ("data.dir", "--data", self.data.as_ref()),
+            ("ledger.url", "--ledger", self.ledger.as_ref()),
+            ("journal.url", "--journal", self.journal.as_ref()),
+            ("bus.url", "--bus", self.bus.as_ref()),
+        ]
+    }
+}
+
+/// A word as a shell takes it.
+fn quoted(text: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"./_-:@,+=".contains(&b);
+    if !text.is_empty() && text.bytes().all(plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', "'\\''"))
 }
 
 /// Flags of every command that this one has no use for: it does not offer them.

@@ -19,24 +19,29 @@ enum ConfigCommand {
     /// Every setting, its value and where it came from; passwords are hidden
     ///
     /// A value in parentheses says what it means that nothing is set. If the configuration is wrong somewhere, the rest is
-    /// listed all the same, and the mistake is told at the end.
+    /// listed all the same, and every mistake is told at the end.
     #[command(after_help = "Example: hapax config show --set lease.timeout_s=60")]
     Show,
 }
 
 pub fn run(global: &Global, args: &ConfigArgs) -> Result<u8, Failure> {
     let ConfigCommand::Show = args.command;
-    match global.load() {
+    let sources = global.sources(&[]);
+    match Config::load(&sources) {
         Ok(config) => {
             let scoped: Vec<_> = config.scoped_values().map(|(key, value)| (key, value.clone())).collect();
             show(global, config.values(), &scoped, Some(&config))?;
             Ok(0)
         }
         // What is wrong is told at the end; whoever looks for the right name finds it in the list.
-        Err(failure) => {
-            let (values, _) = global.sources(&[]).unwrap_or_default().values();
+        Err(error) => {
+            let (values, mut problems) = sources.values();
             show(global, &values, &[], None)?;
-            Err(failure)
+            let last = problems.pop().unwrap_or(error);
+            for problem in problems {
+                eprintln!("hapax: {}", print::escaped(&problem.to_string()));
+            }
+            Err(last.into())
         }
     }
 }

@@ -74,7 +74,7 @@ impl Report {
 pub async fn run(global: &Global, args: &DoctorArgs) -> Result<u8, Failure> {
     let config = global.load_with(&[("window.url", "--window", args.window.clone())])?;
     let mut report = Report::default();
-    let ledger = match crate::ledger::open(&config).await {
+    let ledger = match crate::ledger::open(global, &config).await {
         Ok(ledger) => {
             report.say("fine", "ledger", format!("{} answers", config.ledger_url_shown()));
             Some(ledger)
@@ -84,7 +84,7 @@ pub async fn run(global: &Global, args: &DoctorArgs) -> Result<u8, Failure> {
             None
         }
     };
-    let bus = match look_at_bus(&config).await {
+    let bus = match look_at_bus(global, &config).await {
         Ok(bus) => {
             let (word, durable) = (bus.capabilities().bus, bus.capabilities().durable);
             let told = format!("{} answers ({word})", config.bus_url_shown());
@@ -96,7 +96,18 @@ pub async fn run(global: &Global, args: &DoctorArgs) -> Result<u8, Failure> {
             None
         }
     };
-    look_together(&mut report, &config, args, ledger.as_deref(), bus.as_deref()).await;
+    let mut topics = Vec::new();
+    if let Some(bus) = &bus {
+        for topic in &args.topic {
+            match bus.topic(topic).await {
+                Ok(Some(_)) => topics.push(topic.clone()),
+                Ok(None) => report.failed("topic", &open::no_topic(global, &config, topic)),
+                Err(error) => report.failed("topic", &error.into()),
+            }
+        }
+    }
+    let scope = args.scope.as_ref();
+    look_together(&mut report, &config, scope, topics, ledger.as_deref(), bus.as_deref()).await;
     print(global, &report)?;
     Ok(if report.unreachable {
         failure::DEPENDENCY
@@ -108,9 +119,10 @@ pub async fn run(global: &Global, args: &DoctorArgs) -> Result<u8, Failure> {
 }
 
 /// Opens the bus and asks it something. An embedded one that is not there is not made by looking.
-async fn look_at_bus(config: &Config) -> Result<Arc<dyn Bus>, Failure> {
+async fn look_at_bus(global: &Global, config: &Config) -> Result<Arc<dyn Bus>, Failure> {
     if let Some(file) = open::embedded_file(config).filter(|file| !file.exists()) {
-        let told = format!("there is no embedded bus at {}; `hapax produce` makes one", file.display());
+        let makes = open::makes_topic(global, "TOPIC");
+        let told = format!("there is no embedded bus at {}; `{makes}` makes one", file.display());
         return Err(Failure::dependency("unavailable", told));
     }
     let bus = open::bus(config).await?;
@@ -131,7 +143,8 @@ async fn look_at_window(config: &Config) -> Result<Option<Arc<dyn Window>>, Fail
 async fn look_together(
     report: &mut Report,
     config: &Config,
-    args: &DoctorArgs,
+    scope: Option<&Scope>,
+    topics: Vec<Topic>,
     ledger: Option<&dyn Ledger>,
     bus: Option<&dyn Bus>,
 ) {
@@ -143,15 +156,16 @@ async fn look_together(
         }
     };
     let Some(ledger) = ledger else { return };
-    let (Some(bus), false) = (bus, args.topic.is_empty()) else {
+    let (Some(bus), false) = (bus, topics.is_empty()) else {
         let mut findings = ledger.check().await;
         if let (Ok(findings), Some(window)) = (&mut findings, &window) {
             findings.extend(window.check(None).await);
         }
         return add_all(report, "ledger", findings);
     };
+    let given = scope.cloned();
     let settings = Scope::new("doctor")
-        .and_then(|scope| config.consumer_settings(args.scope.clone().unwrap_or(scope), args.topic.clone()))
+        .and_then(|scope| config.consumer_settings(given.unwrap_or(scope), topics))
         .and_then(|settings| settings.check().map(|()| settings));
     let settings = match settings {
         Ok(settings) => settings,

@@ -6,7 +6,7 @@ use hapax::ledger::{IdentityRule, Settings, Week};
 use hapax::{EventId, Time};
 use serde_json::{Value, json};
 
-use crate::cli::Global;
+use crate::cli::{Global, NoPlaces};
 use crate::failure::{self, Failure};
 use crate::print;
 
@@ -14,6 +14,8 @@ use crate::print;
 pub struct IdArgs {
     #[command(subcommand)]
     command: IdCommand,
+    #[command(flatten)]
+    no_places: NoPlaces,
 }
 
 #[derive(Debug, Subcommand)]
@@ -44,6 +46,9 @@ enum IdCommand {
 }
 
 pub fn run(global: &Global, args: &IdArgs) -> Result<u8, Failure> {
+    if let Some(flag) = args.no_places.given() {
+        return Err(Failure::config(format!("ids are made and read without {flag}")));
+    }
     match &args.command {
         IdCommand::Make { count } => {
             for _ in 0..*count {

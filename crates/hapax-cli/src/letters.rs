@@ -83,7 +83,7 @@ struct RedriveArgs {
 }
 
 pub async fn dead(global: &Global, args: &DeadArgs) -> Result<u8, Failure> {
-    let ledger = open(&global.load()?).await?;
+    let ledger = open(global, &global.load()?).await?;
     match &args.command {
         DeadCommand::Ls(args) => list(global, &*ledger, State::Dead, args).await,
         DeadCommand::Show(args) => show_if(global, &*ledger, args, Some(State::Dead)).await,
@@ -99,7 +99,7 @@ pub async fn dead(global: &Global, args: &DeadArgs) -> Result<u8, Failure> {
 }
 
 pub async fn parked(global: &Global, args: &ParkedArgs) -> Result<u8, Failure> {
-    let ledger = open(&global.load()?).await?;
+    let ledger = open(global, &global.load()?).await?;
     match &args.command {
         ParkedCommand::Ls(args) => list(global, &*ledger, State::Parked, args).await,
         ParkedCommand::Show(args) => show_if(global, &*ledger, args, Some(State::Parked)).await,

@@ -7,8 +7,12 @@ use hapax::bus::{Bus, TopicSettings};
 use hapax::config::{Config, sqlite_path};
 use hapax::{Journal, Ledger, Topic, open};
 
+use crate::cli::Global;
 use crate::failure::Failure;
 use crate::print;
+
+/// The flags that say which bus it is.
+const OF_BUS: [&str; 2] = ["--data", "--bus"];
 
 /// Opens the ledger to work with it; one that is embedded is made if it is missing.
 pub async fn ledger(config: &Config) -> Result<Arc<dyn Ledger>, Failure> {
@@ -16,14 +20,44 @@ pub async fn ledger(config: &Config) -> Result<Arc<dyn Ledger>, Failure> {
     Ok(open::ledger_with(&config.ledger.url, &config.open_settings()).await?)
 }
 
-/// Opens the journal to work with it; one that is embedded is made if it is missing.
+/// Opens the journal to append to it or to relay it; one that is embedded is made if it is missing.
 pub async fn journal(config: &Config) -> Result<Arc<dyn Journal>, Failure> {
+    make_room(config, journal_path(&config.journal.url), "journal")?;
+    open_journal(config).await
+}
+
+/// Opens the journal to look into it or after it. One that is not there is a mistake in its name, so none is made.
+pub async fn existing_journal(global: &Global, config: &Config) -> Result<Arc<dyn Journal>, Failure> {
+    if let Some(path) = journal_path(&config.journal.url) {
+        // A directory that holds nothing is no journal yet.
+        let is_there = if path.is_dir() {
+            std::fs::read_dir(path).is_ok_and(|mut files| files.next().is_some())
+        } else {
+            path.exists()
+        };
+        if !is_there {
+            let flags = global.given(&["--data", "--journal"]);
+            let told =
+                format!("there is no journal at {}; `hapax{flags} journal append` makes one", path.display());
+            return Err(Failure::dependency("unavailable", told));
+        }
+    }
+    open_journal(config).await
+}
+
+/// The file or directory of a journal that has one.
+pub fn journal_path(url: &str) -> Option<&Path> {
+    let directory =
+        || url.strip_prefix("dir:").map(|path| Path::new(path.strip_prefix("//").unwrap_or(path)));
+    sqlite_path(url).or_else(directory)
+}
+
+async fn open_journal(config: &Config) -> Result<Arc<dyn Journal>, Failure> {
     if config.journal.url == "memory:" {
         return Err(Failure::config(
             "a journal in memory would end with this command; use --journal sqlite:FILE",
         ));
     }
-    make_room(config, sqlite_path(&config.journal.url), "journal")?;
     Ok(open::journal_with(&config.journal.url, &config.journal_settings()).await?)
 }
 
@@ -43,7 +77,7 @@ pub async fn bus(config: &Config) -> Result<Arc<dyn Bus>, Failure> {
 /// Opens the bus to work on a topic, which is made with so many partitions if that is wanted. Nothing is made otherwise.
 pub async fn bus_with(config: &Config, topic: &Topic, create: Option<i32>) -> Result<Arc<dyn Bus>, Failure> {
     if create.is_none() && embedded_file(config).is_some_and(|file| !file.exists()) {
-        return Err(no_topic(config, topic, "--create PARTITIONS"));
+        return Err(missing(config, topic, "--create PARTITIONS"));
     }
     let bus = bus(config).await?;
     if let Some(partitions) = create {
@@ -51,28 +85,37 @@ pub async fn bus_with(config: &Config, topic: &Topic, create: Option<i32>) -> Re
     }
     match bus.topic(topic).await? {
         Some(_) => Ok(bus),
-        None => Err(no_topic(config, topic, "--create PARTITIONS")),
+        None => Err(missing(config, topic, "--create PARTITIONS")),
     }
 }
 
 /// Opens the bus to read topics, which must be there. Nothing is made.
-pub async fn bus_of(config: &Config, topics: &[Topic]) -> Result<Arc<dyn Bus>, Failure> {
-    let makes = |topic: &Topic| format!("`hapax produce --topic {topic} --create PARTITIONS`");
+pub async fn bus_of(global: &Global, config: &Config, topics: &[Topic]) -> Result<Arc<dyn Bus>, Failure> {
     if let (Some(topic), Some(file)) = (topics.first(), embedded_file(config))
         && !file.exists()
     {
-        return Err(no_topic(config, topic, &makes(topic)));
+        return Err(no_topic(global, config, topic));
     }
     let bus = bus(config).await?;
     for topic in topics {
         if bus.topic(topic).await?.is_none() {
-            return Err(no_topic(config, topic, &makes(topic)));
+            return Err(no_topic(global, config, topic));
         }
     }
     Ok(bus)
 }
 
-fn no_topic(config: &Config, topic: &Topic, makes: &str) -> Failure {
+/// A topic is missing: which bus was asked, and the command that makes it there.
+pub fn no_topic(global: &Global, config: &Config, topic: &Topic) -> Failure {
+    missing(config, topic, &format!("`{}`", makes_topic(global, topic.as_str())))
+}
+
+/// The command that makes a topic on the bus that is configured.
+pub fn makes_topic(global: &Global, topic: &str) -> String {
+    format!("hapax{} produce --topic {topic} --create PARTITIONS", global.given(&OF_BUS))
+}
+
+fn missing(config: &Config, topic: &Topic, makes: &str) -> Failure {
     let url = print::escaped(&config.bus_url_shown());
     let bus = match embedded_file(config) {
         Some(file) => format!("{url} ({})", file.display()),

@@ -22,8 +22,8 @@ pub fn json(value: &Value) -> Result<(), Failure> {
 
 /// A longer cell does not widen its column: only its own row moves aside.
 const CELL_MAX: usize = 44;
-/// The same where there is little room.
-const CELL_MAX_NARROW: usize = 28;
+/// The same where there is little room: a UUID.
+const CELL_MAX_NARROW: usize = 36;
 /// The last cell of a row goes on below if it has less room than this.
 const LAST_MIN: usize = 20;
 /// How far what goes on in the next line is moved in.
@@ -31,7 +31,12 @@ const INDENT: usize = 4;
 
 /// Prints rows under their heads, in columns. A row stays one line, unless it does not fit the terminal.
 pub fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> Result<(), Failure> {
-    line(&table_text(heads, rows, width()))
+    line(&table_rows(heads, rows).join("\n"))
+}
+
+/// The heads and the rows of a table as texts, for whoever prints something between them.
+pub fn table_rows<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> Vec<String> {
+    table_text(heads, rows, width())
 }
 
 /// How many columns the terminal has, or `COLUMNS` says; none: nobody looks at it, and a row is a line.
@@ -44,7 +49,7 @@ fn width() -> Option<usize> {
     })
 }
 
-fn table_text<const N: usize>(heads: [&str; N], rows: &[[String; N]], width: Option<usize>) -> String {
+fn table_text<const N: usize>(heads: [&str; N], rows: &[[String; N]], width: Option<usize>) -> Vec<String> {
     let cell_max = if width.is_some_and(|width| width < 80) { CELL_MAX_NARROW } else { CELL_MAX };
     let cells = |row: &[String; N]| row.each_ref().map(|cell| escaped(cell));
     let rows: Vec<_> = std::iter::once(heads.map(str::to_owned)).chain(rows.iter().map(cells)).collect();
@@ -58,8 +63,7 @@ fn table_text<const N: usize>(heads: [&str; N], rows: &[[String; N]], width: Opt
     let width = width.unwrap_or(usize::MAX);
     // What does not fit beside the others in most rows stands below them in all.
     let beside = (1..=N).rev().find(|count| span(&widths[..*count]) <= width).unwrap_or(1);
-    let lines: Vec<_> = rows
-        .iter()
+    rows.iter()
         .map(|row| {
             let mut text = row_text(&row[..beside], &widths, width);
             if beside < N {
@@ -68,8 +72,7 @@ fn table_text<const N: usize>(heads: [&str; N], rows: &[[String; N]], width: Opt
             }
             text
         })
-        .collect();
-    lines.join("\n")
+        .collect()
 }
 
 /// How wide columns are with what is between them.
@@ -77,39 +80,61 @@ fn span(widths: &[usize]) -> usize {
     widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1)
 }
 
-/// A row in its columns. A cell that is too long for its column moves the others aside, or, if it is the last one, goes on below.
+/// A row in its columns. If a cell is too long for its column, the next one stands below it, in its own column; where nobody
+/// looks, the others move aside. The last cell goes on below.
 fn row_text(row: &[String], widths: &[usize], width: usize) -> String {
     let Some((last, others)) = row.split_last() else { return String::new() };
-    let mut text = String::new();
-    for (cell, width) in others.iter().zip(widths) {
-        text.push_str(cell);
-        text.extend(std::iter::repeat_n(' ', width.saturating_sub(cell.chars().count()) + 2));
+    let (mut text, mut start) = (String::new(), 0);
+    for (cell, column) in others.iter().zip(widths) {
+        let length = cell.chars().count();
+        if length <= *column || width == usize::MAX {
+            text.push_str(cell);
+            text.extend(std::iter::repeat_n(' ', column.saturating_sub(length) + 2));
+            start += length.max(*column) + 2;
+            continue;
+        }
+        put(&mut text, cell, start, width);
+        start += column + 2;
+        text.extend(["\n", &" ".repeat(start)]);
     }
-    let mut start = text.chars().count();
-    if start > 0 && width.saturating_sub(start) < last.chars().count().min(LAST_MIN) {
+    put(&mut text, last, start, width);
+    text.trim_end().to_owned()
+}
+
+/// Adds a cell that begins at a column and goes on below itself; it begins a new line if it has too little room.
+fn put(text: &mut String, cell: &str, mut start: usize, width: usize) {
+    if start > 0 && width.saturating_sub(start) < cell.chars().count().min(LAST_MIN) {
         text.truncate(text.trim_end().len());
         text.extend(["\n", &" ".repeat(INDENT)]);
         start = INDENT;
     }
-    text.push_str(&wrapped(last, width.saturating_sub(start), start));
-    text.trim_end().to_owned()
+    text.push_str(&wrapped(cell, width.saturating_sub(start), start));
 }
 
-/// A text in lines of a width, at its spaces; what follows the first line is moved in.
+/// A text in lines of a width, at its spaces; a word that is longer is broken. What follows the first line is moved in.
 fn wrapped(text: &str, width: usize, indent: usize) -> String {
-    let (mut out, mut used) = (String::new(), 0);
+    let (mut out, mut used, width) = (String::new(), 0, width.max(1));
+    let new_line = |out: &mut String| {
+        out.truncate(out.trim_end().len());
+        out.extend(["\n", &" ".repeat(indent)]);
+    };
     for word in text.split(' ') {
         let length = word.chars().count();
         if used > 0 && used + 1 + length > width {
-            out.truncate(out.trim_end().len());
-            out.extend(["\n", &" ".repeat(indent)]);
+            new_line(&mut out);
             used = 0;
         } else if used > 0 {
             out.push(' ');
             used += 1;
         }
-        out.push_str(word);
-        used += length;
+        for c in word.chars() {
+            if used == width {
+                new_line(&mut out);
+                used = 0;
+            }
+            out.push(c);
+            used += 1;
+        }
     }
     out
 }
@@ -151,7 +176,7 @@ mod tests {
     fn e_one_long_name_widens_no_other_row() {
         let long = "x".repeat(100);
         let rows = rows(&[["a", "1", "x"], [&long, "2", "y"], ["abc", "3", "z"]]);
-        let text = table_text(["name", "n", "w"], &rows, None);
+        let text = table_text(["name", "n", "w"], &rows, None).join("\n");
         assert_eq!(text, format!("name  n  w\na     1  x\n{long}  2  y\nabc   3  z"));
     }
 
@@ -159,7 +184,7 @@ mod tests {
     fn e_what_does_not_fit_goes_on_below() {
         let few =
             rows(&[["ledger.url", "sqlite:ledger.db", "default"], ["a", "b", "one two three four five six"]]);
-        let text = table_text(["setting", "value", "from"], &few, Some(30));
+        let text = table_text(["setting", "value", "from"], &few, Some(30)).join("\n");
         let wanted = "setting     value\n    from\n\
                       ledger.url  sqlite:ledger.db\n    default\n\
                       a           b\n    one two three four five\n    six";
@@ -168,7 +193,8 @@ mod tests {
             ["level", "check", "finding"],
             &rows(&[["fine", "clock", "one two three four five six seven eight"]]),
             Some(40),
-        );
+        )
+        .join("\n");
         assert_eq!(
             text,
             "level  check  finding\nfine   clock  one two three four five\n              six seven eight"
@@ -176,8 +202,22 @@ mod tests {
     }
 
     #[test]
+    fn t98_a_long_cell_in_the_middle_is_broken_and_the_columns_stay() {
+        let (uuid, long) = ("0190d3a0-5b7e-7c3a-9f51-2f6f1f3b7c10", "x".repeat(70));
+        let rows = rows(&[["mailer", uuid, "done"], ["mailer", &long, "dead"]]);
+        let text = table_text(["scope", "id", "state"], &rows, Some(60)).join("\n");
+        let (gap, state) = (" ".repeat(8), " ".repeat(46));
+        let (first, rest) = ("x".repeat(52), "x".repeat(18));
+        let wanted = format!(
+            "scope   id{}  state\nmailer  {uuid}  done\nmailer  {first}\n{gap}{rest}\n{state}dead",
+            " ".repeat(34),
+        );
+        assert_eq!(text, wanted);
+    }
+
+    #[test]
     fn what_cannot_be_seen_is_escaped() {
-        let text = table_text(["a", "b", "c"], &rows(&[["x\u{1b}[2J", "DOM\\user", "\n"]]), None);
+        let text = table_text(["a", "b", "c"], &rows(&[["x\u{1b}[2J", "DOM\\user", "\n"]]), None).join("\n");
         assert!(text.ends_with("x\\u{1b}[2J  DOM\\user  \\n"), "{text}");
     }
 }

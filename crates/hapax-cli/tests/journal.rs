@@ -61,7 +61,7 @@ fn events_are_numbered_once_and_read_back() {
     );
     let shown = run(dir, &["journal", "read", "--id", "b", "--payload"]).code(0);
     assert!(
-        shown.out.contains("o-2 1  placed  b") && shown.out.contains(r#""order":"o-2""#),
+        shown.out.contains("o-2        1    placed  b") && shown.out.contains(r#""order":"o-2""#),
         "{}",
         shown.out
     );

@@ -200,6 +200,7 @@ fn e_a_missing_topic_is_told_with_its_bus_and_nothing_is_made() {
     for args in [
         &consume[..],
         &["produce", "--topic", "t"],
+        &["relay", "run", "--topic", "t", "--once"],
         &["consume", "--bus", "embedded:mine.db", "--topic", "t", "--scope", "s", "--exec", "cat"],
     ] {
         let ran = run(dir.path(), args).code(2);
@@ -229,6 +230,7 @@ fn e_directories_are_not_made_by_a_mistake_in_a_name() {
         &["ledger", "init", "--ledger", "sqlite:nowhere/x.db"][..],
         &["produce", "--bus", "embedded:nowhere/x.db", "--topic", "t", "--create", "1"],
         &["journal", "append", "--journal", "sqlite:nowhere/x.db", "--aggregate", "a"],
+        &["journal", "append", "--journal", "dir:nowhere/x", "--aggregate", "a"],
     ] {
         let ran = run(dir.path(), args).code(2);
         assert!(ran.err.contains("there is no directory nowhere for the"), "{}", ran.err);
@@ -263,9 +265,193 @@ fn e_a_byte_order_mark_is_no_part_of_a_line() {
     let ran = run_with(dir.path(), &["produce", "--topic", "t", "--create", "1", "--json"], lines).code(0);
     assert_eq!((&ran.json()["published"], &ran.json()["ids_made"]), (&2.into(), &0.into()));
     let ran = run_with(dir.path(), &["journal", "append", "--aggregate", "x", "--json"], lines).code(0);
-    println!("{}", ran.out);
+    let appended: Vec<serde_json::Value> =
+        ran.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let told: Vec<_> = appended.iter().map(|one| (&one["id"], &one["seq"], &one["placing"])).collect();
+    assert_eq!(
+        told,
+        [(&json!("a"), &json!(1), &json!("new")), (&json!("b"), &json!(2), &json!("new"))],
+        "{}",
+        ran.out
+    );
+    let read = run(dir.path(), &["journal", "read", "--payload", "--json"]).code(0).out;
+    assert!(!read.contains('\u{feff}') && !read.to_lowercase().contains("ufeff"), "{read}");
     let ran = run_with(dir.path(), &["filter"], &lines.repeat(2)).code(0);
     assert_eq!(ran.out, "{\"event_id\":\"a\"}\n{\"event_id\":\"b\"}\n");
+}
+
+#[test]
+fn t98_looking_at_a_journal_makes_none() {
+    let dir = dir();
+    for args in [
+        &["journal", "stat"][..],
+        &["journal", "read"],
+        &["journal", "sweep", "--older-than", "1d", "--yes"],
+        &["journal", "archive", "--to", "dir:archive", "--older-than", "1d", "--yes"],
+        &["relay", "status"],
+        &["relay", "resume", "--all"],
+        &["relay", "rewind", "--to", "0", "--yes"],
+        &["relay", "forget", "--name", "r", "--yes"],
+        &["relay", "status", "--data", "nowhere/deep/er"],
+        &["journal", "stat", "--journal", "dir:nowhere/x"],
+        &["journal", "stat", "--journal", "sqlite:x.db"],
+    ] {
+        let ran = run(dir.path(), args).code(3);
+        assert!(ran.err.contains("there is no journal at "), "{args:?}: {}", ran.err);
+        assert!(names(dir.path()).is_empty(), "{args:?} left {:?}", names(dir.path()));
+    }
+    // A directory that is there and empty stays empty.
+    std::fs::create_dir(dir.path().join("empty")).unwrap();
+    run(dir.path(), &["journal", "stat", "--journal", "dir:empty"]).code(3);
+    assert!(names(&dir.path().join("empty")).is_empty());
+    // What the hint says works.
+    let hint = run(dir.path(), &["--data", "mine", "journal", "stat"]).code(3).err;
+    assert!(hint.contains("`hapax --data mine journal append` makes one"), "{hint}");
+    let append = ["--data", "mine", "journal", "append", "--aggregate", "a"];
+    let ran = run_with(dir.path(), &append, b"{\"event_id\":\"a\"}\n").code(0);
+    assert!(ran.err.contains("1 appended, 0 were there before, 0 kept as they were"), "{}", ran.err);
+    let ran = run_with(dir.path(), &append, b"{\"event_id\":\"a\"}\n").code(0);
+    assert!(ran.err.contains("0 appended, 1 was there before"), "{}", ran.err);
+    run(dir.path(), &["--data", "mine", "journal", "stat"]).code(0);
+    run(dir.path(), &["--data", "mine", "relay", "status"]).code(0);
+    let archive =
+        ["--data", "mine", "journal", "archive", "--older-than", "1d", "--yes", "--to", "dir:nowhere/x"];
+    let ran = run(dir.path(), &archive).code(2);
+    assert!(ran.err.contains("there is no directory nowhere for the archive"), "{}", ran.err);
+    assert!(!dir.path().join("nowhere").exists());
+}
+
+#[test]
+fn t98_a_hint_repeats_the_flags_that_were_given() {
+    let dir = dir();
+    let consume = ["consume", "--topic", "t", "--scope", "s", "--exec", "cat", "--data", "my data"];
+    let ran = run(dir.path(), &consume).code(2);
+    assert!(
+        ran.err.contains("`hapax --data 'my data' produce --topic t --create PARTITIONS` makes it"),
+        "{}",
+        ran.err
+    );
+    let ran = run(dir.path(), &["ledger", "stat", "--ledger", "sqlite:mine.db"]).code(3);
+    assert!(ran.err.contains("`hapax --ledger sqlite:mine.db ledger init` makes one"), "{}", ran.err);
+    // The doctor says the same as the others.
+    run(dir.path(), &["ledger", "init", "--data", "y"]).code(0);
+    let told = run(dir.path(), &["doctor", "--data", "y", "--topic", "t"]).code(3).out;
+    assert!(told.contains("`hapax --data y produce --topic TOPIC --create PARTITIONS` makes one"), "{told}");
+    run(dir.path(), &["produce", "--data", "y", "--topic", "other", "--create", "1"]).code(0);
+    let told = run(dir.path(), &["doctor", "--data", "y", "--topic", "t", "--topic", "other"]).code(1).out;
+    assert!(
+        told.contains(
+            "there is no topic t on the bus embedded (y/bus.db); `hapax --data y produce --topic t"
+        ),
+        "{told}"
+    );
+    assert!(told.contains("other keeps records"), "the other topic is looked at: {told}");
+}
+
+#[test]
+fn t98_ids_are_made_without_places() {
+    let dir = dir();
+    for args in [
+        &["id", "make", "--ledger", "mysql://nope"][..],
+        &["id", "--bus", "zzz", "make"],
+        &["id", "inspect", "--data", "d", "a"],
+    ] {
+        let ran = run(dir.path(), args).code(2);
+        assert!(ran.err.contains("--"), "{}", ran.err);
+        assert!(ran.out.is_empty(), "{}", ran.out);
+    }
+    let help = run(dir.path(), &["id", "make", "--help"]).code(0).out;
+    assert!(!help.contains("--ledger") && help.contains("--json"), "{help}");
+}
+
+#[test]
+fn t98_at_60_columns_tables_keep_their_columns() {
+    let dir = dir();
+    let dir = dir.path();
+    let narrow = |args: &[&str]| {
+        let ran: Ran = hapax(dir, args).env("COLUMNS", "60").output().unwrap().into();
+        let out = ran.code(0).out;
+        for line in out.lines() {
+            assert!(line.chars().count() <= 60, "{line:?} of {args:?}");
+        }
+        out
+    };
+    let ids = ["0190d3a0-5b7e-7c3a-9f51-2f6f1f3b7c10".to_owned(), "x".repeat(90)];
+    let lines = ids.each_ref().map(|id| format!("{{\"event_id\":\"{id}\"}}\n")).concat();
+    produce(dir, &lines);
+    let command = Sample::Python.handler(dir, "effect(request['id'])");
+    assert_eq!(count(&consume(dir, &command, &[]).code(0), "done"), 2);
+    let shown = narrow(&["ledger", "ls"]);
+    let (head, row) = (shown.lines().next().unwrap(), shown.lines().find(|l| l.contains(&ids[0])).unwrap());
+    for (name, cell) in [("scope", "mailer"), ("id", ids[0].as_str()), ("state", "done")] {
+        assert_eq!(head.find(name), row.find(cell), "{shown}");
+    }
+    let shown = narrow(&["id", "inspect", &ids[0], &ids[1]]);
+    let (head, row) = (shown.lines().next().unwrap(), shown.lines().find(|l| l.contains(&ids[0])).unwrap());
+    assert_eq!(head.find("kind"), row.find("uuid v7"), "{shown}");
+    run_with(dir, &["journal", "append", "--aggregate", "order-17"], lines.as_bytes()).code(0);
+    let shown = narrow(&["journal", "read"]);
+    assert!(shown.starts_with("position  aggregate  seq"), "{shown}");
+}
+
+/// Every mistake at once, and what is in force beside them.
+#[test]
+fn t98_a_broken_configuration_is_shown_as_it_is() {
+    let dir = dir();
+    let args = ["config", "show", "--data", "d", "--set", "ledger.ulr=x", "--set", "nothing"];
+    let ran: Ran = hapax(dir.path(), &args).env("HAPAX_BUS", "x").output().unwrap().into();
+    let ran = ran.code(2);
+    for told in
+        ["did you mean ledger.url?", "--set \"nothing\" is not KEY=VALUE", "did you mean HAPAX_BUS_URL?"]
+    {
+        assert!(ran.err.contains(told), "{told}: {}", ran.err);
+    }
+    let row = |key: &str| ran.out.lines().find(|line| line.starts_with(key)).unwrap();
+    assert!(row("data.dir").contains("flag --data"), "{}", ran.out);
+    assert!(row("ledger.url").contains("sqlite:d/ledger.db"), "{}", ran.out);
+    assert!(row("journal.url").contains("sqlite:d/journal.db"), "{}", ran.out);
+    let ran = run(dir.path(), &["config", "show", "--data", "d", "--config", "none.toml"]).code(2);
+    assert!(ran.err.contains("none.toml cannot be read") && ran.out.contains("flag --data"), "{}", ran.out);
+}
+
+/// Key and tombstone are kept with what waits in the ledger.
+#[test]
+fn t98_a_handler_can_delete_by_key_after_a_retry_and_a_redrive() {
+    let dir = dir();
+    let dir = dir.path();
+    run(dir, &["produce", "--topic", "orders", "--create", "1"]).code(0);
+    delete_order_1(dir);
+    let script = "import json, os, sys\nfor line in sys.stdin:\n    r = json.loads(line)\n    e = r['event']\n    \
+                  open('effects', 'a').write(json.dumps([r['id'], e['record_key'], e['tombstone'], e['payload']]) + '\\n')\n    \
+                  done = {'done': True} if os.path.exists('works') else {'retry': True, 'error': 'not yet'}\n    \
+                  print(json.dumps({'id': r['id'], 'token': r['token'], **done}), flush=True)\n";
+    std::fs::write(dir.join("plain.py"), script).unwrap();
+    // Retries wait in the ledger with their bytes; the second failure is the last.
+    let held = ["--set", "consumer.hold_ms_max=0", "--set", "retry.attempts_max=2"];
+    let ran = consume(dir, "python3 plain.py", &held).code(0);
+    assert_eq!(entry(dir, "c")["state"], "dead", "{} {}", ran.out, ran.err);
+    std::fs::write(dir.join("works"), "").unwrap();
+    run(dir, &["dead", "redrive", "--scope", "mailer", "--why", "fixed", "--yes", "c"]).code(0);
+    consume(dir, "python3 plain.py", &held).code(0);
+    assert_eq!(entry(dir, "c")["state"], "done");
+    let seen: Vec<serde_json::Value> =
+        effects(dir).iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(seen, vec![json!(["c", "order-1", true, null]); 3], "first run, retry, redrive");
+}
+
+fn delete_order_1(dir: &Path) {
+    let file = dir.join("hapax-data/bus.db");
+    tokio::runtime::Runtime::new().unwrap().block_on(async {
+        use hapax::bus::{Bus as _, Record, embedded::EmbeddedBus};
+        let record = Record {
+            key: Some("order-1".into()),
+            headers: [("eventId".to_owned(), "c".to_owned())].into_iter().collect(),
+            ..Record::default()
+        };
+        let topic = hapax::Topic::new("orders").unwrap();
+        let sent = EmbeddedBus::open(file).unwrap().publish(&topic, &[record]).await.unwrap();
+        assert!(sent.iter().all(Result::is_ok));
+    });
 }
 
 /// A record without a payload deletes what stands under its key: a handler is told the key, and that there is no payload.

@@ -19,6 +19,7 @@ use super::s3_settings::S3Settings;
 use super::store::{Listed, Now, Objects};
 use crate::clock::Time;
 use crate::error::{Error, Result};
+use crate::words::span;
 
 /// The most names in one answer.
 const PAGE: usize = 1000;
@@ -100,7 +101,11 @@ impl S3 {
         match tokio::time::timeout(self.settings.timeout, work).await {
             Ok(done) => done.map_err(|e| self.failed(doing, e)),
             Err(_) => Err(Failed::Told(Error::Unavailable {
-                what: format!("{doing} in {}: no answer within {:?}", self.about(), self.settings.timeout),
+                what: format!(
+                    "{doing} in {}: no answer within {}",
+                    self.about(),
+                    span(self.settings.timeout)
+                ),
                 source: None,
             })),
         }

@@ -6,6 +6,7 @@ use super::connect::info;
 use super::{Accept, RedisLedger};
 use crate::error::Result;
 use crate::ledger::{Finding, Level};
+use crate::words::counted;
 
 /// What the server says about itself, judged.
 pub(super) async fn findings(ledger: &RedisLedger) -> Result<Vec<Finding>> {
@@ -82,8 +83,9 @@ fn judge(info: &HashMap<String, String>, fsync: Option<&str>, accepted: &[Accept
         tell(Level::Refusal, "role", "the server is a replica; a ledger needs the primary".into());
     } else if replicas != "0" && replicas != "unknown" {
         let message = format!(
-            "the server has {replicas} replicas, which follow it asynchronously: one that takes over may lack the last \
-             acknowledged writes, and their events are run again; let none take over"
+            "the server has {}, asynchronous: one that takes over may lack the last acknowledged writes, and their events are \
+             run again; let none take over",
+            counted(replicas.parse().unwrap_or(u64::MAX), "replica", "replicas")
         );
         let (level, message) = weak(Accept::Replicas, message);
         tell(level, "replication", message);

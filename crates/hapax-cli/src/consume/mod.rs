@@ -144,7 +144,7 @@ pub async fn run(
     let settings = settings(&config, args)?;
     let http = args.http.as_deref().map(http_sink).transpose()?;
     settings.check()?;
-    let bus = open::bus_of(&config, &args.topic).await?;
+    let bus = open::bus_of(global, &config, &args.topic).await?;
     let ledger = open::ledger(&config).await?;
     let mut builder = Consumer::builder(bus, ledger).settings(settings);
     if let Some(window) = config.window(config.window.epoch.as_str())? {

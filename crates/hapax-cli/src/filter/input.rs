@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
+use hapax::words::counted;
 use hapax::{EventId, Time};
 use memchr::{memchr, memchr_iter, memrchr};
 
@@ -198,7 +199,8 @@ impl<'s> Reader<'s> {
         }
         let text = &bytes[start..end];
         let what = if text.len() > self.line_bytes_max {
-            What::Broken(format!("it is longer than {} bytes", self.line_bytes_max))
+            let max = counted(self.line_bytes_max as u64, "byte", "bytes");
+            What::Broken(format!("it is longer than {max}"))
         } else if text.iter().all(u8::is_ascii_whitespace) {
             What::Blank
         } else {

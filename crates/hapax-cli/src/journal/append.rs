@@ -7,6 +7,7 @@ use bytes::Bytes;
 use clap::{ArgGroup, Args};
 use hapax::id::{IdChain, IdSource};
 use hapax::journal::{Append, Appended, Expected, Placing};
+use hapax::words::counted;
 use hapax::{Aggregate, Event, EventId, Headers, Journal, Kind, Tenant, Time};
 use serde_json::{Value, json};
 
@@ -109,7 +110,9 @@ pub async fn run(global: &Global, journal: &dyn Journal, args: &AppendArgs) -> R
     }
     if !global.json {
         let Counts { appended, repeats, kept } = counts;
-        eprintln!("{appended} appended, {repeats} were there before, {kept} kept as they were");
+        let before = counted(repeats, "was there before", "were there before");
+        let kept = counted(kept, "kept as it was", "kept as they were");
+        eprintln!("{appended} appended, {before}, {kept}");
     }
     ended.map_or(Ok(0), Err)
 }

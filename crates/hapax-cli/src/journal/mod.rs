@@ -78,7 +78,10 @@ struct SweepArgs {
 
 pub async fn run(global: &Global, args: &JournalArgs) -> Result<u8, Failure> {
     let config = global.load()?;
-    let journal = open::journal(&config).await?;
+    let journal = match &args.command {
+        JournalCommand::Append(_) => open::journal(&config).await?,
+        _ => open::existing_journal(global, &config).await?,
+    };
     match &args.command {
         JournalCommand::Append(args) => append::run(global, &*journal, args).await,
         JournalCommand::Read(args) => read::run(global, &*journal, args).await,
@@ -165,6 +168,7 @@ async fn archive(
             return Err(Failure::new(failure::USAGE, "refused", "nothing was archived or removed"));
         }
     }
+    open::make_room(config, open::journal_path(&args.to), "archive")?;
     let store = hapax::open::store(&args.to, config.ledger.acquire_timeout).await?;
     let owner = match &config.lease.owner {
         Some(owner) => owner.clone(),

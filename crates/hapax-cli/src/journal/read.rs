@@ -43,9 +43,10 @@ pub async fn run(global: &Global, journal: &dyn Journal, args: &ReadArgs) -> Res
         let Some(stored) = found else {
             return Err(hapax::Error::NotFound(format!("no event {id} in this journal")).into());
         };
-        show(global, args, &[stored])?;
+        show(global, args, &[stored], true)?;
         return Ok(0);
     }
+    let mut heads = true;
     let (mut left, mut seq, mut after) = (args.limit, args.from, args.after.clone().unwrap_or_default());
     while left > 0 {
         let limit = usize::try_from(left).unwrap_or(PAGE).min(PAGE);
@@ -60,7 +61,8 @@ pub async fn run(global: &Global, journal: &dyn Journal, args: &ReadArgs) -> Res
         };
         left -= page.len() as u64;
         seq = page.last().map_or(seq, |last| last.seq + 1);
-        show(global, args, &page)?;
+        show(global, args, &page, heads)?;
+        heads &= page.is_empty();
         if at_hole && left > 0 {
             tell_of_hole(global, &after);
         }
@@ -83,23 +85,34 @@ fn tell_of_hole(global: &Global, after: &Position) {
     }
 }
 
-fn show(global: &Global, args: &ReadArgs, page: &[Stored]) -> Result<(), Failure> {
-    for stored in page {
-        if global.json {
-            print::json(&to_json(stored, args.payload))?;
-            continue;
-        }
-        let event = &stored.event;
-        let of = event.aggregate.as_ref().map_or_else(String::new, |of| print::escaped(of.as_str()));
-        let kind = event.kind.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string);
-        print::line(&format!(
-            "{:>8}  {of} {}  {kind}  {}  {}",
-            stored.position,
-            stored.seq,
-            print::escaped(&event.id.as_str()),
-            stored.at
-        ))?;
+/// Prints a page, with the heads above it if it is the first.
+fn show(global: &Global, args: &ReadArgs, page: &[Stored], heads: bool) -> Result<(), Failure> {
+    if global.json {
+        return page.iter().try_for_each(|stored| print::json(&to_json(stored, args.payload)));
+    }
+    let cells: Vec<_> = page
+        .iter()
+        .map(|stored| {
+            let event = &stored.event;
+            [
+                stored.position.to_string(),
+                event.aggregate.as_ref().map_or_else(String::new, ToString::to_string),
+                stored.seq.to_string(),
+                event.kind.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string),
+                event.id.to_string(),
+                stored.at.to_string(),
+            ]
+        })
+        .collect();
+    let rows = print::table_rows(["position", "aggregate", "seq", "kind", "id", "at"], &cells);
+    let (Some((head, rows)), false) = (rows.split_first(), page.is_empty()) else { return Ok(()) };
+    if heads {
+        print::line(head)?;
+    }
+    for (row, stored) in rows.iter().zip(page) {
+        print::line(row)?;
         if args.payload {
+            let event = &stored.event;
             for (name, value) in event.headers.iter() {
                 let value = print::escaped(&String::from_utf8_lossy(value));
                 print::line(&format!("          {}: {value}", print::escaped(name)))?;

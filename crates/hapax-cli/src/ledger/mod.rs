@@ -74,23 +74,23 @@ pub async fn run(global: &Global, args: LedgerArgs) -> Result<u8, Failure> {
             print::line(open::ledger_schema(&config.ledger.url, &config.ledger.schema)?.trim_end())?;
             Ok(0)
         }
-        LedgerCommand::Check => look::check(global, &*open(&config).await?).await,
-        LedgerCommand::Stat => look::stat(global, &*open(&config).await?).await,
-        LedgerCommand::Ls(args) => look::list(global, &*open(&config).await?, &args).await,
-        LedgerCommand::Show(args) => look::show(global, &*open(&config).await?, &args).await,
-        LedgerCommand::Audit(args) => look::audit(global, &*open(&config).await?, &args).await,
-        LedgerCommand::Sweep(args) => act::sweep(global, &config, open(&config).await?, &args).await,
+        LedgerCommand::Check => look::check(global, &*open(global, &config).await?).await,
+        LedgerCommand::Stat => look::stat(global, &*open(global, &config).await?).await,
+        LedgerCommand::Ls(args) => look::list(global, &*open(global, &config).await?, &args).await,
+        LedgerCommand::Show(args) => look::show(global, &*open(global, &config).await?, &args).await,
+        LedgerCommand::Audit(args) => look::audit(global, &*open(global, &config).await?, &args).await,
+        LedgerCommand::Sweep(args) => act::sweep(global, &config, open(global, &config).await?, &args).await,
         LedgerCommand::Retry(args) => {
-            act::act(global, &*open(&config).await?, Intervention::Retry, &args).await
+            act::act(global, &*open(global, &config).await?, Intervention::Retry, &args).await
         }
         LedgerCommand::Release(args) => {
-            act::act(global, &*open(&config).await?, Intervention::Release, &args).await
+            act::act(global, &*open(global, &config).await?, Intervention::Release, &args).await
         }
         LedgerCommand::Kill(args) => {
-            act::act(global, &*open(&config).await?, Intervention::Kill, &args).await
+            act::act(global, &*open(global, &config).await?, Intervention::Kill, &args).await
         }
         LedgerCommand::Forget(args) => {
-            act::act(global, &*open(&config).await?, Intervention::Forget, &args).await
+            act::act(global, &*open(global, &config).await?, Intervention::Forget, &args).await
         }
     }
 }
@@ -108,11 +108,13 @@ async fn init(global: &Global, config: &Config) -> Result<u8, Failure> {
 }
 
 /// Opens the ledger. Looking into one that is not there is a mistake in its name, so none is made.
-pub async fn open(config: &Config) -> Result<Arc<dyn Ledger>, Failure> {
+pub async fn open(global: &Global, config: &Config) -> Result<Arc<dyn Ledger>, Failure> {
     if let Some(path) = sqlite_path(&config.ledger.url)
         && !path.exists()
     {
-        let message = format!("there is no ledger at {}; `hapax ledger init` makes one", path.display());
+        let flags = global.given(&["--data", "--ledger"]);
+        let message =
+            format!("there is no ledger at {}; `hapax{flags} ledger init` makes one", path.display());
         return Err(Failure::dependency("unavailable", message));
     }
     // `check` tells what is wrong with a server, and looking is always allowed.

@@ -122,14 +122,14 @@ pub async fn run(
     };
     let flags = [("relay.name", "--name", args.name.clone()), ("relay.topic", "--topic", topic)];
     let config = global.load_with(&flags)?;
-    let journal = open::journal(&config).await?;
-    let name = &config.relay.name;
+    let (name, journal) = (&config.relay.name, || open::existing_journal(global, &config));
     match &args.command {
-        RelayCommand::Run(args) => run::run(global, &config, journal, args, gate, metrics).await,
-        RelayCommand::Status => status::status(global, &*journal).await,
-        RelayCommand::Rewind(args) => rewind(global, &*journal, name, args).await,
-        RelayCommand::Resume(args) => resume(global, &*journal, name, args).await,
+        RelayCommand::Run(args) => run::run(global, &config, args, gate, metrics).await,
+        RelayCommand::Status => status::status(global, &*journal().await?).await,
+        RelayCommand::Rewind(args) => rewind(global, &*journal().await?, name, args).await,
+        RelayCommand::Resume(args) => resume(global, &*journal().await?, name, args).await,
         RelayCommand::Skip(args) => {
+            let journal = journal().await?;
             if !args.yes {
                 print::can_ask("this gives an event up for good")?;
                 let question =
@@ -145,7 +145,7 @@ pub async fn run(
             if args.name.is_none() {
                 return Err(Failure::config("which relay is to be forgotten? Give --name"));
             }
-            forget::forget(global, &*journal, name, *yes).await
+            forget::forget(global, &*journal().await?, name, *yes).await
         }
     }
 }

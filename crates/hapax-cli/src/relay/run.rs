@@ -40,12 +40,13 @@ pub struct RunArgs {
 pub async fn run(
     global: &Global,
     config: &Config,
-    journal: Arc<dyn Journal>,
     args: &RunArgs,
     gate: &Gate,
     metrics: Option<&Metrics>,
 ) -> Result<u8, Failure> {
+    // The topic first: if it is missing, no journal is made.
     let bus = open::bus_with(config, &config.relay.topic, args.create).await?;
+    let journal = open::journal(config).await?;
     let mut settings = config.relay_settings();
     if args.once {
         // It must know itself among those who lead.
