@@ -106,7 +106,7 @@ fn what_is_not_as_expected_is_refused_with_a_sentence() {
     for (journal, told) in [
         ("memory:", "would end with this command"),
         ("tape:x", "journal.url takes"),
-        ("dir:", "names no directory"),
+        ("dir:", "journal.url takes"),
     ] {
         assert!(run(dir, &["--journal", journal, "journal", "stat"]).code(2).err.contains(told), "{journal}");
     }

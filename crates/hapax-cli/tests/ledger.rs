@@ -159,7 +159,7 @@ fn looking_makes_no_file() {
     let dir = tempfile::tempdir().unwrap();
     for args in LOOKS {
         let ran = ledger(dir.path(), args).code(3);
-        assert!(ran.err.contains("hapax ledger init"), "{}", ran.err);
+        assert!(ran.err.contains("`hapax --ledger sqlite:ledger.db ledger init` makes one"), "{}", ran.err);
     }
     // A file that is somebody else's stays as it is.
     let file = dir.path().join("ledger.db");
