@@ -246,6 +246,9 @@ fn e_one_is_not_many_and_ranges_are_words() {
     let dir = dir();
     let ran = run_with(dir.path(), &["filter"], b"{\"event_id\":1}\n{\"event_id\":1}\n").code(0);
     assert!(ran.err.contains("2 lines: 1 first, 1 duplicate\n"), "{}", ran.err);
+    let ran = run_with(dir.path(), &["filter", "--line-bytes-max", "1"], b"{}\n").code(4);
+    assert!(ran.err.contains("line 1: it is longer than 1 byte"), "{}", ran.err);
+    assert!(!ran.err.contains("1 bytes"), "{}", ran.err);
     let ran = run_with(dir.path(), &["produce", "--topic", "t", "--create", "1"], b"{}\n").code(0);
     assert!(ran.err.contains("1 line published to t, 1 id made"), "{}", ran.err);
     for count in ["0", "10001", "x"] {

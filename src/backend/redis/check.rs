@@ -121,6 +121,16 @@ mod tests {
     }
 
     #[test]
+    fn t98_one_replica_is_told_as_one() {
+        for (count, told) in [("1", "has 1 replica,"), ("2", "has 2 replicas,")] {
+            let info = [("role", "master"), ("connected_slaves", count)];
+            let info = info.map(|(name, value)| (name.to_owned(), value.to_owned())).into_iter().collect();
+            let findings = judge(&info, Some("always"), &[]);
+            assert!(findings.iter().any(|finding| finding.message.contains(told)), "{findings:?}");
+        }
+    }
+
+    #[test]
     fn each_weakness_is_told() {
         let always = Some("always");
         assert!(worst(&[], always).is_empty());
