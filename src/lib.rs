@@ -1,39 +1,71 @@
 //! Every event takes effect once.
 //!
-//! At-least-once delivery is a fact of life. hapax makes each event **take effect once** all the same: a durable
-//! [ledger](ledger::Ledger) records what took effect, and a [`Guard`] in front of your handler asks it first.
+//! Delivery is at least once: brokers redeliver, clients retry, processes die between an effect and its acknowledgement.
+//! hapax makes each event **take effect once** all the same. A durable [ledger](ledger::Ledger) records what took effect,
+//! and an event is claimed there before its effect is made, or in the same transaction.
 //!
 //! ```text
-//! delivery ──▶ Guard ── claim ──▶ ledger        first time? run it. Done before? skip it.
-//!                │                  │           Held by someone? wait. Failed? later, or dead.
-//!                ▼                  │
-//!             your effect           │
-//!                └── settle ────────┘           done · retry · dead, fenced by a token
+//!   your write ─▶ journal ─▶ relay ─▶ bus ─▶ consumer ─▶ claim ─▶ your handler ─▶ settle
+//!                 append     publish          order       │                        │
+//!                 numbers    in order         per key     └──────── ledger ────────┘
+//!                                                  first: run it · done before: skip it
+//!                                                  claimed elsewhere: wait · failed: retry later, or dead
 //! ```
+//!
+//! Start with [`Consumer`] to consume topics, with [`Guard`] if you have a loop of your own, and with [`Journal`] and [`Relay`] to
+//! publish what you write. [`open`] turns URLs into backends.
+//!
+//! | feature | what it adds |
+//! |---|---|
+//! | (none) | ledger, journal and bus in memory; journals in a directory |
+//! | `sqlite` | ledger, journal and the embedded bus in SQLite files |
+//! | `postgres` | ledger and journal in PostgreSQL, with `claim_in` and `append_in` for your own transactions |
+//! | `redis` | ledger and window in Redis or Valkey |
+//! | `kafka`, `kafka-tls` | the Kafka bus; with TLS and SASL |
+//! | `http` | handlers over HTTP |
+//! | `s3` | journals in an object store |
+//! | `testing` | conformance suites, models, fault injection; never in production |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod crash_point;
 
-pub mod backend;
+// The names everything is made of.
 pub mod clock;
-pub mod config;
 pub mod error;
 pub mod event;
 pub mod id;
-pub mod telemetry;
 
-pub mod bus;
-pub mod consumer;
-pub mod guard;
+// The path of an event, in order. 1: stored and numbered.
 pub mod journal;
-pub mod ledger;
-pub mod open;
+
+// 2: published.
 pub mod relay;
+
+// 3: carried.
+pub mod bus;
+
+// 4: consumed; filtered, claimed, settled.
+pub mod consumer;
+
+pub mod window;
+
+pub mod guard;
+
+pub mod ledger;
+
+// 5: effects elsewhere.
 pub mod sink;
+
+// 6: forgotten, after the retention.
 pub mod sweep;
+
+// What surrounds it.
+pub mod backend;
+pub mod config;
+pub mod open;
+pub mod telemetry;
 #[cfg(feature = "testing")]
 pub mod testing;
-pub mod window;
 pub mod words;
 
 pub use clock::Time;
