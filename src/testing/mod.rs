@@ -87,6 +87,11 @@ pub trait Harness: Send + Sync {
         ledger.sweep(terms).await.expect("a sweep")
     }
 
+    /// Whether [`sweep_part`](Harness::sweep_part) leaves weeks half dropped.
+    fn sweeps_in_steps(&self) -> bool {
+        false
+    }
+
     /// Whether the ledger's clock stands still between two [`advance`](Harness::advance)s, so that times can be
     /// compared exactly.
     fn exact_time(&self) -> bool {

@@ -284,4 +284,8 @@ impl Harness for PgHarness {
     async fn sweep_part(&self, ledger: &PgLedger, terms: SweepSettings, steps: u32) -> Swept {
         ledger.sweep_part(terms, steps).await.expect("a part of a sweep")
     }
+
+    fn sweeps_in_steps(&self) -> bool {
+        true
+    }
 }
