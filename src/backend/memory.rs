@@ -303,11 +303,14 @@ impl Store {
         for week in old {
             let rows: Vec<(Key, Row)> = self.rows.extract_if(.., |key, _| key.week == week).collect();
             swept.weeks.push((week, rows.len() as u64));
+            // A week without rows forgets nothing: it bars no scope that was not barred before.
+            let before = self.dropped.get(&week).map_or(-1, |(_, barred)| *barred);
+            let barred = if rows.is_empty() { before } else { self.scopes.len() as i32 - 1 };
             let open: Vec<_> = rows.into_iter().filter(|(_, row)| row.state.is_open()).collect();
             swept.held += open.len() as u64;
             self.kept.extend(open);
             self.weeks.remove(&week);
-            self.dropped.insert(week, (now, self.scopes.len() as i32 - 1));
+            self.dropped.insert(week, (now, barred));
         }
         let (rows, kept) = (&self.rows, &self.kept);
         let there = |key: &Key| rows.contains_key(key) || kept.contains_key(key);

@@ -169,8 +169,8 @@ const NOTE_BYTES_MAX: usize = 64 * 1024;
 ///    changes nothing holds nothing: nobody waits for it.
 /// 9. Same id, other fingerprint is a mismatch. Same fingerprint with another time is just a duplicate. What is still to run stays
 ///    in the order in which it was first claimed.
-/// 10. An identity whose week was dropped since its scope began is too old, never a first. What is open, and what was settled within
-///     the retention, outlives its week. While a week is being dropped, an id of it that has no entry is busy, and no attempt is
+/// 10. An identity whose week was dropped since its scope began is too old, never a first; a week that had no entry at all forgets
+///     nothing, and bars nobody. What is open, and what was settled within the retention, outlives its week. While a week is being dropped, an id of it that has no entry is busy, and no attempt is
 ///     counted; it is too old, or for a scope that began later a first, when the drop is over.
 /// 11. The epoch is the same for all who have the ledger open, and another as soon as the ledger may lack something that was
 ///     acknowledged before.

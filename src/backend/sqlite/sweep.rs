@@ -266,10 +266,14 @@ fn drop_week(ledger_tx: &mut LedgerTx<'_>, old: Old, now: Time) -> Result<bool> 
         .conn
         .execute("DELETE FROM main.hapax_week WHERE week = ?1", [number])
         .doing("dropping a week")?;
-    ledger_tx.conn
+    // A week without rows forgets nothing: it bars no scope that was not barred before.
+    ledger_tx
+        .conn
         .execute(
-            "INSERT OR REPLACE INTO main.hapax_dropped (week, at, barred) SELECT ?1, ?2, coalesce(max(number), 0) FROM main.hapax_scope",
-            params![number, now.as_micros()],
+            "INSERT OR REPLACE INTO main.hapax_dropped (week, at, barred) SELECT ?1, ?2, \
+             CASE WHEN ?3 > 0 THEN (SELECT coalesce(max(number), 0) FROM main.hapax_scope) \
+                  ELSE coalesce((SELECT barred FROM main.hapax_dropped WHERE week = ?1), -1) END",
+            params![number, now.as_micros(), i64::try_from(old.rows).unwrap_or(i64::MAX)],
         )
         .doing("recording a dropped week")?;
     *ledger_tx.memo = Memo::default(); // it still knows the week

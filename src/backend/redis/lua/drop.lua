@@ -28,6 +28,9 @@ for scope = 1, scopes do
   redis.call('UNLINK', key)
 end
 redis.call('HDEL', p .. ':weeks', week)
-redis.call('HSET', p .. ':dropped', week, string.format('%.0f:%d', present(), scopes))
+-- A week without rows forgets nothing: it bars no scope that was not barred before. Scopes count from 1.
+local barred = scopes
+if rows == 0 then barred = tonumber(string.match(redis.call('HGET', p .. ':dropped', week) or '', ':(%d+)$') or '0') end
+redis.call('HSET', p .. ':dropped', week, string.format('%.0f:%d', present(), barred))
 redis.call('HINCRBY', p .. ':meta', 'weeks', 1)
 return { rows, kept }
