@@ -102,7 +102,12 @@ impl<H: Harness> Pair<'_, H> {
         let Some(Leaving { swept: (left, right), .. }) = self.leaving.take() else { return };
         let left = add(left, self.ledgers.0.sweep(terms()).await.unwrap());
         let right = add(right, self.ledgers.1.sweep(terms()).await.unwrap());
-        self.swept(false, &left, &right, world).await;
+        // How many entries the weeks had may differ by now: commands have changed some while they were half dropped.
+        for (week, _) in &left.weeks {
+            let gone = right.weeks.iter().any(|(other, _)| other == week);
+            self.same(&format!("{week} is dropped"), "true", &gone.to_string());
+        }
+        self.forget_swept(world).await;
     }
 
     async fn swept(&mut self, dry_run: bool, left: &Swept, right: &Swept, world: &World) {
