@@ -80,7 +80,7 @@ struct State {
     over: Option<Error>,
     /// Rotates which partition delivers first, so that a busy one does not starve the others.
     turn: usize,
-    /// Whether `next` is waiting now.
+    /// Whether `next` is waiting now. `listened` is when it last did.
     listening: bool,
     listened: Option<Instant>,
 }
