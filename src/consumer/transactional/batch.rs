@@ -390,8 +390,8 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         handled
     }
 
-    /// Commits, and resolves a doubt by querying one of its claims. An error means that it did not
-    /// commit, or that this is unknown; the next claims will tell.
+    /// Commits, and resolves a doubt by issuing one of its claims again. An error means that it did
+    /// not commit, or that this is unknown; the next claims will tell.
     async fn commit(&self, tx: L::Transaction, first: Option<&Claim>) -> Result<Handled> {
         let error = match self.ledger.commit(tx).await {
             Ok(handled) => return Ok(handled),
@@ -470,7 +470,7 @@ struct Firsts {
     events: Vec<Event>,
     /// The index of each in the piece.
     places: Vec<usize>,
-    /// One of their claims, to query if the commit gets no answer.
+    /// One of their claims, to issue again if the commit gets no answer.
     claim: Option<Claim>,
 }
 
