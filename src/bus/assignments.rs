@@ -1,4 +1,4 @@
-//! What a member believes to be in its assignments, and what it hears when the group sees it otherwise.
+//! What a member believes is assigned to it, and the events that bring it in line with the group.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -6,26 +6,26 @@ use std::ops::Range;
 use super::{Assignment, BusEvent, Partition};
 use crate::error::{Error, Result};
 
-/// A partition of this member, as the group has it.
+/// A partition of this member, as the group records it.
 #[derive(Debug, Clone)]
 pub(super) struct GroupAssignment {
     pub assigned: Assignment,
-    /// Whether the group wants it back.
+    /// Whether the group asks for it back.
     pub revoking: bool,
-    /// What the group has committed of it.
+    /// The offset the group has committed.
     pub committed: Option<i64>,
-    /// Its oldest record.
+    /// The offset of its oldest record.
     pub oldest: i64,
 }
 
-/// A partition of this member, as the member has it.
+/// A partition of this member, as the member records it.
 #[derive(Debug, Clone, Copy)]
 struct Held {
     epoch: u64,
-    /// The offset that is delivered next.
+    /// The next offset to deliver.
     position: i64,
     paused: bool,
-    /// The member knows that it is wanted back.
+    /// Whether the member knows that it is revoked.
     revoked: bool,
 }
 
@@ -33,16 +33,17 @@ struct Held {
 #[derive(Debug, Default)]
 pub(super) struct Assignments {
     held: BTreeMap<Partition, Held>,
-    /// Up to which epoch each was given back. The group may learn of it later.
+    /// The latest epoch under which each partition was released. The group may learn of a release
+    /// later.
     returned: BTreeMap<Partition, u64>,
-    /// Which partition delivers first next time, so that a busy one does not starve the others.
+    /// Rotates which partition delivers first, so that a busy one does not starve the others.
     turn: usize,
-    /// What retention removed before it was delivered, and nobody has heard of yet.
+    /// `Removed` events that were not returned yet.
     removed: VecDeque<BusEvent>,
 }
 
 impl Assignments {
-    /// What there is to hear, if the group and the member disagree: bad news first.
+    /// The next event if the group and the member disagree. Losses come first, then revocations.
     pub(super) fn hear(&mut self, mine: &[GroupAssignment]) -> Option<BusEvent> {
         let held = |p: &Partition, epoch| {
             mine.iter().any(|m| m.assigned.partition == *p && m.assigned.epoch == epoch)
@@ -85,7 +86,8 @@ impl Assignments {
         Some(BusEvent::Assigned(new.into_iter().map(|m| m.assigned.clone()).collect()))
     }
 
-    /// The partitions that deliver, each with its epoch and the offset it is at; another one first each time.
+    /// The partitions that deliver, each with its epoch and position. Starts with another one each
+    /// time.
     pub(super) fn readable(&self) -> Vec<(Assignment, i64)> {
         let mut all: Vec<_> = self
             .held
@@ -102,7 +104,8 @@ impl Assignments {
         all
     }
 
-    /// Records were delivered, from one offset to below another. Offsets of these buses have no gaps but what retention leaves.
+    /// Notes that records in this range of offsets were delivered. Offsets of these buses have no
+    /// gaps except those that retention leaves.
     pub(super) fn delivered(&mut self, partition: &Partition, offsets: Range<i64>) {
         self.turn = self.turn.wrapping_add(1);
         if let Some(own) = self.held.get_mut(partition) {
@@ -114,7 +117,7 @@ impl Assignments {
         }
     }
 
-    /// Stops or resumes delivery, of those partitions that are still assigned under the same epoch.
+    /// Pauses or resumes the partitions that are still assigned under the same epoch.
     pub(super) fn pause(&mut self, partitions: &[Assignment], paused: bool) {
         for assigned in partitions {
             if let Some(own) =
@@ -125,7 +128,7 @@ impl Assignments {
         }
     }
 
-    /// Goes on at another offset.
+    /// Continues at another offset.
     pub(super) fn seek(&mut self, partition: &Partition, offset: i64) -> Result<()> {
         if offset < 0 {
             return Err(Error::invalid("offset", format!("{offset} of {partition}; offsets begin at 0")));
@@ -137,7 +140,7 @@ impl Assignments {
         Ok(())
     }
 
-    /// Partitions are given back.
+    /// Notes that partitions were released.
     pub(super) fn release(&mut self, partitions: &[Assignment]) {
         self.drop_all(partitions);
         for assigned in partitions {
@@ -146,7 +149,7 @@ impl Assignments {
         }
     }
 
-    /// Forgets partitions, if they are still those of the epochs given.
+    /// Removes partitions that are still assigned under the given epochs.
     fn drop_all(&mut self, partitions: &[Assignment]) {
         for assigned in partitions {
             if self.held.get(&assigned.partition).is_some_and(|own| own.epoch == assigned.epoch) {

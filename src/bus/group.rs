@@ -1,37 +1,39 @@
-//! Who gets which partition. A pure function over what is, so that every bus with groups of its own decides alike.
+//! Decides which member gets which partition: a pure function of the current state, so that every
+//! bus that manages groups itself decides alike.
 //!
-//! It is cooperative: a partition that can stay where it is stays. One that shall move is first revoked, and given to
-//! another only once it is free.
+//! It is cooperative: a partition that can stay with its member stays. One that must move is
+//! revoked first, and assigned to another member only once it is free.
 
-/// A partition, as the plan sees it. Members are numbers.
+/// A partition as the plan sees it. Members are indexes.
 #[derive(Debug, Clone)]
 pub(super) struct Seat {
-    /// In whose assignments it is.
+    /// The member it is assigned to.
     pub holder: Option<usize>,
-    /// Whether it was asked back already.
+    /// Whether it is being revoked already.
     pub revoking: bool,
-    /// Who may have it.
+    /// The members that may have it.
     pub eligible: Vec<usize>,
 }
 
 /// One change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// A free partition goes to a member.
+    /// Assign a free partition to a member.
     Give {
-        /// Which partition.
+        /// The partition.
         seat: usize,
-        /// To whom.
+        /// The member.
         to: usize,
     },
-    /// A partition is asked back.
+    /// Revoke a partition.
     Revoke {
-        /// Which partition.
+        /// The partition.
         seat: usize,
     },
 }
 
-/// What must change so that everything is in someone's assignments, and nobody has two more than another who may have them.
+/// The steps after which every partition is assigned, and no member has two more than another
+/// eligible one.
 pub(super) fn plan(members: usize, seats: &[Seat]) -> Vec<Step> {
     let mut load = vec![0_usize; members];
     for seat in seats.iter().filter(|seat| !seat.revoking) {
@@ -40,7 +42,8 @@ pub(super) fn plan(members: usize, seats: &[Seat]) -> Vec<Step> {
         }
     }
     let mut steps = Vec::new();
-    // What is asked back already will come to someone: counted, so that not more is asked back than is needed.
+    // Partitions that are being revoked will go to some member. Count them, so that no more are
+    // revoked than needed.
     for (at, seat) in seats.iter().enumerate().filter(|(_, seat)| seat.revoking || seat.holder.is_none()) {
         let Some(to) = seat.eligible.iter().copied().min_by_key(|m| (load[*m], *m)) else { continue };
         load[to] += 1;
@@ -68,7 +71,7 @@ mod tests {
         Seat { holder, revoking: false, eligible: (0..members).collect() }
     }
 
-    /// Carries a plan out, as members that give everything back would.
+    /// Carries a plan out, as if every member released its partitions at once.
     fn settle(members: usize, seats: &mut [Seat]) -> usize {
         let mut moves = 0;
         loop {
@@ -95,7 +98,7 @@ mod tests {
                 let mut seats = vec![seat(None, members); partitions];
                 assert_eq!(settle(members, &mut seats), 0, "free partitions are given, not moved");
                 let before: Vec<_> = seats.iter().map(|s| s.holder).collect();
-                // One more member: only what it gets moves.
+                // One more member: only the partitions it gets move.
                 for seat in &mut seats {
                     seat.eligible.push(members);
                 }

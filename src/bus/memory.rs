@@ -1,7 +1,7 @@
-//! A bus in memory: for tests, and for what lives within one process. Nothing of it survives the process.
+//! A bus in memory, for tests and for use within one process. Nothing survives the process.
 //!
-//! A member lives as long as its subscriber is not dropped; it has no heartbeat that could fail. Keys go where
-//! Kafka's Java client would send them; records without a key go to the partitions in turn.
+//! A member exists until its subscriber is dropped; there is no heartbeat that could fail. Keys are
+//! routed as Kafka's Java client does; records without a key go to the partitions in turn.
 
 mod state;
 
@@ -24,14 +24,14 @@ use crate::error::Result;
 use crate::event::Origin;
 use crate::id::Topic;
 
-/// The most records a subscriber hears at once.
+/// The most records returned at once.
 const RECORDS_MAX: usize = 500;
 
 /// A bus in memory. Clones share everything.
 #[derive(Clone)]
 pub struct MemoryBus {
     shared: Arc<Shared>,
-    /// Whether the members that joined through this bus are not heard of any more (tests only).
+    /// Whether members that joined through this instance count as silent (tests only).
     silent: Arc<AtomicBool>,
 }
 
@@ -43,11 +43,11 @@ struct Shared {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Every change is complete before anything can panic.
+        // No change can panic halfway, so a poisoned state is still consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the state and wakes whoever waits.
+    /// Changes the state and wakes all waiting members.
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let value = change(&mut self.lock());
         self.changed.notify_waiters();
@@ -73,28 +73,28 @@ impl MemoryBus {
         MemoryBus::with_clock(Arc::new(SystemClock))
     }
 
-    /// An empty bus whose records are stamped, and swept, by a clock of the caller's.
+    /// An empty bus that uses the caller's clock for timestamps and retention.
     pub fn with_clock(clock: Arc<dyn Clock>) -> Self {
         let shared = Shared { state: Mutex::default(), changed: Notify::new(), clock };
         MemoryBus { shared: Arc::new(shared), silent: Arc::default() }
     }
 
-    /// Throws the member that holds a partition out of its group, as if its session had timed out. It hears `Lost`
-    /// next, and joins again after that. False: nobody holds it.
+    /// Expels the member that owns a partition, as if its session had timed out. The member
+    /// receives `Lost` next, then joins again. Returns false if no member owns the partition.
     #[cfg(feature = "testing")]
     pub fn expire(&self, group: &str, partition: &Partition) -> bool {
         self.shared.change(|state| state.expire(group, partition))
     }
 
-    /// The same records and groups, for members of which the bus can stop hearing separately.
+    /// An instance that shares records and groups, but whose members can be silenced separately.
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn reopened(&self) -> Self {
         MemoryBus { shared: self.shared.clone(), silent: Arc::default() }
     }
 
-    /// Whether the members that joined through this opening stand still: they are thrown out of their groups, and
-    /// their subscribers hear nothing until this is taken back.
+    /// Silences the members that joined through this instance: they are expelled from their groups,
+    /// and their subscribers receive nothing until this is undone.
     #[cfg(feature = "testing")]
     pub fn silence(&self, silent: bool) {
         self.silent.store(silent, Ordering::SeqCst);
@@ -105,7 +105,7 @@ impl MemoryBus {
         });
     }
 
-    /// Removes the records of a partition below an offset, as retention would.
+    /// Removes a partition's records below an offset, as retention would.
     #[cfg(feature = "testing")]
     pub fn remove_below(&self, partition: &Partition, offset: i64) -> Result<()> {
         self.shared.change(|state| state.remove_below(partition, offset))
@@ -154,7 +154,7 @@ impl Bus for MemoryBus {
 struct Member {
     bus: MemoryBus,
     subscription: Subscription,
-    /// Its number in the group; another one each time it joins.
+    /// Its number in the group. It gets a new one each time it joins.
     number: u64,
     assignments: Assignments,
 }
@@ -166,7 +166,7 @@ impl Member {
             self.bus.shared.change(|state| state.join(subscription, silent.clone(), Instant::now()));
     }
 
-    /// What there is to hear now; otherwise, when to look again at the latest.
+    /// The next event, or when to look again at the latest.
     fn hear(&mut self) -> std::result::Result<BusEvent, Option<Instant>> {
         if self.bus.silent.load(Ordering::SeqCst) {
             return Err(None);
@@ -204,7 +204,7 @@ impl Subscriber for Member {
         loop {
             let shared = self.bus.shared.clone();
             let mut changed = std::pin::pin!(shared.changed.notified());
-            changed.as_mut().enable(); // what changes from here on is not missed
+            changed.as_mut().enable(); // changes from here on are not missed
             match self.hear() {
                 Ok(heard) => return Ok(heard),
                 Err(None) => changed.await,
@@ -243,7 +243,7 @@ impl Subscriber for Member {
     }
 
     async fn leave(self: Box<Self>) -> Result<()> {
-        Ok(()) // dropping it is leaving
+        Ok(()) // dropping it leaves the group
     }
 }
 

@@ -1,10 +1,11 @@
-//! The bus: how events travel from those who make them to those who consume them.
+//! The bus carries events from producers to consumers.
 //!
-//! A topic has partitions, a partition has records in offset order. Consumers subscribe as a *group*: each partition
-//! belongs to one member at a time, and the group remembers up to where each partition is finished. A member learns of
-//! its partitions in the same stream as their records: *given*, being *revoked* (commit, give back) or *lost*
-//! (someone else may have them already; commit nothing). Each gift has an epoch; what a member still does under an older
-//! epoch changes nothing.
+//! A topic has partitions; a partition has records in offset order. Consumers subscribe as a
+//! *group*: each partition belongs to one member at a time, and the group remembers up to which
+//! offset each partition is finished. A member receives assignments in the same stream as records:
+//! a partition is *assigned*, *revoked* (commit, then release it) or *lost* (another member may own
+//! it already; commit nothing). Each assignment has an epoch. Anything a member still does under an
+//! older epoch has no effect.
 
 #[cfg(feature = "kafka")]
 pub mod kafka;
@@ -32,16 +33,16 @@ mod route;
 pub use embedded::EmbeddedBus;
 pub use memory::MemoryBus;
 
-/// What is published, and what a received record is made of. Cloning shares the bytes.
+/// The content of a record, as published and as received. Cloning shares the bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Record {
-    /// Records of one key share a partition and stay in order.
+    /// The partitioning key. Records with the same key share a partition and stay in order.
     pub key: Option<Bytes>,
-    /// The content; none is a tombstone.
+    /// The content. `None` is a tombstone.
     pub payload: Option<Bytes>,
     /// The headers.
     pub headers: Headers,
-    /// When it was made, by its producer; the bus fills it in if unset.
+    /// When the producer created it. The bus fills it in if unset.
     pub timestamp: Option<Time>,
 }
 
@@ -50,10 +51,10 @@ pub struct Record {
 pub struct Received {
     /// The record.
     pub record: Record,
-    /// Where it lies.
+    /// Where it is stored.
     pub origin: Origin,
-    /// Why the bus could not read all of it, if it could not. Such a record is never handled: it is a dead letter, with what
-    /// could be read.
+    /// Why the bus could not read the whole record, if so. Such a record is never handled: it
+    /// becomes a dead letter with the parts that could be read.
     pub unreadable: Option<String>,
 }
 
@@ -79,50 +80,55 @@ impl fmt::Display for Partition {
     }
 }
 
-/// A partition in a member's assignments.
+/// A partition that is assigned to a member.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Assignment {
-    /// Which one.
+    /// The partition.
     pub partition: Partition,
-    /// Grows with each gift to this member, so that what belongs to an earlier one can be told apart.
+    /// Increases with each assignment to this member, so that work under an earlier assignment can
+    /// be recognized.
     pub epoch: u64,
 }
 
-/// What a subscriber hears next.
+/// What a subscriber receives next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BusEvent {
-    /// Records, each partition's in offset order, all of partitions that are in this member's assignments.
+    /// Records, in offset order per partition, only from partitions assigned to this member.
     Records(Vec<Received>),
-    /// Partitions are this member's from now on. Their records follow.
+    /// These partitions now belong to this member. Their records follow.
     Assigned(Vec<Assignment>),
-    /// The group wants partitions back: commit what is finished, then [`release`](Subscriber::release), without waiting for
-    /// anything else: on some buses the other partitions stand still until then. Nothing of these is delivered any more.
+    /// The group asks for these partitions back. Commit what is finished, then call
+    /// [`release`](Subscriber::release) without waiting for anything else: on some buses the other
+    /// partitions stop until then. No more records of these partitions are delivered.
     Revoked(Vec<Assignment>),
-    /// Partitions are gone already. Commits of them are refused.
+    /// The group has already taken these partitions. Commits of them are refused.
     Lost(Vec<Assignment>),
-    /// Retention removed records before this member read them: it goes on with the oldest that is left.
+    /// Retention removed records before this member read them. It continues with the oldest
+    /// remaining record.
     Removed {
-        /// Of this partition.
+        /// The partition they belonged to.
         partition: Partition,
-        /// The offsets that are gone.
+        /// The removed offsets.
         offsets: std::ops::Range<i64>,
     },
 }
 
-/// Where a group begins in a topic of which it has committed nothing. Once it has committed something of a topic, its other
-/// partitions begin at their beginning: they were added since, or nothing of them was finished.
+/// Where a group starts in a topic of which it has committed nothing. Once it has committed any
+/// partition of a topic, the others start at their beginning: they were added later, or nothing in
+/// them was finished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Start {
-    /// With the oldest record there is.
+    /// At the oldest record.
     #[default]
     Earliest,
-    /// With what comes from now on. Gives up: everything published before, also while a first member was starting.
+    /// At records published from now on. Gives up: everything published earlier, including while
+    /// the first member was starting.
     Latest,
-    /// Nowhere: it is an error. Gives up: starting by itself.
+    /// Fail if the group has no committed offset. Gives up: it does not start on its own.
     Refuse,
 }
 
-/// Who subscribes to what.
+/// What a group subscribes to.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Subscription {
@@ -130,16 +136,16 @@ pub struct Subscription {
     pub group: Arc<str>,
     /// The topics.
     pub topics: Vec<Topic>,
-    /// Where to begin where nothing was committed.
+    /// Where to start if nothing was committed.
     pub start: Start,
-    /// After this long without a sign of life a member's partitions go to others.
+    /// A member that shows no sign of life for this long loses its partitions to others.
     pub session_timeout: Duration,
-    /// How long a member may take to give back what is revoked before it is thrown out of the group.
+    /// How long a member may take to release revoked partitions before the group expels it.
     pub revoke_timeout: Duration,
 }
 
 impl Subscription {
-    /// A group's subscription, from the beginning of each topic.
+    /// A group's subscription that starts at the beginning of each topic.
     pub fn new(group: impl Into<Arc<str>>, topics: impl IntoIterator<Item = Topic>) -> Result<Self> {
         let group = group.into();
         let topics: Vec<_> = topics.into_iter().collect();
@@ -165,52 +171,52 @@ impl Subscription {
     }
 }
 
-/// What there is to know of a topic.
+/// Facts about a topic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TopicInfo {
-    /// How many partitions.
+    /// Number of partitions.
     pub partitions: i32,
-    /// How long records stay; none is for ever.
+    /// How long records are kept. `None` means forever.
     pub retention: Option<Duration>,
-    /// Whether older records of a key are removed (gaps in offsets).
+    /// Whether older records of a key are removed, which leaves gaps in the offsets.
     pub compacted: bool,
-    /// How many copies there are; none where the bus has no such notion.
+    /// Number of replicas. `None` if the bus has no replication.
     pub replication: Option<i32>,
-    /// How many of them must have a record before it is acknowledged.
+    /// How many replicas must have a record before it is acknowledged.
     pub min_insync: Option<i32>,
 }
 
-/// How a topic is to be made.
+/// Settings for a new topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TopicSettings {
-    /// How many partitions.
+    /// Number of partitions.
     pub partitions: i32,
-    /// How long records stay; none is for ever.
+    /// How long records are kept. `None` means forever.
     pub retention: Option<Duration>,
-    /// How many bytes of a partition stay; none is all.
+    /// How many bytes of a partition are kept. `None` means all.
     pub retention_bytes: Option<u64>,
 }
 
 impl TopicSettings {
-    /// A topic with so many partitions, and a week of retention.
+    /// A topic with this many partitions and one week of retention.
     pub fn new(partitions: i32) -> Self {
         TopicSettings { partitions, retention: Some(Duration::from_secs(7 * 86_400)), retention_bytes: None }
     }
 }
 
-/// What a bus can promise.
+/// What a bus can guarantee.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Its word: `memory`, `embedded`, `kafka`.
+    /// Its name: `memory`, `embedded`, `kafka`.
     pub bus: &'static str,
-    /// Whether what it acknowledged survives a crash of the machine.
+    /// Whether acknowledged records survive a machine crash.
     pub durable: bool,
     /// Whether several processes can share it.
     pub shared: bool,
 }
 
-/// Is told the place of a record and the answer to it.
+/// Called with the index of a record and the answer for it.
 pub type OnAnswer<'t> = &'t mut (dyn FnMut(usize, Result<Origin>) + Send);
 
 /// Carries records.
@@ -219,31 +225,40 @@ pub type OnAnswer<'t> = &'t mut (dyn FnMut(usize, Result<Origin>) + Send);
 ///
 /// Conformance cases (module `testing`, feature `testing`) are named after these clauses.
 ///
-/// 1. `publish` answers each record with where it lies, and only when it lies there as safely as the bus can promise. An
-///    error means that it may lie there all the same. `publish_each` is the same, and tells each answer when it is known.
-/// 2. Records of one key go to one partition; a partition's records arrive in the order in which they were acknowledged to
-///    one publisher.
-/// 3. Within a group each partition is in one member's assignments at a time. A member learns of it before its first record.
-/// 4. A partition begins at the group's committed offset. If retention has removed that, it begins with the oldest record that is
-///    left, and the member hears `Removed`. Without a commit it begins where the subscription says, unless the group has committed
-///    something else of the topic: then at its beginning.
-/// 5. `commit` stores the offset *after* the last finished record. A commit under an epoch that is over changes nothing and
-///    is `Fenced`.
-/// 6. A revoked partition goes to another member only after it was given back, or its member was thrown out.
-/// 7. A member that stops answering loses its partitions after the session timeout; when it comes back it hears `Lost`.
-/// 8. A paused partition delivers nothing until it is resumed; the others go on. Membership survives any pause. `pause` and
-///    `resume` under an epoch that is over change nothing: a partition that is assigned again is not paused.
-/// 9. `seek` makes a partition's next record the one at the offset given, or the next above it.
-/// 10. Offsets may have gaps. They are never reused: under one epoch they only grow, unless the member seeks. Where they begin anew
-///     all the same (a topic that was made again), the member hears `Lost`, and then `Assigned` under another epoch.
-/// 11. A subscription that has ended says so: `next` answers with an error that is not retryable, whatever ended it.
+/// 1. `publish` answers each record with its location, and only once it is stored as safely as the
+///    bus can guarantee. After an error the record may be stored all the same. `publish_each` is
+///    the same, but reports each answer as soon as it is known.
+/// 2. Records of one key go to one partition. The records of a partition arrive in the order in
+///    which they were acknowledged to one publisher.
+/// 3. Within a group each partition is assigned to one member at a time. A member receives the
+///    assignment before the first record.
+/// 4. A partition starts at the group's committed offset. If retention has removed that offset, the
+///    partition starts with the oldest remaining record and the member receives `Removed`. Without
+///    a commit it starts where the subscription says, unless the group has committed another
+///    partition of the topic: then it starts at its beginning.
+/// 5. `commit` stores the offset *after* the last finished record. A commit under an epoch that is
+///    over changes nothing and is `Fenced`.
+/// 6. A revoked partition goes to another member only after its member released it or was expelled.
+/// 7. A member that stops responding loses its partitions after the session timeout. When it comes
+///    back it receives `Lost`.
+/// 8. A paused partition delivers nothing until it is resumed; the others continue. Membership
+///    survives any pause. `pause` and `resume` under an epoch that is over change nothing: a
+///    partition that is assigned again is not paused.
+/// 9. `seek` makes the record at the given offset, or the next one above it, the partition's next
+///    record.
+/// 10. Offsets may have gaps. They are never reused: under one epoch they only increase, unless the
+///     member seeks. If they start over anyway (a topic was deleted and created again), the member
+///     receives `Lost`, then `Assigned` under a new epoch.
+/// 11. Once a subscription has ended, `next` returns an error that is not retryable, whatever ended
+///     it.
 #[async_trait]
 pub trait Bus: Send + Sync + 'static {
-    /// Publishes records to a topic, each with its own answer, in order.
+    /// Publishes records to a topic, in order, and returns an answer for each.
     async fn publish(&self, topic: &Topic, records: &[Record]) -> Result<Vec<Result<Origin>>>;
 
-    /// Publishes records to a topic, in order, and tells the answer to each (by its place) as soon as it is known, so that a partition
-    /// that is slow keeps nobody else waiting. An error is the answer to all that were told none.
+    /// Publishes records to a topic, in order, and reports each answer (by index) as soon as it is
+    /// known, so that one slow partition does not delay the others. An error is the answer to every
+    /// record that has none yet.
     async fn publish_each(&self, topic: &Topic, records: &[Record], on_answer: OnAnswer<'_>) -> Result<()> {
         for (place, answer) in self.publish(topic, records).await?.into_iter().enumerate() {
             on_answer(place, answer);
@@ -254,45 +269,48 @@ pub trait Bus: Send + Sync + 'static {
     /// Joins a group.
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>>;
 
-    /// Makes a topic. False: it is there already (as it is).
+    /// Creates a topic. Returns false if it exists already; it is then left unchanged.
     async fn create_topic(&self, topic: &Topic, terms: TopicSettings) -> Result<bool>;
 
-    /// What is known of a topic; none: there is no such topic.
+    /// Facts about a topic, or `None` if it does not exist.
     async fn topic(&self, topic: &Topic) -> Result<Option<TopicInfo>>;
 
-    /// The offsets of a partition: of its oldest record, and after its newest.
+    /// The offset of a partition's oldest record, and the offset after its newest.
     async fn range(&self, partition: &Partition) -> Result<(i64, i64)>;
 
-    /// What a group has committed of a partition.
+    /// The offset a group has committed for a partition.
     async fn committed(&self, group: &str, partition: &Partition) -> Result<Option<i64>>;
 
-    /// What this bus can promise.
+    /// What this bus can guarantee.
     fn capabilities(&self) -> Capabilities;
 }
 
-/// A member of a group. It takes part as long as [`next`](Subscriber::next) is called again and again; a pause between two
-/// calls may be as long as a handler takes, never as long as the bus's own limit.
+/// A member of a group. It stays a member as long as [`next`](Subscriber::next) is called again and
+/// again. The time between two calls may be as long as a handler takes, but must stay within the
+/// bus's own limit.
 #[async_trait]
 pub trait Subscriber: Send {
-    /// Waits for what is heard next. Cancel safe: what was not returned is returned by the next call.
+    /// Waits for the next event. Cancel safe: an event that was not returned is returned by the
+    /// next call.
     async fn next(&mut self) -> Result<BusEvent>;
 
-    /// Stops delivery of partitions. One that is not assigned under that epoch any more is left as it is.
+    /// Stops delivery of partitions. Ignores any that is no longer assigned under that epoch.
     async fn pause(&mut self, partitions: &[Assignment]) -> Result<()>;
 
-    /// Goes on with partitions. One that is not assigned under that epoch any more is left as it is.
+    /// Resumes delivery of partitions. Ignores any that is no longer assigned under that epoch.
     async fn resume(&mut self, partitions: &[Assignment]) -> Result<()>;
 
-    /// Goes on at another offset. What was delivered and not yet returned is dropped.
+    /// Continues at another offset. Drops records that are buffered but not yet returned.
     async fn seek(&mut self, partition: &Partition, offset: i64) -> Result<()>;
 
-    /// Remembers for the group that everything below each offset is finished. Answers in the order given.
+    /// Records for the group that everything below each offset is finished. Answers in the order
+    /// given.
     async fn commit(&mut self, offsets: &[(Assignment, i64)]) -> Result<Vec<Result<()>>>;
 
-    /// Gives revoked partitions to the group.
+    /// Returns revoked partitions to the group.
     async fn release(&mut self, partitions: &[Assignment]) -> Result<()>;
 
-    /// Leaves the group at once, so that nobody waits for a timeout.
+    /// Leaves the group at once, so that the others need not wait for a timeout.
     async fn leave(self: Box<Self>) -> Result<()>;
 }
 

@@ -1,22 +1,23 @@
-//! Where a record goes: by its key, or in turn. And which names and numbers a topic may have, so that what works on one
-//! bus works on the others.
+//! Routing: by key, or round robin. Also which names and partition counts a topic may have, so that
+//! what works on one bus works on the others.
 
 use super::{Record, TopicSettings};
 use crate::error::{Error, Result};
 use crate::id::Topic;
 
-/// The most characters of a topic's name, as Kafka has it.
+/// The longest topic name, in characters. The same limit as Kafka's.
 const TOPIC_CHARS_MAX: usize = 249;
-/// The most partitions of a topic.
+/// The most partitions a topic may have.
 const PARTITIONS_MAX: i32 = 1000;
 
-/// The partition of a key: murmur2 of its bytes, sign bit cleared, modulo the number of partitions. That is how Kafka's
-/// Java client does it, so a topic that moves to Kafka keeps its keys together.
+/// The partition of a key: murmur2 of its bytes with the sign bit cleared, modulo the number of
+/// partitions. Kafka's Java client does the same, so a topic that moves to Kafka keeps its keys
+/// together.
 pub(super) fn partition_of(key: &[u8], partitions: i32) -> i32 {
     (murmur2(key) & 0x7fff_ffff).cast_signed() % partitions.max(1)
 }
 
-/// `MurmurHash2` of 32 bits with Kafka's seed.
+/// 32-bit `MurmurHash2` with Kafka's seed.
 fn murmur2(data: &[u8]) -> u32 {
     const M: u32 = 0x5bd1_e995;
     let mut hash = 0x9747_b28c_u32 ^ (data.len() as u32);
@@ -37,14 +38,14 @@ fn murmur2(data: &[u8]) -> u32 {
     hash ^ (hash >> 15)
 }
 
-/// How many bytes of a record count against limits: key, payload and headers.
+/// The size of a record for limits: key, payload and headers.
 pub(super) fn bytes_of(record: &Record) -> usize {
     let headers: usize = record.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
     let part = |bytes: &Option<bytes::Bytes>| bytes.as_ref().map_or(0, bytes::Bytes::len);
     part(&record.key) + part(&record.payload) + headers
 }
 
-/// Whether a topic may have this name.
+/// Checks a topic's name.
 pub(super) fn check_name(topic: &Topic) -> Result<()> {
     let name = topic.as_str();
     let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'));
@@ -60,7 +61,7 @@ pub(super) fn check_name(topic: &Topic) -> Result<()> {
     Ok(())
 }
 
-/// Whether a topic of this name and these terms can be made.
+/// Checks that a topic with this name and these settings can be created.
 pub(super) fn check_topic(topic: &Topic, terms: &TopicSettings) -> Result<()> {
     check_name(topic)?;
     if !(1..=PARTITIONS_MAX).contains(&terms.partitions) {
@@ -72,17 +73,15 @@ pub(super) fn check_topic(topic: &Topic, terms: &TopicSettings) -> Result<()> {
     Ok(())
 }
 
-/// There is no such topic.
 pub(super) fn no_topic(topic: &Topic) -> Error {
     Error::NotFound(format!("there is no topic {topic} on this bus; create it first"))
 }
 
-/// There is no such partition.
 pub(super) fn no_partition(partition: &super::Partition) -> Error {
     Error::NotFound(format!("the topic {} has no partition {}", partition.topic, partition.number))
 }
 
-/// Whether a group may commit an offset at all.
+/// Checks that an offset to commit lies within the partition.
 pub(super) fn check_offset(partition: &super::Partition, offset: i64, end: i64) -> Result<()> {
     if (0..=end).contains(&offset) {
         return Ok(());
@@ -90,7 +89,7 @@ pub(super) fn check_offset(partition: &super::Partition, offset: i64, end: i64) 
     Err(Error::invalid("offset", format!("{offset} of {partition}; its offsets are 0 to {end}")))
 }
 
-/// A commit that comes too late.
+/// The error for a commit under an epoch that is over.
 pub(super) fn fenced(assigned: &super::Assignment) -> Error {
     Error::Fenced {
         what: format!("{} is not this member's under epoch {} any more", assigned.partition, assigned.epoch),

@@ -15,12 +15,12 @@ use crate::guard::Delivery;
 use crate::id::{Aggregate, EventId, Tenant};
 use crate::ledger::{BODY_BYTES, Body, Epoch, Identity, Metadata, Week};
 
-/// What orders deliveries within this process.
+/// The key that orders deliveries within this process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Key {
-    /// An aggregate of a tenant; the ledger knows its order too.
+    /// An aggregate of a tenant. The ledger knows its order too.
     Aggregate(Option<Tenant>, Aggregate),
-    /// The record's key, as the bus orders it: within one partition.
+    /// The record's key, which the bus orders within one partition.
     Record(Partition, Bytes),
 }
 
@@ -29,41 +29,43 @@ pub enum Key {
 pub struct Arrival {
     /// The event, or why there is none.
     pub(crate) event: Result<Event, String>,
-    /// Its fingerprint, once somebody asked: it is not for free.
+    /// Its fingerprint, computed on first use because it is not free.
     pub(crate) print: OnceLock<Option<Fingerprint>>,
-    /// The ledger's epoch when it arrived, before any claim: what the window knows it under.
+    /// The ledger's epoch when it arrived, before any claim. The window knows the event under it.
     pub(crate) epoch: Option<Epoch>,
     pub(crate) received: Received,
     pub(crate) source: Source,
     pub(crate) key: Option<Key>,
     /// Since when it has waited for others of its aggregate.
     pub(crate) waits: Option<Instant>,
-    /// Whether it was redriven out of order: it is claimed without its place in the aggregate, but stays what it is.
+    /// Whether it was redriven out of order. It is then claimed without its place in the aggregate,
+    /// but is otherwise unchanged.
     pub(crate) unordered: bool,
-    /// Whether it runs with no other beside it, so that a death of the process is its own.
+    /// Whether it runs with nothing beside it, so that it is to blame if the process dies.
     pub(crate) alone: bool,
-    /// Whether it was among suspects that died with a process: how many of them run together, with nothing beside them.
+    /// If it is a suspect of a process that died: how many suspects run together, with nothing else
+    /// beside them.
     pub(crate) suspects_max: Option<usize>,
-    /// Whether it failed before, or was in somebody's open transaction, so that it is tried without its neighbours of a batch: they
-    /// would be undone, or wait, with it.
+    /// Whether it failed before, or was in another open transaction. It then runs outside of
+    /// batches, since its neighbours would be undone, or wait, with it.
     pub(crate) apart: bool,
-    /// Says true when the partition goes to someone else or the process must end.
+    /// True when the partition was lost or the process must end.
     pub(crate) cancel: watch::Receiver<bool>,
-    /// From its arrival until it is through.
+    /// Covers its time from arrival until it is finished.
     pub(crate) span: tracing::Span,
 }
 
 /// Where a delivery came from.
 #[derive(Debug, Clone)]
 pub enum Source {
-    /// From the bus, under this gift of its partition.
+    /// From the bus, under this assignment of its partition.
     Bus(Assignment),
     /// From the ledger, where it was held under this identity, in this week.
     Held(Identity, Week),
 }
 
 impl Arrival {
-    /// How much memory it takes, more or less.
+    /// Its approximate size in memory.
     pub(crate) fn bytes(&self) -> usize {
         let record = &self.received.record;
         let headers: usize = record.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
@@ -71,7 +73,7 @@ impl Arrival {
         of(&record.payload) + of(&record.key) + headers + BODY_BYTES
     }
 
-    /// Its bytes, as they are held.
+    /// Its bytes, as stored with a held entry.
     pub(crate) fn body(&self) -> Body {
         let record = &self.received.record;
         Body {
@@ -82,12 +84,13 @@ impl Arrival {
         }
     }
 
-    /// What tells it from another event under its id; none if there is nothing to tell.
+    /// Its fingerprint, which tells it from another event with the same id. `None` if it has
+    /// nothing to compare.
     pub(crate) fn fingerprint(&self) -> Option<Fingerprint> {
         *self.print.get_or_init(|| self.event.as_ref().ok()?.fingerprint_if_any())
     }
 
-    /// What the ledger is asked about. None: there is no event.
+    /// The delivery to claim, or `None` if there is no event.
     pub(crate) fn delivery(&self) -> Option<Delivery> {
         let event = self.event.as_ref().ok()?;
         let mut delivery = Delivery::of_event(event, self.fingerprint());
@@ -98,7 +101,7 @@ impl Arrival {
         Some(delivery)
     }
 
-    /// The id under which a record is kept that has no usable one: where it lies.
+    /// The id for a record without a usable one, made of its location.
     pub(crate) fn place_id(&self) -> Result<EventId, Error> {
         if let Source::Held(identity, _) = &self.source {
             return Ok(identity.id.clone());
@@ -113,8 +116,8 @@ impl Arrival {
         )
     }
 
-    /// Whether it may wait in the ledger while its offset is passed: not if its order is only that of the bus, which the
-    /// ledger does not know.
+    /// Whether it may wait in the ledger while the commit point moves past it. Not if only the bus
+    /// orders it, because the ledger does not know that order.
     pub(crate) fn may_be_held(&self) -> bool {
         !matches!(self.key, Some(Key::Record(..)))
     }
@@ -124,14 +127,15 @@ impl Arrival {
         self.event.as_ref().ok().and_then(|event| event.seq)
     }
 
-    /// Whether it goes before another one of its key. In a strict order what has the lower number runs first anyway; in any other
-    /// what comes out of the ledger does, since what arrived meanwhile waits for it there.
+    /// Whether it goes before another arrival of its key. In a strict order the lower number runs
+    /// first anyway. Otherwise an arrival from the ledger goes first, because later ones wait for
+    /// it there.
     pub(crate) fn precedes(&self, other: &Arrival, strict: bool) -> bool {
         let may = strict || matches!(self.source, Source::Held(..));
         may && self.seq().is_some() && self.seq() < other.seq()
     }
 
-    /// What the entry keeps of this run.
+    /// The metadata to store with this run.
     pub(crate) fn metadata(&self, group: &str, took: Option<Duration>) -> Option<Metadata> {
         let event = self.event.as_ref().ok()?;
         let correlation = event
@@ -151,33 +155,33 @@ impl Arrival {
         Metadata::try_from(json).ok()
     }
 
-    /// Whether it was told to stop.
+    /// Whether it was cancelled.
     pub(crate) fn is_cancelled(&self) -> bool {
         *self.cancel.borrow()
     }
 
-    /// Ends when it is told to stop.
+    /// Completes when it is cancelled.
     pub(crate) async fn cancelled(&self) {
         let mut cancel = self.cancel.clone();
         if cancel.wait_for(|cancel| *cancel).await.is_err() {
-            std::future::pending::<()>().await; // nobody is left who could say so
+            std::future::pending::<()>().await; // the sender is gone, so it can never be cancelled
         }
     }
 }
 
-/// What became of a delivery in one go.
+/// How one run of a delivery ended.
 #[derive(Debug)]
 pub enum Ending {
-    /// Nothing more is to happen here: its offset may be passed.
+    /// It is finished here: the commit point may move past it.
     Passed(Passed),
-    /// It stays in memory and its key waits.
+    /// It stays in memory, and its key waits.
     Later(Duration),
-    /// Its last run ended with its process: it runs again alone.
+    /// Its last run died with its process. It must run again, alone.
     Alone,
-    /// It was told to stop before it ended, and was given back.
+    /// It was cancelled before it ended, and was released.
     Cancelled,
     /// The ledger did not answer.
     Away(Error),
-    /// The consumer cannot go on.
+    /// The consumer cannot continue.
     Stop(Error),
 }

@@ -1,4 +1,4 @@
-//! What a consumer's promise rests on, looked at before it starts.
+//! Start-up checks of what a consumer's guarantee depends on.
 
 use std::time::Duration;
 
@@ -10,10 +10,12 @@ use crate::ledger::{Baseline, Finding, IdentityRule, Ledger, Level, OrderPolicy}
 use crate::window::Window;
 use crate::words::{counted, span};
 
-/// A difference between this process's clock and the ledger's that a person should know of.
+/// The largest difference between this process's clock and the ledger's that is not worth a
+/// warning.
 const SKEW_MAX: Duration = Duration::from_secs(5);
 
-/// Looks at ledger, topics, window and clocks. The findings are for people; [`refuse`] stops at what is impossible.
+/// Checks ledger, topics, window and clocks. The findings are for people; [`refuse`] fails on those
+/// that make the guarantee impossible.
 pub async fn check(
     bus: &dyn Bus,
     ledger: &dyn Ledger,
@@ -90,7 +92,7 @@ pub async fn check(
     Ok(findings)
 }
 
-/// For people: this process's clock decides nothing.
+/// Compares clocks. For people only: nothing depends on this process's clock.
 async fn clocks(ledger: &dyn Ledger) -> Result<Vec<Finding>> {
     let there = ledger.now().await?;
     let here = SystemClock.now();
@@ -115,7 +117,7 @@ fn finding(level: Level, check: &'static str, message: String) -> Finding {
     Finding { level, check, message }
 }
 
-/// Logs warnings; an error if something is impossible.
+/// Logs warnings. Returns an error if a finding is a refusal.
 pub fn refuse(findings: &[Finding]) -> Result<()> {
     for finding in findings {
         match finding.level {

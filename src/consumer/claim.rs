@@ -1,4 +1,4 @@
-//! Claiming: what every guarantee does with an answer that is not "first".
+//! Claiming: what every guarantee does with an outcome other than "first".
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -27,15 +27,15 @@ pub struct ConsumerContext {
     pub(crate) group: Arc<str>,
 }
 
-/// Between two questions about an event that someone else holds.
+/// The longest pause before claiming an event again that another process holds.
 const BUSY_PAUSE_MAX: Duration = Duration::from_secs(1);
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 
 impl ConsumerContext {
-    /// What an answer that is not "first" means for a delivery.
+    /// What an outcome other than "first" means for a delivery.
     pub(crate) async fn unclaimed<G>(&self, outcome: Outcome<G>, arrival: &mut Arrival) -> Ending {
         match outcome {
-            Outcome::First(_) => Ending::Later(PAUSE_MIN), // not reached: whoever is first runs it
+            Outcome::First(_) => Ending::Later(PAUSE_MIN), // not reached: a first claim is run by the worker
             Outcome::Duplicate(_) => Ending::Passed(Passed::Duplicate),
             Outcome::Stale { .. } => Ending::Passed(Passed::Stale),
             Outcome::Dead { .. } => Ending::Passed(Passed::Dead),
@@ -53,7 +53,7 @@ impl ConsumerContext {
             },
             Outcome::Wait { .. } => {
                 let since = *arrival.waits.get_or_insert_with(Instant::now);
-                // Soon at first, because what is waited for is probably running right now.
+                // Soon at first, because the predecessor is probably running right now.
                 Ending::Later((since.elapsed() / 4).clamp(PAUSE_MIN, BUSY_PAUSE_MAX))
             }
             Outcome::Mismatch(prior) => {
@@ -73,7 +73,7 @@ impl ConsumerContext {
         }
     }
 
-    /// Whether the delivery is to be parked with its bytes instead of waiting in memory any longer.
+    /// Whether to park the delivery with its bytes instead of letting it wait in memory any longer.
     pub(crate) fn holds(&self, arrival: &Arrival) -> bool {
         arrival.may_be_held() && arrival.waits.is_some_and(|since| since.elapsed() >= self.settings.hold_max)
     }
@@ -82,7 +82,8 @@ impl ConsumerContext {
         Ok(until.since(self.ledger.now().await?))
     }
 
-    /// A stored retry time: near ones wait in memory, far ones in the ledger, if that has the bytes.
+    /// Handles a stored retry time: a near one waits in memory, a far one in the ledger, if that
+    /// has the bytes.
     async fn retry_later(&self, at: crate::clock::Time, arrival: &Arrival) -> Result<Ending> {
         let left = self.left(at).await?;
         if left <= self.settings.hold_max || !arrival.may_be_held() {
@@ -95,7 +96,7 @@ impl ConsumerContext {
         Ok(if held { Ending::Passed(Passed::Held) } else { Ending::Later(left.min(self.settings.hold_max)) })
     }
 
-    /// Puts a delivery that cannot run at all among the dead letters, under where it lies.
+    /// Records a delivery that cannot run as a dead letter, under its location.
     pub(crate) async fn refuse(&self, arrival: &Arrival, reason: &str) -> Ending {
         match self.try_refuse(arrival, reason).await {
             Ok(()) => Ending::Passed(Passed::Refused),
@@ -103,7 +104,8 @@ impl ConsumerContext {
         }
     }
 
-    /// The same for a record that has no event. Nobody should be asked to run one; whoever is must not lose it.
+    /// The same for a record without an event. Workers should never get one, but if they do, it
+    /// must not be lost.
     pub(crate) async fn refuse_unreadable(&self, arrival: &Arrival) -> Ending {
         let reason = arrival.event.as_ref().err().map_or("it has no event", String::as_str);
         self.refuse(arrival, reason).await
@@ -114,10 +116,11 @@ impl ConsumerContext {
         let scope = self.settings.scope.clone();
         let held = matches!(arrival.source, Source::Held(..));
         let identity = Identity { tenant, scope, id: arrival.place_id()? };
-        // What was redriven and still cannot be read has an entry that is to die again.
+        // A redriven record that still cannot be read has an entry already, which must die again.
         let mode = if held { Mode::Failed(self.fatal_terms()) } else { Mode::Refused };
         let mut claim = Claim::new(identity, mode);
-        // Where the identity has a time, a place has none that anyone could tell: it is kept without a week.
+        // If the identity includes a time: a location has none, so the entry goes to the timeless
+        // week.
         claim.time = Some(match &arrival.source {
             Source::Held(_, week) => week.moment(),
             Source::Bus(_) => Week::TIMELESS.moment(),
@@ -131,14 +134,14 @@ impl ConsumerContext {
         if held || matches!(outcome, Outcome::Dead { .. }) {
             return Ok(());
         }
-        // Something else was recorded under this place (a topic that was made anew, an id that looks like one): the bytes tell
-        // them apart.
+        // Another record is stored under this location (a topic that was created again, an id that
+        // looks like one). A hash of the bytes tells them apart.
         claim.identity.id = EventId::derived(&claim.identity.id, [&print.0[..]]);
         claim.nonce = Nonce::random();
         self.core.claim_raw(claim).await.map(drop)
     }
 
-    /// A received record on its way in.
+    /// Makes an arrival of a received record.
     pub(crate) fn arrival(
         &self,
         received: Received,
@@ -176,7 +179,7 @@ impl ConsumerContext {
         }
     }
 
-    /// What the ledger knows a delivery as; none if there is no event.
+    /// The identity of a delivery in the ledger, or `None` if it has no event.
     pub(crate) fn identity_of(&self, arrival: &Arrival) -> Option<Identity> {
         let event = arrival.event.as_ref().ok()?;
         Some(Identity {
@@ -186,20 +189,21 @@ impl ConsumerContext {
         })
     }
 
-    /// What the window knows a delivery as; none if there is no event, or no epoch of the ledger.
+    /// The identity of a delivery in the window, or `None` if there is no event or no ledger epoch.
     pub(crate) fn sighting_of(&self, arrival: &Arrival) -> Option<Sighting> {
         let epoch = Some(arrival.epoch?);
         Some(Sighting { identity: self.identity_of(arrival)?, fingerprint: arrival.fingerprint(), epoch })
     }
 
-    /// Moves a strict order past an event that nobody wants, by recording it as done.
+    /// Steps a strict order past an unwanted event by recording it as done.
     pub(crate) async fn step_past(&self, arrival: &mut Arrival) -> Ending {
         let Some(delivery) = arrival.delivery() else { return self.refuse_unreadable(arrival).await };
         let claim =
             self.core.prepare(delivery, Mode::Done).map(|claim| Claim { hold: self.holds(arrival), ..claim });
         match async { self.core.claim_raw(claim?).await }.await {
             Ok(Outcome::First(_)) => Ending::Passed(Passed::Unwanted),
-            // Somebody wants it after all: it stays held, and is not stepped past when its time has come.
+            // A process of the scope wants it after all. It stays held, and is not stepped past
+            // when it is due.
             Ok(Outcome::RetryLater { .. } | Outcome::Busy { .. })
                 if matches!(arrival.source, Source::Held(..)) =>
             {
@@ -218,7 +222,7 @@ impl ConsumerContext {
     }
 }
 
-/// An error of the ledger: somebody was in the way, it is away, or nobody can go on with it.
+/// Maps a ledger error: contention, an outage, or a permanent error.
 pub(crate) fn away(error: Error) -> Ending {
     if is_contention(&error) {
         tracing::debug!(target: "hapax", error = %error.chain(), "a delivery is tried again");
@@ -230,7 +234,7 @@ pub(crate) fn away(error: Error) -> Ending {
     }
 }
 
-/// Whether a ledger that answers says that it can be asked again soon: that is no outage.
+/// Whether the ledger is available but asks to be called again soon, which is not an outage.
 pub(crate) fn is_contention(error: &Error) -> bool {
     matches!(error, Error::Contended { .. } | Error::WeekMissing { .. })
 }

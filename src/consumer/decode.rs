@@ -1,8 +1,10 @@
-//! From a record to an event: id, time, kind, aggregate and seq, wherever the producer's tool put them.
+//! From a record to an event: finds id, time, kind, aggregate and seq wherever the producer's tool
+//! put them.
 //!
-//! Understood without configuration: an `eventId` (or `event_id`) in header or payload, CloudEvents in binary mode
-//! (`ce_…` headers) and in structured mode (`content-type: application/cloudevents+json`), and W3C `traceparent`. A CloudEvent is
-//! known by its source and id together ([`EventId::sourced`]).
+//! Understood without configuration: an `eventId` (or `event_id`) in header or payload, CloudEvents
+//! in binary mode (`ce_…` headers) and in structured mode (`content-type:
+//! application/cloudevents+json`), and W3C `traceparent`. A CloudEvent is identified by its source
+//! and id together ([`EventId::sourced`]).
 
 use serde_json::Value;
 
@@ -12,26 +14,26 @@ use crate::error::{Error, Result};
 use crate::event::{Event, Headers};
 use crate::id::{Aggregate, EventId, IdChain, Json, Kind, Tenant, is_structured};
 
-/// Where the parts of an event are looked for: headers first, then the payload. The defaults are the names that common
-/// producers use.
+/// Where to look for the parts of an event: headers first, then the payload. The defaults are the
+/// names that common producers use.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Decoder {
-    /// How the id is found.
+    /// How to find the id.
     pub id: IdChain,
     /// The aggregate.
     pub aggregate: Places,
-    /// The number within the aggregate.
+    /// The sequence number within the aggregate.
     pub seq: Places,
     /// The kind.
     pub kind: Places,
-    /// The producer's time, RFC 3339; the record's own if there is none.
+    /// The producer's time, RFC 3339. Defaults to the record's timestamp.
     pub time: Places,
-    /// Whose data it is. By default only a header says so.
+    /// The tenant: whose data it is. By default only a header names it.
     pub tenant: Places,
 }
 
-/// Names under which one part of an event is looked for.
+/// Names under which to look for one part of an event.
 #[derive(Debug, Clone, Default)]
 pub struct Places {
     /// Header names, in order.
@@ -68,7 +70,7 @@ impl Default for Decoder {
 }
 
 impl Decoder {
-    /// The event in a record, or a sentence that says why there is none.
+    /// Decodes the event in a record. The error says in a sentence why there is none.
     ///
     /// ```
     /// use hapax::bus::{Received, Record};
@@ -85,7 +87,8 @@ impl Decoder {
         self.decode_for(received, true)
     }
 
-    /// Without an order nobody looks at aggregate and seq, so one that cannot be read refuses nothing.
+    /// Decodes a record. Without an order, aggregate and seq are not used, so an unreadable one
+    /// does not refuse the record.
     pub(super) fn decode_for(&self, received: &Received, ordered: bool) -> Result<Event> {
         if let Some(problem) = &received.unreadable {
             return Err(Error::invalid("record", problem.clone()));
@@ -116,13 +119,13 @@ impl Decoder {
         event.tenant = find(&self.tenant, "/tenant")?.map(Tenant::new).transpose()?;
         let number = find(&self.seq, "/sequence").and_then(|found| found.map(|text| seq(&text)).transpose());
         event.seq = if ordered { number? } else { number.ok().flatten() };
-        // A time that cannot be read is no reason to refuse the event: it decides nothing.
+        // An unreadable time does not refuse the event, because nothing depends on it.
         let time = find(&self.time, "/time").ok().flatten().and_then(|text| Time::parse(&text).ok());
         event.time = time.or(record.timestamp);
         Ok(event)
     }
 
-    /// For those who chose ids without sources: the event's own id comes first.
+    /// For id chains that ignore sources: the event's own id comes first.
     fn structured_id(&self, headers: &Headers, json: &mut Json<'_>, received: &Received) -> Result<EventId> {
         match json.get("/id") {
             Some(Value::String(id)) => EventId::new(id),
@@ -203,7 +206,8 @@ mod tests {
         assert_eq!(event.kind.unwrap().as_str(), "order.paid");
     }
 
-    /// Two sources that count from 1 do not meet, in either mode, and one event has one id in both.
+    /// Events of two sources that both count from 1 do not collide, in either mode, and one event
+    /// has the same id in both.
     #[test]
     fn t70_cloud_events_of_two_sources_never_meet() {
         let decode = |decoder: &Decoder, mode: &str, source: Option<&str>, id: &str| {
@@ -231,7 +235,7 @@ mod tests {
                 seen.iter().map(|id| Week::route(IdentityRule::Id, id, None).unwrap()).collect();
             assert_eq!(weeks.len(), 1, "a v7 stays in its week");
         }
-        // A ledger that knows them by their id alone goes on doing so under the chain it had.
+        // A ledger that identifies them by id alone keeps doing so with its existing chain.
         let mut before = Decoder::default();
         let header = |name: &str| IdSource::Header(name.into());
         before.id = IdChain::new([header("idempotency_key"), header("ce_id"), header("eventId")]).unwrap();

@@ -1,4 +1,4 @@
-//! Handlers, and the guarantees they are wrapped in: the type says what is promised.
+//! Results of handlers, and limits on running them.
 
 use std::any::Any;
 use std::fmt;
@@ -17,44 +17,45 @@ pub struct Failed {
     fatal: bool,
     uncounted: bool,
     after: Option<Duration>,
-    /// Which event of a batch it was, if that is known.
+    /// Which event of a batch failed, if known.
     at: Option<usize>,
 }
 
 impl Failed {
-    /// It may succeed next time.
+    /// A failure that may succeed next time.
     pub fn retryable(error: impl Into<Source>) -> Self {
         Failed { error: error.into(), fatal: false, uncounted: false, after: None, at: None }
     }
 
-    /// It was not tried, because the same event is being applied already: again after a pause, and no attempt is used up. (Run at
-    /// most once it is lost like any other failure.)
+    /// The event was not tried, because it is being applied already. Retries after a pause without
+    /// counting an attempt. (At most once, it is lost like any other failure.)
     pub fn in_progress(error: impl Into<Source>, after: Duration) -> Self {
         Failed::uncounted(error, after)
     }
 
-    /// It did not fail by itself (what it ran in was brought down by another): again after a pause, and no attempt is used up. (Run
-    /// at most once it is lost like any other failure.)
+    /// The failure is not the event's own (another brought down the process it ran in). Retries
+    /// after a pause without counting an attempt. (At most once, it is lost like any other
+    /// failure.)
     pub fn uncounted(error: impl Into<Source>, after: Duration) -> Self {
         Failed { uncounted: true, ..Failed::retry_after(error, after) }
     }
 
-    /// It may succeed next time, but not before this pause.
+    /// A failure that may succeed next time, but not before this pause.
     pub fn retry_after(error: impl Into<Source>, after: Duration) -> Self {
         Failed { after: Some(after), ..Failed::retryable(error) }
     }
 
-    /// No run will succeed: straight to the dead letters.
+    /// A failure that no attempt can avoid. The event goes straight to the dead letters.
     pub fn fatal(error: impl Into<Source>) -> Self {
         Failed { fatal: true, ..Failed::retryable(error) }
     }
 
-    /// Whether no run will succeed.
+    /// Whether no attempt can succeed.
     pub fn is_fatal(&self) -> bool {
         self.fatal
     }
 
-    /// Whether it uses up an attempt.
+    /// Whether it counts as an attempt.
     pub fn is_counted(&self) -> bool {
         !self.uncounted
     }
@@ -67,7 +68,7 @@ impl Failed {
         self.at
     }
 
-    /// The error and what caused it.
+    /// The error and its causes.
     pub(crate) fn causes(&self) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
         std::iter::successors(Some(&*self.error as &(dyn std::error::Error + 'static)), |error| {
             error.source()
@@ -93,7 +94,7 @@ impl<E: std::error::Error + Send + Sync + 'static> From<E> for Failed {
     }
 }
 
-/// Says of an error, where it happens, whether running again can help.
+/// Marks an error, where it happens, as retryable or fatal.
 ///
 /// ```
 /// use hapax::consumer::{Failed, FailedExt};
@@ -105,7 +106,7 @@ impl<E: std::error::Error + Send + Sync + 'static> From<E> for Failed {
 pub trait FailedExt<T> {
     /// It may succeed next time.
     fn retryable(self) -> Result<T, Failed>;
-    /// No run will succeed.
+    /// No attempt can succeed.
     fn fatal(self) -> Result<T, Failed>;
 }
 
@@ -118,25 +119,27 @@ impl<T, E: Into<Source>> FailedExt<T> for Result<T, E> {
     }
 }
 
-/// What a handler answers.
+/// The result of a handler.
 pub type Handled = Result<(), Failed>;
 
-/// Lets fewer handlers run at once than events are claimed at once, where what runs them can take only so many.
+/// Limits how many handlers run at once below how many events are claimed at once, for runners with
+/// limited capacity.
 ///
-/// A run waits here *before* its time limit begins: time in a queue is never charged to the event. A leased run waits under
-/// its lease, which is extended meanwhile; one that runs at most once waits before it is claimed.
+/// A run waits here *before* its time limit starts: time in a queue is never charged to the event.
+/// A leased run waits under its lease, which is extended meanwhile. An at-most-once run waits
+/// before its claim.
 #[async_trait]
 pub trait Permits: Send + Sync + 'static {
-    /// Waits until one more handler may run. `leased` is what the run is leased as; none if it is run at most once. The
-    /// permit is dropped when the handler has ended. None: no more handlers will run, and the event is given back
-    /// uncounted.
+    /// Waits until one more handler may run. `leased` is the identity of a leased run, or `None` if
+    /// it runs at most once. The permit is dropped when the handler has ended. Returns `None` if no
+    /// more handlers will run; the event is then released without counting an attempt.
     async fn permit(&self, leased: Option<&Identity>) -> Option<Permit>;
 }
 
 /// Kept for as long as a handler runs.
 pub type Permit = Box<dyn Any + Send>;
 
-/// Runs a handler for at most `limit`; a panic is a failure like another.
+/// Runs a handler for at most `limit`. A panic is a retryable failure.
 pub(crate) async fn within(limit: Duration, work: impl Future<Output = Handled> + Send) -> Handled {
     use std::panic::AssertUnwindSafe;
     match tokio::time::timeout(limit, catch(AssertUnwindSafe(work))).await {
@@ -148,7 +151,7 @@ pub(crate) async fn within(limit: Duration, work: impl Future<Output = Handled> 
     }
 }
 
-/// The future's value, or what it panicked with.
+/// The future's value, or its panic message.
 async fn catch<F: Future>(work: std::panic::AssertUnwindSafe<F>) -> Result<F::Output, String> {
     let mut work = Box::pin(work.0);
     std::future::poll_fn(move |context| {

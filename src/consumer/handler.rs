@@ -1,7 +1,8 @@
-//! Handlers as users write them: a plain `async fn`, or a type of their own that has state.
+//! Handlers as users write them: a plain `async fn`, or a type that has state.
 //!
-//! Each guarantee has its trait, and each trait is implemented for functions, so that nobody names it unless state is
-//! needed. `Args` tells the forms of functions apart and is inferred; a type of your own leaves it out.
+//! Each guarantee has a trait, which is implemented for functions, so users name it only if they
+//! need state. `Args` distinguishes the forms of functions and is inferred; your own type leaves it
+//! out.
 
 use std::future::Future;
 use std::marker::PhantomData;
@@ -20,13 +21,14 @@ use crate::event::Event;
 use crate::guard::Run;
 use crate::ledger::Ledger;
 
-/// What a handler may take as its last argument: something decoded from the event.
+/// A last argument of a handler, decoded from the event.
 pub trait FromEvent: Sized + Send + 'static {
-    /// Decodes it. An error ends this attempt; make it [fatal](Failed::fatal) where no retry can help.
+    /// Decodes it. An error ends this attempt. Make it [fatal](Failed::fatal) if no retry can help.
     fn from_event(event: &Event) -> std::result::Result<Self, Failed>;
 }
 
-/// The payload, decoded from JSON. A payload that does not fit goes straight to the dead letters, with the reason.
+/// The payload, decoded from JSON. A payload that does not decode goes straight to the dead
+/// letters, with the reason.
 ///
 /// ```
 /// use hapax::Event;
@@ -67,18 +69,18 @@ impl<T> DerefMut for Json<T> {
     }
 }
 
-/// The form `(…, &Event)` of a function.
+/// A function of the form `(…, &Event)`.
 #[derive(Debug)]
 pub struct ByEvent;
 
-/// The form `(…, &Event, A)` of a function, with `A` decoded from the event.
+/// A function of the form `(…, &Event, A)`, with `A` decoded from the event.
 #[derive(Debug)]
 pub struct Decoded<A>(PhantomData<fn() -> A>);
 
 /// Makes an event's effects in the transaction of its claim: exactly once, through any crash.
 ///
-/// Implemented for `async fn(&mut Tx, &Event) -> Handled`, and with [`Json<T>`](Json) (or any [`FromEvent`]) as a third
-/// argument. For state, implement it for a type of your own:
+/// Implemented for `async fn(&mut Tx, &Event) -> Handled`, and with [`Json<T>`](Json) (or any
+/// [`FromEvent`]) as a third argument. If you need state, implement it for your own type:
 ///
 /// ```
 /// # #[cfg(feature = "postgres")] pub mod example {
@@ -110,10 +112,12 @@ pub trait TransactionalHandler<Tx, Args = ()>: Send + Sync + 'static {
     fn handle<'a>(&'a self, tx: &'a mut Tx, event: &'a Event) -> impl Future<Output = Handled> + Send + 'a;
 }
 
-/// Makes the effects of many events in one transaction: for effects that are made of sets, such as a multi-row insert.
+/// Makes the effects of many events in one transaction, for effects that work on sets, such as a
+/// multi-row insert.
 ///
-/// Implemented for `async fn(&mut Tx, &[Event]) -> Handled`. The events are all new, and each key's are in order. An error
-/// undoes the effects of all; the batch is then taken apart until the failing event is found.
+/// Implemented for `async fn(&mut Tx, &[Event]) -> Handled`. All the events are new, and those of
+/// each key are in order. An error undoes the effects of all; the batch is then split until the
+/// failing event is found.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a transactional batch handler",
     label = "expected `async fn(&mut {Tx}, &[Event]) -> Handled`",
@@ -125,10 +129,11 @@ pub trait TransactionalBatchHandler<Tx, Args = ()>: Send + Sync + 'static {
     -> impl Future<Output = Handled> + Send + 'a;
 }
 
-/// Makes an event's effect elsewhere, under a lease: at least once, and exactly once if the sink dedups on the key of
-/// the [`Run`].
+/// Makes an event's effect elsewhere, under a lease: at least once, and exactly once if the sink
+/// dedups on the key of the [`Run`].
 ///
-/// Implemented for `async fn(&Event, &Run) -> Handled`, and with [`Json<T>`](Json) as a third argument.
+/// Implemented for `async fn(&Event, &Run) -> Handled`, and with [`Json<T>`](Json) as a third
+/// argument.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a leased handler",
     label = "expected `async fn(&Event, &Run) -> Handled`, or one with `Json<T>` as a third argument",
@@ -139,7 +144,7 @@ pub trait LeasedHandler<Args = ()>: Send + Sync + 'static {
     fn handle<'a>(&'a self, event: &'a Event, run: &'a Run) -> impl Future<Output = Handled> + Send + 'a;
 }
 
-/// Makes an event's effect at most once: never twice, and never retried by itself.
+/// Makes an event's effect at most once: never twice, and never retried automatically.
 ///
 /// Implemented for `async fn(&Event) -> Handled`, and with [`Json<T>`](Json) as a second argument.
 #[diagnostic::on_unimplemented(
@@ -152,12 +157,13 @@ pub trait AtMostOnceHandler<Args = ()>: Send + Sync + 'static {
     fn handle<'a>(&'a self, event: &'a Event) -> impl Future<Output = Handled> + Send + 'a;
 }
 
-/// A function of borrowed arguments whose future is `Send`: what `AsyncFn` bounds cannot ask for.
+/// A function with borrowed arguments whose future is `Send`, which `AsyncFn` bounds cannot
+/// express.
 macro_rules! borrowing_fn {
     ($name:ident <$a:lifetime $(, $param:ident)*> ($($argument:ty),*)) => {
         #[doc(hidden)]
         pub trait $name<$a $(, $param: $a)*>: Fn($($argument),*) -> Self::Future {
-            /// What it answers.
+            /// The future it returns.
             type Future: Future<Output = Handled> + Send + $a;
         }
         impl<$a $(, $param: $a)*, F, R> $name<$a $(, $param)*> for F
@@ -245,7 +251,7 @@ where
     }
 }
 
-/// A handler per event, as the batch that it is part of.
+/// Calls a per-event handler for each event of a batch.
 struct PerEvent<H, Args>(H, PhantomData<fn() -> Args>);
 
 #[async_trait]
@@ -263,7 +269,7 @@ where
     }
 }
 
-/// A handler per batch.
+/// Calls a batch handler with the whole batch.
 struct PerBatch<H, Args>(H, PhantomData<fn() -> Args>);
 
 #[async_trait]
@@ -279,11 +285,12 @@ where
 }
 
 impl<L: TransactionalLedger> Consumer<L> {
-    /// Consumes until it is stopped, each event's effects in the transaction of its claim: **exactly once**, through any
-    /// crash, rebalance or lost acknowledgement. Many events share one transaction.
+    /// Consumes until it is stopped, with each event's effects in the transaction of its claim:
+    /// **exactly once**, through any crash, rebalance or lost acknowledgement. Many events share
+    /// one transaction.
     ///
-    /// Gives up: effects anywhere but in the ledger's database. What a handler does outside its transaction is repeated
-    /// when it runs again.
+    /// Gives up: effects anywhere but in the ledger's database. Anything a handler does outside its
+    /// transaction is repeated when it runs again.
     ///
     /// ```no_run
     /// # #[cfg(feature = "postgres")] pub mod example {
@@ -308,7 +315,7 @@ impl<L: TransactionalLedger> Consumer<L> {
         self.run(Transactional::new(PerEvent(handler, PhantomData))).await
     }
 
-    /// Like [`transactional`](Self::transactional), with a handler that gets whole batches.
+    /// Like [`transactional`](Self::transactional), with a handler for whole batches.
     pub async fn transactional_batch<Args: 'static>(
         self,
         handler: impl TransactionalBatchHandler<L::Transaction, Args>,
@@ -318,8 +325,8 @@ impl<L: TransactionalLedger> Consumer<L> {
 }
 
 impl<L: Ledger> Consumer<L> {
-    /// Consumes until it is stopped, each event under a lease: **at least once, one live lease at a time**, and exactly once
-    /// if the sink dedups on the key that the handler is given.
+    /// Consumes until it is stopped, with each event under a lease: **at least once, one live lease
+    /// at a time**, and exactly once if the sink dedups on the key that the handler gets.
     ///
     /// Gives up: a crash after the effect and before it is settled runs the handler again.
     pub async fn leased<Args: 'static>(self, handler: impl LeasedHandler<Args>) -> Result<Counts> {
@@ -331,10 +338,11 @@ impl<L: Ledger> Consumer<L> {
         .await
     }
 
-    /// Consumes until it is stopped, each event **at most once**: never twice, never retried by itself.
+    /// Consumes until it is stopped, each event **at most once**: never twice, never retried
+    /// automatically.
     ///
-    /// Gives up: what failed, timed out or crashed after its claim is `lost`. It is listed and counted, and nobody runs it
-    /// by itself.
+    /// Gives up: an event that failed, timed out or crashed after its claim is `lost`. It is listed
+    /// and counted, but not run again automatically.
     pub async fn at_most_once<Args: 'static>(self, handler: impl AtMostOnceHandler<Args>) -> Result<Counts> {
         let handler = Arc::new(handler);
         self.run(at_most_once(move |event: Event| {

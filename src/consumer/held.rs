@@ -1,4 +1,4 @@
-//! What waits in the ledger: due events come back into the pipeline, dead ones are copied to the dead-letter topic.
+//! Held events: due ones return to the pipeline, dead ones are copied to the dead-letter topic.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -14,20 +14,21 @@ use crate::event::{Headers, Origin};
 use crate::id::Topic;
 use crate::ledger::{Due, Entry, Identity, Share, Token};
 
-/// How many entries one look takes.
+/// The most entries per look.
 const LIMIT: usize = 200;
 
-/// Where a look begins. Behind a full page of what nobody here can do anything about comes the next page, and behind the last one
-/// the first: so many they may be, they keep nothing else from being found.
+/// Where a look starts. After a full page of entries that this process can do nothing about comes
+/// the next page, and after the last page the first. So however many there are, they do not hide
+/// the others.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Place {
     since: Option<Time>,
-    /// How many of that very time were looked at.
+    /// How many entries with exactly that time were looked at.
     skip: usize,
 }
 
 impl Place {
-    /// Behind what a look found, if that is full.
+    /// The place after the entries of a look, if the page is full.
     fn behind(entries: &[Entry], share: &Share, limit: usize) -> Self {
         let Some(last) = entries.last().filter(|_| share.is_full(entries, limit)) else {
             return Place::default();
@@ -38,7 +39,7 @@ impl Place {
     }
 }
 
-/// What is due, and where the page behind it begins. Others look for theirs.
+/// Finds due events within a share, and where the next page starts. Other members look for theirs.
 pub(super) async fn look(
     context: ConsumerContext,
     mut share: Share,
@@ -52,14 +53,14 @@ pub(super) async fn look(
     Ok((due, next))
 }
 
-/// A death: who, and under which token.
+/// A death: the event and its token.
 pub(super) type Death = (Identity, Token);
 
-/// Whose dead letters a round copies: those of a topic that could not be copied before, or those of all other topics. So a topic
-/// that is away, or refuses them, keeps those of others from nothing.
+/// Whose dead letters a round copies: those of one topic that could not be copied before, or those
+/// of all other topics. So a topic that is unavailable or refuses them does not block the others.
 pub(super) type Whose = Option<Topic>;
 
-/// When the next round of copying is, and where it begins.
+/// When the next round of copying is due, and where it starts.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Round {
     pub(super) at: Instant,
@@ -73,22 +74,24 @@ impl Round {
     }
 }
 
-/// What a round of copying came to.
+/// The result of a round of copying.
 pub(super) struct Outlet {
     pub(super) whose: Whose,
-    /// Where the next one begins.
+    /// Where the next one starts.
     pub(super) next: Place,
-    /// The topics whose dead letters could not be copied, not all of them.
+    /// The topics of which some dead letters could not be copied.
     pub(super) unwell: BTreeSet<Topic>,
-    /// Whether all that could be copied was.
+    /// Whether everything that could be copied was.
     pub(super) copied: Result<()>,
-    /// What the bus does not take in any form: it is passed over for a while, so that it does not keep others from their turn.
+    /// Dead letters that the bus accepts in no form. They are skipped for a while, so that they do
+    /// not block others.
     pub(super) refused: Vec<Death>,
 }
 
-/// Copies dead events to their dead-letter topic, those of a topic as one batch. Each is marked dead first, published second, and
-/// noted as copied third: a crash in between copies it again, a zombie copies nothing that is not dead. One that cannot be
-/// published harms no other.
+/// Copies dead events to their dead-letter topics, one batch per topic. An event is recorded as
+/// dead first, published second and marked as copied third: a crash in between copies it again, and
+/// a zombie copies nothing that is not dead. One that cannot be published does not affect the
+/// others.
 pub(super) async fn copy_dead(
     context: ConsumerContext,
     share: Share,
@@ -120,7 +123,7 @@ async fn copy_out(
     let mut by_topic: BTreeMap<Topic, Vec<Entry>> = BTreeMap::new();
     for entry in dead {
         if entry.origin.is_none() && outlet.whose.is_some() {
-            continue; // of no topic
+            continue; // it belongs to no topic
         }
         if passed_over.contains(&death(&entry)) {
             outlet.note(&entry);
@@ -135,7 +138,7 @@ async fn copy_out(
     let mut failed = None;
     for (topic, entries) in by_topic {
         let whole = publish(context, &topic, entries, dead_record).await?;
-        // Too large, mostly: it became larger on its way here.
+        // Usually too large, because the record grew on its way here.
         let (unfit, other): (Vec<_>, Vec<_>) =
             whole.into_iter().partition(|(_, error)| matches!(error, Error::Invalid { .. }));
         let unfit = unfit.into_iter().map(|(entry, _)| entry).collect();
@@ -152,12 +155,12 @@ async fn copy_out(
 }
 
 impl Outlet {
-    /// One was not copied.
+    /// Notes that an entry was not copied.
     fn note(&mut self, entry: &Entry) {
         self.unwell.extend(entry.origin.as_ref().map(|origin| origin.topic.clone()));
     }
 
-    /// One was not copied, and will not be in a while.
+    /// Notes that an entry was not copied and should be skipped for a while.
     fn refuse(&mut self, entry: &Entry) {
         self.note(entry);
         self.refused.push(death(entry));
@@ -168,7 +171,8 @@ fn death(entry: &Entry) -> Death {
     (entry.identity.clone(), entry.token)
 }
 
-/// Publishes entries and notes those that were acknowledged; answers the others, each with what became of it.
+/// Publishes entries and marks the acknowledged ones as copied. Returns the others, each with its
+/// error.
 async fn publish(
     context: &ConsumerContext,
     topic: &Topic,
@@ -181,10 +185,10 @@ async fn publish(
     let records: Vec<_> = entries.iter().map(|entry| record(context, entry)).collect();
     let answers = match context.bus.publish(topic, &records).await {
         Ok(answers) => answers,
-        // No answer of any: of each it is the same.
+        // The whole call failed, so the same error applies to each.
         Err(error) => {
             let answer = |_| match &error {
-                Error::Invalid { .. } => Err(Error::Corrupt(error.chain())), // of the topic, not of a record
+                Error::Invalid { .. } => Err(Error::Corrupt(error.chain())), // the topic's, not a record's
                 error if error.is_retryable() => {
                     Err(Error::Unavailable { what: error.chain(), source: None })
                 }
@@ -208,7 +212,8 @@ async fn publish(
     Ok(uncopied)
 }
 
-/// The copy of a dead event that the topic does not take as it is: what is known of its end, and where the rest of it is.
+/// A reduced copy of a dead event that the topic does not accept in full: why it died, and where
+/// the rest is.
 fn bare_record(context: &ConsumerContext, entry: &Entry) -> Record {
     let whole = dead_record(context, entry);
     let body = entry.body.clone().unwrap_or_default();
@@ -224,16 +229,16 @@ fn bare_record(context: &ConsumerContext, entry: &Entry) -> Record {
     headers.push(("hapax-dead-left-out".to_owned(), left_out.into()));
     Record {
         key: whole.key.filter(|key| key.len() <= BARE_BYTES_MAX),
-        payload: Some(Bytes::new()), // none at all would say that it was a tombstone
+        payload: Some(Bytes::new()), // `None` would make it a tombstone
         headers: headers.into_iter().collect::<Headers>(),
         timestamp: whole.timestamp,
     }
 }
 
-/// How much of a key or a header a bare copy has.
+/// How much of a key or header a reduced copy keeps.
 const BARE_BYTES_MAX: usize = 512;
 
-/// The copy of a dead event: its own bytes, key and headers, and what is known of its end.
+/// The copy of a dead event: its own bytes, key and headers, and why it died.
 fn dead_record(context: &ConsumerContext, entry: &Entry) -> Record {
     let body = entry.body.clone().unwrap_or_default();
     let mut headers: Vec<(String, Bytes)> =
@@ -259,8 +264,8 @@ fn dead_record(context: &ConsumerContext, entry: &Entry) -> Record {
     }
 }
 
-/// A copy of a record that could not even be claimed, because the ledger is away. Its times are those of this process, which
-/// is the only one that knows of it.
+/// The copy of a record that could not be claimed because the ledger is unavailable. Its times come
+/// from this process, the only one that knows of it.
 pub(super) fn unclaimed_record(context: &ConsumerContext, received: &Received, reason: &str) -> Record {
     let mut headers: Vec<(String, Bytes)> = received
         .record
@@ -285,7 +290,7 @@ pub(super) fn unclaimed_record(context: &ConsumerContext, received: &Received, r
     Record { headers: headers.into_iter().collect(), ..received.record.clone() }
 }
 
-/// The record that a held entry was made of.
+/// The record that a held entry was made from.
 pub(super) fn received(entry: &Entry, fallback: &Topic) -> Option<Received> {
     let body = entry.body.clone()?;
     let origin = entry.origin.clone().unwrap_or_else(|| Origin::new(fallback.clone(), 0, -1));

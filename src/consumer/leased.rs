@@ -18,8 +18,8 @@ use crate::event::Event;
 use crate::guard::{Lease, Run, note};
 use crate::ledger::{LeaseSettings, Ledger, Outcome, Verdict};
 
-/// At least once, one live lease at a time: **exactly once if the sink dedups on the key** the handler is given. Gives up:
-/// a crash after the effect runs the handler again.
+/// At least once, one live lease at a time: **exactly once if the sink dedups on the key** that the
+/// handler gets. Gives up: a crash after the effect runs the handler again.
 #[derive(Clone)]
 pub struct Leased<F> {
     handler: F,
@@ -27,14 +27,14 @@ pub struct Leased<F> {
 }
 
 impl<F> Leased<F> {
-    /// Handlers run only with a permit; the time limit of a run begins when it has one.
+    /// Handlers run only with a permit. The time limit of a run starts when it has one.
     #[must_use]
     pub fn permits(self, permits: Arc<dyn Permits>) -> Self {
         Leased { permits: Some(permits), ..self }
     }
 }
 
-/// Runs `handler` under a lease, with key and token to pass on to the sink.
+/// Runs `handler` under a lease, with a key and token to pass on to the sink.
 ///
 /// ```
 /// use hapax::consumer::{Handled, leased};
@@ -53,8 +53,8 @@ where
     Leased { handler, permits: None }
 }
 
-/// At most once: never twice, never retried. Gives up: what failed, timed out or crashed after its claim is `lost`; it is
-/// listed and counted, and nobody runs it by himself.
+/// At most once: never twice, never retried. Gives up: an event that failed, timed out or crashed
+/// after its claim is `lost`. It is listed and counted, but not run again automatically.
 #[derive(Clone)]
 pub struct AtMostOnce<F> {
     handler: F,
@@ -62,7 +62,7 @@ pub struct AtMostOnce<F> {
 }
 
 impl<F> AtMostOnce<F> {
-    /// An event is claimed, and its handler run, only with a permit.
+    /// Events are claimed, and their handlers run, only with a permit.
     #[must_use]
     pub fn permits(self, permits: Arc<dyn Permits>) -> Self {
         AtMostOnce { permits: Some(permits), ..self }
@@ -130,7 +130,7 @@ where
             Err(error) => return away(error),
         };
         match outcome {
-            // Its answer took longer than the lease lasts for its holder: nothing was started, and nothing counts.
+            // The answer took longer than the lease lasts. Nothing was started, and nothing counts.
             Outcome::First(lease) if lease.is_lost() => release_lease(lease, Ending::Later(PAUSE)).await,
             Outcome::First(lease) if lease.suspect() && !arrival.alone => {
                 release_lease(lease, Ending::Alone).await
@@ -167,8 +167,9 @@ where
                 settled(lease.settle(Verdict::Done { metadata }).await, Ending::Passed(Passed::Done))
             }
             Ok(Err(failed)) => settle_failure(&self.context, lease, &failed, arrival).await,
-            // The ledger may know it as leased for some time yet, and nobody should have to wait for that. If someone else has it by
-            // now, the token keeps this from changing anything.
+            // The ledger may still list it as leased for some time; release it, so that others need
+            // not wait. If another process has it by now, the token keeps this from changing
+            // anything.
             Err(lost) => {
                 tracing::debug!(target: "hapax", %lost, "run cancelled");
                 release_lease(lease, Ending::Later(PAUSE)).await
@@ -182,7 +183,8 @@ where
     F: Fn(Event, Run) -> R + Send + Sync + 'static,
     R: Future<Output = Handled> + Send,
 {
-    /// Waits for a permit, then runs the handler: how it ended, and how long that took. None: no more handlers run.
+    /// Waits for a permit, then runs the handler. Returns its result and how long it took, or
+    /// `None` if no more handlers may run.
     async fn in_turn(&self, event: Event, run: Run) -> Option<(Handled, Duration)> {
         let permit = match &self.permits {
             Some(permits) => Some(permits.permit(Some(run.key())).await?),
@@ -195,7 +197,7 @@ where
     }
 }
 
-/// What a failed run under a lease leads to: another one later, or the dead letters.
+/// Settles a failed run under a lease: as a later retry, or as dead.
 pub(super) async fn settle_failure(
     context: &ConsumerContext,
     lease: Lease,
@@ -226,19 +228,21 @@ pub(super) async fn settle_failure(
     settled(lease.settle(verdict).await, ending)
 }
 
-/// Before an event that could not be run is asked for again.
+/// How long to wait before claiming an event again that could not run.
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
-/// Releases a lease, uncounted. Whoever stops waits for this: a process that left must not make others wait for a lease.
+/// Releases a lease without counting an attempt. A stop waits for this, so that others need not
+/// wait for the lease of a process that left.
 pub(super) async fn release_lease(lease: Lease, ending: Ending) -> Ending {
-    // Should this not arrive, the lease lapses by itself.
+    // If the release is lost, the lease expires.
     match lease.release().await {
         Ok(()) | Err(Error::Fenced { .. }) => ending,
         Err(error) => away(error),
     }
 }
 
-/// A settling that failed is no failure of the handler: the ledger is asked again what the event is.
+/// Maps the answer to a settle. A settle that failed is not a failure of the handler: the event is
+/// claimed again to learn its state.
 fn settled<T>(answer: crate::error::Result<T>, ending: Ending) -> Ending {
     match answer {
         Ok(_) => ending,
@@ -267,7 +271,8 @@ where
             return self.context.refuse_unreadable(arrival).await;
         };
         let limit = self.context.settings.handler_timeout;
-        // Before the claim: from then on it counts as begun, and is lost if it does not end.
+        // Get the permit before the claim. After the claim the event counts as started, and is lost
+        // if it does not end.
         let _permit = match &self.permits {
             None => None,
             Some(permits) => tokio::select! {
@@ -303,7 +308,7 @@ where
             Err(failed) => (claimed.lost(failed).await, Ending::Passed(Passed::Lost)),
         };
         match answer {
-            // The claim stands whatever became of the report: nobody runs it again.
+            // The claim stands whatever happened to the report, so the event never runs again.
             Ok(()) | Err(Error::Fenced { .. }) => ending,
             Err(error) => {
                 tracing::warn!(target: "hapax", error = %error.chain(), "the end of an at-most-once run was not recorded; it will be listed as lost");

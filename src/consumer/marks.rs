@@ -1,11 +1,15 @@
-//! Markers: up to where a partition's offsets were handed to transactional batches, committed before those begin.
+//! Markers: up to which offset a partition was given to transactional batches, committed before
+//! those begin.
 //!
-//! A batch that dies with its process leaves nothing behind but its marker. Whoever gets the partition next runs everything up to the
-//! marker as *suspects*: at full speed, in whole batches, but each batch is noted exactly before it begins. One that survives clears all of
-//! its events. If the process dies again, what was noted is narrowed: those events run in batches of a sixteenth of the size, with nothing
-//! beside them, then in batches of a sixteenth of that, until one runs alone under a committed lease. Only a death there counts. So a
-//! kill costs its successor next to nothing, an event that kills its process is found within a few deaths, and its neighbours pay for
-//! nothing. (Sixteenths, not halves: every step costs a death of the process, and small batches cost only commits.)
+//! A batch that dies with its process leaves nothing behind but its marker. The partition's next
+//! owner runs everything up to the marker as *suspects*: at full speed, in whole batches, but the
+//! exact offsets of each batch are noted before it begins. A batch that survives clears all of its
+//! events. If the process dies again, the noted offsets are narrowed down: those events run in
+//! batches of a sixteenth of the size, with nothing beside them, then in a sixteenth of that, until
+//! one runs alone under a committed lease. Only a death there counts. So a killed process costs its
+//! successor next to nothing, an event that kills its process is found within a few deaths, and its
+//! neighbours are not blamed. (Sixteenths, not halves: every step costs a death of the process, and
+//! small batches cost only commits.)
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,9 +26,10 @@ use crate::error::Result;
 use crate::id::{Scope, Topic};
 use crate::ledger::{Ledger, Marker};
 
-/// How many smaller batches one is made of that died with its process.
+/// Into how many smaller batches to split one that died with its process.
 const PIECES: usize = 16;
-/// How far a marker reaches beyond what is handed out, at least: the next batches find themselves covered and need no commit.
+/// How far a marker reaches beyond the current batches, at least, so that the next batches are
+/// covered without another commit.
 const AHEAD_MIN: usize = 256;
 
 /// The markers of this process.
@@ -32,29 +37,30 @@ const AHEAD_MIN: usize = 256;
 pub(super) struct Marks {
     partitions: Mutex<BTreeMap<Partition, Mark>>,
     numbers: AtomicU64,
-    /// One marking at a time: a later one must not be overtaken by an earlier one. Those who wait are marked for by whoever is first.
+    /// Allows one marking at a time, so that an earlier one cannot overtake a later one. The first
+    /// marks for all that wait.
     turn: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct Mark {
-    /// Batches under way, by number.
+    /// Batches in flight, by number.
     under_way: BTreeMap<u64, Handed>,
-    /// Up to where the committed marker reaches, and since when.
+    /// Up to which offset the committed marker reaches, and since when.
     covered: Option<(i64, Instant)>,
-    /// What somebody else had under way when he died, until all of it is through.
+    /// What was in flight when another process died, until all of it is finished.
     inherited: Option<Marker>,
 }
 
-/// What a batch has of a partition.
+/// A batch's part of a partition.
 #[derive(Debug, Default, Clone)]
 struct Handed {
     last: i64,
     /// Its suspects.
     tried: Vec<i64>,
-    /// How many events the batch has in all.
+    /// The number of events in the whole batch.
     batch: usize,
-    /// Whether a committed marker has its suspects.
+    /// Whether a committed marker lists its suspects.
     noted: bool,
 }
 
@@ -64,7 +70,7 @@ impl Mark {
         (!handed.noted && !handed.tried.is_empty()) || covered.is_none_or(|(last, _)| handed.last > last)
     }
 
-    /// The marker that covers everything under way.
+    /// The marker that covers everything in flight.
     fn marker(&self, partition: &Partition, ahead: i64) -> Marker {
         let handed = || self.under_way.values();
         let last = handed().map(|handed| handed.last.saturating_add(ahead)).max();
@@ -80,7 +86,7 @@ impl Mark {
     }
 }
 
-/// Batches under way, until this is dropped.
+/// Batches in flight, until this is dropped.
 #[derive(Debug)]
 pub(super) struct UnderWay {
     marks: Arc<Marks>,
@@ -104,7 +110,7 @@ impl Marks {
         self.partitions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns when committed markers cover these deliveries.
+    /// Returns once committed markers cover these deliveries.
     pub(super) async fn cover(
         self: &Arc<Self>,
         ledger: &dyn Ledger,
@@ -114,7 +120,7 @@ impl Marks {
         let under_way = self.begin(lanes);
         let _turn = self.turn.lock().await;
         let ahead = i64::try_from(settings.batch_max.max(AHEAD_MIN)).unwrap_or(i64::MAX);
-        // A sweep forgets markers that are older than the retention.
+        // A sweep removes markers older than the retention, so renew them well before.
         let expiry = settings.retention / 4;
         let (markers, numbers) = {
             let partitions = self.lock();
@@ -147,7 +153,7 @@ impl Marks {
         Ok(under_way)
     }
 
-    /// Takes note of a batch.
+    /// Registers a batch.
     fn begin(self: &Arc<Self>, lanes: &[Vec<Arrival>]) -> UnderWay {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let batch = lanes.iter().map(Vec::len).sum();
@@ -166,7 +172,7 @@ impl Marks {
         UnderWay { marks: Arc::clone(self), number, partitions: mine.into_iter().collect() }
     }
 
-    /// What a process that died had under way, of partitions that were just assigned.
+    /// What was in flight when a process died, for partitions that were just assigned.
     pub(super) async fn unfinished(
         &self,
         ledger: &dyn Ledger,
@@ -195,16 +201,17 @@ impl Marks {
         Ok(unfinished)
     }
 
-    /// The inherited offsets of a partition are through, all of them.
+    /// Notes that all inherited offsets of a partition are finished.
     pub(super) fn cleared(&self, partition: &Partition) {
         if let Some(mark) = self.lock().get_mut(partition) {
             mark.inherited = None;
         }
     }
 
-    /// Partitions are released, each with the position up to which it is through, if anything of it was received. What was begun of
-    /// them has ended well, so nothing of them is suspect but what was so before and did not have its turn. A partition of which
-    /// something is still under way keeps its marker: whoever has it next finds nothing worse than some suspects.
+    /// Clears the markers of released partitions, each given with its commit point if anything of
+    /// it was received. Everything that was started has ended well, so only inherited suspects that
+    /// did not run yet remain. A partition with deliveries still in flight keeps its marker: its
+    /// next owner finds some suspects, nothing worse.
     pub(super) async fn clear(
         &self,
         ledger: &dyn Ledger,
@@ -229,7 +236,7 @@ impl Marks {
         if markers.is_empty() {
             return;
         }
-        // One that stays only means that some batches are noted before they begin.
+        // A marker that stays only means that some batches are noted before they begin.
         if let Err(error) = ledger.set_markers(scope, &markers).await {
             tracing::debug!(target: "hapax", error = %error.chain(), "markers were not cleared");
         }

@@ -1,31 +1,32 @@
-//! What is seen of a consumer: metrics with bounded labels. `docs/telemetry.md` lists them.
+//! Metrics of a consumer, with bounded labels. `docs/telemetry.md` lists them.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Counts, Passed};
 use crate::telemetry::ConsumerMeter;
 
-/// What a consumer has done so far.
+/// The progress of a consumer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Progress {
-    /// Deliveries that are through, by what became of them.
+    /// Finished deliveries, by how they ended.
     pub passed: Counts,
-    /// Deliveries in memory that are not through.
+    /// Unfinished deliveries in memory.
     pub in_flight: usize,
-    /// Partitions in this process's partitions.
+    /// Partitions assigned to this process.
     pub partitions: usize,
-    /// Those of them that are paused.
+    /// How many of them are paused.
     pub paused: usize,
-    /// Whether nothing is to be done here: nothing is in memory, and the ledger was looked at since and had nothing that is due.
+    /// Whether there is nothing to do: nothing is in memory, and the last look at the ledger since
+    /// then found nothing due.
     pub at_rest: bool,
     /// Events that the scope holds in the ledger.
     pub held: u64,
-    /// Records behind the end of this process's partitions, when they were last asked for.
+    /// How many records this process's partitions are behind their ends, when last queried.
     pub lag: Option<i64>,
 }
 
-/// Counts for metrics and for whoever watches.
+/// Counts for metrics and for [`Progress`].
 #[derive(Debug)]
 pub(super) struct Meter {
     progress: Arc<Mutex<Progress>>,

@@ -1,11 +1,12 @@
-//! The consumer: events in from a bus, effects once.
+//! The consumer: reads events from a bus and makes each take effect once.
 //!
-//! A delivery's way: **match** (does the scope want it?) → **window** (was it done a short while ago?) → **order** (a queue
-//! per key) → **claim** the runnable heads → **handle** → **settle** → **commit_point** → **commit** the offset. What must
-//! wait long, is parked or is dead goes to the ledger's `held` with its bytes, and the commit_point passes it.
+//! The path of a delivery: **match** (does the scope want it?) → **window** (was it done recently?)
+//! → **order** (a queue per key) → **claim** the runnable heads → **handle** → **settle** →
+//! **commit point** → **commit** the offset. Events that must wait long, are parked or are dead go
+//! to the ledger's `held` with their bytes, and the commit point moves past them.
 //!
-//! The guarantee is the wrapper around the handler, and its type says what is promised: [`leased`], [`at_most_once`], and, for
-//! ledgers in the effect's own database, `transactional`.
+//! The guarantee is the wrapper around the handler, and its type names it: [`leased`],
+//! [`at_most_once`], and `transactional` for ledgers in the same database as the effects.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -83,7 +84,7 @@ use crate::id::{Scope, Topic};
 use crate::ledger::{Ledger, OnDead, OrderPolicy};
 use crate::window::Window;
 
-/// Whether and how to end.
+/// Whether and how to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stop {
     No,
@@ -91,10 +92,11 @@ pub(crate) enum Stop {
     Now,
 }
 
-/// How many deliveries came to what.
+/// How many deliveries ended in which way.
 pub type Counts = BTreeMap<Passed, u64>;
 
-/// Consumes topics for one scope. Run as many as you like, in as many processes: they share the partitions as a group.
+/// Consumes topics for one scope. Run any number of them, in any number of processes: they share
+/// the partitions as a group.
 pub struct Consumer<L: Ledger> {
     bus: Arc<dyn Bus>,
     guard: Guard<L>,
@@ -103,7 +105,7 @@ pub struct Consumer<L: Ledger> {
     handle: ConsumerHandle,
 }
 
-/// Stops a consumer and tells how it is doing. Clones are the same handle.
+/// Stops a consumer and reports its progress. Clones are the same handle.
 #[derive(Debug, Clone)]
 pub struct ConsumerHandle {
     stop: Arc<watch::Sender<Stop>>,
@@ -111,8 +113,8 @@ pub struct ConsumerHandle {
 }
 
 impl ConsumerHandle {
-    /// Drains: nothing new is started, what runs may finish within the deadline and is given back after it, offsets are
-    /// committed, the group is left.
+    /// Drains: starts nothing new, lets running handlers finish until the deadline and then
+    /// releases their events, commits offsets and leaves the group.
     pub fn stop(&self) {
         self.stop.send_if_modified(|stop| {
             let first = *stop == Stop::No;
@@ -123,19 +125,19 @@ impl ConsumerHandle {
         });
     }
 
-    /// Ends at once. Nothing is lost: leases lapse, and what was not committed is delivered again.
+    /// Ends at once. Nothing is lost: leases expire, and uncommitted events are delivered again.
     pub fn stop_now(&self) {
         self.stop.send_replace(Stop::Now);
     }
 
-    /// What has been done so far.
+    /// The progress so far.
     pub fn progress(&self) -> Progress {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
 impl<L: Ledger> Consumer<L> {
-    /// A consumer, step by step.
+    /// Builds a consumer step by step.
     pub fn builder(bus: Arc<dyn Bus>, ledger: L) -> ConsumerBuilder<L> {
         ConsumerBuilder {
             bus,
@@ -149,18 +151,18 @@ impl<L: Ledger> Consumer<L> {
         }
     }
 
-    /// A handle to stop it with, from another task.
+    /// A handle to stop it from another task.
     pub fn handle(&self) -> ConsumerHandle {
         self.handle.clone()
     }
 
-    /// What it was told.
+    /// Its settings.
     pub fn settings(&self) -> &ConsumerSettings {
         &self.settings
     }
 
-    /// Consumes until it is stopped, or cannot go on. Answers how many deliveries came to what. Start-up checks come first:
-    /// what would break the promise is refused.
+    /// Consumes until it is stopped or cannot continue. Returns how many deliveries ended in which
+    /// way. Start-up checks run first and refuse whatever would break the guarantee.
     pub async fn run(self, guarantee: impl Guarantee<L>) -> Result<Counts> {
         let findings = check(&*self.bus, self.guard.ledger(), self.window.as_deref(), &self.settings).await?;
         refuse(&findings)?;
@@ -202,7 +204,8 @@ impl<L: Ledger> Consumer<L> {
         pipeline.run().await
     }
 
-    /// The dead-letter topics, if they are not there. Where that is forbidden, dead letters stay in the ledger until someone makes them.
+    /// Creates the dead-letter topics if they are missing. If that is not permitted, dead letters
+    /// stay in the ledger until the topics exist.
     async fn make_dead_topics(&self) {
         for topic in &self.settings.topics {
             let Some(dead) = self.settings.dead_topic_of(topic) else { continue };
@@ -221,7 +224,7 @@ impl<L: Ledger> Consumer<L> {
 
 type Change = Box<dyn FnOnce(&mut ConsumerSettings) + Send>;
 
-/// Makes a [`Consumer`].
+/// Builds a [`Consumer`].
 #[must_use = "a builder does nothing until it is built"]
 pub struct ConsumerBuilder<L: Ledger> {
     bus: Arc<dyn Bus>,
@@ -235,8 +238,8 @@ pub struct ConsumerBuilder<L: Ledger> {
 }
 
 impl<L: Ledger> ConsumerBuilder<L> {
-    /// Whose effect it is. There is no default: two consumers that share a scope by accident would take events from each
-    /// other.
+    /// The scope: whose effect it is. There is no default, because two consumers that share a scope
+    /// by accident would take events from each other.
     pub fn scope(mut self, scope: impl AsRef<str>) -> Self {
         match Scope::new(scope) {
             Ok(scope) => self.scope = Some(scope),
@@ -245,7 +248,7 @@ impl<L: Ledger> ConsumerBuilder<L> {
         self
     }
 
-    /// A topic to consume; call it again for more.
+    /// Adds a topic to consume. Call it again for more.
     pub fn topic(mut self, topic: impl AsRef<str>) -> Self {
         match Topic::new(topic) {
             Ok(topic) => self.topics.push(topic),
@@ -254,7 +257,7 @@ impl<L: Ledger> ConsumerBuilder<L> {
         self
     }
 
-    /// All settings at once.
+    /// Sets all settings at once.
     pub fn settings(mut self, settings: ConsumerSettings) -> Self {
         self.settings = Some(settings);
         self
@@ -266,25 +269,26 @@ impl<L: Ledger> ConsumerBuilder<L> {
         self
     }
 
-    /// How events of one aggregate follow each other, and what a dead one does to its successors.
+    /// How events of one aggregate are ordered, and how a dead one affects its successors.
     pub fn order(self, policy: OrderPolicy, on_dead: OnDead) -> Self {
         self.with(move |settings| settings.order = Some((policy, on_dead)))
     }
 
-    /// A best-effort filter in front of the ledger.
+    /// Adds a best-effort filter in front of the ledger.
     pub fn window(mut self, window: Arc<dyn Window>) -> Self {
         self.window = Some(window);
         self
     }
 
-    /// Every process gets every event, each under a scope (and group) of its own. Name each process's scope yourself, with a
-    /// name that stays the same over restarts and rollouts: a new name has no memory of what was done under the old one.
+    /// Delivers every event to every process, each under its own scope and group. Give each process
+    /// a scope name that survives restarts and rollouts: a new name knows nothing of what was done
+    /// under the old one.
     pub fn broadcast(mut self, scope: impl AsRef<str>) -> Self {
         self = self.scope(scope);
         self.with(|settings| settings.group = None)
     }
 
-    /// The consumer, or what is wrong with it.
+    /// Builds the consumer, or returns what is wrong with its settings.
     pub fn build(self) -> Result<Consumer<L>> {
         if let Some(error) = self.error {
             return Err(error);

@@ -1,7 +1,8 @@
-//! The commit_point: up to where a partition is finished.
+//! The commit point: the offset below which everything of a partition is finished.
 //!
-//! Only offsets that were received count, so gaps (compaction, transaction markers) cannot stall it. What finishes above
-//! an unfinished one waits here; after a restart it is delivered again, and the ledger says that it is done.
+//! Only received offsets count, so gaps (compaction, transaction markers) cannot stall it. Offsets
+//! that finish above an unfinished one wait here. After a restart they are delivered again, and the
+//! ledger says that they are done.
 
 use std::collections::VecDeque;
 
@@ -23,15 +24,15 @@ use std::collections::VecDeque;
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct CommitPoint {
-    /// Received and not yet passed, in offset order, each with whether it is finished.
+    /// Received offsets at or above the position, in order, each with whether it is finished.
     open: VecDeque<(i64, bool)>,
-    /// The highest received.
+    /// The highest received offset.
     last: Option<i64>,
     unfinished: usize,
 }
 
 impl CommitPoint {
-    /// Takes note of a received offset. False: it was received before.
+    /// Notes a received offset. Returns false if it was received before.
     pub fn receive(&mut self, offset: i64) -> bool {
         if self.last.is_some_and(|last| offset <= last) {
             return false;
@@ -42,7 +43,8 @@ impl CommitPoint {
         true
     }
 
-    /// Takes note that an offset is finished. One that was never received, or is finished already, changes nothing.
+    /// Notes that an offset is finished. Has no effect if it was never received or is finished
+    /// already.
     pub fn finish(&mut self, offset: i64) {
         let Ok(at) = self.open.binary_search_by_key(&offset, |(offset, _)| *offset) else { return };
         if !std::mem::replace(&mut self.open[at].1, true) {
@@ -53,7 +55,8 @@ impl CommitPoint {
         }
     }
 
-    /// The offset to commit: that of the lowest unfinished record, or the one after the last. None: nothing was received.
+    /// The offset to commit: the lowest unfinished one, or the one after the last. `None` if
+    /// nothing was received.
     pub fn position(&self) -> Option<i64> {
         if crate::crash_point::mutant!("commit_point past an unfinished event") {
             return self.last.map(|last| last + 1);
@@ -61,12 +64,13 @@ impl CommitPoint {
         self.open.front().map(|(offset, _)| *offset).or_else(|| self.last.map(|last| last + 1))
     }
 
-    /// How many are unfinished.
+    /// The number of unfinished offsets.
     pub fn unfinished(&self) -> usize {
         self.unfinished
     }
 
-    /// How many received offsets the position has not passed, finished or not: what is kept in memory.
+    /// The number of received offsets at or above the position, finished or not. These are kept in
+    /// memory.
     pub fn distance(&self) -> usize {
         self.open.len()
     }
@@ -78,7 +82,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Whatever finishes in whatever order: the position is the lowest unfinished received offset.
+        /// In whatever order offsets finish, the position is the lowest unfinished received offset.
         #[test]
         fn never_passes_an_unfinished_offset(gaps in prop::collection::vec(1i64..5, 1..60), order in prop::collection::vec(any::<prop::sample::Index>(), 0..80)) {
             let mut commit_point = CommitPoint::default();

@@ -1,12 +1,12 @@
-//! The key scheduler: a queue per key, keys in parallel, one key strictly in order.
+//! The key scheduler: one queue per key. Keys run in parallel, each strictly in order.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::Hash;
 
 use tokio::time::Instant;
 
-/// Queues by key. A key is *idle* (its head may be taken), *taken* (someone runs it) or *delayed* (its head failed and
-/// waits). What has no key stands for itself.
+/// Queues by key. A key is *idle* (its head may be taken), *taken* (its head runs) or *delayed*
+/// (its head failed and waits). An item without a key forms its own lane.
 ///
 /// ```
 /// use hapax::consumer::KeyQueues;
@@ -25,7 +25,7 @@ use tokio::time::Instant;
 #[derive(Debug)]
 pub struct KeyQueues<K, T> {
     lanes: HashMap<Lane<K>, Queue<T>>,
-    /// Lanes whose head may be taken, in the order in which they became so.
+    /// Lanes whose head may be taken, in the order in which they became ready.
     ready: VecDeque<Lane<K>>,
     delayed: BTreeSet<(Instant, u64)>,
     delayed_lanes: HashMap<u64, Lane<K>>,
@@ -33,7 +33,7 @@ pub struct KeyQueues<K, T> {
     len: usize,
 }
 
-/// What is in order: a key, or a lone item.
+/// A unit of ordering: a key, or a single item.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Lane<K> {
     /// All items of a key.
@@ -42,7 +42,8 @@ pub enum Lane<K> {
     Own(u64),
 }
 
-/// Items of one lane, in order, handed out to be run. The lane gives nothing else until they come back.
+/// Items of one lane, in order, taken to be run. The lane yields nothing else until they are given
+/// back.
 #[derive(Debug)]
 pub struct LaneRun<K, T> {
     /// The lane.
@@ -72,13 +73,14 @@ impl<K, T> Default for KeyQueues<K, T> {
 }
 
 impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
-    /// Queues an item behind its key's others.
+    /// Queues an item behind the others of its key.
     pub fn push(&mut self, key: Option<K>, item: T) {
         self.push_before(key, item, |_, _| false);
     }
 
-    /// Queues an item (first) before the first of its key's others (second) that it must precede, and does not wait for a delayed one that it
-    /// comes before. What is taken is taken: [`give_among`](Self::give_among) puts that behind it.
+    /// Queues an item before the first of its key that it precedes (`precedes(item, other)`). If it
+    /// becomes the head, it does not wait for a delayed one behind it. Items already taken are not
+    /// affected; [`give_among`](Self::give_among) puts those behind it.
     pub fn push_before(&mut self, key: Option<K>, item: T, precedes: impl Fn(&T, &T) -> bool) {
         self.number += 1;
         let lane = key.map_or(Lane::Own(self.number), Lane::Key);
@@ -103,7 +105,7 @@ impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
         }
     }
 
-    /// Takes the heads of idle keys: at most `max` items in all, at most `per_key` of one key.
+    /// Takes the heads of idle keys: at most `max` items in all, and at most `per_key` of one key.
     pub fn take(&mut self, max: usize, per_key: usize) -> Vec<LaneRun<K, T>> {
         self.wake();
         let (mut runs, mut left) = (Vec::new(), max);
@@ -122,7 +124,7 @@ impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
         runs
     }
 
-    /// Puts items that were handed out back in front of the others of their lane, which stays taken.
+    /// Puts taken items back in front of the others of their lane, which stays taken.
     pub fn put_back(&mut self, lane: &Lane<K>, rest: Vec<T>) {
         let Some(queue) = self.lanes.get_mut(lane) else { return };
         self.len += rest.len();
@@ -131,13 +133,14 @@ impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
         }
     }
 
-    /// A taken lane comes back: `rest` goes to its front again, and nothing of it is handed out before `until`.
+    /// Gives a taken lane back: `rest` goes to its front again, and none of it is taken before
+    /// `until`.
     pub fn give(&mut self, lane: Lane<K>, rest: Vec<T>, until: Option<Instant>) {
         self.give_among(lane, rest, until, |_, _| false);
     }
 
-    /// The same, but what was queued meanwhile (first) stays before those of `rest` (second) that it must precede. If it comes
-    /// before all of them, it waits for nothing.
+    /// The same, but items queued meanwhile stay before those of `rest` that they precede
+    /// (`precedes(queued, given)`). If one comes before all of `rest`, the lane is not delayed.
     pub fn give_among(
         &mut self,
         lane: Lane<K>,
@@ -148,7 +151,7 @@ impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
         let Some(queue) = self.lanes.get_mut(&lane) else { return };
         queue.taken = false;
         self.len += rest.len();
-        let mut first = 0; // where the first of the rest is
+        let mut first = 0; // index of the first of the rest
         for item in rest.into_iter().rev() {
             first = queue.items.iter().rposition(|queued| precedes(queued, &item)).map_or(0, |at| at + 1);
             queue.items.insert(first, item);
@@ -172,22 +175,22 @@ impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
         self.delayed.first().map(|(at, _)| *at)
     }
 
-    /// Whether something can be taken now.
+    /// Whether anything can be taken now.
     pub fn has_ready(&self) -> bool {
         !self.ready.is_empty() || self.next_at().is_some_and(|at| at <= Instant::now())
     }
 
-    /// How many items are queued, those that are taken not counted.
+    /// The number of queued items, not counting taken ones.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether nothing is queued.
+    /// Whether no items are queued.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Drops queued items that are not to be kept. Those that are taken are not asked about.
+    /// Drops queued items for which `keep` returns false. Taken items are not affected.
     pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
         let len = &mut self.len;
         self.lanes.retain(|_, queue| {
@@ -198,7 +201,7 @@ impl<K: Eq + Hash + Clone, T> KeyQueues<K, T> {
         });
     }
 
-    /// Changes what is queued, in place: not its key, and not its order.
+    /// Changes queued items in place. Must not change their keys or their order.
     pub fn for_each(&mut self, change: impl FnMut(&mut T)) {
         self.lanes.values_mut().flat_map(|queue| queue.items.iter_mut()).for_each(change);
     }

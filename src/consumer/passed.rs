@@ -1,19 +1,20 @@
-//! Why a delivery's offset may be passed.
+//! Why the commit point may move past a delivery.
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
 use std::fmt;
 
-/// What became of a delivery whose offset may be committed: nothing more is to happen to it here. Its label is the word in
-/// counts, metrics and traces, and a map by `Passed` can be asked by label: `counts["done"]`.
+/// How a delivery ended whose offset may be committed: nothing more happens to it here. Its label
+/// is used in counts, metrics and traces, and a map by `Passed` can be queried by label:
+/// `counts["done"]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Passed {
-    /// Its effect was made, and recorded.
+    /// Its effect was made and recorded.
     Done,
-    /// Its handler ended well, at most once.
+    /// Its handler succeeded, at most once.
     Finished,
-    /// Its handler failed or timed out, at most once: it is listed as lost.
+    /// Its handler failed or timed out, at most once. It is listed as lost.
     Lost,
     /// Its effect had been made before.
     Duplicate,
@@ -21,28 +22,30 @@ pub enum Passed {
     Stale,
     /// It is a dead letter.
     Dead,
-    /// It waits in the ledger behind an event of its aggregate that is unresolved.
+    /// It waits in the ledger behind an unresolved event of its aggregate.
     Parked,
     /// It waits in the ledger for its retry.
     Held,
-    /// It cannot run at all (no id, undecodable, an id used again) and is a dead letter under its place on the bus.
+    /// It cannot run (no id, undecodable, a reused id) and is a dead letter under its location on
+    /// the bus.
     Refused,
-    /// Its week was dropped, so nobody knows whether it took effect. It is a dead letter.
+    /// Its week was dropped, so it is unknown whether it took effect. It is a dead letter.
     TooOld,
     /// No handler of the scope wants it.
     Unwanted,
     /// The window had seen it.
     Window,
-    /// The ledger was away, and it was copied to the dead-letter topic, as the outage policy says.
+    /// The ledger was unavailable, and it was copied to the dead-letter topic, as the outage policy
+    /// says.
     DeadLettered,
-    /// It is held in the ledger, and was left to a process that wants it.
+    /// It is held in the ledger and was left to a process that wants it.
     Left,
     /// Retention removed it from the bus before it was read.
     Removed,
 }
 
 impl Passed {
-    /// Its word, for counts, metrics and traces.
+    /// Its label in counts, metrics and traces.
     pub fn label(self) -> &'static str {
         match self {
             Passed::Done => "done",
@@ -70,7 +73,7 @@ impl fmt::Display for Passed {
     }
 }
 
-// Ordered as its label, so that a map can be asked by label.
+// Ordered by label, so that a map can be queried by label.
 impl Ord for Passed {
     fn cmp(&self, other: &Self) -> Ordering {
         self.label().cmp(other.label())

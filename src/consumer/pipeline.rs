@@ -1,7 +1,8 @@
-//! The pipeline of one process: `match → window → order → claim → handle → settle → commit_point → commit`.
+//! The pipeline: `match → window → order → claim → handle → settle → commit point → commit`.
 //!
-//! One task owns everything that has an order (partitions, queues, watermarks) and waits for the next thing to happen;
-//! claims, handlers and settlings run in tasks of their own and report how each delivery ended.
+//! One task owns everything that has an order (partitions, queues, commit points) and waits for the
+//! next event. Claims, handlers and settles run in separate tasks, which report how each delivery
+//! ended.
 
 mod ask;
 mod end;
@@ -31,30 +32,30 @@ use crate::ledger::{Claim, Due, Epoch, Identity, Mode, Week};
 use crate::window::{Sighting, Window};
 use ask::{Failing, LAG_INTERVAL, Probed, SuspectsAnswer};
 
-/// A partition in this process's partitions.
+/// A partition assigned to this process.
 pub(super) struct PartitionState {
     pub(super) assigned: Assignment,
     pub(super) commit_point: CommitPoint,
     committed: Option<i64>,
     running: usize,
-    /// Of unfinished deliveries.
+    /// Total size of unfinished deliveries.
     bytes: usize,
     paused: bool,
     cancel: watch::Sender<bool>,
-    /// What somebody had under way when he died, until all of it is through.
+    /// What was in flight when a process died, until all of it is finished.
     suspects: Option<Suspects>,
-    /// Whether the ledger has not answered for them yet: nothing is started until it has.
+    /// Whether the ledger has yet to say if there are suspects. Nothing starts until it has.
     unsure: bool,
 }
 
-/// What the window said of a batch, and the ledger's epoch, if it had to be asked for.
+/// The window's answer for a batch, and the ledger's epoch if it was queried.
 struct Seen {
     arrivals: Vec<Arrival>,
     done: HashSet<Sighting>,
     epoch: Option<Epoch>,
 }
 
-/// What a task reports of one lane.
+/// What a task reports for one lane.
 struct Ended {
     lane: Lane<Key>,
     arrivals: Vec<Arrival>,
@@ -69,7 +70,7 @@ pub(super) struct Pipeline {
     pub(super) stop: watch::Receiver<Stop>,
     pub(super) meter: Arc<Meter>,
     pub(super) partitions: HashMap<Partition, PartitionState>,
-    /// Stop what still runs of partitions that were given back.
+    /// Cancel what still runs of released partitions.
     pub(super) released: Vec<watch::Sender<bool>>,
     pub(super) queues: KeyQueues<Key, Arrival>,
     /// Suspects, each to run with nothing beside it.
@@ -78,34 +79,36 @@ pub(super) struct Pipeline {
     pub(super) state: State,
 }
 
-/// What runs beside the pipeline.
+/// Tasks that run beside the pipeline.
 #[derive(Default)]
 pub(super) struct Tasks {
     running: JoinSet<Vec<Ended>>,
     in_flight: usize,
     lone: bool,
     look: JoinSet<Result<(Due, held::Place)>>,
-    /// Copies dead letters, beside the look: the bus may be away while the ledger is not.
+    /// Copies dead letters, separately from `look`, since the bus may be unavailable while the
+    /// ledger is not.
     outlet: JoinSet<held::Outlet>,
     probe: JoinSet<Result<Probed>>,
     suspects: JoinSet<SuspectsAnswer>,
     lag: JoinSet<Option<i64>>,
-    /// Batches that the window has not been asked about, and the one it is being asked about.
+    /// Batches that the window has yet to be asked about. `window` is asking about one.
     unasked: VecDeque<Vec<Arrival>>,
     window: JoinSet<Seen>,
     remember: Vec<Sighting>,
 }
 
-/// Where it stands.
-#[allow(clippy::struct_excessive_bools)] // each is an outage or a limit of its own
+/// The pipeline's state.
+#[allow(clippy::struct_excessive_bools)] // each is a separate outage or limit
 pub(super) struct State {
-    /// Held events that are in the queues, with their bytes: a second look does not queue them again.
+    /// Held events that are queued, with their sizes, so that the next look does not queue them
+    /// again.
     held: HashMap<Identity, usize>,
-    /// Held events that are not wanted here: they are left to whoever wants them.
+    /// Held events that this process does not want and leaves to others.
     left: HashSet<Identity>,
-    /// Where the next look begins.
+    /// Where the next look starts.
     look_from: held::Place,
-    /// Whether something has happened since the last look began: it may have made something due.
+    /// Whether anything has happened since the last look that may have made an event due.
     active_since_look: bool,
     full: bool,
     away: bool,
@@ -117,20 +120,20 @@ pub(super) struct State {
     outlets: BTreeMap<held::Whose, held::Round>,
     next_lag: Instant,
     too_old: u32,
-    /// The ledger's epoch, where there is a window: read at start, when the ledger is back after an outage, and whenever the window
-    /// says "seen".
+    /// The ledger's epoch, if there is a window. Read at start, when the ledger is back after an
+    /// outage, and whenever the window says "seen".
     epoch: Option<Epoch>,
-    /// Whether dead letters could not be copied when it was last tried.
+    /// Whether dead letters could not be copied at the last attempt.
     uncopied: bool,
-    /// Dead letters that the bus does not take, until they are tried again.
+    /// Dead letters that the bus refuses, until they are tried again.
     passed_over: Arc<HashSet<held::Death>>,
     passed_over_until: Instant,
-    /// Partitions that the bus could not take back yet.
+    /// Partitions that the bus has yet to accept back.
     unreleased: Vec<Assignment>,
     uncommitted: Failing,
-    /// Looks for what is due.
+    /// Failures to look for due events.
     unlooked: Failing,
-    /// Says true when what is held in memory from the ledger must stop.
+    /// Set to true to cancel deliveries that came from the ledger.
     cancel: watch::Sender<bool>,
     pub(super) counts: Counts,
 }
@@ -166,21 +169,21 @@ impl State {
 }
 
 impl Pipeline {
-    /// Runs until it is told to stop, or cannot go on. Either way it gives back what it has.
+    /// Runs until it is told to stop or cannot continue. Either way it releases what it has.
     pub(super) async fn run(mut self) -> Result<Counts> {
-        self.on_stop(false); // perhaps before it began
+        self.on_stop(false); // it may have been stopped before it started
         let ran = self.go_on().await;
         self.end(ran).await
     }
 
-    /// Every delivery takes the path of the module's first line.
+    /// Takes deliveries along the path in the module's first line.
     async fn go_on(&mut self) -> Result<()> {
         loop {
             self.start_runnable(); // claim → handle → settle
             let wake = self.next_wake();
             tokio::select! {
                 event = self.subscriber.next() => self.on_bus_event(event).await?, // match → window → order
-                Some(ended) = self.tasks.running.join_next() => self.on_task_done(ended)?, // → commit_point
+                Some(ended) = self.tasks.running.join_next() => self.on_task_done(ended)?, // → commit point
                 Some(looked) = self.tasks.look.join_next() => self.on_due(looked)?,
                 Some(copied) = self.tasks.outlet.join_next() => self.on_dead_published(copied)?,
                 Some(answer) = self.tasks.window.join_next() => self.on_window_answer(answer)?,
@@ -201,7 +204,7 @@ impl Pipeline {
         }
     }
 
-    /// A ledger that refuses for good does not come back by itself.
+    /// Notes the ledger's answer. A permanent error ends the consumer.
     fn on_ledger_probed(
         &mut self,
         probed: std::result::Result<Result<Probed>, tokio::task::JoinError>,
@@ -213,7 +216,7 @@ impl Pipeline {
     }
 
     fn next_wake(&self) -> Instant {
-        // What is overdue has been seen to, or waits for something that wakes us by itself.
+        // Overdue work is already done, or waits for something that wakes the loop.
         let now = Instant::now();
         let times = [self.state.next_commit, self.state.next_look]
             .into_iter()
@@ -228,7 +231,7 @@ impl Pipeline {
         }
     }
 
-    /// Nothing new is started; what runs may finish.
+    /// Starts nothing new; running deliveries may finish.
     fn drain(&mut self) {
         if self.state.draining.is_none() {
             self.state.draining = Some(Instant::now() + self.context.settings.drain);
@@ -238,7 +241,7 @@ impl Pipeline {
         }
     }
 
-    // --- out: claim → handle → settle, in tasks -----------------------------------------------------------------
+    // --- out: claim → handle → settle, in tasks ---
 
     fn start_runnable(&mut self) {
         let unsure = self.partitions.values().any(|own| own.unsure);
@@ -251,7 +254,7 @@ impl Pipeline {
                 self.tasks.lone = true;
                 self.start(lanes);
             }
-            return; // nothing else starts until the suspects are through
+            return; // nothing else starts until the suspects are finished
         }
         let batch_max = self.worker.batch_max();
         while self.queues.has_ready() {
@@ -262,7 +265,7 @@ impl Pipeline {
             let mut lanes = Vec::new();
             let (max, per_key) = if batch_max == 1 { (room, 1) } else { (batch_max, batch_max) };
             for mut run in self.queues.take(max, per_key) {
-                // What runs with nothing beside it is parted from the others of its lane.
+                // An arrival that must run alone is split from the others of its lane.
                 let kind = |arrival: &Arrival| (arrival.alone, arrival.suspects_max);
                 let first = run.items.first().map_or((false, None), kind);
                 let same = run.items.iter().take_while(|arrival| kind(arrival) == first);
@@ -275,7 +278,8 @@ impl Pipeline {
                 } else if is_held && batch_max > 1 && room == 0 {
                     self.queues.give(run.lane, run.items, None);
                 } else if is_held || batch_max == 1 {
-                    // Of a held one no marker knows, so it runs by itself: those of a batch would have to wait for it.
+                    // No marker covers a held event, so it runs separately: the others of a batch
+                    // would have to wait for it.
                     room = room.saturating_sub(1);
                     self.start(vec![(run.lane, run.items)]);
                 } else {
@@ -333,10 +337,11 @@ impl Pipeline {
         }
     }
 
-    // --- back: commit_point → commit -------------------------------------------------------------------------------
+    // --- back: commit point → commit ---
 
     fn on_task_done(&mut self, ended: std::result::Result<Vec<Ended>, tokio::task::JoinError>) -> Result<()> {
-        // Handlers' panics are caught where they happen; this would be one of ours, and its lanes are gone with it.
+        // Handlers' panics are caught where they happen. A panic here is a bug in hapax, and its
+        // lanes are lost.
         let ended = ended.map_err(ended_badly)?;
         self.tasks.lone = false;
         for Ended { lane, arrivals, endings } in ended {
@@ -365,7 +370,7 @@ impl Pipeline {
                 }
                 Ending::Later(after) => {
                     until = Some(Instant::now() + after);
-                    arrival.suspects_max = None; // it was run, or others run it, and the process lives
+                    arrival.suspects_max = None; // it has run, here or elsewhere, and the process lives
                 }
                 Ending::Alone => arrival.alone = true,
                 Ending::Cancelled => {}
@@ -396,15 +401,15 @@ impl Pipeline {
                 self.alone.push_back((lane, rest));
                 return Ok(());
             }
-            rest.extend(more); // the head alone, then the others: one after the other
+            rest.extend(more); // the head runs alone, then the others in turn
         }
-        // What came out of the ledger meanwhile may be what the rest waits for.
+        // An event that came out of the ledger meanwhile may be the one the rest waits for.
         let strict = self.context.settings.is_strict();
         self.queues.give_among(lane, rest, until, |queued, given| queued.precedes(given, strict));
         Ok(())
     }
 
-    /// Whether a delivery still belongs to a partition in our partitions.
+    /// Whether a delivery's partition is still assigned to this process under the same epoch.
     fn is_ours(&self, arrival: &Arrival) -> bool {
         if self.state.draining.is_some() {
             return false;
@@ -422,7 +427,7 @@ impl Pipeline {
         self.partitions.get_mut(&assigned.partition).filter(|own| own.assigned == *assigned)
     }
 
-    /// A delivery is through: the commit_point may pass it.
+    /// Finishes a delivery, so that the commit point may move past it.
     fn pass(&mut self, arrival: &Arrival, how: Passed) {
         arrival.span.record("consumer.ending", how.label());
         self.note_activity();
@@ -451,14 +456,14 @@ impl Pipeline {
         }
     }
 
-    /// Something happened that may have made something due.
+    /// Notes that something happened which may have made an event due.
     fn note_activity(&mut self) {
         self.state.active_since_look = true;
         self.meter.at_rest(false);
     }
 
-    /// A record that was refused under where it lies, was redriven and could be read this time, has an id of its own now: the
-    /// entry it was refused under is done.
+    /// Settles the entry of a record that was refused under its location. It was redriven and could
+    /// be read this time, so it now has its own id.
     fn end_alias(&self, arrival: &Arrival, refused: Identity, week: Week, how: Passed) {
         let Some(identity) = self.context.identity_of(arrival) else { return };
         if identity == refused || matches!(how, Passed::Refused | Passed::TooOld) {
@@ -488,7 +493,8 @@ impl Pipeline {
         self.context.settings.dead_topic_of(&arrival.received.origin.topic)
     }
 
-    /// The ledger is away and the policy is to go on: the copy of the lane's first record is all that remains of it here.
+    /// With the ledger unavailable and the policy to continue, copies the lane's first record. The
+    /// copy is all that remains of it here.
     fn copy_unclaimed(&mut self, lane: Lane<Key>, arrivals: Vec<Arrival>, error: &Error) {
         let Some((first, topic)) =
             arrivals.first().and_then(|first| Some((first, self.dead_topic_of(first)?)))
@@ -512,7 +518,7 @@ impl Pipeline {
         });
     }
 
-    /// Starts what happens now and then.
+    /// Starts periodic work.
     fn run_periodic(&mut self) {
         let now = Instant::now();
         if self.state.away && self.tasks.probe.is_empty() {
@@ -541,13 +547,15 @@ impl Pipeline {
     }
 }
 
-/// Handlers' panics are caught where they happen: this would be one of ours, and its deliveries are gone with it.
+/// Handlers' panics are caught where they happen. A panic here is a bug in hapax, and its
+/// deliveries are lost.
 #[allow(clippy::needless_pass_by_value)] // a `map_err` function
 fn ended_badly(error: tokio::task::JoinError) -> Error {
     Error::Corrupt(format!("a task of the consumer ended badly: {error}"))
 }
 
-/// Runs lanes; a record without an event goes to the dead letters instead.
+/// Runs lanes. A record without an event goes to the dead letters, and an unwanted one is stepped
+/// past.
 async fn work(
     worker: &dyn Worker,
     context: &ConsumerContext,

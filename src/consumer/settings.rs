@@ -1,4 +1,4 @@
-//! What a consumer is told, and what of it is impossible.
+//! The settings of a consumer, and their checks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,16 +11,17 @@ use crate::guard::GuardSettings;
 use crate::id::{Kind, Scope, Topic};
 use crate::ledger::{OnDead, OrderPolicy};
 
-/// What to do while the ledger is away.
+/// What to do while the ledger is unavailable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OutagePolicy {
-    /// Wait for it: nothing new is started, partitions pause when the queues are full, the group membership stays. Gives up:
-    /// progress.
+    /// Wait for it: start nothing new, pause partitions when the queues are full, stay in the
+    /// group. Gives up: progress.
     #[default]
     Pause,
-    /// End with the error, so that whoever supervises the process decides. Gives up: the process.
+    /// End with the error and let the supervisor of the process decide. Gives up: the process.
     FailFast,
-    /// Copy what arrives meanwhile to the dead-letter topic, unrun, and go on. Gives up: order, and running them by itself.
+    /// Copy events that arrive meanwhile to the dead-letter topic without running them, and
+    /// continue. Gives up: order, and running these events automatically.
     DeadLetter,
 }
 
@@ -38,18 +39,18 @@ impl std::str::FromStr for OutagePolicy {
     }
 }
 
-/// Which events a scope wants. What it does not want costs no ledger write (but under a strict order, which must move past
-/// it) and is counted.
+/// Which events a scope wants. An unwanted event is counted and costs no ledger write, except under
+/// a strict order, which must step past it.
 #[derive(Clone, Default)]
 pub enum Wants {
-    /// All.
+    /// All events.
     #[default]
     All,
-    /// Those of these kinds.
+    /// Events of these kinds.
     Kinds(Vec<Kind>),
-    /// Those with this header, with this value.
+    /// Events with this header and value.
     Header(String, Vec<u8>),
-    /// Those that a function says yes to. It must always say the same of the same event.
+    /// Events for which a function returns true. It must always return the same for the same event.
     Matching(Arc<dyn Fn(&Event) -> bool + Send + Sync>),
 }
 
@@ -65,7 +66,7 @@ impl std::fmt::Debug for Wants {
 }
 
 impl Wants {
-    /// Whether an event is wanted.
+    /// Whether the scope wants an event.
     pub fn matches(&self, event: &Event) -> bool {
         match self {
             Wants::All => true,
@@ -76,7 +77,7 @@ impl Wants {
     }
 }
 
-/// What a [`Consumer`](super::Consumer) is told.
+/// Settings of a [`Consumer`](super::Consumer).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ConsumerSettings {
@@ -84,24 +85,26 @@ pub struct ConsumerSettings {
     pub scope: Scope,
     /// The topics.
     pub topics: Vec<Topic>,
-    /// The group; the scope's name if unset.
+    /// The group. Defaults to the scope's name.
     pub group: Option<Arc<str>>,
-    /// Where to begin where nothing was committed.
+    /// Where to start if nothing was committed.
     pub start: Start,
     /// How records are decoded.
     pub decoder: Decoder,
     /// Which events are wanted.
     pub wants: Wants,
-    /// How events of one aggregate follow each other, and what a dead one does to its successors. None: events of one record
-    /// key run in the order of their offsets, and a dead one is passed.
+    /// How events of one aggregate are ordered, and how a dead one affects its successors. `None`:
+    /// events with the same record key run in the order of their offsets, and a dead one does not
+    /// block the others.
     pub order: Option<(OrderPolicy, OnDead)>,
-    /// How many handlers run at once.
+    /// How many handlers may run at once.
     pub concurrency: usize,
-    /// How many events a transactional batch has at most.
+    /// The most events in a transactional batch.
     pub batch_max: usize,
-    /// How many deliveries are in memory at once, of all partitions and from the ledger together; beyond it partitions pause.
+    /// How many deliveries may be in memory, from all partitions and the ledger together. Above it
+    /// partitions pause.
     pub in_flight_max: usize,
-    /// How many bytes they may have; beyond it partitions pause.
+    /// How many bytes they may have. Above it partitions pause.
     pub in_flight_bytes_max: usize,
     /// How long a handler may take.
     pub handler_timeout: Duration,
@@ -109,36 +112,39 @@ pub struct ConsumerSettings {
     pub lease: Duration,
     /// How often leases are extended.
     pub heartbeat: Duration,
-    /// How many runs an event gets before it is dead.
+    /// How many attempts an event gets before it is dead.
     pub attempts_max: u32,
-    /// The pause after a first failure; doubles with each.
+    /// The pause after the first failure. It doubles with each failure.
     pub backoff_base: Duration,
     /// The longest pause.
     pub backoff_max: Duration,
-    /// A retry further away than this waits in the ledger instead of in memory, and its offset is passed.
+    /// A retry later than this waits in the ledger instead of in memory, and the commit point moves
+    /// past it.
     pub hold_max: Duration,
-    /// How many events the scope may hold in the ledger; at the cap partitions pause.
+    /// How many events the scope may hold in the ledger. At this limit partitions pause.
     pub held_max: u64,
-    /// How often the ledger is asked for what is due and for dead letters to copy.
+    /// How often to ask the ledger for due events and for dead letters to copy.
     pub held_interval: Duration,
-    /// Held events, and dead letters to copy, are for the member of the group that has their partition. Those that nobody has taken
-    /// up for so long are for every member that consumes their topic.
+    /// How long held events and uncopied dead letters are reserved for the member that owns their
+    /// partition. After that, any member that consumes their topic takes them.
     pub held_grace: Duration,
-    /// Where dead letters are copied to; `<topic>.dead` if unset. An empty one: nowhere, they stay in the ledger only.
+    /// The topic that dead letters are copied to. Defaults to `<topic>.dead`. If empty, they stay
+    /// in the ledger only.
     pub dead_topic: Option<String>,
-    /// What to do while the ledger is away.
+    /// What to do while the ledger is unavailable.
     pub outage: OutagePolicy,
     /// How often offsets are committed.
     pub commit_interval: Duration,
-    /// How long a stop waits for handlers before it gives their events back.
+    /// How long a stop waits for handlers before it releases their events.
     pub drain: Duration,
-    /// How many events in a row may be too old before the consumer stops with a sentence instead of filling the dead letters.
+    /// How many events in a row may be too old before the consumer stops with an error instead of
+    /// filling the dead letters.
     pub too_old_max: u32,
-    /// How long ledger entries stay.
+    /// How long the ledger keeps entries.
     pub retention: Duration,
-    /// After this long without a sign of life the group gives this member's partitions to others.
+    /// A member that shows no sign of life for this long loses its partitions to others.
     pub session_timeout: Duration,
-    /// What metrics and spans are prefixed with.
+    /// Prefix of metrics and spans.
     pub telemetry_prefix: Option<String>,
 }
 
@@ -183,12 +189,12 @@ impl ConsumerSettings {
         self.group.clone().unwrap_or_else(|| self.scope.as_str().into())
     }
 
-    /// Whether numbers must follow each other without a gap.
+    /// Whether sequence numbers must follow each other without gaps.
     pub(crate) fn is_strict(&self) -> bool {
         matches!(self.order, Some((OrderPolicy::Strict { .. }, _)))
     }
 
-    /// The topic that dead letters of a topic are copied to.
+    /// The topic that a topic's dead letters are copied to.
     pub fn dead_topic_of(&self, topic: &Topic) -> Option<Topic> {
         match self.dead_topic.as_deref() {
             Some("") => None,
@@ -197,7 +203,7 @@ impl ConsumerSettings {
         }
     }
 
-    /// Says what is impossible, naming the setting and its range.
+    /// Checks the settings. An error names the setting and its range.
     pub fn check(&self) -> Result<()> {
         let range = |key: &str, value: usize, max: usize| {
             if (1..=max).contains(&value) {
@@ -234,7 +240,7 @@ impl ConsumerSettings {
         self.guard().check()
     }
 
-    /// The guard's part of it.
+    /// The guard's settings.
     pub(crate) fn guard(&self) -> GuardSettings {
         GuardSettings {
             scope: Some(self.scope.clone()),

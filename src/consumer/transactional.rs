@@ -1,10 +1,11 @@
-//! Transactional runs: claim and effect commit together, many at a time.
+//! Transactional runs: claim and effects commit together, for many events at a time.
 //!
-//! One transaction per batch. A batch that fails is taken apart until the failing event is found, which is then counted in a
-//! transaction of its own and waits; its neighbours commit. A batch that ends with its process counts nothing by itself, so
-//! a *marker* of its offsets is committed before it begins (one reaches over several batches): whoever
-//! finds an unfinished marker runs those offsets one by one, each under a committed lease, so that an event that kills its
-//! process is found and its neighbours are not.
+//! One transaction per batch. A batch that fails is split until the failing event is found. That
+//! event's failure is counted in a separate transaction and the event waits; its neighbours commit.
+//! A batch that dies with its process counts nothing, so a *marker* of its offsets is committed
+//! before it begins (one marker covers several batches). A member that finds an unfinished marker
+//! runs those offsets one by one, each under a committed lease, so that the event that kills its
+//! process is found and its neighbours are not blamed.
 
 mod batch;
 mod one;
@@ -25,56 +26,61 @@ use crate::event::Event;
 use crate::id::Scope;
 use crate::ledger::{Claim, Ledger, Marker, Outcome, Settle, Settled};
 
-/// A ledger whose database can hold the effects too.
+/// A ledger whose database can also hold the effects.
 #[async_trait]
 pub trait TransactionalLedger: Ledger + Clone {
-    /// An open transaction, as a handler gets it.
+    /// An open transaction, as passed to a handler.
     type Transaction: Send + 'static;
 
-    /// Begins one. The server ends it if it is not over within `time_max`, so that a process that stands still, or never comes to
-    /// an end, holds nothing for ever. A server that cannot (PostgreSQL before 17) ends it if nothing is heard of it for so long.
-    /// A statement in it that takes longer than `statement_max` fails, whether or not anyone still waits for it.
+    /// Begins a transaction. The server ends it if it is not over within `time_max`, so that a
+    /// process that hangs or is stopped does not hold locks forever. A server that cannot do this
+    /// (PostgreSQL before 17) ends it after being idle for that long. A statement that takes longer
+    /// than `statement_max` fails, whether or not the client still waits for it.
     async fn begin(&self, time_max: Duration, statement_max: Duration) -> Result<Self::Transaction>;
-    /// Claims in it.
+    /// Claims in the transaction.
     async fn claim_in(&self, tx: &mut Self::Transaction, claims: &[Claim]) -> Result<Vec<Result<Outcome>>>;
-    /// Settles in it.
+    /// Settles in the transaction.
     async fn settle_in(&self, tx: &mut Self::Transaction, settles: &[Settle])
     -> Result<Vec<Result<Settled>>>;
-    /// Leaves markers in it.
+    /// Writes markers in the transaction.
     async fn set_markers_in(
         &self,
         tx: &mut Self::Transaction,
         scope: &Scope,
         markers: &[Marker],
     ) -> Result<()>;
-    /// Whether the transaction can still be committed: not if a statement in it failed, even if whoever made it did not say so.
-    /// Checks what was deferred until the commit, if the database can: an error that is neither a contention nor a doubt is the
-    /// handler's.
+    /// Whether the transaction can still be committed. It cannot if a statement failed, even if the
+    /// handler ignored the error. Checks deferred constraints, if the database can. An error that
+    /// is neither contention nor doubt is the handler's.
     async fn is_sound(&self, tx: &mut Self::Transaction) -> Result<bool>;
-    /// Whether a handler's error only says that another transaction was in the way.
+    /// Whether a handler's error only says that another transaction got in the way.
     fn is_contention(&self, error: &(dyn std::error::Error + 'static)) -> bool;
-    /// Whether a handler's error says that a connection broke or a server is away. Which one, [`is_lost`](Self::is_lost) tells.
+    /// Whether a handler's error says that a connection broke or a server is unavailable.
+    /// [`is_lost`](Self::is_lost) tells whether it was the transaction's own.
     fn is_doubt(&self, error: &(dyn std::error::Error + 'static)) -> bool;
-    /// Whether the transaction's own connection broke, so that it is undone through no fault of the handler's.
+    /// Whether the transaction's own connection broke, so that it is undone through no fault of the
+    /// handler.
     async fn is_lost(&self, tx: &mut Self::Transaction) -> bool;
-    /// Commits. An error does not say whether it was; a failure inside says that it was not, because the database refuses what
-    /// the handler did (a deferred constraint).
+    /// Commits. An error leaves open whether it committed. A failure in the inner result means that
+    /// it did not, because the database rejects what the handler did (a deferred constraint).
     async fn commit(&self, tx: Self::Transaction) -> Result<Handled>;
-    /// Undoes everything.
+    /// Rolls the transaction back.
     async fn roll_back(&self, tx: Self::Transaction);
-    /// Whether the transaction of a claim was committed; final.
+    /// Whether the transaction of a claim was committed. The answer is final.
     async fn was_committed(&self, claim: &Claim) -> Result<bool>;
 }
 
-/// What runs in the transaction: events in, effects through the transaction. The events are all first ones, each key's in order.
+/// Runs in the transaction and makes its effects through it. All the events are new, and those of
+/// each key are in order.
 #[async_trait]
 pub trait BatchHandler<L: TransactionalLedger>: Send + Sync + 'static {
-    /// Makes the effects of all events. An error undoes all of them; the batch is then taken apart.
+    /// Makes the effects of all events. An error undoes all of them; the batch is then split.
     async fn handle(&self, tx: &mut L::Transaction, events: &[Event]) -> Handled;
 }
 
-/// Exactly once, through any crash: claim and effects are one transaction. Gives up: effects anywhere but in the ledger's
-/// database. What a handler does outside of its transaction is repeated when it is run again.
+/// Exactly once, through any crash: claim and effects are one transaction. Gives up: effects
+/// anywhere but in the ledger's database. Anything a handler does outside its transaction is
+/// repeated when it runs again.
 pub struct Transactional<L, H> {
     handler: H,
     _ledger: PhantomData<fn() -> L>,
@@ -86,7 +92,7 @@ impl<L, H> Transactional<L, H> {
     }
 }
 
-/// A handler's answer that borrows its transaction.
+/// A handler's future, which borrows its transaction.
 pub type HandledIn<'a> = Pin<Box<dyn Future<Output = Handled> + Send + 'a>>;
 
 /// Runs a handler per event in the transaction of its claim; many of them share one transaction.
@@ -115,7 +121,7 @@ where
     Transactional { handler: Each(handler), _ledger: PhantomData }
 }
 
-/// Runs a handler per batch of events: for effects that are made of sets, such as one multi-row insert.
+/// Runs a handler per batch of events, for effects that work on sets, such as one multi-row insert.
 pub fn transactional_batch<L, F>(handler: F) -> Transactional<L, Batched<F>>
 where
     L: TransactionalLedger,

@@ -1,4 +1,4 @@
-//! Who runs deliveries: one worker per guarantee.
+//! Workers run deliveries: one per guarantee.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,31 +11,32 @@ use crate::bus::Partition;
 use crate::error::Result;
 use crate::ledger::Ledger;
 
-/// A handler in its guarantee, for a ledger that can give it: a combination that cannot does not compile.
+/// A handler with its guarantee, for a ledger that supports it. An unsupported combination does not
+/// compile.
 pub trait Guarantee<L: Ledger>: Send {
-    /// Who will run deliveries.
+    /// Creates the worker that runs deliveries.
     #[doc(hidden)]
     fn worker(self, context: ConsumerContext, ledger: &L) -> Arc<dyn Worker>;
 }
 
-/// The offsets of a partition that somebody had under way when he died.
+/// The offsets of a partition that were in flight when a process died.
 #[doc(hidden)]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Suspects {
     pub(crate) partition: Partition,
     /// The highest of them.
     pub(crate) last: i64,
-    /// Those that were suspects already: they run with nothing beside them.
+    /// Those that were suspects already. They run with nothing beside them.
     pub(crate) tried: BTreeSet<i64>,
     /// How many of those run in one batch.
     pub(crate) batch_max: usize,
 }
 
-/// Runs deliveries. One that takes batches is given several lanes at once, each in order.
+/// Runs deliveries. A worker for batches gets several lanes at once, each in order.
 #[doc(hidden)]
 #[async_trait]
 pub trait Worker: Send + Sync + 'static {
-    /// How many deliveries are handed over at once; 1 means one by one.
+    /// The most deliveries per call; 1 means one by one.
     fn batch_max(&self) -> usize {
         1
     }
@@ -43,8 +44,8 @@ pub trait Worker: Send + Sync + 'static {
     /// Runs one delivery.
     async fn work_one(&self, arrival: &mut Arrival) -> Ending;
 
-    /// Runs several lanes together. What comes back are the endings of each lane's deliveries, up to and including the
-    /// first that is not passed; the rest of that lane was not run.
+    /// Runs several lanes together. Returns the endings of each lane's deliveries, up to and
+    /// including the first that is not passed. The rest of that lane was not run.
     async fn work(&self, lanes: &mut [Vec<Arrival>]) -> Vec<Vec<Ending>> {
         let mut endings = Vec::with_capacity(lanes.len());
         for lane in lanes {
@@ -62,18 +63,18 @@ pub trait Worker: Send + Sync + 'static {
         endings
     }
 
-    /// Partitions are given back; some of their deliveries may still be under way. With each comes its lowest offset that is not
-    /// through; none: nothing of it was received.
+    /// Notes that partitions are released; some of their deliveries may still be in flight. Each
+    /// comes with its commit point, or `None` if nothing of it was received.
     async fn release(&self, partitions: &[(Partition, Option<i64>)]) {
         let _ = partitions;
     }
 
-    /// The suspects of a partition are through, all of them.
+    /// Notes that all suspects of a partition are finished.
     fn cleared(&self, partition: &Partition) {
         let _ = partition;
     }
 
-    /// Partitions were given: which of their offsets are suspect, because a process died with them.
+    /// The suspects of newly assigned partitions: offsets that were in flight when a process died.
     async fn suspects(&self, partitions: &[Partition]) -> Result<Vec<Suspects>> {
         let _ = partitions;
         Ok(Vec::new())

@@ -15,15 +15,15 @@ use crate::config::hide_password;
 use crate::consumer::{Failed, Handled};
 use crate::error::{Error, Result, chain};
 
-/// What an HTTP sink is told.
+/// Settings of an HTTP sink.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct HttpSettings {
-    /// How much of an answer is read.
+    /// How many bytes of an answer to read.
     pub answer_bytes_max: usize,
     /// How long connecting may take.
     pub connect_timeout: Duration,
-    /// The longest `Retry-After` that is believed.
+    /// The longest `Retry-After` to honour.
     pub retry_after_max: Duration,
 }
 
@@ -37,19 +37,19 @@ impl Default for HttpSettings {
     }
 }
 
-/// Sends each event to a URL and understands the answers.
+/// Sends each event to a URL and interprets the answer.
 ///
 /// | answer | means |
 /// |---|---|
 /// | 2xx | done; if the body is a JSON object with `done`, `retry` or `fatal`, what that says |
 /// | 409 | the same key is in progress: again soon, and no attempt is counted |
-/// | 422 | the same key with another content, or content that is refused: fatal |
-/// | 400, 410, 413, 414, 415, 431 | this event will never be taken: fatal |
+/// | 422 | the same key with other content, or content that is refused: fatal |
+/// | 400, 410, 413, 414, 415, 431 | this event will never be accepted: fatal |
 /// | 429, 503 and any other with `Retry-After` | again, not before that |
 /// | 408, 425, 5xx, no answer | again |
-/// | any other 4xx (401, 403, 404 …), 3xx | speaks of the endpoint and not of the event: again; redirects are not followed |
+/// | any other 4xx (401, 403, 404 …), 3xx | concerns the endpoint, not the event: again; redirects are not followed |
 ///
-/// "Again" counts an attempt, but for 409; when the attempts are used up the event is dead.
+/// "Again" counts an attempt, except for 409. An event that has no attempts left is dead.
 ///
 /// ```
 /// use hapax::sink::HttpSink;
@@ -61,12 +61,12 @@ pub struct HttpSink {
     client: Client,
     url: Url,
     settings: HttpSettings,
-    /// Whether the last request got no answer: one line when that begins, one when it ends.
+    /// Whether the last request got no answer. Logs one line when that begins and one when it ends.
     away: Arc<AtomicBool>,
 }
 
 impl HttpSink {
-    /// A sink at a URL, which must be `http` or `https`. Nothing is sent yet.
+    /// A sink at a URL, which must be `http` or `https`. Sends nothing yet.
     pub fn new(url: &str) -> Result<Self> {
         HttpSink::with_settings(url, HttpSettings::default())
     }
@@ -85,7 +85,7 @@ impl HttpSink {
         if parsed.host_str().is_none_or(str::is_empty) {
             return Err(Error::Config(format!("the sink's URL {shown:?} names no host")));
         }
-        // Whoever installed one before us knows better.
+        // Keep a provider that the application has installed already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = Client::builder()
             .redirect(reqwest::redirect::Policy::none())
@@ -132,7 +132,7 @@ impl HttpSink {
         }
     }
 
-    /// Where it is, without what may be secret.
+    /// The host, without parts of the URL that may be secret.
     fn host(&self) -> &str {
         self.url.host_str().unwrap_or_default()
     }
@@ -155,7 +155,7 @@ impl HttpSink {
         }
     }
 
-    /// The pause that an answer asks for: seconds, or a date.
+    /// The pause that an answer asks for, given in seconds or as a date.
     fn retry_after(&self, response: &Response) -> Option<Duration> {
         let text = response.headers().get(RETRY_AFTER)?.to_str().ok()?.trim();
         let after = if let Ok(seconds) = text.parse::<u64>() {
@@ -195,7 +195,7 @@ impl Sink for HttpSink {
     }
 }
 
-/// A 2xx: done, unless the body says otherwise in the form of a reply.
+/// A 2xx means done, unless the body is a reply that says otherwise.
 fn accepted(body: &[u8], effect: &Effect) -> Handled {
     let Ok(Value::Object(fields)) = serde_json::from_slice::<Value>(body) else { return Ok(()) };
     if !protocol::has_outcome(&fields) {

@@ -1,5 +1,5 @@
-//! The protocol that handlers of any language speak, version 1: one JSON object per request, one per reply.
-//! `docs/handlers.md` describes it for those who write handlers.
+//! The protocol for handlers in any language, version 1: one JSON object per request, one per
+//! reply. `docs/handlers.md` describes it for authors of handlers.
 
 use std::time::Duration;
 
@@ -14,15 +14,15 @@ use crate::id::{Aggregate, Kind, Tenant, unmarked};
 
 /// The version of the protocol.
 pub const VERSION: u64 = 1;
-/// The longest pause that a reply may ask for.
+/// The longest pause a reply may ask for.
 const AFTER_MAX: Duration = Duration::from_hours(30 * 24);
-/// The most requests that a child may take at once.
+/// The most requests a child may take at once.
 const CONCURRENCY_MAX: usize = 100_000;
-/// How much of a handler's error is kept.
+/// How many characters of a handler's error to keep.
 const ERROR_CHARS_MAX: usize = 4000;
 
-/// The request for one attempt. `number` stands for the token where there is none (at most once): it tells replies apart and
-/// fences nothing.
+/// The request for one attempt. `number` replaces the token where there is none (at most once): it
+/// tells replies apart and fences nothing.
 ///
 /// ```
 /// use hapax::{Event, EventId, Scope, sink::{Effect, protocol}};
@@ -52,7 +52,7 @@ pub fn token(effect: &Effect, number: i64) -> i64 {
     effect.lease.as_ref().map_or(number, |(_, token)| token.0)
 }
 
-/// Tells a handler that nobody waits for its reply any more.
+/// Tells a handler that its reply is no longer expected.
 pub fn cancel(id: &str, token: i64) -> Value {
     json!({"v": VERSION, "cancel": {"id": id, "token": token}})
 }
@@ -68,7 +68,8 @@ fn event_json(event: &Event) -> Value {
     put("tombstone", json!(event.tombstone));
     match serde_json::from_slice::<Value>(unmarked(&event.payload)) {
         _ if event.tombstone => put("payload", Value::Null),
-        // Numbers that JSON's usual readers cannot hold would be changed by reading and writing them: those go as bytes.
+        // Common JSON readers would round numbers they cannot represent, so send such payloads as
+        // bytes.
         Ok(value) if is_exact(&value) => put("payload", value),
         _ => {
             put("payload", json!(STANDARD.encode(&event.payload)));
@@ -83,7 +84,8 @@ fn event_json(event: &Event) -> Value {
     Value::Object(fields)
 }
 
-/// Whether a value survives being read and written: no number was rounded to a float that looks like a whole number.
+/// Whether a value survives being read and written: no number was rounded to a float that looks
+/// like a whole number.
 fn is_exact(value: &Value) -> bool {
     match value {
         Value::Number(number) => {
@@ -97,7 +99,8 @@ fn is_exact(value: &Value) -> bool {
     }
 }
 
-/// Headers by name: a text, or `{"base64": …}` where a value is no text. Of a name that comes twice the first one stands.
+/// Headers by name: a string, or `{"base64": …}` if the value is not UTF-8. If a name occurs twice,
+/// the first one counts.
 fn headers_json(headers: &Headers) -> Value {
     let mut fields = Map::new();
     for (name, value) in headers.iter() {
@@ -114,14 +117,15 @@ fn text_or_base64(bytes: &[u8]) -> Value {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Line {
-    /// What became of a request.
+    /// The outcome of a request.
     Reply(Reply),
-    /// How many requests it takes at once: `{"v": 1, "concurrency": 16}`. A child that says nothing takes one.
+    /// How many requests it takes at once: `{"v": 1, "concurrency": 16}`. A child that sends no
+    /// greeting takes one.
     Concurrency(usize),
 }
 
 impl Line {
-    /// Reads a line, or says in a sentence why it is neither a reply nor a greeting.
+    /// Parses a line. The error says in a sentence why it is neither a reply nor a greeting.
     ///
     /// ```
     /// use hapax::sink::protocol::Line;
@@ -157,20 +161,20 @@ fn object(line: &[u8]) -> Result<Map<String, Value>, String> {
     }
 }
 
-/// What a handler replied.
+/// A handler's reply.
 #[derive(Debug)]
 pub struct Reply {
-    /// Which event.
+    /// The id of the event.
     pub id: String,
-    /// Under which token.
+    /// The token of the request.
     pub token: i64,
-    /// What became of it.
+    /// The outcome.
     pub handled: Handled,
 }
 
 impl Reply {
-    /// Reads a reply, or says in a sentence why it is none. A reply that names its request and then makes no sense is a failed
-    /// attempt: waiting longer would not mend it.
+    /// Parses a reply. The error says in a sentence why it is not one. A reply that names its
+    /// request but is otherwise invalid is a failed attempt, because waiting longer would not help.
     ///
     /// ```
     /// use hapax::sink::protocol::Reply;
@@ -193,7 +197,7 @@ impl Reply {
 }
 
 #[cfg(feature = "http")]
-/// Whether an object has the form of an outcome at all.
+/// Whether an object has any field of an outcome.
 pub(crate) fn has_outcome(fields: &Map<String, Value>) -> bool {
     ["done", "retry", "fatal"].iter().any(|name| fields.contains_key(*name))
 }
@@ -229,7 +233,7 @@ pub(crate) fn outcome(fields: &Map<String, Value>) -> Handled {
     }
 }
 
-/// Text from outside as a note: bounded, without what no ledger stores.
+/// Cleans external text for a note: limits its length and removes NUL, which ledgers cannot store.
 pub(crate) fn clean(text: &str) -> String {
     text.chars().filter(|c| *c != '\0').take(ERROR_CHARS_MAX).collect()
 }

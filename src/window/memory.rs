@@ -12,7 +12,8 @@ use crate::error::{Error, Result};
 use crate::event::Fingerprint;
 use crate::ledger::{Epoch, Finding, Identity, Level};
 
-/// A window in memory, for one process. It is bounded: when it is full, what was remembered longest ago goes. Clones share it.
+/// A window in memory, for one process. Its size is bounded: when it is full, the oldest entries
+/// go. Clones share it.
 #[derive(Debug, Clone)]
 pub struct MemoryWindow {
     clock: Arc<dyn Clock>,
@@ -21,7 +22,7 @@ pub struct MemoryWindow {
     memory: Arc<Mutex<Memory>>,
 }
 
-/// One time limit for all, so the order of remembering is the order of forgetting.
+/// All entries have the same time limit, so they expire in the order in which they were remembered.
 #[derive(Debug, Default)]
 struct Memory {
     entries: HashMap<Identity, Seen>,
@@ -33,21 +34,21 @@ struct Memory {
 struct Seen {
     turn: u64,
     until: Time,
-    /// The one given by hand, and the ledger's.
+    /// The configured epoch, and the ledger's.
     epoch: (Arc<str>, Option<Epoch>),
     fingerprint: Option<Fingerprint>,
 }
 
 impl MemoryWindow {
-    /// How many entries a window has that is opened by its URL: about 200 MB at most.
+    /// The size of a window opened by URL: about 200 MB at most.
     pub const ENTRIES_MAX: usize = 1_000_000;
 
-    /// An empty one of at most `entries_max` entries.
+    /// An empty window of at most `entries_max` entries.
     pub fn new(settings: WindowSettings, entries_max: usize) -> Result<Self> {
         MemoryWindow::with_clock(settings, entries_max, Arc::new(SystemClock))
     }
 
-    /// An empty one on a clock of your own.
+    /// An empty window with your own clock.
     pub fn with_clock(settings: WindowSettings, entries_max: usize, clock: Arc<dyn Clock>) -> Result<Self> {
         settings.check()?;
         if entries_max == 0 {
@@ -56,19 +57,19 @@ impl MemoryWindow {
         Ok(MemoryWindow { clock, settings: Arc::new(settings), entries_max, memory: Arc::default() })
     }
 
-    /// The same memory as one of another epoch sees it.
+    /// The same memory, as seen under another epoch.
     #[must_use]
     pub fn in_epoch(&self, epoch: impl Into<String>) -> Self {
         let settings = WindowSettings { epoch: epoch.into(), ..(*self.settings).clone() };
         MemoryWindow { settings: Arc::new(settings), ..self.clone() }
     }
 
-    /// How many entries it has.
+    /// The number of entries.
     pub fn len(&self) -> usize {
         self.lock().entries.len()
     }
 
-    /// Whether it has none.
+    /// Whether it has no entries.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -79,7 +80,7 @@ impl MemoryWindow {
 }
 
 impl Memory {
-    /// Forgets what is past its time, and as much as there is no room for.
+    /// Removes expired entries, and the oldest ones that exceed the limit.
     fn trim(&mut self, now: Time, entries_max: usize) {
         while let Some((turn, identity)) = self.oldest.pop_first() {
             let keep = self.entries.len() <= entries_max

@@ -1,11 +1,13 @@
 //! The window: a best-effort filter with a time limit in front of the ledger.
 //!
-//! Its life with an event: the window is *read* before the claim, and an event it has [seen](Window::seen) is skipped without
-//! asking the ledger; it is *written* only after the event is done ([`remember`](Window::remember)), so a run that fails or
-//! dies is never skipped. It is never the sole guard: what it does not know is claimed as ever, and what it knows is only
-//! believed within one epoch of the ledger ([`Ledger::epoch`](crate::Ledger::epoch)): a ledger that was restored or failed over
-//! has another one, and what an older window remembers is then a miss. Whoever asks says which epoch it is; a consumer does so by
-//! itself, and believes "seen" only if the ledger, asked *after* the window, is still of that epoch.
+//! The window is *read* before the claim, and an event it has [seen](Window::seen) is skipped
+//! without asking the ledger. It is *written* only after the event is done
+//! ([`remember`](Window::remember)), so a run that fails or dies is never skipped. It is never the
+//! only guard: an event it does not know is claimed as usual, and what it knows is believed only
+//! within one epoch of the ledger ([`Ledger::epoch`](crate::Ledger::epoch)). A ledger that was
+//! restored or failed over has another epoch, so everything an older window remembers is a miss.
+//! The caller names the epoch. A consumer does so automatically, and believes "seen" only if the
+//! ledger, asked *after* the window, still has that epoch.
 //!
 //! ```
 //! use hapax::window::{MemoryWindow, Window, WindowSettings};
@@ -38,15 +40,15 @@ use crate::error::{Error, Result};
 use crate::event::Fingerprint;
 use crate::ledger::{Epoch, Finding, Identity, Level};
 
-/// What a window is asked about, and told of when it is done.
+/// An event as a window is asked about it, and as it remembers it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Sighting {
-    /// Which event.
+    /// The event's identity.
     pub identity: Identity,
-    /// What it was under that id, if that is known: an id that is used again for something else was not seen.
+    /// The event's fingerprint, if known. An id that is reused for something else was not seen.
     pub fingerprint: Option<Fingerprint>,
-    /// The ledger's epoch: which it has when the window is asked; which it had *before* the event was claimed when the window is told
-    /// that it is done.
+    /// The ledger's epoch: its current one for a query; for an event that is done, the one *before*
+    /// it was claimed.
     pub epoch: Option<Epoch>,
 }
 
@@ -60,22 +62,22 @@ impl From<Identity> for Sighting {
 ///
 /// # Contract
 ///
-/// 1. An identity is seen only if it was remembered under the same epoch (the ledger's, of the [`Sighting`], and the window's own, of
-///    its settings), not longer ago than the time limit, and with the same fingerprint, if both have one: what becomes of an id
-///    that is used again is for the ledger to say.
+/// 1. An identity is seen only if it was remembered under the same epoch (the ledger's, in the
+///    [`Sighting`], and the window's own, in its settings), no longer ago than the time limit, and
+///    with the same fingerprint, if both have one: the ledger decides what to do with a reused id.
 /// 2. Two identities never share a key: tenant, scope and id are each part of it.
 /// 3. Both calls take batches and cost one round trip each.
-/// 4. It may forget at any time. Nothing may rest on its memory.
+/// 4. It may forget at any time. Nothing may depend on its memory.
 #[async_trait]
 pub trait Window: fmt::Debug + Send + Sync + 'static {
     /// Which of these were done before, as far as the window knows, in the order given.
     async fn seen(&self, sightings: &[Sighting]) -> Result<Vec<bool>>;
 
-    /// Remembers what is done. Call it after the ledger has said so, never before.
+    /// Remembers events that are done. Call it after the ledger has recorded them, never before.
     async fn remember(&self, sightings: &[Sighting]) -> Result<()>;
 
-    /// Checks what the window is good for. `redelivery` is how far back anything can be delivered again: the longest retention
-    /// of the topics, or the age at which dead letters are still redriven.
+    /// Checks the window's settings. `redelivery` is how far back anything can be delivered again:
+    /// the longest retention of the topics, or the age up to which dead letters are redriven.
     async fn check(&self, redelivery: Option<Duration>) -> Vec<Finding>;
 }
 
@@ -92,31 +94,31 @@ impl<W: Window + ?Sized> Window for Arc<W> {
     }
 }
 
-/// What a window is told when it is made.
+/// Settings of a window.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct WindowSettings {
-    /// An epoch given by hand: what was remembered under another one is a miss. For what no ledger notices by itself, such as a
-    /// copy of its files that was put back.
+    /// A manually set epoch: anything remembered under another one is a miss. For changes that no
+    /// ledger notices, such as restored copies of its files.
     pub epoch: String,
     /// How long the window remembers.
     pub ttl: Duration,
 }
 
 impl WindowSettings {
-    /// The shortest memory.
+    /// The shortest time limit.
     pub const TTL_MIN: Duration = Duration::from_secs(3600);
-    /// The longest memory.
+    /// The longest time limit.
     pub const TTL_MAX: Duration = Duration::from_secs(30 * 86_400);
-    /// The longest epoch, in bytes: it is stored with every key.
+    /// The longest epoch, in bytes. It is stored with every key.
     pub const EPOCH_BYTES_MAX: usize = 64;
 
-    /// A day's memory under an epoch.
+    /// An epoch, with a time limit of one day.
     pub fn new(epoch: impl Into<String>) -> Self {
         WindowSettings { epoch: epoch.into(), ttl: Duration::from_secs(86_400) }
     }
 
-    /// The same with another memory.
+    /// The same with another time limit.
     #[must_use]
     pub fn ttl(self, ttl: Duration) -> Self {
         WindowSettings { ttl, ..self }
@@ -141,7 +143,8 @@ impl WindowSettings {
         Ok(())
     }
 
-    /// A memory shorter than what can come back lets the rest through to the ledger: fine, but worth knowing.
+    /// Warns if the window forgets before redelivery ends. The rest passes to the ledger, which is
+    /// fine but worth knowing.
     pub(crate) fn check_redelivery(&self, redelivery: Option<Duration>) -> Finding {
         let hours = |time: Duration| time.as_secs().div_ceil(3600);
         let ttl = hours(self.ttl);
@@ -164,8 +167,8 @@ impl WindowSettings {
     }
 }
 
-/// The key of an identity: `dedup:event:TENANT:SCOPE:ID`, each part percent-encoded, so that no two identities share one. No
-/// tenant is an empty part, which no tenant's name is.
+/// The key of an identity: `dedup:event:TENANT:SCOPE:ID`, each part percent-encoded, so that no two
+/// identities share one. Without a tenant that part is empty, which no tenant's name is.
 ///
 /// ```
 /// use hapax::{EventId, Scope, Tenant, ledger::Identity};
@@ -181,13 +184,14 @@ pub fn key(identity: &Identity) -> String {
     let mut key = String::from("dedup:event");
     let tenant = identity.tenant.as_ref().map_or("", |tenant| tenant.as_str());
     for part in [tenant, identity.scope.as_str(), &identity.id.as_str()] {
-        let _ = write!(key, ":{}", percent_encoding::utf8_percent_encode(part, &PLAIN)); // a String takes everything
+        let _ = write!(key, ":{}", percent_encoding::utf8_percent_encode(part, &PLAIN)); // cannot fail
     }
     key
 }
 
-/// Makes the window a URL names: `memory:` or `redis://HOST`. Nothing is connected yet: whether a server that is away stops
-/// anybody is up to [`OutageWindow`]. One that is not built in answers with the name of its feature.
+/// Opens the window that a URL names: `memory:` or `redis://HOST`. Does not connect yet;
+/// [`OutageWindow`] decides what an unavailable server means. If the backend is not built in, the
+/// error names its feature.
 pub fn open(url: &str, settings: WindowSettings) -> Result<Arc<dyn Window>> {
     match url.split_once(':') {
         Some(("memory", "")) => Ok(Arc::new(MemoryWindow::new(settings, MemoryWindow::ENTRIES_MAX)?)),

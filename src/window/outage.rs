@@ -1,4 +1,5 @@
-//! What happens while the window is away: an explicit choice, never an accident of error handling.
+//! Behaviour while the window is unavailable: an explicit choice, never an accident of error
+//! handling.
 
 use std::time::Duration;
 
@@ -9,21 +10,24 @@ use crate::error::Result;
 use crate::ledger::{Finding, Outage};
 use crate::telemetry::WindowMeter;
 
-/// What to do while a window is away.
+/// What to do while a window is unavailable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnOutage {
-    /// Everything passes, unfiltered and counted, and the ledger stops what was done before. Gives up: the load that the
-    /// window would have kept off the ledger.
+    /// Everything passes unfiltered and is counted, and the ledger stops duplicates. Gives up: the
+    /// ledger load that the window would have saved.
     #[default]
     PassThrough,
-    /// Deliveries wait, and the window is asked again and again until it answers. Gives up: progress while it is away.
+    /// Deliveries wait, and the window is asked again until it answers. Gives up: progress during
+    /// the outage.
     Pause,
 }
 
-/// A window with a policy for outages: it never returns an error. One log line when an outage begins, one when it ends.
+/// A window with a policy for outages. It never returns an error. It logs one line when an outage
+/// begins and one when it ends.
 ///
-/// Under either policy what cannot be remembered is dropped and counted: it is done, the ledger knows it, and only a later
-/// duplicate costs a claim. The next look tells whether the window is back.
+/// Under either policy, what cannot be remembered is dropped and counted: the event is done and the
+/// ledger knows it, so only a later duplicate costs a claim. The next query shows whether the
+/// window is back.
 #[derive(Debug)]
 pub struct OutageWindow<W> {
     window: W,
@@ -34,7 +38,7 @@ pub struct OutageWindow<W> {
 }
 
 impl<W: Window> OutageWindow<W> {
-    /// Puts a policy in front of a window.
+    /// Adds a policy to a window.
     pub fn new(window: W, policy: OnOutage) -> Self {
         OutageWindow {
             window,
@@ -45,24 +49,24 @@ impl<W: Window> OutageWindow<W> {
         }
     }
 
-    /// Puts a prefix before the names of its metrics.
+    /// Adds a prefix to the names of its metrics.
     #[must_use]
     pub fn telemetry_prefix(self, prefix: Option<&str>) -> Self {
         OutageWindow { meter: WindowMeter::new(prefix), ..self }
     }
 
-    /// How long to wait before the window is asked again: the first time, doubling up to the second.
+    /// How long to wait before asking the window again: `first`, then doubling up to `most`.
     #[must_use]
     pub fn probe(self, first: Duration, most: Duration) -> Self {
         OutageWindow { probe: (first, most), ..self }
     }
 
-    /// The window behind it.
+    /// The wrapped window.
     pub fn inner(&self) -> &W {
         &self.window
     }
 
-    /// Takes note of whether the window answered. Whatever error it gives, it is no filter then.
+    /// Notes whether the window answered. Any error counts as an outage.
     fn note<T>(&self, result: Result<T>) -> Option<T> {
         match result {
             Ok(value) => {

@@ -34,7 +34,8 @@ async fn t01_window_is_written_after_done() {
     assert_eq!(window.seen(&[event(0), event(1)]).await.unwrap(), [false, true]);
 }
 
-/// An id that is used again for something else is a miss; what has no fingerprint cannot be told apart.
+/// An id that is reused for something else is a miss. Without a fingerprint the two cannot be told
+/// apart.
 #[tokio::test]
 async fn another_fingerprint_is_a_miss() {
     let (window, _) = memory(10);
@@ -45,7 +46,7 @@ async fn another_fingerprint_is_a_miss() {
     assert_eq!(window.seen(&[of(1), of(2), event(1)]).await.unwrap(), [true, true, true]);
 }
 
-/// Hole 3: another scope, and another tenant, has seen nothing.
+/// Hole 3: another scope or tenant has seen nothing.
 #[tokio::test]
 async fn t03_window_keys_carry_the_scope() {
     let (window, _) = memory(10);
@@ -93,7 +94,7 @@ async fn another_epoch_is_a_miss() {
     restored.remember(&[event(1)]).await.unwrap();
     assert_eq!(restored.seen(&[event(1)]).await.unwrap(), [true]);
     assert_eq!(window.seen(&[event(1)]).await.unwrap(), [false]);
-    // The ledger's epoch, besides the one by hand.
+    // The ledger's epoch, besides the configured one.
     let of = |life: &str| Sighting { epoch: Some(Epoch::of([life])), ..event(2) };
     window.remember(&[of("a")]).await.unwrap();
     assert_eq!(window.seen(&[of("a"), of("b"), event(2)]).await.unwrap(), [true, false, false]);
@@ -112,7 +113,7 @@ fn limits_are_checked() {
     assert!(open("http://x", WindowSettings::new("1")).is_err());
 }
 
-/// Hole 7: a memory shorter than what can come back is told at start.
+/// Hole 7: a time limit shorter than redelivery is reported at start.
 #[tokio::test]
 async fn t07_a_short_memory_is_told() {
     let (window, _) = memory(10);
@@ -126,7 +127,7 @@ async fn t07_a_short_memory_is_told() {
     assert!(told.message.contains("24 h") && told.message.contains("168 h"), "{}", told.message);
 }
 
-/// Fails so many times, then answers.
+/// Fails the given number of times, then answers.
 #[derive(Debug, Default)]
 struct Flaky {
     failures: AtomicU32,
@@ -161,7 +162,7 @@ fn with(policy: OnOutage) -> OutageWindow<Flaky> {
     OutageWindow::new(Flaky::default(), policy).probe(Duration::from_millis(1), Duration::from_millis(4))
 }
 
-/// Hole 2: what an outage does is chosen, not an accident.
+/// Hole 2: the behaviour in an outage is chosen, not an accident.
 #[tokio::test]
 async fn t02_pass_through_lets_everything_pass() {
     let window = with(OnOutage::PassThrough);
@@ -180,12 +181,12 @@ async fn t02_pause_waits_until_the_window_is_back() {
     assert_eq!(window.seen(&[event(1), event(2)]).await.unwrap(), [true, false]);
     assert_eq!(window.inner().failures.load(Ordering::SeqCst), 0, "it was asked until it answered");
     window.inner().failures.store(1, Ordering::SeqCst);
-    window.remember(&[event(2)]).await.unwrap(); // done is done: nobody waits to remember it
+    window.remember(&[event(2)]).await.unwrap(); // it is done, so remembering does not wait
     assert_eq!(window.seen(&[event(2)]).await.unwrap(), [false]);
 }
 
 proptest! {
-    /// Two identities never share a key, whatever their parts are made of.
+    /// Two identities never share a key, whatever their parts contain.
     #[test]
     fn keys_are_injective(
         a in (proptest::option::of("[:%a ~é]{1,3}"), "[:%a ~é]{1,3}", "[:%a ~é]{1,3}"),

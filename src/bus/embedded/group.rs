@@ -1,4 +1,5 @@
-//! Groups: who is a member, what each holds, what is committed. Each function runs in the caller's transaction.
+//! Groups: members, assignments and committed offsets. Each function runs in the caller's
+//! transaction.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,7 +31,7 @@ fn rows<T>(
         .doing("reading a group")
 }
 
-/// A group's number, if it was ever joined.
+/// A group's number, if any member ever joined it.
 pub(super) fn number_of(conn: &Connection, group: &str) -> Result<Option<i64>> {
     conn.prepare_cached("SELECT number FROM main.bus_group WHERE name = ?1")
         .and_then(|mut statement| statement.query_row([group], |row| row.get(0)).optional())
@@ -43,7 +44,7 @@ fn committed_of(conn: &Connection, group: i64, part: i64) -> Result<Option<i64>>
         .doing("reading what is committed")
 }
 
-/// What a group has committed of a partition.
+/// The offset a group has committed for a partition.
 pub(super) fn committed(conn: &Connection, group: &str, partition: &Partition) -> Result<Option<i64>> {
     let part = log::part(conn, partition)??;
     match number_of(conn, group)? {
@@ -52,7 +53,7 @@ pub(super) fn committed(conn: &Connection, group: &str, partition: &Partition) -
     }
 }
 
-/// Makes a member. The inner error is about the subscription.
+/// Adds a member. The inner error concerns the subscription.
 pub(super) fn join(
     conn: &Connection,
     subscription: &Subscription,
@@ -98,7 +99,7 @@ pub(super) fn join(
     Ok(Ok(()))
 }
 
-/// The first partition of which nothing was committed, as an error.
+/// An error for the first partition of which nothing was committed.
 fn not_begun(
     conn: &Connection,
     group: i64,
@@ -124,7 +125,7 @@ fn not_begun(
     Ok(None)
 }
 
-/// A member goes.
+/// Removes a member from its group.
 pub(super) fn leave(conn: &Connection, member: i64, now: Time) -> Result<()> {
     let group = rows(conn, "SELECT grp FROM main.bus_member WHERE number = ?1", [member], |row| row.get(0))?;
     if let Some(group) = group.first() {
@@ -145,8 +146,9 @@ fn throw_out(conn: &Connection, member: i64) -> Result<()> {
     Ok(())
 }
 
-/// Throws out who gave no sign of life, or did not give back in time. A sign of life from the future was given before the
-/// clock was set back; it does not count, or the dead would live on until then.
+/// Expels members that sent no heartbeat in time, or did not release revoked partitions in time. A
+/// heartbeat from the future predates a clock that was set back; it does not count, or dead members
+/// would stay until the clock catches up.
 fn expire(conn: &Connection, group: i64, now: Time) -> Result<bool> {
     let dead: Vec<i64> = rows(
         conn,
@@ -165,7 +167,7 @@ fn expire(conn: &Connection, group: i64, now: Time) -> Result<bool> {
     Ok(!dead.is_empty())
 }
 
-/// Members are alive. True if that changed who holds what.
+/// Records heartbeats. Returns true if assignments changed.
 pub(super) fn beat(conn: &Connection, members: &[i64], now: Time) -> Result<bool> {
     let mut groups = BTreeSet::new();
     for member in members {
@@ -184,7 +186,7 @@ pub(super) fn beat(conn: &Connection, members: &[i64], now: Time) -> Result<bool
     Ok(changed)
 }
 
-/// A member's partitions; none if it is no member any more.
+/// A member's partitions, or `None` if it is no longer a member.
 pub(super) fn mine(conn: &Connection, member: i64) -> Result<Option<Vec<(i64, GroupAssignment)>>> {
     let group = rows(conn, "SELECT grp FROM main.bus_member WHERE number = ?1", [member], |row| row.get(0))?;
     let Some(group) = group.first().copied() else { return Ok(None) };
@@ -209,7 +211,7 @@ pub(super) fn mine(conn: &Connection, member: i64) -> Result<Option<Vec<(i64, Gr
     found.into_iter().collect::<Result<_>>().map(Some)
 }
 
-/// The number of a partition if it is a member's under an epoch.
+/// The group and partition, if the member owns the partition under this epoch.
 fn held(conn: &Connection, member: i64, assigned: &Assignment) -> Result<Option<(i64, log::Part)>> {
     let Ok(part) = log::part(conn, &assigned.partition)? else { return Ok(None) };
     let group = rows(
@@ -222,7 +224,7 @@ fn held(conn: &Connection, member: i64, assigned: &Assignment) -> Result<Option<
     Ok(group.first().map(|group| (*group, part)))
 }
 
-/// Remembers what is finished. The inner answers are about each offset.
+/// Commits offsets. The inner results are for each offset.
 pub(super) fn commit(
     conn: &Connection,
     member: i64,
@@ -249,7 +251,7 @@ pub(super) fn commit(
     Ok(answers)
 }
 
-/// Gives partitions to the group. Those that are not the member's any more are somebody else's matter.
+/// Releases partitions. Ignores those that the member no longer owns.
 pub(super) fn release(conn: &Connection, member: i64, partitions: &[Assignment], now: Time) -> Result<()> {
     let mut groups = BTreeSet::new();
     for assigned in partitions {
@@ -293,7 +295,7 @@ fn seated(conn: &Connection, group: i64) -> Result<Vec<Seated>> {
     Ok(members)
 }
 
-/// Gives what is free and asks back what is too much.
+/// Assigns free partitions and revokes those that should move.
 fn rebalance(conn: &Connection, group: i64, now: Time) -> Result<()> {
     let members = seated(conn, group)?;
     let parts: Vec<(i64, i64, i64)> = rows(
@@ -334,7 +336,8 @@ fn rebalance(conn: &Connection, group: i64, now: Time) -> Result<()> {
         match step {
             Step::Give { seat, to } => {
                 let (part, topic, end) = parts[seat];
-                // "From now on" is from the group's first gift of the topic, whoever has the partition later.
+                // "From now on" counts from the group's first assignment of the topic, even if the
+                // partition moves later.
                 let first = Some(end).filter(|_| members[to].latest && !begun.contains(&topic));
                 give(conn, group, part, members[to].number, first, now)?;
             }
@@ -349,7 +352,7 @@ fn rebalance(conn: &Connection, group: i64, now: Time) -> Result<()> {
     Ok(())
 }
 
-/// Gives a partition to a member, and commits where it begins, if that is to be known from now on.
+/// Assigns a partition to a member. With `begin`, also commits that offset as its start.
 fn give(conn: &Connection, group: i64, part: i64, to: i64, begin: Option<i64>, now: Time) -> Result<()> {
     run(conn, "UPDATE main.bus_group SET epoch = epoch + 1 WHERE number = ?1", [group])?;
     run(

@@ -21,7 +21,7 @@ pub(super) fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }
 
-/// Makes a topic; false if it is there.
+/// Creates a topic. Returns false if it exists already.
 pub(super) fn create(conn: &Connection, topic: &Topic, terms: &TopicSettings) -> Result<bool> {
     check_topic(topic, terms)?;
     if number_of(conn, topic)?.is_some() {
@@ -53,7 +53,7 @@ pub(super) fn number_of(conn: &Connection, topic: &Topic) -> Result<Option<i64>>
         .doing("looking for a topic")
 }
 
-/// What there is to know of a topic.
+/// Facts about a topic.
 pub(super) fn info(conn: &Connection, topic: &Topic) -> Result<Option<TopicInfo>> {
     conn.prepare_cached("SELECT partitions, retention_us FROM main.bus_topic WHERE name = ?1")
         .and_then(|mut statement| {
@@ -80,7 +80,7 @@ pub(super) struct Part {
     pub next: i64,
 }
 
-/// Finds a partition; the inner error is that there is none.
+/// Finds a partition. The inner error says that it does not exist.
 pub(super) fn part(conn: &Connection, partition: &Partition) -> Result<Result<Part>> {
     let found = conn
         .prepare_cached(
@@ -109,7 +109,7 @@ struct Tail {
     touched: bool,
 }
 
-/// Appends records. The inner errors are about the request.
+/// Appends records. The inner errors concern the request.
 pub(super) fn publish(
     conn: &Connection,
     topic: &Topic,
@@ -182,7 +182,7 @@ fn check_size(topic: &Topic, record: &Record, max: usize) -> Result<()> {
     ))
 }
 
-/// Appends one record and says how many bytes it takes.
+/// Appends one record and returns its size in bytes.
 fn append(conn: &Connection, part: i64, pos: i64, record: &Record, now: Time) -> rusqlite::Result<i64> {
     let headers = (!record.headers.is_empty()).then(|| pack(&record.headers));
     let (key, payload) = (record.key.as_deref(), record.payload.as_deref());
@@ -199,7 +199,7 @@ fn append(conn: &Connection, part: i64, pos: i64, record: &Record, now: Time) ->
     Ok(length(key) + length(payload) + length(headers.as_deref()))
 }
 
-/// Reads records of a partition from an offset on, within limits that are counted down.
+/// Reads records of a partition from an offset on, and deducts them from the limits.
 pub(super) fn read(
     conn: &Connection,
     part: i64,
@@ -232,12 +232,12 @@ pub(super) fn read(
     Ok(())
 }
 
-/// Removes some of what retention does not keep, and says whether there may be more. At most one sweep of all processes
-/// runs in an interval.
+/// Removes one step's worth of records that retention does not keep, and returns whether there may
+/// be more. Across all processes at most one sweep runs per interval.
 pub(super) fn sweep_some(conn: &Connection, interval: Duration, now: Time) -> Result<bool> {
     let what = "sweeping the bus";
     let swept: i64 = conn.query_row("SELECT swept FROM main.bus_meta", [], |row| row.get(0)).doing(what)?;
-    // A clock that was set back does not stop sweeping for long.
+    // If the clock was set back, `since` is negative and the sweep runs anyway.
     let since = now.as_micros().saturating_sub(swept);
     if (0..micros(interval)).contains(&since) {
         return Ok(false);
@@ -265,7 +265,8 @@ pub(super) fn sweep_some(conn: &Connection, interval: Duration, now: Time) -> Re
     Ok(false)
 }
 
-/// Removes a partition's first records that are too old, or while there are more bytes than shall be.
+/// Removes a partition's first records while they are too old or the partition exceeds its size
+/// limit.
 fn cut(conn: &Connection, part: i64, oldest_kept: i64, excess: i64, max: i64) -> Result<i64> {
     let what = "sweeping a partition";
     let sql = format!(

@@ -13,23 +13,24 @@ use crate::bus::assignments::{Assignments, GroupAssignment};
 use crate::bus::{Assignment, BusEvent, Partition, Received, Subscriber, Subscription};
 use crate::error::Result;
 
-/// The most records a subscriber hears at once.
+/// The most records returned at once.
 const RECORDS_MAX: usize = 500;
-/// And about how many bytes of them.
+/// Roughly the most bytes returned at once.
 const BYTES_MAX: usize = 4 << 20;
-/// How long to wait before looking again for what other processes did: the first time, and at most.
+/// How long to wait before checking again for changes by other processes: at first, and at most.
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 
 pub(super) struct Member {
     inner: Arc<Inner>,
     subscription: Subscription,
-    /// Another one each time it joins.
+    /// Its number in the group. It gets a new one each time it joins.
     number: i64,
     assignments: Assignments,
-    /// The state of the file in which there was nothing to hear; none once that may have changed on this side.
+    /// The version of the file that had nothing new. `None` once this side may have changed.
     seen: Option<i64>,
-    /// The look under way. A call that is cancelled leaves it to the next, which would ask the same.
+    /// The query in progress. If a call is cancelled, the next one takes it over, because it would
+    /// ask the same.
     asked: Option<Asked>,
 }
 
@@ -38,21 +39,21 @@ struct Asked {
     answer: tokio::sync::oneshot::Receiver<Result<Option<Look>>>,
 }
 
-/// What there is for a member in one state of the file.
+/// What one version of the file has for a member.
 struct Look {
     version: i64,
     mine: Option<Vec<GroupAssignment>>,
     records: Vec<Received>,
 }
 
-/// Looks for a member; none if the file is as it was.
+/// Checks the file for a member. Returns `None` if the file is unchanged.
 fn look(
     conn: &Connection,
     member: i64,
     readable: &[(Assignment, i64)],
     seen: Option<i64>,
 ) -> Result<Option<Look>> {
-    // Changes whenever another connection has committed, also one of another process.
+    // Changes whenever another connection has committed, in this process or another.
     let version = conn
         .prepare_cached("PRAGMA main.data_version")
         .and_then(|mut statement| statement.query_row([], |row| row.get(0)))
@@ -88,7 +89,8 @@ impl Member {
         Ok(member)
     }
 
-    /// Joins under a new number. If this is cancelled the member is in all the same, and dropping it takes it out.
+    /// Joins under a new number. If this is cancelled the member has joined anyway, and dropping it
+    /// removes it.
     async fn enter(&mut self) -> Result<()> {
         let common = &self.inner.common;
         common.end(self.number);
@@ -100,7 +102,7 @@ impl Member {
         answer(joined).await?
     }
 
-    /// What there is to hear now.
+    /// The next event, if there is one.
     async fn hear(&mut self) -> Result<Option<BusEvent>> {
         let question = (self.number, self.assignments.readable(), self.seen);
         if self.asked.as_ref().is_none_or(|asked| asked.question != question) {
@@ -112,7 +114,7 @@ impl Member {
         let looked = (&mut asked.answer).await;
         self.asked = None;
         let Some(look) = looked.map_err(|_| thread_gone())?? else { return Ok(None) };
-        // From here on nothing waits: what is taken note of is returned.
+        // No `await` between here and the return, so an event that was noted is always returned.
         if let Some(heard) = self.assignments.hear(look.mine.as_deref().unwrap_or_default()) {
             return Ok(Some(heard));
         }
@@ -141,7 +143,7 @@ impl Subscriber for Member {
         let mut pause = PAUSE_MIN;
         loop {
             let mut changed = std::pin::pin!(inner.common.changed.notified());
-            changed.as_mut().enable(); // what changes from here on is not missed
+            changed.as_mut().enable(); // changes from here on are not missed
             if let Some(heard) = self.hear().await? {
                 self.seen = None;
                 return Ok(heard);
@@ -175,7 +177,8 @@ impl Subscriber for Member {
     async fn release(&mut self, partitions: &[Assignment]) -> Result<()> {
         let (member, given) = (self.number, partitions.to_vec());
         let done = self.inner.write.send(move |conn, now| group::release(conn, member, &given, now));
-        // It is on its way and cannot be taken back, so it is not in hand any more, answered or not.
+        // The request was sent and cannot be withdrawn, so the partitions are no longer this
+        // member's, answered or not.
         self.assignments.release(partitions);
         answer(done).await
     }

@@ -1,17 +1,19 @@
 //! A bus in an SQLite file: durable, and shared by the processes of one machine.
 //!
-//! Publishing goes to the one thread of the process that writes; what waits there goes into one transaction, and is
-//! acknowledged once that is flushed to disk. Members of a group in several processes meet in the file: each process
-//! gives signs of life of its members from a thread of its own, so a slow handler stays a member, and a process that is
-//! dead or stopped does not. A member that was thrown out hears of it, and its commits are refused.
+//! One thread per process writes. It puts all waiting requests into one transaction and
+//! acknowledges them once that is flushed to disk. Group members in several processes coordinate
+//! through the file. The writer thread also sends heartbeats for its process's members, so a member
+//! with a slow handler stays in the group, and the members of a dead or stopped process do not. An
+//! expelled member is notified, and its commits are refused.
 //!
-//! A key's partition is `murmur2(key) & 0x7fffffff` modulo the number of partitions, as Kafka's Java client has it;
-//! records without a key go to the partitions in turn. Retention counts from when the bus took a record, by its own
-//! clock. The file must be the bus's own (one writer per file), and must not lie on a network file system.
+//! A key's partition is `murmur2(key) & 0x7fffffff` modulo the number of partitions, as in Kafka's
+//! Java client; records without a key go to the partitions in turn. Retention counts from when the
+//! bus accepted a record, by the bus's own clock. The file must belong to the bus alone (one writer
+//! per file), and must not be on a network file system.
 //!
-//! What it cannot do: a process that is stopped (not killed) in the middle of a transaction keeps the file locked, and
-//! everybody else hears `Contended` until it goes on or is killed. Space that retention frees is used again, the file
-//! does not shrink.
+//! Limits: a process that is stopped (not killed) in the middle of a transaction keeps the file
+//! locked, and all others get `Contended` until it continues or is killed. Space that retention
+//! frees is reused, but the file does not shrink.
 
 mod group;
 mod log;
@@ -36,13 +38,13 @@ use crate::error::{Error, Result};
 use crate::event::Origin;
 use crate::id::Topic;
 
-/// What an embedded bus can be told.
+/// Settings of an embedded bus.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EmbeddedSettings {
-    /// The most bytes of a record: key, payload and headers.
+    /// The most bytes of a record, counting key, payload and headers.
     pub record_bytes_max: usize,
-    /// How often old records are looked for.
+    /// How often to look for records to remove.
     pub sweep_interval: Duration,
 }
 
@@ -52,12 +54,13 @@ impl Default for EmbeddedSettings {
     }
 }
 
-/// A bus in an SQLite file. Clones share its connections; dropping the last, and every subscriber, closes them.
+/// A bus in an SQLite file. Clones share its connections. They close when the last clone and every
+/// subscriber are dropped.
 #[derive(Clone)]
 pub struct EmbeddedBus(Arc<Inner>);
 
 struct Inner {
-    // The senders go first, so that the threads that are then waited for end.
+    // The senders are dropped first, so that the threads end before they are joined.
     write: writer::Requests,
     read: reader::Questions,
     _threads: Threads,
@@ -73,14 +76,16 @@ impl fmt::Debug for EmbeddedBus {
 }
 
 impl EmbeddedBus {
-    /// Opens a file, making it if it is missing; its directory must be there. Several processes may do so at once.
+    /// Opens a file, creating it if missing; its directory must exist. Several processes may do so
+    /// at once.
     ///
-    /// Blocks while another process makes the tables.
+    /// Blocks while another process creates the tables.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Self::open_with(path, EmbeddedSettings::default(), Arc::new(SystemClock))
     }
 
-    /// Opens a file with settings and a clock of the caller's. All processes that share a file must have the same time.
+    /// Opens a file with the caller's settings and clock. The clocks of all processes that share a
+    /// file must agree.
     pub fn open_with(
         path: impl AsRef<Path>,
         settings: EmbeddedSettings,
@@ -114,13 +119,13 @@ impl EmbeddedBus {
         &self.0.path
     }
 
-    /// Whether the members that joined through this opening give no signs of life.
+    /// Stops the heartbeats of members that joined through this instance.
     #[cfg(feature = "testing")]
     pub fn silence(&self, silent: bool) {
         self.0.common.silent.store(silent, std::sync::atomic::Ordering::SeqCst);
     }
 
-    /// Removes the records of a partition below an offset, as retention would.
+    /// Removes a partition's records below an offset, as retention would.
     #[cfg(feature = "testing")]
     pub async fn remove_below(&self, partition: &Partition, offset: i64) -> Result<()> {
         let partition = partition.clone();

@@ -1,5 +1,5 @@
-//! The tables. Each partition's records have a table of their own, keyed by offset: appending goes to its end, and
-//! retention cuts off its beginning.
+//! The tables. The records of each partition have their own table, keyed by offset: appends go to
+//! its end, and retention deletes from its beginning.
 
 use rusqlite::{Connection, OptionalExtension};
 
@@ -29,7 +29,7 @@ CREATE TABLE main.bus_committed (grp INTEGER NOT NULL, part INTEGER NOT NULL, po
 INSERT INTO main.bus_meta VALUES (1, 1, 0);
 ";
 
-/// Makes the tables if they are missing. Several processes may do so at once.
+/// Creates the tables if they are missing. Several processes may do so at once.
 pub(super) fn make(conn: &Connection) -> Result<()> {
     if is_made(conn)? {
         return Ok(());
@@ -72,7 +72,7 @@ fn is_made(conn: &Connection) -> Result<bool> {
     }
 }
 
-/// Makes the table of a partition's records, in the caller's transaction.
+/// Creates the table for a partition's records, in the caller's transaction.
 pub(super) fn make_records(conn: &Connection, part: i64) -> Result<()> {
     conn.execute_batch(&format!(
         "CREATE TABLE main.bus_record_{part} (pos INTEGER PRIMARY KEY, at INTEGER NOT NULL, stamp INTEGER NOT NULL,

@@ -1,5 +1,6 @@
-//! The one thread that writes. Requests that wait for it go into one transaction: one flush to disk for all of them.
-//! Between requests it does what nobody asks for: it tells the groups that this process's members live, and sweeps.
+//! The one thread that writes. It puts all waiting requests into one transaction, so they share one
+//! flush to disk. Between requests it sends heartbeats for this process's members and sweeps old
+//! records.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,12 +19,12 @@ use crate::error::Result;
 
 /// The most requests in one transaction.
 const REQUESTS_MAX: usize = 256;
-/// Signs of life come at least this often.
+/// The longest time between heartbeats.
 const BEAT_MAX: Duration = Duration::from_secs(3);
-/// And not more often than this.
+/// The shortest time between heartbeats.
 const BEAT_MIN: Duration = Duration::from_millis(20);
 
-/// Requests work on the file, at a time.
+/// A request runs on the connection, with the time of its transaction.
 pub(super) enum AtTime {}
 
 impl Kind for AtTime {
@@ -32,11 +33,12 @@ impl Kind for AtTime {
 
 type Work = Box<dyn requests::Work<AtTime>>;
 
-/// Sends requests to the thread that writes.
+/// Sends requests to the writer thread.
 pub(super) struct Requests(requests::Requests<AtTime>);
 
 impl Requests {
-    /// Runs something in a transaction, perhaps with other requests; see [`requests::Requests::send`].
+    /// Runs a function in a transaction, perhaps together with other requests; see
+    /// [`requests::Requests::send`].
     pub(super) fn send<T: Send + 'static>(
         &self,
         mut run: impl FnMut(&Connection, Time) -> Result<T> + Send + 'static,
@@ -45,14 +47,14 @@ impl Requests {
     }
 }
 
-/// What the writing thread and the members of this process share.
+/// State shared by the writer thread and the members of this process.
 #[derive(Default)]
 pub(super) struct Common {
-    /// The members that live here, and how often each must be heard of.
+    /// The members in this process, and how often each needs a heartbeat.
     members: Mutex<BTreeMap<i64, Duration>>,
     /// Signalled after each commit of this process.
     pub(super) changed: Notify,
-    /// No signs of life, as if the process stood still (tests only).
+    /// Suppresses heartbeats, as if the process were stopped (tests only).
     pub(super) silent: AtomicBool,
 }
 
@@ -61,18 +63,18 @@ impl Common {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on there are signs of life of a member.
+    /// Starts heartbeats for a member.
     pub(super) fn begin(&self, member: i64, session: Duration, revoke: Duration) {
         self.members().insert(member, (session.min(revoke) / 4).clamp(BEAT_MIN, BEAT_MAX));
     }
 
-    /// No more of them.
+    /// Stops heartbeats for a member.
     pub(super) fn end(&self, member: i64) {
         self.members().remove(&member);
     }
 }
 
-/// Starts the thread. It ends when its requests are dropped.
+/// Starts the thread. It ends when the `Requests` are dropped.
 pub(super) fn start(
     conn: Connection,
     clock: Arc<dyn Clock>,
@@ -99,11 +101,11 @@ struct Writer {
     clock: Arc<dyn Clock>,
     common: Arc<Common>,
     sweep_interval: Duration,
-    /// When the last sign of life was given.
+    /// When the last heartbeat was sent.
     beaten: Instant,
-    /// When to look for something to sweep again.
+    /// When to sweep again.
     sweep_at: Time,
-    /// How long to wait for requests before going on with a sweep.
+    /// How long to wait for requests before continuing a sweep.
     sweep_waits: Duration,
 }
 
@@ -130,7 +132,7 @@ impl Writer {
 
     fn once<T>(&self, run: impl FnOnce(&Connection, Time) -> Result<T>) -> Result<T> {
         begin(&self.conn, "beginning a transaction of the bus")?;
-        // Taken once the right to write is there: whoever writes later has the later time.
+        // Read the clock after taking the write lock: a later writer then has a later time.
         let now = self.clock.now();
         let result = run(&self.conn, now)
             .and_then(|value| commit(&self.conn, "committing to the bus").map(|()| value));
@@ -140,7 +142,7 @@ impl Writer {
         result
     }
 
-    /// How long until signs of life are due; none if there is nobody to give any.
+    /// How long until a heartbeat is due. `None` if this process has no members.
     fn beat_in(&self) -> Option<Duration> {
         let every = self.common.members().values().min().copied()?;
         Some(every.saturating_sub(self.beaten.elapsed()))
@@ -164,13 +166,13 @@ impl Writer {
 
     fn sweep(&mut self) {
         let now = self.clock.now();
-        // Not yet; but a clock that was set back does not put it off for ever.
+        // Not yet. A clock that was set back does not postpone the sweep indefinitely.
         if now < self.sweep_at && self.sweep_at.since(now) <= self.sweep_interval {
             return;
         }
         let interval = self.sweep_interval;
         match self.once(|conn, now| log::sweep_some(conn, interval, now)) {
-            // A long sweep goes in small steps, between which requests are served.
+            // A long sweep runs in small steps, and requests are served in between.
             Ok(true) => self.sweep_waits = Duration::ZERO,
             Ok(false) => {
                 self.sweep_waits = BEAT_MAX;

@@ -1,9 +1,10 @@
-//! Where a member begins in the partitions it is given.
+//! Where a member starts in the partitions it is assigned.
 //!
-//! A group that is told to begin at the end commits that end with its first gift of a partition, so that it passes over nothing when
-//! the partition moves later. What is added to the topic after that begins at its beginning. To tell the one from the other, such a
-//! group's commits carry how many partitions the topic had when it began: several members may be given their first partitions at the
-//! same time, and each must know whether the others' commits are of that same beginning.
+//! A group that starts at the end commits that end when a partition is first assigned, so that it
+//! skips nothing when the partition moves later. Partitions added to the topic after that start at
+//! their beginning. To tell the two apart, such a group's commits carry the number of partitions
+//! the topic had when the group started: several members may get their first partitions at the same
+//! time, and each must know whether the others' commits belong to that same start.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,29 +19,29 @@ use super::member::{Member, MemberConsumer};
 use crate::bus::{Partition, Start};
 use crate::id::Topic;
 
-/// What a commit says of a group that began at the end, before the number of partitions there were.
+/// Prefix of the commit metadata of a group that started at the end. The partition count follows.
 const BEGAN: &str = "hapax: began at the end of ";
 
-/// What a commit of such a group says.
+/// The commit metadata of such a group.
 pub(super) fn metadata(began: i32) -> String {
     format!("{BEGAN}{began} partitions")
 }
 
-/// Where partitions begin.
+/// Where partitions start.
 pub(super) struct Beginnings {
-    /// What to assign.
+    /// The list to assign.
     pub(super) list: TopicPartitionList,
-    /// What to commit, as where the group begins.
+    /// The offsets to commit as the group's start.
     pub(super) fresh: TopicPartitionList,
 }
 
 impl Beginnings {
-    /// librdkafka finds out by itself.
+    /// Leaves it to librdkafka to find the offsets.
     pub(super) fn unknown(list: &TopicPartitionList) -> Self {
         Beginnings { list: list.clone(), fresh: TopicPartitionList::new() }
     }
 
-    /// The offset that comes first, if it is known.
+    /// The first offset, if known.
     pub(super) fn next(&self, partition: &Partition) -> Option<i64> {
         match self.list.find_partition(partition.topic.as_str(), partition.number)?.offset() {
             Offset::Offset(offset) => Some(offset),
@@ -50,8 +51,8 @@ impl Beginnings {
 }
 
 impl Member {
-    /// Where the given partitions begin: where the group has committed; else, if it is to begin at the end, there, unless it has
-    /// begun in the topic before.
+    /// Where partitions start: at the group's commit. Without one, a group that starts at the end
+    /// starts there, unless it has started in the topic before.
     pub(super) fn beginnings(
         &self,
         consumer: &MemberConsumer,
@@ -80,7 +81,8 @@ impl Member {
         Ok(begin)
     }
 
-    /// Where partitions of a topic begin of which the group has committed nothing, if it is to begin at the end.
+    /// For a group that starts at the end: where those partitions of a topic start that have no
+    /// commit.
     fn begin_in(
         &self,
         consumer: &MemberConsumer,
@@ -129,15 +131,16 @@ impl Member {
     }
 }
 
-/// Whether a partition of which nothing is committed begins at its end: it was there when the group began, and is given for the
-/// first time. `began_with`: how many there were then; none if the group has begun, and nobody knows with how many.
+/// Whether a partition without a commit starts at its end: it existed when the group started, and
+/// is assigned for the first time. `began_with` is the number of partitions at that time, or `None`
+/// if the group has started but the number is unknown.
 fn begins_at_end(number: i32, began_with: Option<i32>) -> bool {
     began_with.is_some_and(|count| number < count)
 }
 
-/// With how many partitions of its topic a group began, if its commit says so.
+/// The number of partitions the topic had when the group started, if the commit says so.
 fn began(element: &TopicPartitionListElem<'_>) -> Option<i32> {
-    // rdkafka panics at what is not UTF-8, and anyone may write something there.
+    // rdkafka panics on metadata that is not UTF-8, and any client may have written it.
     let text = catch_unwind(AssertUnwindSafe(|| element.metadata().to_owned())).ok()?;
     parse(&text)
 }
@@ -150,15 +153,16 @@ fn parse(metadata: &str) -> Option<i32> {
 mod tests {
     use super::*;
 
-    /// Two members are given two partitions each at the same time: the second to look finds the first's commits, and knows that its
-    /// own partitions were there when the group began. The fifth was not.
+    /// Two members are assigned two partitions each at the same time. The second to look finds the
+    /// first's commits and knows that its own partitions existed when the group started. The fifth
+    /// did not.
     #[test]
     fn t75_what_was_there_when_the_group_began_begins_at_its_end() {
         let began_with = parse(&metadata(4));
         assert_eq!(began_with, Some(4));
         let at_end: Vec<_> = (0..6).map(|number| begins_at_end(number, began_with)).collect();
         assert_eq!(at_end, [true, true, true, true, false, false]);
-        // A commit that says nothing: the group has begun, and nobody knows with what.
+        // A commit without the number: the group has started, but the number is unknown.
         for unknown in ["", "x", "hapax: began at the end of ? partitions"] {
             assert!(!begins_at_end(0, parse(unknown)), "{unknown:?}");
         }

@@ -1,7 +1,9 @@
-//! What a member's thread and its subscriber share: records that wait, news of partitions, and wishes.
+//! State shared by a member's thread and its subscriber: buffered records, assignment events and
+//! requests.
 //!
-//! The state's lock is never held while librdkafka is called: its callbacks come back here. `flow` is held then, but only around
-//! calls that stop or resume delivery, which call nothing back.
+//! The state's lock is never held during a call to librdkafka, because its callbacks lock it too.
+//! `flow` is held during such calls, but only those that pause or resume delivery, which trigger no
+//! callbacks.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -15,10 +17,10 @@ use crate::bus::route::bytes_of;
 use crate::bus::{Assignment, BusEvent, Partition, Received};
 use crate::error::{Error, Result};
 
-/// The most records a subscriber hears at once.
+/// The most records returned at once.
 const RECORDS_MAX: usize = 500;
 
-/// Wakes the thread: records came, or the subscriber wants something.
+/// Wakes the thread when records arrive or the subscriber has a request.
 #[derive(Default)]
 pub(super) struct WakeUp(Mutex<bool>, Condvar);
 
@@ -28,7 +30,7 @@ impl WakeUp {
         self.1.notify_one();
     }
 
-    /// Waits until it rings, or rang since the last wait.
+    /// Waits until woken, or returns at once if woken since the last wait.
     pub(super) fn wait(&self, at_most: Duration) {
         let woken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.1.wait_timeout_while(woken, at_most, |woken| !*woken);
@@ -36,22 +38,23 @@ impl WakeUp {
     }
 }
 
-/// One partition in this member's assignments.
+/// A partition assigned to this member.
 #[derive(Default)]
 struct PartitionState {
     epoch: u64,
     paused: bool,
-    /// The group wants it back: nothing more is delivered.
+    /// The group asks for it back; nothing more is delivered.
     revoking: bool,
     records: VecDeque<Received>,
     bytes: usize,
-    /// The offset after the last record that came, or that was sought; at first the group's commit, if it has one.
+    /// The offset after the last record received, or the one sought. Initially the group's commit,
+    /// if any.
     next: Option<i64>,
-    /// The offsets that were passed over last: a gap, or what retention removed.
+    /// The offsets skipped last: a gap, or records that retention removed.
     jump: Option<Range<i64>>,
 }
 
-/// A wish to go on elsewhere.
+/// A request to continue at another offset.
 pub(super) struct Seek {
     pub partition: Partition,
     pub offset: i64,
@@ -59,7 +62,7 @@ pub(super) struct Seek {
     pub answer: oneshot::Sender<Result<()>>,
 }
 
-/// Partitions that librdkafka waits to have unassigned.
+/// Revoked partitions that librdkafka expects to be unassigned.
 struct Returning {
     partitions: Vec<Partition>,
     by: Instant,
@@ -73,16 +76,16 @@ struct State {
     seeks: Vec<Seek>,
     returning: Option<Returning>,
     leaving: bool,
-    /// Why there will be nothing more to hear.
+    /// Why the subscription has ended.
     over: Option<Error>,
-    /// Which own delivers first next time, so that a busy one does not starve the others.
+    /// Rotates which partition delivers first, so that a busy one does not starve the others.
     turn: usize,
-    /// Whether `next` is waiting at the moment, and when it last did.
+    /// Whether `next` is waiting now. `listened` is when it last did.
     listening: bool,
     listened: Option<Instant>,
 }
 
-/// Notes that nobody waits any more, also when the wait was cancelled.
+/// Notes that `next` no longer waits, also if it was cancelled.
 struct Listening<'i>(&'i Inbox);
 
 impl Drop for Listening<'_> {
@@ -100,7 +103,7 @@ pub(super) struct Inbox {
     pub(super) wake_up: Arc<WakeUp>,
     records_max: usize,
     bytes_max: usize,
-    /// Whether this member stands still (tests only).
+    /// Whether this member has stopped polling (tests only).
     pub(super) silent: Arc<AtomicBool>,
 }
 
@@ -118,12 +121,13 @@ impl Inbox {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Every change is complete before anything can panic.
+        // No change can panic halfway, so a poisoned state is still consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Held while partitions are assigned, paused or resumed both here and in librdkafka, which knows no epochs: otherwise a pause of
-    /// an assignment that is over could reach librdkafka after the next assignment's resumption.
+    /// Held while partitions are assigned, paused or resumed both here and in librdkafka, which has
+    /// no epochs. Otherwise a pause from an assignment that is over could reach librdkafka after
+    /// the next assignment resumed the partition.
     pub(super) fn flow(&self) -> MutexGuard<'_, ()> {
         self.flow.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -133,9 +137,9 @@ impl Inbox {
         self.changed.notify_one();
     }
 
-    // What the thread does.
+    // Called by the thread.
 
-    /// Partitions are this member's from now on, each with the offset that comes next, if that is known.
+    /// Adds partitions to this member's assignments, each with its next offset, if known.
     pub(super) fn assigned(&self, partitions: Vec<(Partition, Option<i64>)>) {
         if partitions.is_empty() {
             return;
@@ -153,7 +157,8 @@ impl Inbox {
         self.report(&mut state, Ok(BusEvent::Assigned(given)));
     }
 
-    /// The group wants partitions back. False: they are not in anyone's assignments here, there is nothing to wait for.
+    /// Marks partitions as revoked. Returns false if there is nothing to wait for: this member owns
+    /// none of them, or is leaving.
     pub(super) fn revoke(&self, partitions: Vec<Partition>, by: Instant) -> bool {
         let mut state = self.lock();
         let mut revoked = Vec::new();
@@ -173,7 +178,7 @@ impl Inbox {
         true
     }
 
-    /// Partitions are gone.
+    /// Removes partitions that the group has taken.
     pub(super) fn lost(&self, partitions: &[Partition]) {
         let mut state = self.lock();
         let lost: Vec<_> = partitions
@@ -185,31 +190,31 @@ impl Inbox {
         if lost.is_empty() {
             return;
         }
-        // What is gone is not asked for any more.
+        // A lost partition need not be released any more.
         forget(&mut state.news, |heard| matches!(heard, BusEvent::Revoked(_)), &lost);
         self.report(&mut state, Ok(BusEvent::Lost(lost)));
     }
 
-    /// All of them are.
+    /// Removes all partitions.
     pub(super) fn lost_all(&self) {
         let mut state = self.lock();
         state.returning = None;
         let all: Vec<_> = state.partitions.keys().cloned().collect();
-        // Whoever waits for a seek hears that the partition is not in hand any more.
+        // Dropping the seeks tells their callers that the partition is no longer assigned.
         state.seeks.clear();
         drop(state);
         self.lost(&all);
     }
 
-    /// Those of which librdkafka must be told that they were given back, once all of them were or time is up. What was not
-    /// given back in time is lost. `lost`: the group has taken them already.
+    /// The revoked partitions to unassign in librdkafka, once all were released or the time is up.
+    /// Those not released in time are lost. `lost` asks whether the group has taken them already.
     pub(super) fn returned(&self, lost: impl FnOnce() -> bool) -> Option<Vec<Partition>> {
         let state = self.lock();
         let returning = state.returning.as_ref()?;
         let held = returning.partitions.iter().any(|p| state.partitions.contains_key(p));
         let up = Instant::now() >= returning.by || state.leaving;
         drop(state);
-        // Asked without the lock: it is librdkafka that answers.
+        // Call `lost` without the lock: it calls librdkafka.
         if held && !up && !lost() {
             return None;
         }
@@ -218,16 +223,18 @@ impl Inbox {
         Some(partitions)
     }
 
-    /// A record came. One of a partition that is not ours (any more) is nobody's.
-    /// A partition whose offsets have begun anew is answered: it was taken away and given again, and is not paused any more.
+    /// Buffers a record, or drops it if its partition is not (or no longer) ours. Returns the
+    /// partition if its offsets have started over: it was lost and assigned again, and is no longer
+    /// paused.
     pub(super) fn push(&self, record: Received, bytes: usize) -> Option<Partition> {
         let anew = self.begins_anew(&record);
         self.put(record, bytes);
         anew
     }
 
-    /// The partition of a record that lies below what was delivered: what lies there now is something else. What was done under the
-    /// old offsets counts for nothing, so the partition is lost, and given under another epoch.
+    /// Detects a record below the offsets already delivered: the partition now holds other data.
+    /// Work under the old offsets no longer counts, so the partition is lost and assigned under a
+    /// new epoch.
     fn begins_anew(&self, record: &Received) -> Option<Partition> {
         let mut state = self.lock();
         let partition = Partition { topic: record.origin.topic.clone(), number: record.origin.partition };
@@ -267,8 +274,8 @@ impl Inbox {
         }
     }
 
-    /// Whether more records may come. Those of paused partitions do not count: they would keep the others out, and no more
-    /// of them is fetched.
+    /// Whether more records may be buffered. Those of paused partitions do not count: they would
+    /// block the others, and no more of them are fetched.
     pub(super) fn has_room(&self) -> bool {
         let state = self.lock();
         let waiting = state.partitions.values().filter(|own| !own.paused);
@@ -277,26 +284,26 @@ impl Inbox {
         records < self.records_max && bytes < self.bytes_max
     }
 
-    /// The offsets that partitions passed over since this was asked last.
+    /// The offsets that partitions have skipped since the last call.
     pub(super) fn jumps(&self) -> Vec<(Partition, Range<i64>)> {
         let mut state = self.lock();
         let jumps = state.partitions.iter_mut().filter_map(|(p, own)| Some((p.clone(), own.jump.take()?)));
         jumps.collect()
     }
 
-    /// Retention removed records before they came.
+    /// Reports that retention removed records before they were read.
     pub(super) fn removed(&self, partition: Partition, offsets: Range<i64>) {
         let mut state = self.lock();
         self.report(&mut state, Ok(BusEvent::Removed { partition, offsets }));
     }
 
-    /// Something went wrong that the subscriber must know.
+    /// Reports an error to the subscriber.
     pub(super) fn failed(&self, error: Error) {
         let mut state = self.lock();
         self.report(&mut state, Err(error));
     }
 
-    /// There will be nothing more to hear.
+    /// Ends the subscription.
     pub(super) fn end(&self, error: Error) {
         self.lock().over.get_or_insert(error);
         self.changed.notify_one();
@@ -306,7 +313,7 @@ impl Inbox {
         std::mem::take(&mut self.lock().seeks)
     }
 
-    /// Nothing of what was fetched before a seek to `next` is delivered.
+    /// Drops everything fetched before a seek to `next`.
     pub(super) fn clear(&self, partition: &Partition, next: i64) {
         if let Some(own) = self.lock().partitions.get_mut(partition) {
             (own.next, own.jump) = (Some(next), None);
@@ -315,18 +322,18 @@ impl Inbox {
         }
     }
 
-    /// Whether the subscriber has heard all news, and listens for more.
+    /// Whether the subscriber has taken all events and still calls `next`.
     pub(super) fn is_heard(&self, within: Duration) -> bool {
         !self.silent.load(Ordering::SeqCst) && self.lock().news.is_empty() && self.is_listened_to(within)
     }
 
-    /// Whether `next` waits, or did not long ago.
+    /// Whether `next` is waiting, or was within this time.
     pub(super) fn is_listened_to(&self, within: Duration) -> bool {
         let mut state = self.lock();
         state.listening || state.listened.get_or_insert_with(Instant::now).elapsed() < within
     }
 
-    /// How many gifts there were.
+    /// Increases with each assignment.
     pub(super) fn epoch(&self) -> u64 {
         self.lock().epoch
     }
@@ -335,21 +342,21 @@ impl Inbox {
         self.lock().leaving
     }
 
-    /// Those partitions whose delivery is stopped.
+    /// The paused partitions.
     pub(super) fn paused(&self) -> Vec<Partition> {
         let state = self.lock();
         state.partitions.iter().filter(|(_, own)| own.paused).map(|(p, _)| p.clone()).collect()
     }
 
-    // What the subscriber does.
+    // Called by the subscriber.
 
-    /// Waits for what is heard next. Cancel safe: what is taken is returned at once.
+    /// Waits for the next event. Cancel safe: an event that is taken is returned at once.
     pub(super) async fn next(&self) -> Result<BusEvent> {
         self.lock().listening = true;
         let _listening = Listening(self);
         loop {
             let mut heard = std::pin::pin!(self.changed.notified());
-            heard.as_mut().enable(); // what comes from here on is not missed
+            heard.as_mut().enable(); // changes from here on are not missed
             if let Some(next) = self.take() {
                 self.wake_up.wake(); // there is room again
                 return next;
@@ -384,13 +391,14 @@ impl Inbox {
         state.over.as_ref().map(|error| Err(error.copy()))
     }
 
-    /// Wakes a subscriber that may have something to hear now.
+    /// Wakes a subscriber that may have something to receive now.
     pub(super) fn nudge(&self) {
         self.changed.notify_one();
         self.wake_up.wake();
     }
 
-    /// Stops or resumes delivery; answers with those partitions that are still assigned under the same epoch.
+    /// Pauses or resumes delivery. Returns the partitions that are still assigned under the same
+    /// epoch.
     pub(super) fn set_paused(&self, partitions: &[Assignment], paused: bool) -> Vec<Partition> {
         let mut state = self.lock();
         let mut mine = Vec::new();
@@ -417,7 +425,7 @@ impl Inbox {
         Ok(())
     }
 
-    /// Whether a partition is still in hand since the same gift.
+    /// Fails unless a partition is still assigned under the same epoch.
     pub(super) fn check(&self, assigned: &Assignment) -> Result<()> {
         let state = self.lock();
         match state.partitions.get(&assigned.partition) {
@@ -436,7 +444,7 @@ impl Inbox {
         }
     }
 
-    /// Gives partitions back that are revoking.
+    /// Releases revoked partitions.
     pub(super) fn release(&self, partitions: &[Assignment]) {
         let mut state = self.lock();
         for assigned in partitions {
@@ -445,7 +453,7 @@ impl Inbox {
                 state.partitions.remove(&assigned.partition);
             }
         }
-        // Who has given something back need not hear that it was lost since.
+        // A released partition need not be reported as lost afterwards.
         forget(&mut state.news, |heard| matches!(heard, BusEvent::Lost(_)), partitions);
         drop(state);
         self.wake_up.wake();
@@ -457,7 +465,7 @@ impl Inbox {
     }
 }
 
-/// Takes partitions out of news that were not heard yet.
+/// Removes partitions from events that were not taken yet.
 fn forget(
     news: &mut VecDeque<Result<BusEvent>>,
     which: impl Fn(&BusEvent) -> bool,
@@ -480,8 +488,9 @@ mod tests {
     use crate::event::Origin;
     use crate::id::Topic;
 
-    /// A topic is made again while the consumer is about to pause its partition: the pause is of the assignment that is over, and the
-    /// new one, which nobody would resume, is not paused.
+    /// A topic is created again while the consumer is about to pause its partition. The pause
+    /// belongs to the assignment that is over, so the new one, which nothing would resume, is not
+    /// paused.
     #[tokio::test]
     async fn t94_a_pause_that_comes_late_does_not_stop_the_next_assignment() {
         let inbox = Inbox::new(10, 1000, Arc::default());

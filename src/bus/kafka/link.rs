@@ -1,4 +1,4 @@
-//! What librdkafka tells of itself, and what its errors mean.
+//! Connection state as librdkafka reports it, and the meaning of its errors.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -12,29 +12,32 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 
 use crate::error::{Error, Source};
 
-/// One client's connection to the brokers, as far as is known: one line when they go away, one when they are back.
+/// The state of one client's connection to the brokers. Logs one line when they go away and one
+/// when they are back.
 pub(super) struct Link {
-    /// Who this client is, for people.
+    /// The name of this client, for logs.
     who: String,
     state: Mutex<State>,
-    /// Whether librdkafka has gone to the beginning of a partition because what it asked for was not there.
+    /// Whether librdkafka has reset a partition to its beginning because the requested offset was
+    /// gone.
     reset: AtomicBool,
 }
 
 #[derive(Default)]
 struct State {
     away_since: Option<Instant>,
-    /// Whether what was fetched before they went away is used up: only what comes after that is a sign of life.
+    /// Whether the records fetched before the outage are used up. Only later records show that a
+    /// broker is back.
     drained: bool,
-    /// The last error told: the same again is no news.
+    /// The last error logged. A repetition is not logged.
     told: Option<Code>,
     /// Why the last connection failed.
     reason: String,
-    /// What it says of our settings, if it is about them: trying again would not mend it.
+    /// Set if the error concerns our settings, so that retrying would not help.
     rejected: Option<Rejected>,
 }
 
-/// What is wrong with how we come, and not with the brokers.
+/// What is wrong on our side rather than with the brokers.
 #[derive(Clone, Copy)]
 enum Rejected {
     Credentials,
@@ -50,7 +53,7 @@ impl Link {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A broker answered.
+    /// Notes that a broker answered.
     pub(super) fn answered(&self) {
         let mut state = self.state();
         (state.told, state.rejected) = (None, None);
@@ -61,19 +64,19 @@ impl Link {
         }
     }
 
-    /// A record came, which may have been fetched before.
+    /// Notes that a record was delivered. It may have been fetched before an outage.
     pub(super) fn delivered(&self) {
         if self.state().drained {
             self.answered();
         }
     }
 
-    /// Nothing of what was fetched is left.
+    /// Notes that no fetched record is left.
     pub(super) fn drained(&self) {
         self.state().drained = true;
     }
 
-    /// Whether librdkafka went to the beginning of a partition since this was asked last.
+    /// Whether librdkafka has reset a partition to its beginning since the last call.
     pub(super) fn was_reset(&self) -> bool {
         self.reset.swap(false, Ordering::Relaxed)
     }
@@ -83,7 +86,7 @@ impl Link {
         self.state().reason.clone()
     }
 
-    /// Why no connection will ever be made with these settings, if that is so. `doing` as in [`meaning`].
+    /// Why no connection can be made with these settings, if so. `doing` as in [`meaning`].
     pub(super) fn rejected(&self, doing: &str) -> Option<Error> {
         let state = self.state();
         Some(match state.rejected? {
@@ -100,15 +103,15 @@ impl Link {
         state.rejected = match code {
             Code::Authentication | Code::SaslAuthenticationFailed => Some(Rejected::Credentials),
             Code::SSL => Some(Rejected::Tls),
-            Code::AllBrokersDown => state.rejected, // says nothing of why
+            Code::AllBrokersDown => state.rejected, // does not say why
             _ => None,
         };
         let away = matches!(code, Code::AllBrokersDown);
         if !away || state.reason.is_empty() {
             reason.clone_into(&mut state.reason);
         }
-        let reason = state.reason.clone(); // of a broker: that all are down says little
-        // A single broker that is away is no outage, and all of them are one line.
+        let reason = state.reason.clone(); // the reason of a single broker: "all brokers down" says little
+        // One broker being away is not an outage; all of them being away is one line.
         let connection =
             matches!(code, Code::BrokerTransportFailure | Code::Resolve | Code::OperationTimedOut);
         if connection || state.told == Some(code) {
@@ -130,14 +133,15 @@ impl Link {
     }
 
     fn line(&self, level: RDKafkaLogLevel, about: &str, line: &str) {
-        // Connections come and go, and each attempt would be a line: `failed` tells what there is to tell.
-        // And each partition's leader would be a line.
+        // Log connection attempts and leader changes at debug level only, since each would be a
+        // line. `failed` reports outages.
         let connection = matches!(about, "FAIL" | "ERROR" | "REQTMOUT" | "METADATAUPDATE");
-        // librdkafka tells in no other way that it has gone elsewhere. It decides nothing, but what is looked at.
+        // This log line is librdkafka's only sign of a reset. It decides nothing but when to look
+        // for removed records.
         if about == "OFFSET" {
             self.reset.store(true, Ordering::Relaxed);
         }
-        // Why the first connection fails is told only here.
+        // Only this log line says why the first connection fails.
         if about == "FAIL" {
             line.clone_into(&mut self.state().reason);
         }
@@ -157,7 +161,7 @@ impl Link {
     }
 }
 
-/// The context of clients that are no members of a group.
+/// The context of clients that do not belong to a group.
 #[derive(Clone)]
 pub(super) struct Context(pub(super) std::sync::Arc<Link>);
 
@@ -175,7 +179,7 @@ impl ClientContext for Context {
 
 impl rdkafka::consumer::ConsumerContext for Context {}
 
-/// librdkafka's error code, also where the Rust wrapper forgets to answer with it.
+/// librdkafka's error code, also where the Rust wrapper omits it.
 pub(super) fn code(error: &KafkaError) -> Option<Code> {
     match error {
         KafkaError::AdminOp(code) => Some(*code),
@@ -183,13 +187,13 @@ pub(super) fn code(error: &KafkaError) -> Option<Code> {
     }
 }
 
-/// An error by meaning. `doing` says what was being done, as a clause: "publishing to orders".
+/// Maps an error by meaning. `doing` is a clause such as "publishing to orders".
 pub(super) fn meaning(doing: impl Into<String>, error: KafkaError) -> Error {
     let doing = doing.into();
     match code(&error) {
         Some(code) => meaning_of(doing, code, error),
         None => match error {
-            // Not its value, which may be a secret.
+            // Omit the value, which may be a secret.
             KafkaError::ClientConfig(_, problem, name, _) => {
                 Error::Config(format!("{doing}: the property {name}: {problem}"))
             }
@@ -238,7 +242,8 @@ pub(super) fn meaning_of(doing: String, code: Code, source: impl Into<Source>) -
     }
 }
 
-/// Whether a commit may go through in a moment, because the group is only rearranging itself.
+/// Whether a commit may succeed shortly, because the group is only rebalancing or its coordinator
+/// is moving.
 pub(super) fn passes_soon(code: Code) -> bool {
     matches!(
         code,

@@ -1,13 +1,15 @@
-//! A member's thread: the only one that polls librdkafka for it, and so the one on which the group's wishes arrive.
+//! A member's thread. It alone polls librdkafka for the member, so rebalance callbacks run on it.
 //!
-//! It polls while there is room in the inbox. If the subscriber does not come for `poll_interval_max`, it leaves the group
-//! until it does: a member that hangs does not keep its partitions.
+//! It polls while there is room in the inbox. If the subscriber does not call `next` for
+//! `poll_interval_max`, the thread leaves the group until it does, so a member that hangs does not
+//! keep its partitions.
 //!
-//! A partition that is revoking back is not waited for inside the callback: librdkafka is told when it was given back, and
-//! until then the thread goes on. librdkafka delivers nothing meanwhile, of the others neither, so subscribers answer at once.
+//! The callback does not wait for a revoked partition. The thread continues and unassigns the
+//! partition once it was released. Meanwhile librdkafka delivers nothing, not even from other
+//! partitions, so subscribers must release at once.
 //!
-//! A member that was thrown out joins again with a client of its own: librdkafka 2.12 may come out of that with a fatal
-//! error or with partitions that nobody was told of (confluentinc/librdkafka#5541).
+//! An expelled member joins again with a new client: librdkafka 2.12 may otherwise end up with a
+//! fatal error, or with partitions it never reported (confluentinc/librdkafka#5541).
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -35,17 +37,17 @@ use crate::error::Error;
 use crate::event::{Headers, Origin};
 use crate::id::Topic;
 
-/// How long the thread sleeps when nothing happens: what it looks after by itself (deadlines) is late by this at most.
+/// How long the thread sleeps when nothing happens. Its deadlines are late by at most this.
 pub(super) const IDLE: Duration = Duration::from_millis(100);
 
-/// How long after librdkafka went to the beginning of a partition gaps are looked at.
+/// How long after librdkafka reset a partition to its beginning to check gaps for removed records.
 const RESET_MAX: Duration = Duration::from_secs(30);
-/// How long such a look may take.
+/// How long such a check may take.
 const LOOK_MAX: Duration = Duration::from_secs(2);
 
 pub(super) type MemberConsumer = BaseConsumer<Member>;
 
-/// What librdkafka's callbacks know of the member.
+/// The member's state that librdkafka's callbacks use.
 #[derive(Clone)]
 pub(super) struct Member {
     pub(super) link: Arc<Link>,
@@ -56,11 +58,12 @@ pub(super) struct Member {
     pub(super) answer_timeout: Duration,
     pub(super) revoke_timeout: Duration,
     pub(super) poll_interval: Duration,
-    /// With how many partitions of each topic a group began that was told to begin at the end: all its commits say so.
+    /// The number of partitions each topic had when the group started, if it started at the end.
+    /// All its commits carry it.
     pub(super) began: Arc<Mutex<BTreeMap<Topic, i32>>>,
-    /// Whether its client could not learn, or commit, where to begin: another one tries again.
+    /// Whether its client could not read or commit where to start. A new client then tries again.
     pub(super) astray: Arc<AtomicBool>,
-    /// Whether its client is being closed: what the group still wants of that one, it gets at once.
+    /// Whether its client is being closed. It then answers rebalances at once.
     pub(super) retired: Arc<AtomicBool>,
 }
 
@@ -92,7 +95,7 @@ impl ConsumerContext for Member {
             unassign(consumer, list);
         } else if self.inbox.revoke(partitions.clone(), Instant::now() + self.revoke_timeout) {
             tracing::info!(target: "hapax::kafka", group = %self.group, partitions = %names(&partitions), "revoked");
-            // Nothing of them is delivered any more, so nothing of them need be fetched.
+            // Nothing of them is delivered any more, so do not fetch them either.
             let _ = consumer.pause(list);
         } else {
             unassign(consumer, list);
@@ -114,7 +117,8 @@ impl Member {
     fn assign(&self, consumer: &MemberConsumer, list: &TopicPartitionList, partitions: Vec<Partition>) {
         let begin = match self.beginnings(consumer, list) {
             Ok(begin) => begin,
-            // "From now on" must be known; whatever else is committed, librdkafka finds out by itself.
+            // `Latest` must know where to start. Otherwise librdkafka finds the committed offsets
+            // itself.
             Err(error) if self.start == Start::Latest => {
                 tracing::warn!(target: "hapax::kafka", group = %self.group, %error, "where to begin is not known; joining again");
                 self.astray.store(true, Ordering::SeqCst);
@@ -130,7 +134,7 @@ impl Member {
             _ => consumer.assign(&begin.list),
         };
         if self.astray.load(Ordering::SeqCst) {
-            return; // it was taken note of, and nothing of it is heard
+            return; // the assignment was accepted, but none of it is reported
         }
         if let Err(error) = assigned {
             self.inbox.failed(meaning(format!("taking {}", names(&partitions)), error));
@@ -139,13 +143,13 @@ impl Member {
         if begin.fresh.count() > 0
             && let Err(error) = consumer.commit(&begin.fresh, CommitMode::Sync)
         {
-            // Whoever is next would begin at another end, and pass over what came since this one.
+            // The next owner would start at a later end and skip the records in between.
             tracing::warn!(target: "hapax::kafka", group = %self.group, %error, "where to begin could not be committed; joining again");
             self.astray.store(true, Ordering::SeqCst);
             return;
         }
         let _flow = self.inbox.flow();
-        // What was paused when it was here before is not paused now.
+        // A partition that was paused under an earlier assignment is not paused now.
         let _ = consumer.resume(list);
         let still = to_list(&self.inbox.paused());
         if still.count() > 0 {
@@ -158,7 +162,7 @@ impl Member {
         self.inbox.assigned(partitions.into_iter().map(|p| (p.clone(), next(&p))).collect());
     }
 
-    /// What the subscriber must know of an error; none: librdkafka goes on by itself.
+    /// The error to report to the subscriber, or `None` if librdkafka recovers on its own.
     fn serious(&self, code: Code) -> Option<Error> {
         match code {
             Code::AutoOffsetReset => Some(Error::NotFound(format!(
@@ -187,7 +191,7 @@ impl Member {
         }
     }
 
-    /// What follows from an error that librdkafka does not recover from.
+    /// How to proceed after an error that librdkafka does not recover from.
     fn fatal(&self, code: Code) -> End {
         match code {
             Code::FencedInstanceId
@@ -216,7 +220,8 @@ impl Member {
         Some(Received { record, origin, unreadable })
     }
 
-    /// Says what retention removed, once librdkafka has gone to the beginning of a partition.
+    /// Reports records that retention removed, after librdkafka has reset a partition to its
+    /// beginning.
     fn tell_removed(&self, consumer: &MemberConsumer) {
         for (partition, jump) in self.inbox.jumps() {
             let (topic, number) = (partition.topic.as_str(), partition.number);
@@ -233,7 +238,8 @@ impl Member {
     }
 }
 
-/// A record's headers, and what of them cannot be read. rdkafka panics at a name that is not UTF-8.
+/// A record's headers, and which of them cannot be read. rdkafka panics on a name that is not
+/// UTF-8.
 fn headers_of(message: &BorrowedMessage<'_>) -> (Headers, Option<String>) {
     let Some(headers) = message.headers() else { return (Headers::default(), None) };
     let mut unreadable = Vec::new();
@@ -251,10 +257,10 @@ fn headers_of(message: &BorrowedMessage<'_>) -> (Headers, Option<String>) {
     (read, problem)
 }
 
-/// What Kafka's clients compress with.
+/// The codecs of Kafka's clients.
 const CODECS: [&str; 4] = ["gzip", "snappy", "lz4", "zstd"];
 
-/// A batch that this build of librdkafka cannot read.
+/// The error for a batch that this build of librdkafka cannot read.
 fn cannot_decompress(group: &str) -> Error {
     let features = ClientConfig::new().create_native_config().and_then(|c| c.get("builtin.features"));
     let features = features.unwrap_or_default();
@@ -268,17 +274,17 @@ fn cannot_decompress(group: &str) -> Error {
     ))
 }
 
-/// How a client's time as a member ended.
+/// How a client's membership ended.
 pub(super) enum End {
-    /// The subscriber revoking to.
+    /// The subscriber left.
     Left,
-    /// It was thrown out, or its client is of no use any more: another one joins.
+    /// It was expelled, or its client is unusable. A new client joins.
     Again,
-    /// It cannot go on.
+    /// The member cannot continue.
     Over(Error),
 }
 
-/// The thread, as long as one client is the member.
+/// Runs the thread as long as one client is the member.
 pub(super) fn run(consumer: &MemberConsumer) -> End {
     let member = consumer.context().clone();
     let inbox = &member.inbox;
@@ -292,8 +298,8 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
         if inbox.is_leaving() {
             return End::Left;
         }
-        // Either this thread stood still, and the group has gone on without it; or the subscriber does not come for what is
-        // there, and the group shall.
+        // Either this thread was stopped and the group has expelled the member, or the subscriber
+        // no longer calls `next` and the member must leave the group.
         if polled.elapsed() >= member.poll_interval || !inbox.is_listened_to(member.poll_interval) {
             return End::Again;
         }
@@ -332,7 +338,7 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
                     let bytes = bytes_of(&received.record);
                     let _flow = inbox.flow();
                     if let Some(anew) = inbox.push(received, bytes) {
-                        let _ = consumer.resume(&to_list(&[anew])); // it was given again, and is not paused
+                        let _ = consumer.resume(&to_list(&[anew])); // it was assigned again and is not paused
                     }
                 }
             }
@@ -352,7 +358,8 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
                 }
                 _ => {}
             },
-            // Also after an event that was no message: the queue is empty when nothing comes twice.
+            // `poll` also returns `None` after an event that is not a message. The queue is empty
+            // when it does so twice.
             None if idle == 0 => idle = 1,
             None => {
                 idle = 0;
@@ -363,13 +370,14 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
     }
 }
 
-/// True when it is answered. A partition that was given a moment ago may not be ready for it.
+/// Tries a seek. Returns true once it is answered. A partition that was assigned a moment ago may
+/// not be ready for it.
 fn try_seek(consumer: &MemberConsumer, inbox: &Inbox, seek: &mut Seek) -> bool {
     let (topic, number) = (seek.partition.topic.as_str(), seek.partition.number);
     let sought = consumer.seek(topic, number, Offset::Offset(seek.offset), Duration::from_secs(1));
     let answer = match sought {
         Ok(()) => {
-            // This thread is the only one that polls: whatever it polls from here on comes from behind the seek.
+            // Only this thread polls, so everything it polls from here on comes after the seek.
             inbox.clear(&seek.partition, seek.offset);
             Ok(())
         }
@@ -377,7 +385,7 @@ fn try_seek(consumer: &MemberConsumer, inbox: &Inbox, seek: &mut Seek) -> bool {
         Err(error) => Err(meaning(format!("going to {} of {}", seek.offset, seek.partition), error)),
     };
     let (closed, _) = tokio::sync::oneshot::channel();
-    let _ = std::mem::replace(&mut seek.answer, closed).send(answer); // whoever does not wait any more needs none
+    let _ = std::mem::replace(&mut seek.answer, closed).send(answer); // the caller may have stopped waiting
     true
 }
 

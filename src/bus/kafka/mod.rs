@@ -1,8 +1,9 @@
 //! Kafka, through librdkafka.
 //!
-//! Publishing is idempotent and waits for all replicas in sync. A member of a group is polled on a thread of its own;
-//! partitions come and go one by one (cooperative), offsets are committed when the subscriber says so and never by
-//! themselves, and only records of committed transactions are read.
+//! Publishing is idempotent and waits for all in-sync replicas. Each group member is polled on its
+//! own thread. Rebalancing is cooperative: partitions are assigned and revoked one by one. Offsets
+//! are committed only when the subscriber commits them, never automatically. Only records of
+//! committed transactions are read.
 //!
 //! ```no_run
 //! use hapax::bus::kafka::{KafkaBus, KafkaSettings};
@@ -61,11 +62,12 @@ use crate::error::{Error, Result};
 use crate::event::Origin;
 use crate::id::Topic;
 
-/// How many clients are kept for questions about groups.
+/// How many clients to cache for questions about groups.
 const GROUPS_KEPT: usize = 8;
-/// How soon to look whether a connection failed for good. Each look waits twice as long as the one before.
+/// How soon to check whether a connection has failed permanently. Each check waits twice as long as
+/// the last.
 const FIRST_LOOK: Duration = Duration::from_millis(250);
-/// How soon to look again whether a new topic is known everywhere.
+/// How soon to check again whether all brokers know a new topic.
 const AGAIN: Duration = Duration::from_millis(50);
 
 type Reader = BaseConsumer<Context>;
@@ -74,7 +76,7 @@ type Reader = BaseConsumer<Context>;
 #[derive(Clone)]
 pub struct KafkaBus {
     shared: Arc<Shared>,
-    /// Whether members that joined through this bus stand still (tests only).
+    /// Whether members that joined through this instance stop polling (tests only).
     silent: Arc<AtomicBool>,
 }
 
@@ -83,10 +85,11 @@ struct Shared {
     publisher: Publisher,
     admin: AdminClient<Context>,
     link: Arc<Link>,
-    /// Asks questions, and belongs to no group: it is a consumer, since a producer's question may make a topic.
+    /// Queries the brokers without belonging to a group. It is a consumer, because a producer's
+    /// query may create a topic.
     reader: Arc<Reader>,
     groups: Mutex<HashMap<String, Arc<Reader>>>,
-    /// Topics that were seen, and how many bytes a batch may have in each, if that could be learnt.
+    /// Topics that were seen, each with its maximum batch size in bytes, if known.
     known: Mutex<HashMap<Topic, Option<usize>>>,
 }
 
@@ -97,13 +100,14 @@ impl fmt::Debug for KafkaBus {
 }
 
 impl KafkaBus {
-    /// Connects. Brokers that do not answer within `answer_timeout` are `Unavailable`; a user or password that they do not take
-    /// is `Refused`, and TLS that does not come about (such as a certificate of an unknown CA) `Config`, as soon as it is known.
+    /// Connects. Brokers that do not answer within `answer_timeout` are `Unavailable`. A user or
+    /// password they reject is `Refused`, and a failed TLS handshake (such as a certificate from an
+    /// unknown CA) is `Config`; both are returned as soon as they are known.
     pub async fn connect(settings: KafkaSettings) -> Result<Self> {
         settings.check()?;
         let link = Arc::new(Link::new("reader"));
         let (own, its_link) = (settings.clone(), link.clone());
-        // Making clients opens files and starts threads.
+        // Creating clients opens files and starts threads.
         let shared = blocking(move || -> Result<Shared> {
             let reader = reader(&own, None, &its_link)?;
             let admin =
@@ -125,8 +129,9 @@ impl KafkaBus {
         Ok(bus)
     }
 
-    /// Waits until the brokers answer. librdkafka would try on with a password that is not taken, or with a certificate that
-    /// it does not trust, so it is asked again and again for a longer time, and looked at in between.
+    /// Waits until the brokers answer. librdkafka would retry a rejected password or an untrusted
+    /// certificate forever, so this asks again with increasing timeouts and checks the connection
+    /// in between.
     async fn greet(&self) -> Result<()> {
         let Shared { settings, link, .. } = &*self.shared;
         let by = Instant::now() + settings.answer_timeout;
@@ -153,14 +158,14 @@ impl KafkaBus {
         }
     }
 
-    /// Whether the members that joined through this opening stand still, as if their process were stopped: after
-    /// `poll_interval_max` they are out of their groups.
+    /// Makes the members that joined through this instance stop polling, as if their process were
+    /// stopped. After `poll_interval_max` their groups expel them.
     #[cfg(feature = "testing")]
     pub fn silence(&self, silent: bool) {
         self.silent.store(silent, std::sync::atomic::Ordering::SeqCst);
     }
 
-    /// Asks the brokers something.
+    /// Queries the brokers.
     async fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&Reader, Duration) -> Result<T, KafkaError> + Send + 'static,
@@ -176,7 +181,7 @@ impl KafkaBus {
         let timeout = self.shared.settings.answer_timeout;
         let answer = blocking(move || {
             let answer = question(&reader, timeout);
-            // Nobody else polls it: what it logged would pile up.
+            // Nothing else polls this client, so its log events would pile up.
             for _ in 0..64 {
                 let _ = reader.poll(Duration::ZERO);
             }
@@ -190,9 +195,9 @@ impl KafkaBus {
         answer
     }
 
-    /// How many partitions a topic has and how many replicas; none: there is no such topic.
+    /// The number of partitions and replicas of a topic, or `None` if it does not exist.
     async fn partitions(&self, topic: &Topic) -> Result<Option<(i32, i32)>> {
-        check_name(topic)?; // librdkafka takes one that begins with ^ for a pattern
+        check_name(topic)?; // librdkafka treats a name that begins with ^ as a pattern
         let name = topic.clone();
         let looked = self.ask(move |reader, timeout| {
             let metadata = reader.client().fetch_metadata(Some(name.as_str()), timeout)?;
@@ -212,8 +217,8 @@ impl KafkaBus {
         }
     }
 
-    /// That a topic is there: librdkafka would wait for one that is not.
-    /// A topic that there is: how many bytes a batch may have, if that can be learnt.
+    /// Checks that a topic exists, since librdkafka would wait for one that does not. Returns the
+    /// maximum batch size in bytes, if known.
     async fn must_exist(&self, topic: &Topic) -> Result<Option<usize>> {
         let known = || self.shared.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(limit) = known().get(topic) {
@@ -222,7 +227,7 @@ impl KafkaBus {
         self.partitions(topic).await?.ok_or_else(|| no_topic(topic))?;
         let limit = match self.config(topic).await {
             Ok(config) => config.and_then(|config| value(&config, "max.message.bytes")?.parse().ok()),
-            // Not everyone who may publish may look.
+            // Permission to publish does not imply permission to read the topic's configuration.
             Err(error) => {
                 tracing::debug!(target: "hapax::kafka", %topic, error = %error.chain(), "how large its records may be is not known");
                 None
@@ -285,7 +290,7 @@ impl KafkaBus {
             .collect()
     }
 
-    /// Whether a subscription can be served.
+    /// Checks that a subscription can be served.
     async fn check(&self, subscription: &Subscription) -> Result<()> {
         let mut partitions = Vec::new();
         for topic in &subscription.topics {
@@ -372,7 +377,8 @@ impl Bus for KafkaBus {
             Some(Err((_, code))) => return Err(meaning_of(making(), code, KafkaError::AdminOp(code))),
             _ => true,
         };
-        // Brokers learn of it one after the other: whoever asks next shall find it.
+        // Brokers learn of the topic one by one. Wait until it is visible, so that the caller's
+        // next request finds it.
         let by = Instant::now() + timeout;
         loop {
             match self.partitions(topic).await {

@@ -1,4 +1,5 @@
-//! Publishing: each record with its own answer, in order, and never more under way than the queue holds.
+//! Publishing: in order, with an answer for each record, and never more in flight than the queue
+//! holds.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,31 +21,32 @@ use crate::error::{Error, Result};
 use crate::event::Origin;
 use crate::id::Topic;
 
-/// How long to wait for room if none of the records in the way is ours.
+/// How long to wait for room in the queue if none of the records in it is ours.
 const AGAIN: Duration = Duration::from_millis(5);
 
 type Producer = FutureProducer<Context>;
 
-/// What a record takes on the wire besides its bytes, about: the batch's own header and a few lengths.
+/// Approximate overhead of a record on the wire: the batch header and a few lengths.
 const FRAME_BYTES: usize = 200;
-/// The same of each header.
+/// Approximate overhead of each header.
 const HEADER_BYTES: usize = 8;
 
 pub(super) struct Publisher {
     settings: KafkaSettings,
     link: Arc<Link>,
-    /// By the size of their batches. Another one after a fatal error: an idempotent producer that met one publishes nothing more.
+    /// Producers by batch size. One that meets a fatal error is replaced: an idempotent producer
+    /// publishes nothing after it.
     producers: RwLock<HashMap<usize, Producer>>,
 }
 
-/// What is published together.
+/// One call to `publish`.
 struct Publishing<'p> {
     topic: &'p Topic,
     records: &'p [Record],
-    /// How many bytes a batch may have in the topic, if that is known.
+    /// The most bytes of a batch in this topic, if known.
     limit: Option<usize>,
     batch_bytes: usize,
-    /// Whether a batch was refused that the limit would have allowed.
+    /// Whether the broker refused a batch that the limit would have allowed.
     takes_less: AtomicBool,
 }
 
@@ -74,13 +76,15 @@ impl Publisher {
         Ok(new)
     }
 
-    /// The broker refuses a batch that is larger than the topic allows, with all of its records: batches are kept below that.
+    /// The batch size for a topic. The broker refuses a batch larger than the topic allows, with
+    /// all of its records, so batches stay below that.
     fn batch_bytes(&self, limit: Option<usize>) -> usize {
         let most = self.settings.batch_bytes();
         limit.map_or(most, |limit| most.min(limit.saturating_sub(FRAME_BYTES).max(1)))
     }
 
-    /// Publishes records to a topic whose batches may have so many bytes. False: it takes less.
+    /// Publishes records to a topic whose batches may have `limit` bytes. Returns false if the
+    /// topic accepts less.
     pub(super) async fn publish(
         &self,
         topic: &Topic,
@@ -102,7 +106,8 @@ impl Publisher {
                         under_way.push(answer(place, delivery));
                         break;
                     }
-                    // Full: whatever is under way is acknowledged or given up within `publish_timeout`.
+                    // The queue is full. Anything in flight is acknowledged or fails within
+                    // `publish_timeout`.
                     Err((KafkaError::MessageProduction(Code::QueueFull), again)) => {
                         next = again;
                         match under_way.next().await {
@@ -157,7 +162,8 @@ impl Publisher {
 }
 
 impl Publishing<'_> {
-    /// Whether what the broker said is about this record, and not about those that shared a batch with it, or about this machine's clock.
+    /// Whether the broker's error concerns this record, and not others in its batch or this
+    /// machine's clock.
     fn is_to_blame(&self, place: usize, error: &KafkaError) -> bool {
         let record = &self.records[place];
         match code(error) {

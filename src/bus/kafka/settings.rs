@@ -1,4 +1,5 @@
-//! How to reach Kafka and how to take part: what may be set, and what may not because the promise rests on it.
+//! How to reach Kafka and join groups: the settings, and the properties that cannot be set because
+//! hapax's guarantees depend on them.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,29 +10,30 @@ use rdkafka::config::RDKafkaLogLevel;
 use crate::bus::{Start, Subscription};
 use crate::error::{Error, Result};
 
-/// How a group shares out its partitions.
+/// How a group distributes its partitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum GroupProtocol {
-    /// Members agree among themselves (cooperative-sticky): works with every broker. Gives up: a quick rebalance, since all
-    /// members must take part in each.
+    /// Members agree among themselves (cooperative-sticky). Works with every broker. Gives up: fast
+    /// rebalances, since all members must take part in each.
     #[default]
     Classic,
-    /// The broker decides (KIP-848). Gives up: brokers older than 4.0, and the subscription's `session_timeout`, which is
-    /// the broker's to set here (`group.consumer.session.timeout.ms`).
+    /// The broker decides (KIP-848). Gives up: brokers older than 4.0, and the subscription's
+    /// `session_timeout`, which the broker sets instead (`group.consumer.session.timeout.ms`).
     Consumer,
 }
 
 /// Which records are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Isolation {
-    /// Those of committed transactions, and those without one. Gives up: records behind a transaction that is still open.
+    /// Records of committed transactions and records outside transactions. Gives up: records behind
+    /// a transaction that is still open.
     #[default]
     Committed,
-    /// All. Gives up: the promise of producers that what they aborted never happened.
+    /// All records. Gives up: the guarantee that a producer's aborted records are never seen.
     Uncommitted,
 }
 
-/// How to reach Kafka and how to take part.
+/// How to reach Kafka and join groups.
 ///
 /// ```
 /// use hapax::bus::kafka::KafkaSettings;
@@ -43,25 +45,26 @@ pub enum Isolation {
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct KafkaSettings {
-    /// Where to begin to look: `host:port`, separated by commas.
+    /// The bootstrap brokers: `host:port`, separated by commas.
     pub brokers: String,
-    /// Properties of librdkafka, as they are (security, compression, sizes …). What the promise rests on is refused.
+    /// librdkafka properties, passed through (security, compression, sizes …). Those that hapax's
+    /// guarantees depend on are refused.
     pub properties: Vec<(String, String)>,
-    /// How groups share out their partitions.
+    /// How groups distribute their partitions.
     pub group_protocol: GroupProtocol,
     /// Which records are read.
     pub isolation: Isolation,
-    /// How many copies a new topic gets; none is the broker's default.
+    /// The replication factor of new topics. `None` is the broker's default.
     pub replication: Option<i32>,
-    /// How long a question to the broker may take, and a commit.
+    /// How long a request to the broker, or a commit, may take.
     pub answer_timeout: Duration,
     /// How long a record may wait for its acknowledgement.
     pub publish_timeout: Duration,
     /// How long a member may go without calling `next` before its partitions go to others.
     pub poll_interval_max: Duration,
-    /// How many records wait in this process for `next`, besides those that librdkafka has fetched.
+    /// How many records this process buffers for `next`, besides those that librdkafka has fetched.
     pub buffer_records_max: usize,
-    /// How many bytes they may have.
+    /// How many bytes it buffers.
     pub buffer_bytes_max: usize,
 }
 
@@ -84,10 +87,10 @@ impl fmt::Debug for KafkaSettings {
     }
 }
 
-/// As librdkafka has it.
+/// librdkafka's default.
 const BATCH_BYTES: usize = 1_000_000;
 
-/// Properties that are ours to set, and why.
+/// Properties that hapax sets itself, and why.
 const OURS: [(&str, &str); 14] = [
     ("bootstrap.servers", "it is `brokers`"),
     ("metadata.broker.list", "it is `brokers`"),
@@ -106,7 +109,7 @@ const OURS: [(&str, &str); 14] = [
 ];
 
 impl KafkaSettings {
-    /// Brokers, and what suits most.
+    /// These brokers, with defaults for everything else.
     pub fn new(brokers: impl Into<String>) -> Self {
         KafkaSettings {
             brokers: brokers.into(),
@@ -122,8 +125,9 @@ impl KafkaSettings {
         }
     }
 
-    /// Reads `kafka://HOST:PORT[,HOST:PORT][?PROPERTY=VALUE&…]`: properties of librdkafka, percent-encoded where needed, and
-    /// among them `group.protocol`, `isolation.level`, `max.poll.interval.ms` and `message.timeout.ms`.
+    /// Parses `kafka://HOST:PORT[,HOST:PORT][?PROPERTY=VALUE&…]`. Properties are librdkafka's,
+    /// percent-encoded where needed; `group.protocol`, `isolation.level`, `max.poll.interval.ms`
+    /// and `message.timeout.ms` are accepted too.
     ///
     /// ```
     /// use hapax::bus::kafka::{GroupProtocol, KafkaSettings};
@@ -192,7 +196,8 @@ impl KafkaSettings {
         self
     }
 
-    /// Refuses what would break the promise. [`connect`](super::KafkaBus::connect) asks this first.
+    /// Refuses settings that would break hapax's guarantees. [`connect`](super::KafkaBus::connect)
+    /// calls this first.
     pub fn check(&self) -> Result<()> {
         if self.brokers.split(',').any(|broker| broker.trim().is_empty()) {
             return Err(Error::Config(format!(
@@ -244,17 +249,18 @@ impl KafkaSettings {
         }
     }
 
-    /// What all clients have in common.
+    /// Configuration common to all clients.
     fn base(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
         config.set_log_level(RDKafkaLogLevel::Info);
         config.set("bootstrap.servers", &self.brokers).set("client.id", "hapax");
-        // A broker that comes back is noticed soon; in between, librdkafka backs off up to this.
+        // Caps librdkafka's backoff, so that a broker that comes back is noticed soon.
         config.set("reconnect.backoff.max.ms", "2000");
         config
     }
 
-    /// Those of the user's properties that a kind of client knows: librdkafka warns about the others at every start.
+    /// Adds the user's properties except those foreign to this kind of client, which librdkafka
+    /// would warn about at every start.
     fn with_properties(&self, mut config: ClientConfig, foreign: &[&str]) -> ClientConfig {
         for (name, value) in &self.properties {
             if !foreign.contains(&name.trim()) {
@@ -264,7 +270,7 @@ impl KafkaSettings {
         config
     }
 
-    /// How many bytes a batch may have, if the topic allows.
+    /// The most bytes of a batch, if the topic allows it.
     pub(super) fn batch_bytes(&self) -> usize {
         let own = self.properties.iter().rev().find(|(name, _)| name.trim() == "batch.size");
         own.and_then(|(_, value)| value.trim().parse().ok()).unwrap_or(BATCH_BYTES)
@@ -280,9 +286,10 @@ impl KafkaSettings {
             .set("partitioner", "murmur2_random")
             .set("queue.buffering.max.messages", "20000")
             .set("queue.buffering.max.kbytes", "65536")
-            // Records are handed over many at a time, and their answers are waited for: to wait for more is time lost.
+            // Callers publish many records at a time and wait for the answers, so lingering for
+            // more only costs time.
             .set("linger.ms", "0")
-            // What is too large for a topic is the topic's to say.
+            // The topic decides what is too large.
             .set("message.max.bytes", "16777216");
         let not_ours = ["heartbeat.interval.ms", "group.instance.id", "group.remote.assignor"];
         let mut config = self.with_properties(config, &not_ours);
@@ -290,7 +297,7 @@ impl KafkaSettings {
         config
     }
 
-    /// A client that asks questions and belongs to no group.
+    /// A client that queries the brokers and belongs to no group.
     pub(super) fn reader(&self) -> ClientConfig {
         let mut config = self.base();
         config.set("isolation.level", self.isolation.word()).set("enable.auto.commit", "false");
@@ -309,16 +316,17 @@ impl KafkaSettings {
             .set(
                 "auto.offset.reset",
                 match subscription.start {
-                    // Where `Latest` begins is said at the gift. Whoever has begun goes on with what is left.
+                    // The start of `Latest` is determined at assignment. A group that has started
+                    // continues with what is left.
                     Start::Earliest | Start::Latest => "earliest",
                     Start::Refuse => "error",
                 },
             )
-            // Bounds what is fetched ahead.
+            // Limits prefetching.
             .set("queued.max.messages.kbytes", "16384")
             .set("queued.min.messages", "5000")
             .set("fetch.max.bytes", "16777216")
-            // When that bound was met: look again soon, not after a second.
+            // When that limit was reached, look again soon, not after a second.
             .set("fetch.queue.backoff.ms", "50");
         match self.group_protocol {
             GroupProtocol::Classic => config
@@ -331,7 +339,7 @@ impl KafkaSettings {
         self.with_properties(config, PRODUCERS_OWN)
     }
 
-    /// Kafka wants it no shorter than the session.
+    /// How long a member may go without polling. Kafka requires at least the session timeout.
     pub(super) fn poll_interval(&self, subscription: &Subscription) -> Duration {
         match self.group_protocol {
             GroupProtocol::Classic => self.poll_interval_max.max(subscription.session_timeout),
@@ -339,13 +347,15 @@ impl KafkaSettings {
         }
     }
 
-    /// How long a revoked partition is waited for: the broker waits for no member longer than the poll interval.
+    /// How long to wait for a revoked partition. The broker waits for no member longer than the
+    /// poll interval.
     pub(super) fn revoke_timeout(&self, subscription: &Subscription) -> Duration {
         subscription.revoke_timeout.min(self.poll_interval(subscription) * 9 / 10)
     }
 }
 
-/// Members learn from the answer to a heartbeat that one of them is gone: its partitions wait for the slowest of them.
+/// Members learn of a rebalance from the answer to a heartbeat, and the partitions of a member that
+/// is gone wait for the slowest of them.
 const HEARTBEAT_MAX: Duration = Duration::from_millis(500);
 
 const PRODUCERS_OWN: &[&str] = &[

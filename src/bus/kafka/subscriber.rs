@@ -23,16 +23,17 @@ use crate::bus::{Assignment, BusEvent, Partition, Subscriber};
 use crate::error::{Error, Result};
 use crate::id::Topic;
 
-/// How long to wait before a commit is tried again that the group's rearranging was in the way of.
+/// How long to wait before retrying a commit that failed because of a rebalance.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// How often in a row a member is thrown out without having been given anything before that is told.
+/// How often in a row a member may be expelled without an assignment before the subscriber gets an
+/// error.
 const FRUITLESS_TOLD: u32 = 5;
 /// How long to wait before joining again, for each time in a row; and at most.
 const FRUITLESS_WAIT: Duration = Duration::from_millis(200);
 const FRUITLESS_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// The client that is the member now; none once it left.
+/// The member's current client. `None` once it has left.
 type Slot = Arc<Mutex<Option<Arc<MemberConsumer>>>>;
 
 pub(super) struct KafkaSubscriber {
@@ -40,14 +41,14 @@ pub(super) struct KafkaSubscriber {
     inbox: Arc<Inbox>,
     group: Arc<str>,
     answer_timeout: Duration,
-    /// With how many partitions of each topic the group began, if it began at the end.
+    /// The number of partitions each topic had when the group started, if it started at the end.
     began: Arc<Mutex<BTreeMap<Topic, i32>>>,
-    /// Hears when the thread has ended and the group was left.
+    /// Completes when the thread has ended and the group was left.
     left: oneshot::Receiver<()>,
 }
 
 impl KafkaSubscriber {
-    /// Joins. Blocks for a moment: librdkafka starts its threads.
+    /// Joins the group. Blocks briefly while librdkafka starts its threads.
     pub(super) fn join(config: ClientConfig, member: Member) -> Result<Self> {
         let (inbox, group, answer_timeout) =
             (member.inbox.clone(), member.group.clone(), member.answer_timeout);
@@ -65,7 +66,7 @@ impl KafkaSubscriber {
                     consumer.context().retired.store(true, Ordering::SeqCst);
                     close(consumer);
                 }
-                let _ = done.send(()); // nobody may be waiting
+                let _ = done.send(()); // the receiver may be gone
             })
             .map_err(|e| Error::unavailable("starting the thread of a Kafka member", e))?;
         Ok(KafkaSubscriber { slot, inbox, group, answer_timeout, began, left })
@@ -79,7 +80,7 @@ impl KafkaSubscriber {
         })
     }
 
-    /// One commit for some partitions, together. What the group's rearranging is in the way of is tried again.
+    /// Commits several partitions together. Retries if a rebalance got in the way.
     async fn commit_together(&self, offsets: &[(Assignment, i64)], by: Instant) -> Result<(), Refusal> {
         let list = self.commits(offsets)?;
         let list = Arc::new(list);
@@ -88,7 +89,7 @@ impl KafkaSubscriber {
                 self.inbox.check(assigned).map_err(Refusal::All)?;
             }
             let (consumer, list) = (self.consumer().map_err(Refusal::All)?, list.clone());
-            // The group has them already, and the member has not heard of it yet.
+            // The group has already taken them, but the member does not know yet.
             if consumer.assignment_lost() {
                 return Err(Refusal::Some(KafkaError::ConsumerCommit(Code::AssignmentLost)));
             }
@@ -143,17 +144,17 @@ fn client(config: &ClientConfig, member: &Member) -> Result<Arc<MemberConsumer>>
     Ok(Arc::new(consumer))
 }
 
-/// How long closing a client is waited for.
+/// The longest wait for a client to close.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 
-/// The whole life of a member, on its thread: one client after the other, if it must be.
+/// Runs a member on its thread until it leaves or fails, replacing its client if necessary.
 fn be_member(mut consumer: Arc<MemberConsumer>, config: &ClientConfig, member: &Member, slot: &Slot) {
     let inbox = &member.inbox;
     let mut fruitless = 0;
     let error = loop {
         let epoch = inbox.epoch();
         let end = run(&consumer);
-        // What is closed shall not keep the group waiting, and what it is told concerns nobody.
+        // A closing client answers rebalances at once and reports nothing.
         consumer.context().retired.store(true, Ordering::SeqCst);
         match end {
             End::Left => break Error::Unavailable { what: "the group was left".into(), source: None },
@@ -173,10 +174,12 @@ fn be_member(mut consumer: Arc<MemberConsumer>, config: &ClientConfig, member: &
                 source: None,
             });
         }
-        // The old one goes first: two of one `group.instance.id` would be in each other's way.
+        // Close the old client first: two clients with the same `group.instance.id` would fence
+        // each other.
         slot.lock().unwrap_or_else(PoisonError::into_inner).take();
         close(consumer);
-        // Whoever does not listen gets nothing: it joins when the subscriber has heard of it.
+        // Join again only once the subscriber has taken all events: one that does not call `next`
+        // gets no partitions.
         while !inbox.is_leaving() && !inbox.is_heard(member.poll_interval) {
             inbox.wake_up.wait(IDLE);
         }
@@ -193,11 +196,12 @@ fn be_member(mut consumer: Arc<MemberConsumer>, config: &ClientConfig, member: &
     answer_for_good(&consumer, inbox);
     inbox.lost_all();
     inbox.end(error);
-    // Leaves the group, if no commit is still under way.
+    // Leaves the group, unless a commit is still in flight.
     close(consumer);
 }
 
-/// A client in place of another. What might pass is tried again: only what does not ends the subscription.
+/// Creates a replacement client. Retries transient errors; only a permanent one ends the
+/// subscription.
 fn join_again(config: &ClientConfig, member: &Member) -> Result<Arc<MemberConsumer>> {
     loop {
         match client(config, member) {
@@ -218,7 +222,8 @@ fn wait(inbox: &Inbox, time: Duration) {
     }
 }
 
-/// Runs what a thread is there for. If that panics, the subscription ends with an error: whoever listens must not wait for ever.
+/// Runs the thread's work. If it panics, the subscription ends with an error, so that the
+/// subscriber does not wait forever.
 fn no_silence(inbox: &Inbox, work: impl FnOnce()) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(work)) {
         let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -228,8 +233,9 @@ fn no_silence(inbox: &Inbox, work: impl FnOnce()) {
     }
 }
 
-/// Closes a client, for a while. One that was thrown out while partitions were revoking back may never come to an end of its own
-/// (librdkafka 2.12, `group.protocol=consumer`): it is out of the group, and nobody waits for it for ever.
+/// Closes a client, waiting for a limited time. One that was expelled while partitions were being
+/// revoked may never close (librdkafka 2.12, `group.protocol=consumer`). It is out of the group
+/// already, so nothing depends on it.
 fn close(consumer: Arc<MemberConsumer>) {
     let (done, closed) = std::sync::mpsc::channel();
     let closing = std::thread::Builder::new().name("hapax-kafka-end".into()).spawn(move || {
@@ -241,7 +247,7 @@ fn close(consumer: Arc<MemberConsumer>) {
     }
 }
 
-/// Before a client is closed: librdkafka would wait for ever for what was revoking back.
+/// Unassigns revoked partitions before a client is closed: librdkafka would wait for them forever.
 fn answer_for_good(consumer: &MemberConsumer, inbox: &Inbox) {
     if let Some(partitions) = inbox.returned(|| true) {
         unassign(consumer, &to_list(&partitions));
@@ -250,9 +256,9 @@ fn answer_for_good(consumer: &MemberConsumer, inbox: &Inbox) {
 
 /// Why a commit of several partitions did not go through.
 enum Refusal {
-    /// It holds for all of them.
+    /// Concerns all of them.
     All(Error),
-    /// It may hold for one of them only.
+    /// May concern only one of them.
     Some(KafkaError),
 }
 
@@ -317,7 +323,7 @@ impl Subscriber for KafkaSubscriber {
             return Ok(answers);
         }
         let by = Instant::now() + self.answer_timeout;
-        // Of a partition that is named twice, the last one counts.
+        // If a partition is named twice, the last offset counts.
         let last = |at: &usize| {
             !ours.iter().any(|other| other > at && offsets[*other].0.partition == offsets[*at].0.partition)
         };
@@ -325,7 +331,7 @@ impl Subscriber for KafkaSubscriber {
         match self.commit_together(&together, by).await {
             Ok(()) => {}
             Err(Refusal::All(error)) => ours.iter().for_each(|at| answers[*at] = Err(error.copy())),
-            // librdkafka says only that one of them failed: each by itself.
+            // librdkafka reports only that one of them failed, so commit each separately.
             Err(Refusal::Some(error)) => {
                 for at in &ours {
                     answers[*at] = if together.len() == 1 {
@@ -366,7 +372,8 @@ impl Subscriber for KafkaSubscriber {
 
 impl Drop for KafkaSubscriber {
     fn drop(&mut self) {
-        // The consumer is closed where it is dropped last, which blocks: that shall be the thread.
+        // Dropping the last reference to the consumer closes it, which blocks. Let that happen on
+        // the thread.
         *self.slot.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.inbox.leave();
     }
@@ -376,7 +383,8 @@ impl Drop for KafkaSubscriber {
 mod tests {
     use super::*;
 
-    /// Whatever panics on a member's thread, the subscriber hears of it, and hears that it is over.
+    /// If anything panics on a member's thread, the subscriber gets an error that says the
+    /// subscription has ended.
     #[tokio::test]
     async fn t73_a_panic_of_the_polling_thread_ends_the_subscription() {
         let inbox = Arc::new(Inbox::new(10, 1000, Arc::default()));

@@ -1,4 +1,4 @@
-//! Everything a memory bus knows.
+//! The state of a memory bus.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(super) struct State {
 struct Records {
     terms: TopicSettings,
     partitions: Vec<Log>,
-    /// Whose turn it is among records without a key.
+    /// The partition that got the last record without a key.
     turn: usize,
 }
 
@@ -79,7 +79,7 @@ struct Membership {
 struct Holding {
     member: u64,
     epoch: u64,
-    /// Until when it must be given back, if it was asked back.
+    /// When it must be released at the latest, if it is revoked.
     revoke_by: Option<Instant>,
 }
 
@@ -141,7 +141,7 @@ impl State {
         Ok(origins)
     }
 
-    /// Appends records from an offset on.
+    /// Appends the records from an offset on to `into`.
     pub(super) fn read(&self, partition: &Partition, from: i64, max: usize, into: &mut Vec<Received>) {
         let Ok(log) = self.log(partition) else { return };
         let skip = usize::try_from(from - log.oldest).unwrap_or(0);
@@ -167,7 +167,7 @@ impl State {
         self.groups.get(group)?.committed.get(partition).copied()
     }
 
-    /// Whether a subscription can be served.
+    /// Checks that a subscription can be served.
     pub(super) fn check(&self, subscription: &Subscription) -> Result<()> {
         for topic in &subscription.topics {
             let records = self.topics.get(topic).ok_or_else(|| no_topic(topic))?;
@@ -209,7 +209,7 @@ impl State {
         self.rebalance(group, now);
     }
 
-    /// A member's partitions; none if it is no member any more.
+    /// A member's partitions, or `None` if it is no longer a member.
     pub(super) fn mine(&self, group: &str, member: u64) -> Option<Vec<GroupAssignment>> {
         let group = self.groups.get(group)?;
         group.members.get(&member)?;
@@ -252,12 +252,12 @@ impl State {
         self.rebalance(name, now);
     }
 
-    /// When the first partition that was asked back is overdue.
+    /// When the first revoked partition is overdue.
     pub(super) fn overdue_at(&self, group: &str) -> Option<Instant> {
         self.groups.get(group)?.held.values().filter_map(|holding| holding.revoke_by).min()
     }
 
-    /// Throws out members that did not give back in time.
+    /// Expels members that did not release revoked partitions in time.
     pub(super) fn expire_overdue(&mut self, name: &str, now: Instant) -> bool {
         let Some(group) = self.groups.get_mut(name) else { return false };
         let late = |holding: &&Holding| holding.revoke_by.is_some_and(|by| by <= now);
@@ -294,7 +294,7 @@ impl State {
         }
     }
 
-    /// Gives what is free and asks back what is too much.
+    /// Assigns free partitions and revokes those that should move.
     fn rebalance(&mut self, name: &str, now: Instant) {
         let Some(group) = self.groups.get_mut(name) else { return };
         let members: Vec<u64> = group.members.keys().copied().collect();
@@ -316,7 +316,8 @@ impl State {
                     group.epoch_last += 1;
                     let holding = Holding { member: members[to], epoch: group.epoch_last, revoke_by: None };
                     group.held.insert(partition.clone(), holding);
-                    // "From now on" is from the group's first gift of the topic, whoever has the partition later.
+                    // "From now on" counts from the group's first assignment of the topic, even if
+                    // the partition moves later.
                     if group.members[&members[to]].start == Start::Latest
                         && !begun.contains(&partition.topic)
                         && let Some(records) = self.topics.get(&partition.topic)

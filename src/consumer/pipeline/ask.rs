@@ -1,4 +1,4 @@
-//! Questions to the ledger and the bus that are asked beside the pipeline.
+//! Queries to the ledger and the bus that run beside the pipeline.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,19 +10,20 @@ use crate::consumer::worker::{Suspects, Worker};
 use crate::error::{Error, Result};
 use crate::ledger::{Epoch, Ledger};
 
-/// How often the ends of the partitions are asked for.
+/// How often to query the ends of the partitions.
 pub(super) const LAG_INTERVAL: Duration = Duration::from_secs(5);
-/// How long something may fail that is tried again before it is logged.
+/// How long a retried operation may fail before it is logged.
 const FAILING_MAX: Duration = Duration::from_secs(30);
 
-/// Whether the ledger is back, and which one it is.
+/// Whether the ledger is back, and its epoch.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Probed {
     pub(super) back: bool,
     pub(super) epoch: Option<Epoch>,
 }
 
-/// Asks the ledger, a little later, whether it is there. An error that does not pass is returned.
+/// Asks the ledger, after a short pause, whether it is available. Returns an error that is not
+/// retryable.
 pub(super) async fn probe(ledger: Arc<dyn Ledger>, epoch: bool) -> Result<Probed> {
     let ask = async {
         let epoch = if epoch { Some(ledger.epoch().await?) } else { None };
@@ -37,7 +38,8 @@ pub(super) async fn probe(ledger: Arc<dyn Ledger>, epoch: bool) -> Result<Probed
     }
 }
 
-/// How many records are between the positions and the ends of their partitions; none if the bus does not say.
+/// How many records lie between the positions and the ends of their partitions. `None` if the bus
+/// does not answer.
 pub(super) async fn lag(bus: Arc<dyn Bus>, at: Vec<(Partition, Option<i64>)>) -> Option<i64> {
     let mut behind = 0;
     for (partition, position) in at {
@@ -47,7 +49,7 @@ pub(super) async fn lag(bus: Arc<dyn Bus>, at: Vec<(Partition, Option<i64>)>) ->
     Some(behind)
 }
 
-/// The suspects of partitions, as they were assigned when this was asked.
+/// The suspects of partitions, with the assignments at the time of the query.
 pub(super) struct SuspectsAnswer {
     pub(super) assigned: Vec<Assignment>,
     pub(super) suspects: Result<Vec<Suspects>>,
@@ -59,7 +61,7 @@ pub(super) async fn suspects(worker: Arc<dyn Worker>, assigned: Vec<Assignment>)
     SuspectsAnswer { assigned, suspects }
 }
 
-/// Since when something that is tried again and again fails, and whether that was logged.
+/// Since when a retried operation has been failing, and whether that was logged.
 #[derive(Default)]
 pub(super) struct Failing {
     since: Option<Instant>,
@@ -67,7 +69,8 @@ pub(super) struct Failing {
 }
 
 impl Failing {
-    /// It failed. True: that is to be logged now, at once if the error does not pass, after a while if it may.
+    /// Notes a failure. Returns true if it should be logged now: at once if the error is permanent,
+    /// after a while if it may pass.
     pub(super) fn failed(&mut self, error: &Error) -> bool {
         let since = *self.since.get_or_insert_with(Instant::now);
         let tell = !self.told && (!error.is_retryable() || since.elapsed() >= FAILING_MAX);
@@ -75,7 +78,7 @@ impl Failing {
         tell
     }
 
-    /// It succeeded. True: its failing was logged, so this is too.
+    /// Notes a success. Returns true if the failure was logged, so this should be too.
     pub(super) fn succeeded(&mut self) -> bool {
         std::mem::take(self).told
     }

@@ -1,5 +1,5 @@
-//! The end: what runs is given back, offsets are committed, the group is left. After an error as well, so that nobody waits for a
-//! lease or a session of a process that is gone.
+//! The end: releases running deliveries, commits offsets and leaves the group. Also after an error,
+//! so that other members need not wait for the leases or the session of a process that is gone.
 
 use std::time::Duration;
 
@@ -11,17 +11,17 @@ use crate::consumer::Counts;
 use crate::consumer::Stop;
 use crate::error::{Error, Result};
 
-/// How long a consumer that ends waits for what it cancelled to be given back.
+/// How long an ending consumer waits for cancelled deliveries to be released.
 const GIVE_BACK_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a consumer that ends waits at least for the ledger to say what became of its last claims.
+/// How long an ending consumer waits, at least, for the ledger to resolve its last claims.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a consumer that ends waits for its window.
+/// How long an ending consumer waits for its window.
 const REMEMBER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a consumer that is to end at once waits for the group.
+/// How long a consumer that must end at once waits for the group.
 const LEAVE_NOW_TIMEOUT: Duration = Duration::from_millis(200);
 
 impl Pipeline {
-    /// Tells everything that runs to stop.
+    /// Cancels everything that runs.
     pub(super) fn cancel_all(&self) {
         for cancel in self.partitions.values().map(|own| &own.cancel).chain(&self.released) {
             cancel.send_replace(true);
@@ -29,12 +29,14 @@ impl Pipeline {
         self.state.cancel.send_replace(true);
     }
 
-    /// Whether what was cancelled at the deadline of a drain has not ended since: the ledger does not answer.
+    /// Whether deliveries cancelled at the drain deadline still have not ended, because the ledger
+    /// does not answer.
     pub(super) fn is_overdue(&self) -> bool {
         self.state.draining.is_some_and(|deadline| Instant::now() >= deadline + GIVE_BACK_TIMEOUT)
     }
 
-    /// Gives back what could not finish, commits, leaves. Answers with how it ran, or else with the first error of its end.
+    /// Releases what could not finish, commits and leaves. Returns the run's result, or the first
+    /// error of the end.
     pub(super) async fn end(mut self, ran: Result<()>) -> Result<Counts> {
         let now = *self.stop.borrow() == Stop::Now;
         let mut ended = ran;
@@ -58,13 +60,13 @@ impl Pipeline {
         ended.map(|()| counts)
     }
 
-    /// After an error: cancels what runs and waits for it, for a while.
+    /// After an error: cancels what runs and waits a limited time for it.
     async fn give_back(&mut self) {
         self.drain();
         self.cancel_all();
         let until = Instant::now() + GIVE_BACK_TIMEOUT;
         while let Ok(Some(task)) = tokio::time::timeout_at(until, self.tasks.running.join_next()).await {
-            // What it says is noted, so that it is committed. One error is enough.
+            // Note the result, so that it is committed. One error is enough, so ignore more.
             let _ = self.on_task_done(task);
         }
     }
@@ -74,10 +76,10 @@ impl Pipeline {
         if tokio::time::timeout_at(deadline, self.context.core.release_doubtful()).await.is_err() {
             tracing::warn!(target: "hapax", "the ledger did not answer; claims that it may have granted are left to lapse");
         }
-        // Of a bus whose offsets make no sense, nothing is known to be finished.
+        // If the bus's offsets make no sense, nothing is known to be finished.
         let ran = if matches!(ran, Err(Error::Corrupt(_))) { ran } else { ran.and(self.commit().await) };
         if let Some(window) = &self.window {
-            // What it does not hear of costs a claim, no more.
+            // Anything the window does not learn costs a claim, no more.
             let done = std::mem::take(&mut self.tasks.remember);
             let _ = tokio::time::timeout(REMEMBER_TIMEOUT, window.remember(&done)).await;
         }

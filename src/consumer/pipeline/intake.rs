@@ -1,4 +1,4 @@
-//! The way in: match → window → order.
+//! Intake: match → window → order.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Range;
@@ -16,7 +16,7 @@ use crate::consumer::held;
 use crate::error::{Error, Result};
 use crate::ledger::{Due, Entry, Identity, Share, State};
 
-/// How long a dead letter that the bus does not take is passed over before it is tried again.
+/// How long to skip a dead letter that the bus refuses before trying again.
 const PASSED_OVER_FOR: Duration = Duration::from_mins(1);
 
 impl Pipeline {
@@ -45,7 +45,8 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Retention was faster than the group: nobody will ever see these.
+    /// Counts records that retention removed before the group read them. No member will ever see
+    /// these.
     fn on_removed(&mut self, partition: &Partition, offsets: &Range<i64>) {
         let count = offsets.end.saturating_sub(offsets.start).unsigned_abs();
         tracing::warn!(
@@ -65,10 +66,10 @@ impl Pipeline {
             let partition =
                 Partition { topic: received.origin.topic.clone(), number: received.origin.partition };
             let Some(own) = self.partitions.get_mut(&partition) else {
-                continue; // of a gift that is over
+                continue; // of an assignment that is over
             };
             if !own.commit_point.receive(received.origin.offset) {
-                // What lies there now may be something else than what was handled: it must not be passed by.
+                // The offset may now hold another record than the one handled, so do not skip it.
                 return Err(Error::Corrupt(format!(
                     "the bus delivered offset {} of {partition} again under one assignment",
                     received.origin.offset
@@ -104,7 +105,8 @@ impl Pipeline {
         }
     }
 
-    /// What no handler of the scope wants is passed, unless a strict order has to move past it.
+    /// Whether a delivery must go through the pipeline: a handler wants it, or a strict order has
+    /// to step past it.
     fn is_wanted(&self, arrival: &Arrival) -> bool {
         let settings = &self.context.settings;
         let strict = settings.is_strict();
@@ -113,8 +115,8 @@ impl Pipeline {
         })
     }
 
-    /// Asks the window about one batch at a time, so that deliveries stay in order. In a task: a window that is away may
-    /// make its callers wait, and the pipeline must not.
+    /// Asks the window about one batch at a time, so that deliveries stay in order. Runs in a task,
+    /// because an unavailable window may be slow and the pipeline must not wait.
     fn ask_window(&mut self) {
         if !self.tasks.window.is_empty() {
             return;
@@ -126,15 +128,15 @@ impl Pipeline {
         self.tasks.window.spawn(async move {
             let sightings: Vec<_> =
                 arrivals.iter().filter_map(|arrival| context.sighting_of(arrival)).collect();
-            // One that fails has said so itself: then nothing was seen.
+            // A failing window logs that itself. Treat everything as unseen.
             let seen = window.seen(&sightings).await.unwrap_or_default();
             let seen =
                 sightings.into_iter().zip(seen).filter_map(|(sighting, seen)| seen.then_some(sighting));
             let mut seen: HashSet<_> = seen.collect();
             let mut epoch = None;
             if !seen.is_empty() {
-                // The ledger may have become another one since it was asked last, and nobody needs to have noticed. One that does
-                // not answer confirms nothing.
+                // The ledger may have been replaced since it was last asked, unnoticed. One that
+                // does not answer confirms nothing.
                 epoch = context.ledger.epoch().await.ok();
                 seen.retain(|sighting| epoch.is_some() && sighting.epoch == epoch);
             }
@@ -162,13 +164,14 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Looks for what is due, and for dead letters to copy, now and then.
+    /// Periodically looks for due events and for dead letters to copy.
     pub(super) fn look_after_held(&mut self, now: Instant) {
         let settings = &self.context.settings;
         if now >= self.state.next_look && self.tasks.look.is_empty() {
             self.state.next_look = now + settings.held_interval;
             if !self.state.away {
-                // Half of what may be in memory is for these, whatever the bus has brought: that may wait for them.
+                // Half of the memory budget is for held events, whatever the bus has delivered:
+                // those deliveries may be waiting for them.
                 let bytes: usize = self.state.held.values().sum();
                 let room = (settings.in_flight_max / 2).max(1).saturating_sub(self.state.held.len());
                 let room_bytes = (settings.in_flight_bytes_max / 2).saturating_sub(bytes);
@@ -216,7 +219,7 @@ impl Pipeline {
         }
     }
 
-    /// What of the scope's held events this process sees to: those of the partitions in its partitions.
+    /// The held events this process is responsible for: those of its partitions.
     fn share(&self) -> Share {
         let settings = &self.context.settings;
         let mut topics: BTreeMap<_, BTreeSet<i32>> =
@@ -230,7 +233,7 @@ impl Pipeline {
         Share { topics: Some(topics), grace: settings.held_grace, ..Share::all() }
     }
 
-    /// Says, once, that dead letters cannot be copied, or can again.
+    /// Logs once that dead letters cannot be copied, and once that they can again.
     pub(super) fn on_dead_published(
         &mut self,
         outlet: std::result::Result<held::Outlet, tokio::task::JoinError>,
@@ -243,7 +246,8 @@ impl Pipeline {
             }
             Arc::make_mut(&mut self.state.passed_over).extend(refused);
         }
-        // All of a topic that was seen could be copied, and no more is behind it: it has no round of its own any more.
+        // Everything found for this topic could be copied, and there is no more, so it needs no
+        // separate round.
         if whose.is_some() && copied.is_ok() && unwell.is_empty() && next == held::Place::default() {
             self.state.outlets.remove(&whose);
         } else {
@@ -267,7 +271,7 @@ impl Pipeline {
         Ok(())
     }
 
-    /// What is due comes from the ledger as if it had just arrived.
+    /// Queues due events from the ledger as if they had just arrived.
     pub(super) fn on_due(
         &mut self,
         looked: std::result::Result<Result<(Due, held::Place)>, tokio::task::JoinError>,
@@ -295,7 +299,8 @@ impl Pipeline {
                 tracing::info!(target: "hapax", held = due.held, "the scope holds fewer events than it may: partitions go on");
             }
         }
-        // Those that stay where they are must not be all that is ever found.
+        // If some entries were left, continue behind them next time. Otherwise a full page of them
+        // would hide all others.
         let some_left = self.queue_due(due.entries);
         let in_memory = self.state.held.len() + self.tasks.in_flight + self.queues.len();
         if next == held::Place::default() {
@@ -305,15 +310,16 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Queues what is due; says whether some of it was left, because it is not wanted here.
+    /// Queues due events. Returns whether some were left because this process does not want them.
     fn queue_due(&mut self, entries: Vec<Entry>) -> bool {
         let mut some_left = false;
         if self.state.draining.is_some() {
             return some_left;
         }
         for entry in entries {
-            // A strict order has to move past what nobody wants, and that may have been parked on its way. Whatever else is held has
-            // run, or was redriven: somebody of the scope wants it.
+            // A strict order has to step past unwanted events, which may have been parked on the
+            // way. Any other held event has run or was redriven, so some process of the scope wants
+            // it.
             let steps_past = self.context.settings.is_strict()
                 && entry.order.is_some()
                 && entry.state == State::Parked
@@ -338,7 +344,7 @@ impl Pipeline {
             self.state.held.insert(entry.identity.clone(), arrival.bytes());
             arrival.epoch = self.state.epoch;
             if entry.order.is_none() {
-                // It was redriven out of order, or never had one.
+                // It was redriven out of order, or never had an order.
                 arrival.unordered = true;
                 arrival.key = None;
             }
@@ -347,13 +353,14 @@ impl Pipeline {
         some_left
     }
 
-    /// A held event that is not wanted here stays held. It is counted once, and told of once.
+    /// Leaves a held event that this process does not want. It stays held. Counts it and logs the
+    /// first.
     fn leave(&mut self, identity: Identity) {
         if self.state.left.is_empty() {
             tracing::warn!(target: "hapax", id = %crate::id::Visible(&identity.id.as_str()), "events are held that this process does not want; they stay held for one that does");
         }
         if self.state.left.len() as u64 >= self.context.settings.held_max {
-            self.state.left.clear(); // what it forgets is only told again
+            self.state.left.clear(); // what is forgotten is only logged again
         }
         self.state.left.insert(identity);
         *self.state.counts.entry(Passed::Left).or_default() += 1;

@@ -1,5 +1,5 @@
-//! Partitions come and go: given, revoked, lost; paused when too much is in memory; committed below the lowest
-//! unfinished offset.
+//! Partitions: assigned, revoked, lost; paused when too much is in memory; committed up to the
+//! lowest unfinished offset.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,7 +17,8 @@ use crate::consumer::claim::is_contention;
 use crate::consumer::offsets::CommitPoint;
 use crate::error::{Error, Result};
 
-/// How many offsets above unfinished ones may be kept in memory, per delivery that may be in flight.
+/// How many offsets above unfinished ones may be kept in memory, per delivery that may be in
+/// flight.
 const DISTANCE_FACTOR: usize = 64;
 
 impl Pipeline {
@@ -43,8 +44,9 @@ impl Pipeline {
         self.ask_for_suspects();
     }
 
-    /// What is finished is committed, and the partitions go at once. What is queued is dropped: whoever is next gets it. What runs goes
-    /// on under its lease or in its transaction: whoever is next reads it first, meets the claim, and waits in its key's lane.
+    /// Commits what is finished and releases the partitions at once. Queued deliveries are dropped;
+    /// the next owner gets them. Running ones continue under their lease or in their transaction:
+    /// the next owner reads them first, meets the claim and waits in the lane of their key.
     pub(super) async fn on_revoked(&mut self, revoked: &[Assignment]) -> Result<()> {
         self.meter.rebalanced();
         self.forget_queued(revoked);
@@ -60,14 +62,14 @@ impl Pipeline {
         }
         self.meter.partitions(self.partitions.len());
         self.clear_markers(&positions(&partitions)).await;
-        // Whoever stops this process stops these too.
+        // Stopping this process cancels these too.
         self.released.retain(|cancel| cancel.receiver_count() > 0);
         self.released.extend(partitions.into_iter().map(|own| own.cancel));
         self.state.unreleased.extend(revoked.iter().cloned());
         Ok(())
     }
 
-    /// Nothing of it is ours any more: what runs is told to stop, and its tokens decide the rest.
+    /// Cancels what runs of lost partitions. Tokens decide the rest.
     pub(super) fn on_lost(&mut self, lost: &[Assignment]) {
         self.meter.rebalanced();
         for assigned in lost {
@@ -116,8 +118,8 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Asks what somebody had under way in new partitions when he died. In a task: a ledger that stands still must keep neither the
-    /// group nor a stop waiting.
+    /// Asks which deliveries of new partitions were in flight when a process died. Runs in a task,
+    /// because a ledger that hangs must delay neither the group nor a stop.
     fn ask_for_suspects(&mut self) {
         if self.state.away || !self.tasks.suspects.is_empty() {
             return;
@@ -129,7 +131,8 @@ impl Pipeline {
         }
     }
 
-    /// Marks what has arrived since its partition was assigned. While there is no answer nothing is started.
+    /// Marks suspects among what has arrived since the assignment. Nothing starts until the answer
+    /// is there.
     pub(super) fn on_suspects(
         &mut self,
         answer: std::result::Result<SuspectsAnswer, tokio::task::JoinError>,
@@ -139,7 +142,7 @@ impl Pipeline {
         let suspects = match suspects {
             Ok(suspects) => suspects,
             Err(error) if error.is_retryable() && (!fail_fast || is_contention(&error)) => {
-                self.state.away = true; // it is asked again once it answers
+                self.state.away = true; // it is asked again once the ledger answers
                 self.meter.ledger_away();
                 return Ok(());
             }
@@ -158,16 +161,16 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Notes that nothing of partitions is under way any more. A ledger that does not answer in time keeps the markers: whoever has
-    /// the partitions next finds nothing worse than some suspects.
+    /// Clears the markers of partitions. If the ledger does not answer in time, the markers stay,
+    /// and the next owner finds some suspects, nothing worse.
     pub(super) async fn clear_markers(&mut self, positions: &[(Partition, Option<i64>)]) {
         if tokio::time::timeout(CLEAR_TIMEOUT, self.worker.release(positions)).await.is_err() {
             tracing::debug!(target: "hapax", "markers were not cleared in time");
         }
     }
 
-    /// Partitions pause when as much is in memory as may be, of all of them and of what came from the ledger together, and go on when some
-    /// of that is free again.
+    /// Pauses partitions when as much is in memory as allowed, from all partitions and the ledger
+    /// together, and resumes them when enough is free again.
     async fn pause_and_resume(&mut self) -> Result<()> {
         let settings = &self.context.settings;
         let stop = self.state.full || self.state.draining.is_some();
@@ -204,7 +207,7 @@ impl Pipeline {
         Ok(())
     }
 
-    /// A bus that could not be asked to pause or to resume is asked again: the partitions are as they were.
+    /// If the bus is unavailable, restores the partitions' state so that the request is made again.
     fn unless_away(&mut self, asked: Result<()>, partitions: &[Assignment], paused: bool) -> Result<()> {
         match asked {
             Err(error) if error.is_retryable() => {
@@ -220,7 +223,8 @@ impl Pipeline {
         }
     }
 
-    /// Commits what the watermarks have passed. The ledger has recorded all of it: that is what "finished" means.
+    /// Commits the commit points. The ledger has recorded everything below them: that is what
+    /// "finished" means.
     pub(super) async fn commit(&mut self) -> Result<()> {
         let mut offsets = Vec::new();
         for own in self.partitions.values() {
@@ -244,7 +248,7 @@ impl Pipeline {
             Err(_) => {
                 let what = format!("no answer to a commit within {COMMIT_TIMEOUT:?}");
                 self.uncommitted(&Error::Unavailable { what, source: None });
-                return Ok(()); // the next one says the same
+                return Ok(()); // the next commit covers this one
             }
         };
         let mut refused = None;
@@ -259,7 +263,8 @@ impl Pipeline {
                 }
                 Err(error) => {
                     tracing::debug!(target: "hapax", partition = %assigned.partition, error = %error.chain(), "offset not committed");
-                    // What is worse is told: of a partition that is gone, the next owner commits.
+                    // Keep the worst error. A fenced partition does not matter: its next owner
+                    // commits.
                     if !matches!(error, Error::Fenced { .. })
                         && refused.as_ref().is_none_or(Error::is_retryable)
                     {
@@ -278,8 +283,8 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Offsets could not be committed. What takes effect does so once all the same; but whoever is next begins further back, so it is
-    /// told, once: at once if it is for good, after a while if it might have passed.
+    /// Logs once that offsets cannot be committed: at once if the error is permanent, after a while
+    /// if it may pass. Events still take effect once, but the next owner starts further back.
     fn uncommitted(&mut self, error: &Error) {
         if !matches!(error, Error::Fenced { .. }) && self.state.uncommitted.failed(error) {
             tracing::warn!(
@@ -290,7 +295,7 @@ impl Pipeline {
     }
 }
 
-/// Makes a delivery run with nothing beside it if it was among suspects that died with a process.
+/// Makes a delivery run apart from all others if it is among the suspects of a process that died.
 pub(super) fn suspect(partitions: &HashMap<Partition, PartitionState>, arrival: &mut Arrival) {
     let Source::Bus(assigned) = &arrival.source else { return };
     let suspects = partitions.get(&assigned.partition).and_then(|own| own.suspects.as_ref());
@@ -305,7 +310,7 @@ pub(super) fn suspect(partitions: &HashMap<Partition, PartitionState>, arrival: 
     }
 }
 
-/// What may be in memory of something, and what is.
+/// A memory limit, and how much of it is used.
 struct Budget {
     max: usize,
     used: usize,
@@ -316,21 +321,23 @@ impl Budget {
         self.max.saturating_sub(self.used)
     }
 
-    /// A partition may have some times as much as is free. So one that is alone may have nearly all of it; and however many have events
-    /// that wait for long, something is free for the others.
+    /// Whether a partition must pause: it has four times as much as is free, or more. So a single
+    /// partition may use nearly everything, and however many have events that wait long, something
+    /// stays free for the others.
     fn is_over(&self, own: usize) -> bool {
         own >= 4 * self.free()
     }
 
-    /// One that has much waits until some of the whole is free again. One that has little in comparison with what is free goes on
-    /// however little that is: others may hold the rest for long.
+    /// Whether a partition may resume. One that has much waits until part of the total is free
+    /// again. One that has little compared with what is free resumes however little that is,
+    /// because others may hold the rest for long.
     fn is_under(&self, own: usize) -> bool {
         let free = self.free();
         (free > self.max / 8 && own <= 2 * free) || (free > 0 && own <= free / 2)
     }
 }
 
-/// Up to where partitions are through.
+/// The commit points of partitions.
 pub(super) fn positions<'a>(
     partitions: impl IntoIterator<Item = &'a PartitionState>,
 ) -> Vec<(Partition, Option<i64>)> {
@@ -338,7 +345,7 @@ pub(super) fn positions<'a>(
     partitions.into_iter().map(of).collect()
 }
 
-/// How long it is waited for markers to be cleared.
+/// How long to wait for markers to be cleared.
 const CLEAR_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long the pipeline waits for a commit of offsets. One that did not arrive is made again.
+/// How long to wait for an offset commit. One that gets no answer is repeated.
 pub(super) const COMMIT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,4 +1,5 @@
-//! Who runs transactional batches: claim, handle and commit as one, taken apart where something fails.
+//! The worker for transactional batches: claims, handles and commits in one transaction, and splits
+//! a batch that fails.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -28,34 +29,34 @@ pub(super) struct TransactionalWorker<L, H> {
 
 /// How one try of a piece ended.
 enum Try {
-    /// Committed, with an answer for each.
+    /// Committed, with an answer for each delivery.
     Committed(Vec<Answer>),
-    /// The handler failed, at this place of the piece if it is known: undone.
+    /// The handler failed, at this index of the piece if known. Undone.
     Failed(Failed, Option<usize>),
-    /// Some lanes are blocked before others of their deliveries, which must not run yet: undone.
+    /// Some lanes are blocked, and later deliveries in them must not run yet. Undone.
     Blocked(Vec<Answer>),
-    /// The process or one of the partitions was told to stop: undone.
+    /// The process must stop, or a partition was lost. Undone.
     Cancelled,
-    /// The ledger did not answer, or the transaction is to be made again: undone.
+    /// The ledger did not answer, or the transaction must be repeated. Undone.
     Again(Error),
 }
 
-/// What became of one delivery within a transaction. What it means is worked out after the transaction has ended, so that a pool
-/// of one connection suffices.
+/// The answer for one delivery within a transaction. It is acted on only after the transaction has
+/// ended, so that a pool with one connection suffices.
 enum Answer {
     Done,
     Unclaimed(Outcome),
     Refused(String),
-    /// Its last run, alone or from the ledger, ended with its process: it runs by itself.
+    /// Its last run, alone or from the ledger, died with its process. It must run alone.
     Suspect,
 }
 
 impl Answer {
-    /// Whether what comes after it in its lane must wait.
+    /// Whether the deliveries after it in its lane must wait.
     fn blocks(&self, arrival: &Arrival) -> bool {
         match self {
             Answer::Suspect | Answer::Unclaimed(Outcome::Busy { .. } | Outcome::Wait { .. }) => true,
-            // The ledger keeps the order of aggregates itself.
+            // The ledger itself keeps the order within aggregates.
             Answer::Unclaimed(Outcome::RetryLater { .. }) => !matches!(arrival.key, Some(Key::Aggregate(..))),
             _ => false,
         }
@@ -114,7 +115,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> Worker for TransactionalWorker<
 /// How the deliveries of each lane ended.
 struct Batch {
     endings: Vec<Vec<Ending>>,
-    /// Lanes whose next delivery must wait: nothing more of them runs in this batch.
+    /// Lanes whose next delivery must wait. Nothing more of them runs in this batch.
     blocked: Vec<bool>,
 }
 
@@ -132,15 +133,16 @@ impl Batch {
     }
 }
 
-/// Places of deliveries: lane, and place within it.
+/// Positions of deliveries: lane, and index within it.
 type Places = Vec<(usize, usize)>;
 
 impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
-    /// Tries everything at once, then parts of what failed: one bad event costs some tries and harms nobody else.
+    /// Tries everything at once, then parts of what failed. One bad event costs some retries and
+    /// affects no other.
     async fn take_apart(&self, lanes: &mut [Vec<Arrival>], batch: &mut Batch) {
         let mut pieces = in_pieces(lanes);
         while let Some(mut piece) = pieces.pop() {
-            // Behind one that must wait, nothing of its lane runs.
+            // Behind a delivery that must wait, nothing of its lane runs.
             piece.retain(|(lane, _)| !batch.blocked[*lane]);
             if piece.is_empty() {
                 continue;
@@ -160,7 +162,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
                     }
                 }
                 Try::Blocked(answers) => {
-                    // Once more, without what is blocked and what is behind it.
+                    // Try again without the blocked deliveries and those behind them.
                     for (place, answer) in piece.iter().zip(answers) {
                         if answer.blocks(&lanes[place.0][place.1]) && !batch.blocked[place.0] {
                             let before: Places = piece
@@ -185,7 +187,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
                     batch.end(lane, ending);
                 }
                 Try::Failed(_, at) => {
-                    // The one that failed, if it is known, else halves.
+                    // Split at the delivery that failed, if known, else in half.
                     let at = at.unwrap_or(piece.len() / 2);
                     let mut second = piece.split_off(at.max(usize::from(at == 0 && piece.len() == 1)));
                     if piece.is_empty() {
@@ -210,7 +212,8 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         match answer {
             Answer::Done => Ending::Passed(Passed::Done),
             Answer::Unclaimed(outcome) => {
-                // Somebody's open transaction has it: whoever asks again with it waits for that.
+                // Another open transaction has it. Claim it apart from now on, since claiming it
+                // again waits for that transaction.
                 arrival.apart |= matches!(outcome, Outcome::Busy { until: None, .. });
                 self.context.unclaimed(outcome, arrival).await
             }
@@ -305,8 +308,9 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         self.ledger.begin(self.time_max(), settings.handler_timeout).await
     }
 
-    /// Undoes a transaction. The server may be busy with a statement of it, and what it claimed is in everyone's way until that is
-    /// over, so it is waited for; but only for a moment once the process is to end.
+    /// Undoes a transaction. The server may be busy with one of its statements, and its claims
+    /// block others until that ends, so this waits for it. If the process must end, it waits only
+    /// briefly.
     pub(super) async fn undo(&self, tx: L::Transaction, cancelled: impl Future<Output = ()>) {
         let ledger = self.ledger.clone();
         let mut undoing = tokio::spawn(async move { ledger.roll_back(tx).await });
@@ -320,7 +324,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         }
     }
 
-    /// Tells the first ones from the rest.
+    /// Separates the claims that are first from the rest.
     fn sort(
         &self,
         lanes: &[Vec<Arrival>],
@@ -341,7 +345,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
                 Ok(Outcome::First(grant)) if grant.suspect => *answer = Some(Answer::Suspect),
                 Ok(Outcome::First(_)) => {
                     firsts.claim.get_or_insert_with(|| claim.clone());
-                    // A strict order also moves past what nobody wants.
+                    // A strict order also steps past unwanted events.
                     if let Ok(event) = &lanes[place.0][place.1].event
                         && self.context.settings.wants.matches(event)
                     {
@@ -358,8 +362,9 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         Ok(firsts)
     }
 
-    /// What the handler ran into, if it was not its own fault: no attempt, and no failure. A connection that broke is no fault of
-    /// its own only if it is the transaction's: any other is the handler's business.
+    /// The error, if it was not the handler's fault, so that it counts neither as an attempt nor as
+    /// a failure. A broken connection is excused only if it is the transaction's own; any other is
+    /// the handler's responsibility.
     pub(super) async fn transient(&self, tx: &mut L::Transaction, failed: &Failed) -> Option<Error> {
         let contention = failed.causes().any(|error| self.ledger.is_contention(error));
         let doubt = failed.causes().any(|error| self.ledger.is_doubt(error));
@@ -376,7 +381,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         let limit = self.context.settings.handler_timeout;
         let mut handled = crate::consumer::handle::within(limit, self.handler.handle(tx, events)).await;
         if handled.is_ok() && !self.ledger.is_sound(tx).await? {
-            // Its COMMIT would be answered like any other, and be none.
+            // The server would answer its COMMIT as usual, but roll back.
             handled = Err(Failed::retryable(
                 "a statement failed in the transaction, and the handler did not say so",
             ));
@@ -385,8 +390,8 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         handled
     }
 
-    /// Commits, and resolves a doubt by asking for a claim of it again. The error means that it was not, or that nobody knows: then
-    /// the next claims tell.
+    /// Commits, and resolves a doubt by issuing one of its claims again. An error means that it did
+    /// not commit, or that this is unknown; the next claims will tell.
     async fn commit(&self, tx: L::Transaction, first: Option<&Claim>) -> Result<Handled> {
         let error = match self.ledger.commit(tx).await {
             Ok(handled) => return Ok(handled),
@@ -405,12 +410,12 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         Ok(claim)
     }
 
-    /// How long a transaction may last, and the lease of an event that runs in one by itself.
+    /// The longest duration of a transaction, and of the lease of an event that runs in one alone.
     pub(super) fn time_max(&self) -> Duration {
         self.context.settings.handler_timeout + self.context.settings.lease
     }
 
-    /// Counts a failed run in a transaction of its own.
+    /// Counts a failed run in a separate transaction.
     async fn failed(&self, arrival: &mut Arrival, failed: &Failed) -> Ending {
         let settings = &self.context.settings;
         arrival.apart = true;
@@ -428,7 +433,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         let Some(delivery) = arrival.delivery() else { return self.context.refuse_unreadable(arrival).await };
         let claim = self.context.core.prepare(delivery, Mode::Failed(terms)).map(|mut claim| {
             claim.note = Some(note(failed));
-            // How long the pause is, is only known when it is drawn, so the bytes are kept from the start.
+            // The pause is known only once it is drawn, so keep the bytes from the start.
             claim.hold = arrival.may_be_held() && terms.backoff_max > settings.hold_max;
             claim
         });
@@ -439,7 +444,8 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
     }
 }
 
-/// The same error for every lane of a batch. It cannot be cloned, so all but the first have its text.
+/// Returns the same error for every lane of a batch. It cannot be cloned, so all but the first
+/// carry its text.
 fn each_away(error: Error) -> impl FnMut() -> Ending {
     let contended = is_contention(&error);
     let (what, retryable) = (error.chain(), error.is_retryable());
@@ -452,29 +458,30 @@ fn each_away(error: Error) -> impl FnMut() -> Ending {
     }
 }
 
-/// How often a batch that is in someone's way is tried before others get their turn.
+/// How often to retry a batch that meets contention before others get their turn.
 const TRIES_MAX: u32 = 20;
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
-/// How long a rollback is waited for when there is no time.
+/// How long to wait for a rollback when the process must end.
 const UNDO_MAX: Duration = Duration::from_secs(1);
 
-/// The first ones of a piece.
+/// The deliveries of a piece whose claims are first.
 #[derive(Default)]
 struct Firsts {
     events: Vec<Event>,
-    /// Where in the piece each of them is.
+    /// The index of each in the piece.
     places: Vec<usize>,
-    /// One of their claims, to ask about should the commit not be answered.
+    /// One of their claims, to issue again if the commit gets no answer.
     claim: Option<Claim>,
 }
 
-/// Whether it comes from the ledger, where no marker covers it.
+/// Whether it comes from the ledger, so that no marker covers it.
 fn is_held(arrival: &Arrival) -> bool {
     matches!(arrival.source, Source::Held(..))
 }
 
-/// What is tried together, the last first: everything but the lanes with one that failed before or was held, which go after it, cut
-/// around that one. So a failure that comes again costs its neighbours nothing.
+/// Splits lanes into pieces to try together, the last piece first. Everything goes into one piece
+/// except lanes with a delivery that failed before or was held. Those follow, cut around that
+/// delivery, so that a repeated failure costs its neighbours nothing.
 fn in_pieces(lanes: &[Vec<Arrival>]) -> Vec<Places> {
     let mut together = Places::new();
     let mut pieces = Vec::new();
@@ -495,14 +502,15 @@ fn in_pieces(lanes: &[Vec<Arrival>]) -> Vec<Places> {
     pieces
 }
 
-/// Ends when one of them is told to stop. Looks now and then: a batch is of few partitions, and a stop is not in a hurry.
+/// Completes when one of them is cancelled. Polls, since a batch covers few partitions and a stop
+/// is not urgent.
 async fn cancelled<'a>(arrivals: impl Iterator<Item = &'a Arrival> + Clone) {
     while !arrivals.clone().any(Arrival::is_cancelled) {
         tokio::time::sleep(PAUSE).await;
     }
 }
 
-/// Whether a first one stands behind one of its lane that must wait.
+/// Whether a first claim is behind a delivery of its lane that must wait.
 fn overtakes(lanes: &[Vec<Arrival>], piece: &Places, answers: &[Answer]) -> bool {
     let mut blocked = std::collections::HashSet::new();
     piece.iter().zip(answers).any(|(place, answer)| {
@@ -513,7 +521,7 @@ fn overtakes(lanes: &[Vec<Arrival>], piece: &Places, answers: &[Answer]) -> bool
     })
 }
 
-/// A piece without one place and what is behind it in its lane.
+/// A piece without one place and those behind it in its lane.
 fn keep_before(piece: &Places, place: (usize, usize)) -> Places {
     piece.iter().filter(|other| other.0 != place.0 || other.1 < place.1).copied().collect()
 }

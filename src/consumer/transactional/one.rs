@@ -1,4 +1,5 @@
-//! One delivery by itself: leased, so that a death of the process is known, and settled in the transaction of its effect.
+//! Runs one delivery alone: under a lease, so that a death of the process is recorded, and settled
+//! in the transaction of its effect.
 
 use super::batch::{PAUSE, TransactionalWorker};
 use super::{BatchHandler, TransactionalLedger};
@@ -11,8 +12,9 @@ use crate::guard::Lease;
 use crate::ledger::{LeaseSettings, Outcome, Settled, Verdict};
 
 impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
-    /// One that no marker covers: the last of the suspects, or one that was held. Its start is committed as a lease, so that a death
-    /// of the process is known; the effect and its settling are one transaction all the same.
+    /// Runs a delivery that no marker covers: the last of the suspects, or a held one. Its start is
+    /// committed as a lease, so that a death of the process is recorded. Effect and settle are
+    /// still one transaction.
     pub(super) async fn one(&self, arrival: &mut Arrival) -> Ending {
         if let Err(reason) = &arrival.event {
             return self.context.refuse(arrival, reason).await;
@@ -28,7 +30,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
             alone: arrival.alone,
         };
         match self.context.core.lease_on(delivery, terms, self.context.holds(arrival)).await {
-            // Its answer took longer than the lease lasts for its holder: nothing was started, and nothing counts.
+            // The answer took longer than the lease lasts. Nothing was started, and nothing counts.
             Ok(Outcome::First(lease)) if lease.is_lost() => release_lease(lease, Ending::Later(PAUSE)).await,
             Ok(Outcome::First(lease)) if lease.suspect() && !arrival.alone => {
                 release_lease(lease, Ending::Alone).await
@@ -40,8 +42,9 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         }
     }
 
-    /// Runs it in a transaction. The lease lasts as long as the transaction may: it is not extended meanwhile, because that would
-    /// change the row under a transaction that reads from a snapshot, and a SQLite file has one writer.
+    /// Runs it in a transaction. The lease lasts as long as the transaction may. It is not extended
+    /// meanwhile: that would change the row under a transaction that reads from a snapshot, and a
+    /// SQLite file has one writer.
     async fn run(&self, lease: Lease, arrival: &Arrival) -> Ending {
         crate::crash_point!("consumer.after-claim");
         let Ok(event) = &arrival.event else { return self.context.refuse_unreadable(arrival).await };
@@ -68,9 +71,10 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         }
     }
 
-    /// Settles a lease in the transaction of its effect. Where that does not succeed the lease goes back, uncounted. If nobody knows
-    /// whether the transaction was committed, that is also the question: one that was has settled the lease, which cannot be given
-    /// back any more; one that was not has not, and can never be committed later, since its server had to let go of the row first.
+    /// Settles a lease in the transaction of its effect. If that fails, the lease is released
+    /// without counting an attempt. The release also resolves a doubt about the commit: a
+    /// transaction that committed has settled the lease, so it can no longer be released. One that
+    /// did not commit can never do so later, because its server had to give up the row first.
     async fn settle(&self, mut tx: L::Transaction, lease: Lease, arrival: &Arrival) -> Ending {
         let verdict = Verdict::Done { metadata: arrival.metadata(&self.context.group, None) };
         let settled =
@@ -81,7 +85,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
             Ok(Settled::Ok { .. }) => {}
             Ok(Settled::Fenced { .. }) => {
                 self.ledger.roll_back(tx).await;
-                lease.leave_open(); // it is somebody else's
+                lease.leave_open(); // another process has it
                 return Ending::Later(PAUSE);
             }
             Err(error) => {
