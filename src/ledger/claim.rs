@@ -414,7 +414,7 @@ impl<G> Outcome<G> {
 pub struct Grant {
     /// The fencing token of this run.
     pub token: Token,
-    /// Where the entry is kept.
+    /// The week in which the entry is stored.
     pub week: Week,
     /// When the lease ends, by ledger time; for claims without one, when the claim was made.
     pub until: Time,
@@ -440,7 +440,7 @@ pub struct Prior {
 pub struct Settle {
     /// The event's identity.
     pub identity: Identity,
-    /// Where the entry is kept, from the grant.
+    /// The week of the entry, from the grant.
     pub week: Week,
     /// The token, from the grant.
     pub token: Token,
@@ -570,7 +570,7 @@ impl Settled {
 pub struct Extend {
     /// The event's identity.
     pub identity: Identity,
-    /// Where the entry is kept.
+    /// The week in which the entry is stored.
     pub week: Week,
     /// The token.
     pub token: Token,

@@ -149,7 +149,7 @@ impl Marker {
 pub struct Reused(Arc<AtomicU64>);
 
 impl Reused {
-    /// One more.
+    /// Counts one delivery.
     pub(crate) fn note(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use crate::error::Result;
 
-/// The most items in one batch.
+/// The maximum number of items in one batch.
 pub(super) const BATCH_MAX: usize = 1000;
 
 /// Items that wait for the next batch, by runtime.
