@@ -1,5 +1,5 @@
-//! Time. A ledger decides by its own clock only: the database's where there is a server, and a [`Clock`] where the
-//! ledger lives in this process or in a file of this machine.
+//! Time. A ledger decides by its own clock only: the database's if there is a server, or a
+//! [`Clock`] if the ledger lives in this process or in a local file.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::error::{Error, Result};
 
-/// A moment in UTC, in microseconds since 1970: what every backend can store exactly.
+/// A point in time in UTC, in microseconds since 1970, which every backend can store exactly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Time(i64);
 
@@ -28,24 +28,24 @@ impl Time {
         self.0
     }
 
-    /// This moment plus a duration, saturating.
+    /// This time plus a duration, saturating.
     #[must_use]
     pub fn plus(self, duration: Duration) -> Self {
         Time(self.0.saturating_add(i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)))
     }
 
-    /// This moment minus a duration, saturating.
+    /// This time minus a duration, saturating.
     #[must_use]
     pub fn minus(self, duration: Duration) -> Self {
         Time(self.0.saturating_sub(i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)))
     }
 
-    /// How long after `earlier` this is; zero if it is not.
+    /// How long after `earlier` this is; zero if it is not later.
     pub fn since(self, earlier: Time) -> Duration {
         Duration::from_micros(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
     }
 
-    /// Reads an RFC 3339 time.
+    /// Parses an RFC 3339 time.
     ///
     /// ```
     /// use hapax::Time;
@@ -68,9 +68,9 @@ impl fmt::Display for Time {
     }
 }
 
-/// Where an in-process ledger takes its time from.
+/// The time source of an in-process ledger.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
-    /// The present.
+    /// The current time.
     fn now(&self) -> Time;
 }
 
@@ -86,7 +86,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that moves only when told to, for tests.
+/// A clock that moves only on request, for tests.
 #[derive(Debug, Clone)]
 pub struct ManualClock(Arc<AtomicI64>);
 
@@ -96,7 +96,7 @@ impl ManualClock {
         ManualClock(Arc::new(AtomicI64::new(now.0)))
     }
 
-    /// Moves on.
+    /// Moves the clock forward.
     pub fn advance(&self, by: Duration) {
         self.0.fetch_add(i64::try_from(by.as_micros()).unwrap_or(i64::MAX), Ordering::SeqCst);
     }

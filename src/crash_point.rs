@@ -1,6 +1,8 @@
-//! The macro of crash points. It is defined by this crate's own feature, so that whoever uses it need not have one.
+//! The crash point macro. It is defined by this crate's own feature, so that crates that use it
+//! need no such feature.
 
-/// A step at which a `testing` build can be made to die (see `hapax::testing::crash`); nothing in any other build.
+/// A point at which a `testing` build can be made to crash (see `hapax::testing::crash`); a no-op
+/// in any other build.
 #[cfg(feature = "testing")]
 #[macro_export]
 macro_rules! crash_point {
@@ -9,15 +11,15 @@ macro_rules! crash_point {
     };
 }
 
-/// A step at which a `testing` build can be made to die; nothing in this build.
+/// A point at which a `testing` build can be made to crash; a no-op in this build.
 #[cfg(not(feature = "testing"))]
 #[macro_export]
 macro_rules! crash_point {
     ($name:literal) => {};
 }
 
-/// Whether a `testing` build was told (`HAPAX_MUTANT`) to do this step wrong, so that a test can show that it would notice;
-/// never in any other build.
+/// Whether a `testing` build was asked (`HAPAX_MUTANT`) to do this step wrong, so that a test can
+/// show that it would notice; always false in any other build.
 #[cfg(feature = "testing")]
 macro_rules! mutant {
     ($name:literal) => {

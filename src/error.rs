@@ -1,4 +1,4 @@
-//! One error type, by meaning. Drivers' errors are boxed as sources; a duplicate is never an error
+//! One error type, by meaning. Driver errors are boxed as sources; a duplicate is never an error
 //! (see [`Outcome`](crate::ledger::Outcome)).
 
 use std::error::Error as StdError;
@@ -8,7 +8,7 @@ pub type Source = Box<dyn StdError + Send + Sync + 'static>;
 /// The result of every fallible call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, told by what a caller can do about it. Each variant has a page in `docs/errors/`,
+/// What went wrong, by what a caller can do about it. Each variant has a page in `docs/errors/`,
 /// named after its [`code`](Error::code).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -24,7 +24,8 @@ pub enum Error {
     /// A setting is missing, unknown or impossible.
     #[error("configuration: {0}")]
     Config(String),
-    /// The ledger, the bus or another server cannot be reached or did not answer. The effect of the call is unknown only where its docs say so.
+    /// The ledger, the bus or another server cannot be reached or did not answer. The effect of the
+    /// call is unknown only where its docs say so.
     #[error("unavailable: {what}")]
     Unavailable {
         /// What was being done.
@@ -33,8 +34,8 @@ pub enum Error {
         #[source]
         source: Option<Source>,
     },
-    /// Someone else's transaction was in the way (serialization failure, deadlock, lock timeout, a busy database
-    /// file). Nothing was changed; do the whole transaction again.
+    /// Another transaction was in the way (serialization failure, deadlock, lock timeout, a busy
+    /// database file). Nothing was changed; repeat the whole transaction.
     #[error("contention: {what}")]
     Contended {
         /// What was being done.
@@ -49,10 +50,10 @@ pub enum Error {
         /// The Monday the week starts on.
         monday: String,
     },
-    /// The token is not the one that holds the lease any more. Nothing was changed.
+    /// The token no longer holds the lease. Nothing was changed.
     #[error("the lease was lost: {what}")]
     Fenced {
-        /// Whose lease, and what the entry is now.
+        /// Whose lease, and the current state of the entry.
         what: String,
     },
     /// An expectation did not hold.
@@ -60,16 +61,17 @@ pub enum Error {
     Conflict {
         /// What the caller expected.
         expected: String,
-        /// What is there.
+        /// What it found.
         actual: String,
     },
-    /// An id is there already with another content. Nothing was changed.
+    /// The id exists already with different content. Nothing was changed.
     #[error("the id was used before: {what}")]
     Mismatch {
-        /// Which id, and what it is there.
+        /// Which id, and what it belongs to.
         what: String,
     },
-    /// A server refuses what was asked of it: read-only, missing privileges, wrong credentials or a full disk. Nothing was changed.
+    /// A server refuses the request: it is read-only, privileges are missing, credentials are wrong
+    /// or its disk is full. Nothing was changed.
     #[error("refused: {what}")]
     Refused {
         /// Why.
@@ -81,7 +83,7 @@ pub enum Error {
     /// The schema is missing, older or newer than this build understands.
     #[error("ledger schema: {0}")]
     Schema(String),
-    /// This backend cannot do that.
+    /// This backend cannot do this.
     #[error("unsupported: {0}")]
     Unsupported(String),
     /// A backend was named that this build of hapax does not contain.
@@ -92,7 +94,7 @@ pub enum Error {
         /// The feature that contains it.
         feature: &'static str,
     },
-    /// Stored data makes no sense.
+    /// Stored data is inconsistent.
     #[error("stored data makes no sense: {0}")]
     Corrupt(String),
     /// There is no such entry.
@@ -119,7 +121,7 @@ impl Error {
         "not-found",
     ];
 
-    /// A stable word for this kind of error; `docs/errors/<code>.md` explains it.
+    /// A stable name for this kind of error; `docs/errors/<code>.md` explains it.
     pub fn code(&self) -> &'static str {
         match self {
             Error::Invalid { .. } => "invalid",
@@ -139,7 +141,7 @@ impl Error {
         }
     }
 
-    /// Whether the same call may succeed later without anyone changing anything.
+    /// Whether the same call may succeed later without any change.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Error::Unavailable { .. } | Error::Contended { .. } | Error::WeekMissing { .. })
     }
@@ -154,14 +156,15 @@ impl Error {
         Error::Unavailable { what: what.into(), source: Some(source.into()) }
     }
 
-    /// The whole chain in one line, for logs and people: each cause once, and what cannot be seen escaped.
+    /// The whole chain of causes in one line, for logs and people: each cause once, and invisible
+    /// characters escaped.
     pub fn chain(&self) -> String {
         crate::id::Visible(&chain(self)).to_string()
     }
 }
 
 impl Error {
-    /// The same error for another waiter of the same batch; the cause becomes its text.
+    /// The same error for another caller in the same batch; its cause becomes text.
     pub(crate) fn copy(&self) -> Error {
         let cause = |source: &Option<Source>| {
             source.as_ref().map(|source| -> Source { chain(source.as_ref()).into() })

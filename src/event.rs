@@ -1,4 +1,4 @@
-//! The event: the fact itself, as it travels the whole path.
+//! The event: the fact itself, on its whole path.
 
 use std::fmt;
 
@@ -20,9 +20,10 @@ use crate::id::{Aggregate, EventId, IdChain, Kind, Tenant, Topic};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Event {
-    /// What identifies it, within tenant and scope.
+    /// Its id, unique within tenant and scope.
     pub id: EventId,
-    /// When it happened, by its producer. Never decides anything unless a ledger is told to trust it.
+    /// When it happened, according to its producer. Decides nothing unless a ledger is configured
+    /// to trust it.
     pub time: Option<Time>,
     /// What kind of fact it is.
     pub kind: Option<Kind>,
@@ -34,12 +35,12 @@ pub struct Event {
     pub tenant: Option<Tenant>,
     /// Its content.
     pub payload: Bytes,
-    /// The record had no payload at all, which is not the same as an empty one: on a compacted topic it deletes whatever
-    /// stands under its key.
+    /// Whether the record had no payload at all, which differs from an empty one: on a compacted
+    /// topic it deletes the value of its key.
     pub tombstone: bool,
     /// The key of the record it came in.
     pub record_key: Option<Bytes>,
-    /// Headers as they came.
+    /// The headers, unchanged.
     pub headers: Headers,
     /// W3C trace context, if the producer sent one.
     pub trace: Option<TraceContext>,
@@ -48,12 +49,12 @@ pub struct Event {
 }
 
 impl Event {
-    /// An event that has nothing but an id yet. The id is checked: `Event::of("order-17-paid")?`.
+    /// An event with only an id, which is validated: `Event::of("order-17-paid")?`.
     pub fn of(id: impl AsRef<str>) -> crate::error::Result<Self> {
         Ok(Event::new(EventId::new(id)?))
     }
 
-    /// An event with an id and nothing else.
+    /// An event with only an id.
     pub fn new(id: EventId) -> Self {
         Event {
             id,
@@ -71,7 +72,7 @@ impl Event {
         }
     }
 
-    /// An event from a record, its id found by `chain`. A `traceparent` header is understood.
+    /// An event from a record, with the id that `chain` finds. Reads a `traceparent` header.
     pub fn from_record(
         chain: &IdChain,
         headers: Headers,
@@ -98,7 +99,7 @@ impl Event {
         self
     }
 
-    /// Sets aggregate and number within it.
+    /// Sets the aggregate and the seq within it.
     #[must_use]
     pub fn seq(mut self, aggregate: Aggregate, seq: u64) -> Self {
         self.aggregate = Some(aggregate);
@@ -120,15 +121,14 @@ impl Event {
         self
     }
 
-    /// Sets where it came from.
+    /// Sets the record it came from.
     #[must_use]
     pub fn origin(mut self, origin: Origin) -> Self {
         self.origin = Some(origin);
         self
     }
 
-    /// The fingerprint, if there is anything to tell: an event that is nothing but an id has no immutable part that could be
-    /// compared.
+    /// The fingerprint, unless the event is only an id and so has no immutable part to compare.
     pub(crate) fn fingerprint_if_any(&self) -> Option<Fingerprint> {
         let told = !self.payload.is_empty() || self.kind.is_some() || self.seq.is_some();
         told.then(|| self.fingerprint())
@@ -158,12 +158,12 @@ impl Origin {
     }
 }
 
-/// Headers in their order, names possibly repeated, values as bytes.
+/// Headers in order. Names may repeat; values are bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Headers(std::sync::Arc<Vec<(String, Bytes)>>);
 
 impl Headers {
-    /// The first value under a name. Names are compared as they are.
+    /// The first value of a name. Names are case-sensitive.
     pub fn get(&self, name: &str) -> Option<&[u8]> {
         self.0.iter().find(|(n, _)| n == name).map(|(_, value)| &value[..])
     }
@@ -197,7 +197,7 @@ pub struct TraceContext {
 }
 
 impl TraceContext {
-    /// Reads a `traceparent` value.
+    /// Parses a `traceparent` value.
     pub fn parse(value: &[u8]) -> Result<Self> {
         let bad = || Error::invalid("traceparent", "it is not version-trace-span-flags in hexadecimal");
         let text = std::str::from_utf8(value).map_err(|_| bad())?;
@@ -228,8 +228,9 @@ impl fmt::Display for TraceContext {
 
 /// A hash of the part of an event that must not change under its id: kind, aggregate, seq and payload.
 ///
-/// A JSON payload is taken in canonical form: the order of keys, white space and string escapes do not matter;
-/// numbers count as they are written, and a key that is there twice counts twice. Half of a SHA-256: 128 bits.
+/// A JSON payload is hashed in canonical form: the order of keys, white space and string escapes do
+/// not matter; numbers count as written, and a repeated key counts each time. 128 bits: half of a
+/// SHA-256.
 ///
 /// ```
 /// use hapax::{Event, EventId};
@@ -244,7 +245,7 @@ impl fmt::Display for TraceContext {
 pub struct Fingerprint(pub [u8; 16]);
 
 impl Fingerprint {
-    /// Deeper JSON than this is hashed as the bytes it is.
+    /// JSON nested deeper than this is hashed as raw bytes.
     const DEPTH_MAX: usize = 128;
 
     /// Hashes the immutable part of an event.
@@ -265,7 +266,8 @@ impl Fingerprint {
             part(3, &seq.to_be_bytes());
         }
         let mut canonical = Vec::with_capacity(payload.len());
-        // The depth is looked at first: each level is read once more by the next, which a hostile payload would exploit.
+        // The depth is checked first: each level is parsed again by the next, which a hostile
+        // payload could exploit.
         let shallow = depth(payload) <= Self::DEPTH_MAX;
         let json = shallow.then(|| std::str::from_utf8(payload).ok()).flatten();
         if json.is_some_and(|json| is_sound(json) && canonical_json(json, Self::DEPTH_MAX, &mut canonical)) {
@@ -280,12 +282,13 @@ impl Fingerprint {
     }
 }
 
-/// Whether a scalar is JSON. An object or an array is read as a whole by [`canonical_json`], which says so itself.
+/// Whether a scalar is valid JSON. [`canonical_json`] itself parses and validates objects and
+/// arrays.
 fn is_sound(json: &str) -> bool {
     json.trim_start().starts_with(['{', '[']) || serde_json::from_str::<&RawValue>(json).is_ok()
 }
 
-/// How deep brackets nest, those in strings left out.
+/// How deeply brackets nest, ignoring those in strings.
 fn depth(json: &[u8]) -> usize {
     let (mut depth, mut deepest, mut in_string, mut escaped) = (0usize, 0, false, false);
     for byte in json {
@@ -304,8 +307,8 @@ fn depth(json: &[u8]) -> usize {
     deepest
 }
 
-/// Writes `json` (an object, an array, or a scalar that [`is_sound`]) with sorted keys and no white space. False if it is no JSON,
-/// or deeper than `depth`.
+/// Writes `json` (an object, an array, or a scalar that [`is_sound`]) with sorted keys and no white
+/// space. Returns false if it is not JSON, or nested deeper than `depth`.
 fn canonical_json(json: &str, depth: usize, out: &mut Vec<u8>) -> bool {
     if depth == 0 {
         return false;
@@ -313,7 +316,7 @@ fn canonical_json(json: &str, depth: usize, out: &mut Vec<u8>) -> bool {
     match json.trim_start().as_bytes().first() {
         Some(b'{') => {
             let Ok(Members(mut members)) = serde_json::from_str(json) else { return false };
-            members.sort_by(|(a, _), (b, _)| a.cmp(b)); // stable: of a key that is there twice, both count, in their order
+            members.sort_by(|(a, _), (b, _)| a.cmp(b)); // stable: repeated keys all count, in their order
             out.push(b'{');
             for (key, value) in members {
                 if !(canonical_string(&key, out) && canonical_json(value.get(), depth - 1, out)) {
@@ -339,7 +342,7 @@ fn canonical_json(json: &str, depth: usize, out: &mut Vec<u8>) -> bool {
         Some(b'"') if json.contains('\\') => {
             serde_json::from_str::<String>(json).is_ok_and(|text| canonical_string(&text, out))
         }
-        // Also a string without escapes: nothing in it is written in more than one way.
+        // This includes strings without escapes: they can be written in only one way.
         _ => {
             out.extend_from_slice(json.trim().as_bytes());
             true
@@ -347,7 +350,8 @@ fn canonical_json(json: &str, depth: usize, out: &mut Vec<u8>) -> bool {
     }
 }
 
-/// The members of an object as they come. A map would keep only one of a key that is there twice, and readers differ in which.
+/// The members of an object in their order. A map would keep only one of a repeated key, and
+/// parsers differ in which.
 struct Members<'j>(Vec<(String, &'j RawValue)>);
 
 impl<'de> serde::Deserialize<'de> for Members<'de> {

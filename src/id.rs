@@ -1,7 +1,7 @@
 //! Ids and names: what identifies an event, whose effect it is, and how an id is found in a record.
 //!
-//! Everything here is validated where it enters ([`EventId::new`], [`Scope::new`] …), so the rest of the crate
-//! never meets a blank, overlong or NUL-bearing name.
+//! Names are validated where they enter ([`EventId::new`], [`Scope::new`] …), so the rest of the
+//! crate never sees a blank or overlong name, or one with a NUL.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -15,11 +15,11 @@ mod find;
 pub use find::{IdChain, IdSource};
 pub(crate) use find::{Json, is_structured, says_structured, unmarked};
 
-/// The longest id or name, in characters.
+/// The maximum length of an id or name, in characters.
 pub const NAME_CHARS_MAX: usize = 255;
 
 fn validate(what: &'static str, text: &str) -> Result<()> {
-    // Byte length bounds the character count, so the usual short name is not walked.
+    // Byte length bounds the character count, so characters are counted only for long names.
     if text.len() > NAME_CHARS_MAX {
         let chars = text.chars().count();
         if chars > NAME_CHARS_MAX {
@@ -43,8 +43,8 @@ fn validate(what: &'static str, text: &str) -> Result<()> {
 
 /// The id of an event: 1 to 255 characters, not blank, no NUL; otherwise any text.
 ///
-/// Two ids are the same if and only if their texts are the same bytes. A canonical UUID (36 lower-case characters)
-/// is kept as 16 bytes; that changes what it costs, never what it equals.
+/// Two ids are equal if and only if their texts are the same bytes. A canonical UUID (36 lower-case
+/// characters) is stored as 16 bytes; that changes its cost, never what it equals.
 ///
 /// ```
 /// use hapax::EventId;
@@ -64,7 +64,7 @@ enum Repr {
 }
 
 impl EventId {
-    /// Checks and takes over an id.
+    /// Validates an id.
     pub fn new(text: impl AsRef<str>) -> Result<Self> {
         let text = text.as_ref();
         if let Some(uuid) = canonical_uuid(text) {
@@ -74,12 +74,14 @@ impl EventId {
         Ok(EventId(Repr::Text(text.into())))
     }
 
-    /// A new UUIDv7. Ids made by one process are strictly increasing, across threads and within a millisecond.
+    /// A new UUIDv7. Ids made by one process are strictly increasing, across threads and within a
+    /// millisecond.
     pub fn now_v7() -> Self {
         EventId(Repr::Uuid(Uuid::now_v7()))
     }
 
-    /// An id that follows from its parts (UUIDv5): the same parts give the same id, whenever and wherever.
+    /// An id derived from its parts (UUIDv5): the same parts always give the same id, on any
+    /// machine.
     ///
     /// Parts are length-prefixed, so `["ab", "c"]` and `["a", "bc"]` differ.
     ///
@@ -104,9 +106,9 @@ impl EventId {
         EventId(Repr::Uuid(Uuid::new_v5(&space, &name)))
     }
 
-    /// The id of an event whose own id is unique only within its source, as that of a CloudEvent is. The same source and id
-    /// always give the same one. A UUIDv7 gives a UUIDv7 of the same millisecond, so it stays in its week; any other id gives a
-    /// UUIDv5.
+    /// The id of an event whose own id is unique only within its source, such as a CloudEvent's.
+    /// The same source and id always give the same result. A UUIDv7 gives a UUIDv7 of the same
+    /// millisecond, so it stays in its week; any other id gives a UUIDv5.
     ///
     /// ```
     /// use hapax::EventId;
@@ -142,8 +144,8 @@ impl EventId {
         }
     }
 
-    /// The bytes a ledger keys by: 16 for a UUID, the text otherwise. A text of exactly 16 bytes gets a NUL behind it,
-    /// which no id contains, so the two kinds never meet.
+    /// The bytes that a ledger uses as key: 16 for a UUID, the text otherwise. A text of exactly 16
+    /// bytes gets a trailing NUL, which no id contains, so the two kinds never collide.
     pub fn key(&self) -> Cow<'_, [u8]> {
         match &self.0 {
             Repr::Uuid(uuid) => Cow::Borrowed(uuid.as_bytes().as_slice()),
@@ -156,7 +158,7 @@ impl EventId {
         }
     }
 
-    /// The id whose [`key`](EventId::key) this is.
+    /// The id with this [`key`](EventId::key).
     pub fn from_key(key: &[u8]) -> Result<Self> {
         if let Ok(bytes) = <[u8; 16]>::try_from(key) {
             return Ok(EventId(Repr::Uuid(Uuid::from_bytes(bytes))));
@@ -183,7 +185,7 @@ impl EventId {
     }
 }
 
-/// Only the exact text a UUID would be printed as counts, because only that is the same id.
+/// Accepts only the exact text as which a UUID is printed, because only that is the same id.
 fn canonical_uuid(text: &str) -> Option<Uuid> {
     let bytes = text.as_bytes();
     if bytes.len() != 36 {
@@ -209,8 +211,8 @@ fn canonical_uuid(text: &str) -> Option<Uuid> {
     Some(Uuid::from_bytes(out))
 }
 
-/// The id itself, as [`EventId::as_str`] has it: what is printed and parsed again is the same id. On a terminal or in a log
-/// line show it as [`Visible`].
+/// The id as [`EventId::as_str`] returns it: parsing the output gives the same id. Use [`Visible`]
+/// on a terminal or in a log line.
 impl fmt::Display for EventId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
@@ -239,9 +241,9 @@ impl From<Uuid> for EventId {
     }
 }
 
-/// Text from outside for a terminal or a log line: control characters and those that are invisible or turn the writing
-/// direction are escaped, so that a hostile id cannot rewrite what is around it. Everything else stays as it is. For people
-/// only: two texts may look the same.
+/// Untrusted text for a terminal or a log line. Escapes control characters and those that are
+/// invisible or change the writing direction, so that a hostile id cannot rewrite its surroundings.
+/// Everything else is unchanged. For humans only: two texts may look the same.
 ///
 /// ```
 /// use hapax::id::Visible;
@@ -271,20 +273,20 @@ macro_rules! name {
         pub struct $name(Arc<str>);
 
         impl $name {
-            /// Checks and takes over a name: 1 to 255 characters, not blank, no NUL.
+            /// Validates a name: 1 to 255 characters, not blank, no NUL.
             pub fn new(text: impl AsRef<str>) -> Result<Self> {
                 let text = text.as_ref();
                 validate($what, text)?;
                 Ok(Self(text.into()))
             }
 
-            /// The name itself.
+            /// The name as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
         }
 
-        /// The name itself; on a terminal or in a log line show it as [`Visible`].
+        /// The name as text; use [`Visible`] on a terminal or in a log line.
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.pad(&self.0)
@@ -307,11 +309,13 @@ macro_rules! name {
 }
 
 name!(
-    /// Whose effect a claim guards: a handler, or one pod of a broadcast. Part of an event's identity.
+    /// Whose effect a claim guards: a handler, or one pod of a broadcast. Part of an event's
+    /// identity.
     #[doc(alias = "consumer_scope_id")]
     Scope, "scope");
 name!(
-    /// Whose data an event belongs to. Part of an event's identity: two tenants with equal scopes and ids never meet.
+    /// Whose data an event is. Part of an event's identity: equal scopes and ids of two tenants
+    /// never collide.
     Tenant, "tenant");
 name!(
     /// What kind of fact an event is.
@@ -320,18 +324,19 @@ name!(
     /// The topic a record came from.
     Topic, "topic");
 name!(
-    /// Who holds a lease, for humans. It never decides anything: tokens do.
+    /// The name of a lease holder, for humans. Tokens decide, never this.
     Owner, "owner");
 name!(
-    /// Which of a journal's relays: one of a name leads at a time, two names publish apart from each other.
+    /// The name of a relay of a journal: one relay per name leads at a time, and relays of
+    /// different names publish independently.
     RelayName, "relay");
 name!(
     /// The thing whose events are ordered. Compared as bytes: no case folding, no trimming.
     Aggregate, "aggregate");
 
 impl Aggregate {
-    /// The aggregate as it stands in keys: everything but `[A-Za-z0-9._~-]` is percent-encoded. Injective, so two
-    /// aggregates never share a key.
+    /// The aggregate as it appears in keys: everything but `[A-Za-z0-9._~-]` is percent-encoded.
+    /// Injective, so two aggregates never share a key.
     ///
     /// ```
     /// use hapax::Aggregate;

@@ -1,4 +1,4 @@
-//! Retention in the background: forgets what was settled longer ago than the retention.
+//! Retention in the background: forgets entries that were settled longer ago than the retention.
 
 use std::time::Duration;
 
@@ -7,9 +7,11 @@ use tokio::task::JoinHandle;
 use crate::error::Error;
 use crate::guard::{Core, WeakCore, jitter_permille};
 
-/// A sweeper at work. A guard starts one by itself ([`sweep`](crate::guard::GuardSettings::sweep)); this is for those who want to
-/// hold it in their hands: see [`Guard::spawn_sweeper`](crate::Guard::spawn_sweeper). It stops when this is dropped, and with the
-/// runtime. Killed in the middle of a sweep, the next one goes on where it was.
+/// A running sweeper. A guard starts one on its own
+/// ([`sweep`](crate::guard::GuardSettings::sweep)); use
+/// [`Guard::spawn_sweeper`](crate::Guard::spawn_sweeper) to control it yourself. It stops when this
+/// handle is dropped or the runtime ends. If it is killed during a sweep, the next sweep continues
+/// there.
 ///
 /// ```
 /// use hapax::{Guard, backend::memory::MemoryLedger};
@@ -32,7 +34,7 @@ impl Sweeper {
     /// Stops it, and returns when it has stopped.
     pub async fn stop(mut self) {
         self.0.abort();
-        let _ = (&mut self.0).await; // cancelled, as it should be
+        let _ = (&mut self.0).await; // cancelled, as intended
     }
 }
 
@@ -42,10 +44,11 @@ impl Drop for Sweeper {
     }
 }
 
-/// The first sweep waits a moment, so that a fleet that starts together does not sweep together.
+/// The longest pause before the first sweep, so that a fleet that starts together does not sweep
+/// together.
 const FIRST_PAUSE_MAX: Duration = Duration::from_secs(10);
 
-/// Sweeps for as long as the guard is there. It holds the guard only while it sweeps.
+/// Sweeps for as long as the guard exists. Holds a reference to the guard only during a sweep.
 pub(crate) async fn sweep_on(guard: WeakCore) {
     let Some(interval) = guard.upgrade().map(|core| core.settings().sweep_interval) else { return };
     let mut pause = part(FIRST_PAUSE_MAX.min(interval / 2), jitter_permille());

@@ -1,14 +1,16 @@
-//! What is seen of all this: spans and metrics, through the `tracing` and `metrics` facades.
+//! Spans and metrics, through the `tracing` and `metrics` facades.
 //!
-//! The library exports nothing itself: install a subscriber and a recorder of your choice, before or after the guards
-//! are made. Metric handles are looked up per call, so one that is installed late is honoured. Names and labels are
-//! listed in [`METRICS`] and [`SPANS`] and in `docs/telemetry.md`, which a test compares with what is emitted.
+//! The library exports nothing itself: install a subscriber and a recorder of your choice, before
+//! or after you create guards. Metric handles are looked up per call, so a recorder installed late
+//! works too. [`METRICS`], [`SPANS`] and `docs/telemetry.md` list names and labels; a test compares
+//! the page with what is emitted.
 //!
-//! With a prefix such as `im2be` every metric is called `im2be_…` and every span `im2be.…`. The names of `tracing` spans are
-//! static, so there the prefixed name is in the field `otel.name`, which the OpenTelemetry layer takes for the span's name.
+//! With a prefix such as `im2be` every metric is named `im2be_…` and every span `im2be.…`. The
+//! names of `tracing` spans are static, so the prefixed name is in the field `otel.name`, which the
+//! OpenTelemetry layer uses as the span's name.
 //!
-//! Labels are bounded: outcomes and the like are fixed words, and after the first [`SCOPES_MAX`] scopes (and relays) of a process the
-//! rest are counted as `other`. No id is ever a label.
+//! Labels are bounded: outcomes and the like are fixed words, and after the first [`SCOPES_MAX`]
+//! scopes (and relays) of a process all others count as `other`. No id is ever a label.
 
 mod relay;
 
@@ -25,7 +27,7 @@ use crate::ledger::{Outcome, Settled, Swept, Verdict};
 use relay::RELAY;
 pub(crate) use relay::RelayMeter;
 
-/// How many scopes, and how many relays, of a process are told apart in labels.
+/// How many scopes, and how many relays, of a process have labels of their own.
 pub const SCOPES_MAX: usize = 100;
 
 /// How a metric is measured.
@@ -39,7 +41,7 @@ pub enum Kind {
     Histogram,
 }
 
-/// One metric: its name without prefix, its labels, what it says.
+/// One metric: its name without prefix, its labels, its meaning.
 #[derive(Debug, Clone, Copy)]
 pub struct Metric {
     /// The name, without prefix.
@@ -48,7 +50,7 @@ pub struct Metric {
     pub kind: Kind,
     /// Its labels.
     pub labels: &'static [&'static str],
-    /// What it says.
+    /// What it means.
     pub help: &'static str,
 }
 
@@ -86,7 +88,7 @@ const REMOVED: &str = "consumer_removed_total";
 const AWAY: &str = "consumer_ledger_outages_total";
 const SCOPE: &str = "consumer_scope_id";
 
-/// Every metric there is.
+/// All metrics.
 pub const METRICS: [Metric; 33] = [
     metric(CLAIMS, Kind::Counter, &[SCOPE, "outcome"], "Claims by what they came to"),
     metric(CHECKS, Kind::Counter, &["result"], "Checks before processing, by what they came to"),
@@ -143,7 +145,7 @@ pub const METRICS: [Metric; 33] = [
     metric(UNGUARDED, Kind::Gauge, &[], "1 while the guard is switched off and lets everything pass"),
 ];
 
-/// Every span there is, with its fields.
+/// All spans, with their fields.
 pub const SPANS: [(&str, &[&str]); 5] = [
     (
         "dedup.try_claim",
@@ -177,7 +179,7 @@ pub const SPANS: [(&str, &[&str]); 5] = [
     (relay::SPAN, &["otel.name", "otel.kind", "relay.name", "relay.events", "relay.acknowledged"]),
 ];
 
-/// Tells the recorder in place what each metric means. Call it again after installing another one.
+/// Describes each metric to the current recorder. Call it again after you install another recorder.
 pub fn describe(prefix: Option<&str>) {
     metrics::with_recorder(|recorder| {
         for metric in &METRICS {
@@ -200,7 +202,7 @@ fn prefixed(prefix: Option<&str>, name: &'static str) -> SharedString {
     }
 }
 
-/// An event was not stored, under `warn`, because its id stands for another.
+/// Counts an event that was not stored, under `warn`, because its id belongs to another.
 pub(crate) fn reused_in_journal(prefix: Option<&str>) {
     count(&Key::from_name(prefixed(prefix, JOURNAL_REUSED)), 1);
 }
@@ -211,7 +213,7 @@ fn count(key: &Key, by: u64) {
     metrics::with_recorder(|recorder| recorder.register_counter(key, &METADATA).increment(by));
 }
 
-/// The words of outcomes, in the order of [`outcome_index`]; the last is for calls that failed.
+/// The names of outcomes, in the order of [`outcome_index`]; the last one is for failed calls.
 const OUTCOMES: [&str; 11] = [
     "claimed",
     "duplicate",
@@ -225,7 +227,7 @@ const OUTCOMES: [&str; 11] = [
     "too_old",
     "error",
 ];
-/// What the same outcomes are called in checks: `first` is `new` there.
+/// The names of the same outcomes in checks: `claimed` is `new` there.
 const RESULTS: [&str; 11] = [
     "new",
     "duplicate",
@@ -256,7 +258,7 @@ fn outcome_index<G>(outcome: Option<&Outcome<G>>) -> usize {
     }
 }
 
-/// The word of an outcome, or of a call that failed.
+/// The name of an outcome, or of a failed call.
 pub(crate) fn outcome_name<G>(outcome: Option<&Outcome<G>>) -> &'static str {
     OUTCOMES[outcome_index(outcome)]
 }
@@ -274,7 +276,7 @@ fn verdict_index(verdict: &Verdict) -> usize {
     }
 }
 
-/// What one guard emits, under its prefix.
+/// The telemetry of one guard, under its prefix.
 #[derive(Debug)]
 pub(crate) struct Telemetry {
     prefix: Option<Arc<str>>,
@@ -303,7 +305,7 @@ impl Telemetry {
         }
     }
 
-    /// The prefixed names of spans, in the order of [`SPANS`]; none without a prefix.
+    /// The prefixed names of spans, in the order of [`SPANS`]; `None` without a prefix.
     pub(crate) fn span_name(&self, span: usize) -> Option<&str> {
         self.spans[span].as_deref()
     }
@@ -346,7 +348,7 @@ impl Telemetry {
         metrics::with_recorder(|recorder| recorder.register_gauge(&key, &METADATA).set(1.0));
     }
 
-    /// What a consumer of a scope emits.
+    /// The metrics of a consumer of a scope.
     pub(crate) fn consumer_meter(&self, scope: &Scope) -> ConsumerMeter {
         ConsumerMeter(self.meter(scope))
     }
@@ -362,7 +364,7 @@ impl Default for Telemetry {
     }
 }
 
-/// Prometheus is the strictest of those who take names.
+/// Checks a prefix by the rules of Prometheus, the strictest system.
 fn check_prefix(prefix: &str) -> Result<()> {
     let fine = prefix.len() <= 64
         && prefix.starts_with(|c: char| c.is_ascii_alphabetic())
@@ -375,7 +377,7 @@ fn check_prefix(prefix: &str) -> Result<()> {
     )))
 }
 
-/// Whether a name is among the first of its kind in this process.
+/// Whether a name is among the first [`SCOPES_MAX`] of its kind in this process.
 fn is_told_apart(kind: &'static str, name: &str) -> bool {
     static SEEN: Mutex<Option<HashMap<&'static str, HashSet<String>>>> = Mutex::new(None);
     let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -387,7 +389,7 @@ fn label(name: &'static str, value: &'static str) -> Label {
     Label::from_static_parts(name, value)
 }
 
-/// The counters of one scope. Their keys are made once, so that counting allocates nothing.
+/// The counters of one scope. Their keys are made once, so that counting does not allocate.
 #[derive(Debug)]
 pub(crate) struct Meter {
     prefix: Option<Arc<str>>,
@@ -424,7 +426,7 @@ impl Meter {
         count(key, 1);
     }
 
-    /// The number of a verdict, for [`settled`](Meter::settled) when the verdict itself is gone.
+    /// The index of a verdict, for [`settled`](Meter::settled) when the verdict itself is gone.
     pub(crate) fn verdict(verdict: &Verdict) -> usize {
         verdict_index(verdict)
     }
@@ -445,7 +447,7 @@ impl Meter {
     }
 }
 
-/// What one consumer emits.
+/// The metrics of one consumer.
 #[derive(Debug)]
 pub(crate) struct ConsumerMeter(Arc<Meter>);
 
@@ -486,7 +488,7 @@ impl ConsumerMeter {
     }
 }
 
-/// What a window emits.
+/// The metrics of a window.
 #[derive(Debug)]
 pub(crate) struct WindowMeter {
     hit: Key,

@@ -1,8 +1,8 @@
-//! Numbers and times in words, for messages that people read.
+//! Numbers and durations in words, for messages that people read.
 
 use std::time::Duration;
 
-/// A number and its noun: `1 copy`, `2 copies`.
+/// A number with its noun: `1 copy`, `2 copies`.
 ///
 /// ```
 /// use hapax::words::counted;
@@ -12,7 +12,7 @@ pub fn counted(count: u64, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
 
-/// A span of time in the largest unit that says it exactly: `7 days`, `90 minutes`, `1 second`, `250 ms`.
+/// A duration in the largest unit that is exact: `7 days`, `90 minutes`, `1 second`, `250 ms`.
 ///
 /// ```
 /// use hapax::words::span;
@@ -43,8 +43,8 @@ pub fn span(time: Duration) -> String {
     format!("{time:?}")
 }
 
-/// Which of `known` someone who wrote `name` probably meant: the nearest, if it is near enough, else the only one that `name`
-/// is the first or the last part of.
+/// Which of `known` the author of `name` probably meant: the nearest one if it is near enough, else
+/// the only one that begins or ends with `name`.
 ///
 /// ```
 /// use hapax::words::nearest;
@@ -64,7 +64,7 @@ pub fn nearest<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> Opti
     })
 }
 
-/// Whether a name is the first or the last part of another, whole words of it.
+/// Whether a name is the first or the last part of another, in whole words.
 fn is_part(name: &str, of: &str) -> bool {
     let parts = |c: char| matches!(c, '.' | '_' | '-');
     !name.is_empty()
@@ -72,7 +72,8 @@ fn is_part(name: &str, of: &str) -> bool {
             || of.strip_suffix(name).is_some_and(|rest| rest.ends_with(parts)))
 }
 
-/// How many characters have to be put in, left out, replaced or swapped with their neighbour to get from one text to the other.
+/// The number of insertions, deletions, replacements and swaps of neighbours that turn one text
+/// into the other.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     let mut rows = vec![vec![0; b.len() + 1]; a.len() + 1];

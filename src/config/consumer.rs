@@ -1,4 +1,4 @@
-//! `consumer.*`: what a consumer is told.
+//! `consumer.*`: the settings of consumers.
 
 use std::time::Duration;
 
@@ -7,7 +7,8 @@ use crate::consumer::{ConsumerSettings, OutagePolicy};
 use crate::error::Result;
 use crate::id::{Scope, Topic};
 
-/// Settings of consumers; those of [`ConsumerSettings`] that are not a program's own business.
+/// The settings of consumers that are configurable; the rest of [`ConsumerSettings`] is up to the
+/// program.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ConsumerConfig {
@@ -15,7 +16,7 @@ pub struct ConsumerConfig {
     pub concurrency: usize,
     /// How many children `consume --exec` runs.
     pub workers: usize,
-    /// How long a child may take to react to a cancel.
+    /// How long a child may take to react to a cancellation.
     pub cancel_grace: Duration,
     /// How long handling one event may take.
     pub handler_timeout: Duration,
@@ -23,25 +24,26 @@ pub struct ConsumerConfig {
     pub lease: Duration,
     /// How often leases are extended.
     pub heartbeat: Duration,
-    /// How many deliveries of a partition are in memory at once.
+    /// The maximum number of deliveries of a partition in memory at once.
     pub in_flight_max: usize,
-    /// A retry further away than this waits in the ledger.
+    /// A retry that is further away than this waits in the ledger.
     pub hold_max: Duration,
     /// How many events a scope may hold in the ledger.
     pub held_max: u64,
-    /// How often the ledger is asked for what is due.
+    /// How often the ledger is asked for due events.
     pub held_interval: Duration,
     /// How often offsets are committed.
     pub commit_interval: Duration,
-    /// How long a stop waits for what runs.
+    /// How long a stop waits for running handlers.
     pub drain: Duration,
-    /// After this long without a sign of life a member's partitions go to others.
+    /// How long a member may be silent before its partitions go to others.
     pub session_timeout: Duration,
     /// How long a strict order waits for a missing seq.
     pub gap_timeout: Duration,
-    /// What to do while the ledger is away.
+    /// What to do while the ledger is unavailable.
     pub outage: OutagePolicy,
-    /// Where dead letters are copied to; none is `<topic>.dead`, an empty one nowhere.
+    /// The topic that dead letters are copied to; `None` means `<topic>.dead`, an empty one no
+    /// copy.
     pub dead_topic: Option<String>,
 }
 
@@ -74,7 +76,7 @@ impl ConsumerConfig {
 }
 
 impl Config {
-    /// What a consumer of a scope is told.
+    /// The settings of a consumer of a scope.
     pub fn consumer_settings(&self, scope: Scope, topics: Vec<Topic>) -> Result<ConsumerSettings> {
         let consumer = &self.consumer;
         let attempts_max = self.attempts_max(&scope)?;

@@ -1,4 +1,4 @@
-//! Reading the configuration file: keys with the lines they stand in.
+//! Reads the configuration file: keys with their line numbers.
 
 use std::path::{Path, PathBuf};
 
@@ -8,10 +8,10 @@ use super::load::{Place, Value, not_allowed};
 use super::table::Setting;
 use crate::error::{Error, Result};
 
-/// A key of the file and what it says.
+/// A key of the file with its value.
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// With the names of its tables: `ledger.url`.
+    /// Includes the names of its tables: `ledger.url`.
     pub(super) key: String,
     path: PathBuf,
     line: usize,
@@ -20,12 +20,12 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Something that is wrong with it.
+    /// An error that names the file and the line.
     pub(super) fn problem(&self, told: &str) -> Error {
         Error::Config(format!("{} line {}: {told}", self.path.display(), self.line))
     }
 
-    /// Its value, if the setting takes it.
+    /// Its value, if the setting accepts it.
     pub(super) fn value(&self, setting: &'static Setting) -> Result<Value> {
         let text = self.text.as_deref().map_err(|kind| {
             self.problem(&format!("{} is {kind}; it takes {}", self.key, setting.kind.range()))
@@ -38,7 +38,7 @@ impl Entry {
     }
 }
 
-/// Reads a file; a mistake is told with its line.
+/// Parses a file; an error names its line.
 pub(super) fn entries(path: &Path, text: &str) -> Result<Vec<Entry>> {
     let line_of = |at: usize| text.get(..at).unwrap_or_default().matches('\n').count() + 1;
     let table = DeTable::parse(text).map_err(|error| {
@@ -52,7 +52,7 @@ pub(super) fn entries(path: &Path, text: &str) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Tells each key with the place where it begins, and its value.
+/// Calls `tell` for each key, with the position where it begins and its value.
 fn flatten(prefix: &str, table: &DeTable<'_>, tell: &mut impl FnMut(String, usize, &DeValue<'_>)) {
     for (name, value) in table {
         let key = if prefix.is_empty() {

@@ -1,4 +1,4 @@
-//! `journal.*` and `relay.*`: where events are kept, and how they come to the bus.
+//! `journal.*` and `relay.*`: where events are stored, and how they get to the bus.
 
 use std::time::Duration;
 
@@ -15,17 +15,17 @@ use crate::relay::RelaySettings;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct JournalConfig {
-    /// Which journal; may hold a password.
+    /// The URL of the journal; may contain a password.
     pub url: String,
     /// The PostgreSQL schema.
     pub schema: String,
-    /// What to do about the schema.
+    /// What to do if the schema is missing or out of date.
     pub migrate: Migrate,
     /// What a reused id leads to.
     pub mismatch: MismatchRule,
-    /// The largest event.
+    /// The maximum size of an event.
     pub event_bytes_max: usize,
-    /// Who numbers the events of an object store.
+    /// What numbers the events of an object store.
     pub allocator: AllocatorSettings,
 }
 
@@ -33,39 +33,39 @@ pub struct JournalConfig {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct RelayConfig {
-    /// Which relay.
+    /// The relay's name.
     pub name: RelayName,
-    /// Where it publishes.
+    /// The topic it publishes to.
     pub topic: Topic,
-    /// How long the lead lasts.
+    /// How long leadership lasts unless it is renewed.
     pub lease: Duration,
-    /// How far it looks back; zero: not at all.
+    /// How far it looks back; zero means not at all.
     pub lookback: Duration,
-    /// How many events of that a batch.
+    /// How many events it looks back at per batch.
     pub lookback_max: usize,
-    /// How many ids it remembers.
+    /// How many published ids it remembers.
     pub dedup_max: usize,
-    /// How many of them its checkpoint keeps.
+    /// How many of them its checkpoint stores.
     pub dedup_checkpoint_max: usize,
-    /// How many events at once.
+    /// How many events it reads and publishes per checkpoint.
     pub batch_max: usize,
-    /// After how many it waits for acknowledgement.
+    /// How many records it publishes before it waits for acknowledgements.
     pub flush_max: usize,
-    /// How long it waits.
+    /// How long it waits for acknowledgements.
     pub flush_timeout: Duration,
-    /// How often it logs what it did; zero: never.
+    /// How often it logs counts; zero means never.
     pub log_interval: Duration,
-    /// How many aggregates may be behind, parked ones not counted.
+    /// How many aggregates may be behind, not counting parked ones.
     pub behind_max: usize,
-    /// From how many bytes on a record is the last of its aggregate in its flush.
+    /// A record of more bytes than this is the last of its aggregate in its flush.
     pub large_bytes: usize,
-    /// How long a journal that says nothing is left alone.
+    /// How long to wait before reading a journal again that gave no notification.
     pub poll: Duration,
-    /// The pause after a first failure.
+    /// The pause after the first failure.
     pub backoff_base: Duration,
     /// The longest pause.
     pub backoff_max: Duration,
-    /// The CloudEvents source, if not the journal's id.
+    /// The CloudEvents source; if unset, the journal's id.
     pub source: Option<String>,
     /// The CloudEvents dataschema, if any.
     pub schema: Option<String>,
@@ -85,7 +85,8 @@ impl JournalConfig {
             },
             event_bytes_max: of.int("journal.event_bytes_max")? as usize,
             allocator: AllocatorSettings {
-                // Nobody said anything: PostgreSQL if one is named, else nothing but the store itself is needed.
+                // Unset: use PostgreSQL if one is configured; otherwise the object store alone
+                // suffices.
                 mode: match of.at("journal.allocator")? {
                     value if matches!(value.place, Place::Default | Place::Because(_)) => None,
                     value => Some(value.text().parse()?),
@@ -128,7 +129,7 @@ impl RelayConfig {
 }
 
 impl Config {
-    /// What opening a journal takes.
+    /// The settings to open a journal with.
     pub fn journal_settings(&self) -> OpenSettings {
         let journal = JournalSettings {
             mismatch: self.journal.mismatch,
@@ -146,7 +147,7 @@ impl Config {
         }
     }
 
-    /// What a relay is told.
+    /// The settings of a relay.
     pub fn relay_settings(&self) -> RelaySettings {
         let relay = &self.relay;
         let mut settings = RelaySettings::new(relay.name.clone(), relay.topic.clone());
@@ -171,7 +172,7 @@ impl Config {
         settings
     }
 
-    /// What the URL of the journal is, with its password hidden.
+    /// The URL of the journal, with its password hidden.
     pub fn journal_url_shown(&self) -> String {
         hide_password(&self.journal.url)
     }

@@ -1,4 +1,4 @@
-//! Resolving: which of the places a setting may come from has the say.
+//! Resolves settings: decides which source of a value wins.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,8 +9,8 @@ use super::scoped::{Scoped, is_variable, scope_of};
 use super::table::{SETTINGS, Setting, find, meant_variable};
 use crate::error::{Error, Result};
 
-/// Variables of the tools of this repository (tests, benches, servers), which are no settings. One that ends in `_` stands for
-/// all that begin with it.
+/// Variables of this repository's tools (tests, benches, servers), which are not settings. A name
+/// that ends in `_` is a prefix.
 const TOOLS: [&str; 18] = [
     "HAPAX_TEST_",
     "HAPAX_BENCH_",
@@ -31,9 +31,9 @@ const TOOLS: [&str; 18] = [
     "HAPAX_FILE",
     CONFIG_ENV,
 ];
-/// Names the configuration file itself.
+/// Names the configuration file.
 const CONFIG_ENV: &str = "HAPAX_CONFIG";
-/// Read if it is there and nothing else is named.
+/// Read if it exists and no other file is named.
 const CONFIG_FILE: &str = "hapax.toml";
 
 /// Where a value came from.
@@ -48,9 +48,9 @@ pub enum Place {
     EnvFile(String, PathBuf),
     /// A key of the configuration file.
     File(PathBuf, String),
-    /// Nobody said anything.
+    /// Not set.
     Default,
-    /// Nobody said anything, and because of this it is not what it is else.
+    /// Not set, and for this reason not the usual default.
     Because(&'static str),
 }
 
@@ -70,7 +70,7 @@ impl fmt::Display for Place {
 /// One resolved setting.
 #[derive(Debug, Clone)]
 pub struct Value {
-    /// Which.
+    /// Which setting.
     pub setting: &'static Setting,
     /// Where it came from.
     pub place: Place,
@@ -78,12 +78,12 @@ pub struct Value {
 }
 
 impl Value {
-    /// The value in full; a secret stays one.
+    /// The full value. Do not print a secret; use [`shown`](Value::shown).
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Gives a setting that is unset the value it has because of others.
+    /// Gives an unset setting the value that follows from other settings.
     fn comes_to(&mut self, text: String, why: &'static str) {
         if self.text == text {
             return;
@@ -94,12 +94,12 @@ impl Value {
         }
     }
 
-    /// The value as it may be printed.
+    /// The value as it may be printed: secrets hidden.
     pub fn shown(&self) -> String {
         shown(self.setting, &self.text)
     }
 
-    /// What it means that nothing was said, if that is so and has no value of its own.
+    /// What it means that the setting is unset, if it is.
     pub fn unset(&self) -> Option<&'static str> {
         self.text.is_empty().then_some(self.setting.unset)
     }
@@ -109,8 +109,8 @@ pub(super) fn shown(setting: &Setting, text: &str) -> String {
     if setting.secret { hide_password(text) } else { text.to_owned() }
 }
 
-/// A URL with its password replaced by `***`. Hides too much rather than too little: what is no URL at all, and what
-/// stands before the last `@`, might be a password.
+/// A URL with its password replaced by `***`. Hides too much rather than too little: a text that is
+/// not a URL, or anything before the last `@`, might be a password.
 ///
 /// ```
 /// use hapax::config::hide_password;
@@ -152,28 +152,29 @@ pub fn hide_password(url: &str) -> String {
     out
 }
 
-/// The places settings come from, strongest first: flags, `HAPAX_*`, the older variables, `hapax.toml`, defaults.
+/// The sources of settings, strongest first: flags, `HAPAX_*`, the older variables, `hapax.toml`,
+/// defaults.
 ///
-/// Nothing here reads the process's own environment but [`Sources::of_process`], so tests are not disturbed by it.
+/// Only [`Sources::of_process`] reads the process's environment, so that it does not affect tests.
 #[derive(Debug, Clone, Default)]
 pub struct Sources {
     flags: Vec<(&'static Setting, String, String)>,
-    /// Of one scope each: scope, flag, value.
+    /// Each for one scope: scope, flag, value.
     pub(super) scoped_flags: Vec<(String, String, String)>,
     pub(super) env: Vec<(String, String)>,
     file: Option<(PathBuf, String)>,
-    /// What is wrong with a source itself: a flag of no setting, a file that cannot be read.
+    /// Errors of a source itself: a flag for no setting, a file that cannot be read.
     problems: Vec<String>,
 }
 
 impl Sources {
-    /// No sources at all: defaults only.
+    /// No sources: defaults only.
     pub fn new() -> Self {
         Sources::default()
     }
 
-    /// A flag, by the key (or an older name) of its setting. `flag` is what the user typed, for messages. One of no setting is a
-    /// problem that [`Config::load`](super::Config::load) tells.
+    /// A flag, by the key (or an older name) of its setting. `flag` is what the user typed, for
+    /// messages. If there is no such setting, [`Config::load`](super::Config::load) fails.
     #[must_use]
     pub fn flag(mut self, key: &str, flag: &str, value: impl Into<String>) -> Self {
         if let Some(scope) = scope_of(key) {
@@ -187,14 +188,14 @@ impl Sources {
         self
     }
 
-    /// Something that is wrong with what the user typed, to be told with the other problems.
+    /// A mistake in what the user typed, to be reported with the other problems.
     #[must_use]
     pub fn problem(mut self, told: impl Into<String>) -> Self {
         self.problems.push(told.into());
         self
     }
 
-    /// Environment variables; those that concern nobody here are ignored.
+    /// Environment variables; unrelated ones are ignored.
     #[must_use]
     pub fn env<N: Into<String>, V: Into<String>>(mut self, vars: impl IntoIterator<Item = (N, V)>) -> Self {
         self.env.extend(vars.into_iter().map(|(name, value)| (name.into(), value.into())));
@@ -208,7 +209,7 @@ impl Sources {
         self
     }
 
-    /// A configuration file, which must be there: else that is a problem.
+    /// A configuration file, which must exist.
     #[must_use]
     pub fn toml_file(self, path: &Path) -> Self {
         match std::fs::read_to_string(path) {
@@ -217,8 +218,8 @@ impl Sources {
         }
     }
 
-    /// This process's environment, and the configuration file: the one given, else the one `HAPAX_CONFIG` names, else
-    /// `hapax.toml` here if there is one.
+    /// This process's environment, and the configuration file: the one given, else the one that
+    /// `HAPAX_CONFIG` names, else `hapax.toml` in the current directory if it exists.
     #[must_use]
     pub fn of_process(mut self, config: Option<&Path>) -> Self {
         let mut vars = Vec::new();
@@ -241,13 +242,13 @@ impl Sources {
         }
     }
 
-    /// Resolves every setting of the table, in its order; the first problem is the error.
+    /// Resolves every setting of the table, in order, or returns the first problem.
     pub(super) fn resolve(&self) -> Result<Vec<Value>> {
         let (values, problems) = self.values();
         problems.into_iter().next().map_or(Ok(values), Err)
     }
 
-    /// Every setting as far as it can be told, and all that is wrong: for whoever looks for a mistake.
+    /// Every setting, as far as it can be resolved, and all problems, for diagnosis.
     pub fn values(&self) -> (Vec<Value>, Vec<Error>) {
         let mut problems: Vec<_> = self.problems.iter().cloned().map(Error::Config).collect();
         problems.extend(self.unknown_variables());
@@ -276,7 +277,7 @@ impl Sources {
         if let Some(value) = agreed(flags)? {
             return Ok(value);
         }
-        // Both kinds of variables are looked at even if one has the say: a difference is a mistake somewhere.
+        // Both kinds of variables are checked even though one would win: a difference is a mistake.
         let own = self.env_values(setting, &setting.env());
         let older = setting.older_env.iter().flat_map(|name| self.env_values(setting, name));
         if let Some(value) = agreed(own.into_iter().chain(older))? {
@@ -307,7 +308,7 @@ impl Sources {
         values
     }
 
-    /// A misspelt variable would otherwise be a setting that silently does nothing.
+    /// Reports unknown variables: a misspelt one would silently do nothing.
     fn unknown_variables(&self) -> impl Iterator<Item = Error> {
         let known = |name: &str| {
             SETTINGS.iter().any(|setting| {
@@ -333,7 +334,7 @@ impl Sources {
     }
 }
 
-/// What the configuration file says, but for what is of one scope: `Scoped` reads that.
+/// The values of the configuration file, except those for single scopes, which `Scoped` reads.
 fn file_values(entries: &[Entry], problems: &mut Vec<Error>) -> BTreeMap<&'static str, Value> {
     let mut values: BTreeMap<&'static str, Value> = BTreeMap::new();
     for entry in entries.iter().filter(|entry| scope_of(&entry.key).is_none()) {
@@ -353,7 +354,7 @@ fn file_values(entries: &[Entry], problems: &mut Vec<Error>) -> BTreeMap<&'stati
     values
 }
 
-/// Gives settings that are unset the values they have because of others.
+/// Gives unset settings the values that follow from other settings.
 fn derive(values: &mut [Value]) {
     let text = |key: &str| {
         let found = values.iter().find(|value| value.setting.key == key);
@@ -396,7 +397,7 @@ pub(super) fn value(setting: &'static Setting, place: Place, text: &str) -> Resu
     }
 }
 
-/// A value that a setting does not take; `said` is who gave it.
+/// The error for a value that a setting does not accept; `said` names its source.
 pub(super) fn not_allowed(said: &str, setting: &Setting, text: &str) -> Error {
     let (key, range) = (setting.key, setting.kind.range());
     if let Some(url) = setting.kind.url_of_file(text) {
@@ -411,7 +412,7 @@ pub(super) fn not_allowed(said: &str, setting: &Setting, text: &str) -> Error {
     Error::Config(format!("{said}{shown} is not allowed: {key} takes {range}"))
 }
 
-/// The first of several values, which must all be the same.
+/// The first of several values, which must all be equal.
 pub(super) fn agreed(values: impl Iterator<Item = Result<Value>>) -> Result<Option<Value>> {
     let mut first: Option<Value> = None;
     for value in values {

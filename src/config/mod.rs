@@ -1,9 +1,10 @@
 //! One typed configuration.
 //!
-//! Every setting is a row of one [table](SETTINGS) and comes from, strongest first: a flag, its `HAPAX_*` variable, the
-//! older variable, `hapax.toml`, its default. Variables that disagree, unknown keys and variables, and impossible
-//! values are errors that name the place, the value and what is allowed. Every value remembers where it came from
-//! ([`Config::values`]); secrets can come from a file (`HAPAX_LEDGER_URL_FILE`) and are never printed.
+//! Every setting is a row of one [table](SETTINGS). Its value comes from, strongest first: a flag,
+//! its `HAPAX_*` variable, the older variable, `hapax.toml`, its default. Variables that disagree,
+//! unknown keys and variables, and impossible values are errors that name the place, the value and
+//! what is allowed. Every value records where it came from ([`Config::values`]); secrets can come
+//! from a file (`HAPAX_LEDGER_URL_FILE`) and are never printed.
 //!
 //! ```
 //! use hapax::config::{Config, Sources};
@@ -41,11 +42,11 @@ use crate::ledger::{IdentityRule, MismatchRule, Settings, SweepSettings};
 use crate::open::OpenSettings;
 use crate::window::{OnOutage, OutageWindow, Window, WindowSettings};
 
-/// Everything that can be configured, checked.
+/// All settings, validated.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {
-    /// Where embedded data lives.
+    /// The directory of embedded data.
     pub data_dir: PathBuf,
     /// `ledger.*`
     pub ledger: LedgerConfig,
@@ -61,7 +62,7 @@ pub struct Config {
     pub journal: JournalConfig,
     /// `relay.*`
     pub relay: RelayConfig,
-    /// Which bus; may hold a password.
+    /// The URL of the bus; may contain a password.
     pub bus_url: String,
     /// `consumer.*`
     pub consumer: ConsumerConfig,
@@ -75,23 +76,23 @@ pub struct Config {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct LedgerConfig {
-    /// Which ledger; may hold a password.
+    /// The URL of the ledger; may contain a password.
     pub url: String,
     /// The PostgreSQL schema.
     pub schema: String,
-    /// What to do about the schema.
+    /// What to do if the schema is missing or out of date.
     pub migrate: Migrate,
-    /// Connections at most.
+    /// The maximum number of connections.
     pub pool_max: u32,
-    /// How long to wait for one.
+    /// How long to wait for a connection.
     pub acquire_timeout: Duration,
-    /// How long entries stay.
+    /// How long entries stay after they were settled.
     pub retention: Duration,
-    /// What makes an identity.
+    /// What makes up an identity.
     pub identity: IdentityRule,
     /// What a reused id leads to.
     pub mismatch: MismatchRule,
-    /// The largest metadata.
+    /// The maximum size of metadata.
     pub metadata_bytes_max: usize,
     /// Whether a guard sweeps in the background.
     pub sweep: bool,
@@ -105,50 +106,50 @@ pub struct LedgerConfig {
 pub struct DedupConfig {
     /// The scope of claims that name none.
     pub default_scope: Option<Scope>,
-    /// Whether the ledger is asked at all.
+    /// Whether the guard uses the ledger at all.
     pub enabled: bool,
 }
 
-/// Settings of leases.
+/// The settings of leases.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct LeaseConfig {
-    /// How long one lasts unless extended.
+    /// How long a lease lasts unless it is extended.
     pub timeout: Duration,
     /// How often it is extended.
     pub heartbeat: Duration,
-    /// Who holds it, for humans.
+    /// Name of the lease holder, for humans.
     pub owner: Option<Owner>,
 }
 
-/// Settings of retries.
+/// The settings of retries.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct RetryConfig {
     /// How many runs an event gets.
     pub attempts_max: u32,
-    /// The first pause.
+    /// The pause after the first failure.
     pub backoff_base: Duration,
     /// The longest pause.
     pub backoff_max: Duration,
 }
 
-/// Settings of the window.
+/// The settings of the window.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct WindowConfig {
-    /// Which window, if there is one; may hold a password.
+    /// The URL of the window, if there is one; may contain a password.
     pub url: Option<String>,
     /// How long it remembers.
     pub ttl: Duration,
-    /// An epoch by hand, besides the ledger's own: what was remembered under another one is a miss.
+    /// An epoch set manually, in addition to the ledger's own: entries of another epoch are misses.
     pub epoch: String,
-    /// What happens while it is away.
+    /// What happens while it is unavailable.
     pub outage: OnOutage,
 }
 
 impl Config {
-    /// Resolves and checks all settings.
+    /// Resolves and validates all settings.
     pub fn load(sources: &Sources) -> Result<Self> {
         let values = sources.resolve()?;
         let of = Typed(&values);
@@ -212,7 +213,7 @@ impl Config {
         Ok(config)
     }
 
-    /// What two settings together make impossible.
+    /// Rejects settings that are impossible together.
     fn check(&self) -> Result<()> {
         if self.lease.heartbeat >= self.lease.timeout {
             return self.impossible("lease.heartbeat_s", "must be shorter than", "lease.timeout_s");
@@ -251,7 +252,8 @@ impl Config {
         &self.values
     }
 
-    /// What was said of single scopes (`consumer.<scope>.max_attempts`), under the key or variable that said it.
+    /// The settings of single scopes (`consumer.<scope>.max_attempts`), by the key or variable that
+    /// set them.
     pub fn scoped_values(&self) -> impl Iterator<Item = (String, &Value)> {
         self.scoped.all()
     }
@@ -270,12 +272,12 @@ impl Config {
         text.parse().map_err(|_| Error::Config(format!("{} = {text:?} is not a whole number", value.place)))
     }
 
-    /// What the URL of the bus is, with its password hidden.
+    /// The URL of the bus, with its password hidden.
     pub fn bus_url_shown(&self) -> String {
         hide_password(&self.bus_url)
     }
 
-    /// What the URL is, with its password hidden.
+    /// The URL of the ledger, with its password hidden.
     pub fn ledger_url_shown(&self) -> String {
         hide_password(&self.ledger.url)
     }
@@ -291,7 +293,7 @@ impl Config {
         }
     }
 
-    /// What opening a ledger takes.
+    /// The settings to open a ledger with.
     pub fn open_settings(&self) -> OpenSettings {
         OpenSettings {
             ledger: self.ledger_settings(),
@@ -303,7 +305,7 @@ impl Config {
         }
     }
 
-    /// What a guard is told.
+    /// The settings of a guard.
     pub fn guard_settings(&self) -> GuardSettings {
         let mut guard = GuardSettings::default();
         guard.scope.clone_from(&self.dedup.default_scope);
@@ -320,7 +322,7 @@ impl Config {
         guard
     }
 
-    /// Opens the ledger and puts a guard in front of it.
+    /// Opens the ledger and makes a guard for it.
     ///
     /// ```
     /// use hapax::config::{Config, Sources};
@@ -335,8 +337,8 @@ impl Config {
         Guard::with_settings(ledger, self.guard_settings())
     }
 
-    /// Opens the window, if one is configured, with its policy in front. `epoch` is the one given by hand, besides the ledger's
-    /// own: what was remembered under another one is a miss.
+    /// Opens the window, if one is configured, with its outage policy. `epoch` is set manually, in
+    /// addition to the ledger's own: entries of another epoch are misses.
     pub fn window(&self, epoch: impl Into<String>) -> Result<Option<Arc<dyn Window>>> {
         let Some(url) = &self.window.url else { return Ok(None) };
         let settings = WindowSettings::new(epoch).ttl(self.window.ttl);
@@ -345,18 +347,19 @@ impl Config {
         Ok(Some(Arc::new(OutageWindow::new(window, self.window.outage).telemetry_prefix(prefix))))
     }
 
-    /// What a sweep is told: transactions of 10,000 rows.
+    /// The settings of a sweep, with transactions of 10,000 rows.
     pub fn sweep_settings(&self) -> SweepSettings {
         SweepSettings { retention: self.ledger.retention, batch_max: 10_000, dry_run: false }
     }
 }
 
-/// The file a `sqlite:` URL names.
+/// The file of a `sqlite:` URL.
 pub fn sqlite_path(url: &str) -> Option<&Path> {
     url.strip_prefix("sqlite:").map(|path| Path::new(path.strip_prefix("//").unwrap_or(path)))
 }
 
-/// Values by key, typed. The table has checked their form; what is left are slips of this file.
+/// Values by key, typed. The table has validated their form, so an error here is a bug in this
+/// file.
 struct Typed<'v>(&'v [Value]);
 
 impl<'v> Typed<'v> {

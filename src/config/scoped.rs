@@ -1,4 +1,4 @@
-//! `consumer.<scope>.max_attempts`: the one setting that any scope may have for itself.
+//! `consumer.<scope>.max_attempts`: the one setting that each scope can override.
 
 use super::file::Entry;
 use super::load::{Place, Sources, Value, agreed, value};
@@ -6,14 +6,14 @@ use super::table::{ATTEMPTS_OF_SCOPE, Setting};
 use crate::error::Result;
 use crate::id::Scope;
 
-/// Scopes whose number of runs has a variable of its own.
+/// Scopes with a variable of their own for the number of runs.
 const WORKERS: [(&str, &str); 3] = [
     ("instance_worker", "INSTANCE_WORKER_MAX_RETRY_ATTEMPTS"),
     ("ontology_worker", "ONTOLOGY_WORKER_MAX_RETRY_ATTEMPTS"),
     ("projection_worker", "PROJECTION_WORKER_MAX_RETRIES"),
 ];
 
-/// The scope that a key speaks of: `consumer.billing.max_attempts` is `billing`'s.
+/// The scope in a key: `billing` in `consumer.billing.max_attempts`.
 pub(super) fn scope_of(key: &str) -> Option<&str> {
     let scope = key.strip_prefix("consumer.")?.strip_suffix(".max_attempts")?;
     (!scope.trim().is_empty()).then_some(scope)
@@ -25,13 +25,13 @@ pub(super) fn is_variable(name: &str) -> bool {
     scope.is_some_and(|scope| !scope.is_empty())
 }
 
-/// The variable of a scope. Two scopes that differ only in case or punctuation share one.
+/// The variable of a scope. Scopes that differ only in case or punctuation share one.
 fn variable(scope: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
     format!("HAPAX_CONSUMER_{}_MAX_ATTEMPTS", scope.chars().map(plain).collect::<String>())
 }
 
-/// What was said of scopes, by whom; flags and file by scope, variables by name.
+/// The values set for scopes; flags and file by scope, variables by name.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Scoped {
     flags: Vec<(String, Value)>,
@@ -40,7 +40,8 @@ pub(super) struct Scoped {
 }
 
 impl Scoped {
-    /// Reads and checks everything, also for scopes that nobody will ask for: a mistake is told at once.
+    /// Reads and validates everything, including scopes that are never used, so that mistakes show
+    /// at once.
     pub(super) fn load(sources: &Sources, file: &[Entry]) -> Result<Self> {
         let of = |place, text: &str| value(setting(), place, text);
         let mut scoped = Scoped::default();
@@ -60,7 +61,7 @@ impl Scoped {
         Ok(scoped)
     }
 
-    /// What was said of one scope, strongest first; variables that disagree are an error.
+    /// The value for one scope from the strongest source; variables that disagree are an error.
     pub(super) fn of(&self, scope: &Scope) -> Result<Option<Value>> {
         let named = |list: &[(String, Value)], name: &str| -> Vec<Value> {
             list.iter().filter(|(of, _)| of == name).map(|(_, value)| value.clone()).collect()
@@ -78,7 +79,7 @@ impl Scoped {
         agreed(named(&self.file, scope.as_str()).into_iter().map(Ok))
     }
 
-    /// Everything that was said, under the name it was said for.
+    /// All values, by the key or variable that set them.
     pub(super) fn all(&self) -> impl Iterator<Item = (String, &Value)> {
         let key = |scope: &String| format!("consumer.{scope}.max_attempts");
         let scopes = self.flags.iter().chain(&self.file).map(move |(scope, value)| (key(scope), value));

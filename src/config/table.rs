@@ -1,17 +1,17 @@
-//! The one list of settings: its rows are what `load` resolves and `hapax config show` prints.
+//! The one table of settings: `load` resolves its rows and `hapax config show` prints them.
 
 use crate::error::{Error, Result};
 use crate::guard::ATTEMPTS_MAX;
 use crate::id::NAME_CHARS_MAX;
 use crate::words::nearest;
 
-/// What kind of value a setting takes.
+/// The kind of value that a setting takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kind {
     /// Any text.
     Text,
-    /// A URL of one of these schemes, each with the way it is written; empty means unset.
+    /// A URL with one of these schemes, each with its form; empty means unset.
     Url(&'static [(&'static str, &'static str)]),
     /// A name (1 to 255 characters, not blank, no NUL); blank means unset.
     Name,
@@ -21,9 +21,9 @@ pub enum Kind {
     Choice(&'static [&'static str]),
     /// A whole number within these bounds, both included.
     Int {
-        /// The least.
+        /// The minimum.
         min: u64,
-        /// The most.
+        /// The maximum.
         max: u64,
     },
     /// `true` or `false` (also `1`, `0`, `yes`, `no`, `on`, `off`).
@@ -51,7 +51,7 @@ impl Kind {
         }
     }
 
-    /// The URL that somebody probably meant who gave the name of a file.
+    /// The URL probably meant by a value that is a file name.
     pub(super) fn url_of_file(self, text: &str) -> Option<String> {
         let Kind::Url(schemes) = self else { return None };
         let is_file = [".db", ".sqlite", ".sqlite3"].iter().any(|end| text.ends_with(end))
@@ -60,7 +60,8 @@ impl Kind {
         Some(format!("{scheme}:{text}"))
     }
 
-    /// The value in its one normal form, or none if it is not allowed. Two texts of one value (`yes`, `true`) agree.
+    /// The value in normal form, or `None` if it is not allowed. Two texts of one value (`yes`,
+    /// `true`) agree.
     pub(super) fn normal(self, text: &str) -> Option<String> {
         match self {
             Kind::Text => (!text.contains('\0')).then(|| text.to_owned()),
@@ -99,7 +100,7 @@ impl Kind {
     }
 }
 
-/// Whether what follows the scheme is a path, which must then be there.
+/// Whether a path must follow the scheme.
 fn names_file(form: &str) -> bool {
     form.ends_with(":FILE") || form.ends_with(":PATH")
 }
@@ -108,23 +109,24 @@ fn names_file(form: &str) -> bool {
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Setting {
-    /// Its name: `table.key` in `hapax.toml`.
+    /// Its key: `table.key` in `hapax.toml`.
     pub key: &'static str,
-    /// Older names for it, accepted in `hapax.toml` and with `--set`.
+    /// Older keys for it, accepted in `hapax.toml` and with `--set`.
     pub aliases: &'static [&'static str],
     /// Older environment variables for it.
     pub older_env: &'static [&'static str],
-    /// The command-line flag for it besides `--set KEY=VALUE`.
+    /// Its command-line flag besides `--set KEY=VALUE`.
     pub flag: Option<&'static str>,
-    /// What it takes.
+    /// What it accepts.
     pub kind: Kind,
-    /// Its value when nobody says anything; empty is unset.
+    /// Its default value; empty means unset.
     pub default: &'static str,
     /// What it means when it is unset.
     pub unset: &'static str,
-    /// Whether it may hold a secret: then it also comes from `…_FILE` and is never printed in full.
+    /// Whether it may contain a secret: then it can also come from `…_FILE` and is never printed in
+    /// full.
     pub secret: bool,
-    /// One line for people.
+    /// A one-line description.
     pub doc: &'static str,
 }
 
@@ -158,7 +160,7 @@ const fn also(setting: Setting, older_env: &'static [&'static str]) -> Setting {
     Setting { older_env, ..setting }
 }
 
-/// What nothing said means.
+/// Sets what it means that the setting is unset.
 const fn unset(means: &'static str, setting: Setting) -> Setting {
     Setting { unset: means, ..setting }
 }
@@ -200,10 +202,10 @@ const fn int(min: u64, max: u64) -> Kind {
     Kind::Int { min, max }
 }
 
-/// A day less than a century: long enough for everybody, short enough for every clock.
+/// Just under a century: longer than anyone needs, short enough for every clock.
 const DAYS_MAX: u64 = 36_500;
 
-/// Every setting there is, in the order they are shown.
+/// All settings, in the order in which they are shown.
 pub const SETTINGS: &[Setting] = &[
     Setting {
         flag: Some("--data"),
@@ -549,7 +551,7 @@ pub const SETTINGS: &[Setting] = &[
     row("telemetry.prefix", Kind::Text, "", "put before the names of spans and metrics"),
 ];
 
-/// What a scope may have for itself; `<scope>` is any scope's name.
+/// The setting that each scope can override; `<scope>` is the name of a scope.
 pub static ATTEMPTS_OF_SCOPE: Setting = row(
     "consumer.<scope>.max_attempts",
     int(1, ATTEMPTS_MAX as u64),
@@ -557,12 +559,12 @@ pub static ATTEMPTS_OF_SCOPE: Setting = row(
     "how many runs an event of this scope gets (unset: retry.attempts_max)",
 );
 
-/// The setting of a key or of one of its aliases.
+/// The setting with this key or alias.
 pub fn setting(name: &str) -> Result<&'static Setting> {
     find(name).map_err(Error::Config)
 }
 
-/// The same; else what is told about it.
+/// Like [`setting`], but returns the error as text.
 pub(super) fn find(name: &str) -> std::result::Result<&'static Setting, String> {
     SETTINGS.iter().find(|s| s.key == name || s.aliases.contains(&name)).ok_or_else(|| {
         let keys = SETTINGS.iter().flat_map(|s| std::iter::once(s.key).chain(s.aliases.iter().copied()));
@@ -572,7 +574,7 @@ pub(super) fn find(name: &str) -> std::result::Result<&'static Setting, String> 
     })
 }
 
-/// `did you mean …? `, if a variable that is not known is like one that is.
+/// `did you mean …? `, if an unknown variable resembles a known one.
 pub(super) fn meant_variable(name: &str) -> String {
     let names: Vec<_> = SETTINGS
         .iter()
@@ -583,7 +585,7 @@ pub(super) fn meant_variable(name: &str) -> String {
         .and_then(of_flag)
         .map(Setting::env)
         .or_else(|| nearest(name, names.iter().map(String::as_str)).map(str::to_owned));
-    // `HAPAX_ATTEMPTS_MAX`: the end of a name, behind what all of them begin with.
+    // `HAPAX_ATTEMPTS_MAX`: the end of a name behind the common prefix.
     let meant = meant.or_else(|| {
         let ends = names.iter().filter_map(|name| name.strip_prefix("HAPAX_"));
         nearest(own?, ends).map(|end| format!("HAPAX_{end}"))
@@ -591,7 +593,7 @@ pub(super) fn meant_variable(name: &str) -> String {
     meant.map_or_else(String::new, |meant| format!("did you mean {meant}? "))
 }
 
-/// The setting whose flag has this name: `ledger` and `LEDGER` are those of `--ledger`.
+/// The setting whose flag has this name: `ledger` and `LEDGER` match `--ledger`.
 fn of_flag(name: &str) -> Option<&'static Setting> {
     let is = |flag: &str| flag.trim_start_matches('-').eq_ignore_ascii_case(name);
     SETTINGS.iter().find(|setting| setting.flag.is_some_and(is))

@@ -182,7 +182,7 @@ fn t98_a_variable_that_is_named_after_its_flag_is_told_with_the_right_one() {
     assert!(!text.contains("did you mean"), "several could be meant: {text}");
 }
 
-/// The tools of this repository run the binary, with their own variables set.
+/// The tools of this repository run the binary with their own variables set.
 #[test]
 fn t98_the_variables_of_the_repositorys_tools_are_no_mistakes() {
     fn look(dir: &Path, names: &mut std::collections::BTreeSet<String>) {
@@ -215,7 +215,7 @@ fn e_a_mistake_in_the_file_is_told_with_its_line() {
     assert!(text.contains("my.toml line 1: "), "{text}");
 }
 
-/// As someone reads it who has to find the place.
+/// Errors as a reader needs them to find the place.
 #[test]
 fn t98_a_key_of_the_file_that_is_wrong_is_told_with_its_line_and_once() {
     for (toml, wanted) in [
@@ -316,7 +316,7 @@ fn e_what_is_right_is_shown_although_something_is_wrong() {
     assert!(values.iter().any(|value| value.setting.key == "lease.timeout_s" && value.text() == "60"));
 }
 
-/// Nothing that is wrong hides what else is wrong, or what is in force.
+/// One mistake hides neither other mistakes nor the values in force.
 #[test]
 fn t98_every_mistake_is_told_and_all_else_is_as_it_would_be() {
     let file = "[ledger]\nulr = 'x'\nschema = 5\nidentity = 'no'\n[retry]\nattempts_max = 3";
@@ -417,7 +417,7 @@ fn the_workers_have_their_own_variables() {
     );
 }
 
-/// What is shown is what is done.
+/// The allocator shown is the one used.
 #[test]
 fn the_allocator_that_is_shown_is_the_one_that_numbers() {
     let shown = |sources: Sources| {

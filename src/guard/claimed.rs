@@ -1,4 +1,4 @@
-//! At most once: claim in a transaction of its own, then run.
+//! At most once: claim in a separate transaction, then run.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use super::{Core, Deliverable, Delivery, Granted, Guard, note};
 use crate::error::Result;
 use crate::ledger::{Identity, Ledger, Metadata, Mode, Outcome, Settle, Token, Verdict, Week};
 
-/// An at-most-once claim: run the event now. Nobody else ever will, unless someone intervenes.
+/// An at-most-once claim: run the event now. It never runs again, unless an operator intervenes.
 ///
-/// Reporting the end is optional. A claim made with [`Guard::try_claim_tracked`] promised to: dropped without a word, or
-/// silent past its time, it is listed as lost.
+/// Reporting the end is optional, except for claims made with [`Guard::try_claim_tracked`]: if such
+/// a claim is dropped unreported, or not reported in time, the event is listed as lost.
 #[must_use = "the event is yours to run, and nobody else will"]
 pub struct Claimed {
     core: Core,
@@ -46,7 +46,7 @@ impl Claimed {
         }
     }
 
-    /// What was claimed: the key to hand to sinks that dedup.
+    /// The event's identity: the key to pass to sinks that deduplicate.
     pub fn key(&self) -> &Identity {
         &self.identity
     }
@@ -56,27 +56,27 @@ impl Claimed {
         self.token
     }
 
-    /// Which run this is: more than 1 only after someone intervened.
+    /// Which run this is: more than 1 only after an intervention.
     pub fn attempt(&self) -> u32 {
         self.attempt
     }
 
-    /// Whether the end is expected to be reported.
+    /// Whether the end must be reported.
     pub fn is_tracked(&self) -> bool {
         self.tracked
     }
 
-    /// Reports that the run ended well.
+    /// Reports that the run succeeded.
     pub async fn finished(self) -> Result<()> {
         self.settle(Verdict::Finished { metadata: None }).await
     }
 
-    /// Reports that the run ended well, with JSON to keep.
+    /// Reports that the run succeeded, with JSON to store.
     pub async fn finished_with(self, metadata: Metadata) -> Result<()> {
         self.settle(Verdict::Finished { metadata: Some(metadata) }).await
     }
 
-    /// Reports that the run failed. It is not run again, but listed.
+    /// Reports that the run failed. The event does not run again, but is listed.
     pub async fn lost(self, reason: impl fmt::Display) -> Result<()> {
         self.settle(Verdict::Lost { note: note(reason) }).await
     }
@@ -87,7 +87,7 @@ impl Claimed {
     }
 
     async fn settle(mut self, verdict: Verdict) -> Result<()> {
-        self.tracked = false; // what follows is the report, so the drop has none to make
+        self.tracked = false; // this is the report, so the drop must not make one
         if !self.guarded {
             return Ok(());
         }
@@ -121,7 +121,8 @@ impl Drop for Claimed {
 }
 
 impl Core {
-    /// An at-most-once claim. `hold`: what would have to wait is parked with its bytes.
+    /// An at-most-once claim. With `hold`, an event that would have to wait is parked with its
+    /// bytes.
     pub(crate) async fn once(
         &self,
         delivery: Delivery,
@@ -135,8 +136,9 @@ impl Core {
 }
 
 impl<L: Ledger> Guard<L> {
-    /// Claims an event in a transaction of its own, to run it **at most once**: if the run fails or crashes after this
-    /// call, the event is not run again. For effects that may be lost but must not be repeated.
+    /// Claims an event in a separate transaction, to run it **at most once**: if the run fails or
+    /// crashes after this call, the event does not run again. For effects that may be lost but must
+    /// not be repeated.
     ///
     /// ```
     /// use hapax::{Guard, Outcome, backend::memory::MemoryLedger};
@@ -155,8 +157,9 @@ impl<L: Ledger> Guard<L> {
         Ok(outcome.map(|granted| Claimed::new(&self.core, &granted)))
     }
 
-    /// Like [`try_claim`](Guard::try_claim), and the end is reported `within` this time by [`Claimed::finished`] or
-    /// [`Claimed::lost`]. What is not is listed as lost, so that a crash is never silent.
+    /// Like [`try_claim`](Guard::try_claim), but the caller must report the end `within` this time
+    /// with [`Claimed::finished`] or [`Claimed::lost`]. Otherwise the event is listed as lost, so
+    /// that a crash is never silent.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -179,8 +182,9 @@ impl<L: Ledger> Guard<L> {
         Ok(outcome.map(|granted| Claimed::new(&self.core, &granted)))
     }
 
-    /// Claims many events at once, at most once each, with an outcome each, in the order given. A bad id fails alone. Safe
-    /// to cancel: what was claimed and not delivered is given back.
+    /// Claims many events at once, each at most once, and returns their outcomes in the order
+    /// given. A bad id fails only itself. Safe to cancel: claims that did not reach the caller are
+    /// released.
     ///
     /// ```
     /// # use hapax::{Guard, backend::memory::MemoryLedger};

@@ -6,7 +6,8 @@ use crate::event::{Event, Fingerprint, Origin};
 use crate::id::{Aggregate, EventId, Tenant};
 use crate::ledger::{Body, Metadata};
 
-/// One arrival of an event: what a claim is made of. Made from an [`Event`], or from an id alone when that is all there is.
+/// One arrival of an event, from which a claim is made. Built from an [`Event`], or from an id
+/// alone if nothing else is known.
 ///
 /// ```
 /// use hapax::guard::Delivery;
@@ -19,26 +20,26 @@ use crate::ledger::{Body, Metadata};
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Delivery {
-    /// Which event.
+    /// Which event it is.
     pub id: EventId,
-    /// Whose data; the guard's tenant if it is none.
+    /// Whose data it is; `None` means the guard's tenant.
     pub tenant: Option<Tenant>,
     /// The event's logical time.
     pub time: Option<Time>,
-    /// Hash of the immutable part, to notice a reused id.
+    /// Hash of the event's immutable part, to detect a reused id.
     pub fingerprint: Option<Fingerprint>,
     /// The record it came from.
     pub origin: Option<Origin>,
-    /// Aggregate and number, used where the guard was given an order.
+    /// Aggregate and seq; used only if the guard has an order.
     pub order: Option<(Aggregate, u64)>,
-    /// JSON to keep with the entry.
+    /// JSON to store with the entry.
     pub metadata: Option<Metadata>,
-    /// The event's bytes, kept with the entry if it dies.
+    /// The event's bytes, stored with the entry if it dies.
     pub body: Option<Body>,
 }
 
 impl Delivery {
-    /// A delivery of which only the id is known.
+    /// A delivery with only an id.
     pub fn of(id: EventId) -> Self {
         Delivery {
             id,
@@ -52,7 +53,7 @@ impl Delivery {
         }
     }
 
-    /// Sets JSON to keep with the entry.
+    /// Sets JSON to store with the entry.
     #[must_use]
     pub fn metadata(mut self, metadata: Metadata) -> Self {
         self.metadata = Some(metadata);
@@ -74,7 +75,7 @@ impl Delivery {
     }
 }
 
-/// What a [`Guard`](crate::Guard) takes: an event, an id, or a text that is checked to be one.
+/// What a [`Guard`](crate::Guard) accepts: an event, an id, or a text that is validated as an id.
 ///
 /// ```
 /// use hapax::guard::Deliverable;
@@ -82,7 +83,7 @@ impl Delivery {
 /// assert!("   ".delivery().is_err());
 /// ```
 pub trait Deliverable {
-    /// What to claim, or what is wrong with it.
+    /// The delivery to claim, or an error if it is invalid.
     fn delivery(self) -> Result<Delivery>;
 }
 
@@ -111,7 +112,7 @@ impl Deliverable for &Event {
 }
 
 impl Delivery {
-    /// An event whose fingerprint is known, without its bytes.
+    /// A delivery of an event with a known fingerprint, without its bytes.
     pub(crate) fn of_event(event: &Event, fingerprint: Option<Fingerprint>) -> Self {
         Delivery {
             id: event.id.clone(),

@@ -1,4 +1,4 @@
-//! Keeping a lease alive, and saying when it is lost.
+//! Extends a lease in the background and reports when it is lost.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -13,13 +13,14 @@ use super::Core;
 use crate::error::Error;
 use crate::ledger::{Extend, Identity, Settled};
 
-/// The lease was lost while its handler ran: someone else may be running the event now.
+/// The lease was lost while its handler ran: another claimer may be running the event now.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the lease on {key} was lost while it was being run ({cause})")]
 pub struct LeaseLost {
-    /// What was being run.
+    /// The event that was running.
     pub key: Identity,
-    /// `fenced`: the ledger gave it to someone else. `deadline`: it could not be extended in time.
+    /// `fenced`: the ledger granted it to another claimer. `deadline`: it could not be extended in
+    /// time.
     pub cause: &'static str,
 }
 
@@ -29,18 +30,19 @@ impl From<LeaseLost> for Error {
     }
 }
 
-/// What is known of a lease that is being kept.
+/// The state of a lease that is being extended.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LeaseState {
     pub(super) deadline: Instant,
     pub(super) lost: Option<&'static str>,
 }
 
-/// Extends a lease in a task of its own, so that a handler that blocks its thread keeps its lease; ends when dropped.
+/// Extends a lease in its own task, so that a handler that blocks its thread keeps its lease. Ends
+/// when dropped.
 #[derive(Debug)]
 pub(super) struct Heartbeat {
     state: watch::Receiver<LeaseState>,
-    /// Whether it was ended because the lease is settled, or about to be.
+    /// Whether it ended because the lease is settled, or about to be.
     settled: Arc<AtomicBool>,
     task: AbortHandle,
 }
@@ -63,8 +65,8 @@ impl Heartbeat {
         *self.state.borrow()
     }
 
-    /// Ends when the lease is lost; never, if it is settled before. One whose task is gone is extended by nobody: it is lost at its
-    /// deadline.
+    /// Completes when the lease is lost, and never if it is settled first. If the task is gone,
+    /// nothing extends the lease, so it is lost at its deadline.
     pub(super) fn lost(&self) -> impl Future<Output = &'static str> + Send + 'static + use<> {
         let (mut state, settled) = (self.state.clone(), Arc::clone(&self.settled));
         async move {
@@ -85,7 +87,8 @@ impl Heartbeat {
 async fn keep(core: Core, extend: Extend, state: watch::Sender<LeaseState>) {
     let mut deadline = state.borrow().deadline;
     let cause = loop {
-        // One that has less left than a heartbeat (it was not run at once) is extended while there is time.
+        // If less than a heartbeat is left (the run did not start immediately), extend while there
+        // is time.
         let left = deadline.saturating_duration_since(Instant::now());
         sleep(core.settings().heartbeat.min(left / 2)).await;
         match extend_once(&core, &extend, deadline).await {
@@ -103,8 +106,8 @@ async fn keep(core: Core, extend: Extend, state: watch::Sender<LeaseState>) {
     state.send_modify(|state| state.lost = Some(cause));
 }
 
-/// Extends once, trying again until the deadline: an extension that fails is no loss yet, and none that comes in time is
-/// a false rescue.
+/// Extends once, and retries until the deadline: a failed extension does not yet mean that the
+/// lease is lost, and one that succeeds before the deadline counts.
 async fn extend_once(core: &Core, extend: &Extend, deadline: Instant) -> Result<Instant, &'static str> {
     let pause = (core.settings().heartbeat / 4).min(Duration::from_secs(1));
     loop {
@@ -131,8 +134,8 @@ mod tests {
     use crate::ledger::{Token, Week};
     use crate::{EventId, Guard, Scope};
 
-    /// A heartbeat whose task is gone, though its lease was not settled: the lease is lost at its deadline. One that was ended because
-    /// its lease is settled loses nothing.
+    /// If a heartbeat's task is gone but its lease was not settled, the lease is lost at its
+    /// deadline. If the heartbeat ended because the lease is settled, nothing is lost.
     #[tokio::test(start_paused = true)]
     async fn t39_a_heartbeat_that_is_gone_loses_its_lease_at_the_deadline() {
         let guard = Guard::builder(MemoryLedger::default()).scope("billing").build().unwrap();

@@ -1,4 +1,4 @@
-//! The lease: the right to run an event, as a value that is settled once, or gives itself back.
+//! The lease: the right to run an event. It is settled once, or settles itself on drop.
 
 use std::fmt;
 use std::future::Future;
@@ -18,10 +18,10 @@ use crate::ledger::{
 };
 use crate::telemetry::Meter;
 
-/// What a handler needs to know of its run: hand key and token to the sink.
+/// What a handler needs to know about its run: pass key and token to the sink.
 ///
-/// A sink that dedups on the key makes the effect exactly once; one that refuses lower tokens keeps a stale run from
-/// writing last. Neither replaces the other.
+/// A sink that deduplicates on the key makes the effect exactly once; one that refuses lower tokens
+/// keeps a stale run from writing last. Neither replaces the other.
 #[derive(Debug, Clone)]
 pub struct Run {
     key: Identity,
@@ -31,7 +31,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// What is being run: the key to dedup on.
+    /// The event's identity: the key to deduplicate on.
     pub fn key(&self) -> &Identity {
         &self.key
     }
@@ -41,18 +41,18 @@ impl Run {
         self.token
     }
 
-    /// Which run this is, from 1.
+    /// Which run this is, counted from 1.
     pub fn attempt(&self) -> u32 {
         self.attempt
     }
 
-    /// Whether the last run ended with its process.
+    /// Whether the process died during the last run.
     pub fn suspect(&self) -> bool {
         self.suspect
     }
 
-    /// The id of the `n`-th event this run emits. It follows from the key, so a run that is repeated emits the same ids
-    /// and whoever consumes them is not fooled.
+    /// The id of the `n`-th event that this run emits. It is derived from the key, so a repeated
+    /// run emits the same ids and consumers of those events can deduplicate them.
     pub fn child_id(&self, n: u64) -> EventId {
         let tenant = self.key.tenant.as_ref().map_or("", |tenant| tenant.as_str());
         let parts = [tenant.as_bytes(), self.key.scope.as_str().as_bytes(), &n.to_be_bytes()];
@@ -60,17 +60,17 @@ impl Run {
     }
 }
 
-/// What a failed run leads to.
+/// The consequence of a failed run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
     /// It may run again.
     RetryAt {
-        /// When, by ledger time; stored.
+        /// When, by ledger time. The ledger stores it.
         at: Time,
     },
-    /// Its attempts are used up, or it was said to be fatal. Only a redrive brings it back.
+    /// Its attempts are used up, or the failure was fatal. Only a redrive runs it again.
     Dead {
-        /// Since when, by ledger time.
+        /// When it died, by ledger time.
         at: Time,
     },
 }
@@ -78,9 +78,10 @@ pub enum Failure {
 /// The right to run an event. Settle it with [`done`](Lease::done), [`fail`](Lease::fail) or
 /// [`release`](Lease::release).
 ///
-/// Dropped without that (a panic, a cancelled task), it goes back as a failed run that counts, so that an event that always
-/// panics does not run for ever. A settling that cannot reach the ledger is repeated with the same token for as long as
-/// the lease lives; it is never taken for a failure of the handler.
+/// A lease that is dropped unsettled (a panic, a cancelled task) counts as a failed run, so that an
+/// event that always panics does not run forever. If the ledger cannot be reached, settling is
+/// repeated with the same token for as long as the lease lives; that never counts as a failure of
+/// the handler.
 ///
 /// ```
 /// use hapax::{Guard, Outcome, backend::memory::MemoryLedger};
@@ -104,24 +105,25 @@ pub struct Lease {
     week: Week,
     order: Option<Order>,
     body: Option<Body>,
-    /// How long it lasts, from when it was granted or extended.
+    /// How long it lasts after it is granted or extended.
     duration: Duration,
     deadline: Instant,
     heartbeat: Option<Heartbeat>,
     guarded: bool,
-    /// Whether it is still to be settled.
+    /// Whether it still has to be settled.
     open: bool,
     dropped: Dropped,
 }
 
-/// What becomes of a lease that is dropped before it is settled.
+/// What happens to a lease that is dropped before it is settled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Dropped {
     /// It counts as a failed run.
     Counts,
-    /// It is given back uncounted: its run has not begun.
+    /// It is released, uncounted: its run has not begun.
     Returns,
-    /// It is left to lapse: for those whose handlers cannot take it with them.
+    /// It lapses. For consumers: their handlers do not own the lease, so a drop is no sign of a
+    /// failed run.
     Lapses,
 }
 
@@ -132,7 +134,8 @@ impl fmt::Debug for Lease {
 }
 
 impl Lease {
-    /// `sent` is the moment before the claim was sent: the ledger's lease began later, so it ends later than ours.
+    /// `sent` is taken before the claim is sent: the ledger's lease begins later, so it ends later
+    /// than ours.
     fn new(core: &Core, granted: Granted, sent: Instant) -> Self {
         let Granted { claim, grant, guarded } = granted;
         let duration = match claim.mode {
@@ -164,7 +167,7 @@ impl Lease {
         self
     }
 
-    /// What is being run: the key to dedup on.
+    /// The event's identity: the key to deduplicate on.
     pub fn key(&self) -> &Identity {
         &self.run.key
     }
@@ -174,12 +177,12 @@ impl Lease {
         self.run.token
     }
 
-    /// Which run this is, from 1.
+    /// Which run this is, counted from 1.
     pub fn attempt(&self) -> u32 {
         self.run.attempt
     }
 
-    /// Whether the last run ended with its process.
+    /// Whether the process died during the last run.
     pub fn suspect(&self) -> bool {
         self.run.suspect
     }
@@ -189,13 +192,13 @@ impl Lease {
         self.run.child_id(n)
     }
 
-    /// Key, token and the rest, to hand to a handler.
+    /// Key, token and the rest, to pass to a handler.
     pub fn info(&self) -> Run {
         self.run.clone()
     }
 
-    /// Until when the lease may be relied upon, by this machine's monotonic clock: from before the claim was sent, less a
-    /// margin. Moves on with each heartbeat.
+    /// The time, by this machine's monotonic clock, until which the lease can be relied upon:
+    /// counted from before the claim was sent, less a margin. Each heartbeat extends it.
     pub fn deadline(&self) -> std::time::Instant {
         self.local_deadline().into_std()
     }
@@ -210,15 +213,16 @@ impl Lease {
         self.guarded && (lost || self.local_deadline() <= Instant::now())
     }
 
-    /// Starts the heartbeat, unless it is running: a task that extends the lease until it is settled, dropped or lost.
+    /// Starts the heartbeat, unless it is running: a task that extends the lease until it is
+    /// settled, dropped or lost.
     pub fn heartbeat(&mut self) {
         if self.guarded && self.heartbeat.is_none() {
             self.heartbeat = Some(Heartbeat::spawn(self.core.clone(), self.extending(), self.deadline));
         }
     }
 
-    /// Ends when the lease is lost; never, if it is settled before. Starts the heartbeat. For code that must stop by
-    /// itself; [`run`](Lease::run) cancels for you.
+    /// Completes when the lease is lost, and never if it is settled first. Starts the heartbeat.
+    /// For code that has to stop on its own; [`run`](Lease::run) cancels for you.
     pub fn lost(&mut self) -> impl Future<Output = ()> + Send + 'static + use<> {
         self.heartbeat();
         let lost = self.heartbeat.as_ref().map(Heartbeat::lost);
@@ -230,9 +234,9 @@ impl Lease {
         }
     }
 
-    /// Runs `work` while extending the lease with every heartbeat. When the lease is lost, or cannot be extended before its
-    /// [`deadline`](Lease::deadline), `work` is dropped where it stands. That is best effort: what it sent is sent, which
-    /// is what the token is for.
+    /// Runs `work` and extends the lease with every heartbeat. If the lease is lost, or cannot be
+    /// extended before its [`deadline`](Lease::deadline), `work` is dropped. That is best effort:
+    /// it cannot take back what `work` has already sent, which is what the token is for.
     pub async fn run<T>(&mut self, work: impl Future<Output = T>) -> Result<T, LeaseLost> {
         self.heartbeat();
         let Some(keeper) = &self.heartbeat else { return Ok(work.await) };
@@ -241,13 +245,13 @@ impl Lease {
             biased;
             value = work => Ok(value),
             cause = lost => {
-                self.open = false; // nothing of it is ours to give back
+                self.open = false; // it is no longer ours to release
                 Err(LeaseLost { key: self.run.key.clone(), cause })
             }
         }
     }
 
-    /// Extends the lease once, now.
+    /// Extends the lease once.
     pub async fn extend(&mut self) -> Result<()> {
         if !self.guarded {
             return Ok(());
@@ -260,36 +264,37 @@ impl Lease {
         settled.ok_or_fenced(&self.run.key, self.run.token)?;
         self.deadline = sent + self.duration - self.core.settings().margin();
         if self.heartbeat.take().is_some() {
-            self.heartbeat(); // begins anew, from the new deadline
+            self.heartbeat(); // restarts, from the new deadline
         }
         Ok(())
     }
 
-    /// Settles: it took effect.
+    /// Settles the event as done.
     #[doc(alias = "mark_done")]
     pub async fn done(self) -> Result<()> {
         self.settle(Verdict::Done { metadata: None }).await.map(drop)
     }
 
-    /// Settles: it took effect, with JSON to keep.
+    /// Settles the event as done, with JSON to store.
     pub async fn done_with(self, metadata: Metadata) -> Result<()> {
         self.settle(Verdict::Done { metadata: Some(metadata) }).await.map(drop)
     }
 
-    /// Settles: the run failed. It runs again after a pause that is stored, or is dead when its attempts are used up.
+    /// Settles the run as failed. The event runs again after a stored pause, or is dead when its
+    /// attempts are used up.
     #[doc(alias = "mark_failed")]
     pub async fn fail(self, error: impl fmt::Display) -> Result<Failure> {
         let verdict = self.failure(error);
         self.settle_failure(verdict).await
     }
 
-    /// Settles: the run failed and no other would succeed. The event is dead.
+    /// Settles the run as failed permanently. The event is dead.
     pub async fn fail_fatal(self, error: impl fmt::Display) -> Result<Failure> {
         let verdict = Verdict::Dead { note: note(error), body: self.body.clone() };
         self.settle_failure(verdict).await
     }
 
-    /// Gives the lease back at once, uncounted: the event was not run.
+    /// Releases the lease immediately, uncounted: the event was not run.
     pub async fn release(self) -> Result<()> {
         self.settle(Verdict::release()).await.map(drop)
     }
@@ -300,7 +305,7 @@ impl Lease {
         Ok(if dead { Failure::Dead { at } } else { Failure::RetryAt { at } })
     }
 
-    /// What a failure of this run leads to.
+    /// The verdict for a failure of this run.
     fn failure(&self, error: impl fmt::Display) -> Verdict {
         let terms = self.core.settings().failure_terms();
         if self.run.attempt >= terms.attempts_max {
@@ -314,7 +319,7 @@ impl Lease {
         if !self.guarded {
             return Ok(Time::default());
         }
-        // From here on the drop must not say anything else, whatever becomes of this call.
+        // From here on the drop must not settle differently, whatever happens to this call.
         self.open = false;
         let until = self.local_deadline();
         self.heartbeat = None;
@@ -334,7 +339,7 @@ impl Lease {
         }
     }
 
-    /// Leaves it as it is: someone else settles it, or it lapses.
+    /// Leaves it unsettled: another task settles it, or it lapses.
     pub(crate) fn leave_open(mut self) {
         self.open = false;
     }
@@ -371,9 +376,10 @@ impl Core {
         Ok(self.leased(outcome, sent).await?.map(|lease| lease.when_dropped(Dropped::Counts)))
     }
 
-    /// The lease of a claim that was sent at `sent`, given back if it is dropped. The ledger counts a lease from when it grants
-    /// it, the holder from before it asked: one whose answer took long is extended before anything starts, so that its run is not
-    /// cancelled at once and its attempt used up for nothing. One that cannot be extended is given back uncounted.
+    /// The lease of a claim that was sent at `sent`; released if it is dropped. The ledger counts a
+    /// lease from when it grants it, the holder from before the request. If the answer took long,
+    /// the lease is extended before anything starts, so that its run is not cancelled immediately
+    /// at the cost of an attempt. If it cannot be extended, it is released uncounted.
     async fn leased(&self, outcome: Outcome<Granted>, sent: Instant) -> Result<Outcome<Lease>> {
         let mut lease = match outcome.map(|granted| Lease::new(self, granted, sent)) {
             Outcome::First(lease) if self.is_short(sent, lease.duration) => lease,
@@ -382,11 +388,11 @@ impl Core {
         match lease.extend().await {
             Ok(()) if !lease.is_lost() => Ok(Outcome::First(lease)),
             Ok(()) => {
-                let _ = lease.release().await; // should that not arrive, it lapses
+                let _ = lease.release().await; // if this fails, it lapses
                 let what = "leasing: answers take longer than the lease lasts".into();
                 Err(Error::Contended { what, source: None })
             }
-            // It lapsed by the ledger's clock as well, and someone else has it.
+            // It lapsed by the ledger's clock as well, and another claimer has it.
             Err(Error::Fenced { .. }) => Ok(Outcome::Busy { until: None, owner: None }),
             Err(error) => {
                 let _ = lease.release().await;
@@ -395,13 +401,14 @@ impl Core {
         }
     }
 
-    /// Whether a lease that was asked for at `sent` would end before its first heartbeat.
+    /// Whether a lease requested at `sent` would end before its first heartbeat.
     fn is_short(&self, sent: Instant, lease: Duration) -> bool {
         let settings = self.settings();
         settings.enabled && sent.elapsed() + settings.heartbeat + settings.margin() > lease
     }
 
-    /// A lease on other terms than the guard's. `hold`: what would have to wait is parked with its bytes.
+    /// A lease with its own terms instead of the guard's. With `hold`, an event that would have to
+    /// wait is parked with its bytes.
     pub(crate) async fn lease_on(
         &self,
         delivery: Delivery,
@@ -415,13 +422,13 @@ impl Core {
         Ok(self.leased(outcome, sent).await?.map(|lease| lease.when_dropped(Dropped::Lapses)))
     }
 
-    /// Gives back what was claimed and never answered; see [`Batcher::release_doubtful`].
+    /// Releases claims that were never answered; see [`Batcher::release_doubtful`].
     pub(crate) async fn release_doubtful(&self) {
         self.batcher().release_doubtful().await;
     }
 
-    /// Settles, and goes on trying while the ledger is away, for as long as `patience` lasts: also if the caller gives
-    /// up, because what took effect took effect.
+    /// Settles, and retries for up to `patience` while the ledger is unavailable. It continues even
+    /// if the caller is cancelled, because the effect has happened.
     pub(super) async fn settle(&self, settle: Settle, patience: Duration) -> Result<Settled> {
         let verdict = Meter::verdict(&settle.verdict);
         let until = Instant::now() + patience;
@@ -440,8 +447,8 @@ impl Core {
         answer
     }
 
-    /// Asks until the event is not busy any more or the limit is reached. Between two questions it sleeps: longer and
-    /// longer up to a second, but not past the end of the lease in the way.
+    /// Retries until the event is no longer busy or the limit is reached. Sleeps between attempts:
+    /// longer each time, up to a second, but not past the end of the lease in the way.
     async fn lease_or_wait(&self, delivery: Delivery, limit: Duration) -> Result<Outcome<Lease>> {
         let end = Instant::now().checked_add(limit); // none: longer than any clock runs
         let mut pause = Duration::from_millis(20);
@@ -459,7 +466,7 @@ impl Core {
                     Some(known) => known,
                     None => *clock.insert((self.batcher().ledger().now().await?, now)),
                 };
-                // A millisecond more, as the lease must be over and not about to be.
+                // One millisecond more, because the lease must have ended.
                 wake = wake.min(local + until.since(ledger) + Duration::from_millis(1)).max(now + PAUSE_MIN);
             }
             tokio::time::sleep_until(end.map_or(wake, |end| wake.min(end))).await;
@@ -468,7 +475,8 @@ impl Core {
     }
 }
 
-/// A settling that is not known to be recorded. Dropped, it goes on in a task of its own.
+/// A settle request that is not known to be recorded. If it is dropped, it continues in a task of
+/// its own.
 struct Unsettled {
     batcher: Batcher,
     settle: Option<Settle>,
@@ -485,7 +493,7 @@ impl Unsettled {
 
 impl Drop for Unsettled {
     fn drop(&mut self) {
-        let _ = self.go_on(); // nobody waits for it
+        let _ = self.go_on(); // detached
     }
 }
 
@@ -501,20 +509,21 @@ async fn settle_until(batcher: Batcher, settle: Settle, until: Instant) -> Resul
     }
 }
 
-/// How long a settling is tried at least, also past the end of its lease: while nobody else has the event the token still counts.
+/// The minimum time to retry settling, even past the end of the lease: while no other claimer has
+/// the event, the token is still valid.
 const PATIENCE_MIN: Duration = Duration::from_secs(2);
-/// Between two questions there is always a pause, whatever the clocks say.
+/// The minimum pause between two attempts, whatever the clocks say.
 const PAUSE_MIN: Duration = Duration::from_millis(5);
 
 impl<L: Ledger> Guard<L> {
-    /// Claims an event under a lease. Whoever gets [`Outcome::First`] runs it and settles the [`Lease`]; everyone else is
-    /// told what it is up to.
+    /// Claims an event under a lease. With [`Outcome::First`], run the event and settle the
+    /// [`Lease`]; any other outcome says why it is not yours to run.
     pub async fn lease(&self, event: impl Deliverable) -> Result<Outcome<Lease>> {
         self.core.lease(event.delivery()?).await
     }
 
-    /// Like [`lease`](Guard::lease), but while someone else holds the event it waits, up to `limit`; then it answers
-    /// [`Outcome::Busy`].
+    /// Like [`lease`](Guard::lease), but waits up to `limit` while another caller holds the event;
+    /// after that it returns [`Outcome::Busy`].
     ///
     /// ```
     /// # use std::time::Duration;
@@ -531,7 +540,8 @@ impl<L: Ledger> Guard<L> {
         self.core.lease_or_wait(event.delivery()?, limit).await
     }
 
-    /// Leases many events at once, with an outcome each, in the order given. A bad id fails alone. Safe to cancel.
+    /// Leases many events at once and returns their outcomes in the order given. A bad id fails
+    /// only itself. Safe to cancel.
     pub async fn lease_many<D: Deliverable>(
         &self,
         events: impl IntoIterator<Item = D>,
@@ -545,7 +555,7 @@ impl<L: Ledger> Guard<L> {
                 |outcome: Outcome<Granted>| outcome.map(|granted| Lease::new(&self.core, granted, sent));
             return Ok(outcomes.into_iter().map(|outcome| Ok(lease(outcome?).map(counts))).collect());
         }
-        // Side by side, so that what must be extended gathers into one statement.
+        // Concurrently, so that the extensions gather into one statement.
         let extended: Vec<_> = outcomes
             .into_iter()
             .map(|outcome| {

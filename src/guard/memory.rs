@@ -8,9 +8,10 @@ use crate::ledger::{Mode, Outcome};
 impl Guard<MemoryLedger> {
     /// Claims an event in the caller's transaction: the claim commits or rolls back with the effect.
     ///
-    /// **A poison event loops for ever with this call alone**: the rollback of a failed effect takes the claim with it, so
-    /// nothing counts the attempt and the next delivery runs it again. Tell [`failed`](Guard::failed) about each failure
-    /// after the rollback; it counts, and answers when to retry or that the event is dead.
+    /// **With this call alone a poison event loops forever**: the rollback of a failed effect
+    /// includes the claim, so nothing counts the attempt and the next delivery runs it again. Call
+    /// [`failed`](Guard::failed) after each rollback; it counts the failure and returns when to
+    /// retry, or that the event is dead.
     ///
     /// ```
     /// use hapax::{Guard, backend::memory::MemoryLedger};
@@ -33,8 +34,9 @@ impl Guard<MemoryLedger> {
         outcomes.pop().unwrap_or_else(|| Err(Error::Corrupt("a claim without an answer".into())))
     }
 
-    /// Claims many events in the caller's transaction, with an outcome each, in the order given. A bad id fails alone. The
-    /// warning of [`try_claim_in`](Guard::try_claim_in) holds.
+    /// Claims many events in the caller's transaction and returns their outcomes in the order
+    /// given. A bad id fails only itself. The warning of [`try_claim_in`](Guard::try_claim_in)
+    /// applies.
     pub fn try_claim_many_in<D: Deliverable>(
         &self,
         tx: &mut MemoryTransaction<'_>,

@@ -1,12 +1,12 @@
-//! The front door: asks the ledger before your handler runs, and tells it how the run ended.
+//! The guard: asks the ledger before your handler runs, and records how the run ended.
 //!
-//! Three ways to be guarded, one word each:
+//! Three guarantees, each with its own calls:
 //!
-//! | call | promise | for |
+//! | call | guarantee | for |
 //! |---|---|---|
 //! | `try_claim_in(&mut tx, …)` | exactly once: the claim commits or rolls back with your effect | effects in the ledger's database |
-//! | [`lease`](Guard::lease), [`process_if_new`](Guard::process_if_new) | at least once, one live lease at a time; exactly once if the sink dedups on our key | effects elsewhere |
-//! | [`try_claim`](Guard::try_claim) | at most once: what fails after the claim is lost, and can be listed | effects that may be lost |
+//! | [`lease`](Guard::lease), [`process_if_new`](Guard::process_if_new) | at least once, one live lease at a time; exactly once if the sink deduplicates on our key | effects elsewhere |
+//! | [`try_claim`](Guard::try_claim) | at most once: an event that fails after the claim is lost, and can be listed | effects that may be lost |
 //!
 //! ```
 //! use hapax::backend::memory::MemoryLedger;
@@ -24,7 +24,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A guard is cheap to clone, and single calls of concurrent tasks are gathered into batches by themselves.
+//! A guard is cheap to clone. It gathers single calls of concurrent tasks into batches.
 
 mod claimed;
 mod delivery;
@@ -97,12 +97,13 @@ impl<L: Ledger> fmt::Debug for Guard<L> {
 }
 
 impl<L: Ledger> Guard<L> {
-    /// A guard with default settings and no default scope: name one with [`in_scope`](Guard::in_scope).
+    /// A guard with default settings and no default scope: set one with
+    /// [`in_scope`](Guard::in_scope).
     pub fn new(ledger: L) -> Self {
         Guard::assemble(ledger, GuardSettings::default(), Telemetry::default())
     }
 
-    /// A guard with settings of your own, step by step.
+    /// A builder for a guard with your own settings.
     ///
     /// ```
     /// use std::time::Duration;
@@ -120,7 +121,7 @@ impl<L: Ledger> Guard<L> {
         GuardBuilder::new(ledger)
     }
 
-    /// A guard with settings that were made elsewhere.
+    /// A guard with the given settings.
     pub fn with_settings(ledger: L, settings: GuardSettings) -> Result<Self> {
         settings.check()?;
         let telemetry = Telemetry::new(settings.telemetry_prefix.as_deref())?;
@@ -145,12 +146,12 @@ impl<L: Ledger> Guard<L> {
         Guard { ledger: Arc::clone(&self.ledger), core: self.core.in_tenant(tenant) }
     }
 
-    /// The ledger behind it.
+    /// The underlying ledger.
     pub fn ledger(&self) -> &L {
         &self.ledger
     }
 
-    /// What it was told.
+    /// The settings it was made with.
     pub fn settings(&self) -> &GuardSettings {
         self.core.settings()
     }
@@ -159,10 +160,11 @@ impl<L: Ledger> Guard<L> {
         &self.core
     }
 
-    /// Whether an event took effect: done, or finished under an at-most-once claim. An event that is being run, waits for
-    /// a retry or is dead has not.
+    /// Whether an event took effect: done, or finished under an at-most-once claim. An event that
+    /// is running, waits for a retry or is dead has not.
     ///
-    /// This only looks. To decide whether to run something, claim it: between looking and running, someone else can.
+    /// This only reads. To decide whether to run something, claim it: another caller may run it
+    /// between the check and your run.
     ///
     /// ```
     /// # use hapax::{Guard, backend::memory::MemoryLedger};
@@ -187,8 +189,9 @@ impl<L: Ledger> Guard<L> {
         Ok(entry.is_some_and(|entry| matches!(entry.state, State::Done | State::Finished)))
     }
 
-    /// Records that an event took effect, without running anything. [`Outcome::First`]: recorded now; a duplicate: it had
-    /// been before; [`Outcome::Busy`]: someone is running it, and nothing was written.
+    /// Records that an event took effect, without running anything. [`Outcome::First`]: recorded
+    /// now; [`Outcome::Duplicate`]: recorded before; [`Outcome::Busy`]: another caller is running
+    /// it, and nothing was written.
     ///
     /// ```
     /// # use hapax::{Guard, Outcome, backend::memory::MemoryLedger};
@@ -209,12 +212,12 @@ impl<L: Ledger> Guard<L> {
         Ok(self.core.claim(delivery, Mode::Done, None).await?.map(|granted| granted.grant.token))
     }
 
-    /// Counts a failed same-transaction attempt, in a transaction of its own. Call it after the effect's transaction was
-    /// rolled back, claim and all: that rollback also took away every trace of the attempt, so without this call an event
-    /// that always fails is redelivered for ever.
+    /// Counts a failed same-transaction attempt, in a transaction of its own. Call it after the
+    /// effect's transaction was rolled back. The rollback included the claim and so every trace of
+    /// the attempt; without this call an event that always fails is redelivered forever.
     ///
-    /// Answers [`Outcome::RetryLater`] with the stored time, or [`Outcome::Dead`] once the attempts are used up. Claims made
-    /// before that time are answered the same way.
+    /// Returns [`Outcome::RetryLater`] with the stored time, or [`Outcome::Dead`] once the attempts
+    /// are used up. Claims made before that time get the same answer.
     ///
     /// ```
     /// # use hapax::{Guard, Outcome, backend::memory::MemoryLedger};
@@ -232,8 +235,9 @@ impl<L: Ledger> Guard<L> {
         Ok(granted.map(|granted| granted.grant.token))
     }
 
-    /// Forgets what was settled longer ago than the retention, and says how many entries went. Whole weeks are dropped;
-    /// entries without a week go at most 10,000 per transaction, until none is left.
+    /// Forgets entries that were settled longer ago than the retention, and returns their number.
+    /// It drops whole weeks, and deletes entries without a week in transactions of at most 10,000
+    /// until none is left.
     pub async fn cleanup_old_events(&self) -> Result<u64> {
         Ok(self.sweep().await?.entries())
     }
@@ -243,10 +247,11 @@ impl<L: Ledger> Guard<L> {
         self.core.sweep().await
     }
 
-    /// Sweeps in the background, in place of the sweeper that the guard would start by itself: soon after the start, then every [`sweep_interval`](GuardSettings::sweep_interval). It
-    /// stops when the handle is dropped.
+    /// Sweeps in the background, soon after the start and then every
+    /// [`sweep_interval`](GuardSettings::sweep_interval), instead of the sweeper that the guard
+    /// would start on its own. Stops when the handle is dropped.
     pub fn spawn_sweeper(&self) -> Sweeper {
-        let _ = self.core.begin_sweeping(); // this one is it
+        let _ = self.core.begin_sweeping(); // so that the guard does not start its own
         Sweeper::spawn(&self.core)
     }
 }

@@ -8,12 +8,13 @@ use crate::error::{Error, Result};
 use crate::ledger::{Mode, Outcome};
 
 impl Guard<PgLedger> {
-    /// Claims an event in the caller's transaction: the claim commits or rolls back with the effect. The transaction type
-    /// is the rule: there is no way to call this without one.
+    /// Claims an event in the caller's transaction: the claim commits or rolls back with the
+    /// effect. The parameter's type enforces that there is a transaction.
     ///
-    /// **A poison event loops for ever with this call alone**: the rollback of a failed effect takes the claim with it, so
-    /// nothing counts the attempt and the next delivery runs it again. Tell [`failed`](Guard::failed) about each failure
-    /// after the rollback; it counts, and answers when to retry or that the event is dead.
+    /// **With this call alone a poison event loops forever**: the rollback of a failed effect
+    /// includes the claim, so nothing counts the attempt and the next delivery runs it again. Call
+    /// [`failed`](Guard::failed) after each rollback; it counts the failure and returns when to
+    /// retry, or that the event is dead.
     ///
     /// ```no_run
     /// use hapax::{Guard, backend::postgres::{PgLedger, PgSettings}};
@@ -38,8 +39,9 @@ impl Guard<PgLedger> {
         outcomes.pop().unwrap_or_else(|| Err(Error::Corrupt("a claim without an answer".into())))
     }
 
-    /// Claims many events in the caller's transaction, with an outcome each, in the order given. A bad id fails alone. The
-    /// warning of [`try_claim_in`](Guard::try_claim_in) holds.
+    /// Claims many events in the caller's transaction and returns their outcomes in the order
+    /// given. A bad id fails only itself. The warning of [`try_claim_in`](Guard::try_claim_in)
+    /// applies.
     pub async fn try_claim_many_in<D: Deliverable>(
         &self,
         tx: &mut PgTransaction<'_>,
@@ -52,9 +54,9 @@ impl Guard<PgLedger> {
         Ok(core.answer_many(batch, answers))
     }
 
-    /// Whether the transaction of a claim was committed, for a caller who never heard the answer to his COMMIT. Waits for
-    /// a transaction that is still under way, so the answer is final: false means that it never will be, and that
-    /// claim and effect are to be made again.
+    /// Whether the transaction of a claim was committed, for a caller that never got the answer to
+    /// its COMMIT. Waits for a transaction that is still open, so the answer is final: false means
+    /// that it never will be, and that claim and effect must be repeated.
     ///
     /// ```no_run
     /// # use hapax::{Guard, Outcome, backend::postgres::PgLedger};

@@ -1,4 +1,4 @@
-//! Processing in one call: claim first, then run, then settle.
+//! Processing in one call: claim, run, settle.
 
 use std::fmt;
 use std::future::Future;
@@ -15,18 +15,18 @@ use crate::error::{Error, Result, Source};
 use crate::event::Origin;
 use crate::ledger::{Body, Identity, Ledger, Outcome};
 
-/// What came of a delivery.
+/// The result of processing a delivery.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use = "it says whether the delivery may be acknowledged"]
 #[non_exhaustive]
 pub enum ProcessingResult {
-    /// It took effect, now.
+    /// It took effect now.
     Success,
     /// It took effect before.
     AlreadyProcessed,
-    /// Someone else is running it.
+    /// Another caller is running it.
     Busy {
-        /// Until when their lease lasts, by ledger time, where known.
+        /// When that lease ends, by ledger time, if known.
         until: Option<Time>,
     },
     /// It failed before, and its pause is not over.
@@ -40,25 +40,27 @@ pub enum ProcessingResult {
     Stale,
     /// Its aggregate waits behind something unresolved.
     Parked,
-    /// It failed for good before.
+    /// It failed permanently before.
     Dead,
-    /// It failed for good, and the dead letters have it.
+    /// It failed permanently and was sent to the dead letters.
     DeadLettered,
-    /// Its id was used before for something else.
+    /// Its id was used before for a different event.
     Mismatch,
     /// The ledger no longer knows what happened in its week.
     TooOld,
-    /// The lease was lost: the handler was cancelled, or ended too late. Someone else runs it, or will.
+    /// The lease was lost: the handler was cancelled, or ended too late. Another claimer runs it,
+    /// or will.
     LeaseLost,
-    /// The handler failed; the ledger has counted it, and a later delivery runs it again or finds it dead.
+    /// The handler failed. The ledger has counted the failure; a later delivery runs the event
+    /// again or finds it dead.
     Failed(String),
 }
 
 impl ProcessingResult {
     /// Whether the delivery is settled, so that its offset may be committed.
     ///
-    /// Not when it is busy or waits: whoever has it may still fail. Not when it is dead either, unless the dead letters have
-    /// it, because the ledger may not hold its bytes.
+    /// Not if it is busy or waiting: the current run may still fail. Not if it is dead either,
+    /// unless it was sent to the dead letters, because the ledger may not hold its bytes.
     pub fn may_acknowledge(&self) -> bool {
         matches!(
             self,
@@ -69,7 +71,7 @@ impl ProcessingResult {
         )
     }
 
-    /// What an outcome without a run means.
+    /// The result for an outcome that allows no run.
     fn of(outcome: &Outcome<Lease>) -> Self {
         match outcome {
             Outcome::First(_) | Outcome::Duplicate(_) => ProcessingResult::AlreadyProcessed,
@@ -106,23 +108,23 @@ impl fmt::Display for ProcessingResult {
     }
 }
 
-/// An event that failed for good, as it is handed to the dead letters.
+/// An event that failed permanently, as it is sent to the dead letters.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct DeadLetter {
-    /// What it is about.
+    /// The event's identity.
     pub key: Identity,
     /// Why it died.
     pub reason: String,
     /// How many runs it had.
     pub attempts: u32,
-    /// The record it came from, if it is known.
+    /// The record it came from, if known.
     pub origin: Option<Origin>,
-    /// Its bytes, if the event was given with them.
+    /// Its bytes, if the delivery included them.
     pub body: Option<Body>,
 }
 
-/// Where dead events go: a topic, a table, a person.
+/// The destination of dead events: a topic, a table, a person.
 ///
 /// ```
 /// use hapax::error::Source;
@@ -140,11 +142,11 @@ pub struct DeadLetter {
 /// ```
 #[async_trait]
 pub trait DeadLetters: Send + Sync {
-    /// Takes a dead event. May be called again for the same one, so take the key as its identity.
+    /// Takes a dead event. May be called again for the same event, so deduplicate on the key.
     async fn send(&self, letter: &DeadLetter) -> Result<(), Source>;
 }
 
-/// What a processing came to, with what a dead letter would say.
+/// The result of processing, with reason and attempts for the dead letter if the event is dead.
 struct Processed {
     result: ProcessingResult,
     dead: Option<(String, u32)>,
@@ -207,7 +209,8 @@ impl Core {
         }
     }
 
-    /// Hands a dead event over. It is dead in the ledger already: a zombie cannot send a lie.
+    /// Sends a dead event to the dead letters. The ledger has marked it dead already, so a run that
+    /// lost its lease cannot send one.
     async fn bury(
         &self,
         delivery: Delivery,
@@ -219,7 +222,7 @@ impl Core {
         let key = self.identity(delivery)?;
         let mut letter = DeadLetter { key, reason, attempts, origin, body };
         if letter.reason.is_empty() {
-            // It died in an earlier delivery; the ledger knows of what.
+            // It died in an earlier delivery; the ledger has the reason.
             let entry = self.batcher().ledger().get(&letter.key, time).await?;
             letter.reason = entry.and_then(|entry| entry.note).unwrap_or_default().to_string();
         }
@@ -237,7 +240,8 @@ impl Core {
     }
 }
 
-/// The handler succeeded. If that cannot be recorded the caller is told; it never becomes a failure of the handler.
+/// The handler succeeded. If that cannot be recorded, the caller gets an error; it never becomes a
+/// failure of the handler.
 async fn finish(lease: Lease) -> Result<ProcessingResult> {
     match lease.done().await {
         Ok(()) => Ok(ProcessingResult::Success),
@@ -246,7 +250,7 @@ async fn finish(lease: Lease) -> Result<ProcessingResult> {
     }
 }
 
-/// The handler failed. If that cannot be recorded the lease lapses, which counts as well.
+/// The handler failed. If that cannot be recorded, the lease lapses, which counts as well.
 async fn give_up(lease: Lease, message: String) -> Processed {
     let attempts = lease.attempt();
     match lease.fail(&message).await {
@@ -263,14 +267,16 @@ async fn give_up(lease: Lease, message: String) -> Processed {
 }
 
 impl<L: Ledger> Guard<L> {
-    /// Runs `work` if the event has not taken effect yet, and records that it has. The event is claimed first, so of ten
-    /// concurrent callers one runs it and nine are told [`Busy`](ProcessingResult::Busy), or
+    /// Runs `work` if the event has not taken effect yet, and records that it has. The event is
+    /// claimed first, so of ten concurrent callers one runs it and nine get
+    /// [`Busy`](ProcessingResult::Busy), or
     /// [`AlreadyProcessed`](ProcessingResult::AlreadyProcessed) afterwards.
     ///
-    /// The effect is at least once: a crash between the effect and its recording runs it again, unless the sink dedups on
-    /// the key ([`with_lease`](Guard::with_lease) hands it over). The lease is extended while `work` runs; if it is lost,
-    /// `work` is cancelled. An error that says the ledger is unavailable *after* `work` succeeded means that this is in
-    /// doubt.
+    /// The effect is at least once: after a crash between the effect and its recording, `work` runs
+    /// again, unless the sink deduplicates on the key (which [`with_lease`](Guard::with_lease)
+    /// provides). The lease is extended while `work` runs; if it is lost, `work` is cancelled. If
+    /// `work` succeeded and the ledger then becomes unavailable, the call returns an error, and it
+    /// is in doubt whether the success was recorded.
     ///
     /// ```
     /// use hapax::{Guard, backend::memory::MemoryLedger, guard::ProcessingResult};
@@ -296,7 +302,8 @@ impl<L: Ledger> Guard<L> {
         self.with_lease(event, |_| work()).await
     }
 
-    /// Like [`process_if_new`](Guard::process_if_new); `work` is given key, token and attempt of its [`Run`].
+    /// Like [`process_if_new`](Guard::process_if_new), but `work` gets key, token and attempt of
+    /// its [`Run`].
     ///
     /// ```
     /// # use hapax::{Guard, backend::memory::MemoryLedger};
@@ -304,7 +311,7 @@ impl<L: Ledger> Guard<L> {
     /// # let guard = Guard::builder(MemoryLedger::default()).scope("billing").build()?;
     /// let result = guard
     ///     .with_lease("order-17-paid", |run| async move {
-    ///         // An HTTP sink gets the key as `Idempotency-Key`; what is emitted gets ids that a re-run repeats.
+    ///         // An HTTP sink gets the key as `Idempotency-Key`; emitted events get ids that a re-run repeats.
     ///         println!("{} {} {}", run.key(), run.token(), run.child_id(0));
     ///         Ok::<_, String>(())
     ///     })
@@ -324,8 +331,9 @@ impl<L: Ledger> Guard<L> {
         Ok(self.core.process(event.delivery()?, None, work).await?.result)
     }
 
-    /// Like [`process_if_new`](Guard::process_if_new); the trace the delivery belongs to (a trace id, or a
-    /// [`TraceContext`](crate::TraceContext)) is the field `trace.parent` of the span `dedup.process`, in which `work` runs.
+    /// Like [`process_if_new`](Guard::process_if_new), but with the trace of the delivery (a trace
+    /// id, or a [`TraceContext`](crate::TraceContext)): it becomes the field `trace.parent` of the
+    /// span `dedup.process`, in which `work` runs.
     ///
     /// ```
     /// # use hapax::{Guard, backend::memory::MemoryLedger};
@@ -350,9 +358,10 @@ impl<L: Ledger> Guard<L> {
         Ok(self.core.process(event.delivery()?, Some(trace.to_string()), |_| work()).await?.result)
     }
 
-    /// Like [`process_if_new`](Guard::process_if_new), but a failing `work` is run again up to `max_retries` times right
-    /// here, after `backoff` and then twice as long each time (full jitter, at most the guard's longest backoff), while the
-    /// lease is kept. Only when all have failed is the run counted as one failed attempt.
+    /// Like [`process_if_new`](Guard::process_if_new), but runs a failing `work` again up to
+    /// `max_retries` times, after `backoff` and then twice as long each time (full jitter, at most
+    /// the guard's longest backoff), under the same lease. Only if all runs fail does this count as
+    /// one failed attempt.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -398,9 +407,10 @@ impl<L: Ledger> Guard<L> {
         Ok(self.core.process(event.delivery()?, None, work).await?.result)
     }
 
-    /// Like [`process_if_new`](Guard::process_if_new), and an event that is dead is handed to `dead_letters`:
-    /// [`DeadLettered`](ProcessingResult::DeadLettered) may be acknowledged. It is marked dead first and sent second. If it
-    /// could not be sent the answer is [`Dead`](ProcessingResult::Dead): it stays dead and listed, and the next delivery
+    /// Like [`process_if_new`](Guard::process_if_new), but sends a dead event to `dead_letters`:
+    /// [`DeadLettered`](ProcessingResult::DeadLettered) may be acknowledged. The event is marked
+    /// dead first and sent second. If sending fails, the result is
+    /// [`Dead`](ProcessingResult::Dead): the event stays dead and listed, and the next delivery
     /// sends it again.
     ///
     /// ```

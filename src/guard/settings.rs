@@ -1,4 +1,4 @@
-//! What a guard is told, and what of it is impossible.
+//! The settings of a guard, and their validation.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::id::{Scope, Tenant};
 use crate::ledger::{FailureSettings, LeaseSettings, Ledger, OnDead, OrderPolicy};
 use crate::words::span;
 
-/// What a [`Guard`] is told.
+/// The settings of a [`Guard`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -22,36 +22,39 @@ use crate::words::span;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct GuardSettings {
-    /// The scope of calls that name none. Without it such calls are errors.
+    /// The scope of calls that name none. Without it such calls fail.
     pub scope: Option<Scope>,
     /// The tenant of deliveries that name none.
     pub tenant: Option<Tenant>,
-    /// False lets every event pass unguarded (leased and at-most-once calls; same-transaction claims refuse): the variable
-    /// `ENABLE_PROCESSED_EVENT_REGISTRY`. Gives up: everything but availability.
+    /// False lets every event pass unguarded (in leased and at-most-once calls; same-transaction
+    /// claims fail). Set by the variable `ENABLE_PROCESSED_EVENT_REGISTRY`. Gives up: everything
+    /// but availability.
     pub enabled: bool,
     /// How long a lease lasts unless it is extended.
     pub lease: Duration,
     /// How often a running lease is extended.
     pub heartbeat: Duration,
-    /// How long before its end a lease counts as over for its holder; a tenth of the lease, at most 5 s, if unset.
+    /// How long before its end the holder treats a lease as over; if unset, a tenth of the lease,
+    /// at most 5 s.
     pub lease_margin: Option<Duration>,
     /// How many runs an event gets before it is dead.
     pub attempts_max: u32,
-    /// The pause after a first failure; doubles with each.
+    /// The pause after the first failure; doubles with each further one.
     pub backoff_base: Duration,
     /// The longest pause.
     pub backoff_max: Duration,
     /// How long entries stay after they were settled.
     pub retention: Duration,
-    /// Whether the guard sweeps in the background, from its first use on. Say false where another process, or a role that may,
-    /// does it (`hapax ledger sweep`).
+    /// Whether the guard sweeps in the background, from its first use on. Set it to false if
+    /// another process sweeps, or only another database role may (`hapax ledger sweep`).
     pub sweep: bool,
     /// How often the background sweeper runs.
     pub sweep_interval: Duration,
-    /// How events with aggregate and seq follow each other, and what a dead one does to its successors. None: they don't;
-    /// each event stands for itself. There is no default, because what is right for a dead one is yours to say.
+    /// How events with aggregate and seq follow each other, and what a dead one does to its
+    /// successors. `None` means no order: each event stands alone. There is no default policy,
+    /// because only you know what is right for a dead event.
     pub order: Option<(OrderPolicy, OnDead)>,
-    /// What metrics and spans are prefixed with.
+    /// The prefix of metrics and spans.
     pub telemetry_prefix: Option<String>,
 }
 
@@ -76,13 +79,13 @@ impl Default for GuardSettings {
     }
 }
 
-/// The most runs an event can be given: ledgers count them in 16 bits.
+/// The maximum number of runs of an event: ledgers count them in 16 bits.
 pub(crate) const ATTEMPTS_MAX: u32 = 32_767;
 /// The longest lease, retention or interval: a century, so that adding it to a time cannot overflow.
 const DURATION_MAX: Duration = Duration::from_hours(100 * 365 * 24);
 
 impl GuardSettings {
-    /// Says what is impossible, naming the setting and its range.
+    /// Rejects impossible settings; the error names the setting and its range.
     pub fn check(&self) -> Result<()> {
         let positive = [
             ("lease", self.lease),
@@ -128,13 +131,13 @@ impl GuardSettings {
         Ok(())
     }
 
-    /// How long before its end a lease counts as over for its holder.
+    /// How long before its end the holder treats a lease as over.
     pub fn margin(&self) -> Duration {
         self.lease_margin.unwrap_or_else(|| (self.lease / 10).min(Duration::from_secs(5)))
     }
 
-    /// A run counts from its start (`alone`): an event that kills its process must reach `dead`, and a guard cannot know
-    /// who else was running.
+    /// A run counts from its start (`alone`): an event that kills its process must reach `dead`,
+    /// and a guard cannot know what else was running.
     pub(crate) fn lease_terms(&self) -> LeaseSettings {
         LeaseSettings { lease: self.lease, attempts_max: self.attempts_max, alone: true }
     }
@@ -150,13 +153,13 @@ impl GuardSettings {
     }
 }
 
-/// A random number in 1..=1000: never 0, so that what failed always pauses.
+/// A random number in 1..=1000: never 0, so that there is always a pause after a failure.
 pub(crate) fn jitter_permille() -> u16 {
     let (high, low) = uuid::Uuid::new_v4().as_u64_pair();
     ((high ^ low) % 1000) as u16 + 1
 }
 
-/// Makes a [`Guard`]. See [`Guard::builder`].
+/// Builds a [`Guard`]. See [`Guard::builder`].
 #[derive(Debug)]
 #[must_use = "a builder does nothing until it is built"]
 pub struct GuardBuilder<L> {
@@ -170,7 +173,7 @@ impl<L: Ledger> GuardBuilder<L> {
         GuardBuilder { ledger, settings: GuardSettings::default(), error: None }
     }
 
-    /// All settings at once.
+    /// Sets all settings at once.
     pub fn settings(mut self, settings: GuardSettings) -> Self {
         self.settings = settings;
         self
@@ -182,7 +185,7 @@ impl<L: Ledger> GuardBuilder<L> {
         self
     }
 
-    /// The scope of calls that name none. A blank one is refused when the guard is built.
+    /// Sets the scope of calls that name none. `build` rejects an invalid one.
     #[doc(alias = "consumer_scope_id")]
     pub fn scope(mut self, scope: impl AsRef<str>) -> Self {
         match Scope::new(scope) {
@@ -192,7 +195,7 @@ impl<L: Ledger> GuardBuilder<L> {
         self
     }
 
-    /// The tenant of deliveries that name none. A blank one is refused when the guard is built.
+    /// Sets the tenant of deliveries that name none. `build` rejects an invalid one.
     pub fn tenant(mut self, tenant: impl AsRef<str>) -> Self {
         match Tenant::new(tenant) {
             Ok(tenant) => self.settings.tenant = Some(tenant),
@@ -201,33 +204,34 @@ impl<L: Ledger> GuardBuilder<L> {
         self
     }
 
-    /// How long a lease lasts, and how often it is extended while its handler runs.
+    /// Sets how long a lease lasts, and how often it is extended while its handler runs.
     pub fn lease(mut self, lease: Duration, heartbeat: Duration) -> Self {
         self.settings.lease = lease;
         self.settings.heartbeat = heartbeat;
         self
     }
 
-    /// How many runs an event gets before it is dead.
+    /// Sets how many runs an event gets before it is dead.
     pub fn attempts_max(mut self, attempts_max: u32) -> Self {
         self.settings.attempts_max = attempts_max;
         self
     }
 
-    /// The pause after a first failure, which doubles with each, and the longest one.
+    /// Sets the pause after the first failure, which doubles with each further one, and the longest
+    /// pause.
     pub fn backoff(mut self, base: Duration, max: Duration) -> Self {
         self.settings.backoff_base = base;
         self.settings.backoff_max = max;
         self
     }
 
-    /// How long entries stay after they were settled.
+    /// Sets how long entries stay after they were settled.
     pub fn retention(mut self, retention: Duration) -> Self {
         self.settings.retention = retention;
         self
     }
 
-    /// How events with aggregate and seq follow each other.
+    /// Sets how events with aggregate and seq follow each other.
     #[doc(alias = "last_sequence")]
     pub fn order(mut self, policy: OrderPolicy, on_dead: OnDead) -> Self {
         self.settings.order = Some((policy, on_dead));
@@ -240,13 +244,13 @@ impl<L: Ledger> GuardBuilder<L> {
         self
     }
 
-    /// What metrics and spans are prefixed with.
+    /// Sets the prefix of metrics and spans.
     pub fn telemetry_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.settings.telemetry_prefix = Some(prefix.into());
         self
     }
 
-    /// The guard, or what is wrong with its settings.
+    /// Builds the guard. Fails if a setting is invalid.
     pub fn build(self) -> Result<Guard<L>> {
         match self.error {
             Some(error) => Err(error),

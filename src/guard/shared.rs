@@ -1,5 +1,5 @@
-//! What every guard is made of, whatever its ledger: claims on their way out, answers on their way back, seen by spans and
-//! counters.
+//! The part of a guard that does not depend on its ledger: makes claims, passes on their outcomes,
+//! and records spans and counters.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,7 +31,7 @@ struct Shared {
     sweeping: AtomicBool,
 }
 
-/// A guard that may be gone, for what runs in the background.
+/// A weak reference to a guard, for background tasks.
 pub(crate) struct WeakCore(Weak<Shared>);
 
 impl WeakCore {
@@ -40,23 +40,24 @@ impl WeakCore {
     }
 }
 
-/// A claim that was granted, with what the caller needs to settle it.
+/// A granted claim, with what the caller needs to settle it.
 pub(crate) struct Granted {
     pub(super) claim: ClaimRef,
     pub(super) grant: Grant,
     pub(super) guarded: bool,
 }
 
-/// A batch on its way to the ledger.
+/// A batch of claims to be sent to the ledger.
 #[derive(Default)]
 pub(crate) struct Prepared {
-    /// One per event: what was wrong with it, or none if there is a claim for it.
+    /// One per event: the error, or `None` if there is a claim for it.
     refused: Vec<Option<Error>>,
     pub(crate) claims: Vec<Claim>,
     spans: Vec<tracing::Span>,
 }
 
-/// Puts the answers of those who were asked among those who were refused, in the order of the events.
+/// Merges the answers to the claims with the errors of events that had none, in the order of the
+/// events.
 fn merge<T>(refused: Vec<Option<Error>>, answers: impl IntoIterator<Item = Result<T>>) -> Vec<Result<T>> {
     let mut answers = answers.into_iter();
     let missing = || Err(Error::Corrupt("a batch had fewer answers than claims".into()));
@@ -145,7 +146,8 @@ impl Core {
         false
     }
 
-    /// Starts the sweeper with the first use, so that no ledger grows for ever because nobody thought of it.
+    /// Starts the sweeper on first use, so that no ledger grows forever because its user forgot to
+    /// sweep.
     fn sweep_in_background(&self) {
         if !self.shared.settings.sweep || self.shared.sweeping.load(Ordering::Relaxed) {
             return;
@@ -156,12 +158,12 @@ impl Core {
         }
     }
 
-    /// Has the ledger make what will be needed soon.
+    /// Tells the ledger to prepare what will be needed soon.
     pub(crate) async fn make_ahead(&self) -> Result<()> {
         self.batcher().ledger().make_ahead().await
     }
 
-    /// True for the first who asks.
+    /// Returns true on the first call only.
     pub(super) fn begin_sweeping(&self) -> bool {
         !self.shared.sweeping.swap(true, Ordering::Relaxed)
     }
@@ -170,7 +172,7 @@ impl Core {
         WeakCore(Arc::downgrade(&self.shared))
     }
 
-    /// Same-transaction claims promise exactly once, so they cannot be switched off.
+    /// Same-transaction claims guarantee exactly once, so they cannot be switched off.
     pub(crate) fn check_transactional(&self) -> Result<()> {
         if self.guarded() {
             return Ok(());
@@ -196,7 +198,7 @@ impl Core {
         Ok(Identity { tenant: self.tenant(delivery.tenant)?, scope, id: delivery.id })
     }
 
-    /// The claim for a delivery, with the bytes to keep if the event dies.
+    /// The claim for a delivery, with the bytes to store if the event dies.
     pub(crate) fn prepare(&self, mut delivery: Delivery, mode: Mode) -> Result<Claim> {
         let body = delivery.body.take();
         let (time, fingerprint) = (delivery.time, delivery.fingerprint);
@@ -211,7 +213,7 @@ impl Core {
         Ok(Claim { time, fingerprint, order, origin, metadata, body, ..claim })
     }
 
-    /// Claims through the batcher, seen by span and counter.
+    /// Claims through the batcher, and records span and counter.
     pub(super) async fn claim(
         &self,
         delivery: Delivery,
@@ -238,7 +240,7 @@ impl Core {
         Ok(outcome.map(|grant| Granted { claim, grant, guarded: true }))
     }
 
-    /// Claims a batch, each with its own outcome.
+    /// Claims a batch, each event with its own outcome.
     pub(super) async fn claim_many<D: Deliverable>(
         &self,
         events: impl IntoIterator<Item = D>,
@@ -257,7 +259,7 @@ impl Core {
         Ok(merge(refused, answers))
     }
 
-    /// The claims for a batch. What cannot be claimed at all is refused here, and harms nobody else.
+    /// The claims for a batch. An event that cannot be claimed at all fails here, and only itself.
     pub(crate) fn prepare_many<D: Deliverable>(
         &self,
         events: impl IntoIterator<Item = D>,
@@ -278,7 +280,7 @@ impl Core {
         Ok(prepared)
     }
 
-    /// The answers of a same-transaction batch, seen by spans and counters.
+    /// The outcomes of a same-transaction batch; records spans and counters.
     pub(crate) fn answer_many(
         &self,
         prepared: Prepared,
@@ -292,7 +294,7 @@ impl Core {
         merge(prepared.refused, answers)
     }
 
-    /// What a guard that is switched off grants: a token that settles nothing.
+    /// The grant of a guard that is switched off: its token settles nothing.
     fn unguarded(&self, claim: Claim) -> Granted {
         let grant = Grant {
             token: Token(0),
@@ -304,7 +306,7 @@ impl Core {
         Granted { claim: ClaimRef::alone(self.batcher(), claim), grant, guarded: false }
     }
 
-    /// Made only if someone listens: the fields are not even looked at otherwise.
+    /// The span of a claim. Its fields are evaluated only if a subscriber is interested.
     pub(crate) fn claim_span(&self, claim: &Claim) -> tracing::Span {
         let origin = claim.origin.as_ref();
         tracing::info_span!(
@@ -321,7 +323,7 @@ impl Core {
         )
     }
 
-    /// From a delivery's arrival until it is through, linked to the producer's trace.
+    /// The span of a delivery from its arrival to its end, linked to the producer's trace.
     pub(crate) fn delivery_span(&self, event: Option<&Event>, origin: &Origin) -> tracing::Span {
         tracing::info_span!(
             target: "hapax",
@@ -343,7 +345,7 @@ impl Core {
         Week::route(rule, &claim.identity.id, claim.time).unwrap_or(Week::TIMELESS)
     }
 
-    /// Notes what a claim came to; none is an error.
+    /// Records the outcome of a claim; `None` means an error.
     pub(crate) fn saw<G>(&self, span: &tracing::Span, outcome: Option<&Outcome<G>>) {
         span.record("dedup.outcome", outcome_name(outcome));
         if let Some(meter) = self.meter() {
@@ -355,7 +357,7 @@ impl Core {
         }
     }
 
-    /// Notes how long a handler of a consumer ran.
+    /// Records how long a consumer's handler ran.
     pub(crate) fn handled(&self, took: std::time::Duration, success: bool) {
         if let Some(meter) = self.meter() {
             meter.processed(took, if success { "success" } else { "failed" });
@@ -380,13 +382,13 @@ impl Core {
     }
 }
 
-/// The most rows one transaction of a sweep deletes.
+/// The maximum number of rows that one transaction of a sweep deletes.
 const SWEEP_BATCH_MAX: u32 = 10_000;
 
-/// The longest reason that is stored.
+/// The maximum length of a stored reason.
 const NOTE_BYTES_MAX: usize = 4096;
 
-/// An error as it is stored: bounded, and without NUL, which PostgreSQL's text cannot hold.
+/// An error as it is stored: truncated, and without NUL, which PostgreSQL's text cannot hold.
 pub(crate) fn note(error: impl fmt::Display) -> Arc<str> {
     let mut text = error.to_string();
     if text.contains('\0') {

@@ -1,9 +1,9 @@
-//! A claim in the caller's transaction, as the caller keeps it.
+//! A claim in the caller's transaction.
 
 use crate::ledger::{Claim, Grant, Identity, Token};
 
-/// A claim made in the caller's own transaction: it is worth what that transaction is worth. Should the answer to the
-/// commit never come, `was_committed` of the guard says how it ended.
+/// A claim made in the caller's own transaction: it counts if that transaction commits. If the
+/// answer to the commit is lost, `was_committed` of the guard tells how it ended.
 #[derive(Debug, Clone)]
 #[must_use = "the event is yours to run, in this transaction"]
 pub struct InTransaction {
@@ -16,7 +16,7 @@ impl InTransaction {
         InTransaction { claim, token: grant.token }
     }
 
-    /// What was claimed.
+    /// The event's identity.
     pub fn key(&self) -> &Identity {
         &self.claim.identity
     }

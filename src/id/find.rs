@@ -7,32 +7,36 @@ use super::EventId;
 use crate::error::{Error, Result};
 use crate::event::{Headers, Origin};
 
-/// One way to find an event's id. Each says what it cannot protect from.
+/// One way to find an event's id. Each documents what it cannot protect against.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum IdSource {
-    /// A header. As good as the producer: it must set it once and keep it over its own retries.
+    /// A header. As reliable as the producer, which must set it once and keep it across its own
+    /// retries.
     Header(String),
-    /// The id of a CloudEvent, from `ce_id` or, in structured mode, from `/id`. Producers guarantee it to be unique only together
-    /// with their `source`, so where that is there the id is made of both ([`EventId::sourced`]). As good as the producer.
+    /// The id of a CloudEvent, from `ce_id` or, in structured mode, from `/id`. Producers guarantee
+    /// it to be unique only together with their `source`, so the id is made of both if there is a
+    /// source ([`EventId::sourced`]). As reliable as the producer.
     CloudEvent,
-    /// A JSON pointer (RFC 6901) into the payload: a string, or a 64-bit integer taken as its text. As good as the producer.
+    /// A JSON pointer (RFC 6901) into the payload: a string, or a 64-bit integer taken as its text.
+    /// As reliable as the producer.
     Pointer(String),
-    /// `topic-partition-offset`. Catches redelivery of a record; **cannot** catch a producer's retry, a relay's repeat
-    /// or a republished topic: those are new offsets.
+    /// `topic-partition-offset`. Catches redelivery of a record; **cannot** catch a producer's
+    /// retry, a relay's repeat or a republished topic, which have new offsets.
     Offset,
-    /// `sha256:…` of the payload. Catches every byte-equal repeat; **merges two honest twins** (two real events whose
-    /// payloads happen to be equal), so the payload must hold something that tells them apart.
+    /// `sha256:…` of the payload. Catches every byte-equal repeat; **merges two distinct events**
+    /// whose payloads happen to be equal, so the payload must contain something that distinguishes
+    /// them.
     ContentHash,
 }
 
-/// Ways to find an id, tried in order: the first that yields one wins; one that is there but invalid is an error.
+/// Ways to find an id, tried in order: the first that yields an id wins; an invalid id is an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdChain(Vec<IdSource>);
 
 impl Default for IdChain {
-    /// Header `idempotency_key`, header `eventId`, the id of a CloudEvent, payload `/eventId`, `/event_id`. Never the offset, unless
-    /// asked.
+    /// Header `idempotency_key`, header `eventId`, the id of a CloudEvent, payload `/eventId`,
+    /// `/event_id`. The offset is used only on request.
     fn default() -> Self {
         let header = |name: &str| IdSource::Header(name.to_owned());
         let pointer = |path: &str| IdSource::Pointer(path.to_owned());
@@ -46,13 +50,13 @@ impl Default for IdChain {
     }
 }
 
-/// A text without the byte order mark that some tools put before it.
+/// A text without the byte order mark that some tools prepend.
 pub(crate) fn unmarked(text: &[u8]) -> &[u8] {
     text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text)
 }
 
-/// A payload as JSON: read once, and only if asked for.
-#[allow(clippy::option_option)] // not read yet; read, and no JSON
+/// A payload as JSON, parsed on first use and only once.
+#[allow(clippy::option_option)] // not parsed yet; parsed, and not JSON
 pub(crate) struct Json<'p> {
     payload: &'p Bytes,
     value: Option<Option<serde_json::Value>>,
@@ -67,9 +71,9 @@ impl<'p> Json<'p> {
         self.value.get_or_insert_with(|| serde_json::from_slice(unmarked(self.payload)).ok()).as_ref()
     }
 
-    /// What is at a pointer, if it is something.
+    /// The value at a pointer, unless it is null.
     pub(crate) fn get(&mut self, pointer: &str) -> Option<&serde_json::Value> {
-        // Anything but an object or an array has nothing to point into.
+        // Only an object or an array has something to point into.
         let first = unmarked(self.payload).iter().find(|byte| !byte.is_ascii_whitespace());
         if self.value.is_none() && !first.is_some_and(|byte| matches!(byte, b'{' | b'[')) {
             return None;
@@ -78,7 +82,7 @@ impl<'p> Json<'p> {
     }
 }
 
-/// What is at a pointer. Most name a key of the outermost object, and need no unescaping.
+/// The value at a pointer. Most pointers name a key of the outermost object and need no unescaping.
 fn at<'v>(json: &'v serde_json::Value, pointer: &str) -> Option<&'v serde_json::Value> {
     match (json, pointer.strip_prefix('/')) {
         (serde_json::Value::Object(map), Some(key)) if !key.contains(['/', '~']) => map.get(key),
@@ -87,7 +91,7 @@ fn at<'v>(json: &'v serde_json::Value, pointer: &str) -> Option<&'v serde_json::
 }
 
 impl IdChain {
-    /// A chain of the given ways.
+    /// A chain of the given sources.
     ///
     /// ```
     /// use hapax::id::{IdChain, IdSource};
@@ -115,12 +119,12 @@ impl IdChain {
         Ok(IdChain(sources))
     }
 
-    /// Whether CloudEvents are known by their source and id.
+    /// Whether CloudEvents are identified by source and id.
     pub(crate) fn knows_sources(&self) -> bool {
         self.0.contains(&IdSource::CloudEvent)
     }
 
-    /// The ways, in order.
+    /// The sources, in order.
     pub fn sources(&self) -> &[IdSource] {
         &self.0
     }
@@ -186,16 +190,16 @@ fn header_text<'v>(name: &str, value: &'v [u8]) -> Result<&'v str> {
 /// The content type of structured CloudEvents.
 const STRUCTURED: &[u8] = b"application/cloudevents+json";
 
-/// Whether the payload is a CloudEvent, attributes and all.
+/// Whether the payload is a structured CloudEvent, attributes included.
 ///
-/// Names of headers are compared as they are, but for this one: it comes from HTTP, where neither its name nor its value knows
-/// upper from lower case.
+/// Header names are case-sensitive, except this one: it comes from HTTP, where its name and value
+/// are not.
 pub(crate) fn is_structured(headers: &Headers) -> bool {
     let content_type = headers.iter().find(|(name, _)| is_content_type(name));
     content_type.is_some_and(|(name, value)| says_structured(name, value))
 }
 
-/// Whether one header says that the payload is a structured CloudEvent.
+/// Whether this header says that the payload is a structured CloudEvent.
 pub(crate) fn says_structured(name: &str, value: &[u8]) -> bool {
     let start = value.trim_ascii_start().get(..STRUCTURED.len());
     is_content_type(name) && start.is_some_and(|start| start.eq_ignore_ascii_case(STRUCTURED))
@@ -225,7 +229,7 @@ fn cloud_event_id(headers: &Headers, json: &mut Json<'_>) -> Result<Option<Event
 fn pointer_id(path: &str, value: &serde_json::Value) -> Result<Option<EventId>> {
     match value {
         serde_json::Value::String(text) => EventId::new(text).map(Some),
-        // Anything else was rounded when it was read, and two ids could become one.
+        // Any other number was rounded by the parser, and two ids could become one.
         serde_json::Value::Number(number) if number.is_i64() || number.is_u64() => {
             EventId::new(number.to_string()).map(Some)
         }
@@ -238,7 +242,7 @@ fn pointer_id(path: &str, value: &serde_json::Value) -> Result<Option<EventId>> 
     }
 }
 
-/// `sha256:` and the digest of the payload in hexadecimal.
+/// `sha256:` and the hexadecimal digest of the payload.
 fn content_hash(payload: &[u8]) -> EventId {
     use std::fmt::Write as _;
     let mut text = String::with_capacity(7 + 64);

@@ -53,11 +53,11 @@ fn t88_any_other_text_is_an_id_and_prints_as_itself() {
         (" x ", " x "),
     ] {
         assert_eq!(id(text).as_str(), text);
-        // What is stored as text is the id, and parsed again it is the same one.
+        // The stored text is the id: parsing it gives the same id.
         assert_eq!(id(text).to_string(), text);
         assert_eq!(id(text).to_string().parse::<EventId>().unwrap(), id(text));
         assert_eq!(Scope::new(text).unwrap().to_string(), text);
-        // For people, in messages and logs, nothing can hide.
+        // In messages and logs, nothing can hide.
         assert_eq!(Visible(text).to_string(), printed);
         assert_eq!(format!("{:?}", id(text)), format!("EventId({printed})"));
         assert_eq!(Identity::new(Scope::new("s").unwrap(), id(text)).to_string(), format!("s/{printed}"));

@@ -1,15 +1,16 @@
-//! Coalescing: single claims, settlings and extensions of concurrent tasks gather into batches by themselves.
+//! Gathers single claims, settle requests and extensions of concurrent tasks into batches.
 //!
-//! While one statement is under way the next batch collects; there is no timer, so a lone claim goes at once. Statements
-//! run in tasks of their own, so a caller that is cancelled cancels nothing of its neighbours; an outcome that nobody
-//! takes delivery of gives its claim back when it is dropped.
+//! While one statement runs, the next batch collects. There is no timer, so a lone claim goes out
+//! immediately. Statements run in tasks of their own, so a cancelled caller does not cancel its
+//! neighbours; if a caller is gone, dropping its outcome releases the claim.
 //!
-//! A statement whose fate is unknown is issued again as it was: claims carry nonces, settlings tokens, so that is safe. If
-//! it stays unknown the callers are told, and the nonces of their claims are remembered: the next claim on such an event
-//! *is* the old one, so nobody finds himself busy with himself.
+//! A statement with an unknown result is issued again unchanged, which is safe because claims carry
+//! nonces and settle requests carry tokens. If the result stays unknown, the callers get an error,
+//! and the batcher remembers the nonces of their claims: the next claim on such an event *is* the
+//! old one, so a caller is never blocked by its own earlier claim.
 //!
-//! An id that somebody's open transaction holds makes the statement that asks for it wait. From then on it is asked for alone, so that
-//! its neighbours do not wait with it, until it is free.
+//! A statement that asks for an id held by another open transaction has to wait. From then on the
+//! batcher claims that id alone until it is free, so that its neighbours do not wait with it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::Future;
@@ -26,15 +27,16 @@ use super::queue::{BATCH_MAX, Queue};
 use super::{Claim, Extend, Identity, Ledger, Mode, Outcome, Settle, Settled, Verdict};
 use crate::error::{Error, Result};
 
-/// Pauses before a statement that failed for a passing reason is issued again. Short: whoever waits decides about more.
+/// Pauses before a statement is issued again after a transient failure. They are short: the caller
+/// decides about longer ones.
 const REISSUE_PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(200)];
-/// How many claims in doubt are remembered; those beyond wait for their lease to lapse.
+/// How many events with claims in doubt are remembered; any others wait for their lease to lapse.
 const DOUBTS_MAX: usize = 10_000;
-/// How many of them for one event: any of its deliveries may be the one that won.
+/// How many claims in doubt are remembered per event: any of its deliveries may have won.
 const DOUBTS_PER_EVENT_MAX: usize = 4;
-/// How many ids that are held by open transactions are remembered.
+/// How many ids held by open transactions are remembered.
 const HELD_MAX: usize = 10_000;
-/// How many statements at a time wait for such ids.
+/// How many statements may wait for such ids at a time.
 const HELD_RUNNERS_MAX: usize = 2;
 
 /// Gathers single calls into batches of a ledger. Cheap to clone.
@@ -44,7 +46,7 @@ pub(crate) struct Batcher(Arc<Inner>);
 struct Inner {
     ledger: Arc<dyn Ledger>,
     claims: Queue<Claim, Delivered>,
-    /// Claims of ids that open transactions hold.
+    /// Claims on ids that open transactions hold.
     lone: Queue<Claim, Delivered>,
     settles: Queue<Settle, Settled>,
     extends: Queue<Extend, Settled>,
@@ -54,11 +56,11 @@ struct Inner {
     outage: Outage,
 }
 
-/// Claims whose fate is unknown, by identity.
+/// Claims whose result is unknown, by identity.
 #[derive(Default)]
 struct Doubts {
     count: AtomicUsize,
-    /// Without their bytes: what is asked again is only whether they were granted.
+    /// Without their bytes: repeating them only asks whether they were granted.
     claims: Mutex<HashMap<Identity, Vec<Claim>>>,
 }
 
@@ -67,7 +69,8 @@ impl Doubts {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a claim one that is in doubt, the oldest first, if there is one for the same purpose. True: it did.
+    /// Gives a claim the nonce of the oldest claim in doubt on the same event in the same mode.
+    /// Returns whether there was one.
     fn settle(&self, claim: &mut Claim) -> bool {
         if self.count.load(Ordering::Relaxed) == 0 {
             return false;
@@ -105,7 +108,7 @@ impl Doubts {
     }
 }
 
-/// Ids that somebody's open transaction held when they were last asked for.
+/// Ids that another open transaction held when they were last claimed.
 #[derive(Default)]
 struct Held {
     count: AtomicUsize,
@@ -117,7 +120,7 @@ impl Held {
         self.count.load(Ordering::Relaxed) > 0 && self.lock().contains(identity)
     }
 
-    /// Learns from an answer.
+    /// Updates the set from an outcome.
     fn note(&self, identity: &Identity, outcome: &Outcome) {
         let held = is_held(outcome);
         if !held && self.count.load(Ordering::Relaxed) == 0 {
@@ -128,7 +131,7 @@ impl Held {
             ids.remove(identity);
         } else if !ids.contains(identity) {
             if ids.len() >= HELD_MAX {
-                ids.clear(); // they are found out again
+                ids.clear(); // they will be found again
             }
             ids.insert(identity.clone());
         }
@@ -144,7 +147,7 @@ fn is_held(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Busy { until: None, .. })
 }
 
-/// A batch that was claimed. Its claims stay where they are; whoever needs one looks at it here.
+/// The claims of a batch. They stay in place; a [`ClaimRef`] refers to one.
 struct Claimed {
     batcher: Batcher,
     claims: Vec<Claim>,
@@ -155,7 +158,7 @@ struct Claimed {
 pub(crate) struct ClaimRef(Arc<Claimed>, usize);
 
 impl ClaimRef {
-    /// A claim that never was in a batch.
+    /// A claim that was not in a batch.
     pub(crate) fn alone(batcher: &Batcher, claim: Claim) -> Self {
         ClaimRef(Arc::new(Claimed { batcher: batcher.clone(), claims: vec![claim] }), 0)
     }
@@ -168,7 +171,7 @@ impl Deref for ClaimRef {
     }
 }
 
-/// An outcome on its way to its caller. Dropped on the way, it gives the claim back.
+/// An outcome on its way to its caller. If it is dropped on the way, the claim is released.
 pub(crate) struct Delivered(Option<(ClaimRef, Outcome)>);
 
 impl Delivered {
@@ -194,7 +197,7 @@ impl Drop for Delivered {
     }
 }
 
-/// An answer that is on its way.
+/// An outcome that has not arrived yet.
 pub(crate) struct Pending(oneshot::Receiver<Result<Delivered>>);
 
 impl Pending {
@@ -223,7 +226,7 @@ impl Batcher {
         &self.0.ledger
     }
 
-    /// Claims one event. Not a future, so that the claim is moved once: into the batch.
+    /// Claims one event. Not an `async fn`, so that the claim is moved only once: into the batch.
     pub(crate) fn claim(&self, mut claim: Claim) -> Result<Pending> {
         self.0.ledger.settings().check(&claim)?; // before it can spoil a batch
         self.0.doubts.settle(&mut claim);
@@ -238,11 +241,11 @@ impl Batcher {
         Ok(Pending(receive))
     }
 
-    /// Claims events that are a batch already. Safe to cancel.
+    /// Claims events that already form a batch. Safe to cancel.
     pub(crate) async fn claim_many(&self, claims: Vec<Claim>) -> Vec<Result<(ClaimRef, Outcome)>> {
         let count = claims.len();
         let mut all: Vec<Option<Result<(ClaimRef, Outcome)>>> = (0..count).map(|_| None).collect();
-        // Those that are held go by themselves, beside the others.
+        // Claims on held ids go alone, beside the others.
         let (mut lone, mut rest, mut places) =
             (Vec::new(), Vec::with_capacity(count), Vec::with_capacity(count));
         for (at, claim) in claims.into_iter().enumerate() {
@@ -298,7 +301,8 @@ impl Batcher {
         receive.await.map_err(|_| gone())?
     }
 
-    /// Settles when it can, telling nobody; for values that are dropped. Without a runtime the lease just lapses.
+    /// Settles in the background and reports nothing; for `Drop`. Without a runtime the lease
+    /// simply lapses.
     pub(crate) fn settle_later(&self, settle: Settle) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let (send, _) = oneshot::channel();
@@ -307,8 +311,9 @@ impl Batcher {
         }
     }
 
-    /// Learns what became of every claim in doubt and gives back those that were granted; tries again while the ledger is away. For
-    /// whoever is about to end, so that nobody waits for a lease that has no holder. Cancelled, it leaves them to lapse.
+    /// Resolves every claim in doubt and releases those that were granted; retries while the ledger
+    /// is unavailable. Called before shutdown, so that no lease is left without a holder. If it is
+    /// cancelled, the remaining leases lapse.
     pub(crate) async fn release_doubtful(&self) {
         let mut doubtful = self.0.doubts.take();
         while let Some(claim) = doubtful.pop() {
@@ -344,7 +349,7 @@ impl Batcher {
         receive.await.map_err(|_| gone())?
     }
 
-    /// Whether an event took effect before: a look, gathered like everything else.
+    /// Whether an event took effect before; reads are batched too.
     pub(crate) async fn known(&self, identity: Identity) -> Result<bool> {
         let (send, receive) = oneshot::channel();
         if self.0.looks.push(identity, send, self.0.ledger.parallel_batches()) {
@@ -376,7 +381,8 @@ impl Batcher {
         }
     }
 
-    /// Asks for ids that are held, one after the other; all who wait for an id that is still held learn it at once.
+    /// Claims held ids one after the other. If an id is still held, all claims waiting for it get
+    /// that answer at once.
     async fn run_lone(self) {
         let mut runner = self.0.lone.runner();
         while let Some((claims, answers)) = runner.take() {
@@ -404,7 +410,7 @@ impl Batcher {
         let mut outcomes = in_batch(&self.0.outage, &claims, |batch| self.0.ledger.claim(batch)).await;
         let mut claims = claims;
         for (claim, outcome) in claims.iter_mut().zip(&mut outcomes) {
-            // Whoever is in the way may be another of the claims in doubt.
+            // The claim that is in the way may itself be one in doubt.
             while outcome.as_ref().is_ok_and(|outcome| !outcome.is_claimed()) && self.0.doubts.settle(claim) {
                 *outcome = self.claim_alone(claim).await;
             }
@@ -457,7 +463,8 @@ pub(crate) fn gone() -> Error {
 
 pub(crate) type Running<'a, O> = Pin<Box<dyn Future<Output = Result<Vec<Result<O>>>> + Send + 'a>>;
 
-/// Runs a batch; if its statement fails on somebody's data, everybody goes alone, so a bad row harms only itself.
+/// Runs a batch. If its statement fails on the data of some item, each item runs alone, so that a
+/// bad row fails only itself.
 pub(crate) async fn in_batch<'a, I, O>(
     outage: &Outage,
     items: &'a [I],

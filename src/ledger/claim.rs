@@ -1,4 +1,4 @@
-//! What goes into a ledger and what comes out: claims and their outcomes, settlings and theirs.
+//! Input and output of a ledger: claims and their outcomes, settle requests and theirs.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use crate::error::{Error, Result};
 use crate::event::{Event, Fingerprint, Headers, Origin};
 use crate::id::{Aggregate, EventId, Owner, Scope, Tenant, Visible};
 
-/// What a claim is about: (tenant, scope, event id). No tenant is one fixed tenant.
+/// The subject of a claim: (tenant, scope, event id). The absence of a tenant counts as one tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Identity {
-    /// Whose data.
+    /// Whose data it is.
     pub tenant: Option<Tenant>,
-    /// Whose effect.
+    /// Whose effect it is.
     pub scope: Scope,
-    /// Which event.
+    /// Which event it is.
     pub id: EventId,
 }
 
@@ -30,7 +30,7 @@ impl Identity {
     }
 }
 
-/// For people: what cannot be seen is escaped.
+/// For humans: invisible characters are escaped.
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(tenant) = &self.tenant {
@@ -40,7 +40,8 @@ impl fmt::Display for Identity {
     }
 }
 
-/// A fencing token: drawn from one ledger-wide sequence that is never reset, so a later lease has a higher one.
+/// A fencing token, drawn from one ledger-wide sequence that is never reset: a later lease has a
+/// higher one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub i64);
 
@@ -50,13 +51,14 @@ impl fmt::Display for Token {
     }
 }
 
-/// Makes a claim repeatable: the same claim issued again under its nonce has the same outcome.
+/// Makes a claim repeatable: the same claim issued again under its nonce gets the same outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Nonce(pub i64);
 
 impl Nonce {
-    /// A fresh one. Nonces must differ, not be secret, so only a thread's first comes from the system: the rest follow from
-    /// it (splitmix64), which costs nanoseconds instead of a system call.
+    /// A fresh nonce. Nonces must be distinct, not secret, so only a thread's first comes from the
+    /// system; the rest follow from it (splitmix64), which costs nanoseconds instead of a system
+    /// call.
     pub fn random() -> Self {
         thread_local! {
             static STATE: std::cell::Cell<u64> = {
@@ -75,15 +77,15 @@ impl Nonce {
     }
 }
 
-/// JSON kept with an entry: valid, without NUL, and not larger than the ledger allows.
+/// JSON stored with an entry: valid, without NUL, and no larger than the ledger allows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Metadata(Arc<str>);
 
 impl Metadata {
-    /// The default limit.
+    /// The default maximum size.
     pub const BYTES_MAX: usize = 16 * 1024;
 
-    /// Checks and takes over a JSON text. The ledger checks its size.
+    /// Validates a JSON text. The ledger checks its size.
     pub fn new(json: impl AsRef<str>) -> Result<Self> {
         let json = json.as_ref();
         let value: serde_json::Value = serde_json::from_str(json)
@@ -103,7 +105,8 @@ impl Metadata {
         &self.0
     }
 
-    /// Whether a top-level key has this value: a string by its content, another scalar by its JSON text.
+    /// Whether a top-level key has this value: strings compare by content, other scalars by their
+    /// JSON text.
     pub(crate) fn has(&self, key: &str, value: &str) -> bool {
         let parsed: serde_json::Value = serde_json::from_str(&self.0).unwrap_or_default();
         match parsed.get(key) {
@@ -143,35 +146,41 @@ fn has_nul(value: &serde_json::Value) -> bool {
     }
 }
 
-/// What the claimer means to do, and so what the ledger promises.
+/// What the claimer intends to do, which decides what the ledger guarantees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Run under a lease, then settle. Gives up: a crash after the effect runs it again, unless the sink dedups.
+    /// Run under a lease, then settle. Gives up: after a crash that follows the effect, the effect
+    /// runs again, unless the sink deduplicates.
     Lease(LeaseSettings),
-    /// Run at most once. Gives up: what crashes or fails after the claim is lost (and listed). With `track`, the end
-    /// is expected within that time, and a claim that did not end by then is listed as lost.
+    /// Run at most once. Gives up: an event that crashes or fails after the claim is lost (and
+    /// listed). With `track`, the run must report its end within that time; a claim that has not is
+    /// listed as lost.
     Once {
-        /// How long the claimer expects to take, if it is going to report the end.
+        /// How long the claimer expects to take, if it will report the end.
         track: Option<Duration>,
     },
-    /// Record it as done, now: the claim is the settling. For the effect's own transaction, and for marking.
+    /// Record it as done now: the claim settles it. For claims in the effect's own transaction, and
+    /// for marking events as done.
     Done,
-    /// A same-transaction attempt failed and was rolled back, claim and all: count it. Never grants anything.
+    /// Count a failed attempt whose transaction, claim included, was rolled back. Never grants
+    /// anything.
     Failed(FailureSettings),
-    /// It cannot run at all (undecodable, without an id, too old): record it as dead, with its note and bytes, beside every
-    /// order. If there is an entry already, that one's outcome is the answer and nothing changes. Never grants anything.
+    /// The event cannot run at all (undecodable, no id, too old): record it as dead, with its note
+    /// and bytes, outside every order. If there is an entry already, its outcome is the answer and
+    /// nothing changes. Never grants anything.
     Refused,
 }
 
-/// Terms of a lease.
+/// The terms of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeaseSettings {
-    /// How long it lasts unless extended.
+    /// How long it lasts unless it is extended.
     pub lease: Duration,
     /// How many runs an event gets before it is dead.
     pub attempts_max: u32,
-    /// Whether the event runs alone, so that a death of its process is its own fault and counts as an attempt. A claim
-    /// that runs beside others says false: then a lapsed lease makes it suspect, and the next run goes alone.
+    /// Whether the event runs alone, so that a death of its process is its own fault and counts as
+    /// an attempt. A claim that runs beside others says false: then a lapsed lease makes the event
+    /// suspect, and it runs alone the next time.
     pub alone: bool,
 }
 
@@ -180,11 +189,11 @@ pub struct LeaseSettings {
 pub struct FailureSettings {
     /// How many failures make an event dead.
     pub attempts_max: u32,
-    /// The first pause.
+    /// The pause after the first failure.
     pub backoff_base: Duration,
     /// The longest pause.
     pub backoff_max: Duration,
-    /// Which part of the pause to take, in thousandths (full jitter: random in 0..=1000).
+    /// The fraction of the pause to take, in thousandths (full jitter: random in 0..=1000).
     pub jitter_permille: u16,
 }
 
@@ -197,25 +206,27 @@ impl FailureSettings {
     }
 }
 
-/// What to do with an aggregate when one of its events is dead.
+/// What happens to an aggregate when one of its events is dead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnDead {
     /// Its successors wait until it is redriven or dropped. Gives up: progress.
     Park,
-    /// Its successors go on. Gives up: the dead event's place in the order.
+    /// Its successors continue. Gives up: the dead event's place in the order.
     Skip,
 }
 
 /// How events of one aggregate follow each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OrderPolicy {
-    /// Never backwards: a seq at or below the last one done is stale. Gaps are fine. Gives up: what arrives too late.
+    /// Never backwards: a seq at or below the last one done is stale. Gaps are allowed. Gives up:
+    /// events that arrive too late.
     Latest,
-    /// n+1 follows n, nothing else. Gives up: progress while one is missing; past `gap_timeout` the aggregate is parked.
+    /// n is followed by n+1 only. Gives up: progress while one is missing; after `gap_timeout` the
+    /// aggregate is parked.
     Strict {
-        /// What the first one is.
+        /// Where the order begins.
         baseline: Baseline,
-        /// How long to wait for a missing one.
+        /// How long to wait for a missing seq.
         gap_timeout: Duration,
     },
 }
@@ -223,13 +234,13 @@ pub enum OrderPolicy {
 /// Where a strict order begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Baseline {
-    /// With whatever comes first.
+    /// With the first seq that arrives.
     FirstSeen,
     /// With this seq.
     From(u64),
 }
 
-/// An event's place among its aggregate's.
+/// The place of an event in the order of its aggregate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Order {
     /// The aggregate.
@@ -238,34 +249,36 @@ pub struct Order {
     pub seq: u64,
     /// The policy.
     pub policy: OrderPolicy,
-    /// What a dead one does to its successors.
+    /// What a dead event does to its successors.
     pub on_dead: OnDead,
 }
 
-/// A request to be the one who runs an event.
+/// A request for the right to run an event.
 #[derive(Debug, Clone)]
 pub struct Claim {
-    /// What it is about.
+    /// The event's identity.
     pub identity: Identity,
-    /// The event's logical time; part of the identity only where the ledger's rule says so.
+    /// The event's logical time; part of the identity only if the ledger's
+    /// [`IdentityRule`](super::IdentityRule) says so.
     pub time: Option<Time>,
-    /// Hash of the event's immutable part, to notice a reused id.
+    /// Hash of the event's immutable part, to detect a reused id.
     pub fingerprint: Option<Fingerprint>,
     /// Its place in an order, if it has one.
     pub order: Option<Order>,
     /// The record it came from, for forensics.
     pub origin: Option<Origin>,
-    /// JSON to keep with the entry.
+    /// JSON to store with the entry.
     pub metadata: Option<Metadata>,
-    /// What the claimer means to do.
+    /// What the claimer intends to do.
     pub mode: Mode,
     /// What went wrong, for [`Mode::Failed`] and [`Mode::Refused`].
     pub note: Option<Arc<str>>,
-    /// The event's bytes. They are held if the claim itself ends as `parked` or `dead`, and with `hold` also if it is a
-    /// failure that ends in `retry`. An entry that is `dead` or `lost` without bytes takes them, so that it can be redriven.
+    /// The event's bytes. The ledger holds them if the claim itself ends as `parked` or `dead`, and
+    /// with `hold` also if it counts a failure that ends as `retry`. An entry that is `dead` or
+    /// `lost` without bytes takes them, so that it can be redriven.
     pub body: Option<Body>,
-    /// Whether an event that would have to wait is parked instead, with its bytes, so that its offset can be passed. It is
-    /// then [`due`](super::Ledger::due) when its turn has come.
+    /// Whether an event that would have to wait is parked instead, with its bytes, so that its
+    /// offset can be committed. It is [`due`](super::Ledger::due) when its turn has come.
     pub hold: bool,
     /// Makes the claim repeatable.
     pub nonce: Nonce,
@@ -289,7 +302,7 @@ impl Claim {
         }
     }
 
-    /// A claim on an event in a scope, with fingerprint, time and origin of the event.
+    /// A claim on an event in a scope, with the event's fingerprint, time and origin.
     pub fn of(scope: Scope, event: &Event, mode: Mode) -> Self {
         let identity = Identity { tenant: event.tenant.clone(), scope, id: event.id.clone() };
         let fingerprint = event.fingerprint_if_any();
@@ -297,19 +310,19 @@ impl Claim {
     }
 }
 
-/// What a claim came to. One enum for every mode: `G` is what the first one gets.
+/// The result of a claim, in any mode. `G` is what the first claimer gets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use = "an outcome says whether to run the event; match it"]
 pub enum Outcome<G = Grant> {
-    /// Nobody ran it before: run it.
+    /// It has not run before: run it.
     First(G),
-    /// It took effect before (or will never run again, for at-most-once claims).
+    /// It took effect before (or, for at-most-once claims, will never run again).
     Duplicate(Prior),
-    /// Someone else holds it.
+    /// Another claimer holds it.
     Busy {
-        /// Until when their lease lasts, by ledger time; unknown while an open transaction holds it.
+        /// When that lease ends, by ledger time; unknown while an open transaction holds the event.
         until: Option<Time>,
-        /// Who, if known.
+        /// The holder, if known.
         owner: Option<Owner>,
     },
     /// It failed and its pause is not over.
@@ -321,7 +334,7 @@ pub enum Outcome<G = Grant> {
     },
     /// Another event of its aggregate must come first.
     Wait {
-        /// The seq that is in the way or missing, where known.
+        /// The seq that is in the way or missing, if known.
         on: Option<u64>,
     },
     /// Its aggregate has moved past it.
@@ -331,19 +344,19 @@ pub enum Outcome<G = Grant> {
     },
     /// Its aggregate waits behind something unresolved.
     Parked {
-        /// The seq that is dead, missing or, where the claim said `hold`, waited for.
+        /// The seq that is dead or missing or, for a claim with `hold`, has to come first.
         behind: u64,
     },
-    /// It failed for good; only a redrive brings it back.
+    /// It failed permanently; only a redrive runs it again.
     Dead {
-        /// Since when.
+        /// When it died.
         at: Time,
         /// How many runs it had.
         attempts: u32,
     },
-    /// The id was used before for something else.
+    /// The id was used before for a different event.
     Mismatch(Prior),
-    /// The ledger no longer knows what happened in its week.
+    /// The ledger no longer knows what happened in the event's week.
     TooOld {
         /// The week that was dropped.
         week: Week,
@@ -351,18 +364,19 @@ pub enum Outcome<G = Grant> {
 }
 
 impl<G> Outcome<G> {
-    /// Whether the caller is the one to run it.
+    /// Whether the caller is the one to run the event.
     pub fn is_claimed(&self) -> bool {
         matches!(self, Outcome::First(_))
     }
 
-    /// Whether the delivery is settled and its offset may be committed without running anything: what was done before
-    /// and what is stale. Not what is busy, waits, or is dead or parked but not yet held with its bytes.
+    /// Whether the delivery is settled, so that its offset may be committed without running
+    /// anything: the event was done before or is stale. Not if it is busy or waiting, or dead or
+    /// parked but not yet held with its bytes.
     pub fn may_acknowledge(&self) -> bool {
         matches!(self, Outcome::Duplicate(_) | Outcome::Stale { .. })
     }
 
-    /// The word for spans and metrics; bounded.
+    /// The name for spans and metrics; one of a bounded set.
     pub fn name(&self) -> &'static str {
         match self {
             Outcome::First(_) => "claimed",
@@ -378,7 +392,7 @@ impl<G> Outcome<G> {
         }
     }
 
-    /// Turns what the first one gets into something else.
+    /// Replaces what the first claimer gets.
     pub fn map<H>(self, with: impl FnOnce(G) -> H) -> Outcome<H> {
         match self {
             Outcome::First(grant) => Outcome::First(with(grant)),
@@ -395,46 +409,46 @@ impl<G> Outcome<G> {
     }
 }
 
-/// What the one who may run an event is given.
+/// What the claimer that may run the event gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
     /// The fencing token of this run.
     pub token: Token,
-    /// Where the entry is kept.
+    /// The week in which the entry is stored.
     pub week: Week,
     /// When the lease ends, by ledger time; for claims without one, when the claim was made.
     pub until: Time,
-    /// Which run this is, from 1.
+    /// Which run this is, counted from 1.
     pub attempt: u32,
-    /// Whether the last run ended with its process, so this one should go alone.
+    /// Whether the process died during the last run, so that this run should go alone.
     pub suspect: bool,
 }
 
 /// How an event ended before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prior {
-    /// In which state it is.
+    /// Its state.
     pub state: State,
-    /// Since when.
+    /// Since when it has been in that state.
     pub at: Time,
     /// Who ran it, for humans.
     pub owner: Option<Owner>,
 }
 
-/// The right to settle: what a settling carries.
+/// A request to settle a claim.
 #[derive(Debug, Clone)]
 pub struct Settle {
-    /// What it is about.
+    /// The event's identity.
     pub identity: Identity,
-    /// Where the entry is kept, from the grant.
+    /// The week of the entry, from the grant.
     pub week: Week,
     /// The token, from the grant.
     pub token: Token,
-    /// How it ended.
+    /// How the run ended.
     pub verdict: Verdict,
     /// The event's place in its order, as claimed.
     pub order: Option<Order>,
-    /// Events of the aggregate up to here were not wanted; the order moves past them too.
+    /// No handler wanted the aggregate's events up to here; the order moves past them too.
     pub advance_to: Option<u64>,
 }
 
@@ -443,30 +457,30 @@ pub struct Settle {
 pub enum Verdict {
     /// It took effect.
     Done {
-        /// JSON to keep, replacing what the claim brought.
+        /// JSON to store, replacing that of the claim.
         metadata: Option<Metadata>,
     },
     /// Run it again later.
     Retry {
-        /// After this pause, from ledger time.
+        /// How long to pause, from ledger time.
         after: Duration,
-        /// Whether the run counts as an attempt. Giving a lease back does not.
+        /// Whether the run counts as an attempt. A released lease does not.
         counted: bool,
         /// What went wrong.
         note: Option<Arc<str>>,
-        /// The event's bytes, if it shall wait in `held`.
+        /// The event's bytes, if it is to wait in `held`.
         body: Option<Body>,
     },
-    /// It failed for good.
+    /// It failed permanently.
     Dead {
         /// Why.
         note: Arc<str>,
-        /// The event's bytes, for whoever looks at it.
+        /// The event's bytes, for inspection and redrive.
         body: Option<Body>,
     },
-    /// An at-most-once run ended well.
+    /// An at-most-once run succeeded.
     Finished {
-        /// JSON to keep, replacing what the claim brought.
+        /// JSON to store, replacing that of the claim.
         metadata: Option<Metadata>,
     },
     /// An at-most-once run failed; its effect may be lost.
@@ -477,7 +491,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Gives the claim back at once, uncounted.
+    /// Releases the claim immediately, uncounted.
     pub fn release() -> Self {
         Verdict::Retry { after: Duration::ZERO, counted: false, note: None, body: None }
     }
@@ -494,21 +508,22 @@ impl Verdict {
     }
 }
 
-/// An event's bytes, kept while it waits or lies dead.
+/// An event's bytes, stored while it waits or is dead.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Body {
-    /// The payload, untouched. None: the record had none (a tombstone), which is not the same as an empty one.
+    /// The payload, unchanged. `None` if the record had none (a tombstone), which differs from an
+    /// empty one.
     pub payload: Option<Bytes>,
-    /// The headers, untouched.
+    /// The headers, unchanged.
     pub headers: Headers,
-    /// The record's key, untouched.
+    /// The record's key, unchanged.
     pub key: Option<Bytes>,
     /// The record's own time.
     pub timestamp: Option<Time>,
 }
 
 impl Body {
-    /// How much memory it takes, more or less.
+    /// Approximate size in memory.
     pub fn bytes(&self) -> usize {
         let headers: usize = self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
         let of = |bytes: &Option<Bytes>| bytes.as_ref().map_or(0, Bytes::len);
@@ -516,27 +531,27 @@ impl Body {
     }
 }
 
-/// What a body takes besides its bytes.
+/// Overhead of a body besides its bytes.
 pub(crate) const BODY_BYTES: usize = 256;
 
-/// What a settling came to.
+/// The result of settling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a fenced settling changed nothing"]
 pub enum Settled {
-    /// It is recorded, now or by the same settling before.
+    /// It is recorded, now or earlier by the same request.
     Ok {
         /// Since when, or when a retry is due.
         at: Time,
     },
     /// The token is not the current one. Nothing was changed.
     Fenced {
-        /// What the entry is now; none if there is none.
+        /// The state of the entry now; `None` if there is no entry.
         state: Option<State>,
     },
 }
 
 impl Settled {
-    /// An error if the settling was fenced off.
+    /// Turns a fenced result into an error.
     pub fn ok_or_fenced(self, identity: &Identity, token: Token) -> Result<Time> {
         match self {
             Settled::Ok { at } => Ok(at),
@@ -550,15 +565,15 @@ impl Settled {
     }
 }
 
-/// A request to keep a lease.
+/// A request to extend a lease.
 #[derive(Debug, Clone)]
 pub struct Extend {
-    /// What it is about.
+    /// The event's identity.
     pub identity: Identity,
-    /// Where the entry is kept.
+    /// The week in which the entry is stored.
     pub week: Week,
     /// The token.
     pub token: Token,
-    /// How long from now.
+    /// How long the lease lasts from now.
     pub lease: Duration,
 }

@@ -1,5 +1,5 @@
-//! Runs the transition function over stored rows, for backends that hold their rows in reach: memory, SQLite, and
-//! Redis, which reads them first and checks that they are unchanged when it writes.
+//! Runs the transition function over stored rows, for backends that read and write rows directly:
+//! memory, SQLite, and Redis, which reads rows first and checks on writing that they are unchanged.
 
 use std::collections::{HashMap, hash_map};
 
@@ -11,7 +11,7 @@ use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::{Aggregate, Scope, Tenant};
 
-/// Where an entry is kept: the number that stands for (tenant, scope), the week, and the id's key bytes.
+/// Where an entry is stored: the week, the number of its (tenant, scope), and the id's key bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Key {
     pub week: Week,
@@ -19,25 +19,26 @@ pub(crate) struct Key {
     pub id: Vec<u8>,
 }
 
-/// Storage that one caller has to itself for the length of a transaction.
+/// Storage to which one caller has exclusive access for the length of a transaction.
 pub(crate) trait Rows {
-    /// The present.
+    /// The current time.
     fn now(&self) -> Time;
-    /// The number of (tenant, scope), growing with each new one, and when it began; registers it.
+    /// The number of (tenant, scope), which grows with each new one, and when it began. Registers
+    /// it if needed.
     fn scope(&mut self, tenant: Option<&Tenant>, scope: &Scope) -> Result<(i32, Time)>;
     /// The number of (tenant, scope), if it is registered.
     fn known_scope(&mut self, tenant: Option<&Tenant>, scope: &Scope) -> Result<Option<i32>>;
     /// The next token.
     fn token(&mut self) -> Result<Token>;
-    /// If the week was dropped: the highest number a scope had then.
+    /// If the week was dropped, the highest scope number at that time.
     fn dropped(&mut self, week: Week) -> Result<Option<i32>>;
-    /// Makes a week that is not there.
+    /// Makes a missing week.
     fn make_week(&mut self, week: Week) -> Result<()>;
-    /// How many weeks there are, and whether this one is.
+    /// How many weeks exist, and whether this one does.
     fn weeks(&mut self, week: Week) -> Result<(usize, bool)>;
-    /// The row of a key, in its week or among those kept when their week was dropped.
+    /// The row of a key, from its week or from those kept when their week was dropped.
     fn row(&mut self, key: &Key) -> Result<Option<Row>>;
-    /// Stores a row where it was found, or in its week.
+    /// Stores a row where it was found, or else in its week.
     fn put(&mut self, key: &Key, row: &Row) -> Result<()>;
     /// Removes a row.
     fn delete(&mut self, key: &Key) -> Result<()>;
@@ -45,11 +46,11 @@ pub(crate) trait Rows {
     fn head(&mut self, scope: i32, aggregate: &Aggregate) -> Result<Option<Head>>;
     /// Stores the head of an aggregate.
     fn put_head(&mut self, scope: i32, aggregate: &Aggregate, head: &Head) -> Result<()>;
-    /// Writes an audit line.
+    /// Writes an audit row.
     fn audit(&mut self, intervene: &Intervene) -> Result<()>;
 }
 
-/// An error of one event's own data harms only that event; any other fails the batch.
+/// An error in one event's own data fails only that event; any other error fails the batch.
 fn own_fault<T>(result: Result<T>) -> Result<Result<T>> {
     match result {
         Err(error @ Error::Invalid { .. }) => Ok(Err(error)),
@@ -58,7 +59,7 @@ fn own_fault<T>(result: Result<T>) -> Result<Result<T>> {
     }
 }
 
-/// Claims in order. One token serves the batch: with the identity it is unique.
+/// Claims in order. One token serves the whole batch: together with the identity it is unique.
 pub(crate) fn claim_rows(
     rows: &mut impl Rows,
     claims: &[Claim],
@@ -81,7 +82,7 @@ fn claim_row(rows: &mut impl Rows, claim: &Claim, token: Token, settings: &Setti
     let key = Key { week, scope, id: claim.identity.id.key().into_owned() };
     let row = rows.row(&key)?;
     if !made && row.is_none() && dropped.is_none() {
-        may_make(week, count, now, settings)?; // once more, for a scope younger than the drop
+        may_make(week, count, now, settings)?; // again, for a scope younger than the drop
     }
     let kept = transition::in_order_of(claim, row.as_ref());
     let claim = kept.as_ref().unwrap_or(claim);
@@ -116,7 +117,7 @@ fn claim_row(rows: &mut impl Rows, claim: &Claim, token: Token, settings: &Setti
     Ok(step.answer)
 }
 
-/// Whether the ledger may make a week that is not there.
+/// Whether the ledger may make a missing week.
 fn may_make(week: Week, count: usize, now: Time, settings: &Settings) -> Result<()> {
     week.may_be_made(now, settings.weeks_ahead)?;
     if count >= settings.weeks_max && !week.is_present(now) {
@@ -129,7 +130,7 @@ fn may_make(week: Week, count: usize, now: Time, settings: &Settings) -> Result<
     Ok(())
 }
 
-/// The row of an identity and the head of its aggregate. Looking registers nothing.
+/// The row of an identity and the head of its aggregate. Registers nothing.
 fn load(rows: &mut impl Rows, identity: &Identity, week: Week) -> Result<Option<(Key, Row, Head)>> {
     let Some(scope) = rows.known_scope(identity.tenant.as_ref(), &identity.scope)? else { return Ok(None) };
     let key = Key { week, scope, id: identity.id.key().into_owned() };
@@ -141,7 +142,7 @@ fn load(rows: &mut impl Rows, identity: &Identity, week: Week) -> Result<Option<
     Ok(Some((key, row, head)))
 }
 
-/// Stores what was decided about an existing row.
+/// Stores the decision about an existing row.
 fn store(
     rows: &mut impl Rows,
     key: &Key,
@@ -192,7 +193,7 @@ pub(crate) fn extend_rows(rows: &mut impl Rows, extends: &[Extend]) -> Result<Ve
     Ok(answers)
 }
 
-/// Intervenes, with an audit line.
+/// Intervenes and writes an audit row.
 pub(crate) fn intervene_rows(
     rows: &mut impl Rows,
     intervene: &Intervene,
@@ -214,16 +215,17 @@ pub(crate) fn intervene_rows(
     Ok(Intervened { before: entry(row), after: next.map(entry) })
 }
 
-/// Whether a stored row may go at `cutoff`, when the timeless week is swept.
+/// Whether a sweep of the timeless week may delete a row at `cutoff`.
 pub(crate) fn may_sweep(row: &Row, cutoff: Time) -> bool {
     !row.state.is_open() && row.at < cutoff
 }
 
-/// A held row whose time has come, as far as the order needs to know it: what it stands for, its scope, and its place.
+/// A held row that is due, with its scope and its place in the order; `T` is what the caller knows
+/// it by.
 pub(crate) type Waiting<T> = (T, i32, Option<(Aggregate, u64)>);
 
-/// Of held rows whose time has come, oldest first, those that may be claimed (of an aggregate only the lowest) and are wanted: so
-/// many of them are passed over, and so many taken.
+/// Selects from due held rows, oldest first, those that may be claimed (of an aggregate only the
+/// lowest) and that `is_wanted` accepts. Skips the first `skip` of them and takes at most `limit`.
 pub(crate) fn runnable<T>(
     waiting: Vec<Waiting<T>>,
     (skip, limit): (usize, usize),
@@ -231,7 +233,7 @@ pub(crate) fn runnable<T>(
     is_wanted: impl Fn(&T) -> bool,
     mut head: impl FnMut(i32, &Aggregate) -> Result<Option<Head>>,
 ) -> Result<Vec<T>> {
-    // Many may wait behind one head.
+    // Many rows may wait behind one head, so each head is read once.
     let mut heads: HashMap<(i32, Aggregate), (Head, Option<u64>)> = HashMap::new();
     for (_, scope, order) in &waiting {
         let Some((aggregate, seq)) = order else { continue };

@@ -1,4 +1,4 @@
-//! What a ledger holds, as people and tools see it: entries, held events, pages, statistics, findings.
+//! The contents of a ledger as people and tools see them: entries, pages, statistics, findings.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,24 +10,24 @@ use crate::error::{Error, Result};
 use crate::event::{Fingerprint, Origin};
 use crate::id::{Aggregate, EventId, Owner, Scope, Tenant, Topic};
 
-/// What became of an event. `docs/state-machine.md` is generated from the transition function.
+/// The state of an entry. `docs/state-machine.md` is generated from the transition function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum State {
-    /// Being run under a lease.
+    /// Running under a lease.
     Leased,
     /// Took effect.
     Done,
-    /// Failed; to be run again at a stored time.
+    /// Failed; runs again at a stored time.
     Retry,
-    /// Failed for good.
+    /// Failed permanently.
     Dead,
-    /// Being run at most once.
+    /// Running at most once.
     Claimed,
-    /// An at-most-once run that ended well.
+    /// An at-most-once run that succeeded.
     Finished,
     /// An at-most-once run that failed or never reported its end.
     Lost,
-    /// Waits behind something unresolved of its aggregate.
+    /// Waits behind something unresolved in its aggregate.
     Parked,
     /// Arrived after its aggregate had moved past it.
     Stale,
@@ -47,7 +47,7 @@ impl State {
         State::Stale,
     ];
 
-    /// Its word.
+    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             State::Leased => "leased",
@@ -62,7 +62,7 @@ impl State {
         }
     }
 
-    /// Whether something is still to happen, so that a sweep must not forget it.
+    /// Whether the event still has to be dealt with, so that a sweep must not forget it.
     pub fn is_open(self) -> bool {
         matches!(self, State::Leased | State::Retry | State::Dead | State::Parked)
     }
@@ -87,46 +87,47 @@ impl std::str::FromStr for State {
 /// One entry of the ledger.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// What it is about.
+    /// The event's identity.
     pub identity: Identity,
-    /// The week it is kept in.
+    /// The week it is stored in.
     pub week: Week,
-    /// What became of it.
+    /// Its state.
     pub state: State,
     /// The token of its last run.
     pub token: Token,
-    /// Runs that counted.
+    /// How many runs counted.
     pub attempts: u32,
     /// When the ledger first saw it.
     pub first_at: Time,
-    /// Leased: until when; retry: due when; else: since when.
+    /// Leased: when the lease ends; retry: when it is due; otherwise: since when it has been in its
+    /// state.
     pub at: Time,
     /// Who ran it last, for humans.
     pub owner: Option<Owner>,
-    /// Hash of its immutable part.
+    /// Hash of the event's immutable part.
     pub fingerprint: Option<Fingerprint>,
-    /// Its aggregate and number.
+    /// Its aggregate and seq.
     pub order: Option<(Aggregate, u64)>,
     /// The record it came from.
     pub origin: Option<Origin>,
-    /// JSON kept with it.
+    /// JSON stored with it.
     pub metadata: Option<Metadata>,
     /// The last error or reason.
     pub note: Option<Arc<str>>,
-    /// Whether the end of an at-most-once run is tracked.
+    /// Whether an at-most-once run reports its end.
     pub tracked: bool,
     /// The event's bytes, if it is held.
     pub body: Option<Body>,
 }
 
 impl Entry {
-    /// How much memory its body takes, more or less.
+    /// Approximate size of its body in memory.
     pub fn bytes(&self) -> usize {
         self.body.as_ref().map_or(0, Body::bytes)
     }
 }
 
-/// Which entries to look at. Empty means all.
+/// Which entries to list. An empty filter matches all.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
     /// One tenant.
@@ -135,24 +136,25 @@ pub struct Filter {
     pub scope: Option<Scope>,
     /// One id.
     pub id: Option<EventId>,
-    /// Any of these states; empty is any. A tracked at-most-once claim past its time counts as lost.
+    /// Any of these states; empty matches all. A tracked at-most-once claim past its time counts as
+    /// lost.
     pub states: Vec<State>,
-    /// First seen at or after.
+    /// First seen at or after this time.
     pub since: Option<Time>,
-    /// First seen before.
+    /// First seen before this time.
     pub until: Option<Time>,
-    /// A top-level metadata key with this value (a string, or another JSON scalar by its text).
+    /// A top-level metadata key with this value (a string, or the text of another JSON scalar).
     pub metadata: Option<(String, String)>,
     /// One aggregate.
     pub aggregate: Option<Aggregate>,
     /// From one topic.
     pub topic: Option<Topic>,
-    /// From one partition of whatever topic.
+    /// From this partition number of any topic.
     pub partition: Option<i32>,
 }
 
 impl Filter {
-    /// Whether an entry passes. `overdue` says that it is an at-most-once claim past its time.
+    /// Whether an entry matches. `overdue` says that it is an at-most-once claim past its time.
     pub(crate) fn matches(&self, entry: &Entry, overdue: bool) -> bool {
         let state = if overdue { State::Lost } else { entry.state };
         self.tenant.as_ref().is_none_or(|t| entry.identity.tenant.as_ref() == Some(t))
@@ -170,7 +172,7 @@ impl Filter {
     }
 }
 
-/// Where a page begins: opaque, from [`Page::next`].
+/// Where a page begins. Opaque; comes from [`Page::next`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cursor(pub(crate) String);
 
@@ -187,7 +189,7 @@ impl std::str::FromStr for Cursor {
     }
 }
 
-/// What a cursor says: the last key of the page before.
+/// What a cursor encodes: the last key of the previous page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CursorParts {
     pub week: i16,
@@ -200,7 +202,7 @@ impl CursorParts {
         use std::fmt::Write as _;
         let mut text = format!("{}.{}.", self.week, self.scope);
         for byte in &self.key {
-            let _ = write!(text, "{byte:02x}"); // a String takes everything
+            let _ = write!(text, "{byte:02x}"); // writing to a String cannot fail
         }
         Cursor(text)
     }
@@ -223,23 +225,23 @@ impl CursorParts {
     }
 }
 
-/// Some entries, in key order, and where the next page begins.
+/// Entries in key order, and where the next page begins.
 #[derive(Debug, Clone)]
 pub struct Page {
     /// The entries.
     pub entries: Vec<Entry>,
-    /// Where to go on; none at the end.
+    /// Where the next page begins; `None` on the last page.
     pub next: Option<Cursor>,
 }
 
-/// Counts of a ledger.
+/// Statistics of a ledger.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stat {
-    /// The ledger's present.
+    /// The ledger's current time.
     pub now: Time,
     /// Entries by tenant, scope and state.
     pub counts: Vec<(Option<Tenant>, Scope, State, u64)>,
-    /// The weeks there are.
+    /// The existing weeks.
     pub weeks: Vec<Week>,
     /// The weeks that were dropped, and when.
     pub dropped: Vec<(Week, Time)>,
@@ -247,26 +249,26 @@ pub struct Stat {
     pub held: u64,
 }
 
-/// What a person or a tool may do to an entry, against the normal course. Each leaves an audit row, and draws a new
-/// token, so that whoever held the entry is fenced off.
+/// What an operator may do to an entry outside its normal course. Each writes an audit row and
+/// draws a new token, which fences off the current holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Intervention {
-    /// `dead → retry(now)`, attempts reset. One whose bytes are not held runs when it is delivered again
-    /// ([`Intervened::needs_delivery`]).
+    /// `dead → retry(now)`, attempts reset. An event whose bytes are not held runs when it is
+    /// delivered again ([`Intervened::needs_delivery`]).
     Redrive,
-    /// `retry(later)`, `lost` or `parked` → `retry(now)`, likewise.
+    /// `retry(later)`, `lost` or `parked` → `retry(now)`, otherwise like `Redrive`.
     Retry,
     /// A live lease → `retry(now)`.
     Release,
-    /// Anything open but dead → `dead`.
+    /// Anything open except dead → `dead`.
     Kill,
-    /// `dead → lost`, its bytes go, and its aggregate goes on past it.
+    /// `dead → lost`: its bytes are deleted, and its aggregate moves past it.
     Drop,
-    /// A parked one stays parked, but its aggregate goes on past what it is parked behind: a seq that is missing, or a
-    /// dead one, which stays dead.
+    /// The parked event stays parked, but its aggregate moves past what blocks it: a missing seq,
+    /// or a dead one, which stays dead.
     Skip,
-    /// Removes the entry: the next delivery is a first one. Its place in the order stays what it was: of an ordered event
-    /// that its aggregate has gone past, the next delivery is stale.
+    /// Removes the entry: the next delivery is a first one. The order does not move back: if the
+    /// aggregate has moved past an ordered event, its next delivery is stale.
     Forget,
 }
 
@@ -282,7 +284,7 @@ impl Intervention {
         Intervention::Forget,
     ];
 
-    /// Its word.
+    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Intervention::Redrive => "redrive",
@@ -296,7 +298,7 @@ impl Intervention {
     }
 }
 
-/// Who intervenes and why.
+/// A request to intervene: what, by whom and why.
 #[derive(Debug, Clone)]
 pub struct Intervene {
     /// The entry.
@@ -309,10 +311,10 @@ pub struct Intervene {
     pub by: String,
     /// Why, for the audit row.
     pub why: String,
-    /// Allows [`Redrive`](Intervention::Redrive) and [`Retry`](Intervention::Retry) of an event whose aggregate has moved past
-    /// it: it then runs without order, for good.
+    /// Allows [`Redrive`](Intervention::Redrive) and [`Retry`](Intervention::Retry) of an event
+    /// whose aggregate has moved past it: from then on it runs without order.
     pub out_of_order: bool,
-    /// Say what would happen, change nothing.
+    /// Only report what would happen.
     pub dry_run: bool,
 }
 
@@ -326,14 +328,14 @@ pub struct Intervened {
 }
 
 impl Intervened {
-    /// Whether the entry is to run again but its bytes are not held: nothing runs it before it is delivered once more, and what
-    /// comes after it in its aggregate waits for that.
+    /// Whether the entry is to run again but its bytes are not held: it runs only when it is
+    /// delivered once more, and its successors in the aggregate wait for that.
     pub fn needs_delivery(&self) -> bool {
         self.after.as_ref().is_some_and(|after| after.state == State::Retry && after.body.is_none())
     }
 }
 
-/// One line of the audit.
+/// One row of the audit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Audit {
     /// When, by ledger time.
@@ -350,19 +352,21 @@ pub struct Audit {
 
 /// What to sweep.
 ///
-/// Age is measured by the ledger's clock, and a clock can leap: a virtual machine resumes, a wrong time is set. A ledger therefore
-/// stores when its last sweep began. A sweep that finds more than half the retention (at least two hours) gone by since then cannot
-/// tell a leap from a long silence. It forgets nothing, and neither does any sweep for a whole retention from there
-/// ([`Swept::paused_until`]); claims that never reported their end are still marked lost. Then sweeps go on as before. The
-/// first sweep of a ledger has nothing to compare with and trusts the clock; so sweep at least twice per retention, as a
-/// [`Guard`](crate::Guard) does by itself. Two leaps within one retention are taken for one.
+/// Age is measured by the ledger's clock, and a clock can leap: a virtual machine resumes, or a
+/// wrong time is set. A ledger therefore stores when its last sweep began. If more than half the
+/// retention (at least two hours) has passed since then, a sweep cannot tell a leap from a long
+/// silence. It forgets nothing, and neither does any other sweep for a whole retention from then on
+/// ([`Swept::paused_until`]); claims that never reported their end are still marked lost. After
+/// that, sweeps forget again. The first sweep of a ledger has nothing to compare with and trusts
+/// the clock; so sweep at least twice per retention, as a [`Guard`](crate::Guard) does. Two leaps
+/// within one retention count as one.
 #[derive(Debug, Clone, Copy)]
 pub struct SweepSettings {
     /// How long entries stay after they were settled.
     pub retention: Duration,
     /// How many rows one transaction deletes at most.
     pub batch_max: u32,
-    /// Say what would go, change nothing.
+    /// Only report what would go.
     pub dry_run: bool,
 }
 
@@ -373,47 +377,48 @@ pub struct Swept {
     pub rows: u64,
     /// Weeks dropped, with the number of entries in each.
     pub weeks: Vec<(Week, u64)>,
-    /// Open entries that were moved to `held` before their week went.
+    /// Open entries that were moved to `held` before their week was dropped.
     pub held: u64,
     /// At-most-once claims that never reported their end, now marked lost.
     pub lost: u64,
-    /// The ledger's clock leapt, or nobody swept for long: no sweep forgets anything before this time. See [`SweepSettings`].
+    /// Set if the ledger's clock leapt, or no sweep ran for long: no sweep forgets anything before
+    /// this time. See [`SweepSettings`].
     pub paused_until: Option<Time>,
 }
 
 impl Swept {
-    /// Entries gone.
+    /// The number of entries removed.
     pub fn entries(&self) -> u64 {
         self.rows + self.weeks.iter().map(|(_, rows)| rows).sum::<u64>()
     }
 }
 
-/// One thing a start-up check found.
+/// One result of a start-up check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// How bad.
+    /// How severe it is.
     pub level: Level,
-    /// What was looked at.
+    /// What was checked.
     pub check: &'static str,
-    /// A sentence.
+    /// The result as a sentence.
     pub message: String,
 }
 
-/// How bad a finding is.
+/// How severe a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// As it should be.
+    /// Everything is in order.
     Fine,
     /// Worth knowing.
     Warning,
-    /// The promise cannot be kept; hapax does not start.
+    /// A guarantee cannot be kept; hapax does not start.
     Refusal,
 }
 
-/// What a backend can promise.
+/// What a backend can guarantee.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Its word: `memory`, `sqlite`, `postgres` …
+    /// Its name: `memory`, `sqlite`, `postgres` …
     pub backend: &'static str,
     /// Whether what it acknowledged survives a crash of the machine.
     pub durable: bool,

@@ -1,18 +1,19 @@
-//! Which life of a ledger it is.
+//! The epoch of a ledger.
 
 use std::fmt;
 
 use sha2::{Digest as _, Sha256};
 
-/// Which life of a ledger it is: a hash of all that a backend knows to change when the ledger may have lost what it had
-/// acknowledged (it was restored, copied, failed over, or its server started anew). What somebody else remembers of a ledger,
-/// such as a [window](crate::window), is only good under the epoch in which it was so. Two lives never share one; one life may
-/// have several, which costs what was remembered and nothing else.
+/// One incarnation of a ledger: a hash of everything that changes when the ledger may have lost
+/// acknowledged data (it was restored, copied, failed over, or its server restarted). Anything
+/// cached about a ledger, such as a [window](crate::window), is valid only under the epoch in which
+/// it was learned. Two incarnations never share an epoch; one may have several, which costs only
+/// the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Epoch([u8; 16]);
 
 impl Epoch {
-    /// The epoch that is made of these parts.
+    /// The epoch made of these parts.
     ///
     /// ```
     /// use hapax::ledger::Epoch;
@@ -30,7 +31,7 @@ impl Epoch {
         Epoch(half)
     }
 
-    /// Its bytes: all of them are as good as random.
+    /// Its bytes, which are as good as random.
     pub fn as_bytes(&self) -> &[u8; 16] {
         &self.0
     }

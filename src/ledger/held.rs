@@ -1,4 +1,5 @@
-//! What waits: held events that are due, dead ones on their way out, and the markers of transactional batches.
+//! Waiting events: held ones that are due, dead ones to be copied out, and the markers of
+//! transactional batches.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,42 +12,45 @@ use crate::error::{Error, Result};
 use crate::event::Origin;
 use crate::id::Topic;
 
-/// Which dead event was copied out: its identity, the week of its entry, and the entry's token.
+/// A dead event that was copied out: its identity, its week, and the entry's token.
 pub type PublishedDead = (Identity, Week, Token);
 
 /// The held events of a scope that may be claimed now.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Due {
-    /// The entries, with their bytes, the oldest first.
+    /// The entries with their bytes, oldest first.
     pub entries: Vec<Entry>,
-    /// How many events the scope holds with their bytes, in whatever state.
+    /// How many events the scope holds with their bytes, in any state.
     pub held: u64,
 }
 
-/// Which held events somebody looks for. Those of a partition are for whoever has it, so that a group takes up each once.
+/// Which held events a consumer asks for. Those of a partition go to the member that owns it, so
+/// that only one member of a group takes up each.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Share {
-    /// The topics that the asker consumes, each with the partitions that it has. Events of other topics are never for it; those
-    /// of no topic are for everybody. None: whatever they are of.
+    /// The topics that the member consumes, each with the partitions it owns. It never gets events
+    /// of other topics; events without a topic go to every member. `None` matches every event.
     pub topics: Option<BTreeMap<Topic, BTreeSet<i32>>>,
-    /// What has been due, or dead, for longer than this is for everybody who consumes its topic, so that nothing is stranded
-    /// while partitions go from hand to hand.
+    /// Events that have been due, or dead, for longer than this go to every member that consumes
+    /// their topic, so that nothing is stranded while partitions move between members.
     pub grace: Duration,
-    /// How many bytes the answer may have, as [`Entry::bytes`] counts them: it ends with the entry that reaches them. None: any.
+    /// The maximum size of the answer, as [`Entry::bytes`] counts: it ends with the entry that
+    /// reaches it. `None` means unlimited.
     pub bytes_max: Option<usize>,
-    /// Only what has been due, or dead, since then: how a look goes on behind a page of what nobody here can do anything about.
+    /// Only events that have been due, or dead, since this time. A caller that can do nothing about
+    /// a whole page continues behind it this way.
     pub since: Option<Time>,
-    /// How many of those to pass over: several may be of one time.
+    /// How many of those to skip: several may have the same time.
     pub skip: usize,
 }
 
 impl Share {
-    /// Everything.
+    /// A share that matches every event.
     pub fn all() -> Self {
         Share::default()
     }
 
-    /// Takes entries, whose sizes are these, until the answer is full.
+    /// How many entries of these sizes fit into the answer.
     pub(crate) fn fill(&self, sizes: impl IntoIterator<Item = usize>) -> usize {
         let mut bytes = 0;
         let is_open = |size: &usize| {
@@ -57,13 +61,13 @@ impl Share {
         sizes.into_iter().take_while(is_open).count()
     }
 
-    /// Whether an answer is full, so that there may be more than it has.
+    /// Whether an answer is full, so that there may be more.
     pub fn is_full(&self, entries: &[Entry], limit: usize) -> bool {
         let bytes = || entries.iter().map(Entry::bytes).sum::<usize>();
         entries.len() >= limit || self.bytes_max.is_some_and(|max| bytes() >= max)
     }
 
-    /// Whether an event from there, whose time came then, is looked for.
+    /// Whether the share includes an event of this origin that has been due, or dead, since `at`.
     pub fn takes(&self, origin: Option<&Origin>, at: Time, now: Time) -> bool {
         if self.since.is_some_and(|since| at < since) {
             return false;
@@ -74,19 +78,22 @@ impl Share {
     }
 }
 
-/// Up to where the offsets of a partition were handed to transactional batches. Committed before a batch begins and removed by a
-/// clean stop: if it is found when a partition is assigned, a process died, and what it had under way is suspect.
+/// The offset of a partition up to which records were passed to transactional batches. It is
+/// committed before a batch begins and removed by a clean stop. A marker that exists when a
+/// partition is assigned means that a process died; the records it had in flight are suspect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Marker {
     /// The topic.
     pub topic: Topic,
     /// The partition.
     pub partition: i32,
-    /// The highest offset that was handed out. Everything from the committed offset to it is suspect. Negative: nothing.
+    /// The highest offset passed to a batch. Everything from the committed offset to it is suspect.
+    /// Negative means empty.
     pub last: i64,
-    /// Suspects that were being run again, in order. If this is found, a process died with them under way.
+    /// Suspects that were being run again, in order. If there are any, a process died while running
+    /// them.
     pub tried: Vec<i64>,
-    /// How many of them were in one batch at most.
+    /// The maximum batch size with which they were run.
     pub batch: u32,
 }
 
@@ -96,17 +103,18 @@ impl Marker {
         Marker { topic, partition, last, tried: Vec::new(), batch: 0 }
     }
 
-    /// One that removes what is noted of a partition.
+    /// A marker that removes the one stored for a partition.
     pub fn clear(topic: Topic, partition: i32) -> Self {
         Marker::new(topic, partition, -1)
     }
 
-    /// Whether it covers nothing, and so removes.
+    /// Whether it covers nothing, and so removes the stored one.
     pub fn is_empty(&self) -> bool {
         self.last < 0
     }
 
-    /// What was being tried, as it is stored: the size of a batch, the first offset, then the distance to each next one.
+    /// `tried` as it is stored: the batch size, the first offset, then the distance to each next
+    /// one.
     #[cfg_attr(not(any(feature = "sqlite", feature = "postgres", feature = "redis")), allow(dead_code))]
     pub(crate) fn tried_text(&self) -> String {
         let mut text = self.batch.to_string();
@@ -119,7 +127,7 @@ impl Marker {
         text
     }
 
-    /// A marker as it was stored.
+    /// Parses a stored marker.
     #[cfg_attr(not(any(feature = "sqlite", feature = "postgres", feature = "redis")), allow(dead_code))]
     pub(crate) fn stored(topic: &Topic, partition: i32, last: i64, tried: &str) -> Result<Self> {
         let mut numbers = tried.split(' ').map(str::parse::<i64>);
@@ -141,14 +149,14 @@ impl Marker {
 pub struct Reused(Arc<AtomicU64>);
 
 impl Reused {
-    /// One more.
+    /// Counts one delivery.
     pub(crate) fn note(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many since the last time somebody asked.
+    /// How many there were since the last call.
     pub fn take(&self) -> u64 {
-        // Mostly there are none, and a read shares the cache line where a swap would not.
+        // Usually there are none, and a load shares the cache line where a swap would not.
         if self.0.load(Ordering::Relaxed) == 0 { 0 } else { self.0.swap(0, Ordering::Relaxed) }
     }
 }

@@ -1,9 +1,10 @@
 //! The ledger: the durable record of what took effect.
 //!
-//! An event's life in it: a delivery *claims* the event's identity; one claimer at a time holds the lease, runs the
-//! effect and *settles* it as done, to be retried, or dead. Every later delivery is told so. Claims made in the effect's
-//! own transaction need no lease: they are done when that transaction commits. `transition` is the state machine,
-//! one pure function per command; backends store what it decides.
+//! The life of an event: a delivery *claims* the event's identity; one claimer at a time holds the
+//! lease, runs the effect and *settles* it as done, to be retried, or dead. Every later delivery
+//! gets that answer. A claim made in the effect's own transaction needs no lease: it is done when
+//! the transaction commits. `transition` is the state machine, one pure function per command;
+//! backends store what it decides.
 
 mod batcher;
 mod claim;
@@ -49,33 +50,35 @@ use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::{Owner, Scope, Topic};
 
-/// What a reused id (same identity, other fingerprint) leads to.
+/// What a reused id (same identity, different fingerprint) leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MismatchRule {
     /// [`Outcome::Mismatch`].
     #[default]
     Error,
-    /// The original stands, and the delivery is answered as one of it. Gives up: noticing, but for a counter.
+    /// The ledger keeps the original and answers the delivery as one of it. Gives up: the only
+    /// trace of the reuse is a counter.
     Warn,
 }
 
-/// What a ledger is told when it is opened.
+/// The settings a ledger is opened with.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Who holds the leases, for humans.
+    /// Name of the lease holder, for humans.
     pub owner: Option<Owner>,
-    /// What makes an identity.
+    /// What makes up an identity.
     pub identity: IdentityRule,
     /// What a reused id leads to.
     pub mismatch: MismatchRule,
-    /// The largest metadata.
+    /// The maximum size of metadata.
     pub metadata_bytes_max: usize,
-    /// How far ahead of the ledger's present an id's own time may lie.
+    /// How far an id's own time may lie ahead of the ledger's clock.
     pub weeks_ahead: Duration,
-    /// How many odd weeks there may be: those of ids whose own time is neither last week's nor this one's nor in the next four. The
-    /// present weeks are always made. In PostgreSQL each tenant has so many, out of a thousand that the ledger can hold, and the
-    /// last of these are shared out; elsewhere all have them together, and the present weeks count while they are there.
+    /// The maximum number of odd weeks. A week is odd if it is not present; last week, this week
+    /// and the next four are present and are always made. In PostgreSQL each tenant may have this
+    /// many, out of a thousand for the whole ledger, and tenants share the last of these. In other
+    /// backends all tenants share one limit, and existing present weeks count towards it.
     pub weeks_max: usize,
     /// Counts deliveries of reused ids that [`MismatchRule::Warn`] let pass as the original.
     pub reused: Reused,
@@ -96,7 +99,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Checks what no type checks.
+    /// Checks a claim for what its types do not enforce, and returns its week.
     pub fn check(&self, claim: &Claim) -> Result<Week> {
         if let Some(metadata) = &claim.metadata {
             metadata.check_size(self.metadata_bytes_max)?;
@@ -111,7 +114,7 @@ impl Settings {
         Week::route(self.identity, &claim.identity.id, claim.time)
     }
 
-    /// Checks a settling.
+    /// Checks a settle request likewise.
     pub fn check_settle(&self, settle: &Settle) -> Result<()> {
         settle.advance_to.map_or(Ok(()), check_seq)?;
         match &settle.verdict {
@@ -131,7 +134,7 @@ fn check_seq(seq: u64) -> Result<()> {
     Ok(())
 }
 
-/// A note is text that every backend can store.
+/// Checks that every backend can store a note.
 fn check_note(note: &str) -> Result<()> {
     if note.contains('\0') {
         return Err(Error::invalid("note", "it has a NUL character; NUL is not allowed"));
@@ -145,7 +148,7 @@ fn check_note(note: &str) -> Result<()> {
     Ok(())
 }
 
-/// The largest note.
+/// The maximum size of a note.
 const NOTE_BYTES_MAX: usize = 64 * 1024;
 
 /// A durable record of what took effect.
@@ -154,35 +157,40 @@ const NOTE_BYTES_MAX: usize = 64 * 1024;
 ///
 /// Conformance cases (module `testing`, feature `testing`) are named after these clauses.
 ///
-/// 1. At most one live lease (or open claiming transaction) per identity, across tasks, processes and machines.
-/// 2. Tokens come from one ledger-wide, never reset sequence. Settling, extending and advancing order carry the token; a
-///    stale token affects nothing and is told so. Settling again with the token that settled is fine. Owner names are for
-///    humans.
-/// 3. Time is the ledger's own clock, read when it decides: never a client's, never a transaction's start.
+/// 1. At most one live lease (or open claiming transaction) per identity, across tasks, processes
+///    and machines.
+/// 2. Tokens come from one ledger-wide, never reset sequence. Settling, extending and advancing
+///    order carry the token; a stale token changes nothing and the caller gets `Fenced`. Settling
+///    again with the token that settled succeeds. Owner names are for humans.
+/// 3. Time is the ledger's own clock, read when it decides: never a client's, never a transaction's
+///    start.
 /// 4. `done` and the aggregate's last seq change in one atomic step.
-/// 5. An event that kills its process also reaches `dead`: runs are counted when they start. What is dead or lost without its
-///    bytes takes them from the next delivery.
-/// 6. Retry times are stored; nothing but an intervention shortens one. Giving a lease back is `retry(now)`, never a delete.
-/// 7. Every claim carries a nonce: the same claim issued again has the same outcome. Doubt is resolved that way and never
-///    by reading.
-/// 8. Batches have per-event outcomes; a duplicate or a bad row never fails its neighbours. A call in a caller's transaction that
-///    changes nothing holds nothing: nobody waits for it.
-/// 9. Same id, other fingerprint is a mismatch. Same fingerprint with another time is just a duplicate. What is still to run stays
-///    in the order in which it was first claimed.
-/// 10. An identity whose week was dropped since its scope began is too old, never a first; a week that had no entry at all forgets
-///     nothing, and bars nobody. What is open, and what was settled within the retention, outlives its week. While a week is being dropped, an id of it that has no entry is busy, and no attempt is
-///     counted; it is too old, or for a scope that began later a first, when the drop is over.
-/// 11. The epoch is the same for all who have the ledger open, and another as soon as the ledger may lack something that was
-///     acknowledged before.
-/// 12. A leap of the ledger's clock is not age: what was settled before it is forgotten no sooner than a whole retention after it
-///     was noticed, by the rule in the docs of [`SweepSettings`].
+/// 5. An event that kills its process also reaches `dead`: runs are counted when they start. An
+///    entry that is dead or lost without its bytes takes them from the next delivery.
+/// 6. Retry times are stored; only an intervention shortens one. Releasing a lease is `retry(now)`,
+///    never a delete.
+/// 7. Every claim carries a nonce: the same claim issued again has the same outcome. Doubt is
+///    resolved that way, never by reading.
+/// 8. Batches have per-event outcomes; a duplicate or a bad row never fails its neighbours. A call in
+///    a caller's transaction that changes nothing holds nothing, so no other call waits for it.
+/// 9. Same id with a different fingerprint is a mismatch. Same fingerprint with a different time is
+///    just a duplicate. An event that is still to run stays in the order in which it was first
+///    claimed.
+/// 10. An identity whose week was dropped since its scope began is too old, never a first. (A week
+///     that had no entry forgets nothing when it is dropped, and bars no scope.) Open entries, and those settled within the retention, outlive their week. While a week is being
+///     dropped, an id of it that has no entry is busy, and no attempt is counted; when the drop is
+///     over it is too old, or a first for a scope that began later.
+/// 11. The epoch is the same for all who have the ledger open, and changes as soon as the ledger
+///     may lack something that it acknowledged before.
+/// 12. A leap of the ledger's clock is not age: entries settled before it are forgotten no sooner
+///     than a whole retention after it was noticed, by the rule in the docs of [`SweepSettings`].
 ///
-/// The calls take batches because that is what storage is good at; the plain per-event calls of
-/// [`Guard`](crate::Guard) gather into such batches by themselves.
+/// The calls take batches because storage handles batches well; [`Guard`](crate::Guard) gathers its
+/// per-event calls into batches.
 #[async_trait]
 pub trait Ledger: Send + Sync + 'static {
-    /// Claims events, each with its own outcome, in the order given. The outer error means that nothing is known of any of
-    /// them and that the same claims may be issued again.
+    /// Claims events in the order given, each with its own outcome. The outer error means that
+    /// nothing is known about any of them; the same claims may be issued again.
     async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>>;
 
     /// Settles claims. May be issued again after an error.
@@ -191,11 +199,12 @@ pub trait Ledger: Send + Sync + 'static {
     /// Extends leases, each with its own answer.
     async fn extend(&self, extends: &[Extend]) -> Result<Vec<Result<Settled>>>;
 
-    /// Looks at one entry.
+    /// Reads one entry.
     async fn get(&self, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>>;
 
-    /// Which of these took effect before (`done` or `finished`), in the order given. A look, never a claim: between it
-    /// and a claim anyone may come first. For ledgers whose identity is the id alone.
+    /// Tells which of these took effect before (`done` or `finished`), in the order given. It only
+    /// reads: another claimer may come first between this and a claim. For ledgers whose identity
+    /// is the id alone.
     async fn known(&self, identities: &[Identity]) -> Result<Vec<bool>> {
         let mut known = Vec::with_capacity(identities.len());
         for identity in identities {
@@ -208,62 +217,64 @@ pub trait Ledger: Send + Sync + 'static {
     /// Lists entries in key order, at most `limit` a page.
     async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page>;
 
-    /// The held events of a scope, of all its tenants, that may be claimed now: what is due for a retry, what was being
-    /// run when its lease lapsed, and what is parked and has its turn (or was overtaken, and will be told that it is stale).
-    /// Oldest first; of an aggregate only the lowest; and only those of the share, so that others' do not fill the page. At most
-    /// `limit`, and no more bytes than the share says but for the entry that reaches them: bodies are read for those alone. A
-    /// look, never a claim; claim each with the order of its entry.
+    /// The held events of a scope, of all its tenants, that may be claimed now: those due for a
+    /// retry, those whose lease lapsed while they ran, and parked ones whose turn has come (or that
+    /// were overtaken, and will be stale). Oldest first; of an aggregate only the lowest; and only
+    /// those of the share, so that events of other members do not fill the page. At most `limit`
+    /// entries, ending with the one that reaches the share's `bytes_max`; only their bodies are
+    /// read. It only reads; claim each with the order of its entry.
     async fn due(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Due>;
 
-    /// The dead events of a scope, of all its tenants, that are held with their bytes and were not copied out yet, as far as they
-    /// are of the share. Oldest first, and bounded like [`due`](Self::due).
+    /// The dead events of a scope, of all its tenants, that are held with their bytes, were not
+    /// copied out yet and belong to the share. Oldest first, and bounded like [`due`](Self::due).
     async fn unpublished_dead(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>>;
 
-    /// Notes that dead events were copied out. Under another token than the entry's it does nothing, so that one that was
-    /// redriven and died again is copied again. May be repeated.
+    /// Records that dead events were copied out. It does nothing if the entry has another token by
+    /// now, so that an event that was redriven and died again is copied again. May be repeated.
     async fn mark_dead_published(&self, entries: &[PublishedDead]) -> Result<()>;
 
-    /// Notes which offsets the next batches of transactional claims will cover: one marker per scope, topic and partition, each
-    /// replacing the one before. An empty one removes it.
+    /// Records which offsets the next batches of transactional claims will cover: one marker per
+    /// scope, topic and partition, each replacing the previous one. An empty marker removes it.
     async fn set_markers(&self, scope: &Scope, markers: &[Marker]) -> Result<()>;
 
     /// The markers of these partitions, by partition.
     async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>>;
 
-    /// Counts what there is.
+    /// Counts entries, weeks and held events.
     async fn stat(&self) -> Result<Stat>;
 
-    /// Does to an entry what a person asked for, with an audit row.
+    /// Applies an operator's intervention to an entry and writes an audit row.
     async fn intervene(&self, intervene: &Intervene) -> Result<Intervened>;
 
     /// The latest audit rows, newest first.
     async fn audit(&self, limit: usize) -> Result<Vec<Audit>>;
 
-    /// Forgets what is older than the retention.
+    /// Forgets entries older than the retention.
     async fn sweep(&self, terms: SweepSettings) -> Result<Swept>;
 
-    /// Makes what will be needed soon, such as the coming week, so that nobody has to wait for it.
+    /// Prepares what will be needed soon, such as the coming week, so that no claim has to wait for
+    /// it.
     async fn make_ahead(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Checks what the promises rest on.
+    /// Checks the preconditions of the guarantees.
     async fn check(&self) -> Result<Vec<Finding>>;
 
-    /// The ledger's present.
+    /// The ledger's current time.
     async fn now(&self) -> Result<Time>;
 
-    /// Which life of the ledger this is, asked anew with every call: a ledger that was restored, copied, failed over or
-    /// (where that may be either) started anew has another one.
+    /// The ledger's current epoch, read anew with every call. A ledger that was restored, copied,
+    /// failed over or (where a restart may lose data) restarted has a new one.
     async fn epoch(&self) -> Result<Epoch>;
 
-    /// What this backend can promise.
+    /// What this backend can guarantee.
     fn capabilities(&self) -> Capabilities;
 
-    /// What it was opened with.
+    /// The settings it was opened with.
     fn settings(&self) -> &Settings;
 
-    /// How many batches may be under way at once.
+    /// How many batches may run at once.
     fn parallel_batches(&self) -> usize {
         1
     }

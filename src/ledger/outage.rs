@@ -1,4 +1,5 @@
-//! One line when something goes away, one when it is back; nothing in between, however many calls fail.
+//! Logs one line when a server becomes unavailable and one when it is back, however many calls fail
+//! in between.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -6,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 
-/// Whether something is away, as far as the last call knows.
+/// Whether a server is unavailable, as of the last call.
 #[derive(Debug)]
 pub(crate) struct Outage {
     what: &'static str,
@@ -24,11 +25,11 @@ impl Outage {
         Outage { what, since: Mutex::new(None) }
     }
 
-    /// Takes note of how a statement ended.
+    /// Records how a statement ended.
     pub(super) fn note<T>(&self, result: &Result<T>) {
         match result {
             Err(error @ Error::Unavailable { .. }) => self.began(error),
-            // Any other answer is an answer.
+            // Any other error is still an answer.
             _ => self.ended(),
         }
     }

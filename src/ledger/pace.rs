@@ -5,28 +5,29 @@ use std::time::Duration;
 use super::SweepSettings;
 use crate::clock::Time;
 
-/// Longer than any entry has been there.
+/// Longer than any entry can have existed.
 const FOREVER: Duration = Duration::from_secs(1000 * 365 * 86_400);
-/// A shorter step of the clock is never taken for a leap: guards sweep every hour.
+/// A shorter step of the clock never counts as a leap: guards sweep every hour.
 const LEAP_MIN: Duration = Duration::from_hours(2);
 
-/// What a ledger stores of its sweeps: when the last one began, and until when none may forget. The rule is in the docs of
-/// [`SweepSettings`].
+/// What a ledger stores about its sweeps. [`SweepSettings`] documents the rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pace {
     /// When the last sweep began, by ledger time.
     pub swept_at: Time,
-    /// Sweeps forget nothing before this time, as the clock leapt.
+    /// Set after the clock leapt: sweeps forget nothing before this time.
     pub paused_until: Option<Time>,
 }
 
 impl Pace {
-    /// What a sweep that begins now stores before it forgets anything. `before` is what the sweep before it stored.
+    /// What a sweep that begins now stores before it forgets anything. `before` is what the
+    /// previous sweep stored.
     pub(crate) fn next(before: Option<Pace>, now: Time, retention: Duration) -> Self {
         let whole = now.plus(retention);
         let paused_until = match before {
             None => None,
-            // A clock that was put back ends the pause no later than a whole retention from its new present.
+            // If the clock was set back, the pause ends at most a whole retention from the new
+            // time.
             Some(Pace { paused_until: Some(until), .. }) => (now < until).then(|| until.min(whole)),
             Some(Pace { swept_at, .. }) => {
                 let leapt = now.since(swept_at) > (retention / 2).max(LEAP_MIN);
@@ -36,7 +37,7 @@ impl Pace {
         Pace { swept_at: now, paused_until }
     }
 
-    /// The terms this sweep goes by: while it is paused, nothing is old enough to go.
+    /// The settings for this sweep: during a pause, nothing is old enough to be forgotten.
     pub(crate) fn terms(&self, terms: SweepSettings) -> SweepSettings {
         SweepSettings { retention: self.paused_until.map_or(terms.retention, |_| FOREVER), ..terms }
     }
@@ -60,7 +61,7 @@ mod tests {
         assert_eq!(regular.paused_until, None);
         let leapt = Pace::next(Some(regular), day(7), DAY * 7);
         assert_eq!(leapt, Pace { swept_at: day(7), paused_until: Some(day(14)) });
-        // A sweep now and then keeps the pause, and it ends a whole retention after the leap.
+        // Sweeps during the pause keep it; it ends a whole retention after the leap.
         let paused = Pace::next(Some(leapt), day(13), DAY * 7);
         assert_eq!(paused.paused_until, Some(day(14)));
         assert_eq!(Pace::next(Some(paused), day(14), DAY * 7).paused_until, None);

@@ -1,7 +1,8 @@
-//! What waits to go with the next batch, and who works it off.
+//! The queue that collects items for the next batch.
 //!
-//! Each runtime has a lane of its own: whoever pushes is served by a task of the runtime it runs on. Two runtimes that share a guard
-//! (a current-thread one per core, or per test) do not wait for each other's tasks, which only move while somebody drives them.
+//! Each runtime has a lane of its own: a task of the pushing runtime processes what it pushes. Two
+//! runtimes that share a guard (a current-thread one per core, or per test) do not wait for each
+//! other's tasks, which make progress only while their runtime is driven.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,10 +12,10 @@ use tokio::sync::oneshot;
 
 use crate::error::Result;
 
-/// The most items in one batch.
+/// The maximum number of items in one batch.
 pub(super) const BATCH_MAX: usize = 1000;
 
-/// What waits to go with the next batch.
+/// Items that wait for the next batch, by runtime.
 pub(crate) struct Queue<I, O>(Mutex<HashMap<Id, Waiting<I, O>>>);
 
 struct Waiting<I, O> {
@@ -36,7 +37,7 @@ impl<I, O> Queue<I, O> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds an item; true if a runner must be started for it, on this runtime.
+    /// Adds an item. Returns true if the caller must start a runner for it on this runtime.
     pub(crate) fn push(&self, item: I, answer: oneshot::Sender<Result<O>>, runners_max: usize) -> bool {
         let lane = Handle::current().id();
         let mut lanes = self.lock();
@@ -49,13 +50,14 @@ impl<I, O> Queue<I, O> {
         start
     }
 
-    /// Works off what was pushed on this runtime.
+    /// A runner for the items pushed on this runtime.
     pub(crate) fn runner(&self) -> Runner<'_, I, O> {
         Runner { queue: self, lane: Handle::current().id(), ended: false }
     }
 }
 
-/// One who works a lane off. If its task ends early (a panic, a runtime that is shut down), the lane must not wait for it for ever.
+/// Processes a lane. If its task ends early (a panic, or the runtime shuts down), `Drop` frees its
+/// place, so that the lane does not wait for it forever.
 pub(crate) struct Runner<'q, I, O> {
     queue: &'q Queue<I, O>,
     lane: Id,
@@ -63,7 +65,7 @@ pub(crate) struct Runner<'q, I, O> {
 }
 
 impl<I, O> Runner<'_, I, O> {
-    /// The next batch; none ends the runner.
+    /// The next batch; `None` ends the runner.
     pub(crate) fn take(&mut self) -> Option<Batch<I, O>> {
         let mut lanes = self.queue.lock();
         let waiting = lanes.get_mut(&self.lane)?;
@@ -93,7 +95,7 @@ impl<I, O> Drop for Runner<'_, I, O> {
         let Some(waiting) = lanes.get_mut(&self.lane) else { return };
         waiting.running -= 1;
         if waiting.running == 0 {
-            // Nobody is left to take these; their callers learn it from the dropped senders.
+            // No runner is left for these items; their callers notice the dropped senders.
             lanes.remove(&self.lane);
         }
     }

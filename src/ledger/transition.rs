@@ -1,7 +1,8 @@
-//! The state machine, as pure functions: what a command does to an entry and to the head of its aggregate.
+//! The state machine as pure functions: what a command does to an entry and to the head of its
+//! aggregate.
 //!
-//! Memory, SQLite and Redis run these functions; PostgreSQL's SQL functions say the same in SQL and are compared with these
-//! by the model test. Nothing here reads a clock, draws a number or touches storage.
+//! Memory, SQLite and Redis run these functions; PostgreSQL implements them in SQL, and the model
+//! test compares the two. Nothing here reads a clock, draws a number or touches storage.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,37 +23,37 @@ pub use order::{Head, HeadLease};
 use order::{Place, place};
 pub use row::Row;
 
-/// What a claim meets.
+/// The state in which a claim is decided.
 #[derive(Debug, Clone, Copy)]
 pub struct Situation<'a> {
     /// The entry, from its week or from `held`.
     pub row: Option<&'a Row>,
     /// The head of its aggregate; a fresh one if the aggregate is new or the event has none.
     pub head: &'a Head,
-    /// The week, if it was dropped since the scope began.
+    /// The entry's week, if it was dropped since the scope began.
     pub dropped: Option<Week>,
-    /// Where the entry is or would be kept.
+    /// The week in which the entry is or would be stored.
     pub week: Week,
-    /// The ledger's present.
+    /// The ledger's current time.
     pub now: Time,
     /// A fresh token.
     pub token: Token,
-    /// Who asks.
+    /// Who claims.
     pub owner: Option<&'a Owner>,
     /// What a reused id leads to.
     pub mismatch: MismatchRule,
 }
 
-/// What a command leads to: the answer, and what is to be stored (nothing where it is unchanged).
+/// The result of a command: the answer, and what to store (`None` where nothing changes).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step<T> {
     /// The answer.
     pub answer: T,
-    /// The entry from now on.
+    /// The new entry.
     pub row: Option<Row>,
-    /// The aggregate's head from now on.
+    /// The new head of the aggregate.
     pub head: Option<Head>,
-    /// Whether the id was reused and [`MismatchRule::Warn`] let it pass: to be counted.
+    /// Whether [`MismatchRule::Warn`] let a reused id pass, which must be counted.
     pub reused: bool,
 }
 
@@ -66,8 +67,8 @@ impl<T> Step<T> {
     }
 }
 
-/// Decides a claim. In this order: the entry's state (in its week or in `held`); its place in the order; a dropped week;
-/// else it is new.
+/// Decides a claim by, in this order: the entry's state (in its week or in `held`), its place in
+/// the order, a dropped week. Otherwise it is new.
 pub fn claim(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
     if claim.order.is_some() && at.row.is_some_and(|row| row.unordered) {
         return self::claim(&Claim { order: None, ..claim.clone() }, at);
@@ -88,8 +89,9 @@ pub fn claim(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
     Step { reused: differs, ..step }
 }
 
-/// The claim as it is decided, if that is not as it was made: an entry that is still to run stays in the order in which it was first
-/// claimed, whatever a later delivery of its id says, so that its aggregate does not wait for it for ever.
+/// The claim with its order replaced, if necessary: an entry that is still to run stays in the
+/// order in which it was first claimed, whatever a later delivery of its id says, so that its
+/// aggregate does not wait for it forever.
 pub(crate) fn in_order_of(claim: &Claim, row: Option<&Row>) -> Option<Claim> {
     let row = row.filter(|row| matches!(row.state, State::Leased | State::Retry | State::Parked))?;
     let (aggregate, seq) = row.order.as_ref().filter(|_| !row.unordered)?;
@@ -106,7 +108,7 @@ pub(crate) fn in_order_of(claim: &Claim, row: Option<&Row>) -> Option<Claim> {
     Some(Claim { order: Some(order), ..claim.clone() })
 }
 
-/// Decides a claim on what has no entry, or one that is still to run.
+/// Decides a claim on an event that has no entry, or one that is still to run.
 fn unsettled(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
     if claim.mode == Mode::Refused {
         return refuse(claim, at);
@@ -117,10 +119,10 @@ fn unsettled(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
         if let (Place::Go | Place::Wait(_) | Place::Parked(_), Some(too_old)) = (&place, too_old(at)) {
             return Step::only(too_old);
         }
-        let counts = matches!(claim.mode, Mode::Failed(_)); // a failure is counted wherever it stands
+        let counts = matches!(claim.mode, Mode::Failed(_)); // a failure counts wherever the event stands
         let behind = match place {
             Place::Stale(last) => {
-                // A week that was dropped takes no new rows.
+                // A dropped week takes no new rows.
                 let row = too_old(at).is_none().then(|| blank(claim, at, State::Stale));
                 return Step::new(Outcome::Stale { last }, row, None);
             }
@@ -133,7 +135,7 @@ fn unsettled(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
             Place::Go | Place::Parked(_) | Place::Wait(_) => None,
         };
         if let Some(behind) = behind {
-            head.owe(order.seq); // so that what comes after it stays behind it when the way is free
+            head.owe(order.seq); // so that its successors stay behind it when the way is free
             let row = blank(claim, at, State::Parked);
             return Step::new(Outcome::Parked { behind }, Some(row), Some(head));
         }
@@ -146,12 +148,12 @@ fn unsettled(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
     }
 }
 
-/// The answer if the ledger cannot know any more whether the event ran.
+/// The answer if the ledger can no longer know whether the event ran.
 fn too_old(at: Situation<'_>) -> Option<Outcome> {
     at.dropped.filter(|_| at.row.is_none()).map(|week| Outcome::TooOld { week })
 }
 
-/// The same claim again, under its nonce: the same answer, and a lease begins anew.
+/// The same claim again, under its nonce: the answer is the same, and a lease starts over.
 fn repeat(claim: &Claim, row: &Row, at: Situation<'_>) -> Option<Step<Outcome>> {
     if row.nonce != claim.nonce {
         return None;
@@ -181,7 +183,7 @@ fn repeat(claim: &Claim, row: &Row, at: Situation<'_>) -> Option<Step<Outcome>> 
     }
 }
 
-/// The answer of an entry that cannot be claimed now, whoever asks.
+/// The answer for an entry that no claim of this mode can get now.
 fn closed(row: &Row, mode: Mode, at: Situation<'_>) -> Option<Outcome> {
     match row.state {
         State::Leased if row.at > at.now => {
@@ -190,7 +192,7 @@ fn closed(row: &Row, mode: Mode, at: Situation<'_>) -> Option<Outcome> {
         State::Retry if row.at > at.now && !matches!(mode, Mode::Failed(_)) => {
             Some(Outcome::RetryLater { at: row.at, attempts: row.attempts })
         }
-        // What cannot run does not run what is there either.
+        // An event that cannot run does not run an existing entry either.
         State::Leased if mode == Mode::Refused => {
             Some(Outcome::Busy { until: Some(row.at), owner: row.owner.clone() })
         }
@@ -211,8 +213,8 @@ fn closed(row: &Row, mode: Mode, at: Situation<'_>) -> Option<Outcome> {
     }
 }
 
-/// What was killed or lost before its bytes were held takes them from the next delivery: without them a redrive could not run
-/// it.
+/// An entry that died or was lost before its bytes were held takes them from the next delivery: a
+/// redrive could not run it without them.
 fn take_bytes(claim: &Claim, row: &Row) -> Option<Row> {
     let is_bare = matches!(row.state, State::Dead | State::Lost) && row.body.is_none();
     let body = claim.body.clone().filter(|_| is_bare)?;
@@ -243,8 +245,8 @@ fn blank(claim: &Claim, at: Situation<'_>, state: State) -> Row {
     }
 }
 
-/// The bytes to keep: what the claim brought if it ends here, what was held before if it does not. What will never run
-/// needs none.
+/// The bytes to store: those of the claim if it ends here, else those held before. An event that
+/// will never run needs none.
 fn body(claim: &Claim, at: Situation<'_>, state: State) -> Option<Body> {
     let brought = match state {
         State::Stale => return None,
@@ -259,7 +261,8 @@ fn granted(row: &Row, week: Week) -> Grant {
     Grant { token: row.token, week, until: row.at, attempt: row.attempts, suspect: row.suspect }
 }
 
-/// Runs that counted so far: one that ended with its process counts only if it was alone.
+/// How many runs have counted so far: one during which the process died counts only if it ran
+/// alone.
 fn counted(row: Option<&Row>) -> u32 {
     row.map_or(0, |row| match row.state {
         State::Leased if !row.alone => row.attempts.saturating_sub(1),
@@ -326,7 +329,8 @@ fn dead(claim: &Claim, at: Situation<'_>, runs: u32, note: impl Into<Arc<str>>) 
     Step::new(Outcome::Dead { at: at.now, attempts: runs }, Some(row), head)
 }
 
-/// Dead without a run, beside every order. A dropped week takes it too: it is held, not kept in the week.
+/// Records the event as dead without a run and outside every order. This works in a dropped week
+/// too: the row goes to `held`, not into the week.
 fn refuse(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
     let mut row = blank(claim, at, State::Dead);
     row.order = None;
@@ -354,7 +358,7 @@ fn fail(claim: &Claim, at: Situation<'_>, terms: FailureSettings) -> Step<Outcom
     Step::new(Outcome::RetryLater { at: row.at, attempts: runs }, Some(row), head)
 }
 
-/// Decides a settling: only the current token settles, and settling again as it was settled is fine.
+/// Decides a settle request: only the current token settles, and repeating the request succeeds.
 pub fn settle(settle: &Settle, row: Option<&Row>, head: &Head, now: Time) -> Step<Settled> {
     let Some(row) = row else { return Step::only(Settled::Fenced { state: None }) };
     let fenced = Step::only(Settled::Fenced { state: Some(row.state) });
@@ -365,19 +369,20 @@ pub fn settle(settle: &Settle, row: Option<&Row>, head: &Head, now: Time) -> Ste
         (State::Leased, Verdict::Done { .. } | Verdict::Retry { .. } | Verdict::Dead { .. })
         | (State::Claimed, Verdict::Finished { .. } | Verdict::Lost { .. } | Verdict::Retry { .. }) => {}
         (State::Lost, Verdict::Retry { .. }) if row.order.is_some() => {
-            return Step::only(Settled::Ok { at: row.at }); // given back before, see below
+            return Step::only(Settled::Ok { at: row.at }); // released before, see below
         }
         (state, verdict) if state == verdict.state() => return Step::only(Settled::Ok { at: row.at }),
         _ => return fenced,
     }
     let seq = row.order.as_ref().map(|(_, seq)| *seq);
     if row.state == State::Leased && seq.is_some_and(|seq| !head.holds(seq, row.token)) {
-        return fenced; // another event of the aggregate took over when the lease had lapsed
+        return fenced; // another event of the aggregate took over after the lease had lapsed
     }
     let mut row = row.clone();
     let mut head = head.clone();
     if row.state == State::Claimed && seq.is_some() && settle.verdict.state() == State::Retry {
-        // The order moved on with the claim, so giving it back cannot make it runnable: list it instead.
+        // The order moved on with the claim, so releasing it cannot make it runnable: list it as
+        // lost instead.
         row.state = State::Lost;
         row.at = now;
         row.note = Some("given back after its aggregate had moved on".into());
@@ -420,7 +425,7 @@ pub fn settle(settle: &Settle, row: Option<&Row>, head: &Head, now: Time) -> Ste
     Step::new(Settled::Ok { at: row.at }, Some(row), seq.map(|_| head))
 }
 
-/// Decides an extension: like a settling, only the current token extends.
+/// Decides an extension: as with settling, only the current token extends.
 pub fn extend(token: Token, lease: Duration, row: Option<&Row>, head: &Head, now: Time) -> Step<Settled> {
     let Some(row) = row else { return Step::only(Settled::Fenced { state: None }) };
     let fenced = Step::only(Settled::Fenced { state: Some(row.state) });

@@ -1,4 +1,4 @@
-//! Weeks: the unit of retention, and where an id is kept.
+//! Weeks: the unit of retention, and the partition an id is stored in.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,15 +7,15 @@ use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::EventId;
 
-/// How an identity is made of what a delivery says.
+/// What makes up an identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum IdentityRule {
-    /// The id alone. A UUIDv7 is kept in the week of the time inside it, any other id without a week, so one id is one
-    /// identity whatever else a delivery says.
+    /// The id alone. A UUIDv7 is stored in the week of the time inside it, any other id in the
+    /// timeless week, so one id is one identity whatever else a delivery says.
     #[default]
     Id,
-    /// The id and the week of the event's logical time. Gives up: an id delivered with two times in two weeks is two
-    /// identities. Only for those who vouch that their producers never do that.
+    /// The id and the week of the event's logical time. Gives up: an id delivered with times in two
+    /// weeks is two identities. Use it only if your producers never do that.
     IdAndTime,
 }
 
@@ -23,19 +23,20 @@ const DAY_US: i64 = 86_400_000_000;
 const WEEK_US: i64 = 7 * DAY_US;
 /// Monday 1999-12-27T00:00:00Z, the Monday of the week in which the year 2000 begins.
 const FIRST_MONDAY_US: i64 = 946_252_800_000_000;
-/// Bounds of routing: constants, never "now", so that an id goes to the same week for ever.
+/// The bounds of routing are constants and never depend on "now", so that an id always goes to the
+/// same week.
 const YEAR_2000_US: i64 = 946_684_800_000_000;
 const YEAR_2100_US: i64 = 4_102_444_800_000_000;
 
-/// A week, Monday 00:00 UTC to Monday 00:00 UTC, or the timeless one.
+/// A week from Monday 00:00 UTC to Monday 00:00 UTC, or the timeless week.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Week(i16);
 
 impl Week {
-    /// Where ids without a usable time are kept.
+    /// The week of ids without a usable time.
     pub const TIMELESS: Week = Week(0);
 
-    /// The week a moment lies in; timeless before 2000 and from 2100 on.
+    /// The week that contains a time; timeless before 2000 and from 2100 on.
     ///
     /// ```
     /// use hapax::{Time, ledger::Week};
@@ -52,7 +53,7 @@ impl Week {
         Week(((us - FIRST_MONDAY_US) / WEEK_US + 1) as i16)
     }
 
-    /// The week an id is kept in, by the ledger's rule.
+    /// The week an id is stored in, by the ledger's rule.
     pub fn route(rule: IdentityRule, id: &EventId, time: Option<Time>) -> Result<Week> {
         match rule {
             IdentityRule::Id => {
@@ -64,7 +65,7 @@ impl Week {
         }
     }
 
-    /// The number the week is stored under: 0 is timeless, 1 the week of 1999-12-27.
+    /// The number under which the week is stored: 0 is timeless, 1 the week of 1999-12-27.
     pub const fn number(self) -> i16 {
         self.0
     }
@@ -78,17 +79,18 @@ impl Week {
         }
     }
 
-    /// Whether this is the timeless one.
+    /// Whether this is the timeless week.
     pub const fn is_timeless(self) -> bool {
         self.0 == 0
     }
 
-    /// The Monday it begins with (of the timeless one: meaningless, the Monday before the first).
+    /// The Monday on which it begins (meaningless for the timeless week: the Monday before the
+    /// first).
     pub const fn start(self) -> Time {
         Time::from_micros(FIRST_MONDAY_US + (self.0 as i64 - 1) * WEEK_US)
     }
 
-    /// A moment that lies in it; of the timeless one, a moment that every id with it is timeless by.
+    /// A time in this week; for the timeless week, a time that routes to it.
     pub(crate) fn moment(self) -> Time {
         if self.is_timeless() {
             return Time::from_micros(0);
@@ -96,13 +98,14 @@ impl Week {
         Time::from_micros(self.start().as_micros().max(YEAR_2000_US))
     }
 
-    /// The Monday it ends before.
+    /// The Monday before which it ends.
     pub const fn end(self) -> Time {
         Week(self.0 + 1).start()
     }
 
-    /// Whether this is one of the weeks that a ledger at `now` needs by the course of time: last week, this one and the next four.
-    /// Those are always made; any other is odd, and made up to a limit.
+    /// Whether a ledger at `now` needs this week in the normal course of time: last week, this week
+    /// and the next four. These are always made; any other week is odd, and the number of odd weeks
+    /// is limited.
     pub fn is_present(self, now: Time) -> bool {
         let (last, next) = (Duration::from_hours(14 * 24), Duration::from_hours(28 * 24));
         self.is_timeless() || (self.start().plus(last) >= now && self.start() <= now.plus(next))

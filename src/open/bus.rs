@@ -1,4 +1,4 @@
-//! The buses.
+//! Opens buses.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use crate::bus::{Bus, MemoryBus};
 use crate::config::hide_password;
 use crate::error::{Error, Result};
 
-/// The file of the embedded bus within the data directory.
+/// The file name of the embedded bus in the data directory.
 pub const EMBEDDED_FILE: &str = "bus.db";
 
-/// A bus, as a URL names it.
+/// A bus, as named by a URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Named<'u> {
     Memory,
@@ -80,7 +80,7 @@ async fn open_kafka(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Bus>> 
 }
 
 #[cfg(not(feature = "kafka"))]
-#[allow(clippy::unused_async)] // a server is waited for
+#[allow(clippy::unused_async)] // has the signature of the built-in one
 async fn open_kafka(_: &str, _: &OpenSettings) -> Result<Arc<dyn Bus>> {
     Err(Error::NotBuiltIn { what: "Kafka", feature: "kafka" })
 }

@@ -1,4 +1,4 @@
-//! The backends of journals.
+//! Opens journals.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +38,8 @@ async fn open_objects(objects: Arc<dyn Objects>, settings: &OpenSettings) -> Res
     Ok(Arc::new(ObjectJournal::open(objects, settings).await?))
 }
 
-/// Opens the object store a URL names, `dir:PATH` or `s3://BUCKET/PREFIX`; each request may take `timeout`.
+/// Opens the object store that a URL names, `dir:PATH` or `s3://BUCKET/PREFIX`; each request may
+/// take `timeout`.
 pub async fn store(url: &str, timeout: Duration) -> Result<Arc<dyn Objects>> {
     match url.split_once(':') {
         Some(("dir", path)) => {
@@ -64,7 +65,7 @@ async fn open_s3(url: &str, timeout: Duration) -> Result<Arc<dyn Objects>> {
 }
 
 #[cfg(not(feature = "s3"))]
-#[allow(clippy::unused_async)] // as the one that is built in
+#[allow(clippy::unused_async)] // has the signature of the built-in one
 async fn open_s3(_url: &str, _timeout: Duration) -> Result<Arc<dyn Objects>> {
     Err(Error::NotBuiltIn { what: "S3", feature: "s3" })
 }
@@ -84,13 +85,13 @@ async fn open_postgres(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Jou
 }
 
 #[cfg(not(feature = "postgres"))]
-#[allow(clippy::unused_async)] // as the one that is built in
+#[allow(clippy::unused_async)] // has the signature of the built-in one
 async fn open_postgres(_url: &str, _settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
     Err(Error::NotBuiltIn { what: "PostgreSQL", feature: "postgres" })
 }
 
 #[cfg(feature = "sqlite")]
-#[allow(clippy::unused_async)] // opening a file does not wait; a server would
+#[allow(clippy::unused_async)] // opening a file does not wait, unlike a server
 async fn open_sqlite(path: &str, settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
     use crate::backend::sqlite::SqliteJournal;
     let open = match settings.migrate {
@@ -101,7 +102,7 @@ async fn open_sqlite(path: &str, settings: &OpenSettings) -> Result<Arc<dyn Jour
 }
 
 #[cfg(not(feature = "sqlite"))]
-#[allow(clippy::unused_async)] // as the one that is built in
+#[allow(clippy::unused_async)] // has the signature of the built-in one
 async fn open_sqlite(_path: &str, _settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
     Err(Error::NotBuiltIn { what: "SQLite", feature: "sqlite" })
 }

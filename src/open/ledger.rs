@@ -1,4 +1,4 @@
-//! The backends of ledgers.
+//! Opens ledgers.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::config::hide_password;
 use crate::error::{Error, Result};
 use crate::ledger::Ledger;
 
-/// A backend, as a URL names it.
+/// A backend, as named by a URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Backend<'u> {
     Memory,
@@ -47,12 +47,12 @@ pub(super) async fn open(url: &str, settings: &OpenSettings) -> Result<Arc<dyn L
     }
 }
 
-/// Makes the ledger a URL names, or brings its schema up to date, whatever `migrate` says.
+/// Creates the ledger that a URL names, or brings its schema up to date, whatever `migrate` says.
 pub async fn init_ledger(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
     open(url, &OpenSettings { migrate: Migrate::Auto, ..settings.clone() }).await
 }
 
-/// The SQL that makes the schema, for a DBA to read and run.
+/// The SQL that creates the schema, for a DBA to read and run.
 pub fn ledger_schema(url: &str, schema: &str) -> Result<String> {
     match Backend::of(url)? {
         Backend::Memory => Err(Error::Unsupported("a ledger in memory has no schema".into())),
@@ -63,7 +63,7 @@ pub fn ledger_schema(url: &str, schema: &str) -> Result<String> {
 }
 
 #[cfg(feature = "sqlite")]
-#[allow(clippy::unused_async)] // opening a file does not wait; a server would
+#[allow(clippy::unused_async)] // opening a file does not wait, unlike a server
 async fn open_sqlite(path: &str, settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
     use crate::backend::sqlite::SqliteLedger;
     let open = match settings.migrate {
@@ -74,7 +74,7 @@ async fn open_sqlite(path: &str, settings: &OpenSettings) -> Result<Arc<dyn Ledg
 }
 
 #[cfg(not(feature = "sqlite"))]
-#[allow(clippy::unused_async)] // as the one that is built in
+#[allow(clippy::unused_async)] // has the signature of the built-in one
 async fn open_sqlite(_path: &str, _settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
     Err(Error::NotBuiltIn { what: "SQLite", feature: "sqlite" })
 }
@@ -95,7 +95,7 @@ async fn open_postgres(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Led
 }
 
 #[cfg(not(feature = "postgres"))]
-#[allow(clippy::unused_async)] // as the one that is built in
+#[allow(clippy::unused_async)] // has the signature of the built-in one
 async fn open_postgres(_url: &str, _settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
     Err(Error::NotBuiltIn { what: "PostgreSQL", feature: "postgres" })
 }
@@ -115,7 +115,7 @@ async fn open_redis(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Ledger
 }
 
 #[cfg(not(feature = "redis"))]
-#[allow(clippy::unused_async)] // as the one that is built in
+#[allow(clippy::unused_async)] // has the signature of the built-in one
 async fn open_redis(_url: &str, _settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
     Err(Error::NotBuiltIn { what: "Redis", feature: "redis" })
 }

@@ -1,4 +1,5 @@
-//! One URL picks a backend: [`ledger`], [`journal`], [`bus`], and `window` for the filter in front of a ledger.
+//! Opens backends by URL: [`ledger`], [`journal`], [`bus`]. `hapax::window::open` opens the filter in
+//! front of a ledger.
 //!
 //! | URL | ledger | journal | bus | feature |
 //! |---|---|---|---|---|
@@ -11,8 +12,9 @@
 //! | `embedded:FILE` | | | yes | `sqlite` |
 //! | `kafka://HOST:PORT` | | | yes | `kafka` |
 //!
-//! A backend that is not built in answers with the name of its feature. What comes back is a trait object; open the type
-//! itself ([`PgLedger::connect`](crate::backend::postgres::PgLedger::connect)) to claim within your own transactions.
+//! If a backend is not built in, the error names its feature. These functions return trait objects;
+//! open the type itself ([`PgLedger::connect`](crate::backend::postgres::PgLedger::connect)) to
+//! claim within your own transactions.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> hapax::Result<()> {
@@ -43,29 +45,30 @@ use crate::error::Result;
 use crate::journal::{Journal, JournalSettings};
 use crate::ledger::{Ledger, Settings};
 
-/// What opening takes, for every backend; each uses its part.
+/// The settings to open any backend with; each backend uses its part.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct OpenSettings {
-    /// What a ledger is told, whatever its backend.
+    /// The settings of a ledger, whatever its backend.
     pub ledger: Settings,
-    /// What a journal is told, whatever its backend.
+    /// The settings of a journal, whatever its backend.
     pub journal: JournalSettings,
     /// The PostgreSQL schema; in Redis, the name of the ledger.
     pub schema: String,
-    /// What to do about a schema that is missing or out of date.
+    /// What to do if the schema is missing or out of date.
     pub migrate: Migrate,
-    /// The most connections of a pool.
+    /// The maximum number of connections in a pool.
     pub pool_max: u32,
-    /// How long to wait for a connection, or for an answer of an object store.
+    /// How long to wait for a connection, or for an answer from an object store.
     pub acquire_timeout: Duration,
-    /// Whether a server that cannot keep the promises is refused. False for those who only read.
+    /// Whether to refuse a server that cannot keep the guarantees. Set it to false for read-only
+    /// use.
     pub refuse: bool,
-    /// Where sequence numbers come from in an object store.
+    /// Where the sequence numbers of an object store come from.
     pub allocator: AllocatorSettings,
-    /// Where `embedded`, without a file, keeps its file. The directory must exist.
+    /// The directory for the file of `embedded` without a file name. It must exist.
     pub data: Option<PathBuf>,
-    /// The most bytes of a record on the bus; none is the bus's own limit.
+    /// The maximum size of a record on the bus; `None` means the bus's own limit.
     pub record_bytes_max: Option<usize>,
 }
 
@@ -91,7 +94,7 @@ pub async fn ledger(url: &str) -> Result<Arc<dyn Ledger>> {
     ledger_with(url, &OpenSettings::default()).await
 }
 
-/// Opens a ledger with settings of your own.
+/// Opens a ledger with your own settings.
 pub async fn ledger_with(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
     ledger::open(url, settings).await
 }
@@ -101,7 +104,7 @@ pub async fn journal(url: &str) -> Result<Arc<dyn Journal>> {
     journal_with(url, &OpenSettings::default()).await
 }
 
-/// Opens a journal with settings of your own.
+/// Opens a journal with your own settings.
 pub async fn journal_with(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
     journal::open(url, settings).await
 }
@@ -111,7 +114,7 @@ pub async fn bus(url: &str) -> Result<Arc<dyn Bus>> {
     bus_with(url, &OpenSettings::default()).await
 }
 
-/// Opens a bus with settings of your own. With a data directory, `embedded` needs no file.
+/// Opens a bus with your own settings. With a data directory, `embedded` needs no file.
 pub async fn bus_with(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Bus>> {
     bus::open(url, settings).await
 }

@@ -1,4 +1,4 @@
-//! What one relay emits.
+//! The telemetry of one relay.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub(super) const RELAY: &str = "relay";
 /// Its span, in [`SPANS`].
 pub(super) const SPAN: &str = "relay.publish";
 
-/// What one relay emits. Keys are made once.
+/// The metrics and the span of one relay. Their keys are made once.
 #[derive(Debug)]
 pub(crate) struct RelayMeter {
     prefix: Option<Arc<str>>,
@@ -67,7 +67,7 @@ impl RelayMeter {
         })
     }
 
-    /// The prefixed name of its span; none without a prefix.
+    /// The prefixed name of its span; `None` without a prefix.
     pub(crate) fn span_name(&self) -> Option<&str> {
         self.span.as_deref()
     }

@@ -1,11 +1,11 @@
-//! What a person may do to an entry, against the normal course.
+//! What an operator may do to an entry outside its normal course.
 
 use super::{Head, Row};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::ledger::{Intervene, Intervention, OnDead, State, Token};
 
-/// Decides an intervention. None means the entry goes.
+/// Decides an intervention. `None` for the row means that the entry is deleted.
 pub fn intervene(
     intervene: &Intervene,
     row: &Row,
@@ -99,7 +99,7 @@ fn fits(what: Intervention, row: &Row, now: Time) -> Result<()> {
     })
 }
 
-/// An order is left only by permission.
+/// An event may leave its order only with explicit permission.
 fn moved_on(intervene: &Intervene, seq: u64, head: &Head) -> Result<()> {
     if intervene.out_of_order {
         return Ok(());

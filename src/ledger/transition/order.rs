@@ -11,25 +11,25 @@ use crate::ledger::{Baseline, OnDead, Order, OrderPolicy, Token};
 pub struct Head {
     /// The highest seq done.
     pub last: Option<u64>,
-    /// The one that is being run.
+    /// The event that is running.
     pub lease: Option<HeadLease>,
-    /// Those that are owed a run before anything above them: they failed and will run again, they are parked behind
-    /// `parked`, or they are dead and parked behind a lower dead one.
+    /// Seqs that must run before anything above them: they failed and will run again, they are
+    /// parked behind `parked`, or they are dead and parked behind a lower dead one.
     pub retrying: BTreeSet<u64>,
-    /// Nothing above this seq runs until it is resolved.
+    /// Nothing above this seq runs until this seq is resolved.
     pub parked: Option<u64>,
     /// Since when a seq has been missing.
     pub gap_at: Option<Time>,
 }
 
-/// Which event of an aggregate is being run.
+/// The running event of an aggregate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadLease {
-    /// Its number.
+    /// Its seq.
     pub seq: u64,
     /// Its token.
     pub token: Token,
-    /// Until when.
+    /// When its lease ends.
     pub until: Time,
 }
 
@@ -42,8 +42,8 @@ impl Head {
         self.lease.is_some_and(|lease| lease.seq == seq && lease.token == token)
     }
 
-    /// Whether nothing that is known here keeps a held event from being claimed: it has its turn, or was overtaken and will
-    /// be told that it is stale. A strict order may still find that one before it is missing.
+    /// Whether the head lets a held event be claimed: its turn has come, or it was overtaken and
+    /// will be stale. In a strict order an earlier seq may still be missing.
     pub(crate) fn lets(&self, seq: u64, now: Time) -> bool {
         let in_the_way = |lease: &HeadLease| lease.until > now || lease.seq < seq;
         self.is_past(seq)
@@ -52,7 +52,7 @@ impl Head {
                 && self.retrying.range(..seq).next().is_none())
     }
 
-    /// Goes on past `seq`, which will not run: all the way, unless something below it is still to come.
+    /// Moves past `seq`, which will not run, unless something below it is still to come.
     pub(super) fn pass(&mut self, seq: u64) {
         self.retrying.remove(&seq);
         if self.parked != Some(seq) {
@@ -70,13 +70,13 @@ impl Head {
         let last = self.last.map_or(seq, |last| last.max(seq));
         self.last = Some(last);
         self.lease = self.lease.filter(|lease| lease.seq != seq);
-        // What the order has moved past can never run, so nothing may wait for it.
+        // The order has moved past these; they can never run, so nothing may wait for them.
         self.retrying.retain(|owed| *owed > last);
         self.parked = self.parked.filter(|parked| *parked > last);
         self.gap_at = None;
     }
 
-    /// A run is owed to `seq`, and what is above it waits.
+    /// Records that `seq` must run before anything above it.
     pub(super) fn owe(&mut self, seq: u64) {
         if !self.is_past(seq) {
             self.retrying.insert(seq);
@@ -88,7 +88,8 @@ impl Head {
         self.lease = self.lease.filter(|lease| lease.seq != seq || Some(lease.token) != token);
     }
 
-    /// Parks what is above `seq`. Of two that park, the lower comes first and the higher is owed.
+    /// Parks everything above `seq`. Of two seqs that park, the lower one counts and the higher one
+    /// is owed.
     pub(super) fn park(&mut self, seq: u64) {
         if self.is_past(seq) {
             return;
@@ -108,8 +109,8 @@ impl Head {
         }
     }
 
-    /// Fixes where a strict order begins, if nothing has been done in it yet. The first one seen is the lowest one
-    /// that is known of, be it only leased, owed or dead.
+    /// Fixes where a strict order begins, unless an event in it is done already. The first one seen
+    /// is the lowest one known, even if it is only leased, owed or dead.
     pub(super) fn begin(&mut self, order: &Order) {
         let (None, OrderPolicy::Strict { baseline, .. }) = (self.last, order.policy) else { return };
         let first = match baseline {
@@ -134,7 +135,8 @@ pub(super) enum Place {
     Parked(u64),
 }
 
-/// Where an event stands in its aggregate's order. May note a gap, or park the aggregate behind one, in `head`.
+/// Where an event stands in its aggregate's order. May record a gap in `head`, or park the
+/// aggregate behind one.
 pub(super) fn place(head: &mut Head, order: &Order, now: Time) -> Place {
     head.begin(order);
     if let Some(last) = head.last.filter(|last| order.seq <= *last) {
@@ -150,7 +152,7 @@ pub(super) fn place(head: &mut Head, order: &Order, now: Time) -> Place {
         return Place::Wait(lease.seq);
     }
     if let Some(lease) = head.lease.filter(|lease| lease.seq == order.seq && lease.until > now) {
-        return Place::Wait(lease.seq); // another id under the same number
+        return Place::Wait(lease.seq); // another id with the same seq
     }
     if let Some(lower) = head.retrying.range(..order.seq).next() {
         return Place::Wait(*lower);

@@ -1,4 +1,4 @@
-//! An entry, as backends store it.
+//! The row of an entry, as backends store it.
 
 use std::sync::Arc;
 
@@ -9,46 +9,47 @@ use crate::ledger::{Body, Entry, Identity, Metadata, Nonce, Prior, State, Token,
 
 /// An entry as it is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(clippy::struct_excessive_bools)] // each is a fact of its own, and a column
+#[allow(clippy::struct_excessive_bools)] // each is an independent fact and a column
 pub struct Row {
-    /// What became of it.
+    /// The entry's state.
     pub state: State,
-    /// Of its last run.
+    /// The token of its last run.
     pub token: Token,
-    /// Of the claim that set it.
+    /// The nonce of the claim that set the token.
     pub nonce: Nonce,
-    /// Runs that counted, the present one included.
+    /// How many runs counted, including the current one.
     pub attempts: u32,
-    /// When first seen.
+    /// When the ledger first saw it.
     pub first_at: Time,
-    /// Leased or claimed: until when; retry: due when; else: since when.
+    /// Leased or claimed: until when; retry: when it is due; otherwise: since when.
     pub at: Time,
-    /// Who, for humans.
+    /// Who ran it last, for humans.
     pub owner: Option<Owner>,
-    /// Hash of the immutable part.
+    /// Hash of the event's immutable part.
     pub fingerprint: Option<Fingerprint>,
-    /// Aggregate and number.
+    /// Its aggregate and seq.
     pub order: Option<(Aggregate, u64)>,
     /// The record it came from.
     pub origin: Option<Origin>,
-    /// JSON kept with it.
+    /// JSON stored with it.
     pub metadata: Option<Metadata>,
-    /// Last error or reason.
+    /// The last error or reason.
     pub note: Option<Arc<str>>,
     /// Whether the end of an at-most-once run will be reported.
     pub tracked: bool,
-    /// Whether its run goes alone, so that a death of the process counts.
+    /// Whether its run goes alone, so that a death of the process counts as an attempt.
     pub alone: bool,
-    /// Whether the run before this one ended with its process.
+    /// Whether the process died during the previous run.
     pub suspect: bool,
-    /// Whether it runs without order, whatever a claim says: someone took its order away.
+    /// Whether it runs without order, whatever a claim says: an intervention took it out of its
+    /// order.
     pub unordered: bool,
     /// The event's bytes while it is held.
     pub body: Option<Body>,
 }
 
 impl Row {
-    /// The entry of an identity with this row.
+    /// Turns the row into the entry of an identity.
     pub fn entry(self, identity: Identity, week: Week) -> Entry {
         Entry {
             identity,

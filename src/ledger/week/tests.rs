@@ -4,7 +4,7 @@ fn at(text: &str) -> Time {
     Time::parse(text).unwrap()
 }
 
-/// A UUIDv7 of a moment.
+/// A UUIDv7 with this time.
 fn v7(time: Time) -> EventId {
     let millis = u64::try_from(time.as_micros() / 1000).unwrap();
     EventId::from(uuid::Builder::from_unix_timestamp_millis(millis, &[7; 10]).into_uuid())
@@ -49,7 +49,7 @@ fn every_week_has_its_number_and_comes_back() {
     while monday < at("2100-01-01T00:00:00Z") {
         let week = Week::from_number(number).unwrap();
         assert_eq!((week.number(), week.start()), (number, monday));
-        let days = if number == 1 { 5..7 } else { 0..4 }; // the first and the last week are cut by the bounds
+        let days = if number == 1 { 5..7 } else { 0..4 }; // the bounds cut off parts of the first and the last week
         for day in days {
             assert_eq!(Week::of(monday.plus(Duration::from_secs(86_400 * day))), week);
         }
