@@ -226,7 +226,7 @@ impl Leaving<'_> {
     /// From here on, an id of this week that is nowhere is too old for every scope that existed
     /// when the week was closed, and for scopes that transactions open at that time registered and
     /// used. A scope registered later has never written to the week: its claims are busy until the
-    /// week is gone, and may use it then. If the week never had a row, no scope is barred from it.
+    /// week is gone, and may use it then. If the week never had a row, no further scope is barred.
     async fn begin_moving(&self) -> Result<Step> {
         let (s, table) = (self.schema(), self.table());
         // Nothing has been moved yet, so every scope that wrote to the week has a row in it.
