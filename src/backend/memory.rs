@@ -1,6 +1,7 @@
-//! A ledger in this process's memory: for tests, and for those who only need what one process sees.
+//! A ledger in the memory of this process, for tests and for programs that only need to deduplicate
+//! within one process.
 //!
-//! It keeps the whole contract except durability: what it knows ends with the process.
+//! It keeps the whole contract except durability: its content ends with the process.
 
 pub(crate) mod journal;
 
@@ -36,15 +37,15 @@ struct Store {
     rows: BTreeMap<Key, Row>,
     /// Open entries whose week was dropped.
     kept: BTreeMap<Key, Row>,
-    /// Those of either that have their bytes.
+    /// Keys of `rows` and `kept` whose bytes are held.
     held: BTreeSet<Key>,
-    /// Under which token a dead one was copied out.
+    /// Dead entries that were published, each with the token it had then.
     copied: HashMap<Key, Token>,
-    /// With when they were noted.
+    /// Each marker with the time it was set.
     markers: BTreeMap<(Scope, Topic, i32), (Marker, Time)>,
     heads: HashMap<(i32, Aggregate), Head>,
     weeks: BTreeMap<Week, Time>,
-    /// When a week was dropped, and the highest number a scope had then.
+    /// When each week was dropped, and the highest scope number at that time.
     dropped: BTreeMap<Week, (Time, i32)>,
     audit: Vec<Audit>,
     pace: Option<Pace>,
@@ -85,7 +86,7 @@ impl MemoryLedger {
         MemoryLedger { store: Arc::new(Mutex::new(store)), settings }
     }
 
-    /// The same ledger as another process would open it: its rows, with settings of its own.
+    /// The same ledger with other settings, as another process would open it.
     #[must_use]
     pub fn with_settings(&self, settings: Settings) -> Self {
         MemoryLedger { store: Arc::clone(&self.store), settings }
@@ -95,7 +96,8 @@ impl MemoryLedger {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a claim made in a transaction was committed: for those who lost the acknowledgement.
+    /// Whether a claim made in a transaction was committed, for callers whose commit was never
+    /// acknowledged.
     pub fn was_committed(&self, claim: &Claim) -> Result<bool> {
         let week = self.settings.check(claim)?;
         let mut store = self.lock();
@@ -105,9 +107,10 @@ impl MemoryLedger {
         Ok(row.is_some_and(|row| row.nonce == claim.nonce))
     }
 
-    /// Opens a transaction: claims made in it appear all at once when it commits, and not at all if it is dropped.
+    /// Opens a transaction: its claims appear all at once when it commits, and not at all if it is
+    /// dropped.
     ///
-    /// It holds the whole ledger until then, as there is no other writer to wait for in one process.
+    /// It locks the whole ledger until then; no other process can be waiting for it.
     pub fn begin(&self) -> MemoryTransaction<'_> {
         let store = self.lock();
         let draft = store.clone();
@@ -134,12 +137,12 @@ impl MemoryTransaction<'_> {
         settle_rows(&mut self.draft, settles, self.settings)
     }
 
-    /// Notes markers in this transaction; see [`Ledger::set_markers`].
+    /// Sets markers in this transaction; see [`Ledger::set_markers`].
     pub fn set_markers(&mut self, scope: &Scope, markers: &[Marker]) {
         self.draft.set_markers(scope, markers);
     }
 
-    /// Makes it so.
+    /// Commits the transaction.
     pub fn commit(mut self) {
         *self.store = self.draft;
     }
@@ -244,8 +247,8 @@ impl Store {
         Ok(row.clone().entry(identity, key.week))
     }
 
-    /// The held rows of a scope, of all its tenants, that are in one of these states since before `now`, oldest first;
-    /// and how many it holds in all.
+    /// The held rows of a scope, across all its tenants, that are in one of `states` and whose time
+    /// is not after `now`, oldest first; and how many events the scope holds in total.
     fn held(&self, scope: &Scope, states: &[State], now: Time) -> (Vec<(&Key, &Row)>, u64) {
         let of_scope = self.held.iter().filter(|key| self.scopes[key.scope as usize].1 == *scope);
         let rows = of_scope.filter_map(|key| Some((key, self.rows.get(key).or_else(|| self.kept.get(key))?)));
@@ -292,7 +295,8 @@ impl Store {
         for key in &timeless {
             self.rows.remove(key);
         }
-        // Those kept from a dropped week go one by one once they are settled; their week answers for them.
+        // Entries kept from a dropped week are removed one by one once they are settled; from then
+        // on `dropped` answers for them.
         swept.rows += self.kept.extract_if(.., |_, row| may_sweep(row, cutoff)).count() as u64;
         let old: Vec<Week> = self
             .weeks

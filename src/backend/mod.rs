@@ -1,4 +1,4 @@
-//! The only place that names a database.
+//! Implementations for each database; no other module names one.
 
 pub mod memory;
 pub mod object;
@@ -9,7 +9,7 @@ pub mod redis;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
-/// A driver's error with its causes, for people, where the driver itself says more than they can use.
+/// A driver error in readable form, for drivers whose own message says too much.
 #[cfg_attr(not(feature = "postgres"), allow(clippy::missing_const_for_fn, unused_variables))]
 pub(crate) fn told(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     #[cfg(feature = "postgres")]
@@ -22,7 +22,8 @@ pub(crate) fn told(error: &(dyn std::error::Error + 'static)) -> Option<String> 
 /// What to do about a schema that is missing or out of date.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Migrate {
-    /// Create it or bring it up to date. Gives up: running under a role that may not.
+    /// Create it or bring it up to date. Gives up: running under a role that may not change the
+    /// schema.
     #[default]
     Auto,
     /// Refuse to start unless it is up to date.

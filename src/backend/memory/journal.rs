@@ -1,4 +1,5 @@
-//! A journal in this process's memory: for tests, and for those who only need what one process sees.
+//! A journal in the memory of this process, for tests and for programs that only need events within
+//! one process.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,7 +27,7 @@ struct Inner {
     id: String,
     clock: Arc<dyn Clock>,
     store: Mutex<Store>,
-    /// The last position, for those who wait.
+    /// The last position, watched by waiting readers.
     last: watch::Sender<u64>,
 }
 
@@ -40,7 +41,7 @@ struct Store {
     token: i64,
 }
 
-/// An aggregate's last seq, and where those of its events lie that are still here.
+/// An aggregate's last seq, and the positions of its events that were not swept, by seq.
 #[derive(Debug, Default)]
 struct Held {
     head: u64,
@@ -59,7 +60,7 @@ impl MemoryJournal {
         MemoryJournal::with_clock(settings, Arc::new(SystemClock))
     }
 
-    /// An empty journal on a clock of yours.
+    /// An empty journal on a clock of your own.
     pub fn with_clock(settings: JournalSettings, clock: Arc<dyn Clock>) -> Self {
         let inner = Inner {
             id: uuid::Uuid::new_v4().to_string(),
@@ -70,7 +71,7 @@ impl MemoryJournal {
         MemoryJournal(Arc::new(inner), settings)
     }
 
-    /// The same journal under other settings, as another process would open it.
+    /// The same journal with other settings, as another process would open it.
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn reopened(&self, settings: JournalSettings) -> Self {
@@ -169,7 +170,7 @@ impl Journal for MemoryJournal {
         let page = self.page(store.events.range(from..).map(|(_, stored)| stored), limit);
         let next = match page.events.last() {
             Some(last) if page.more => last.position.clone(),
-            // What was swept is empty: whoever follows need not come by it again.
+            // Swept positions are empty, so a reader can move past them.
             _ if limit > 0 => after.clone().max(Position::of(store.last)),
             _ => after.clone(),
         };
@@ -190,7 +191,7 @@ impl Journal for MemoryJournal {
     async fn wait(&self, after: &Position, at_most: Duration) -> Result<()> {
         let mut last = self.0.last.subscribe();
         let more = last.wait_for(|last| *last > after.number());
-        let _ = tokio::time::timeout(at_most, more).await; // late is as good as woken
+        let _ = tokio::time::timeout(at_most, more).await; // a timeout is as good as a wake-up
         Ok(())
     }
 

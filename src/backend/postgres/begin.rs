@@ -1,12 +1,14 @@
-//! Beginning transactions so that a cancelled caller leaves nothing open.
+//! Begins transactions so that a cancelled caller leaves none open.
 
 use sqlx::{PgPool, PgTransaction, SqlSafeStr};
 
-/// Begins a transaction in a task of its own.
+/// Begins a transaction in its own task.
 ///
-/// sqlx rolls back a transaction that is dropped, but not one whose `BEGIN` was cancelled before the server answered: the
-/// connection goes back to the pool with the transaction open. Whatever runs there next by itself is acknowledged and
-/// never committed. A task is not cancelled with its caller: it gets the answer and drops the transaction, which rolls back.
+/// sqlx rolls back a transaction that is dropped, but not one whose `BEGIN` was cancelled before
+/// the server answered: the connection returns to the pool with the transaction open. The next
+/// statement that runs there without a transaction of its own is acknowledged and never committed.
+/// A task is not cancelled with its caller: it receives the answer and drops the transaction, which
+/// rolls it back.
 pub(super) async fn begin(pool: &PgPool, statement: impl SqlSafeStr) -> sqlx::Result<PgTransaction<'static>> {
     let (pool, statement) = (pool.clone(), statement.into_sql_str());
     match tokio::spawn(async move { pool.begin_with(statement).await }).await {

@@ -1,5 +1,5 @@
-//! Sends claims: sorts them, merges repeats, calls the SQL function, splits a batch that met a lock or a bad row, and
-//! resolves doubt by issuing the same claims again.
+//! Sends claims: sorts them, merges repeats, calls the SQL function, splits a batch that met a lock
+//! or a bad row, and resolves doubt by sending the same claims again.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -20,17 +20,17 @@ use crate::ledger::{
     Baseline, Claim, Grant, Metadata, Mode, OnDead, OrderPolicy, Outcome, Prior, Token, Week,
 };
 
-/// How often a statement is sent again: after a conflict with others, and after a broken connection.
+/// How often a statement is sent again after a conflict or a broken connection.
 const TRIES_MAX: u32 = 12;
 /// How many parts a batch is split into when something in it is locked or bad.
 const SPLIT: usize = 8;
 
-/// After so many batches without a repeat, the next is expected to have none either. A wrong guess costs its batch a second
-/// INSERT and leaves dead rows, so it must be rare.
+/// After this many batches without a repeat, the next is expected to have none either. A wrong
+/// guess costs a second INSERT and leaves dead rows, so it must be rare.
 const CLEAN_MIN: u32 = 8;
-/// A batch with more repeats of one id than this goes through them one by one.
+/// If a batch has more claims of one id than this, they run one by one.
 const REPEATS_MAX: usize = 4;
-/// Below this many claims, guessing wins nothing.
+/// Below this many claims, guessing saves nothing.
 const FRESH_MIN: usize = 64;
 
 /// Where a statement runs.
@@ -41,7 +41,7 @@ pub(super) enum Target<'c> {
     Caller(&'c mut PgConnection),
 }
 
-/// A claim with everything looked up.
+/// A claim with its scope number, week and key looked up.
 pub(super) struct Ready<'a> {
     pub claim: &'a Claim,
     /// Its place in the caller's list.
@@ -86,7 +86,7 @@ pub(super) async fn claim(inner: &Inner, claims: &[Claim]) -> Result<Vec<Result<
         let of_scope = |other: &&Claim| {
             other.identity.scope == claim.identity.scope && other.identity.tenant == claim.identity.tenant
         };
-        // A scope that somebody's open transaction is registering is waited for once, not once per claim.
+        // If another open transaction is registering a scope, wait for it once, not once per claim.
         let looked = match stuck.iter().find(|other| of_scope(other)) {
             Some(_) => Err(Error::Contended {
                 what: "its scope is being registered by an open transaction".into(),
@@ -99,7 +99,8 @@ pub(super) async fn claim(inner: &Inner, claims: &[Claim]) -> Result<Vec<Result<
                 ready.push(one);
                 outcomes.push(None);
             }
-            // Its own trouble (a week that cannot be made, a scope that is not to be had now), not its neighbours'.
+            // The error concerns this claim alone: its week cannot be made, or its scope cannot be
+            // registered now.
             Err(error @ (Error::Invalid { .. } | Error::Contended { .. })) => {
                 if matches!(error, Error::Contended { .. }) && inner.known_scope(&claim.identity).is_none() {
                     stuck.push(claim);
@@ -130,7 +131,7 @@ async fn look_up<'a>(
     if leased && !inner.leases.load(Relaxed) {
         inner.leases.store(true, Relaxed);
     }
-    // Batches are mostly of one scope: the neighbour's number will do.
+    // Most batches have one scope, so reuse the number of the previous claim.
     let scope = match last.filter(|last| {
         last.claim.identity.scope == identity.scope && last.claim.identity.tenant == identity.tenant
     }) {
@@ -143,7 +144,7 @@ async fn look_up<'a>(
     Ok(Ready { claim, index, scope, week, key: identity.id.key() })
 }
 
-/// Runs claims that are looked up, in as few statements as their modes allow.
+/// Runs claims in as few statements as their modes allow.
 pub(super) async fn run(
     inner: &Inner,
     target: &mut Target<'_>,
@@ -153,7 +154,7 @@ pub(super) async fn run(
     // One global order of locks: by key. The stable sort keeps repeats in the caller's order.
     ready.sort_by(|a, b| a.place().cmp(&b.place()));
     let mut each = Vec::new();
-    // Repeats of one id follow in statements of their own, which find what the one before has left.
+    // Repeats of one id go into later statements, which see what the earlier ones stored.
     let mut rounds: [Vec<(Mode, Vec<Ready<'_>>)>; REPEATS_MAX] = Default::default();
     let mut ready = ready.into_iter().peekable();
     while let Some(one) = ready.next() {
@@ -177,10 +178,11 @@ pub(super) async fn run(
     }
     for (_, batch) in rounds.into_iter().flatten() {
         split_run(inner, target, &batch, &inner.sql.claim_batch, outcomes).await?;
-        // Those whose bytes are to be held go once more, with them.
+        // Claims whose bytes must be held are sent again, with their bytes.
         each.extend(batch.into_iter().filter(|one| outcomes[one.index].is_none()));
     }
-    // What depends on its neighbours (events in an order, many repeats of one id) runs as it came.
+    // Claims that depend on each other (ordered events, many repeats of one id) run in the caller's
+    // order.
     each.sort_by_key(|one| one.index);
     for run in each.chunk_by(|a, b| a.terms() == b.terms()) {
         split_run(inner, target, run, &inner.sql.claim_each, outcomes).await?;
@@ -188,7 +190,8 @@ pub(super) async fn run(
     Ok(())
 }
 
-/// Runs a group; a part that meets a lock or a bad row is split until only the one concerned is left.
+/// Runs a group. A part that meets a lock or a bad row is split until only the affected claim is
+/// left.
 async fn split_run(
     inner: &Inner,
     target: &mut Target<'_>,
@@ -203,7 +206,7 @@ async fn split_run(
         let error = match send(inner, target, slice, sql).await {
             Ok(answers) => {
                 if slice.len() >= FRESH_MIN && Arc::ptr_eq(sql, &inner.sql.claim_batch) {
-                    // Row 0 alone: all were first.
+                    // Only row 0: every claim was the first of its id.
                     let clean =
                         if answers.len() == 1 { inner.clean.load(Relaxed).saturating_add(1) } else { 0 };
                     inner.clean.store(clean, Relaxed);
@@ -239,7 +242,8 @@ async fn split_run(
                         inner.ensure_week(one.week, one.scope, leased, tenant).await?;
                     }
                 }
-                // Others need a moment to end, or the server to come back; the first try goes at once.
+                // Gives other transactions time to end, or the server time to come back. The first
+                // retry is immediate.
                 tokio::time::sleep(Duration::from_millis(u64::from(tries - 1) * 10)).await;
                 parts.push(part);
             }
@@ -249,7 +253,7 @@ async fn split_run(
     Ok(())
 }
 
-/// A pool that could not give a connection in its whole timeout has waited enough.
+/// Whether the pool gave no connection within its timeout, or is closed: that was waiting enough.
 pub(super) fn is_out_of_time(error: &sqlx::Error) -> bool {
     matches!(error, sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed)
 }
@@ -257,7 +261,7 @@ pub(super) fn is_out_of_time(error: &sqlx::Error) -> bool {
 pub(super) fn split(part: &Range<usize>, parts: &mut Vec<Range<usize>>) {
     let step = part.len().div_ceil(SPLIT).max(1);
     let starts: Vec<usize> = part.clone().step_by(step).collect();
-    // Pushed backwards, because the last one pushed runs first.
+    // In reverse, because the last part pushed runs first.
     parts.extend(starts.into_iter().rev().map(|start| start..(start + step).min(part.end)));
 }
 
@@ -310,7 +314,7 @@ async fn send(
     }
 }
 
-/// Claims, column by column. A column that nobody uses is sent as NULL.
+/// Claims, column by column. A column that no claim uses is sent as NULL.
 struct Columns<'a> {
     scopes: Vec<i32>,
     weeks: Vec<i16>,
@@ -415,7 +419,7 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// What a whole statement shares.
+/// The parameters that all claims of a statement share.
 #[derive(Default)]
 pub(super) struct Terms {
     pub mode: &'static str,
@@ -476,7 +480,7 @@ impl Terms {
     }
 }
 
-/// Puts the answers where they belong: row 0 is everybody's, further rows are the exceptions.
+/// Assigns the answers to their claims: row 0 applies to all, further rows are the exceptions.
 fn decode(
     inner: &Inner,
     slice: &[Ready<'_>],

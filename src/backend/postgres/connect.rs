@@ -1,4 +1,4 @@
-//! From a URL to a pool, for everything that lives in PostgreSQL.
+//! Opens a pool from a URL, for everything that is stored in PostgreSQL.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 
 /// Opens a pool. `name` is the setting the URL comes from.
 ///
-/// A host that is not this machine is spoken to over verified TLS, unless the URL names another `sslmode`.
+/// Connections to other hosts use verified TLS, unless the URL sets `sslmode`.
 pub(super) async fn open_pool(
     name: &str,
     url: &str,
@@ -31,24 +31,26 @@ pub(super) async fn open_pool(
     if std::env::var_os("PGAPPNAME").is_none() && options.get_application_name().is_none() {
         options = options.application_name("hapax");
     }
-    // It would log slow statements with their whole SQL; what is slow here is seen by spans and metrics.
+    // sqlx would log slow statements with their whole SQL; spans and metrics already show what is
+    // slow.
     let options = options.disable_statement_logging();
     knock(&options, acquire_timeout).await?;
     PgPoolOptions::new()
         .max_connections(pool_max)
         .acquire_timeout(acquire_timeout)
-        .test_before_acquire(false) // a broken connection is a doubt like any other, and resolved as one
+        .test_before_acquire(false) // a broken connection is resolved like any other doubt
         .connect_with(options)
         .await
         .map_err(|e| translate("connecting to PostgreSQL", e))
 }
 
-/// One connection by hand: a pool that meets a closed door tries until its time is over, and then cannot say why.
+/// Opens one connection directly: a pool that is refused retries until its timeout, and then cannot
+/// say why.
 async fn knock(options: &PgConnectOptions, within: Duration) -> Result<()> {
     let what = "connecting to PostgreSQL";
     match tokio::time::timeout(within, sqlx::PgConnection::connect_with(options)).await {
         Ok(Ok(connection)) => {
-            let _ = connection.close().await; // it has answered; that is all
+            let _ = connection.close().await; // the server answered; nothing else matters
             Ok(())
         }
         Ok(Err(error)) => Err(translate(what, error)),

@@ -1,4 +1,4 @@
-//! Which life of the ledger the database holds.
+//! Reads the epoch: which life of the ledger the database holds.
 
 use sqlx::AssertSqlSafe;
 
@@ -7,15 +7,17 @@ use super::error::translate;
 use crate::error::Result;
 use crate::ledger::Epoch;
 
-/// What every role may know, each for what it notices: the ledger's own id (another ledger), the table that holds it (one that
-/// was loaded from a dump has new tables), the database (one that was made from a template is another), and when the server
-/// started (a plain copy of its files is put back while it is down). A restart by itself loses nothing; a miss is cheap.
+/// Parts that every role may read, and what each detects: the ledger's id (another ledger), its
+/// table (a restore from a dump makes new tables), the database (a copy made from a template is
+/// another one), and the server's start time (a plain copy of its files is restored while it is
+/// down). A restart alone also changes the epoch although nothing was lost; that miss is cheap.
 const PLAIN: &str = "m.ledger_id::text, '{s}.meta'::regclass::oid::text, \
      (select oid from pg_catalog.pg_database where datname = pg_catalog.current_database())::text, \
      pg_catalog.pg_postmaster_start_time()::text";
 
-/// What a server may keep to itself: the cluster, and the timeline, which a promotion and a recovery to a point in time change.
-/// The timeline is that of the log written now: the control file's is older until the first checkpoint after a promotion.
+/// Parts that a server may restrict: the cluster, and the timeline, which changes on promotion and
+/// on point-in-time recovery. The timeline is read from the WAL being written, because the control
+/// file keeps the old one until the first checkpoint after a promotion.
 const GUARDED: &str = "(select system_identifier from pg_catalog.pg_control_system())::text, \
      case when not pg_catalog.pg_is_in_recovery() \
           then substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8) end";
@@ -27,7 +29,7 @@ const ALLOWED: &str = "select pg_catalog.bool_and(pg_catalog.has_function_privil
 pub(super) async fn read(inner: &Inner) -> Result<Epoch> {
     let what = "reading the ledger's epoch";
     let mut tx = inner.begin().await?;
-    // A function that may not be called fails its statement even where it is not reached.
+    // A statement that names a function it may not call fails, even if it never reaches the call.
     let allowed: bool = sqlx::query_scalar(ALLOWED)
         .persistent(!inner.pooled())
         .fetch_one(&mut *tx)

@@ -1,19 +1,20 @@
-//! PostgreSQL's errors by meaning, told apart by SQLSTATE and never by text.
+//! Classifies PostgreSQL errors by meaning, from the SQLSTATE and never from the text.
 
 use crate::error::{Error, Source};
 
 /// What a failed statement means for the claims in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Meaning {
-    /// Another transaction was in the way; the same statement may succeed in a fresh transaction.
+    /// Another transaction interfered; the same statement may succeed in a new transaction.
     Serialization,
-    /// A row was locked for longer than `lock_timeout`, or its week is being closed: its neighbours are not concerned.
+    /// A row was locked for longer than `lock_timeout`, or its week is being closed. Other rows of
+    /// the batch are not affected.
     Locked,
     /// A partition is missing.
     NoWeek,
     /// The connection broke or the server went away: whether the statement took effect is unknown.
     Doubt,
-    /// A row's data was refused.
+    /// The server rejected a row's data.
     Data,
     /// The server refuses writes (read-only, privileges, disk).
     Refused,
@@ -30,18 +31,19 @@ pub(super) fn meaning(error: &sqlx::Error) -> Meaning {
         | sqlx::Error::PoolClosed
         | sqlx::Error::WorkerCrashed => Meaning::Doubt,
         sqlx::Error::Database(error) => match error.code().as_deref().unwrap_or_default() {
-            // 26000, 42P05: a pooler changed the server under a kept statement.
+            // 26000, 42P05: a pooler switched servers under a prepared statement.
             "40001" | "40P01" | "26000" | "42P05" => Meaning::Serialization,
-            // 55006: what would open again is in a week that is being closed.
+            // 55006: an entry would be reopened in a week that is being closed.
             "55P03" | "55006" => Meaning::Locked,
             "23514" => Meaning::NoWeek,
             "25006" | "42501" | "53100" => Meaning::Refused,
-            // The server ended a transaction that was idle, or under way, for too long: its process stood still.
+            // The server ended a transaction that was idle, or open, for too long, because its
+            // client stalled.
             "25P03" | "25P04" => Meaning::Doubt,
             code if code.starts_with("08") || code.starts_with("57P") || code.starts_with("53") => {
                 Meaning::Doubt
             }
-            // XX001: what is stored about an event contradicts itself.
+            // XX001: the stored state of an event contradicts itself.
             code if code.starts_with("22") || code == "XX001" => Meaning::Data,
             _ => Meaning::Other,
         },
@@ -49,8 +51,8 @@ pub(super) fn meaning(error: &sqlx::Error) -> Meaning {
     }
 }
 
-/// Whether the server answered a COMMIT by refusing what was done in the transaction, which is undone then: a constraint or a
-/// trigger that was deferred until here.
+/// Whether the server refused a COMMIT because of a deferred constraint or trigger. The transaction
+/// is then rolled back.
 pub(super) fn is_refusal(error: &sqlx::Error) -> bool {
     let code = match error {
         sqlx::Error::Database(error) => error.code().unwrap_or_default(),
@@ -83,7 +85,7 @@ pub(in crate::backend) fn translate(what: &str, error: sqlx::Error) -> Error {
         Meaning::Other if matches!(code.as_str(), "3F000" | "42P01" | "42883" | "42703") => {
             Error::Schema(format!("{}; run `hapax ledger init`", text(&error)))
         }
-        // A statement took longer than it may: the server is there.
+        // The statement took too long, but the server is reachable.
         Meaning::Other if code == "57014" => Error::Contended { what: what.into(), source: source(error) },
         Meaning::Other if code.starts_with("28") || code == "3D000" => Error::Unavailable {
             what: format!("{what}: the server refused the connection"),
@@ -93,7 +95,7 @@ pub(in crate::backend) fn translate(what: &str, error: sqlx::Error) -> Error {
     }
 }
 
-/// What the server says, without the line of its own source that the driver adds.
+/// The server's message, without the line of its source code that the driver adds.
 pub(in crate::backend) fn told(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     match error.downcast_ref::<sqlx::Error>()? {
         sqlx::Error::Database(db) => Some(format!("error returned from database: {}", db.message())),

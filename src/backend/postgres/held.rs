@@ -1,5 +1,5 @@
-//! What waits: held events that are due, dead ones on their way out, and the markers of transactional batches. All of it
-//! is read from held and its indexes, never from the weeks.
+//! Held events that are due, dead events to publish, and the markers of transactional batches.
+//! Events are read from `held` and its indexes, never from the weeks.
 
 use sqlx::postgres::PgArguments;
 use sqlx::query::QueryAs;
@@ -13,14 +13,14 @@ use crate::error::Result;
 use crate::id::{Scope, Topic};
 use crate::ledger::{BODY_BYTES, Body, Due, Entry, Marker, PublishedDead, Share};
 
-/// Bodies, column by column. Names of headers are bytes, because one may hold a NUL, which text cannot; all headers are in
-/// one array, because arrays of arrays must be of one length.
+/// Bodies, column by column. Header names are bytes, because a name may contain a NUL, which text
+/// cannot. All headers are in one flat array, because nested arrays must have equal lengths.
 #[derive(Default)]
 pub(super) struct Bodies<'a> {
     payloads: Option<Vec<Option<&'a [u8]>>>,
     names: Option<Vec<&'a [u8]>>,
     values: Option<Vec<&'a [u8]>>,
-    /// None: there is no body. (One without a payload is a tombstone's.)
+    /// `None` if there is no body. (A body without a payload is a tombstone's.)
     counts: Option<Vec<Option<i32>>>,
     keys: Option<Vec<Option<&'a [u8]>>>,
     stamps: Option<Vec<Option<i64>>>,
@@ -61,7 +61,7 @@ impl<'a> Bodies<'a> {
     }
 }
 
-/// The rows that SQL selects, whole.
+/// Selects all columns of the held rows in `from`.
 fn select(s: &str, from: &str) -> String {
     format!(
         "select {columns}, c.tenant, c.scope from {from} join {s}.scope c on c.number = e.scope \
@@ -71,10 +71,11 @@ fn select(s: &str, from: &str) -> String {
     )
 }
 
-/// A century: what is longer than PostgreSQL's times can be is an error there.
+/// A century: PostgreSQL raises an error for a time out of its range.
 const GRACE_US_MAX: i64 = 3_155_760_000_000_000;
 
-/// Whether a row is of the share, which [`entries`] binds: the rule is that of [`Share::takes`].
+/// SQL for whether a row belongs to the share, which [`entries`] binds. Same rule as
+/// [`Share::takes`].
 fn is_mine(now: &str) -> String {
     format!(
         "(($3::text[] is null or e.topic is null or (e.topic = any ($3) and \
@@ -84,7 +85,8 @@ fn is_mine(now: &str) -> String {
     )
 }
 
-/// Of those chosen, the first that fit into the share's bytes, which [`entries`] binds: a row counts as [`Body::bytes`] does.
+/// SQL for the first chosen rows that fit into the share's bytes, which [`entries`] binds. A row
+/// counts as in [`Body::bytes`].
 fn filled(s: &str) -> String {
     format!(
         "sized as (select r.*, sum(coalesce(octet_length(e.payload), 0) + coalesce(octet_length(e.key), 0) + {BODY_BYTES} \
@@ -124,10 +126,11 @@ async fn entries(
     rows.iter().map(read::entry).collect()
 }
 
-/// What may be claimed now: the rule is that of `Head::lets`.
+/// Held events that may be claimed now. Same rule as `Head::lets`.
 pub(super) async fn due(inner: &Inner, scope: &Scope, share: &Share, limit: usize) -> Result<Due> {
     let s = &inner.settings.schema;
-    // Each head is looked at once, however many wait behind it; bodies are read of those that are chosen.
+    // Each head is read once, however many events wait behind it. Bodies are read only for chosen
+    // rows.
     let ready = format!(
         "with present as materialized (select {s}.ledger_now() as now), \
          waiting as materialized (select e.scope, e.week, e.id, e.at, e.aggregate, e.seq, e.topic, e.partition \
@@ -165,7 +168,7 @@ pub(super) async fn due(inner: &Inner, scope: &Scope, share: &Share, limit: usiz
     Ok(Due { entries, held: held as u64 })
 }
 
-/// Dead ones that were not copied out yet.
+/// Dead events that are not published yet.
 pub(super) async fn unpublished_dead(
     inner: &Inner,
     scope: &Scope,
@@ -173,7 +176,7 @@ pub(super) async fn unpublished_dead(
     limit: usize,
 ) -> Result<Vec<Entry>> {
     let s = &inner.settings.schema;
-    // Bodies are measured of those that are chosen alone, and read of those that fit.
+    // Bodies are measured only for chosen rows, and read only for those that fit.
     let sql = format!(
         "with chosen as materialized (select e.scope, e.week, e.id, row_number() over (order by e.at, e.scope, e.week, e.id) as place \
             from {s}.scope c join {s}.held e on e.scope = c.number \
@@ -189,7 +192,7 @@ pub(super) async fn unpublished_dead(
     entries(&mut *inner.begin().await?, sql, scope, share, limit).await
 }
 
-/// Notes that dead ones were copied out.
+/// Records that dead events were published.
 pub(super) async fn mark_dead_published(inner: &Inner, copied: &[PublishedDead]) -> Result<()> {
     let s = &inner.settings.schema;
     let (mut scopes, mut weeks, mut keys, mut tokens) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -226,7 +229,8 @@ pub(super) async fn set_markers(inner: &Inner, scope: &Scope, markers: &[Marker]
     tx.commit().await.map_err(|e| translate("noting a marker", e))
 }
 
-/// Notes markers, an empty one goes. In one order, so that two who mark the same partitions do not meet crosswise.
+/// Sets markers; an empty one is deleted. They are written in one order, so that two callers that
+/// mark the same partitions do not deadlock.
 pub(super) async fn set_markers_in(
     inner: &Inner,
     connection: &mut PgConnection,
@@ -256,7 +260,7 @@ pub(super) async fn set_markers_in(
     Ok(())
 }
 
-/// The markers of partitions, by partition.
+/// The markers of partitions, ordered by partition.
 pub(super) async fn markers(
     inner: &Inner,
     scope: &Scope,
@@ -279,7 +283,7 @@ pub(super) async fn markers(
     rows.into_iter().map(marker).collect()
 }
 
-/// Forgets markers that nobody has noted since: those of scopes that are over.
+/// Deletes markers that were not set again within the retention: those of scopes no longer in use.
 pub(super) async fn forget_markers(inner: &Inner, now: &Present, retention_us: i64) -> Result<()> {
     let s = &inner.settings.schema;
     let mut tx = inner.begin().await?;

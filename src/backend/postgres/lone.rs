@@ -1,5 +1,5 @@
-//! A lone claim: one small function, tried first. It answers a claim that is the first of its id; in all other cases it changes
-//! nothing, and the claim goes through the whole rule book.
+//! A lone claim: one small function, tried first. It grants a claim that is the first of its id.
+//! Otherwise it changes nothing, and the claim goes through the full state machine.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use crate::ledger::Metadata;
 pub(super) const SQL: &str = "select o_token, o_at from {s}.claim_lone($1, $2, $3, $4, $5, $6, $7::text::\"char\", $8, $9, $10, $11, \
      $12, $13::text::jsonb)";
 
-/// Whether a claim can be tried so: nothing but its row is written.
+/// Whether `claim_lone` can take a claim: one that writes nothing but its row.
 pub(super) fn is_plain(one: &Ready<'_>) -> bool {
     Terms::of(one.claim).flags & 2 == 0
 }
 
-/// Tries it; none: it is not the first, or may not be.
+/// Tries the claim. `None` if it is not, or might not be, the first of its id.
 pub(super) async fn first(inner: &Inner, one: &Ready<'_>) -> sqlx::Result<Option<Answer>> {
     let terms = Terms::of(one.claim);
     let claim = one.claim;

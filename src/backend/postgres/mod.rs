@@ -1,8 +1,9 @@
 //! A ledger in PostgreSQL, 15 or newer.
 //!
-//! Claims and settlings are SQL functions in the ledger's own schema (`migrations/`), so that a batch is one statement,
-//! and so that any language can claim in a transaction of its own. This module sends batches there and reads the answers;
-//! it holds no state but what can be read again: numbers of scopes, and which weeks there are.
+//! Claims and settlings are SQL functions in the ledger's own schema (`migrations/`). So a batch is
+//! one statement, and any language can claim in its own transaction. This module sends batches to
+//! them and reads the answers. It only keeps state that it can read again: scope numbers, and which
+//! weeks exist.
 
 mod begin;
 mod claim;
@@ -33,7 +34,7 @@ pub use crate::backend::Migrate;
 /// The driver that transactions and pools come from, in the version that hapax was built with.
 pub use sqlx;
 
-/// An open transaction, as transactional handlers get it.
+/// An open transaction, as transactional handlers receive it.
 pub type PgTx = sqlx::PgTransaction<'static>;
 
 pub use journal::{PgJournal, PgJournalSettings};
@@ -53,43 +54,46 @@ pub(in crate::backend) use schema::check_name;
 
 use error::{Meaning, meaning};
 
-/// Whether a pooler that changes servers between transactions stands in front of the database.
+/// Whether a transaction pooler, which may switch servers between transactions, is in front of the
+/// database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Pooling {
-    /// Find out when the ledger is opened.
+    /// Detect it when the ledger is opened.
     #[default]
     Detect,
     /// Connections are sessions: prepared statements are kept.
     Session,
-    /// Nothing outlives a transaction: statements are prepared anew inside one. Gives up: some speed.
+    /// Nothing outlives a transaction: every statement runs inside one and is prepared anew. Gives
+    /// up: some speed.
     Transaction,
 }
 
-/// Begins a transaction of hapax's own, in which names mean PostgreSQL's own things and not what somebody has put into a schema
-/// of the session's search path. What runs in a caller's transaction is a function that sees to it by itself.
+/// Begins a transaction of hapax's own. Names in it resolve to PostgreSQL's built-ins, not to
+/// objects that someone put into a schema of the session's search path. Functions that run in a
+/// caller's transaction set their own search path.
 pub(in crate::backend) const BEGIN: &str = "BEGIN; SET LOCAL search_path = pg_catalog, pg_temp";
 
-/// What a PostgreSQL ledger is told when it is opened.
+/// Settings of a PostgreSQL ledger.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct PgSettings {
-    /// What every ledger is told.
+    /// Settings that all ledgers share.
     pub ledger: Settings,
-    /// The schema it lives in.
+    /// The schema that holds it.
     pub schema: String,
     /// Whether to create or update the schema.
     pub migrate: Migrate,
-    /// Connections at most.
+    /// The maximum number of connections.
     pub pool_max: u32,
     /// How long to wait for a connection.
     pub acquire_timeout: Duration,
     /// Whether a transaction pooler is in front.
     pub pooling: Pooling,
-    /// Whether a server that cannot keep the promises (no fsync, asynchronous commit, read-only, too old) is refused. Say false
-    /// only to look around.
+    /// Whether to refuse a server that cannot keep the guarantees (no fsync, asynchronous commit,
+    /// read-only, too old). Set it to false only to inspect a ledger.
     pub refuse: bool,
-    /// How long one sweep waits for transactions of others that are older than the closing of a week. What is not over by then is
-    /// left to the next sweep; claims wait for none of it.
+    /// How long one sweep waits for other transactions that are older than the closing of a week.
+    /// The next sweep continues with those still open. Claims wait for none of it.
     pub sweep_patience: Duration,
 }
 
@@ -122,7 +126,7 @@ pub struct PgLedger(Arc<Inner>);
 struct Inner {
     pool: PgPool,
     settings: PgSettings,
-    /// Whether statements must be sent inside a transaction and not be kept.
+    /// Whether every statement must run inside a transaction and must not be kept prepared.
     pooled: AtomicBool,
     sql: Sql,
     owner: Option<i32>,
@@ -130,7 +134,7 @@ struct Inner {
     limits_transactions: bool,
     scopes: RwLock<HashMap<(Option<Tenant>, Scope), i32>>,
     weeks: RwLock<HashSet<Week>>,
-    /// Whether this process takes leases, so that the weeks it makes leave room for settling them.
+    /// Whether this process takes leases. The weeks it makes then leave room for settling them.
     leases: AtomicBool,
     /// How many batches in a row had no repeat in them.
     clean: AtomicU32,
@@ -181,7 +185,7 @@ impl Sql {
 impl PgLedger {
     /// Connects by URL (`postgres://user:password@host:port/database?sslmode=verify-full&sslrootcert=ca.pem`).
     ///
-    /// A host that is not this machine is spoken to over verified TLS, unless the URL names another `sslmode`.
+    /// Connections to other hosts use verified TLS, unless the URL sets `sslmode`.
     pub async fn connect(url: &str, settings: impl Into<PgSettings>) -> Result<Self> {
         let settings = settings.into();
         let pool = connect::open_pool("ledger.url", url, settings.pool_max, settings.acquire_timeout).await?;
@@ -235,18 +239,19 @@ impl PgLedger {
         &self.0.pool
     }
 
-    /// Begins a transaction on its pool, for your effects and claims. Use this rather than `pool().begin()`: a caller that is
-    /// cancelled (a client hung up, a timeout) leaves no open transaction behind in the pool.
+    /// Begins a transaction on its pool, for your effects and claims. Use this rather than
+    /// `pool().begin()`: if the caller is cancelled (a client hung up, a timeout), no open
+    /// transaction remains in the pool.
     pub async fn transaction(&self) -> Result<PgTx> {
         begin(&self.0.pool, "BEGIN").await.map_err(|e| translate("beginning a transaction", e))
     }
 
-    /// The schema it lives in.
+    /// The schema that holds it.
     pub fn schema(&self) -> &str {
         &self.0.settings.schema
     }
 
-    /// Sweeps, and stops after so many steps of each week's drop, as if killed there.
+    /// Sweeps, but stops after `steps` steps of each week's drop, as if killed there.
     #[cfg(feature = "testing")]
     #[doc(hidden)]
     pub async fn sweep_part(&self, terms: SweepSettings, steps: u32) -> Result<Swept> {
@@ -259,8 +264,8 @@ impl Inner {
         self.pooled.load(Ordering::Relaxed)
     }
 
-    /// A statement that was kept is not known, or one that is new is known: the server changed under the connection, so
-    /// a pooler that went unnoticed at start is in front.
+    /// The server does not know a prepared statement, or already knows a new one: it changed under
+    /// the connection. So a pooler that was not detected at start-up is in front.
     fn note_pooler(&self, error: &sqlx::Error) {
         let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
         if matches!(code.as_deref(), Some("26000" | "42P05")) && !self.pooled.swap(true, Ordering::Relaxed) {
@@ -275,7 +280,8 @@ impl Inner {
     /// The number of (tenant, scope), if it is known to be committed.
     fn known_scope(&self, identity: &Identity) -> Option<i32> {
         let scopes = self.scopes.read().unwrap_or_else(PoisonError::into_inner);
-        // A tuple key borrows nothing; cloning two Arcs is cheaper than hashing twice.
+        // A tuple key cannot be looked up by reference; cloning two Arcs is cheaper than hashing
+        // twice.
         scopes.get(&(identity.tenant.clone(), identity.scope.clone())).copied()
     }
 
@@ -313,11 +319,11 @@ impl Inner {
         Ok(number)
     }
 
-    /// The number of (tenant, scope), and the week made if it must be. The week comes first: a claim that is invalid
-    /// registers no scope.
+    /// The number of (tenant, scope); makes the week if it is missing. The week comes first, so
+    /// that an invalid claim registers no scope.
     async fn place(&self, identity: &Identity, week: Week, leased: bool) -> Result<i32> {
         let known = read::scope(self, identity).await?;
-        // A scope that is not there yet is younger than every drop.
+        // A scope that does not exist yet is newer than every drop.
         self.ensure_week(week, known.unwrap_or(i32::MAX), leased, identity.tenant.as_ref()).await?;
         match known {
             Some(scope) => Ok(scope),
@@ -347,8 +353,8 @@ impl Inner {
         self.weeks.write().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// Makes the week of an entry, in a transaction of its own, unless it was dropped and the scope is older than that:
-    /// then there is nothing to make, and the claim will be told.
+    /// Makes the week of an entry, in its own transaction. Does nothing if the week was dropped and
+    /// the scope is older than the drop; the claim then reports that.
     async fn ensure_week(&self, week: Week, scope: i32, leased: bool, tenant: Option<&Tenant>) -> Result<()> {
         if self.knows_week(week) {
             return Ok(());
@@ -377,8 +383,8 @@ impl Inner {
                 Err(error) => Err(error),
             };
             match made {
-                // Made or barred: either way claims on it are answered. Should it be missing for a younger scope, the claim
-                // finds out, and everything known about weeks is forgotten.
+                // Made or barred, claims on it can be answered. If the week is missing for a newer
+                // scope, its claim finds out and clears this cache.
                 Ok(_) => {
                     self.remember_week(week);
                     return Ok(());
@@ -464,7 +470,7 @@ impl Ledger for PgLedger {
     async fn make_ahead(&self) -> Result<()> {
         let now = read::now(&self.0).await?;
         for ahead in [0, 7] {
-            // A scope that is not there yet is younger than every drop.
+            // A scope that does not exist yet is newer than every drop.
             let week = Week::of(now.plus(Duration::from_secs(ahead * 86_400)));
             self.0.ensure_week(week, i32::MAX, self.0.leases.load(Ordering::Relaxed), None).await?;
         }
@@ -492,8 +498,8 @@ impl Ledger for PgLedger {
     }
 
     fn parallel_batches(&self) -> usize {
-        // Two statements under way keep the server busy while the third one's answers are handed out and its claims gathered;
-        // more would only make batches smaller.
+        // Two running statements keep the server busy while the answers of a third are distributed
+        // and its next claims gathered. More would only make batches smaller.
         3.min(self.0.pool.options().get_max_connections() as usize).max(1)
     }
 }

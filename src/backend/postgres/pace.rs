@@ -1,4 +1,4 @@
-//! When sweeps began, and whether the clock leapt in between.
+//! Records when sweeps begin, and detects clock jumps between them.
 
 use sqlx::AssertSqlSafe;
 
@@ -9,7 +9,7 @@ use crate::clock::Time;
 use crate::error::Result;
 use crate::ledger::{Pace, SweepSettings};
 
-/// Notes that a sweep begins, before it forgets anything; a rehearsal only looks.
+/// Records the start of a sweep, before it removes anything. A dry run only reads.
 pub(super) async fn keep(inner: &Inner, terms: SweepSettings) -> Result<Pace> {
     let s = &inner.settings.schema;
     let us = |at: &str| format!("(extract(epoch from {at}) * 1000000)::bigint");

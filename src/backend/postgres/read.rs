@@ -1,4 +1,4 @@
-//! Looks at entries: one, pages of them, and counts.
+//! Reads entries: single ones, pages, and counts.
 
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
@@ -37,7 +37,7 @@ pub(super) fn state(stored: Option<&str>) -> Result<State> {
         .ok_or_else(|| Error::Corrupt(format!("an entry in state {stored:?}")))
 }
 
-/// The columns of a row, of `e` (an entry or a held one) with `w` its owner's name; bytes come from `h`.
+/// The columns of a row: `e` is the entry or held row, `w` its owner, `h` its bytes.
 pub(super) fn columns(schema: &str) -> String {
     format!(
         "e.scope, e.week, e.id, e.state::text, e.token, e.nonce, e.attempts, {schema}.us(e.first_at), {schema}.us(e.at), \
@@ -121,7 +121,7 @@ pub(super) struct Found {
     pub row: Row,
 }
 
-/// The row of an identity, in its week or in held.
+/// The row of an identity, in its week or in `held`.
 pub(super) async fn find(
     inner: &Inner,
     connection: &mut PgConnection,
@@ -164,10 +164,10 @@ pub(super) async fn find(
     Ok(None)
 }
 
-/// A head as it is stored: last, lease (seq, token, until), retrying, parked, gap.
+/// A head as stored: last, lease (seq, token, until), retrying, parked, gap.
 type Stored = (Option<i64>, Option<i64>, Option<i64>, Option<i64>, Vec<i64>, Option<i64>, Option<i64>);
 
-/// The head of a row's aggregate, locked.
+/// Reads and locks the head of a row's aggregate.
 pub(super) async fn head(
     inner: &Inner,
     connection: &mut PgConnection,
@@ -253,14 +253,14 @@ pub(super) async fn get(inner: &Inner, identity: &Identity, time: Option<Time>) 
     let found = if inner.pooled() {
         find(inner, &mut *inner.begin().await?, identity, week, false).await?
     } else {
-        // One question needs no transaction around it, and so no two more round trips.
+        // A single query needs no transaction, which saves two round trips.
         let mut connection = inner.pool.acquire().await.map_err(|e| translate("reading an entry", e))?;
         find(inner, &mut connection, identity, week, false).await?
     };
     Ok(found.map(|found| found.row.entry(identity.clone(), week)))
 }
 
-/// The number of (tenant, scope), if there is one. Looking registers nothing.
+/// The number of (tenant, scope), if it is registered. Does not register it.
 pub(super) async fn scope(inner: &Inner, identity: &Identity) -> Result<Option<i32>> {
     if let Some(number) = inner.known_scope(identity) {
         return Ok(Some(number));
@@ -308,7 +308,7 @@ pub(super) async fn known(inner: &Inner, identities: &[Identity]) -> Result<Vec<
     Ok(known)
 }
 
-/// An entry of the columns of a row, with the names of tenant and scope behind them.
+/// Decodes an entry from the columns of a row, followed by the names of tenant and scope.
 pub(super) fn entry(found: &PgRow) -> Result<Entry> {
     let tenant: String = found.get(24);
     let identity = Identity {
@@ -328,7 +328,8 @@ pub(super) async fn list(
     let what = "listing entries";
     let s = &inner.settings.schema;
     let after = after.map(|cursor| CursorParts::decode(&cursor.0)).transpose()?;
-    // What is dead or parked is in held, whole; anything else is looked for in its week.
+    // Dead and parked entries are in `held` with all their columns; all others are read from their
+    // week.
     let held_only = !filter.states.is_empty()
         && filter.states.iter().all(|state| matches!(state, State::Dead | State::Parked));
     let wanted = "\
@@ -452,7 +453,7 @@ pub(super) async fn stat(inner: &Inner) -> Result<Stat> {
     })
 }
 
-/// The numbers of the weeks there are.
+/// The numbers of the existing weeks.
 pub(super) async fn weeks(inner: &Inner, connection: &mut PgConnection) -> Result<Vec<i16>> {
     let s = &inner.settings.schema;
     sqlx::query_scalar(AssertSqlSafe(format!(

@@ -1,4 +1,4 @@
-//! The schema: embedded, versioned, safe when many processes start at once.
+//! The ledger's schema: embedded, versioned, and safe when many processes start at once.
 
 use sqlx::{AssertSqlSafe, Executor, PgPool, Row};
 
@@ -9,15 +9,15 @@ use crate::backend::Migrate;
 use crate::error::{Error, Result};
 use crate::ledger::IdentityRule;
 
-/// The schema this build writes.
+/// The schema version that this build writes.
 pub const VERSION: i32 = 1;
 /// The oldest build, by schema version, that can still use what this build writes.
 pub const ACCEPTS: i32 = 1;
 
-/// How long a claim waits for somebody's open transaction before it calls the id busy.
+/// How long a claim waits for another open transaction before it answers that the id is busy.
 pub(super) const LOCK_TIMEOUT: &str = "100ms";
 
-/// Each step brings the schema to the version of its place, from 1. A released step is never changed.
+/// The step at index n brings the schema to version n + 1. A released step is never changed.
 const STEPS: [&[&str]; VERSION as usize] = [&[
     include_str!("migrations/0001_ledger.sql"),
     include_str!("migrations/0002_claim.sql"),
@@ -25,7 +25,7 @@ const STEPS: [&[&str]; VERSION as usize] = [&[
     include_str!("migrations/0004_languages.sql"),
 ]];
 
-/// Words that SQL would take for something else.
+/// Reserved words of SQL.
 #[rustfmt::skip]
 const RESERVED: [&str; 77] = [
     "all", "analyse", "analyze", "and", "any", "array", "as", "asc", "asymmetric", "both", "case", "cast", "check",
@@ -37,7 +37,7 @@ const RESERVED: [&str; 77] = [
     "table", "then", "to", "trailing", "true", "union", "unique", "user", "using", "variadic", "when", "where", "window",
 ];
 
-/// Checks a schema name: a plain lower-case identifier, so that no quoting can go wrong anywhere.
+/// Checks a schema name: it must be a plain lower-case identifier, so that it never needs quoting.
 pub(in crate::backend) fn check_name(schema: &str) -> Result<()> {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     if RESERVED.contains(&schema) {
@@ -58,7 +58,7 @@ pub fn schema_sql(schema: &str) -> Result<String> {
     Ok(format!("{BEGIN};\n\n{}\nCOMMIT;\n", steps_sql(schema, 0, IdentityRule::Id)))
 }
 
-/// The steps from a version to the present one, for a transaction that was begun with [`BEGIN`].
+/// The steps from a version to the current one, for a transaction begun with [`BEGIN`].
 fn steps_sql(schema: &str, from: usize, identity: IdentityRule) -> String {
     let steps: String = STEPS[from..].concat().concat();
     let last = if from == 0 {
@@ -82,7 +82,7 @@ fn rule_name(identity: IdentityRule) -> &'static str {
     }
 }
 
-/// The grants a runtime role needs: rows, functions and sequences, no DDL.
+/// The grants that a runtime role needs: rows, functions and sequences, no DDL.
 pub fn grants_sql(schema: &str, role: &str) -> Result<String> {
     check_name(schema)?;
     check_name(role)?;
@@ -96,7 +96,7 @@ pub fn grants_sql(schema: &str, role: &str) -> Result<String> {
     ))
 }
 
-/// Brings the schema to where this build can use it, or says why it cannot.
+/// Creates or updates the schema so that this build can use it, or returns why it cannot.
 pub(super) async fn prepare(
     pool: &PgPool,
     schema: &str,
@@ -120,7 +120,7 @@ pub(super) async fn prepare(
         }
     }
     let mut tx = begin(pool, BEGIN).await.map_err(|e| translate(what, e))?;
-    // Others that start now wait here, and then find it done.
+    // Other processes that start now wait here, and then find the work done.
     let lock = format!("select pg_advisory_xact_lock(hashtext('hapax.migrate.{schema}'))");
     tx.execute(sqlx::raw_sql(AssertSqlSafe(lock))).await.map_err(|e| translate(what, e))?;
     let from = match found_in(&mut tx, schema).await? {
@@ -136,7 +136,7 @@ pub(super) async fn prepare(
     tx.commit().await.map_err(|e| translate(what, e))
 }
 
-/// What a schema says of itself.
+/// The version and identity rule that a schema stores.
 struct Found {
     version: i32,
     accepts: i32,

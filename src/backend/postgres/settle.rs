@@ -1,4 +1,4 @@
-//! Sends settlings and extensions. Both carry the token, so both may be sent again after any doubt.
+//! Sends settlings and extensions. Both carry the token, so both can be sent again after any doubt.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,7 +43,7 @@ pub(super) async fn settle(inner: &Inner, settles: &[Settle]) -> Result<Vec<Resu
             answers.push(Some(Err(error)));
             continue;
         }
-        // Nothing of an unknown scope was ever claimed; asking does not register it.
+        // Nothing was ever claimed in an unknown scope; this lookup does not register it.
         let Some(scope) = read::scope(inner, &settle.identity).await? else {
             answers.push(Some(Ok(Settled::Fenced { state: None })));
             continue;
@@ -58,7 +58,8 @@ pub(super) async fn settle(inner: &Inner, settles: &[Settle]) -> Result<Vec<Resu
     }
     for (mut group, from, to) in [(done, "L", "D"), (finished, "C", "F")] {
         group.sort_by(|a, b| (a.scope, &a.key, a.week).cmp(&(b.scope, &b.key, b.week)));
-        // The same settling twice in one batch: an UPDATE reaches a row once, so the repeat goes by itself.
+        // An UPDATE changes a row once, so a settling that repeats another of the batch is sent
+        // separately.
         let repeats: Vec<Ready<'_>> = {
             let mut last: Option<(i32, Vec<u8>)> = None;
             group
@@ -85,7 +86,8 @@ fn body(settle: &Settle) -> Option<&Body> {
     }
 }
 
-/// Settles in the caller's transaction, one by one under the whole rule book; what is locked or bad harms only itself.
+/// Settles in the caller's transaction, one by one with the full state machine. A locked or bad row
+/// affects only itself.
 pub(super) async fn settle_in(
     inner: &Inner,
     connection: &mut sqlx::PgConnection,
@@ -317,10 +319,11 @@ fn note(settle: &Settle) -> Option<&str> {
 pub(super) async fn extend(inner: &Inner, extends: &[Extend]) -> Result<Vec<Result<Settled>>> {
     let mut scopes = Vec::with_capacity(extends.len());
     for extend in extends {
-        // No scope has number 0: an unknown one is not registered for this.
+        // 0 stands for an unknown scope, which is not registered for this: no scope has that
+        // number.
         scopes.push(read::scope(inner, &extend.identity).await?.unwrap_or(0));
     }
-    // By key, like everybody.
+    // In key order, like every statement.
     let mut order: Vec<usize> = (0..extends.len()).collect();
     order.sort_by_key(|at| (scopes[*at], extends[*at].identity.id.key()));
     let fenced = || Ok(Settled::Fenced { state: None });
@@ -366,13 +369,13 @@ fn micros(duration: Duration) -> i64 {
 
 /// What to do about a statement that failed.
 enum Trouble {
-    /// Something in it is locked or bad: find out which.
+    /// Something in it is locked or bad: split it to find out which.
     Split,
-    /// It is this one's trouble.
+    /// The error concerns this one alone.
     Alone,
     /// Send it again, after the others.
     Again,
-    /// It is everybody's.
+    /// The error concerns all of them.
     All,
 }
 
@@ -392,31 +395,33 @@ fn trouble(inner: &Inner, error: &sqlx::Error, count: usize, tries: &mut u32) ->
     }
 }
 
-/// Others need a moment to end; the first try goes at once.
+/// Gives other transactions time to end. The first retry is immediate.
 async fn pause(tries: u32) {
     tokio::time::sleep(Duration::from_millis(u64::from(tries.saturating_sub(1)) * 10)).await;
 }
 
-/// Intervenes: the row is locked, the transition function decides, the row is stored, all in one transaction.
+/// Intervenes in one transaction: locks the row, lets the transition function decide, and stores
+/// the result.
 pub(super) async fn intervene(inner: &Inner, intervene: &Intervene) -> Result<Intervened> {
     let what = "intervening";
     let schema = &inner.settings.schema;
     let week = Week::route(inner.settings.ledger.identity, &intervene.identity.id, intervene.time)?;
     let mut tx = inner.begin().await?;
     let missing = || Error::NotFound(format!("no entry for {}", intervene.identity));
-    // Heads are locked before entries, here too: a look tells which head.
+    // Heads are locked before entries, here too. A read without a lock finds out which head.
     let looked = read::find(inner, &mut tx, &intervene.identity, week, false).await?.ok_or_else(missing)?;
     let head = read::head(inner, &mut tx, looked.scope, &looked.row).await?;
     let before = read::find(inner, &mut tx, &intervene.identity, week, true).await?.ok_or_else(missing)?;
     if before.row.order != looked.row.order {
-        // Another head than the one that was read and locked; what was decided from it must not be stored there.
+        // The entry now belongs to another head than the locked one, and the decision must not be
+        // stored there.
         tx.rollback().await.map_err(|e| translate(what, e))?;
         return Err(Error::Contended {
             what: format!("{what}: the entry's order has just changed"),
             source: None,
         });
     }
-    // One function of the schema does the storing, so that held is kept in step.
+    // A function of the schema stores the row, so that `held` stays consistent.
     let now = read::now_in(inner, &mut tx).await?;
     let token: i64 = sqlx::query_scalar(AssertSqlSafe(format!("select nextval('{schema}.token')")))
         .persistent(false)
@@ -425,7 +430,8 @@ pub(super) async fn intervene(inner: &Inner, intervene: &Intervene) -> Result<In
         .map_err(|e| translate(what, e))?;
     let decided = transition::intervene(intervene, &before.row, &head, now, Token(token));
     if intervene.dry_run || decided.is_err() {
-        // At once, and not when the connection gets round to it: nobody shall meet our locks.
+        // Roll back now, not when the connection is used next, so that no other transaction meets
+        // these locks.
         tx.rollback().await.map_err(|e| translate(what, e))?;
         let (next, _) = decided?;
         let entry = |row: transition::Row| row.entry(intervene.identity.clone(), week);

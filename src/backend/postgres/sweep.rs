@@ -1,4 +1,5 @@
-//! Forgets: whole weeks by dropping their partition ([`super::week`]), timeless entries in bounded batches.
+//! Removes old entries: whole weeks by dropping their partition ([`super::week`]), timeless entries
+//! in bounded batches.
 
 use std::fmt;
 use std::time::Instant;
@@ -13,14 +14,15 @@ use crate::ledger::{SweepSettings, Swept, Week};
 
 pub(super) const WHAT: &str = "sweeping";
 
-/// Pages of the timeless partition looked at in one transaction.
+/// How many pages of the timeless partition one transaction scans.
 const PAGES: i64 = 4096;
 
-/// Sweeps. A test may have it stop after some steps of each week's drop.
+/// Runs one sweep. Tests limit how many steps of each week's drop it takes.
 pub(super) async fn sweep(inner: &Inner, mut terms: SweepSettings, steps: u32) -> Result<Swept> {
     terms.batch_max = terms.batch_max.max(1);
     let pace = pace::keep(inner, terms).await?;
-    let paced = pace.terms(terms); // while sweeps are paused, nothing is old; what was begun before is finished
+    // While sweeps are paused nothing is old, but drops that have begun are finished.
+    let paced = pace.terms(terms);
     let mut swept = Swept { paused_until: pace.paused_until, ..Swept::default() };
     swept.lost = mark_lost(inner, terms).await?;
     let now = Present::of(inner, pace.swept_at);
@@ -44,8 +46,8 @@ pub(super) async fn sweep(inner: &Inner, mut terms: SweepSettings, steps: u32) -
     Ok(swept)
 }
 
-/// The present of one sweep, in SQL: the ledger's clock, but never later than what was read when the clock was checked for leaps.
-/// A leap while the sweep is under way makes nothing older.
+/// The current time of one sweep, in SQL: the ledger's clock, but never later than the time at
+/// which the clock was checked for jumps. A jump during the sweep makes nothing older.
 pub(super) struct Present(String);
 
 impl Present {
@@ -73,7 +75,7 @@ pub(super) async fn execute(connection: &mut PgConnection, sql: String) -> Resul
         .map_err(|e| translate(WHAT, e))
 }
 
-/// Timeless entries, by ranges of pages: no index is needed, and no transaction is long.
+/// Deletes timeless entries by ranges of pages: this needs no index, and transactions stay short.
 async fn sweep_rows(inner: &Inner, now: &Present, terms: SweepSettings, swept: &mut Swept) -> Result<()> {
     let s = &inner.settings.schema;
     let pages: i64 = {
@@ -124,12 +126,12 @@ async fn sweep_rows(inner: &Inner, now: &Present, terms: SweepSettings, swept: &
         }
     }
     let mut tx = inner.begin().await?;
-    // What ended after its week was gone was kept in held, and is forgotten like everything else.
+    // Entries that ended after their week was dropped are in `held`, under the same retention.
     let alone = format!(
         "{old} and not exists (select from {s}.entry x where x.week = e.week and x.scope = e.scope and x.id = e.id)"
     );
     swept.rows += execute(&mut tx, format!("delete from {s}.held e where e.week > 0 and {alone}")).await?;
-    // The bytes of timeless ones that went above; they were counted there.
+    // The bytes of timeless entries that were deleted, and counted, above.
     execute(&mut tx, format!("delete from {s}.held e where e.week = 0 and {alone}")).await?;
     execute(
         &mut tx,
@@ -141,8 +143,8 @@ async fn sweep_rows(inner: &Inner, now: &Present, terms: SweepSettings, swept: &
     tx.commit().await.map_err(|e| translate(WHAT, e))
 }
 
-/// Weeks whose drop was begun, and weeks that may go: each with the number of its partition. Touches are true to the hour, so
-/// an hour is added.
+/// Weeks whose drop has begun, and weeks that may be dropped, each with its partition number.
+/// Touches are accurate to the hour, so an hour is added.
 async fn due(inner: &Inner, now: &Present, terms: SweepSettings) -> Result<Vec<(i16, i64)>> {
     let s = &inner.settings.schema;
     let mut connection = inner.begin().await?;
@@ -164,7 +166,7 @@ async fn due(inner: &Inner, now: &Present, terms: SweepSettings) -> Result<Vec<(
     .map_err(|e| translate(WHAT, e))
 }
 
-/// At-most-once claims whose end is overdue are lost.
+/// Marks at-most-once claims as lost when their end is overdue.
 async fn mark_lost(inner: &Inner, terms: SweepSettings) -> Result<u64> {
     let s = &inner.settings.schema;
     let overdue = "x.week = a.week and x.scope = a.scope and x.id = a.id and x.token = a.token and x.state = 'C' and x.at = a.at";

@@ -14,21 +14,23 @@ use crate::error::{Error, Result};
 use crate::id::{Scope, Tenant};
 use crate::ledger::{Claim, Marker, Outcome, Settle, Settled, Week};
 
-/// How long a doubt is asked about: the server needs a while to notice that a client is gone.
+/// How often a doubt is asked about: the server needs time to notice that a client is gone.
 const TRIES_MAX: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(20);
-/// How long a connection is listened to before it counts as busy.
+/// How long a connection may take to answer before it counts as busy.
 const PROBE_MAX: Duration = Duration::from_secs(1);
 
 impl PgLedger {
-    /// Claims events in a transaction of yours. A claim is done when that transaction commits, and never was if it rolls
-    /// back. The type is the rule: without an open transaction there is nothing to pass.
+    /// Claims events in your transaction. A claim is done when the transaction commits, and never
+    /// happened if it rolls back. The signature enforces the rule: without an open transaction
+    /// there is nothing to pass.
     ///
-    /// The first claim of a new scope registers it, so until that transaction ends others of the same scope wait for two
-    /// seconds, and are then told [`Error::Contended`] for that claim alone. An id held by someone else's open transaction is
-    /// `Busy` after a short wait. Either way the transaction goes on, and a claim that changes nothing holds nothing: no lock of it
-    /// keeps anybody waiting. [`Error::WeekMissing`] and [`Error::Contended`] for the whole call ask for the whole transaction
-    /// to be rolled back and tried again.
+    /// The first claim of a new scope registers it. Until that transaction ends, other claims of
+    /// the same scope wait for two seconds and then get [`Error::Contended`] for that claim alone.
+    /// An id that another open transaction has locked is `Busy` after a short wait. Either way the
+    /// transaction can go on, and a claim that changes nothing keeps no lock, so it blocks no other
+    /// transaction. If the whole call fails with [`Error::WeekMissing`] or [`Error::Contended`],
+    /// roll back the whole transaction and try again.
     pub async fn claim_in(
         &self,
         tx: &mut PgTransaction<'_>,
@@ -37,8 +39,9 @@ impl PgLedger {
         claim_in(&self.0, &mut *tx, claims, self).await
     }
 
-    /// Settles claims in a transaction of yours: recorded when it commits, with whatever else it did. The token decides as
-    /// always. [`Error::Contended`] on the outside asks for the whole transaction to be tried again.
+    /// Settles claims in your transaction: recorded when it commits, with everything else it did.
+    /// The token decides as always. If the whole call fails with [`Error::Contended`], retry the
+    /// whole transaction.
     pub async fn settle_in(
         &self,
         tx: &mut PgTransaction<'_>,
@@ -47,7 +50,7 @@ impl PgLedger {
         settle::settle_in(&self.0, &mut *tx, settles).await
     }
 
-    /// Notes markers in a transaction of yours; see [`Ledger::set_markers`](crate::Ledger::set_markers).
+    /// Sets markers in your transaction; see [`Ledger::set_markers`](crate::Ledger::set_markers).
     pub async fn set_markers_in(
         &self,
         tx: &mut PgTransaction<'_>,
@@ -57,17 +60,18 @@ impl PgLedger {
         held::set_markers_in(&self.0, &mut *tx, scope, markers).await
     }
 
-    /// Whether a same-transaction claim whose COMMIT was never answered took effect. It asks by making the same claim
-    /// again (and undoing it), so it waits for a transaction that is still open instead of looking past it.
+    /// Whether a claim in a transaction whose COMMIT was never answered took effect. It makes the
+    /// same claim again and rolls it back, so it waits for a transaction that is still open instead
+    /// of reading past it.
     pub async fn was_committed(&self, claim: &Claim) -> Result<bool> {
         let mut tries = 0;
         loop {
             let mut tx = self.0.begin().await?;
             let outcome = self.claim_in(&mut tx, std::slice::from_ref(claim)).await;
-            // Undone whatever it said; a fresh claim must not stay.
+            // Roll back whatever the outcome: a new claim must not stay.
             let undone = tx.rollback().await;
             match outcome.map(|mut outcomes| outcomes.pop()) {
-                // Still held by the transaction in question: it will end.
+                // The transaction in question still holds it, and will end.
                 Ok(Some(Ok(Outcome::Busy { until: None, .. }))) if tries < TRIES_MAX => {}
                 // Unknown is not "no".
                 Ok(Some(Ok(Outcome::Busy { until: None, .. }))) => {
@@ -88,7 +92,7 @@ impl PgLedger {
             tries += 1;
             tokio::time::sleep(PAUSE).await;
         }
-        // Whatever was open has ended, so this look comes after the commit it asks about.
+        // The transaction in question has ended, so this read sees its commit.
         let week = self.0.settings.ledger.check(claim)?;
         let mut tx = self.0.begin().await?;
         let found = read::find(&self.0, &mut tx, &claim.identity, week, false).await?;
@@ -116,8 +120,8 @@ async fn claim_in(
         if !inner.knows_week(week) {
             match has_week(inner, connection, claim, week).await {
                 Ok(true) => {}
-                // Making it here would tie it to the caller's transaction. It is made beside it, when a connection is
-                // free; the caller rolls back and comes again.
+                // Making the week here would tie it to the caller's transaction. A task makes it
+                // when a connection is free; the caller rolls back and tries again.
                 Ok(false) => {
                     make_beside(ledger.clone(), claim.clone());
                     return Err(Error::WeekMissing { monday: week.to_string() });
@@ -136,7 +140,8 @@ async fn claim_in(
             let of_scope = |other: &&Claim| {
                 other.identity.scope == claim.identity.scope && other.identity.tenant == claim.identity.tenant
             };
-            // One that somebody's open transaction is registering is waited for once, not once per claim.
+            // If another open transaction is registering the scope, wait for it once, not once per
+            // claim.
             let registered = if stuck.iter().any(of_scope) {
                 None
             } else {
@@ -159,8 +164,8 @@ async fn claim_in(
     Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(missing)).collect())
 }
 
-/// The number of a claim's scope, registered in the caller's transaction if need be. None: somebody else's open transaction is
-/// registering it; the caller's goes on as if nothing had happened.
+/// The number of a claim's scope, registered in the caller's transaction if necessary. `None` if
+/// another open transaction is registering it; the caller's transaction is not affected.
 async fn register_scope(inner: &Inner, connection: &mut PgConnection, claim: &Claim) -> Result<Option<i32>> {
     let what = "registering a scope";
     let savepoint = async |connection: &mut PgConnection, sql: &'static str| {
@@ -170,7 +175,7 @@ async fn register_scope(inner: &Inner, connection: &mut PgConnection, claim: &Cl
     match inner.scope_in(connection, &claim.identity).await {
         Ok((scope, fresh)) => {
             savepoint(connection, "release savepoint hapax_scope").await?;
-            // One that this transaction made is gone again if it rolls back.
+            // A scope that this transaction registered is gone if it rolls back.
             if !fresh {
                 inner.remember_scope(&claim.identity, scope);
             }
@@ -184,8 +189,8 @@ async fn register_scope(inner: &Inner, connection: &mut PgConnection, claim: &Cl
     }
 }
 
-/// Whether a claim can do without its week being made: it is there, or was dropped and the claim will be told so. False: it
-/// must be made; an error: it never will be.
+/// Whether a claim can proceed without making its week: the week exists, or it was dropped and the
+/// claim reports that. Returns false if the week must be made, and an error if it never can be.
 async fn has_week(inner: &Inner, connection: &mut PgConnection, claim: &Claim, week: Week) -> Result<bool> {
     let ledger = &inner.settings.ledger;
     let (s, number) = (&inner.settings.schema, week.number());
@@ -202,7 +207,7 @@ async fn has_week(inner: &Inner, connection: &mut PgConnection, claim: &Claim, w
         .await
         .map_err(|e| translate("looking for a week", e))?;
     if leaves {
-        return Ok(true); // it is being dropped, and the claim will be told so
+        return Ok(true); // it is being dropped, and the claim reports that
     }
     if there {
         inner.remember_week(week);
@@ -237,13 +242,15 @@ impl crate::consumer::TransactionalLedger for PgLedger {
     type Transaction = PgTransaction<'static>;
 
     async fn begin(&self, time_max: Duration, statement_max: Duration) -> Result<PgTransaction<'static>> {
-        let millis = |time: Duration| time.as_millis().clamp(1, i32::MAX as u128); // 0 would be no limit
+        let millis = |time: Duration| time.as_millis().clamp(1, i32::MAX as u128); // 0 would mean no limit
         let (ms, statement_ms) = (millis(time_max), millis(statement_max));
-        // A handler that is given up leaves its statement to the server, and a ROLLBACK waits for it.
+        // An abandoned handler leaves its statement running on the server, and a ROLLBACK waits for
+        // it.
         let mut statement = format!(
             "BEGIN; SET LOCAL idle_in_transaction_session_timeout = {ms}; SET LOCAL statement_timeout = {statement_ms}"
         );
-        // Also one that keeps the server busy. Older servers can end only those that are idle.
+        // This also ends a transaction that keeps the server busy. Older servers can only end idle
+        // ones.
         if self.0.limits_transactions {
             let _ = write!(statement, "; SET LOCAL transaction_timeout = {ms}");
         }
@@ -277,10 +284,11 @@ impl crate::consumer::TransactionalLedger for PgLedger {
     }
 
     async fn is_sound(&self, tx: &mut PgTransaction<'static>) -> Result<bool> {
-        // What COMMIT would only find out, while the failure can still be told from an outage.
+        // Checks what COMMIT would check, while a failure can still be told from an outage.
         match sqlx::raw_sql("SET CONSTRAINTS ALL IMMEDIATE").execute(&mut **tx).await {
             Ok(_) => Ok(true),
-            // In an aborted transaction every statement is refused, and COMMIT is answered by a rollback that is no error.
+            // An aborted transaction rejects every statement, and answers COMMIT with a rollback
+            // that is no error.
             Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some("25P02") => Ok(false),
             Err(error) => Err(translate("looking at a transaction", error)),
         }
@@ -298,7 +306,7 @@ impl crate::consumer::TransactionalLedger for PgLedger {
 
     async fn is_lost(&self, tx: &mut PgTransaction<'static>) -> bool {
         let probe = sqlx::raw_sql("select 1").execute(&mut **tx);
-        // One that does not answer in time is there, and busy.
+        // A connection that does not answer in time is busy, not lost.
         let probed = tokio::time::timeout(PROBE_MAX, probe).await;
         matches!(probed, Ok(Err(error)) if meaning(&error) == Meaning::Doubt)
     }
@@ -312,7 +320,7 @@ impl crate::consumer::TransactionalLedger for PgLedger {
     }
 
     async fn roll_back(&self, tx: PgTransaction<'static>) {
-        // Should this not arrive, the server undoes it when the connection goes.
+        // If this does not arrive, the server rolls back when the connection closes.
         let _ = tx.rollback().await;
     }
 

@@ -1,4 +1,4 @@
-//! Start-up checks: what the promises rest on, asked of the server itself.
+//! Start-up checks: asks the server for what the guarantees depend on.
 
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool, Row as _};
 
@@ -12,22 +12,22 @@ const WHAT: &str = "checking the server";
 /// The oldest server whose behaviour the tests cover.
 const OLDEST: i32 = 150_000;
 
-/// Whether a transaction pooler stands in front: two open connections that are served by one and the same backend cannot
-/// be sessions.
+/// Whether a transaction pooler is in front: two open connections that the same backend serves
+/// cannot be sessions.
 pub(super) async fn is_pooled(pool: &PgPool) -> Result<bool> {
     let options = pool.connect_options();
     let open = async || sqlx::PgConnection::connect_with(&options).await.map_err(|e| translate(WHAT, e));
     let (mut one, mut two) = (open().await?, open().await?);
     let mut pids = Vec::new();
     for connection in [&mut one, &mut two] {
-        // The simple protocol: a pooler may not know prepared statements.
+        // Uses the simple protocol, because a pooler may not support prepared statements.
         let row = sqlx::raw_sql("select pg_backend_pid()::text")
             .fetch_one(&mut *connection)
             .await
             .map_err(|e| translate(WHAT, e))?;
         pids.push(row.get::<String, _>(0));
     }
-    let _ = one.close().await; // only asked; closing politely is all that is left
+    let _ = one.close().await; // it was only a query; a failed close does not matter
     let _ = two.close().await;
     Ok(pids[0] == pids[1])
 }
@@ -41,7 +41,7 @@ pub(super) async fn limits_transactions(pool: &PgPool) -> Result<bool> {
     Ok(row.get::<String, _>(0) == "true")
 }
 
-/// Refuses a server that cannot keep the promises, and logs what is worth knowing.
+/// Refuses a server that cannot keep the guarantees, and logs warnings.
 pub(super) fn enforce(findings: Vec<Finding>) -> Result<()> {
     let mut refusals = Vec::new();
     for finding in findings {
@@ -60,7 +60,7 @@ pub(super) fn enforce(findings: Vec<Finding>) -> Result<()> {
     })
 }
 
-/// What the server says of itself.
+/// Checks the server's settings and state.
 pub(super) async fn check_server(connection: &mut PgConnection, pooled: bool) -> Result<Vec<Finding>> {
     let row = sqlx::query(
         "select current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'), \

@@ -1,22 +1,28 @@
-//! A week on its way out: *move, don't copy*.
+//! Drops a week: *move, don't copy*.
 //!
-//! Each step is committed, and any number of sweepers may take them, killed between any two:
+//! Each step is committed. Any number of sweepers may take steps, and any may be killed between
+//! two:
 //!
-//! 1. *Close* the week, for all scopes. Whoever sees that inserts nothing into it any more: an id that is nowhere is busy.
-//! 2. *Wait* until every transaction that was open then has ended: those may not have seen it. What is nowhere now was never
-//!    claimed, so from here on it is too old.
-//! 3. *Move* what must outlive the week to `held`, deleted and inserted by one statement, until nothing is left: what is open,
-//!    and what has ended within the retention. What is locked is moved when its transaction has ended.
-//! 4. *Wait* once more: a snapshot of before a move would find the row in neither place when the partition is out.
-//! 5. *Detach* the partition, concurrently, and *drop* it. It has a number in its name, so that no late statement hits a week
-//!    that was made again.
+//! 1. *Close* the week, for all scopes. A transaction that sees this inserts nothing into the week:
+//!    an id that is nowhere is busy.
+//! 2. *Wait* for every transaction that was open then, because it may not have seen the close. An
+//!    id that is nowhere now was never claimed, so from here on it is too old.
+//! 3. *Move* the rows that must outlive the week to `held`: open rows, and rows that ended within
+//!    the retention. One statement deletes and inserts them, repeated until none is left. A locked
+//!    row is moved when its transaction has ended.
+//! 4. *Wait* again: a reader with a snapshot from before a move would find the row in neither place
+//!    once the partition is detached.
+//! 5. *Detach* the partition, concurrently, and *drop* it. Its name contains a number, so that no
+//!    late statement hits a week that was made again.
 //!
-//! A row is in exactly one place at any moment, and lookups go to the week first and then to `held`. There is no way back
-//! and none is needed: a week that is closed only ever loses what was settled longer ago than the retention.
+//! A row is in exactly one place at any moment, and lookups read the week first and then `held`. A
+//! drop cannot be undone and need not be: a closed week only loses rows that were settled longer
+//! ago than the retention.
 //!
-//! The wait is for transactions by their virtual ids (`pg_locks`, which every role can read), not for locks: a snapshot, or
-//! a statement between its look at `dropped` and its INSERT, holds none. It is bounded ([`PgSettings::sweep_patience`]), says whom
-//! it waits for, and goes on in the next sweep from the same list. Claims wait for none of this.
+//! A sweep waits for transactions, by their virtual ids (`pg_locks`, which every role can read),
+//! not for locks: a snapshot holds none, nor does a statement between its read of `dropped` and its
+//! INSERT. The wait is bounded ([`PgSettings::sweep_patience`]), logs the transactions it waits
+//! for, and continues in the next sweep with the same list. Claims wait for none of this.
 //!
 //! [`PgSettings::sweep_patience`]: super::PgSettings::sweep_patience
 
@@ -32,26 +38,28 @@ use crate::ledger::{SweepSettings, Week};
 
 /// States that must outlive their week.
 const OPEN: &str = "('L', 'R', 'X', 'P')";
-/// How often the end of something is looked for.
+/// How often to poll while waiting.
 const POLL_MIN: Duration = Duration::from_millis(5);
 const POLL_MAX: Duration = Duration::from_millis(250);
-/// How long a detach that was cut short may hold the ledger's tables while it is finished: less than the server's default
-/// `deadlock_timeout`, so that nobody who waits for it is made a victim.
+/// How long finishing an interrupted detach may lock the ledger's tables: less than the server's
+/// default `deadlock_timeout`, so that no transaction waiting for it is aborted as a deadlock
+/// victim.
 const FINALIZE_MAX: &str = "400ms";
-/// Every transaction of this database that is open now, but our own. A vacuum claims nothing.
+/// Every open transaction of this database except our own. A vacuum is left out because it claims
+/// nothing.
 const OPEN_NOW: &str = "select l.virtualtransaction from pg_locks l left join pg_stat_activity a on a.pid = l.pid \
      where l.locktype = 'virtualxid' and l.mode = 'ExclusiveLock' and l.pid <> pg_backend_pid() \
      and coalesce(a.datid = (select oid from pg_database where datname = current_database()), true) \
      and a.backend_type is distinct from 'autovacuum worker'";
 
-/// What went with a week.
+/// How many rows a dropped week had, and how many of them moved to `held`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Gone {
     pub rows: u64,
     pub held: u64,
 }
 
-/// How far a drop is.
+/// The phase of a drop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     /// Not begun, or over.
@@ -62,7 +70,7 @@ enum Phase {
     Empty,
 }
 
-/// A week on its way out, and how long this sweep may wait.
+/// A week that is being dropped, and how long this sweep may wait.
 pub(super) struct Leaving<'a> {
     pub inner: &'a Inner,
     pub week: Week,
@@ -82,13 +90,13 @@ impl Leaving<'_> {
         format!("{}.entry_{}_{}", self.schema(), self.week.number(), self.partition)
     }
 
-    /// The row of `dropped` that is about this very partition.
+    /// The condition for the row of `dropped` about exactly this partition.
     fn mine(&self) -> String {
         format!("week = {} and number = {}", self.week.number(), self.partition)
     }
 
-    /// Takes up to this many steps; none if the week is not gone after them, because something has to be waited for or
-    /// another sweeper is at it. Whatever is left to do, the next sweep does.
+    /// Takes up to `steps` steps. Returns `None` if the week is not gone after them, because the
+    /// drop has to wait or another sweeper is working on it. The next sweep continues.
     pub async fn go_on(&self, steps: u32) -> Result<Option<Gone>> {
         for _ in 0..steps {
             match self.step().await {
@@ -109,7 +117,7 @@ impl Leaving<'_> {
         Ok(None)
     }
 
-    /// Whether the drop has been under way for longer than another sweeper would wait for anybody.
+    /// Whether the drop has been going on for longer than another sweeper would wait.
     async fn is_overdue(&self) -> Result<bool> {
         let patience = i64::try_from(self.inner.settings.sweep_patience.as_micros()).unwrap_or(i64::MAX);
         let sql = format!(
@@ -180,8 +188,8 @@ impl Leaving<'_> {
         Ok(done)
     }
 
-    /// Closes the week, unless someone has written to it since it was looked at, or another sweeper was faster: this very
-    /// partition may be gone, and the week made and dropped once more.
+    /// Closes the week, unless it was written to since it was selected, or another sweeper was
+    /// faster: this very partition may be gone, and the week made and dropped again.
     async fn close(&self) -> Result<Step> {
         let (s, week, partition) = (self.schema(), self.week.number(), self.partition);
         let closed = self
@@ -204,7 +212,7 @@ impl Leaving<'_> {
         Ok(if closed == 1 { Step::On } else { Step::Later })
     }
 
-    /// Goes from one phase to the next; whoever was faster has done the same.
+    /// Enters the next phase. If another sweeper was faster, it has done the same.
     async fn enter(&self, from: &str, set: &str) -> Result<Step> {
         let s = self.schema();
         self.execute(format!(
@@ -215,12 +223,13 @@ impl Leaving<'_> {
         Ok(Step::On)
     }
 
-    /// From here on, an id of this week that is nowhere is too old for every scope that there was when the week was closed, and
-    /// for those that transactions which were open then have registered and used. Whoever came later has never written to the
-    /// week: it is busy until the week is gone, and may use it then. A week that never had a row is nobody's loss.
+    /// From here on, an id of this week that is nowhere is too old for every scope that existed
+    /// when the week was closed, and for scopes that transactions open at that time registered and
+    /// used. A scope registered later has never written to the week: its claims are busy until the
+    /// week is gone, and may use it then. If the week never had a row, no further scope is barred.
     async fn begin_moving(&self) -> Result<Step> {
         let (s, table) = (self.schema(), self.table());
-        // Nothing has been moved yet, so whoever has written to the week is in it.
+        // Nothing has been moved yet, so every scope that wrote to the week has a row in it.
         let set = format!(
             "phase = 'moving', at = {s}.ledger_now(), scope_max = case when exists (select from {table}) then \
              greatest(scope_max, scope_closed, (select max(e.scope) from {table} e)) else scope_max end"
@@ -228,13 +237,14 @@ impl Leaving<'_> {
         self.enter("closed", &set).await
     }
 
-    /// Whether all transactions have ended that were open when this phase began.
+    /// Whether all transactions that were open when this phase began have ended.
     async fn is_waited_for(&self, phase: &str) -> Result<bool> {
         if crate::crash_point::mutant!("sweep does not wait") {
             return Ok(true);
         }
         let (s, mine) = (self.schema(), self.mine());
-        // The list is made by a statement that sees the phase, so that whoever is not on it sees it too.
+        // The statement that makes the list sees the phase, so every transaction that is not on it
+        // sees the phase too.
         self.execute(format!(
             "update {s}.dropped set waits = array({OPEN_NOW}) where {mine} and phase = '{phase}' and waits is null"
         ))
@@ -247,7 +257,7 @@ impl Leaving<'_> {
         if !self.wait_for("transaction", &open).await? {
             return Ok(false);
         }
-        // Those of them that were prepared have no session, and are listed only now.
+        // Transactions of the list that were prepared have no session, so they are listed only now.
         let prepared = "select gid from pg_prepared_xacts where database = current_database()";
         let listed: Vec<String> = sqlx::query_scalar(prepared)
             .persistent(false)
@@ -262,7 +272,7 @@ impl Leaving<'_> {
         self.wait_for("prepared transaction", &open).await
     }
 
-    /// Asks again and again until nobody is left; false if that takes longer than this sweep may.
+    /// Polls until no transaction is left. Returns false if that takes longer than this sweep may.
     async fn wait_for(&self, what: &str, sql: &str) -> Result<bool> {
         let mut pause = POLL_MIN;
         loop {
@@ -277,14 +287,15 @@ impl Leaving<'_> {
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(POLL_MAX);
                 }
-                _ => return Ok(true), // or another sweeper has gone on
+                _ => return Ok(true), // or another sweeper has continued
             }
         }
     }
 
     async fn move_all(&self) -> Result<Step> {
         let max = i64::from(self.terms.batch_max).min(i32::MAX.into());
-        // What is open, what has ended so lately that a repeat is still to be answered for, and what has bytes in held.
+        // Open rows, rows that ended so recently that a repeat must still be recognized, and rows
+        // with bytes in `held`.
         let stays = format!(
             "(state in {OPEN} or at >= (select since from {}.dropped where {}) or (flags & 4) <> 0)",
             self.schema(),
@@ -319,7 +330,7 @@ impl Leaving<'_> {
         Ok(self.ask(tx, sql).await?.unwrap_or(0))
     }
 
-    /// Entries of the partition, and how many of them are so.
+    /// How many rows the partition has, and how many of them match a condition.
     async fn look(&self, so: &str) -> Result<(i64, i64)> {
         let sql = format!("select count(*), count(*) filter (where {so}) from {}", self.table());
         sqlx::query_as(AssertSqlSafe(sql))
@@ -329,13 +340,14 @@ impl Leaving<'_> {
             .map_err(|e| translate(WHAT, e))
     }
 
-    /// What would go.
+    /// What a drop would remove.
     pub async fn count(&self) -> Result<Gone> {
         let (rows, open) = self.look(&format!("state in {OPEN}")).await?;
         Ok(Gone { rows: rows as u64, held: open as u64 })
     }
 
-    /// Takes the partition out without making anybody wait; finishes what was begun. False: not yet.
+    /// Detaches the partition without blocking others, or finishes an interrupted detach. Returns
+    /// false if it is not detached yet.
     async fn detach(&self) -> Result<bool> {
         let (s, table) = (self.schema(), self.table());
         loop {
@@ -344,7 +356,8 @@ impl Leaving<'_> {
             match self.ask::<bool>(&mut *self.inner.begin().await?, pending).await? {
                 None => return Ok(true),
                 Some(false) => {
-                    // Not possible inside a transaction, so its time cannot be limited by a setting: it is cancelled.
+                    // This cannot run inside a transaction, so no setting can limit its time: it is
+                    // cancelled instead.
                     let sql = format!("alter table {s}.entry detach partition {table} concurrently");
                     let mut connection = self.inner.pool.acquire().await.map_err(|e| translate(WHAT, e))?;
                     let detaching = execute(&mut connection, sql.clone());
@@ -402,7 +415,8 @@ impl Leaving<'_> {
         match self.ask::<bool>(&mut tx, there).await? {
             Some(true) => {
                 execute(&mut tx, format!("lock table {table}")).await?;
-                // Nobody can have written to it; should a snapshot that was handed on have survived the waits, nothing open is lost.
+                // Nothing can have been written to it. Even if an exported snapshot survived the
+                // waits, no open row is lost.
                 let late = self.move_rows(&mut tx, i32::MAX.into()).await?;
                 if late > 0 {
                     tracing::error!(target: "hapax", week = %self.week, late, "rows were written to a week that had been closed; they are kept");
@@ -428,15 +442,15 @@ impl Leaving<'_> {
 
 /// How a step ended.
 enum Step {
-    /// The next one may follow.
+    /// The next step may follow.
     On,
-    /// Something has to be waited for, or another sweeper is at it.
+    /// The drop has to wait, or another sweeper is working on it.
     Later,
     Gone(Gone),
 }
 
-/// Whether an error says that someone else is at it, or in the way: the table is gone or is being detached, two met in a
-/// deadlock that the other one survived, or a wait took too long.
+/// Whether an error means that another session is working on the week or blocks it: the table is
+/// gone or being detached, this session lost a deadlock, or a wait took too long.
 fn is_anothers(error: &Error) -> bool {
     let code = std::error::Error::source(error)
         .and_then(|source| source.downcast_ref::<sqlx::Error>())

@@ -1,8 +1,11 @@
-//! Noticing that the server was put back: a fail-over to a replica that lost its last commits, or a restore.
+//! Detects that the server was put back: by a failover to a replica that lost its last commits, or
+//! by a restore.
 //!
-//! Positions are drawn again then, for other events, and whoever goes on at the old position would pass these by. An event is told by
-//! its position and the moment it was appended, to the microsecond: this process remembers that of what it has lately read, and a
-//! checkpoint is stored with that of the event it stands at. If another lies there, or the position was never drawn, nobody goes on.
+//! Positions are then drawn again for other events, which a reader that continues at its old
+//! position would skip. An event is identified by its position and the time it was appended, to the
+//! microsecond. This process remembers both for events that it read recently, and a checkpoint is
+//! stored with the time of the event at its position. If another event is there, or the position
+//! was never drawn, reading and saving fail.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -14,12 +17,13 @@ use super::{Inner, fail, number};
 use crate::error::{Error, Result};
 use crate::journal::{Checkpoint, Position, Stored, put_back};
 
-/// So many events are remembered: more than a relay has under way.
+/// How many events are remembered: more than a relay has in flight.
 const KNOWN_MAX: usize = 20_000;
-/// What was appended within so many microseconds before the last event that is known is published again: clocks may differ.
+/// Events appended within this many microseconds before the known ones are published again, because
+/// clocks may differ.
 const MARGIN_US: i64 = 60_000_000;
 
-/// When the events that were lately read were appended, by position.
+/// When recently read events were appended, by position.
 #[derive(Debug, Default)]
 pub(super) struct Anchors(Mutex<BTreeMap<u64, i64>>);
 
@@ -40,23 +44,24 @@ impl Anchors {
         }
     }
 
-    /// Forgets everything; answers with when the oldest of it was appended.
+    /// Forgets everything, and returns when the oldest of it was appended.
     fn forget(&self) -> Option<i64> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner)).into_values().min()
     }
 }
 
-/// A checkpoint as it is stored.
+/// A checkpoint as stored.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Anchored {
     #[serde(flatten)]
     pub(super) checkpoint: Checkpoint,
-    /// When the event at its position was appended, in microseconds since 1970; none if that is not known.
+    /// When the event at its position was appended, in microseconds since 1970; `None` if unknown.
     #[serde(default, rename = "appended", skip_serializing_if = "Option::is_none")]
     pub(super) at: Option<i64>,
 }
 
-/// Says whether the event at `$POSITION` is still the one that was appended at `$AT`; one that is not there was swept.
+/// SQL for whether the event at `position` is still the one appended at `at`. A missing event was
+/// swept, so it counts as the same.
 pub(super) fn is_same(position: &str, at: &str) -> String {
     format!(
         "case when {at}::bigint is null then true else coalesce((select (extract(epoch from a.at) * 1000000::numeric)::bigint = {at}::bigint \
@@ -64,11 +69,11 @@ pub(super) fn is_same(position: &str, at: &str) -> String {
     )
 }
 
-/// The last position that was drawn.
+/// SQL for the last position that was drawn.
 pub(super) const DRAWN: &str =
     "(select case when p.is_called then p.last_value else 0 end from {s}.journal_position p)";
 
-/// Refuses to go on at a position where the journal is not, or is another.
+/// Fails if the journal has not drawn the position, or has another event there.
 pub(super) async fn check(inner: &Inner, position: u64, at: Option<i64>, relay: Option<&str>) -> Result<()> {
     if position == 0 {
         return Ok(());
@@ -84,7 +89,8 @@ pub(super) async fn check(inner: &Inner, position: u64, at: Option<i64>, relay: 
     Err(refused(inner, position, at, drawn as u64, relay).await?)
 }
 
-/// The error, with where to go back to: before anything that can have been appended since.
+/// The error, with a safe position to go back to: before anything that can have been appended
+/// since.
 pub(super) async fn refused(
     inner: &Inner,
     position: u64,

@@ -1,5 +1,5 @@
-//! Appends: checked here, sent as columns, decided by the SQL function. A batch that meets a lock is split, so that one aggregate in
-//! somebody's long transaction does not hold the others back.
+//! Appends are checked here, sent as columns, and decided by the SQL function. A batch that meets a
+//! lock is split, so that one aggregate in a long transaction does not hold the others back.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
@@ -20,15 +20,15 @@ use crate::id::Kind;
 use crate::journal::{Append, Appended, Expected, JournalSettings, Placed, Placing, Position, Ready};
 use crate::ledger::MismatchRule;
 
-/// How often a statement is sent again after a conflict with others, or after a broken connection.
+/// How often a statement is sent again after a conflict or a broken connection.
 const TRIES_MAX: u32 = 12;
-/// How long an append waits for whoever has its aggregate.
+/// How long an append waits for the lock of its aggregate.
 const WAIT: &str = "2s";
-/// How long one of many waits, holding the others back.
+/// How long an append waits in a batch, where it holds the others back.
 const WAIT_AMONG_MANY: &str = "100ms";
-/// The most events in one statement; an append is never divided.
+/// The most events in one statement; an append is never split.
 const EVENTS_MAX: usize = 1000;
-/// And the most bytes of them, but for a single append.
+/// The most payload bytes in one statement, except for a single append.
 const BYTES_MAX: usize = 16 << 20;
 
 /// Event, kind, seq, position.
@@ -72,7 +72,8 @@ pub(super) async fn append_many(inner: &Arc<Inner>, appends: &[Append]) -> Vec<R
     answers.into_iter().map(|answer| answer.unwrap_or_else(missing)).collect()
 }
 
-/// How many of the first appends go into one statement: as many as fit, none of which repeats an id of one before.
+/// How many of the first appends go into one statement: as many as fit, as long as none repeats an
+/// id of an earlier one.
 fn batch_length(ready: &[(usize, Ready<'_>)]) -> usize {
     let (mut ids, mut events, mut bytes) = (HashSet::new(), 0, 0);
     for (count, (_, one)) in ready.iter().enumerate() {
@@ -88,7 +89,8 @@ fn batch_length(ready: &[(usize, Ready<'_>)]) -> usize {
     ready.len()
 }
 
-/// Runs a batch. What met a lock goes in halves, and in order: two appends to one aggregate are never turned round.
+/// Runs a batch. A part that meets a lock is halved, in order: two appends to one aggregate are
+/// never reordered.
 async fn run(inner: &Inner, batch: &[(usize, Ready<'_>)], answers: &mut [Option<Result<Appended>>]) {
     let mut parts = vec![0..batch.len()];
     let mut tries = 0;
@@ -112,7 +114,7 @@ async fn run(inner: &Inner, batch: &[(usize, Ready<'_>)], answers: &mut [Option<
         let again = code(&error).as_deref() == Some("23505")
             || match meaning(&error) {
                 Meaning::Serialization => true,
-                // An append that took effect is answered as the repeat it is.
+                // If the append took effect, the retry is answered as a repeat.
                 Meaning::Doubt => !is_out_of_time(&error),
                 _ => false,
             };
@@ -121,11 +123,12 @@ async fn run(inner: &Inner, batch: &[(usize, Ready<'_>)], answers: &mut [Option<
             parts.extend([middle..part.end, part.start..middle]);
         } else if again && tries < TRIES_MAX {
             tries += 1;
-            // Others need a moment to end, or the server to come back; the first try goes at once.
+            // Gives other transactions time to end, or the server time to come back. The first
+            // retry is immediate.
             tokio::time::sleep(Duration::from_millis(u64::from(tries - 1) * 10)).await;
             parts.push(part);
         } else if part.len() > 1 && matches!(meaning(&error), Meaning::Data | Meaning::Other) {
-            // Somebody's data is refused, nobody says whose.
+            // The server rejected the data of one append, but does not say which.
             let middle = part.start + part.len() / 2;
             parts.extend([middle..part.end, part.start..middle]);
         } else {
@@ -140,9 +143,9 @@ async fn run(inner: &Inner, batch: &[(usize, Ready<'_>)], answers: &mut [Option<
     }
 }
 
-/// Events, column by column; an event that is there twice in an append is sent once.
+/// Events, column by column. An event that occurs twice in an append is sent once.
 struct Columns<'a> {
-    /// Each aggregate once, in the order of their bytes.
+    /// Each aggregate once, ordered by bytes.
     heads: BTreeMap<(&'a str, &'a str), i32>,
     warn: bool,
     appends: Vec<i32>,
@@ -234,7 +237,7 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// The events of an append that are sent.
+/// The indexes of the events of an append that are sent.
 fn firsts<'a>(one: &'a Ready<'_>) -> impl Iterator<Item = usize> + 'a {
     (0..one.same.len()).filter(|at| one.same[*at] == *at)
 }
@@ -247,7 +250,8 @@ fn expected(expected: Expected) -> Option<i64> {
     }
 }
 
-/// One half of the headers as PostgreSQL writes an array: arrays of arrays must be of one length, texts need not.
+/// The names or values of the headers as a PostgreSQL array literal: nested arrays must have equal
+/// lengths, texts need not.
 fn literal<'a>(headers: &'a Headers, half: impl Fn((&'a str, &'a [u8])) -> &'a [u8]) -> Option<String> {
     if headers.is_empty() {
         return None;
@@ -256,7 +260,7 @@ fn literal<'a>(headers: &'a Headers, half: impl Fn((&'a str, &'a [u8])) -> &'a [
     for (at, header) in headers.iter().enumerate() {
         text.push_str(if at == 0 { "\"\\\\x" } else { ",\"\\\\x" });
         for byte in half(header) {
-            let _ = write!(text, "{byte:02x}"); // a String takes everything
+            let _ = write!(text, "{byte:02x}"); // writing to a String cannot fail
         }
         text.push('"');
     }
@@ -264,7 +268,7 @@ fn literal<'a>(headers: &'a Headers, half: impl Fn((&'a str, &'a [u8])) -> &'a [
     Some(text)
 }
 
-/// What the answers say of each append, in order.
+/// The outcome of each append, in order.
 fn outcomes(settings: &JournalSettings, ready: &[Ready<'_>], answers: &[Answer]) -> Vec<Result<Appended>> {
     let mut by_event: Vec<Option<&Answer>> = Vec::new();
     for answer in answers {
@@ -311,7 +315,7 @@ fn outcomes(settings: &JournalSettings, ready: &[Ready<'_>], answers: &[Answer])
     ready.iter().map(&mut of).collect()
 }
 
-/// Why an append was refused, at which event.
+/// The error of an append that was refused at an event.
 fn refusal(append: &Append, at: usize, kind: i32, seq: i64) -> Error {
     let event = &append.events[at];
     match kind {

@@ -1,12 +1,13 @@
 //! A journal in PostgreSQL, 15 or newer.
 //!
-//! An append is one call of a SQL function (`migrations/`): it locks the head of the aggregate, checks, numbers and stores. A
-//! position is drawn inside its INSERT, so that whoever has drawn one holds a write lock on the journal's table. Positions are
-//! drawn in one order and committed in another; `read` gives the part without holes, and at a hole it looks for
-//! whoever could still fill it: nobody else is waited for.
+//! An append is one call of a SQL function (`migrations/`): it locks the head of the aggregate,
+//! checks, numbers and stores. The position is drawn inside the INSERT, so a transaction that has
+//! drawn one holds a write lock on the journal's table. Positions are drawn in one order and
+//! committed in another. `read` returns the part without holes; at a hole it looks for the
+//! transactions that could still fill it, and readers wait for no others.
 //!
-//! Nothing here needs a session. Whoever appends sends one merged NOTIFY after the commit, never in it; readers listen on a connection
-//! of their own, and where a pooler is in front they ask now and then.
+//! Nothing here needs a session. An append sends one merged NOTIFY after its commit, never in it.
+//! Readers listen on their own connection, and poll where a pooler is in front.
 
 mod anchor;
 mod append;
@@ -41,27 +42,27 @@ use crate::journal::{
 };
 use crate::ledger::Token;
 
-/// What a PostgreSQL journal is told when it is opened.
+/// Settings of a PostgreSQL journal.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct PgJournalSettings {
-    /// What every journal is told.
+    /// Settings that all journals share.
     pub journal: JournalSettings,
-    /// The schema it lives in, alone or beside a ledger.
+    /// The schema that holds it, alone or beside a ledger.
     pub schema: String,
     /// Whether to create or update its tables.
     pub migrate: Migrate,
-    /// Connections at most; one more listens while somebody waits for events.
+    /// The maximum number of connections; one more listens while a reader waits for events.
     pub pool_max: u32,
     /// How long to wait for a connection.
     pub acquire_timeout: Duration,
     /// Whether a transaction pooler is in front.
     pub pooling: Pooling,
-    /// How long a waiting reader lets pass at most before it looks by itself: what `append_in` commits is noticed so much later,
-    /// unless someone calls [`wake`](PgJournal::wake).
+    /// The longest interval at which a waiting reader polls. It notices the commit of an
+    /// `append_in` with up to this delay, unless the caller calls [`wake`](PgJournal::wake).
     pub poll_max: Duration,
-    /// Whether a server that cannot keep the promises (no fsync, asynchronous commit, read-only, too old) is refused. Say false
-    /// only to look around.
+    /// Whether to refuse a server that cannot keep the guarantees (no fsync, asynchronous commit,
+    /// read-only, too old). Set it to false only to inspect a journal.
     pub refuse: bool,
 }
 
@@ -101,7 +102,7 @@ impl From<JournalSettings> for PgJournalSettings {
 /// sqlx::query("insert into orders values (17, 7)").execute(&mut *tx).await?;
 /// journal.append_in(&mut tx, &append).await?;
 /// tx.commit().await?; // row and event
-/// journal.wake(); // whoever follows the journal need not look by itself
+/// journal.wake(); // readers need not wait for their next poll
 /// # Ok(()) }
 /// ```
 #[derive(Debug, Clone)]
@@ -112,7 +113,7 @@ struct Inner {
     pool: PgPool,
     settings: PgJournalSettings,
     id: String,
-    /// Whether statements must be sent inside a transaction and not be kept.
+    /// Whether every statement must run inside a transaction and must not be kept prepared.
     pooled: AtomicBool,
     sql: Sql,
     horizon: read::Horizon,
@@ -170,7 +171,7 @@ impl Sql {
                 anchor::DRAWN,
                 anchor::is_same("$4", "$5"),
             )),
-            // A wake-up that a crash loses is no loss, so it does not wait for the disk.
+            // Losing a wake-up in a crash does no harm, so it does not wait for the disk.
             wake: sql("select set_config('synchronous_commit', 'off', true), pg_notify($1, '')::text"),
         }
     }
@@ -217,30 +218,34 @@ impl PgJournal {
         &self.0.pool
     }
 
-    /// Begins a transaction on its pool, for your effects and claims. Use this rather than `pool().begin()`: a caller that is
-    /// cancelled (a client hung up, a timeout) leaves no open transaction behind in the pool.
+    /// Begins a transaction on its pool, for your effects and claims. Use this rather than
+    /// `pool().begin()`: if the caller is cancelled (a client hung up, a timeout), no open
+    /// transaction remains in the pool.
     pub async fn transaction(&self) -> Result<super::PgTx> {
         begin(&self.0.pool, "BEGIN").await.map_err(|e| fail("beginning a transaction", e))
     }
 
-    /// The schema it lives in.
+    /// The schema that holds it.
     pub fn schema(&self) -> &str {
         &self.0.settings.schema
     }
 
-    /// Appends in a transaction of yours: the transactional outbox. The events are there when it commits, with whatever else it did,
-    /// and never were if it rolls back. The type is the rule: without an open transaction there is nothing to pass.
+    /// Appends in your transaction: the transactional outbox. The events appear when it commits,
+    /// with everything else it did, and never existed if it rolls back. The signature enforces the
+    /// rule: without an open transaction there is nothing to pass.
     ///
-    /// A conflict, a mismatch and bad input change nothing and leave the transaction as it is. [`Error::Contended`] asks for the whole
-    /// transaction to be rolled back and done again. The aggregate is locked until the transaction ends, and readers of the
-    /// journal wait for it at the positions it has drawn: keep it short. Whoever appends to several aggregates in one
-    /// transaction does so in one order everywhere, or meets deadlocks (which are contention).
+    /// A conflict, a mismatch and bad input change nothing and leave the transaction as it is. On
+    /// [`Error::Contended`], roll back the whole transaction and try again. The aggregate is locked
+    /// until the transaction ends, and readers of the journal wait at the positions it has drawn:
+    /// keep it short. Transactions that append to several aggregates must all use one order, or
+    /// they meet deadlocks (which are contention).
     pub async fn append_in(&self, tx: &mut PgTransaction<'_>, append: &Append) -> Result<Appended> {
         append::append_in(&self.0, tx, append).await
     }
 
-    /// Tells those who wait for events that there are some: for callers of [`append_in`](PgJournal::append_in), after their commit.
-    /// Returns at once; many calls at a time become one. Whoever does not call it is found a little later.
+    /// Wakes readers that wait for events: for callers of [`append_in`](PgJournal::append_in),
+    /// after their commit. Returns at once; concurrent calls are merged into one. Without it,
+    /// readers find the events a little later.
     pub fn wake(&self) {
         wake::wake(&self.0);
     }
@@ -251,8 +256,8 @@ impl Inner {
         self.pooled.load(Ordering::Relaxed)
     }
 
-    /// A statement that was kept is not known, or one that is new is known: the server changed under the connection, so
-    /// a pooler that went unnoticed at start is in front.
+    /// The server does not know a prepared statement, or already knows a new one: it changed under
+    /// the connection. So a pooler that was not detected at start-up is in front.
     fn note_pooler(&self, error: &sqlx::Error) {
         if matches!(code(error).as_deref(), Some("26000" | "42P05"))
             && !self.pooled.swap(true, Ordering::Relaxed)
@@ -276,10 +281,11 @@ impl Inner {
         Ok(rows)
     }
 
-    /// Runs one statement on its own; how many rows it changed.
+    /// Runs one statement on its own and returns how many rows it changed.
     async fn execute(&self, what: &str, query: Query<'_, Postgres, PgArguments>) -> Result<u64> {
-        // Whoever stands still between two statements of a transaction keeps its locks, and nobody could take over from him: one
-        // statement is a transaction of its own, and where a pooler needs more the server ends it.
+        // A client that stalls between two statements of a transaction keeps its locks, and no
+        // other could take over. So one statement is its own transaction; where a pooler needs an
+        // explicit one, the server ends it.
         let run = async {
             if !self.pooled() {
                 let done = query.execute(&self.pool).await;
@@ -294,7 +300,7 @@ impl Inner {
     }
 }
 
-/// A transaction that the server ends if its client stands still in it.
+/// Begins a transaction that the server ends if its client stalls in it.
 const BEGIN_BRIEFLY: &str = "BEGIN; SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL idle_in_transaction_session_timeout = 5000";
 
 fn code(error: &sqlx::Error) -> Option<String> {
@@ -305,7 +311,8 @@ fn code(error: &sqlx::Error) -> Option<String> {
 /// The error for the caller. `what` says what was being done.
 fn fail(what: &str, error: sqlx::Error) -> Error {
     match code(&error).as_deref() {
-        // The same id is being appended to two aggregates at once; the second try sees the first one's.
+        // The same id is being appended to two aggregates at once; a retry sees the one that
+        // committed first.
         Some("23505") => Error::Contended { what: what.into(), source: Some(Box::new(error)) },
         Some("3F000" | "42P01" | "42883" | "42703") => Error::Schema(format!(
             "{} ({what}); is the journal's part of the schema there? Opening it with migrate `auto` makes it",
@@ -315,7 +322,7 @@ fn fail(what: &str, error: sqlx::Error) -> Error {
     }
 }
 
-/// A number as the database has it.
+/// A number in the database's type.
 fn number(of: u64) -> i64 {
     i64::try_from(of).unwrap_or(i64::MAX)
 }

@@ -1,17 +1,21 @@
-//! Reads, and what to think of a position that has no event.
+//! Reads, and decides whether a position without an event is empty.
 //!
-//! Everybody draws positions from one sequence, and holds a write lock on the journal's table from before the draw until the commit
-//! can be seen by others. So, in this order: see how many were drawn, then who holds such a lock. Once all of those have
-//! ended, everything that was drawn by then is decided: it can be seen, or is empty for ever. The highest position of which
-//! that is known is kept as one number, which costs nothing however many numbers were rolled back below it.
-//! Transactions that do not write to the journal are not looked at, nor are those of other databases.
+//! All transactions draw positions from one sequence. Each holds a write lock on the journal's
+//! table from before the draw until others can see its commit. So a reader asks, in this order, how
+//! many positions were drawn and which transactions hold such a lock. Once all of those have ended,
+//! every position drawn by then is decided: its event is visible, or it stays empty. The highest
+//! position known to be decided is kept as one number, which costs nothing however many positions
+//! below it were rolled back. Transactions that do not write to the journal are ignored, as are
+//! those of other databases.
 //!
-//! All of that holds within one life of the server. One that crashed, or another that took over, may draw numbers again that were
-//! decided (a sequence survives only as far as its log was flushed), and they catch up with what was drawn before. So that number is kept
-//! with the life it was learned in, and every page is told by the server whether that is still its own.
+//! All of that holds within one life of the server. After a crash or a failover, the server may
+//! draw positions again that were decided (a sequence survives only as far as its WAL was flushed),
+//! and catch up with what was drawn before. So the number is kept with the life in which it was
+//! learned, and with every page the server says whether it is still in that life.
 //!
-//! A hot standby shows what was committed on its primary, and none of those who are writing there. In recovery nothing is decided: a reader waits at
-//! every hole, also at one whose writer rolled back, until the server is promoted and knows its own writers.
+//! A hot standby shows what was committed on its primary, but not which transactions are writing
+//! there. In recovery nothing is decided: a reader waits at every hole, even one whose writer
+//! rolled back, until the server is promoted and knows its own writers.
 
 use std::collections::HashSet;
 use std::sync::{Arc, PoisonError};
@@ -28,15 +32,16 @@ use crate::id::{Aggregate, EventId, Kind, Tenant};
 use crate::journal::page::events_max;
 use crate::journal::{EVENT_BYTES, Filling, JournalStat, Page, Position, ReadBatch, Stored};
 
-/// Below this many rows they are counted one by one; beyond, the server's estimate is as good.
+/// Up to this many rows are counted one by one; beyond that, the server's estimate is good enough.
 const COUNTED_MAX: i64 = 100_000;
 
-/// As [`Row`] reads them, from `j`.
+/// The columns of [`Row`], from `j`.
 pub(super) const COLUMNS: &str = "j.position, j.seq, (extract(epoch from j.at) * 1000000::numeric)::bigint, j.time_us, j.tenant, j.aggregate, \
      j.id, j.fingerprint, j.kind, j.trace, j.header_names, j.header_values, j.payload";
 
-/// Rows of a query, up to and with the one that brings them to so many bytes, as [`bytes_of`](crate::journal::bytes_of) counts: the rest is
-/// not sent. A payload's length is known without reading it.
+/// SQL for the rows of a query, up to and including the one that reaches `bytes_max`, as
+/// [`bytes_of`](crate::journal::bytes_of) counts. The rest is not sent. A payload's length is known
+/// without reading it.
 pub(super) fn paged(from: &str, bytes_max: &str, same: &str, alive: &str) -> String {
     let headers = |column: &str| {
         format!(
@@ -67,26 +72,29 @@ type Row = (
     Option<Vec<Vec<u8>>>,
     Option<Vec<Vec<u8>>>,
     Vec<u8>,
-    bool, // whether what was read before is as it was
-    bool, // whether what is known to be decided still is
+    bool, // whether the event before the page is unchanged
+    bool, // whether what is known to be decided still holds
 );
 
-/// Events and aggregates as far as they were counted, then as the server estimates them; the oldest and the last event.
+/// Events and aggregates as counted, then as the server estimates them; the oldest event's time and
+/// the last position.
 type Counts = (i64, i64, i64, i64, Option<i64>, Option<i64>);
 
-/// Which life of which server this is, for every role to know: when it started, when it last recovered from a crash (its statistics begin anew
-/// then, also where only its processes were started again), whether it is a replica still, and whether database and table were made anew.
-/// What changes it without need costs one more look at the next hole.
+/// SQL that identifies the life of a server, readable by every role: when it started, when it last
+/// recovered from a crash (which resets its statistics, even if only its processes were restarted),
+/// whether it is still a replica, and whether database and table were made anew. A needless change
+/// costs one more look at the next hole.
 pub(super) const LIFE: &str = "(select pg_catalog.concat_ws('/', extract(epoch from pg_catalog.pg_postmaster_start_time()), \
      extract(epoch from pg_catalog.pg_stat_get_bgwriter_stat_reset_time()), pg_catalog.pg_is_in_recovery(), \
      '{s}.journal'::regclass::oid, (select d.oid from pg_catalog.pg_database d where d.datname = current_database())))";
 
-/// Says whether this is the life `$LIFE` still, in which everything up to `$SETTLED` was decided.
+/// SQL for whether the server is still in the life `life`, in which everything up to `settled` was
+/// decided.
 pub(super) fn is_alive(life: &str, settled: &str) -> String {
     format!("(select {LIFE} = {life}::text and {settled}::bigint <= {})", anchor::DRAWN)
 }
 
-/// Up to where everything is decided, and in which life of the server that was learned.
+/// Up to where everything is decided, and in which life of the server this was learned.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Known {
     pub(super) settled: u64,
@@ -94,7 +102,8 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// Up to where everything is decided, as far as the server that gave these rows is the one of which it is known.
+    /// Up to where everything is decided, if the server that returned these rows is still in the
+    /// life in which this was learned; else 0.
     fn settled_for(&self, rows: &[Row]) -> u64 {
         if mutant!("journal_skips_holes") {
             return u64::MAX;
@@ -106,11 +115,11 @@ impl Known {
 #[derive(Debug, Default)]
 pub(super) struct Horizon {
     known: std::sync::Mutex<Known>,
-    /// Held while the server is asked: an older answer must never be applied to a newer watch.
+    /// Locked while the server is queried: an older answer must never be applied to a newer watch.
     watch: Mutex<Option<Watch>>,
 }
 
-/// Once these writers have ended, everything up to here is decided.
+/// Once these writers have ended, everything up to `up_to` is decided.
 #[derive(Debug)]
 struct Watch {
     up_to: u64,
@@ -118,12 +127,13 @@ struct Watch {
 }
 
 impl Horizon {
-    /// The position up to which everything was decided *before* this call; what is read afterwards sees it.
+    /// The position up to which everything was decided *before* this call; a later read sees all of
+    /// it.
     pub(super) fn known(&self) -> Known {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The server was put back: what was decided may not be any more.
+    /// The server was put back: what was decided may no longer be.
     pub(super) async fn forget(&self) {
         let mut watch = self.watch.lock().await;
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Known::default();
@@ -134,13 +144,14 @@ impl Horizon {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let decided = watch.as_ref().map_or(0, |watch| watch.up_to).max(known.settled);
         if *known.life != *life || drawn < decided {
-            // What was drawn, and who wrote, was another's.
+            // The positions and writers seen before belong to another life.
             *known = Known { settled: 0, life: life.into() };
             *watch = None;
         }
         let is_prepared = |writer: &&String| writer.starts_with('p');
         if let Some(waited) = watch {
-            // PREPARE TRANSACTION gives a writer another name. Whoever is gone may be any of those that are prepared now.
+            // PREPARE TRANSACTION renames a writer, so one that is gone may be any of those
+            // prepared now.
             let live_gone = waited.writers.iter().any(|one| !is_prepared(&one) && !writers.contains(one));
             waited.writers.retain(|one| writers.contains(one));
             if live_gone {
@@ -159,7 +170,7 @@ impl Horizon {
     }
 }
 
-/// Looks who is writing; up to where everything is decided now.
+/// Looks for writers, and returns up to where everything is decided now.
 pub(super) async fn settle(inner: &Inner) -> Result<Known> {
     let mut watch = inner.horizon.watch.lock().await;
     let query = sqlx::query_as::<_, (Option<i64>, Vec<String>, String)>(AssertSqlSafe(Arc::clone(
@@ -179,7 +190,8 @@ pub(super) async fn settle(inner: &Inner) -> Result<Known> {
     Ok(inner.horizon.known())
 }
 
-/// How many of these can be given: up to the first position that is missing and not known to be empty.
+/// How many of these rows can be returned: those before the first position that is missing and not
+/// known to be empty.
 fn decided(after: u64, rows: &[Row], settled: u64) -> usize {
     let mut last = after;
     for (at, row) in rows.iter().enumerate() {
@@ -192,7 +204,7 @@ fn decided(after: u64, rows: &[Row], settled: u64) -> usize {
     rows.len()
 }
 
-/// Whether nothing can come any more between two positions.
+/// Whether no event can appear any more between two positions.
 pub(super) fn follows(after: u64, position: u64, settled: u64) -> bool {
     position.saturating_sub(1) <= after.max(settled)
 }
@@ -211,18 +223,19 @@ pub(super) async fn read(inner: &Inner, after: &Position, limit: usize) -> Resul
             .bind(number(known.settled));
         let rows = inner.fetch_all(query).await.map_err(|e| fail("reading the journal", e))?;
         if limit > 0 && anchor.is_some() && rows.first().is_none_or(|row| !row.13) {
-            anchor::check(inner, from, anchor, None).await?; // where nothing follows, nothing has told
+            // An empty page does not say whether the event before it is unchanged.
+            anchor::check(inner, from, anchor, None).await?;
         }
         Ok::<_, Error>(rows)
     };
-    let known = inner.horizon.known(); // before the rows are looked at
+    let known = inner.horizon.known(); // before the rows are read
     let mut rows = page(&known).await?;
     let mut count = decided(from, &rows, known.settled_for(&rows));
     if count < rows.len() {
         let known = settle(inner).await?;
         let last = if count == 0 { from } else { rows[count - 1].0 as u64 };
         if follows(last, rows[count].0 as u64, known.settled) {
-            // What was missing is there now or never will be: only a look after that can tell.
+            // The missing event is there now or never will be: only another read can tell.
             rows = page(&known).await?;
             count = decided(from, &rows, known.settled_for(&rows));
         }
@@ -235,7 +248,7 @@ pub(super) async fn read(inner: &Inner, after: &Position, limit: usize) -> Resul
     Ok(ReadBatch::new(page.events, next, at_hole).more(page.more && !at_hole))
 }
 
-/// A page of rows that were asked for by count and bytes: the server has counted as we do.
+/// Builds a page from rows that the server limited by count and bytes, counted as we do.
 fn filled(rows: Vec<Row>, limit: usize, bytes_max: usize) -> Result<Page> {
     let mut page = Filling::new(limit, bytes_max);
     for row in rows {
@@ -245,7 +258,7 @@ fn filled(rows: Vec<Row>, limit: usize, bytes_max: usize) -> Result<Page> {
     Ok(page.done())
 }
 
-/// The first position after one that has an event.
+/// The first position after `after` that has an event.
 pub(super) async fn next(inner: &Inner, after: u64) -> Result<Option<u64>> {
     let query = sqlx::query_as::<_, (Option<i64>,)>(AssertSqlSafe(Arc::clone(&inner.sql.next)));
     let rows =
@@ -314,7 +327,7 @@ pub(super) async fn find(inner: &Inner, tenant: Option<&Tenant>, id: &EventId) -
 
 pub(super) async fn head(inner: &Inner, tenant: Option<&Tenant>, aggregate: &Aggregate) -> Result<u64> {
     let query = sqlx::query_as::<_, (i64,)>(AssertSqlSafe(Arc::clone(&inner.sql.head)))
-        .persistent(false) // planned by the table's size of now
+        .persistent(false) // planned for the table's current size
         .bind(tenant_text(tenant))
         .bind(aggregate.as_str());
     let rows = inner.fetch_all(query).await.map_err(|e| fail("reading an aggregate's head", e))?;

@@ -1,5 +1,5 @@
-//! Who leads among the relays of a name, and how far they have come. The token decides: it is drawn under the lock of the relay's
-//! row, so a later lead has a higher one.
+//! Which relay of a name leads, and how far it has come. The token decides: it is drawn under the
+//! lock of the relay's row, so a later leadership has a higher one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,11 +16,11 @@ use crate::id::{Owner, RelayName};
 use crate::journal::{Checkpoint, Leadership, RelayState, may_be_forgotten, must_be_drawn, must_be_last};
 use crate::ledger::Token;
 
-/// How often a lead that someone took and gave up meanwhile is tried for.
+/// How often to try again when another relay took and released leadership in between.
 const TRIES_MAX: u32 = 5;
 
 fn micros(lease: Duration) -> i64 {
-    // A century is for ever, and what a timestamp can hold.
+    // A century is long enough, and fits into a timestamp.
     i64::try_from(lease.as_micros()).unwrap_or(i64::MAX).min(100 * 365 * 86_400 * 1_000_000)
 }
 
@@ -84,7 +84,7 @@ pub(super) async fn acquire_leadership(
     Err(Error::Contended { what: format!("{what}: it changes hands all the time"), source: None })
 }
 
-/// One change of the one who leads; nothing changed means that he does not.
+/// Changes the state of a leading relay. If no row changes, this relay does not lead.
 async fn change(inner: &Inner, relay: &RelayName, token: Token, set: &str) -> Result<()> {
     let s = &inner.settings.schema;
     let sql = format!("update {s}.journal_relay set {set} where relay = $1 and token = $2");
@@ -146,8 +146,9 @@ pub(super) async fn relays(inner: &Inner) -> Result<Vec<RelayState>> {
         .await
 }
 
-/// Every relay; locked: none of them goes back, or is forgotten, until the transaction ends. A key's share is enough for that, since those who do
-/// lock the row whole, and it is in the way of nobody who leads and saves.
+/// Every relay. If `locked`, none of them can be rewound or forgotten until the transaction ends. A
+/// key share lock is enough, because those operations lock the whole row; it does not block a relay
+/// that leads and saves.
 pub(super) async fn relays_in(
     inner: &Inner,
     connection: &mut sqlx::PgConnection,
@@ -166,7 +167,7 @@ pub(super) async fn relays_in(
     rows.into_iter().map(state).collect()
 }
 
-/// As [`Row`] reads them.
+/// The columns of [`Row`].
 const COLUMNS: &str = "relay, owner, (extract(epoch from until) * 1000000::numeric)::bigint, token, checkpoint::text, \
      (extract(epoch from saved_at) * 1000000::numeric)::bigint";
 
@@ -198,7 +199,8 @@ pub(super) async fn forget(inner: &Inner, relay: &RelayName) -> Result<RelayStat
             return state(row);
         }
         let known = relays(inner).await?.into_iter().find(|state| state.relay == *relay);
-        may_be_forgotten(relay, known, super::read::now(inner).await?)?; // one that may was given up just now
+        // A relay that may be forgotten was released just now: try again.
+        may_be_forgotten(relay, known, super::read::now(inner).await?)?;
     }
     Err(Error::Contended { what: format!("{what}: it changes hands all the time"), source: None })
 }
@@ -238,7 +240,8 @@ pub(super) async fn rewind(
     .map_err(|e| fail(what, e))?;
     must_be_drawn(relay, &to.position, drawn as u64)?;
     let before = parse(before.and_then(|row| row.0))?;
-    // One that stays where it is was not looked at by anybody: it stands for the event that it stood for.
+    // If the position does not change, its anchor stays: nothing has checked which event is there
+    // now.
     let kept = before.as_ref().filter(|anchored| anchored.checkpoint.position == to.position);
     let at = kept.map_or(now_there, |anchored| anchored.at);
     sqlx::query(AssertSqlSafe(format!(

@@ -1,4 +1,5 @@
-//! The journal's part of the schema: embedded, with a version of its own, safe when many processes start at once.
+//! The journal's part of the schema: embedded, with its own version, and safe when many processes
+//! start at once.
 
 use sqlx::{AssertSqlSafe, Executor, PgPool, Row as _};
 
@@ -9,12 +10,12 @@ use crate::backend::postgres::begin::begin;
 use crate::backend::postgres::schema::check_name;
 use crate::error::{Error, Result};
 
-/// The schema this build writes.
+/// The schema version that this build writes.
 pub const JOURNAL_VERSION: i32 = 1;
 /// The oldest build, by schema version, that can still use what this build writes.
 pub const JOURNAL_ACCEPTS: i32 = 1;
 
-/// Each step brings the schema to the version of its place, from 1. A released step is never changed.
+/// The step at index n brings the schema to version n + 1. A released step is never changed.
 const STEPS: [&[&str]; JOURNAL_VERSION as usize] =
     [&[include_str!("migrations/0001_journal.sql"), include_str!("migrations/0002_languages.sql")]];
 
@@ -26,7 +27,7 @@ pub fn journal_schema_sql(schema: &str) -> Result<String> {
     Ok(format!("{BEGIN};\n\n{}\nCOMMIT;\n", steps_sql(schema, 0)))
 }
 
-/// For a transaction that was begun with [`BEGIN`].
+/// The steps from a version to the current one, for a transaction begun with [`BEGIN`].
 fn steps_sql(schema: &str, from: usize) -> String {
     let steps: String = STEPS[from..].concat().concat();
     let last = if from == 0 {
@@ -41,8 +42,8 @@ fn steps_sql(schema: &str, from: usize) -> String {
     (steps + &last).replace("{schema}", schema)
 }
 
-/// The grants a role needs that appends, reads and relays: rows, functions and sequences, no DDL. Sweeping needs DELETE on `journal`
-/// besides, forgetting a relay DELETE on `journal_relay`.
+/// The grants for a role that appends, reads and relays: rows, functions and sequences, no DDL.
+/// Sweeping also needs DELETE on `journal`, forgetting a relay DELETE on `journal_relay`.
 pub fn journal_grants_sql(schema: &str, role: &str) -> Result<String> {
     check_name(schema)?;
     check_name(role)?;
@@ -57,7 +58,8 @@ pub fn journal_grants_sql(schema: &str, role: &str) -> Result<String> {
     ))
 }
 
-/// Brings the schema to where this build can use it, or says why it cannot. Answers with the journal's id.
+/// Creates or updates the schema so that this build can use it, or returns why it cannot. Returns
+/// the journal's id.
 pub(super) async fn prepare(pool: &PgPool, schema: &str, migrate: Migrate) -> Result<String> {
     let mut tx = begin(pool, BEGIN).await.map_err(|e| fail("connecting to PostgreSQL", e))?;
     match found_in(&mut tx, schema).await? {
@@ -77,7 +79,8 @@ pub(super) async fn prepare(pool: &PgPool, schema: &str, migrate: Migrate) -> Re
             )));
         }
     }
-    // Others that start now wait here, and then find it done; also those who make a ledger.
+    // Other processes that start now wait here, and then find the work done; also those that make a
+    // ledger.
     let lock = format!("select pg_advisory_xact_lock(hashtext('hapax.migrate.{schema}'))");
     tx.execute(sqlx::raw_sql(AssertSqlSafe(lock))).await.map_err(|e| fail(WHAT, e))?;
     let from = match found_in(&mut tx, schema).await? {
@@ -95,7 +98,7 @@ pub(super) async fn prepare(pool: &PgPool, schema: &str, migrate: Migrate) -> Re
     found.ok_or_else(|| Error::Corrupt("a journal was made and is not there".into()))?.fits(schema)
 }
 
-/// What a journal says of itself.
+/// The version and id that a journal stores.
 struct Found {
     version: i32,
     accepts: i32,

@@ -1,4 +1,4 @@
-//! Removing what is published and old, in steps.
+//! Removes old events that are published, in steps.
 
 use std::time::Duration;
 
@@ -14,10 +14,11 @@ use crate::journal::{JournalSweep, Position, RelayState, Stored, is_behind, swep
 
 const WHAT: &str = "sweeping the journal";
 
-/// Position, seq, tenant, aggregate and whether it is old enough.
+/// Position, seq, tenant, aggregate, and whether the event is old enough.
 type Candidate = (i64, i64, String, String, bool);
 
-/// Removes so many events, or all that may go. What another sweep removed first does not count, and is looked past.
+/// Removes up to `batch_max` events that may go. Events that another sweep removed first do not
+/// count; then it looks for others.
 pub(super) async fn sweep(inner: &Inner, terms: &JournalSweep) -> Result<u64> {
     loop {
         let (found, gone) = step(inner, terms).await?;
@@ -27,8 +28,9 @@ pub(super) async fn sweep(inner: &Inner, terms: &JournalSweep) -> Result<u64> {
     }
 }
 
-/// Looks at the oldest events, a page at a time, and takes the first that may go. It ends at a page of which none is old: what follows is
-/// younger. What is held back is passed by. Says how many it found, and how many of them are gone by its doing.
+/// Reads the oldest events, a page at a time, and removes the first that may go. It ends at a page
+/// without an old event, because later events are newer. It skips events that a relay still needs.
+/// Returns how many events it found, and how many of them it removed itself.
 async fn step(inner: &Inner, terms: &JournalSweep) -> Result<(usize, u64)> {
     let mut tx = begin(&inner.pool, BEGIN_BRIEFLY).await.map_err(|e| fail(WHAT, e))?;
     let relays = relay::relays_in(inner, &mut tx, true).await?;
@@ -71,7 +73,7 @@ async fn page(
          from {s}.journal j cross join (select {s}.journal_now() as at offset 0) now \
          where j.position > $1 and j.position <= $2 order by j.position limit $4"
     );
-    // More than this is longer ago than a timestamp can say.
+    // A timestamp cannot express anything longer ago.
     let older = terms.older_than.min(Duration::from_secs(4000 * 365 * 86_400));
     sqlx::query_as(AssertSqlSafe(sql))
         .persistent(false)
@@ -86,7 +88,8 @@ async fn page(
 
 fn held_back(relays: &[RelayState], candidate: &Candidate) -> Result<bool> {
     let (position, seq, tenant, aggregate, _) = candidate;
-    let nobody = EventId::new("-").map_err(|e| Error::Corrupt(e.to_string()))?; // only aggregate and seq are looked at
+    // Only aggregate and seq matter.
+    let nobody = EventId::new("-").map_err(|e| Error::Corrupt(e.to_string()))?;
     let mut event = Event::new(nobody);
     event.tenant = (!tenant.is_empty()).then(|| Tenant::new(tenant)).transpose()?;
     let stored = Stored::new(

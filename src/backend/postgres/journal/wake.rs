@@ -1,5 +1,6 @@
-//! Waking those who wait for events: in this process by a signal, in others by one merged NOTIFY after the commit, and where neither
-//! comes (a pooler, an `append_in` without a wake-up) by looking now and then.
+//! Wakes readers that wait for events: in this process by a signal, in others by one merged NOTIFY
+//! after the commit. Where neither arrives (a pooler, an `append_in` without a wake-up), readers
+//! poll.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,9 +19,9 @@ use crate::journal::Position;
 
 /// Appends within this time of a NOTIFY share the next one.
 const MERGED: Duration = Duration::from_millis(5);
-/// A waiting reader looks after so long for the first time, then after twice as long, and so on.
+/// A waiting reader polls for the first time after this long, then after twice as long, and so on.
 const POLL_MIN: Duration = Duration::from_millis(1);
-/// How often a hole is looked at.
+/// The longest interval at which a hole is polled.
 const HOLE_POLL_MAX: Duration = Duration::from_millis(20);
 /// How long a listener that cannot connect waits before it tries again.
 const LISTEN_PAUSE: Duration = Duration::from_secs(1);
@@ -29,7 +30,7 @@ const LISTEN_PAUSE: Duration = Duration::from_secs(1);
 pub(super) struct Wake {
     channel: String,
     signal: watch::Sender<u64>,
-    /// Whether a NOTIFY will be sent that begins after now.
+    /// Whether a NOTIFY is scheduled that has not begun.
     due: AtomicBool,
     sent: Mutex<Option<Instant>>,
     listener: Mutex<Option<JoinHandle<()>>>,
@@ -56,7 +57,7 @@ impl Drop for Wake {
     }
 }
 
-/// Whatever becomes of the task, the next append may ask again.
+/// Clears `due` when dropped: however the task ends, the next append can schedule another.
 struct Due(Arc<Inner>);
 
 impl Drop for Due {
@@ -80,7 +81,7 @@ pub(super) fn wake(inner: &Arc<Inner>) {
             tokio::time::sleep_until(sent + MERGED).await;
         }
         *inner.wake.sent.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-        drop(due); // what is committed from here on asks for one of its own
+        drop(due); // commits from here on schedule their own
         let query = sqlx::query_as::<_, (String, String)>(AssertSqlSafe(Arc::clone(&inner.sql.wake)));
         if let Err(error) = inner.fetch_all(query.bind(&inner.wake.channel)).await {
             tracing::debug!(target: "hapax", %error, "a wake-up was not sent; readers look by themselves");
@@ -92,7 +93,7 @@ fn bump(signal: &watch::Sender<u64>) {
     signal.send_modify(|count| *count = count.wrapping_add(1));
 }
 
-/// Starts listening, once, unless a pooler is in front: it would not pass the answers on.
+/// Starts the listener, once, unless a pooler is in front: it would not forward notifications.
 fn listen(inner: &Inner) {
     if inner.pooled() {
         return;
@@ -106,7 +107,7 @@ fn listen(inner: &Inner) {
 }
 
 async fn hear(options: PgConnectOptions, channel: String, signal: watch::Sender<u64>) {
-    // A connection of its own: none of the pool is taken away, and none is given back while it listens.
+    // Its own connection, so that it takes none from the pool and returns none that is listening.
     let pool = PgPoolOptions::new()
         .max_connections(1)
         .max_lifetime(None)
@@ -118,7 +119,7 @@ async fn hear(options: PgConnectOptions, channel: String, signal: watch::Sender<
             let mut listener = PgListener::connect_with(&pool).await?;
             listener.listen(&channel).await?;
             loop {
-                bump(&signal); // also at first: what came before is found by looking
+                bump(&signal); // also at the start: readers then poll for earlier events
                 listener.recv().await?;
             }
         };
@@ -130,7 +131,8 @@ async fn hear(options: PgConnectOptions, channel: String, signal: watch::Sender<
     }
 }
 
-/// Waits until something can be read after a position: at a hole, until whoever could fill it has ended.
+/// Waits until something can be read after a position. At a hole, waits until every transaction
+/// that could fill it has ended.
 pub(super) async fn wait(inner: &Inner, after: &Position, at_most: Duration) -> Result<()> {
     listen(inner);
     let after = after.number();
@@ -151,11 +153,12 @@ pub(super) async fn wait(inner: &Inner, after: &Position, at_most: Duration) -> 
         }
         let until = end.min(Instant::now() + pause);
         if found.is_some() {
-            // At a hole only the end of a transaction helps, and that sends no signal.
+            // A hole closes when a transaction ends, which sends no signal.
             tokio::time::sleep_until(until).await;
             pause = (pause * 2).min(HOLE_POLL_MAX);
         } else {
-            let _ = tokio::time::timeout_at(until, signal.changed()).await; // late is as good as woken
+            // A timeout is as good as a wake-up.
+            let _ = tokio::time::timeout_at(until, signal.changed()).await;
             pause = (pause * 2).min(inner.settings.poll_max.max(POLL_MIN));
         }
         if Instant::now() >= end {

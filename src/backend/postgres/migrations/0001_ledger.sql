@@ -1,21 +1,22 @@
 -- The hapax ledger in PostgreSQL, as `hapax ledger schema` prints it.
 create schema if not exists {schema};
 
--- One row: which schema this is, and the oldest binary (by schema version) that may still use it.
+-- One row: the schema version, and the oldest binary (by schema version) that may still use it.
 create table {schema}.meta (
   only_row  boolean primary key default true check (only_row),
   version   int not null,
   accepts   int not null,
   ledger_id uuid not null default gen_random_uuid(),
-  identity  text not null check (identity in ('id', 'id_and_time')), -- what makes an identity; fixed for ever
+  identity  text not null check (identity in ('id', 'id_and_time')), -- what makes an identity; never changes
   swept_at     timestamptz, -- when the last sweep began
-  paused_until timestamptz  -- sweeps forget nothing before this time: the clock leapt
+  paused_until timestamptz  -- sweeps remove nothing before this time: the clock jumped
 );
 
 -- Fencing tokens: one sequence for the whole ledger, never reset.
 create sequence {schema}.token as bigint;
 
--- A number stands for (tenant, scope) in every key. No tenant is the empty text, which no tenant's name can be.
+-- Every key has a number instead of (tenant, scope). The empty string means no tenant, because no
+-- tenant can have that name.
 create table {schema}.scope (
   number int generated always as identity primary key,
   tenant text collate "C" not null,
@@ -30,8 +31,9 @@ create table {schema}.owner (
   name   text collate "C" not null unique
 );
 
--- Entries, a partition per week (0 is timeless). Columns by width, so that nothing is lost to padding. Each partition has
--- its own unique index on (scope, id): the week need not be in it. No index on state or time, so that settles stay HOT.
+-- Entries, one partition per week (0 is timeless). Columns are ordered by width, so that nothing is
+-- lost to padding. Each partition has its own unique index on (scope, id), which need not contain
+-- the week. There is no index on state or time, so that settles are HOT updates.
 create table {schema}.entry (
   first_at    timestamptz not null,
   at          timestamptz not null,
@@ -41,9 +43,10 @@ create table {schema}.entry (
   owner       int,
   week        smallint not null,
   attempts    smallint not null,
-  flags       smallint not null, -- 1 runs alone, 2 end is tracked, 4 has a row in held, 8 the run before died, 16 order taken away
+  -- 1 runs alone, 2 end is tracked, 4 has a row in held, 8 previous run died, 16 order removed
+  flags       smallint not null,
   state       "char" not null,   -- L leased, D done, R retry, X dead, C claimed, F finished, O lost, P parked, S stale
-  id          bytea not null,    -- 16 bytes of a UUID, else the text (a 16-byte text has a zero behind it)
+  id          bytea not null,    -- 16 bytes of a UUID, else the text (a 16-byte text gets a trailing zero)
   fingerprint bytea,
   seq         bigint,
   aggregate   text collate "C",
@@ -58,15 +61,16 @@ create table {schema}.entry_0 (like {schema}.entry including defaults) with (fil
 create unique index entry_0_key on {schema}.entry_0 (scope, id);
 alter table {schema}.entry attach partition {schema}.entry_0 for values from (0) to (1);
 
--- What must wait or lies dead, with its bytes; and what was still open when its week was dropped.
+-- Entries that wait or are dead, with their bytes; and entries that were moved out of a dropped
+-- week.
 create table {schema}.held (
   like {schema}.entry including defaults,
-  payload       bytea,       -- none: the record had none (a tombstone)
-  header_names  bytea[],     -- none: its bytes are not held
+  payload       bytea,       -- null: the record had none (a tombstone)
+  header_names  bytea[],     -- null: its bytes are not held
   header_values bytea[],
   key           bytea,
-  stamp         timestamptz, -- the record's own time
-  copied        bigint,      -- the token under which a dead one was copied out
+  stamp         timestamptz, -- the record's timestamp
+  copied        bigint,      -- the token under which a dead event was published
   primary key (scope, id, week)
 );
 create index held_due on {schema}.held (scope, at) where header_names is not null and state in ('L', 'R', 'P');
@@ -75,8 +79,8 @@ create index held_out on {schema}.held (scope, at) where header_names is not nul
 -- An event's bytes.
 create type {schema}.body as (payload bytea, header_names bytea[], header_values bytea[], key bytea, stamp timestamptz);
 
--- Up to where the offsets of a partition were handed to batches of same-transaction claims, and which of them were being tried again
--- after a death: the size of a batch, then their distances.
+-- The last offset of a partition that was given to transactional batches, and the offsets that were
+-- being tried again after a process died: the batch size, then their distances.
 create table {schema}.marker (
   scope     text collate "C" not null,
   topic     text collate "C" not null,
@@ -87,7 +91,7 @@ create table {schema}.marker (
   primary key (scope, topic, partition)
 );
 
--- How far each aggregate has come, per scope.
+-- The progress of each aggregate, per scope.
 create table {schema}.head (
   scope       int not null,
   aggregate   text collate "C" not null,
@@ -101,8 +105,8 @@ create table {schema}.head (
   primary key (scope, aggregate)
 ) with (fillfactor = 80);
 
--- At-most-once claims whose end is awaited, so that a sweep finds those that never came without looking at every entry.
--- Only added to; the sweep takes out what is due, whatever became of it.
+-- At-most-once claims whose end is awaited, so that a sweep finds overdue ones without scanning
+-- every entry. Claims only insert. The sweep deletes what is due, whatever became of the claim.
 create table {schema}.awaited (
   at    timestamptz not null,
   token bigint not null,
@@ -112,29 +116,32 @@ create table {schema}.awaited (
 );
 create index awaited_at on {schema}.awaited (at);
 
--- When a week was last written to, to the hour: rows are only added (by whoever finds none this hour), so that nobody
--- waits for anybody's transaction here.
+-- When a week was last written to, to the hour. Writers only insert, and only if this hour has no
+-- row, so that no transaction waits for another here.
 create table {schema}.touch (week smallint not null, at timestamptz not null);
 create index touch_week on {schema}.touch (week, at);
 
--- Weeks that were not of the present when they were made, and whose events asked for them.
+-- Weeks that were not current when they were made, and the tenant whose events needed them.
 create table {schema}.odd_week (week smallint primary key, tenant text collate "C" not null);
 
--- Weeks that were dropped or are being dropped. A week made again admits only scopes younger than its drop.
+-- Weeks that were dropped or are being dropped. A week made again admits only scopes newer than its
+-- drop.
 create table {schema}.dropped (
   week      smallint primary key,
   at        timestamptz not null,
-  since     timestamptz, -- what has ended after this outlives the week
-  scope_max int,    -- the highest number of a scope for which it was dropped; none: for nobody, it was empty
-  scope_closed int, -- the highest number of a scope when the week was closed
-  number    bigint, -- which partition: the number in its name
-  phase     text check (phase in ('closed', 'moving', 'moved', 'empty')), -- how far the drop is; none: it is over
-  waits     text[], -- the transactions whose end is awaited; none: they are not listed yet
+  since     timestamptz, -- rows that ended after this outlive the week
+  scope_max int,    -- the highest scope number for which it was dropped; null: for none, it was empty
+  scope_closed int, -- the highest scope number when the week was closed
+  number    bigint, -- the number in the partition's name
+  -- how far the drop is; null: it is over
+  phase     text check (phase in ('closed', 'moving', 'moved', 'empty')),
+  waits     text[], -- the transactions to wait for; null: not listed yet
   held      bigint not null default 0, -- rows moved to held
-  rows      bigint not null default 0  -- rows there were, those included
+  rows      bigint not null default 0  -- rows the week had, those included
 );
 
--- Numbers of partitions: a week that is made again has another name, which no late statement about the old one can hit.
+-- Numbers of partitions: a week that is made again gets another name, which no late statement about
+-- the old one can hit.
 create sequence {schema}.week_number as bigint;
 
 create table {schema}.audit (
@@ -146,7 +153,7 @@ create table {schema}.audit (
   why      text not null
 );
 
--- The ledger's present: the clock, not the start of anybody's transaction.
+-- The ledger's current time: the clock, not the start of a transaction.
 create function {schema}.ledger_now() returns timestamptz language sql volatile return clock_timestamp();
 
 create function {schema}.us(t timestamptz) returns bigint language sql immutable
@@ -158,15 +165,15 @@ begin
   if btrim(p_scope, E' \t\r\n') = '' or length(p_scope) > 255 or length(p_tenant) > 255 then
     raise exception 'scope and tenant need 1 to 255 characters and must not be blank' using errcode = '22023';
   end if;
-  -- Fresh is what may still be undone: a row of this transaction, also of an earlier statement in it. A row is surely
-  -- committed once it is older than every transaction under way.
+  -- Fresh: the row may still be rolled back, because this transaction inserted it, maybe in an
+  -- earlier statement. A row that is older than every running transaction is certainly committed.
   select s.number, age(s.xmin) <= age((pg_snapshot_xmin(pg_current_snapshot())::text::bigint & 4294967295)::text::xid)
     into o_number, o_fresh from {schema}.scope s where s.tenant = p_tenant and s.scope = p_scope;
   if o_number is null then
     insert into {schema}.scope (tenant, scope, began) values (p_tenant, p_scope, {schema}.ledger_now())
       on conflict do nothing returning number into o_number;
     o_fresh := true;
-    if o_number is null then -- someone else's, committed while we waited
+    if o_number is null then -- another transaction inserted it and committed while we waited
       select s.number into o_number from {schema}.scope s where s.tenant = p_tenant and s.scope = p_scope;
     end if;
   end if;
@@ -186,7 +193,8 @@ begin
   return v;
 end $$;
 
--- Called after the write, and looks at the clock itself: a wait before the write must not make it look older.
+-- Called after the write. Reads the clock itself: a wait before the write must not make the touch
+-- look older.
 create function {schema}.touch_weeks(p_weeks smallint[], p_now timestamptz) returns void language sql volatile
 begin atomic
   insert into {schema}.touch (week, at)
@@ -194,9 +202,10 @@ begin atomic
   where w > 0 and not exists (select from {schema}.touch t where t.week = w and t.at > n.now - interval '1 hour');
 end;
 
--- Why a week that is not there may not be made; null if it may. The present weeks always may: nobody's odd ids keep them out. Any
--- other (of years ago, or far ahead) costs the tenant whose event asks for it one of p_weeks_max, and the last ones that the ledger
--- has room for are shared out: whoever has made many gets none of them.
+-- Why a missing week may not be made; null if it may. Current weeks may always be made: odd ids
+-- cannot keep them out. Any other week (of years ago, or far ahead) counts against the p_weeks_max
+-- of the tenant whose event needs it. The last weeks that the ledger has room for are shared out: a
+-- tenant that has made many gets none of them.
 create function {schema}.week_refused(p_week int, p_days_ahead int, p_weeks_max int, p_tenant text, out o_why text, out o_detail text)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -224,8 +233,9 @@ begin
   end if;
 end $$;
 
--- Makes a week: bounded, so that the runtime role can be given it without owning the tables. A week that begins with leases
--- leaves half of each page to their settlings, so that those stay on it (HOT) and touch no index; others are packed.
+-- Makes a week. It is bounded, so that the runtime role may call it without owning the tables. A
+-- week that begins with leases leaves half of each page free for settles, so that they stay on the
+-- page (HOT) and touch no index; other weeks are packed.
 create function {schema}.make_week(
   p_week int, p_days_ahead int, p_weeks_max int, p_leased boolean default false, p_tenant text default null
 ) returns boolean
@@ -245,7 +255,7 @@ begin
     return false;
   end if;
   select scope_max, phase into v_barred, v_phase from {schema}.dropped where week = p_week;
-  if v_phase is not null then return false; end if; -- it is being dropped, and claims are told so
+  if v_phase is not null then return false; end if; -- it is being dropped, and claims report that
   select * into v_not from {schema}.week_refused(p_week, p_days_ahead, p_weeks_max, p_tenant);
   if v_not.o_why is not null then
     raise exception '%', v_not.o_why using errcode = '22023', detail = v_not.o_detail;
@@ -261,13 +271,15 @@ begin
   end if;
   execute format('alter table {schema}.entry attach partition %I.%I for values from (%s) to (%s)',
     {schema_literal}, v_name, p_week, p_week + 1);
-  -- The partition belongs to whoever owns the ledger; whoever may write the ledger may write the week.
+  -- The owner of the ledger owns the partition; a role that may write to the ledger may write to
+  -- the week.
   insert into {schema}.touch (week, at) values (p_week, {schema}.ledger_now());
   return true;
 end $$;
 
--- What a claim in a caller's transaction finds of its week: whether it is there, whether it is being dropped (which the claim will
--- be told), up to which scope it was dropped, and why it may not be made.
+-- What a claim in a caller's transaction needs to know about its week: whether it exists, whether
+-- it is being dropped (which the claim reports), up to which scope it was dropped, and why it may
+-- not be made.
 create function {schema}.week_state(
   p_week int, p_days_ahead int, p_weeks_max int, p_tenant text,
   out o_there boolean, out o_leaves boolean, out o_barred int, out o_refused text
@@ -282,16 +294,18 @@ begin
   end if;
 end $$;
 
--- Raises what asks for another try in a fresh transaction: a row that was locked is no longer where it was found.
+-- Raises an error that asks for a retry in a new transaction: a locked row is no longer where it
+-- was found.
 create function {schema}.lost_sight(p_week smallint) returns void language plpgsql
 set search_path = pg_catalog, pg_temp as $$
 begin
   raise exception 'a row of week % is no longer where it was found', p_week using errcode = '40001';
 end $$;
 
--- Stores a row where it was found (its week, or held once it was moved there), or as a new one; false if someone else's new
--- row was faster. An update that reaches no row is an error, never a success. Keeps held in step: what is parked or
--- dead is in it, what has ended is not, and needs no bytes any more.
+-- Stores a row where it was found (its week, or held once it was moved there), or inserts it;
+-- returns false if another transaction inserted it first. An update that reaches no row is an
+-- error, never a success. Keeps held consistent: parked and dead entries are in it; entries that
+-- have ended are not, and need no bytes any more.
 create function {schema}.put(
   e {schema}.entry, p_have boolean, p_in_held boolean, p_hold boolean, p_body {schema}.body, p_bare boolean default false
 ) returns boolean language plpgsql volatile
@@ -341,10 +355,11 @@ begin
   return true;
 end $$;
 
--- Moves a locked row that has ended from a week that is being dropped to held, before it is settled or opens again: the sweep may
--- have moved all that it has to, and what is written to the week after that would go with it. False: the row stays where it is.
--- While the week is only closed, whoever has not seen that would not look for the row in held. What ends then stays, and the
--- sweep moves it; what opens again (p_opens) has to be tried again.
+-- Moves a locked row that has ended from a week that is being dropped to held, before it is settled
+-- or reopened: the sweep may have moved everything it has to, and later writes to the week would be
+-- dropped with it. Returns false if the row stays where it is. While the week is only closed, a
+-- transaction that has not seen that would not look for the row in held. A row that ends then
+-- stays, and the sweep moves it; a row that is reopened (p_opens) must be tried again.
 create function {schema}.take_out(e {schema}.entry, p_opens boolean) returns boolean language plpgsql volatile
 set enable_seqscan = off set search_path = pg_catalog, pg_temp as $$
 declare v_phase text;
@@ -360,9 +375,10 @@ begin
   return true;
 end $$;
 
--- Moves what must outlive its week from the partition to held, up to p_max rows: what is open, and what has ended within the
--- retention, as it was when the week was closed. A row is in one place at any moment: it is deleted there and stored here by one statement. What is locked is left for
--- the next call. The bytes of what has ended stay behind with it.
+-- Moves up to p_max rows that must outlive their week from the partition to held: open rows, and
+-- rows that ended within the retention, as of when the week was closed. One statement deletes and
+-- inserts a row, so it is in one place at any moment. Locked rows are left for the next call. Rows
+-- that ended earlier stay in the partition, and lose their bytes in held.
 create function {schema}.move_rows(p_week smallint, p_number bigint, p_max int) returns bigint
 language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare
@@ -394,7 +410,8 @@ begin
   return v_moved;
 end $$;
 
--- The i-th of bodies that came column by column; headers are flat, p_at of them belong to those before.
+-- The i-th of bodies that came column by column. Headers are flat; the first p_at belong to earlier
+-- bodies.
 create function {schema}.body_of(
   p_payload bytea[], p_header_names bytea[], p_header_values bytea[], p_header_count int[], p_key bytea[], p_stamp bigint[],
   i int, p_at int
@@ -403,7 +420,8 @@ create function {schema}.body_of(
     p_header_names[p_at + 1 : p_at + p_header_count[i]], p_header_values[p_at + 1 : p_at + p_header_count[i]], p_key[i],
     timestamptz 'epoch' + p_stamp[i] * interval '1 microsecond')::{schema}.body end;
 
--- The head of an aggregate, locked. Heads are locked before entries, everywhere: one global order.
+-- Locks and returns the head of an aggregate. Heads are locked before entries, everywhere: one
+-- global order.
 create function {schema}.lock_head(p_scope int, p_aggregate text) returns {schema}.head language plpgsql volatile
 set enable_seqscan = off set search_path = pg_catalog, pg_temp as $$
 declare h {schema}.head;
@@ -416,7 +434,7 @@ begin
   return h;
 end $$;
 
--- Stores a head that is locked. An update that reaches no row is an error, never a success.
+-- Stores a locked head. An update that reaches no row is an error, never a success.
 create function {schema}.put_head(h {schema}.head) returns void language plpgsql volatile
 set enable_seqscan = off set search_path = pg_catalog, pg_temp as $$
 begin
@@ -428,13 +446,13 @@ begin
   end if;
 end $$;
 
--- What happens to a head, as in src/ledger/transition.rs.
+-- Transitions of a head, as in src/ledger/transition.rs.
 create function {schema}.head_advance(h {schema}.head, p_seq bigint) returns {schema}.head language plpgsql immutable
 set search_path = pg_catalog, pg_temp as $$
 begin
   h.last := greatest(h.last, p_seq);
   if h.lease_seq = p_seq then h.lease_seq := null; h.lease_token := null; h.lease_until := null; end if;
-  -- What the order has moved past can never run, so nothing may wait for it.
+  -- An event that the order has moved past can never run, so nothing may wait for it.
   h.retrying := array(select s from unnest(h.retrying) s where s > h.last order by s);
   if h.parked <= h.last then h.parked := null; end if;
   h.gap_at := null;

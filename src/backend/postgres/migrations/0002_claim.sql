@@ -1,9 +1,11 @@
 -- Claims. The state machine of src/ledger/transition.rs in SQL; the model test compares the two.
--- Kinds of outcome: 1 first, 2 duplicate, 3 busy, 4 retry later, 5 wait, 6 stale, 7 parked, 8 dead, 9 mismatch, 10 too old.
+-- Kinds of outcome: 1 first, 2 duplicate, 3 busy, 4 retry later, 5 wait, 6 stale, 7 parked, 8 dead,
+-- 9 mismatch, 10 too old.
 
--- One claim, by the whole rule book. Modes: L lease, O at most once, D done, F failed, X refused.
--- p_hold: park what would have to wait. p_ask: answer 0 where its bytes would be held, so that it is sent again with them.
--- p_in: this is the caller's transaction, which may stay open for long. o_wrote: whether anything was changed.
+-- One claim, with the full state machine. Modes: L lease, O at most once, D done, F failed, X
+-- refused. p_hold: park an event that would have to wait. p_ask: answer 0 where its bytes would be
+-- held, so that the caller sends it again with them. p_in: this is the caller's transaction, which
+-- may stay open for long. o_wrote: whether anything was changed.
 create function {schema}.claim_one(
   p_scope int, p_week smallint, p_id bytea, p_nonce bigint, p_fingerprint bytea, p_topic text, p_partition int,
   p_offset bigint, p_metadata jsonb, p_mode "char", p_for bigint, p_flags smallint, p_attempts_max int, p_base bigint,
@@ -19,8 +21,8 @@ declare
   v_lapsed boolean; v_place int;
 begin
   if p_in then
-    -- Whoever changes nothing must hold nothing: a lock that stayed would keep the holder of a lease from extending and settling
-    -- it. What a subtransaction locked goes when it is undone; the answer stays.
+    -- A claim that changes nothing must keep no lock: it would keep the holder of a lease from
+    -- extending and settling it. Undoing a subtransaction releases its locks; the answer stays.
     begin
       select * into o_kind, o_token, o_at, o_attempts, o_state, o_owner, o_seq, o_suspect, o_reused, o_wrote
         from {schema}.claim_one(p_scope, p_week, p_id, p_nonce, p_fingerprint, p_topic, p_partition, p_offset, p_metadata, p_mode,
@@ -35,8 +37,8 @@ begin
   <<again>> loop
     o_wrote := false;
     if p_aggregate is not null then h := {schema}.lock_head(p_scope, p_aggregate); end if;
-    -- Whether the week was dropped, or is being dropped, comes before the look at rows: what is in neither place after
-    -- that is nowhere. The sweep in turn waits for whoever has looked here before it closed the week.
+    -- Read dropped before the rows: an id that is in neither place after that is nowhere. The sweep
+    -- in turn waits for transactions that read dropped before it closed the week.
     v_left := false; v_dropped := false; v_closing := false;
     if p_week > 0 then
       select coalesce(d.scope_max >= p_scope, false), d.phase is not null into v_dropped, v_closing
@@ -51,17 +53,19 @@ begin
         into e from {schema}.held x where x.week = p_week and x.scope = p_scope and x.id = p_id for update;
       v_have := found; v_in_held := found;
     end if;
-    v_closing := v_closing and not v_have; -- nowhere, in a week that takes no new rows: busy until the drop is over
+    -- Nowhere, and its week takes no new rows: busy until the drop is over.
+    v_closing := v_closing and not v_have;
     if v_have and (e.flags & 16) <> 0 then
       p_aggregate := null; p_seq := null;
     elsif e.aggregate is not null and e.state in ('L', 'R', 'P') and (e.aggregate is distinct from p_aggregate or e.seq <> p_seq) then
-      -- It stays in the order in which it was first claimed, whatever this delivery says: once more, with that head locked.
+      -- It stays in the order of its first claim, whatever this delivery says: start again with
+      -- that head locked.
       if p_aggregate is null then p_strict := false; p_skip := false; end if;
       p_aggregate := e.aggregate; p_seq := e.seq;
       continue again;
     end if;
-    v_now := {schema}.ledger_now(); -- after the locks: a wait must not shorten what follows
-    p_token := nextval('{schema}.token'); -- after the locks too: whoever runs later has the higher one
+    v_now := {schema}.ledger_now(); -- after the locks: waiting must not shorten a lease
+    p_token := nextval('{schema}.token'); -- after the locks too: a later run has a higher token
     o_state := e.state; o_owner := e.owner; o_at := {schema}.us(e.at); o_attempts := e.attempts; o_token := e.token;
     if v_have then
       if e.nonce = p_nonce then
@@ -80,7 +84,8 @@ begin
       end if;
       if p_check_fingerprint and e.fingerprint <> p_fingerprint then o_kind := 9; return; end if;
       o_reused := coalesce(e.fingerprint <> p_fingerprint, false);
-      -- What was killed or lost before its bytes were held takes them from the next delivery: a redrive needs them.
+      -- An entry that is dead or lost and has no held bytes takes them from the next delivery: a
+      -- redrive needs them.
       if e.state in ('X', 'O') and not o_reused and (p_ask or p_body.header_names is not null)
          and not exists (select from {schema}.held x where x.scope = p_scope and x.id = p_id and x.week = p_week
                            and x.header_names is not null) then
@@ -99,7 +104,8 @@ begin
       end case;
     end if;
 
-    -- The row as it will be, whatever the state. From here on something is written, unless it is said.
+    -- The new row, whatever its state will be. From here on something is written, unless o_wrote is
+    -- reset.
     n := e; o_wrote := true;
     n.token := p_token; n.nonce := p_nonce; n.scope := p_scope; n.week := p_week; n.id := p_id; n.at := v_now;
     n.attempts := coalesce(e.attempts, 0); n.first_at := coalesce(e.first_at, v_now); n.owner := p_owner;
@@ -108,7 +114,7 @@ begin
     if p_topic is not null then n.topic := p_topic; n.partition := p_partition; n."offset" := p_offset; end if;
     n.metadata := coalesce(p_metadata, e.metadata);
 
-    if p_mode = 'X' then -- beside every order; a week that was dropped takes it too: it is held
+    if p_mode = 'X' then -- outside of any order; also in a dropped week: it goes to held
       if v_closing then o_kind := 3; o_wrote := false; return; end if;
       n.state := 'X'; n.note := coalesce(p_note, 'refused'); n.seq := null; n.aggregate := null;
       if not {schema}.put(n, false, v_dropped, false, p_body) then continue again; end if;
@@ -135,7 +141,7 @@ begin
       o_seq := v_on;
       if v_place = 6 then
         n.state := 'S';
-        -- A week that was dropped takes no new rows.
+        -- A dropped week takes no new rows.
         o_wrote := v_have or not (v_dropped or v_closing);
         if o_wrote and not {schema}.put(n, v_have, v_in_held, false, null) then continue again; end if;
         o_kind := 6; return;
@@ -205,10 +211,12 @@ begin
   end loop;
 end $$;
 
--- A batch of claims without order, in key order: one multi-row INSERT, and the rule book only for those that were there
--- before. Row 0 of the answer is what every first one gets; further rows are the others, by their place in the arrays.
--- p_fresh: the caller expects all of them to be new. Then a plain INSERT is tried first, which costs a third less than one
--- that must be able to skip; it changes no outcome. p_bodies: one whose bytes would be held is answered 0, to be sent again with them.
+-- A batch of claims without order, in key order: one multi-row INSERT, and the full state machine
+-- only for ids that already had a row. Row 0 of the answer applies to every claim that was first;
+-- further rows are the others, by their place in the arrays. p_fresh: the caller expects all ids to
+-- be new. A plain INSERT is then tried first, which costs a third less than one that can skip; it
+-- changes no outcome. p_bodies: a claim whose bytes would be held is answered 0, so that the caller
+-- sends it again with them.
 create function {schema}.claim_batch(
   p_scope int[], p_week smallint[], p_id bytea[], p_nonce bigint[], p_fingerprint bytea[], p_topic text[],
   p_partition int[], p_offset bigint[], p_metadata jsonb[], p_weeks smallint[], p_mode "char", p_for bigint,
@@ -230,7 +238,7 @@ begin
   if not exists (select from {schema}.dropped d where d.week = any (p_weeks)) then
     v_now := {schema}.ledger_now();
     v_at := v_now + p_for * interval '1 microsecond';
-    if cardinality(p_id) = 1 then -- a lone claim: no arrays to take apart
+    if cardinality(p_id) = 1 then -- a lone claim: no arrays to unnest
       p_fresh := false;
       insert into {schema}.entry (first_at, at, token, nonce, scope, owner, week, attempts, flags, state, id, fingerprint,
                                   topic, partition, "offset", metadata)
@@ -248,7 +256,7 @@ begin
             as u(scope, week, id, nonce, fingerprint, topic, partition, "offset", metadata);
         v_count := cardinality(p_id);
       exception when unique_violation then
-        p_fresh := false; -- not all of them are; nothing of this try remains
+        p_fresh := false; -- not all of them are new; nothing of this try remains
       end;
     end if;
     if not p_fresh and cardinality(p_id) > 1 then
@@ -261,7 +269,7 @@ begin
       on conflict do nothing;
       get diagnostics v_count = row_count;
     end if;
-    -- A repeat keeps no week alive: only weeks that got a row are touched.
+    -- A repeat does not keep a week alive: only weeks that got a row are touched.
     if v_count > 0 and (cardinality(p_weeks) = 1 or v_count = cardinality(p_id)) then
       perform {schema}.touch_weeks(p_weeks, v_now);
     elsif v_count > 0 then
@@ -298,7 +306,7 @@ begin
       o_kind := 2; o_at := {schema}.us(r.at);
     elsif r.x_nonce <> r.nonce and (not p_check_fingerprint or (r.x_fingerprint = r.fingerprint) is not false)
        and r.state in ('L', 'R') and r.at > {schema}.ledger_now() then
-      -- Not to be had now, and not even locked.
+      -- Leased, or too early to retry: answered without locking the row.
       o_kind := case r.state when 'L' then 3 else 4 end; o_at := {schema}.us(r.at);
     else
       select * into o from {schema}.claim_one(r.scope, r.week, r.id, r.nonce, r.fingerprint, r.topic, r.partition,
@@ -312,9 +320,11 @@ begin
   end loop;
 end $$;
 
--- A lone claim that is the first of its id, tried before anything else: no arrays, no rule book. No token in the answer: it is not
--- the first, or may not be; nothing was changed, and the rule book has to be asked. A function and not a plain statement, so that the
--- tables are locked under its lock_timeout: those of a statement's own are locked before it can set anything.
+-- A lone claim that is the first of its id, tried before anything else: no arrays, no state
+-- machine. An answer without a token means that it is not, or might not be, the first; nothing was
+-- changed, and the full state machine must decide. It is a function and not a plain statement, so
+-- that its lock_timeout covers the table locks: a plain statement takes those before it can set
+-- anything.
 create function {schema}.claim_lone(
   p_for bigint, p_nonce bigint, p_scope int, p_owner int, p_week smallint, p_flags smallint, p_state "char", p_id bytea,
   p_fingerprint bytea, p_topic text, p_partition int, p_offset bigint, p_metadata jsonb, out o_token bigint, out o_at bigint
@@ -330,8 +340,9 @@ begin
   if found and p_week > 0 then perform {schema}.touch_weeks(array[p_week], v_now); end if;
 end $$;
 
--- The heads of aggregates, locked: all of them first, in one order, so that two batches never wait for each other crosswise.
--- Whoever waits for a head that is being made holds only such as it made itself, which come before it in that order.
+-- Locks the heads of aggregates: all of them first, in one order, so that two batches never
+-- deadlock. A transaction that waits for a head being inserted holds only heads that it inserted
+-- itself, which come before it in that order.
 create function {schema}.lock_heads(p_scope int[], p_aggregate text[]) returns void language plpgsql volatile
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set search_path = pg_catalog, pg_temp as $$
 begin
@@ -342,9 +353,10 @@ begin
     join {schema}.head h on h.scope = x.s and h.aggregate = x.a order by x.a, x.s for update of h;
 end $$;
 
--- Ordered claims of done events whose heads are locked, as they mostly come: all new, each next in its aggregate's order, and
--- nothing there runs, waits or is parked. One INSERT for the rows, one UPDATE for the heads. No row in the answer: it is not
--- so, nothing was changed, and the rule book has to be asked.
+-- Ordered claims of done events whose heads are locked, for the common case: all are new, each is
+-- next in its aggregate's order, and no event there runs, waits or is parked. One INSERT for the
+-- rows, one UPDATE for the heads. An answer without a row means that this is not the case; nothing
+-- was changed, and the full state machine must decide.
 create function {schema}.claim_next(
   p_scope int[], p_week smallint[], p_id bytea[], p_nonce bigint[], p_fingerprint bytea[], p_topic text[],
   p_partition int[], p_offset bigint[], p_metadata jsonb[], p_aggregate text[], p_seq bigint[], p_flags smallint,
@@ -364,7 +376,7 @@ begin
         or case when p_strict then u.q is distinct from coalesce(u.before, h.last) + 1
            else u.q <= coalesce(u.before, h.last) end)
   then return; end if;
-  o_at := {schema}.ledger_now(); -- after the locks, as the token is: whoever runs later has the higher one
+  o_at := {schema}.ledger_now(); -- after the locks, like the token: a later run has a higher one
   o_token := nextval('{schema}.token');
   begin
     insert into {schema}.entry (first_at, at, token, nonce, scope, owner, week, attempts, flags, state, id, fingerprint,
@@ -383,7 +395,7 @@ begin
   return next;
 end $$;
 
--- Claims one after the other, by the whole rule book: ordered ones and counted failures.
+-- Claims one by one with the full state machine: ordered claims and counted failures.
 create function {schema}.claim_each(
   p_scope int[], p_week smallint[], p_id bytea[], p_nonce bigint[], p_fingerprint bytea[], p_topic text[],
   p_partition int[], p_offset bigint[], p_metadata jsonb[], p_note text[], p_aggregate text[], p_seq bigint[],
@@ -405,12 +417,13 @@ begin
           p_metadata, p_aggregate, p_seq, p_flags, p_owner, p_strict);
         v_all := found;
       end if;
-      -- In the caller's transaction each claim locks its own head, and lets go of one that it does not change.
+      -- In the caller's transaction each claim locks its own head, and releases one that it does
+      -- not change.
       if p_in and not v_all then raise exception using errcode = 'HX001'; end if;
     exception when sqlstate 'HX001' then null;
     end;
   end if;
-  if v_all then -- row 0: what every one of them gets
+  if v_all then -- row 0 applies to all of them
     o_i := 0; o_kind := 1; o_token := o.o_token; o_at := {schema}.us(o.o_at); o_attempts := 1; o_state := 'D';
     o_suspect := false; o_reused := false;
     return next;
@@ -429,7 +442,7 @@ begin
   end loop;
 end $$;
 
--- Which of these took effect before: the places, from 1. A look, never a claim.
+-- Which of these took effect before: their places, from 1. Reads only, never claims.
 create function {schema}.known(p_scope int[], p_week smallint[], p_id bytea[]) returns setof bigint
 language plpgsql stable
 set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off

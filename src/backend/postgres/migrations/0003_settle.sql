@@ -1,6 +1,7 @@
--- Settling and extending: only the current token does anything.
+-- Settling and extending: only the current token has an effect.
 
--- One settling, by the whole rule book. o_kind: 1 recorded (now or before), 0 fenced. p_in, o_wrote: as in claim_one.
+-- One settling, with the full state machine. o_kind: 1 recorded (now or before), 0 fenced. p_in,
+-- o_wrote: as in claim_one.
 create function {schema}.settle_one(
   p_scope int, p_week smallint, p_id bytea, p_token bigint, p_state "char", p_after bigint, p_counted boolean, p_note text,
   p_metadata jsonb, p_aggregate text, p_skip boolean, p_advance bigint, p_body {schema}.body, p_in boolean,
@@ -28,7 +29,7 @@ begin
     v_in_held := true;
   end if;
   if e.aggregate is not null and e.aggregate is distinct from p_aggregate then
-    h := {schema}.lock_head(p_scope, e.aggregate); -- a settling that does not know its order
+    h := {schema}.lock_head(p_scope, e.aggregate); -- a settling that came without its order
   end if;
   v_now := {schema}.ledger_now();
   o_state := e.state; o_at := {schema}.us(e.at);
@@ -73,10 +74,11 @@ begin
   o_at := {schema}.us(e.at);
 end $$;
 
--- Done, many at a time, in key order, without order or bytes: one UPDATE that touches no index. Its plan must not depend on
--- statistics, which a fresh week has none of: planned for given values, it would look for the scope alone and filter the ids. The rule book only for
--- those it did not reach, and for at-most-once claims of weeks that are being dropped, which it takes out of them. Row 0 of the
--- answer is everybody's; further rows are the others.
+-- Settles many as done, in key order, without order or bytes: one UPDATE that touches no index. Its
+-- plan must not depend on statistics, because a new week has none: planned for given values, it
+-- would search by scope alone and filter the ids. The full state machine runs only for rows that
+-- the UPDATE did not reach, and for at-most-once claims of weeks that are being dropped, which it
+-- moves out of them. Row 0 of the answer applies to all; further rows are the exceptions.
 create function {schema}.settle_done(
   p_scope int[], p_week smallint[], p_id bytea[], p_token bigint[], p_metadata jsonb[], p_weeks smallint[],
   p_from "char", p_to "char"
@@ -121,7 +123,7 @@ begin
   end loop;
 end $$;
 
--- Settlings one after the other, by the whole rule book.
+-- Settlings one by one, with the full state machine.
 create function {schema}.settle_each(
   p_scope int[], p_week smallint[], p_id bytea[], p_token bigint[], p_state text[], p_after bigint[], p_counted boolean[],
   p_note text[], p_metadata jsonb[], p_aggregate text[], p_skip boolean[], p_advance bigint[],
@@ -196,7 +198,7 @@ begin
   end loop;
 end $$;
 
--- Stores what an intervention decided; a null state removes the entry.
+-- Stores the decision of an intervention; a null state removes the entry.
 create function {schema}.store(
   p_scope int, p_week smallint, p_id bytea, p_state "char", p_token bigint, p_attempts int, p_at bigint, p_note text,
   p_bare boolean, p_unordered boolean
@@ -226,8 +228,8 @@ begin
   perform {schema}.put(e, true, v_in_held, false, null, p_bare);
 end $$;
 
--- At-most-once claims whose end is overdue are lost: up to p_max of those whose end is awaited. A row may be moved between the
--- two updates, never past both.
+-- Marks at-most-once claims as lost when their end is overdue, up to p_max of the awaited ones. A
+-- row may be moved between the two updates, but never past both.
 create function {schema}.mark_lost(p_max int) returns table (o_due bigint, o_lost bigint) language plpgsql volatile
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan
 set search_path = pg_catalog, pg_temp as $$

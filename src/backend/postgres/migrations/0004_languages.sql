@@ -1,11 +1,12 @@
 -- For any language: claims and settlings by name, in the caller's own transaction or on their own.
 
--- White space only, by Unicode and whatever the server's locale says.
+-- Whether a text is only white space, by Unicode and whatever the server's locale is.
 create function {schema}.is_blank(p_text text) returns boolean language sql immutable
   return btrim(p_text, E' \t\n\x0b\f\r\u0085\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a'
     || E'\u2028\u2029\u202f\u205f\u3000') = '';
 
--- The key bytes of an id: 16 for a canonical UUID, else the text; a text of 16 bytes has a zero behind it.
+-- The key bytes of an id: 16 for a canonical UUID, else the text; a text of 16 bytes gets a
+-- trailing zero.
 create function {schema}.id_key(p_id text) returns bytea language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
   if p_id is null or p_id = '' then
@@ -27,7 +28,8 @@ create function {schema}.id_text(p_key bytea) returns text language sql immutabl
               when octet_length(p_key) = 17 and get_byte(p_key, 16) = 0 then convert_from(substr(p_key, 1, 16), 'UTF8')
               else convert_from(p_key, 'UTF8') end;
 
--- The number of the week a moment lies in, Monday 00:00 UTC to Monday 00:00 UTC; 0 (timeless) outside 2000 to 2099.
+-- The number of the week that contains a moment, Monday 00:00 UTC to Monday 00:00 UTC; 0 (timeless)
+-- outside 2000 to 2099.
 create function {schema}.week_of(p_us bigint) returns smallint language sql immutable
   return case when p_us >= 946684800000000 and p_us < 4102444800000000
               then ((p_us - 946252800000000) / 604800000000 + 1)::smallint else 0::smallint end;
@@ -57,8 +59,9 @@ begin
   end if;
 end $$;
 
--- Claims an event in the caller's transaction: 'claimed' means run the effect in this very transaction and commit; it
--- rolls back with it. 'duplicate' means it took effect before. Any other word means: not now (see docs/sql.md).
+-- Claims an event in the caller's transaction. 'claimed': run the effect in this very transaction
+-- and commit; the claim rolls back with it. 'duplicate': it took effect before. Any other word: not
+-- now (see docs/sql.md).
 create function {schema}.claim_in(
   p_scope text, p_id text, p_tenant text default null, p_metadata jsonb default null, p_fingerprint bytea default null,
   p_topic text default null, p_partition int default null, p_offset bigint default null, p_owner text default null,
@@ -73,19 +76,19 @@ begin
     raise exception 'metadata is invalid: it has % bytes; the limit is 16384', octet_length(p_metadata::text)
       using errcode = '22023';
   end if;
-  begin -- a scope in somebody's open transaction must not spoil the caller's
+  begin -- a scope that another transaction locks must not abort the caller's
     v_scope := {schema}.scope_of(p_tenant, p_scope);
   exception when lock_not_available then
     outcome := 'busy'; return;
   end;
   if (select identity from {schema}.meta) = 'id' then
-    v_week := {schema}.week_of_id(v_key); -- whatever time the delivery says
+    v_week := {schema}.week_of_id(v_key); -- whatever the delivery's time is
   elsif p_event_time is null then
     raise exception 'event time is invalid: it is missing, and this ledger''s identity is id_and_time' using errcode = '22023';
   else
     v_week := {schema}.week_of({schema}.us(p_event_time));
   end if;
-  begin -- an id in somebody's open transaction must not spoil the caller's
+  begin -- an id that another transaction locks must not abort the caller's
     select * into o from {schema}.claim_one(v_scope, v_week, v_key,
       coalesce(p_nonce, ('x' || substr(md5(gen_random_uuid()::text), 1, 16))::bit(64)::bigint), p_fingerprint, p_topic,
       p_partition, p_offset, p_metadata, 'D', 0, 0::smallint, 0, 0, 0, 0, null, {schema}.owner_number(p_owner), true, null, null,
@@ -102,7 +105,7 @@ begin
   since := timestamptz 'epoch' + o.o_at * interval '1 microsecond';
 end $$;
 
--- Leases an event in a transaction of its own: 'claimed' comes with the token to settle with.
+-- Leases an event in a transaction of its own. 'claimed' comes with the token that settles it.
 create function {schema}.lease(
   p_scope text, p_id text, p_seconds int default 900, p_tenant text default null, p_owner text default null,
   p_attempts_max int default 5, p_nonce bigint default null,
@@ -115,14 +118,14 @@ begin
     raise exception 'lease is invalid: % seconds; allowed are 1 to 86400', p_seconds using errcode = '22023';
   end if;
   perform {schema}.by_id_alone('lease');
-  begin -- a scope in somebody's open transaction must not spoil the caller's
+  begin -- a scope that another transaction locks must not abort the caller's
     v_scope := {schema}.scope_of(p_tenant, p_scope);
   exception when lock_not_available then
     outcome := 'busy'; return;
   end;
   v_week := {schema}.week_of_id(v_key);
   for i in 1 .. 2 loop
-    begin -- an id in somebody's open transaction must not spoil the caller's
+    begin -- an id that another transaction locks must not abort the caller's
       select * into o from {schema}.claim_one(v_scope, v_week, v_key,
         coalesce(p_nonce, ('x' || substr(md5(gen_random_uuid()::text), 1, 16))::bit(64)::bigint), null, null, null, null, null,
         'L', p_seconds * 1000000::bigint, 1::smallint, p_attempts_max, 0, 0, 0, null, {schema}.owner_number(p_owner), true,
@@ -131,7 +134,7 @@ begin
     exception
       when lock_not_available then
         outcome := 'busy'; return;
-      when check_violation then -- its week is not there
+      when check_violation then -- its week does not exist
         if i = 2 then raise; end if;
     end;
     perform {schema}.make_week(v_week, 28, 260, true, p_tenant);
@@ -141,8 +144,8 @@ begin
   until := timestamptz 'epoch' + o.o_at * interval '1 microsecond';
 end $$;
 
--- Settles a lease: 'done', or 'retry' after some seconds, or 'dead'. True if it is recorded; false if the token is stale
--- and nothing was changed.
+-- Settles a lease: 'done', or 'retry' after some seconds, or 'dead'. Returns true if it is
+-- recorded; false if the token is stale and nothing was changed.
 create function {schema}.settle(
   p_scope text, p_id text, p_token bigint, p_how text, p_after_seconds int default 0, p_note text default null,
   p_tenant text default null, p_metadata jsonb default null
@@ -161,7 +164,7 @@ begin
   return o.o_kind = 1;
 end $$;
 
--- Entries as people read them.
+-- Entries in readable form.
 create view {schema}.entries as
   select nullif(s.tenant, '') as tenant, s.scope, {schema}.id_text(e.id) as id,
          case e.state when 'L' then 'leased' when 'D' then 'done' when 'R' then 'retry' when 'X' then 'dead'

@@ -1,7 +1,8 @@
 -- The hapax journal in PostgreSQL. It shares nothing with a ledger in the same schema.
 create schema if not exists {schema};
 
--- One row: which schema this is, the oldest build (by schema version) that may still use it, and which journal.
+-- One row: the schema version, the oldest build (by schema version) that may still use it, and the
+-- journal's id.
 create table {schema}.journal_meta (
   only_row   boolean primary key default true check (only_row),
   version    int not null,
@@ -9,12 +10,14 @@ create table {schema}.journal_meta (
   journal_id uuid not null default gen_random_uuid()
 );
 
--- Positions, one by one: a session that kept some ahead would bring its events in behind those of others.
+-- Positions are not cached: a session that kept some would insert its events behind those of
+-- others.
 create sequence {schema}.journal_position as bigint cache 1;
 create sequence {schema}.journal_token as bigint;
 
--- How far each aggregate has come. A row with 0 is never committed. No tenant is the empty text, which no tenant's name can be.
--- Nothing but the key is indexed and pages have room, so that raising a number stays on its page (HOT).
+-- The last seq of each aggregate. A row with 0 is never committed. The empty string means no
+-- tenant, because no tenant can have that name. Only the key is indexed and pages have room, so
+-- that raising a number stays on its page (HOT).
 create table {schema}.journal_head (
   last      bigint not null,
   tenant    text collate "C" not null,
@@ -22,7 +25,8 @@ create table {schema}.journal_head (
   primary key (tenant, aggregate)
 ) with (fillfactor = 80);
 
--- Events. A position is drawn in the INSERT: who has drawn one holds a write lock on this table, which readers look for.
+-- Events. A position is drawn in the INSERT: a transaction that has drawn one holds a write lock on
+-- this table, which readers look for.
 create table {schema}.journal (
   position      bigint not null default nextval('{schema}.journal_position'),
   seq           bigint not null,
@@ -30,7 +34,7 @@ create table {schema}.journal (
   time_us       bigint,          -- the event's own time, in microseconds since 1970
   tenant        text collate "C" not null,
   aggregate     text collate "C" not null,
-  id            bytea not null,  -- 16 bytes of a UUID, else the text (a 16-byte text has a zero behind it)
+  id            bytea not null,  -- 16 bytes of a UUID, else the text (a 16-byte text gets a trailing zero)
   fingerprint   bytea not null,
   kind          text collate "C",
   trace         text collate "C",
@@ -41,10 +45,10 @@ create table {schema}.journal (
   constraint journal_seq unique (tenant, aggregate, seq),
   constraint journal_id unique (tenant, id)
 );
--- Only added to: what is dead comes from sweeps and rollbacks.
+-- Insert-only: dead rows come from sweeps and rollbacks.
 alter table {schema}.journal set (autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.02);
 
--- How far each relay has come, and who leads.
+-- How far each relay has come, and which process leads.
 create table {schema}.journal_relay (
   relay      text collate "C" primary key,
   owner      text,
@@ -54,13 +58,15 @@ create table {schema}.journal_relay (
   saved_at   timestamptz
 ) with (fillfactor = 50);
 
--- The journal's present: the clock, not the start of anybody's transaction.
+-- The journal's current time: the clock, not the start of a transaction.
 create function {schema}.journal_now() returns timestamptz language sql volatile return clock_timestamp();
 
--- Appends, of many aggregates in one step; one that is refused harms no other. Columns, an event per place; events of an append
--- are neighbours, no id is there twice. p_tenants and p_aggregates: each aggregate once, sorted by bytes, so that all lock in
--- one order. Kinds of answer: 1 stored, 2 a repeat, 3 another is kept; and for a whole append, at the event that
--- decided: 4 conflict (o_seq: the last there is), 5 mismatch (o_seq: the original's), 6 another number is next (o_seq).
+-- Appends to many aggregates in one step; a refused append does not affect the others. Columns have
+-- one element per event; the events of an append are adjacent, and no id occurs twice. p_tenants
+-- and p_aggregates: each aggregate once, sorted by bytes, so that all callers lock in one order.
+-- Kinds of answer: 1 stored, 2 a repeat, 3 the original is kept; and for a whole append, at the
+-- event that decided: 4 conflict (o_seq: the last seq), 5 mismatch (o_seq: the original's), 6
+-- another seq is next (o_seq).
 create function {schema}.journal_append(
   p_wait text, p_warn boolean, p_tenants text[], p_aggregates text[],
   p_append int[], p_slot int[], p_expected bigint[], p_tenant text[], p_aggregate text[], p_id bytea[], p_fingerprint bytea[],
@@ -73,8 +79,10 @@ declare
   v_seq bigint[] := array_fill(null::bigint, array[cardinality(p_id)]);
   v_append int := 0; v_first int; v_head bigint; v_next bigint; v_refused boolean; v_new int := 0; v_at int := 0;
 begin
-  perform set_config('lock_timeout', p_wait, true); -- until the function ends: its SET clause gives the old one back
-  -- Missing heads first, then all locks: whoever waits here for somebody's new head holds nothing that one could want.
+  -- Lasts until the function ends: its SET clause restores the old value.
+  perform set_config('lock_timeout', p_wait, true);
+  -- Missing heads first, then all locks: a transaction that waits here for another's new head holds
+  -- nothing that the other could need.
   insert into {schema}.journal_head (tenant, aggregate, last)
   select x.t, x.a, 0 from unnest(p_tenants, p_aggregates) with ordinality x(t, a, n)
    where not exists (select from {schema}.journal_head h where h.tenant = x.t and h.aggregate = x.a)
@@ -86,7 +94,7 @@ begin
   if cardinality(v_last) <> cardinality(p_tenants) then
     raise exception 'the head of an aggregate is being made' using errcode = '40001';
   end if;
-  -- After the locks: what was committed while we waited is seen.
+  -- After the locks, to see what was committed while we waited.
   for r in
     select e.n::int as n, e.append, e.slot, e.expected, e.seq as wanted, k.seq as known, k.position, k.fingerprint = e.fingerprint as same
       from unnest(p_append, p_slot, p_expected, p_tenant, p_id, p_fingerprint, p_seq) with ordinality
@@ -101,7 +109,7 @@ begin
     if r.known is not null then
       o_kind := case when r.same then 2 when p_warn then 3 else 5 end;
       return next;
-    elsif v_next = v_head and r.expected <> v_head then -- once: a repeat has been expected before
+    elsif v_next = v_head and r.expected <> v_head then -- a repeat was checked when it was stored
       o_kind := 4; o_seq := v_head; return next;
     elsif r.wanted <> v_next + 1 then
       o_kind := 6; o_seq := v_next + 1; return next;
@@ -138,7 +146,7 @@ begin
   end if;
 end $$;
 
--- One event: the same rules; what is not plain goes the long way.
+-- Appends one event by the same rules; all but the simple case goes to journal_append.
 create function {schema}.journal_append_one(
   p_wait text, p_warn boolean, p_expected bigint, p_tenant text, p_aggregate text, p_id bytea, p_fingerprint bytea, p_seq bigint,
   p_kind text, p_time bigint, p_payload bytea, p_names text, p_values text, p_trace text
@@ -167,7 +175,7 @@ begin
         o_event := 1; o_kind := 1; return next; return;
       end if;
     end if;
-    -- Not to be stored after all: the number goes back.
+    -- It is not stored after all: give the seq back.
     if v_made then
       delete from {schema}.journal_head h where h.tenant = p_tenant and h.aggregate = p_aggregate;
     else
@@ -179,7 +187,8 @@ begin
     array[p_time], array[p_payload], array[p_names], array[p_values], array[p_trace]);
 end $$;
 
--- Reads. Functions, because a plan that was made when the table was small, and kept, must not scan or sort it when it is large.
+-- Reads. They are functions, because a plan that was cached while the table was small must not scan
+-- or sort it when it is large.
 create function {schema}.journal_read(p_after bigint, p_limit bigint) returns setof {schema}.journal
 language plpgsql stable set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
 set search_path = pg_catalog, pg_temp as $$
@@ -202,7 +211,7 @@ begin
   return query select * from {schema}.journal j where j.tenant = p_tenant and j.id = p_id;
 end $$;
 
--- The first position after one that has an event, or null.
+-- The first position after p_after that has an event, or null.
 create function {schema}.journal_next(p_after bigint) returns bigint
 language plpgsql stable set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
 set search_path = pg_catalog, pg_temp as $$
@@ -210,10 +219,11 @@ begin
   return (select j.position from {schema}.journal j where j.position > p_after order by j.position limit 1);
 end $$;
 
--- How many positions were drawn, and then who could still bring one of them: whoever holds a write lock on the journal. In this
--- order: who draws has the lock before, so whoever drew up to o_drawn is among o_writers or has ended. A prepared
--- transaction has no process; its name begins with p.
--- A server in recovery shows no writer of its primary. It cannot tell what is decided, and says so by an o_drawn that is null.
+-- How many positions were drawn, and then which transactions could still commit one of them: those
+-- that hold a write lock on the journal. The order matters: a transaction takes the lock before it
+-- draws, so any that drew up to o_drawn is among o_writers or has ended. A prepared transaction has
+-- no process; its name begins with p. A server in recovery does not show the writers of its
+-- primary. It cannot tell what is decided, and returns null as o_drawn.
 create function {schema}.journal_horizon(out o_drawn bigint, out o_writers text[]) language plpgsql volatile
 set search_path = pg_catalog, pg_temp as $$
 begin

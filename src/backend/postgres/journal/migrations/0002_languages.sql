@@ -1,7 +1,8 @@
 
 -- For any language: appends by name, in the caller's own transaction.
 
--- A JSON payload in canonical form, as every hapax hashes it: keys by their bytes, no white space, numbers as they are written.
+-- The canonical form of a JSON payload, which every hapax hashes: keys ordered by bytes, no white
+-- space, numbers as written.
 create function {schema}.journal_canonical(p_json jsonb, p_depth int default 128) returns text language plpgsql immutable
 set search_path = pg_catalog, pg_temp as $$
 begin
@@ -16,7 +17,8 @@ begin
     else p_json::text end;
 end $$;
 
--- Half of a SHA-256 over the immutable part: kind, aggregate and payload, each with a tag and its length.
+-- The first half of a SHA-256 over the immutable part: kind, aggregate and payload, each with a tag
+-- and its length.
 create function {schema}.journal_fingerprint(p_kind text, p_aggregate text, p_payload jsonb) returns bytea language sql immutable
 begin atomic
   select substring(sha256(coalesce('\x01'::bytea || int8send(octet_length(p_kind)) || convert_to(p_kind, 'UTF8'), '')
@@ -25,7 +27,8 @@ begin atomic
   from {schema}.journal_canonical(p_payload) c;
 end;
 
--- The key bytes of an id: 16 for a canonical UUID, else the text; a text of 16 bytes has a zero behind it.
+-- The key bytes of an id: 16 for a canonical UUID, else the text; a text of 16 bytes gets a
+-- trailing zero.
 create function {schema}.journal_id_key(p_id text) returns bytea language sql immutable
   return case when p_id ~ '^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$' then decode(replace(p_id, '-', ''), 'hex')
               when octet_length(p_id) = 16 then convert_to(p_id, 'UTF8') || '\x00'::bytea
@@ -36,7 +39,7 @@ create function {schema}.journal_id_text(p_key bytea) returns text language sql 
               when octet_length(p_key) = 17 and get_byte(p_key, 16) = 0 then convert_from(substr(p_key, 1, 16), 'UTF8')
               else convert_from(p_key, 'UTF8') end;
 
--- Refuses what no name may be. Null is allowed where a name may be missing.
+-- Raises an error for an invalid name. Null passes, for names that may be missing.
 create function {schema}.journal_name(p_what text, p_text text) returns void language plpgsql immutable
 set search_path = pg_catalog, pg_temp as $$
 begin
@@ -48,10 +51,11 @@ begin
   end if;
 end $$;
 
--- Appends events to an aggregate in the caller's transaction: they are there when it commits, with whatever else it did. p_expected is the
--- aggregate's last seq as the caller knows it: 0 for a new one, null for any. Events: [{"id": …, "payload": …, "kind": …, "time": …,
--- "headers": {…}, "trace": …}, …]; only the id is needed. A conflict is JC001, another content under a known id JM001;
--- both change nothing, but abort the transaction as every error does: use a savepoint to go on.
+-- Appends events to an aggregate in the caller's transaction: they appear when it commits, with
+-- everything else it did. p_expected is the aggregate's last seq as the caller knows it: 0 for a
+-- new one, null for any. Events: [{"id": …, "payload": …, "kind": …, "time": …, "headers": {…},
+-- "trace": …}, …]; only the id is required. A conflict is JC001, other content under a known id
+-- JM001. Both change nothing, but abort the transaction like every error: use a savepoint to go on.
 create function {schema}.append_in(
   p_aggregate text, p_expected bigint, p_events jsonb, p_tenant text default null,
   out o_id text, out o_seq bigint, out o_position bigint, out o_placing text
@@ -122,7 +126,7 @@ begin
   end;
 end $$;
 
--- Events as people read them.
+-- Events in readable form.
 create view {schema}.journal_events as
   select j.position, nullif(j.tenant, '') as tenant, j.aggregate, j.seq, {schema}.journal_id_text(j.id) as id, j.kind, j.at,
          case when j.time_us between -62135596800000000 and 253402300799999999
