@@ -23,7 +23,7 @@ const SETTLE_MAX: Duration = Duration::from_secs(3);
 /// Readers leave younger notes to their writers.
 const NOTE_AGE_MS: u64 = 500;
 
-/// How far the index is final: nothing new can appear before.
+/// How far the index is final: up to there nothing new can appear.
 struct Final {
     /// By the clock alone.
     now: u64,

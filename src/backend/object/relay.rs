@@ -13,8 +13,7 @@
 //!
 //! The checkpoint that counts is the last one under the highest token, so readers ignore what a
 //! zombie writes under an older token. The store's clock alone decides whether a leadership has
-//! expired: it compares when the object was written with the time now, both rounded in the leader's
-//! favour.
+//! expired: by when the object was written and the time now, both rounded in the leader's favour.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -227,8 +226,8 @@ impl Inner {
         let (board, save) = loop {
             let board = self.board(relay).await?;
             if !board.is_led_by(Token(token)) {
-                // Another leader took over and cleaned up since we looked, so the name was free again. Our
-                // object has no effect; delete it.
+                // Another leader took over and cleaned up since we looked, so the name was free again.
+                // Our object has no effect; delete it.
                 self.objects.delete(&file(relay, token, "lead")).await?;
                 return Ok(None);
             }
