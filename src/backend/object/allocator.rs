@@ -1,8 +1,9 @@
-//! Who says which number is next.
+//! Chooses the next number of an aggregate.
 //!
-//! Whatever is asked, the number is taken by creating the object that bears it: two can never have it, and one that was asked for
-//! and not used is simply the next one again. An allocator saves looking for the end of a chain, and lets others see in a database who
-//! is about to append what.
+//! Whatever the allocator says, a writer takes a number by creating the object that has it. So two
+//! writers never get the same number, and a number that was reserved but not used is the next one
+//! again. An allocator saves the search for the end of a chain, and shows in a database which
+//! append is about to take place.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,13 +20,14 @@ use crate::journal::AggregateOf;
 /// Where the next number comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AllocatorMode {
-    /// A row per aggregate in PostgreSQL. Gives up: appending while that database is away. Costs two small statements per append.
+    /// A row per aggregate in PostgreSQL. Gives up: appending while that database is unavailable.
+    /// Costs two small statements per append.
     Postgres,
-    /// The objects alone. Gives up nothing; a process that has not seen an aggregate yet looks for its end, which costs a hint, a
-    /// listing and an object.
+    /// The objects alone. Gives up nothing. A process that has not seen an aggregate yet must find
+    /// the end of its chain, which costs a hint, a listing and an object.
     S3,
-    /// The caller: every event must bear its seq, and is refused if that is not the next one. Gives up: appending without knowing
-    /// the head.
+    /// The caller: every event must have a seq, and is refused if that is not the next one. Gives
+    /// up: appending without knowing the head.
     Off,
 }
 
@@ -53,17 +55,17 @@ impl fmt::Display for AllocatorMode {
     }
 }
 
-/// Which allocator, and where.
+/// Which allocator to use, and where it is.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct AllocatorSettings {
-    /// Which; none: PostgreSQL if a database is named, else the objects alone.
+    /// The mode. `None` means PostgreSQL if a database is given, else the objects alone.
     pub mode: Option<AllocatorMode>,
-    /// The PostgreSQL schema its table is in.
+    /// The PostgreSQL schema of its table.
     pub schema: String,
-    /// What the rows of this side begin with.
+    /// The prefix of this journal's rows.
     pub handler_prefix: String,
-    /// The database.
+    /// The database's URL.
     pub postgres_url: Option<String>,
 }
 
@@ -78,7 +80,7 @@ impl Default for AllocatorSettings {
     }
 }
 
-/// Without the database's password.
+/// Omits the database's password.
 impl fmt::Debug for AllocatorSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AllocatorSettings")
@@ -91,13 +93,13 @@ impl fmt::Debug for AllocatorSettings {
 }
 
 impl AllocatorSettings {
-    /// What it comes to.
+    /// The effective mode.
     pub fn mode(&self) -> AllocatorMode {
         let named = if self.postgres_url.is_some() { AllocatorMode::Postgres } else { AllocatorMode::S3 };
         self.mode.unwrap_or(named)
     }
 
-    /// Opens the allocator; none where the objects say it all.
+    /// Opens the allocator; `None` if the mode needs none.
     pub(super) async fn open(&self, journal: &str) -> Result<Option<Box<dyn Allocator>>> {
         if self.mode() != AllocatorMode::Postgres {
             return Ok(None);
@@ -118,20 +120,20 @@ async fn open_postgres(url: &str, settings: &AllocatorSettings, journal: &str) -
 }
 
 #[cfg(not(feature = "postgres"))]
-#[allow(clippy::unused_async)] // as the one that is built in
+#[allow(clippy::unused_async)] // has the signature of the real one
 async fn open_postgres(_: &str, _: &AllocatorSettings, _: &str) -> Result<Box<dyn Allocator>> {
     Err(Error::NotBuiltIn { what: "PostgreSQL", feature: "postgres" })
 }
 
-/// Numbers that someone is about to take.
+/// Numbers that an append is about to take.
 #[cfg_attr(not(feature = "postgres"), allow(dead_code))] // only a database reads them
 #[derive(Debug, Clone)]
 pub(super) struct Reservation {
-    /// They follow this.
+    /// The end of the chain that they follow.
     pub(super) after: Tail,
-    /// How many.
+    /// How many numbers.
     pub(super) count: u64,
-    /// The first one's event.
+    /// The id of the first event.
     pub(super) id: String,
     pub(super) fingerprint: Fingerprint,
 }
@@ -139,27 +141,28 @@ pub(super) struct Reservation {
 /// What an allocator knows of an aggregate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Known {
-    /// The end of the chain when it was last told.
+    /// The end of the chain as last reported.
     pub(super) tail: Tail,
-    /// Whether someone was about to append behind it.
+    /// Whether an append after it was announced.
     pub(super) pending: bool,
 }
 
 #[async_trait]
 pub(super) trait Allocator: fmt::Debug + Send + Sync + 'static {
-    /// What is known of an aggregate.
+    /// What the allocator knows of an aggregate.
     async fn known(&self, of: &AggregateOf) -> Result<Option<Known>>;
 
-    /// Says who is about to append what; whoever was about to before has not done it. False: the chain is longer already.
+    /// Announces an append, replacing an earlier announcement that was not carried out. Returns
+    /// false if the chain is already longer.
     async fn reserve(&self, of: &AggregateOf, reservation: &Reservation) -> Result<bool>;
 
-    /// The chain ends here now, and nobody is about to append.
+    /// Reports the new end of the chain and clears the announcement.
     async fn settle(&self, of: &AggregateOf, tail: Tail) -> Result<()>;
 }
 
 impl Inner {
-    /// Where to look for the chain's end. A pending number is looked up: if its object is there, the append is completed in the
-    /// allocator; if not, the number is the next one again.
+    /// Where to start looking for the chain's end. If the object of an announced number exists,
+    /// this completes the append in the allocator; if not, the number is the next one again.
     pub(super) async fn complete(&self, allocator: &dyn Allocator, of: &AggregateOf) -> Result<Option<Slot>> {
         let Some(known) = allocator.known(of).await? else { return Ok(None) };
         if known.pending
@@ -171,7 +174,7 @@ impl Inner {
         Ok(known.tail.last)
     }
 
-    /// Tells the allocator that an append is done. If it cannot be told, the next append completes it.
+    /// Reports a finished append to the allocator. If that fails, the next append completes it.
     pub(super) async fn settle(&self, of: &AggregateOf, tail: Tail) {
         if let Some(allocator) = &self.allocator
             && let Err(e) = allocator.settle(of, tail).await

@@ -1,4 +1,4 @@
-//! An allocator's rows in PostgreSQL.
+//! The allocator's rows in PostgreSQL.
 
 use std::time::Duration;
 
@@ -21,7 +21,8 @@ pub(super) struct PgAllocator {
     handler: String,
 }
 
-/// The table. `next_*` is where the chain ends, `last_*` the place of its last object; `pending_*` is who is about to append there.
+/// The table. `next_*` is the end of the chain, `last_*` the slot of its last object; `pending_*`
+/// is the append announced for that end.
 fn table_sql(schema: &str) -> String {
     format!(
         "create schema if not exists {schema};
@@ -44,7 +45,7 @@ fn table_sql(schema: &str) -> String {
 }
 
 impl PgAllocator {
-    /// Connects, and makes the table if it is not there.
+    /// Connects, and creates the table if it is missing.
     pub(super) async fn open(url: &str, settings: &AllocatorSettings, journal: &str) -> Result<Self> {
         let schema = &settings.schema;
         check_name(schema).map_err(|_| {
@@ -63,7 +64,7 @@ impl PgAllocator {
             .await
             .map_err(|e| translate("looking for the allocator's table", e))?;
         if !known {
-            // Two at once collide in the catalogue: one after the other.
+            // Two sessions that create it at once would collide in the catalogue, so take a lock.
             let sql =
                 format!("select pg_advisory_xact_lock(7402318, hashtext('{schema}')); {}", table_sql(schema));
             sqlx::raw_sql(AssertSqlSafe(sql)) // one message, so one transaction
@@ -75,7 +76,7 @@ impl PgAllocator {
     }
 
     fn tenant(of: &AggregateOf) -> &str {
-        of.tenant.as_ref().map_or("", Tenant::as_str) // no tenant is named so
+        of.tenant.as_ref().map_or("", Tenant::as_str) // a tenant's name is never empty
     }
 }
 

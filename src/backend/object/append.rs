@@ -1,7 +1,8 @@
-//! Appending: intents, a note that something is under way, the commit, the index.
+//! Appends events: claims their ids, leaves a note, commits, writes the index.
 //!
-//! Killed at any point: before the commit nothing has happened, and no number is gone; behind it the event is there, and whoever
-//! reads the journal finds the note and writes the index.
+//! An append may be killed at any point. Before the commit nothing has happened, and no number is
+//! used up. After it the event is in the journal, and the next reader finds the note and writes the
+//! index.
 
 use std::collections::HashMap;
 
@@ -20,13 +21,14 @@ use crate::id::{Aggregate, Tenant};
 use crate::journal::record::EventRecord;
 use crate::journal::{AggregateOf, Append, Appended, Placed, Placing, Position, Ready};
 
-/// How often an append goes on when others were quicker. Each time one of them was, so all come through.
+/// How often an append tries again after losing a slot. Another append has won each time, so all
+/// get through.
 const TRIES_MAX: u32 = 1000;
 
-/// How often a place may be refused and yet be free.
+/// How often a slot may be reported as taken although nothing is there.
 const IN_VAIN_MAX: u32 = 20;
 
-/// A note that an append is under way: at which place it will be committed, if at all.
+/// A note that an append is under way, and the slot at which it will commit, if at all.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Note {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -35,7 +37,7 @@ pub(super) struct Note {
     pub(super) seq: u64,
     pub(super) void: u32,
     pub(super) nonce: String,
-    /// The chain's last place in the index.
+    /// The index time of the chain's last link.
     pub(super) ms: u64,
 }
 
@@ -53,11 +55,11 @@ impl Note {
     }
 }
 
-/// Whether a place in the chain was ours.
+/// The result of trying to take a slot.
 enum Commit {
-    /// It is, and the events have this place in the index.
+    /// We took it, and this is the append's index entry.
     Done(Entry),
-    /// Someone else has it.
+    /// Another writer has it.
     Lost,
 }
 
@@ -68,7 +70,7 @@ impl Inner {
         let of = append.of();
         let mut claims: HashMap<usize, Claim> = HashMap::new();
         let _turn = self.turn(&of).await;
-        // What was seen last is probably still so; the place itself will tell.
+        // Start from the tail seen last. If it is outdated, taking the slot fails.
         let (mut tail, mut looked) = match self.seen_tail(&of) {
             Some(tail) => (tail, false),
             None => (self.tail(&of).await?, true),
@@ -112,7 +114,7 @@ impl Inner {
         Err(Error::Contended { what: format!("{of}: others were quicker {TRIES_MAX} times"), source: None })
     }
 
-    /// Where the caller numbers, every event must have its number.
+    /// If the caller numbers events, every event must have a seq.
     fn must_be_numbered(&self, append: &Append) -> Result<()> {
         let missing = append.events.iter().find(|event| event.seq.is_none());
         match missing {
@@ -124,7 +126,8 @@ impl Inner {
         }
     }
 
-    /// Places the events behind a tail, given what is known of their ids. Ids are claimed only if the expectation holds.
+    /// Places the events after a tail, given what is known of their ids. Claims ids only if the
+    /// expectation holds.
     async fn decide(
         &self,
         ready: &Ready<'_>,
@@ -161,7 +164,7 @@ impl Inner {
         })
     }
 
-    /// Goes through what came behind a tail: our ids may be among it, or may have been given up on.
+    /// Reads the links after a tail: they may contain our ids, or bar our intents.
     async fn catch_up(
         &self,
         of: &AggregateOf,
@@ -179,7 +182,7 @@ impl Inner {
             for (slot, link) in self.links(of, &slots).await? {
                 tail = link.tail(slot);
                 let ours = |claim: &Claim, id: &str| match claim {
-                    // Others have gone on for so long that a sweep may have forgotten it.
+                    // The claim is so old that a sweep may have removed its intent.
                     Claim::Ours { since, .. } if Time::from_micros(link.at) > since.plus(self.intent_max) => {
                         true
                     }
@@ -197,7 +200,7 @@ impl Inner {
                 }
             }
             if tail.next <= slots[slots.len() - 1] {
-                return Err(lost(of, tail.next)); // a place that was taken stays so, swept or not
+                return Err(lost(of, tail.next)); // a taken slot stays taken, swept or not
             }
         }
     }
@@ -232,7 +235,7 @@ impl Inner {
         }
         let note = self.leave_note(&link, tail).await?;
         crash_point!("journal.object.noted");
-        // Behind everything that a reader who did not see the note can have been given.
+        // Later than anything that a reader who did not see the note can have returned.
         let now = self.objects.now().await?;
         link.ms = self.take_ms((millis(now.high) + 1 + self.objects.skew_ms()).max(tail.ms + 1));
         link.at = now.about.as_micros();
@@ -269,7 +272,7 @@ impl Inner {
         }
     }
 
-    /// The commit point. An answer that was lost is looked up.
+    /// The commit point. If the answer is lost, the object itself tells who won.
     async fn take_place(&self, of: &AggregateOf, slot: Slot, link: &Link) -> Result<bool> {
         let name = name::link(of, slot);
         let body = json(link)?;
@@ -280,14 +283,15 @@ impl Inner {
             }
             match (self.link(of, slot).await, created) {
                 (Ok(Some(there)), _) => return Ok(there.nonce == link.nonce),
-                (Ok(None), Ok(_)) => {} // taken a moment ago and gone: some stores refuse two at once and keep neither
+                // Taken but empty: some stores refuse two concurrent writes and keep neither.
+                (Ok(None), Ok(_)) => {}
                 (_, Err(e)) | (Err(e), _) => return Err(e),
             }
         }
         Err(Error::Contended { what: format!("appending to {of}"), source: None })
     }
 
-    /// What follows a commit. If it fails, the note stays, and whoever reads the journal does it.
+    /// The steps after a commit. If one fails, the note stays, and the next reader does them.
     async fn finish(&self, of: &AggregateOf, slot: Slot, link: &Link, entry: &Entry, note: &str) {
         if let Err(e) = self.objects.put(&entry.name(), bytes::Bytes::new()).await {
             tracing::warn!("an append to {of} is in the journal but not in its index yet: {}", e.chain());
@@ -300,7 +304,8 @@ impl Inner {
         self.settle(of, link.tail(slot)).await;
     }
 
-    /// Tells the allocator which numbers we are about to take. False: they are taken.
+    /// Announces to the allocator which numbers we are about to take. Returns false if they are
+    /// taken.
     async fn reserve(
         &self,
         of: &AggregateOf,
@@ -316,7 +321,7 @@ impl Inner {
     }
 }
 
-/// Fills in the positions of what was stored, and of those that repeat it within the append.
+/// Sets the positions of stored events, and of repeats within the append.
 fn position(placed: &mut [Placed], ready: &Ready<'_>, entry: &Entry) {
     let mut nth = 0;
     for index in 0..placed.len() {

@@ -1,7 +1,8 @@
-//! An aggregate's chain: one object per append, each at the place that follows from the one before it.
+//! An aggregate's chain: one object per append, each at the slot that the one before it determines.
 //!
-//! A place is taken by creating the object that lies there, which one writer can. Whoever takes it has seen every place before it,
-//! so what is true of the chain up to there is still true when the object appears: that is what makes an append one step.
+//! A writer takes a slot by creating its object, which only one writer can do. It has read every
+//! slot before it, so what it knows of the chain still holds when its object appears. That makes an
+//! append atomic.
 
 use std::sync::PoisonError;
 
@@ -17,39 +18,41 @@ use crate::journal::{AggregateOf, Filling, Page, Stored};
 
 /// The most events in one append.
 pub(super) const EVENTS_MAX: u64 = 1000;
-/// The most names asked for at once.
+/// The most names per listing.
 pub(super) const PAGE: usize = 1000;
-/// How many heads are remembered.
+/// How many tails are cached.
 const TAILS_MAX: usize = 10_000;
-/// Every so many events a hint says where the chain's end is, for those who have to look for it.
+/// A hint to the chain's end is written about once per this many events, for processes that have to
+/// search for it.
 const HINT_EVERY: u64 = 500;
 
-/// What lies at a place of a chain: the events of one append, or nothing (a void), which only says that this place is taken.
+/// The object at a slot: the events of one append, or none (a void), which only marks the slot as
+/// taken.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Link {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) tenant: Option<String>,
     pub(super) aggregate: String,
-    /// Tells one attempt from another.
+    /// Distinguishes attempts.
     pub(super) nonce: String,
     /// The seq of the first event.
     pub(super) first: u64,
-    /// How many events; 0: void.
+    /// How many events; 0 for a void.
     pub(super) count: u64,
-    /// Its place in the index; of a void, that of the link before it.
+    /// Its index time; a void has that of the link before it.
     pub(super) ms: u64,
     /// When it was appended, in microseconds since 1970.
     pub(super) at: i64,
-    /// The intents that were given up on with this void.
+    /// The intents that this void bars.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) barred: Vec<(String, u32)>,
-    /// Under which intent each event was appended.
+    /// The number of the intent under which each event was appended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) intents: Vec<u32>,
     /// How many of the first events were swept.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(super) gone: u64,
-    /// The events that are left.
+    /// The remaining events.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) events: Vec<EventRecord>,
 }
@@ -88,12 +91,13 @@ impl Link {
         Tail { next, ms: self.ms, last: Some(at) }
     }
 
-    /// Whether it holds no event: all were swept, or it is a void. It stays for ever, so that its place is never free again.
+    /// Whether it holds no events: all were swept, or it is a void. An empty link is never deleted,
+    /// so that its slot never becomes free again.
     pub(super) fn is_empty(&self) -> bool {
         self.events.is_empty()
     }
 
-    /// Which of its events are left: each by its number from 0.
+    /// The remaining events, each with its index from 0.
     pub(super) fn left(&self) -> impl Iterator<Item = (usize, &EventRecord)> {
         self.events.iter().enumerate().map(|(n, record)| (n + self.gone as usize, record))
     }
@@ -111,19 +115,19 @@ impl Link {
     }
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref)] // so serde wants it
+#[allow(clippy::trivially_copy_pass_by_ref)] // required by serde
 fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// Where a chain ends.
+/// The end of a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Tail {
-    /// The next place.
+    /// The next free slot.
     pub(super) next: Slot,
-    /// The last link's place in the index.
+    /// The last link's index time.
     pub(super) ms: u64,
-    /// The place of the last link.
+    /// The last link's slot.
     pub(super) last: Option<Slot>,
 }
 
@@ -137,7 +141,7 @@ impl Tail {
 }
 
 impl Inner {
-    /// The chain's end as it was when this process last saw it.
+    /// The chain's end as this process last saw it.
     pub(super) fn seen_tail(&self, of: &AggregateOf) -> Option<Tail> {
         self.tails.lock().unwrap_or_else(PoisonError::into_inner).get(of).copied()
     }
@@ -145,7 +149,7 @@ impl Inner {
     pub(super) fn see_tail(&self, of: &AggregateOf, tail: Tail) {
         let mut tails = self.tails.lock().unwrap_or_else(PoisonError::into_inner);
         if tails.len() >= TAILS_MAX && !tails.contains_key(of) {
-            tails.clear(); // seldom, and costs each aggregate a look
+            tails.clear(); // rare, and costs each aggregate one lookup
         }
         let seen = tails.entry(of.clone()).or_insert(tail);
         if tail.next > seen.next {
@@ -153,7 +157,8 @@ impl Inner {
         }
     }
 
-    /// The chain's end, looked up: one listing, and one object if the chain has grown. The first time also one hint.
+    /// Looks up the chain's end: one listing, and one object if the chain has grown; the first time
+    /// also a hint.
     pub(super) async fn tail(&self, of: &AggregateOf) -> Result<Tail> {
         loop {
             let seen = self.seen_tail(of);
@@ -192,7 +197,7 @@ impl Inner {
         }
     }
 
-    /// A place that was the chain's last link once.
+    /// A slot that was once the chain's last.
     async fn hint(&self, of: &AggregateOf) -> Result<Option<Slot>> {
         if let Some(allocator) = &self.allocator {
             return self.complete(allocator.as_ref(), of).await;
@@ -202,20 +207,20 @@ impl Inner {
         Ok(slot)
     }
 
-    /// A place of a chain up to which all was swept: a hint of the last sweep.
+    /// A slot up to which everything was swept: a hint left by the last sweep.
     async fn floor(&self, of: &AggregateOf) -> Result<Option<Slot>> {
         let Some(body) = self.objects.get(&name::floor(&name::chain(of))).await? else { return Ok(None) };
         Ok(std::str::from_utf8(&body).ok().and_then(|text| name::slot_of(text).ok()))
     }
 
-    /// Leaves a hint now and then. It only saves time, so a failure is none.
+    /// Occasionally writes a hint. It only saves time, so failures are ignored.
     pub(super) async fn leave_hint(&self, of: &AggregateOf, at: Slot, count: u64) {
         if self.allocator.is_none() && at.seq / HINT_EVERY != (at.seq + count) / HINT_EVERY {
             let _ = self.objects.put(&name::head(of), name::link(of, at).into()).await;
         }
     }
 
-    /// What lies at a place.
+    /// The link at a slot.
     pub(super) async fn link(&self, of: &AggregateOf, slot: Slot) -> Result<Option<Link>> {
         let Some(link) = self.link_named(&name::link(of, slot)).await? else { return Ok(None) };
         if link.of()? != *of {
@@ -234,7 +239,7 @@ impl Inner {
         link.map(Some).map_err(|e| Error::Corrupt(format!("{name} is no part of a chain: {e}")))
     }
 
-    /// The places from one on, at most so many.
+    /// The taken slots from `from` on, at most `limit`.
     pub(super) async fn slots(&self, of: &AggregateOf, from: Slot, limit: usize) -> Result<Vec<Slot>> {
         let listed = self.objects.list(&name::chain(of), &name::chain_from(of, from), limit).await?;
         listed.iter().map(|object| name::slot_of(&object.name)).collect()
@@ -243,7 +248,7 @@ impl Inner {
     /// The events with seq ≥ `from`.
     pub(super) async fn events_from(&self, of: &AggregateOf, from: u64, limit: usize) -> Result<Page> {
         let from = from.max(1);
-        // The append that `from` lies in begins before it, by less than an append can have.
+        // The append that contains `from` begins less than `EVENTS_MAX` before it.
         let mut begin = Slot { seq: from.saturating_sub(EVENTS_MAX - 1).max(1), void: 0 };
         let mut page = Filling::new(limit, self.settings.page_bytes_max);
         let mut looked = false;
@@ -257,7 +262,7 @@ impl Inner {
             if !looked && first.iter().all(|(_, link)| link.is_empty()) {
                 looked = true;
                 if let Some(floor) = self.floor(of).await?.filter(|floor| *floor > slots[0]) {
-                    begin = floor; // thousands of swept links need not be looked at
+                    begin = floor; // skips what may be thousands of swept links
                     continue;
                 }
             }
@@ -277,7 +282,7 @@ impl Inner {
     }
 }
 
-/// Puts on a page what fits on it.
+/// Adds events to a page until it is full.
 fn fill(page: &mut Filling, links: &[(Slot, Link)], from: u64) -> Result<()> {
     for (slot, link) in links {
         for (nth, _) in link.left() {

@@ -1,7 +1,8 @@
-//! The clock of a store that is told only by the `Date` of its answers, to the second.
+//! Estimates the clock of a store from the `Date` of its answers, which is precise to the second.
 //!
-//! Each answer narrows down how far the store's clock is from ours: it was stamped after the request was sent and before it was
-//! received. Answers on both sides of a full second soon leave no more than the time of a round trip.
+//! Each answer narrows the offset between the store's clock and ours: it was stamped after the
+//! request was sent and before the answer was received. Answers on both sides of a full second soon
+//! narrow it to about one round trip.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,10 +11,10 @@ use super::store::Now;
 use crate::clock::Time;
 
 const SECOND: i64 = 1_000_000;
-/// What was learnt longer ago than one to two of these is forgotten: clocks drift.
+/// Observations expire after one to two of these periods, because clocks drift.
 const FORGET: Duration = Duration::from_secs(60);
 
-/// How far the store's clock is ahead of ours: in microseconds, between two bounds.
+/// Bounds of the store's clock minus ours, in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Between {
     low: i64,
@@ -21,7 +22,8 @@ struct Between {
 }
 
 impl Between {
-    /// What both say. If they contradict each other, a clock was set or there are several: then either may be right.
+    /// Intersects two bounds. If they contradict each other, a clock was set or there are several:
+    /// then returns bounds that contain both.
     fn and(self, other: Between) -> Between {
         let both = Between { low: self.low.max(other.low), high: self.high.min(other.high) };
         if both.low <= both.high {
@@ -42,7 +44,7 @@ struct Learnt {
     lately: Option<Between>,
     before: Option<Between>,
     since: i64,
-    /// The last time that was told.
+    /// The last time returned.
     told: i64,
 }
 
@@ -51,12 +53,13 @@ impl StoreClock {
         StoreClock { began: Instant::now(), learnt: Mutex::default() }
     }
 
-    /// Our own clock, which never goes back.
+    /// Our own monotonic clock.
     pub(super) fn here(&self) -> i64 {
         i64::try_from(self.began.elapsed().as_micros()).unwrap_or(i64::MAX)
     }
 
-    /// An answer that was asked for at `sent`, had come by `received`, and is stamped with a full second.
+    /// Learns from an answer that was requested at `sent`, received at `received`, and stamped with
+    /// a full second.
     pub(super) fn learn(&self, sent: i64, received: i64, date: Time) {
         let date = date.as_micros();
         let now = Between { low: date - received, high: date + SECOND - sent };
@@ -68,7 +71,7 @@ impl StoreClock {
         learnt.lately = Some(learnt.lately.map_or(now, |lately| lately.and(now)));
     }
 
-    /// What it shows now; nothing if no answer has come for too long.
+    /// The store's time now; `None` if no answer has come for too long.
     pub(super) fn now(&self) -> Option<Now> {
         let here = self.here();
         let mut learnt = self.learnt.lock().unwrap_or_else(PoisonError::into_inner);
@@ -79,7 +82,7 @@ impl StoreClock {
         let known = learnt.before.map_or(lately, |before| lately.and(before));
         let (low, high) = (here + known.low, here + known.high);
         let middle = low.midpoint(high);
-        // Knowing better must not turn time back; a clock that was set is another matter.
+        // A better estimate must not turn time back, unless the clock was set.
         let about = if learnt.told - middle < 2 * SECOND { middle.max(learnt.told) } else { middle };
         learnt.told = about;
         Some(Now {
@@ -94,7 +97,7 @@ impl StoreClock {
 mod tests {
     use super::*;
 
-    /// A store 1,000,000.4 s ahead of us, each answer taking 20 ms.
+    /// A store that is 1,000,000.4 s ahead of us; each answer takes 20 ms.
     fn answer(clock: &StoreClock, at: i64) {
         let stamped = (at + 10_000 + 1_000_000_400_000) / SECOND * SECOND;
         clock.learn(at, at + 20_000, Time::from_micros(stamped));

@@ -1,12 +1,15 @@
-//! Intents that killed appends have left behind, removed by sweeps.
+//! Lets sweeps remove intents that killed appends left behind.
 //!
-//! Whoever has claimed an id may stand still for as long as it likes and then commit, at the place that was its chain's end when it last looked.
-//! So an intent goes only once its chain has gone on, by an append that was made more than `intent_max` after the intent was written: nobody
-//! claims under an intent of that age, so whoever uses it has looked before that append, and finds its place taken. On its way to the next
-//! place it comes by that append, sees by its time that its claim is too old, and claims the id anew. No clock but the store's is asked.
+//! A writer that has claimed an id may pause for any time and then commit, at the slot that was its
+//! chain's end when it last looked. So an intent is removed only once the chain contains an append
+//! made more than `intent_max` after the intent was written. No writer claims an id under an intent
+//! of that age. A writer that still uses it looked before that append, and finds its slot taken. On
+//! its way to the next slot it reads that append, sees by its time that its claim is too old, and
+//! claims the id again. Only the store's clock counts.
 //!
-//! Intents are listed by name, ten thousand in a sweep, and the next sweep goes on there. Only those are looked at that are older than
-//! everything that was swept, since those of events that are in the journal are mostly younger.
+//! Intents are listed by name, ten thousand per sweep; the next sweep continues there. Only intents
+//! older than everything that was swept are examined, since those of events in the journal are
+//! mostly younger.
 
 use std::time::Duration;
 
@@ -21,13 +24,14 @@ use crate::crash_point;
 use crate::error::{Error, Result};
 use crate::journal::swept_up_to;
 
-/// So many listings of a thousand intents in one sweep.
+/// The most listings of a thousand intents per sweep.
 const PAGES_MAX: usize = 10;
-/// So many intents are looked at in one sweep.
+/// The most intents examined per sweep.
 const LOOKED_MAX: usize = 200;
 
 impl Inner {
-    /// Removes some of the intents that were left behind. Everything older than this was swept just before.
+    /// Removes some of the abandoned intents. Events older than `older_than` were swept just
+    /// before.
     pub(super) async fn collect(&self, older_than: Duration) -> Result<()> {
         let Some(up_to) = swept_up_to(&self.relays().await?) else { return Ok(()) };
         let now = self.objects.now().await?;
@@ -45,7 +49,7 @@ impl Inner {
             let is_last = listed.len() < PAGE;
             let mut ids = by_id(&listed)?;
             if !is_last && ids.len() > 1 {
-                ids.pop(); // there may be more of it
+                ids.pop(); // the next page may have more of this id
             }
             for intents in ids {
                 if is_old(intents) {
@@ -55,7 +59,7 @@ impl Inner {
                 after.clone_from(&intents[intents.len() - 1].name);
             }
             if is_last {
-                after.clear(); // from the start
+                after.clear(); // the next sweep begins again
             }
             if is_last || looked >= LOOKED_MAX {
                 break;
@@ -67,7 +71,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Removes the intents of one id if nothing can come of them any more.
+    /// Removes the intents of one id if no event can be committed under them any more.
     async fn collect_one(&self, intents: &[Listed], margin: Duration) -> Result<()> {
         let Some(last) = intents.last() else { return Ok(()) };
         let Some(body) = self.objects.get(&last.name).await? else { return Ok(()) };
@@ -82,7 +86,8 @@ impl Inner {
         if !is_over {
             return Ok(());
         }
-        // The first one goes last: while it is there, whoever wants the id looks at what else there is.
+        // Delete the first one last: while it exists, a writer that claims the id looks for the
+        // later ones.
         for object in intents.iter().rev() {
             self.objects.delete(&object.name).await?;
             crash_point!("journal.object.collected");
@@ -90,7 +95,8 @@ impl Inner {
         let prefix = name::intents_of(&last.name)?;
         let since = self.objects.list(prefix, prefix, PAGE).await?;
         if since.first().is_some_and(|first| first.name != intents[0].name) {
-            // Someone was about to write the next one. The first place is taken again, so that all see it.
+            // A writer has just written the next one. Take the first name again, so that all
+            // writers find it.
             self.objects.create(&intents[0].name, body).await?;
         }
         tracing::debug!(
@@ -102,7 +108,7 @@ impl Inner {
     }
 }
 
-/// The intents of a listing, those of each id together.
+/// Groups the intents of a listing by id.
 fn by_id(listed: &[Listed]) -> Result<Vec<&[Listed]>> {
     let mut ids = Vec::new();
     let mut from = 0;

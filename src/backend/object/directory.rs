@@ -1,4 +1,5 @@
-//! A directory as an object store: each object is a file, synced with its directory before a write is acknowledged.
+//! A directory as an object store: each object is a file. A write is acknowledged once the file and
+//! its directory are synced.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -16,7 +17,8 @@ use crate::error::{Error, Result};
 /// Where files are written before they get their names.
 const UNNAMED: &str = "tmp";
 
-/// A directory of this machine. Several processes may share it; several machines should not, since their clocks decide.
+/// A directory on this machine. Several processes may share it. Several machines should not, since
+/// the machine's clock orders events.
 #[derive(Debug, Clone)]
 pub struct Directory {
     root: Arc<PathBuf>,
@@ -24,7 +26,7 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Opens a directory, and makes it if it is not there.
+    /// Opens a directory, creating it if it is missing.
     pub fn open(root: impl Into<PathBuf>) -> Result<Self> {
         let root = root.into();
         let opened = make_directory(&root.join(UNNAMED)).and_then(|()| remove_leftovers(&root.join(UNNAMED)));
@@ -32,7 +34,7 @@ impl Directory {
         Ok(Directory { root: Arc::new(root), clock: Arc::new(SystemClock) })
     }
 
-    /// Runs file work where it may block.
+    /// Runs file operations on a thread that may block.
     async fn blocking<T: Send + 'static>(
         &self,
         doing: &'static str,
@@ -60,7 +62,7 @@ fn failed(doing: &str, name: &str, error: io::Error) -> Error {
     }
 }
 
-/// Makes a directory and those above it; each new name is synced in the directory that holds it.
+/// Creates a directory and its parents, and syncs the parent of each new one.
 fn make_directory(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
@@ -69,7 +71,7 @@ fn make_directory(path: &Path) -> io::Result<()> {
     make_directory(above)?;
     match fs::create_dir(path) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists || !path.is_dir() => Err(e),
-        _ => sync_directory(above), // who came second may not rely on the first having synced already
+        _ => sync_directory(above), // the second creator cannot rely on the first having synced
     }
 }
 
@@ -77,20 +79,20 @@ fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// Files of writers that were killed before they named them. A day is longer than any write.
+/// Removes files of writers that were killed before they named them. No write takes a day.
 fn remove_leftovers(unnamed: &Path) -> io::Result<()> {
     const DAY: std::time::Duration = std::time::Duration::from_secs(86_400);
     for file in fs::read_dir(unnamed)? {
         let file = file?;
         let Ok(written) = file.metadata().and_then(|meta| meta.modified()) else { continue };
         if written.elapsed().is_ok_and(|age| age > DAY) {
-            let _ = fs::remove_file(file.path()); // someone else may have done it
+            let _ = fs::remove_file(file.path()); // another process may have removed it
         }
     }
     Ok(())
 }
 
-/// Writes a file without a name of its own yet, and hands it to `name_it`.
+/// Writes a temporary file and passes it to `name_it`.
 fn write<T>(
     root: &Path,
     name: &str,
@@ -106,13 +108,14 @@ fn write<T>(
         file.sync_all()
     });
     let named = written.and_then(|()| name_it(&unnamed, &to));
-    let _ = fs::remove_file(&unnamed); // renamed: not there any more
+    let _ = fs::remove_file(&unnamed); // fails if it was renamed
     let named = named?;
     sync_directory(&within)?;
     Ok(named)
 }
 
-/// Collects names behind `after`, in order, until there are enough. Directories that lie before it are not opened.
+/// Collects up to `limit` names after `after`, in order. Does not open directories that sort before
+/// it.
 fn walk(
     root: &Path,
     within: &str,

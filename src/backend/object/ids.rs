@@ -1,11 +1,14 @@
-//! Which ids are in the journal: before an event is committed, an *intent* says to which chain its id will go.
+//! Tracks which ids are in the journal. Before an event is committed, an *intent* names the chain
+//! its id will go to.
 //!
-//! An intent promises nothing by itself. The id is in the journal if the event is in the chain that the id's last intent names, not
-//! further than [`WINDOW`] seqs behind where the intent begins. If it is not there, its writer was slow or is gone. Then
-//! * an append to the same aggregate goes on under the same intent (under the next one if the chain is beyond its window): the two
-//!   writers meet at the chain's next place, one gets it, and the other looks what came there before it tries again;
-//! * an append to another aggregate first puts a void at the end of that chain, which names the intent it gives up on. The slow
-//!   writer finds it at the place that it wanted.
+//! An intent alone proves nothing. An id is in the journal if its event is in the chain that its
+//! last intent names, less than [`WINDOW`] seqs after the intent's start. If it is not there, the
+//! writer was slow or has died. Then
+//! * an append to the same aggregate uses the same intent (or the next one, if the chain is beyond
+//!   its window). Both writers try the chain's next slot; one gets it, and the other reads that
+//!   slot before it tries again;
+//! * an append to another aggregate first puts a void at the end of that chain, which bars the
+//!   intent. The slow writer finds the void at the slot it wanted.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -20,11 +23,12 @@ use crate::error::{Error, Result};
 use crate::id::{Aggregate, EventId, Tenant};
 use crate::journal::{AggregateOf, Stored};
 
-/// An event lies less than this many seqs behind where its intent begins. A writer that is pushed further back by others writes a
-/// new intent, so whoever looks for the event never looks far.
+/// An event's seq is less than this many above its intent's start. A writer that others push
+/// further back writes a new intent, so a search for the event stays short.
 pub(super) const WINDOW: u64 = 256;
 
-/// How often an id's intents are looked at: each time someone else has written one or given one up.
+/// How often an id's intents are read. Each repetition means that another writer wrote or barred
+/// one.
 const TRIES_MAX: u32 = 1000;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -40,26 +44,29 @@ pub(super) struct Intent {
 /// What an append knows of one of its ids.
 #[derive(Debug, Clone)]
 pub(super) enum Claim {
-    /// It is in the journal.
+    /// The id is in the journal.
     Known(Box<Stored>),
-    /// We may commit it, under this intent, which was written at this time or later, below this seq.
+    /// We may commit the id under this intent, below this seq. The intent was written at `since` or
+    /// later.
     Ours { number: u32, below: u64, since: Time },
 }
 
 /// What became of an intent.
 pub(super) enum Found {
     Event(Box<Stored>),
-    /// Not there; the chain ends here, or the window does. The newest append that was passed was made at this time.
+    /// No event; `end` is the end of the chain. `newest` is the time of the newest append that was
+    /// read.
     Nothing {
         end: Tail,
         newest: Time,
     },
-    /// It was given up on.
+    /// No event can be committed under the intent any more.
     Barred,
 }
 
 impl Inner {
-    /// Finds out whether an id is in the journal, and if not, claims it for an append to the end of a chain.
+    /// Looks up an id and, if it is not in the journal, claims it for an append at the end of a
+    /// chain.
     pub(super) async fn claim(&self, of: &AggregateOf, id: &EventId, tail: Tail) -> Result<Claim> {
         let mut from = tail.next.seq;
         let mut number = 0;
@@ -69,7 +76,8 @@ impl Inner {
                 if number == 0 || self.is_intended(of.tenant.as_ref(), id, number - 1).await? {
                     return Ok(Claim::Ours { number, below: from + WINDOW, since });
                 }
-                // The one before it was collected meanwhile: whoever comes now begins with the first and does not see ours.
+                // The intent before it was collected meanwhile. The next writer starts with the
+                // first number and would not see ours.
                 self.objects.delete(&name::intent(of.tenant.as_ref(), id, number)).await?;
                 number = 0;
                 continue;
@@ -79,7 +87,7 @@ impl Inner {
                 Some((last, intent, at)) => match self.follow(of.tenant.as_ref(), last, &intent).await? {
                     Found::Event(stored) => return Ok(Claim::Known(stored)),
                     Found::Barred => last + 1,
-                    // A sweep may forget it before we are through.
+                    // A sweep may remove the intent before we have committed.
                     Found::Nothing { .. }
                         if intent.aggregate == of.aggregate.as_str()
                             && at.plus(self.intent_max / 2) < self.objects.now().await?.high =>
@@ -87,7 +95,8 @@ impl Inner {
                         last + 1
                     }
                     Found::Nothing { end, .. } if intent.aggregate == of.aggregate.as_str() => {
-                        // What we know of the chain's end may be old: an intent that begins there would end before the other's does.
+                        // Our tail may be outdated: an intent starting there would end before the
+                        // other one does.
                         from = from.max(end.next.seq);
                         let below = intent.from + WINDOW;
                         if from < below {
@@ -97,7 +106,7 @@ impl Inner {
                     }
                     Found::Nothing { end, .. } => {
                         self.give_up(of.tenant.as_ref(), last, &intent, end).await?;
-                        last // the same one, once more: it is barred now, or was committed before
+                        last // try it again: it is barred now, or was committed before
                     }
                 },
             };
@@ -120,13 +129,13 @@ impl Inner {
         Ok(self.objects.get(&name::intent(tenant, id, number)).await?.is_some())
     }
 
-    /// All intents of an id, by number: mostly one.
+    /// All intents of an id, by number; mostly one.
     async fn intents(&self, tenant: Option<&Tenant>, id: &EventId) -> Result<Vec<Listed>> {
         let prefix = name::intents(tenant, id);
         self.objects.list(&prefix, &prefix, usize::MAX).await
     }
 
-    /// The last intent of an id, and when it was written, at the earliest.
+    /// The last intent of an id, and the earliest time at which it was written.
     async fn last_intent(
         &self,
         tenant: Option<&Tenant>,
@@ -153,14 +162,14 @@ impl Inner {
         let of = intent.of(tenant)?;
         let mut newest = i64::MIN;
         let mut end = Tail { next: Slot { seq: intent.from, void: 0 }, ms: 0, last: None };
-        let mut step = 2; // mostly it is the first; looking further is for what went wrong
+        let mut step = 2; // mostly the first slot has it; the rest is for failures
         loop {
             let slots = self.slots(&of, end.next, step).await?;
             let within: Vec<_> =
                 slots.iter().copied().filter(|slot| slot.seq < intent.from + WINDOW).collect();
             for (slot, link) in self.links(&of, &within).await? {
                 end = link.tail(slot);
-                newest = newest.max(link.at); // a void has none
+                newest = newest.max(link.at); // a void has no time
                 if link.barred.iter().any(|(barred, by)| *by == number && *barred == intent.id) {
                     return Ok(Found::Barred);
                 }
@@ -171,7 +180,7 @@ impl Inner {
                 }
             }
             if within.len() < slots.len() {
-                return Ok(Found::Barred); // beyond the window: it can come no more
+                return Ok(Found::Barred); // the chain is beyond the window, so the event can no longer come
             }
             if slots.len() < step {
                 return Ok(Found::Nothing { end, newest: Time::from_micros(newest) });
@@ -184,13 +193,15 @@ impl Inner {
         }
     }
 
-    /// Puts a void at the end of a chain, so that nobody can commit under an intent any more.
+    /// Puts a void at the end of a chain, so that no writer can commit under the intent any more.
     async fn give_up(&self, tenant: Option<&Tenant>, number: u32, intent: &Intent, end: Tail) -> Result<()> {
         let of = intent.of(tenant)?;
-        // The intent may begin behind what the chain held when we looked: only the chain's own end will do.
+        // If no link was found from the intent's start on, that start may lie beyond the chain's
+        // end: look the end up.
         let end = if end.last.is_some() { end } else { self.tail(&of).await? };
         let void = Link::void(&of, end.next, end.ms, vec![(intent.id.clone(), number)]);
-        self.objects.create(&name::link(&of, end.next), json(&void)?).await?; // taken: look again
+        // If the slot is taken, the caller looks again.
+        self.objects.create(&name::link(&of, end.next), json(&void)?).await?;
         crash_point!("journal.object.void");
         Ok(())
     }
@@ -204,14 +215,15 @@ impl Inner {
         }
     }
 
-    /// Forgets an id whose event is being swept. One that is being appended again already is left alone.
+    /// Deletes the intents of an id whose event is being swept, unless the id is already being
+    /// appended again.
     pub(super) async fn forget(&self, tenant: Option<&Tenant>, id: &EventId, number: u32) -> Result<()> {
         let listed = self.intents(tenant, id).await?;
         let newest = listed.last().map(|last| name::intent_number(&last.name)).transpose()?;
         if newest.is_some_and(|newest| newest > number) {
             return Ok(());
         }
-        // The newest goes last: whoever looks meanwhile finds it, or none.
+        // Deletes the newest last: a concurrent lookup finds either that one or none.
         for object in listed {
             self.objects.delete(&object.name).await?;
         }
@@ -231,7 +243,7 @@ impl Intent {
     }
 }
 
-/// An object's content.
+/// Serializes an object's content.
 pub(super) fn json(content: &impl Serialize) -> Result<Bytes> {
     let text = serde_json::to_vec(content).map_err(|e| Error::Corrupt(format!("no JSON: {e}")))?;
     Ok(text.into())

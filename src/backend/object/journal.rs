@@ -1,4 +1,4 @@
-//! The journal itself.
+//! The journal and its settings.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::SeqCst;
@@ -27,29 +27,31 @@ use crate::journal::{
 };
 use crate::ledger::Token;
 
-/// How many requests one call has under way at most.
+/// The most concurrent requests of one call.
 const AT_ONCE: usize = 16;
-/// More aggregates than this are not remembered unless someone appends to them.
+/// Above this many aggregates, those without a running append are removed from `turns`.
 const TURNS_MAX: usize = 1000;
-/// How far places may run ahead of the clock.
+/// How far index times may run ahead of the clock.
 const AHEAD_MAX_MS: u64 = 1500;
 /// The format of the objects.
 const FORMAT: u32 = 1;
 
-/// What a journal in an object store is told when it is opened.
+/// Settings of a journal in an object store.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ObjectSettings {
-    /// As for every journal; at most 1000 events in one append.
+    /// The settings of every journal; at most 1000 events per append.
     pub journal: JournalSettings,
-    /// Whether it is made if it is not there.
+    /// Whether the journal is created if it is missing.
     pub migrate: Migrate,
     /// Where the next number comes from.
     pub allocator: AllocatorSettings,
-    /// After how long an append that has not committed is taken for gone. One that was only slow tries again.
+    /// How long an append may take to commit before readers give it up. An append that was only
+    /// slow tries again.
     pub grace: Duration,
-    /// How long an id that an append has claimed may be in use by it, by the store's clock: what was claimed longer ago is claimed anew before it
-    /// is committed, and a sweep may forget it. The same for everybody.
+    /// How long an append may use an id that it has claimed, by the store's clock. After that it
+    /// claims the id again before it commits, and a sweep may remove the intent. All processes must
+    /// use the same value.
     pub intent_max: Duration,
 }
 
@@ -65,7 +67,7 @@ impl Default for ObjectSettings {
     }
 }
 
-/// A journal in an object store. Clones share it.
+/// A journal in an object store. Clones share its state.
 #[derive(Debug, Clone)]
 pub struct ObjectJournal(Arc<Inner>);
 
@@ -79,15 +81,16 @@ pub(super) struct Inner {
     pub(super) allocator: Option<Box<dyn Allocator>>,
     pub(super) grace: Duration,
     pub(super) intent_max: Duration,
-    /// Where chains ended when they were last seen.
+    /// The ends of chains as last seen.
     pub(super) tails: Mutex<HashMap<AggregateOf, Tail>>,
-    /// The last place in the index that this process took: the next one is behind it, however the clock is told.
+    /// The last index time that this process drew. The next one is later, whatever the clock says.
     last_ms: Arc<AtomicU64>,
-    /// Appends of this process to one aggregate take turns: racing each other they would only lose requests.
+    /// Appends of this process to one aggregate take turns: racing each other would only waste
+    /// requests.
     turns: Mutex<HashMap<AggregateOf, Weak<tokio::sync::Mutex<()>>>>,
-    /// Something was appended by this process.
+    /// Notified when this process appends.
     pub(super) changed: Notify,
-    /// How large the appends lately read were, the larger ones counting more.
+    /// The recent size of appends read; larger ones count more.
     link_bytes: AtomicUsize,
 }
 
@@ -98,8 +101,8 @@ struct Meta {
 }
 
 impl ObjectJournal {
-    /// Opens the journal that lies in a store, and makes one if there is none. A store that does not create an object of a name once, or
-    /// does not list in order, is refused: it is tried each time.
+    /// Opens the journal in a store, creating it if there is none. Each call tests the store, and
+    /// refuses one that can create a name twice or does not list in order.
     pub async fn open(objects: Arc<dyn Objects>, settings: ObjectSettings) -> Result<Self> {
         let limit = EVENTS_MAX as usize;
         if !(1..=limit).contains(&settings.journal.events_max) {
@@ -133,14 +136,14 @@ impl ObjectJournal {
     }
 }
 
-/// Everyone in this process who has the same journal open takes places from one row.
+/// All journals in this process with the same id share one counter.
 fn last_ms_of(journal: &str) -> Arc<AtomicU64> {
     static LAST: LazyLock<Mutex<HashMap<String, Arc<AtomicU64>>>> = LazyLock::new(Mutex::default);
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
     Arc::clone(last.entry(journal.to_owned()).or_default())
 }
 
-/// The journal's id: made once.
+/// Reads the journal's id, or creates it once.
 async fn identify(objects: &dyn Objects, migrate: Migrate) -> Result<String> {
     let made = Meta { journal: uuid::Uuid::new_v4().to_string(), format: FORMAT };
     for _ in 0..3 {
@@ -166,15 +169,16 @@ async fn identify(objects: &dyn Objects, migrate: Migrate) -> Result<String> {
 }
 
 impl Inner {
-    /// A place in the index, not before `ms` and behind the last one of this process. If thousands are taken in a second, some are the
-    /// same: running ahead of the clock would make readers wait.
+    /// Draws an index time: at least `ms`, and after the last one of this process. At thousands per
+    /// second some repeat, since running ahead of the clock would make readers wait.
     pub(super) fn take_ms(&self, ms: u64) -> u64 {
         let next = |last: u64| if last < ms + AHEAD_MAX_MS { ms.max(last + 1) } else { ms };
         let before = self.last_ms.fetch_update(SeqCst, SeqCst, |last| Some(next(last).max(last)));
         next(before.unwrap_or_else(|last| last))
     }
 
-    /// How many appends are read at once: with large ones fewer, so that what is read takes about as much memory as a page.
+    /// How many appends to read at once: fewer if they are large, so that they take about as much
+    /// memory as a page.
     pub(super) fn at_once(&self) -> usize {
         (self.settings.page_bytes_max / self.link_bytes.load(SeqCst).max(1)).clamp(1, AT_ONCE)
     }
@@ -183,7 +187,7 @@ impl Inner {
         let _ = self.link_bytes.fetch_update(SeqCst, SeqCst, |before| Some(bytes.max(before / 8 * 7)));
     }
 
-    /// Waits for this process's turn with an aggregate.
+    /// Waits for a turn to append to an aggregate.
     pub(super) async fn turn(&self, of: &AggregateOf) -> OwnedMutexGuard<()> {
         let turn = {
             let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
@@ -200,7 +204,7 @@ impl Inner {
         turn.lock_owned().await
     }
 
-    /// Does something for each of some things, several at a time; answers in their order.
+    /// Runs `work` for each item, several at a time; returns the results in order.
     pub(super) async fn each<I, T, W, F>(&self, items: Vec<I>, work: W) -> Result<Vec<T>>
     where
         I: Send + 'static,

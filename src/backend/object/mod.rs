@@ -13,43 +13,49 @@
 //! probe/…                                 tried when it is opened: is a name created once, are names listed in order?
 //! ```
 //!
-//! The only thing that decides is that an object of a name is created once. An append looks at a chain up to its end, decides, and
-//! creates the object at the next place, which it can only if nothing has changed: checked, numbered and stored in one step. Killed
-//! before that, nothing was appended and no number is gone; killed after it, the event is there, and whoever reads the journal finds the
-//! note and completes the index. So a link's name must never become free again: a sweep takes the events out of a link and leaves the
-//! link, about 200 bytes per append, for ever. However long ago a writer has looked, it finds its place taken.
+//! Everything rests on one operation: creating an object under a name succeeds only once. An append
+//! reads a chain to its end, decides, and creates the object at the next slot, which succeeds only
+//! if nothing has changed. So checking, numbering and storing are one atomic step. An append killed
+//! before that has changed nothing and used up no number. If it is killed afterwards, the event is
+//! in the journal, and the next reader finds the note and completes the index. A link's name must
+//! therefore never become free again: a sweep removes the events from a link but keeps the link,
+//! about 200 bytes per append, for ever. However long ago a writer has looked, it finds its slot
+//! taken.
 //!
-//! An entry's place in the index is a time by the *store's* clock, never the event's own: later than any at which a reader can have
-//! missed the note. See `read.rs` for why a reader that follows the index comes by every event. On S3 an event is therefore given
-//! to readers about a third of a second after it was appended (`skew` and what is not known of the clock), in a directory at once.
+//! An entry's position in the index is a time of the *store's* clock, never the event's own time.
+//! It is later than any moment at which a reader can have missed the note. `read.rs` explains why a
+//! reader that follows the index gets every event. On S3, readers therefore get an event about a
+//! third of a second after it was appended (`skew` plus the uncertainty of the clock); in a
+//! directory they get it at once.
 //!
 //! # What it costs
 //!
 //! | call | requests |
 //! |---|---|
-//! | opening | 10, or 12 of a new one (two names are tried, and removed; old ones are looked for; which journal it is) |
+//! | opening | 10, or 12 for a new one (test two names and remove them, look for old ones, read the id) |
 //! | `append` of n new events | n + 4 (an intent each, note, link, index, removal of the note); a repeat 5 per event |
-//! | … the first time a process meets an aggregate | + 2 or 3 (hint, listing, last link) |
-//! | … when another process was quicker | + 6 or so each time |
+//! | … the first time in a process for an aggregate | + 2 or 3 (hint, listing, last link) |
+//! | … when another process was faster | + about 6 each time |
 //! | … with the allocator in PostgreSQL | + 2 statements; the first time 1 statement instead of the hint |
 //! | `head` | 1 listing, + 1 if the chain has grown |
-//! | `read` of k appends | 2 listings + k; one that finds nothing 2 |
+//! | `read` of k appends | 2 listings + k; 2 if it finds nothing |
 //! | `wait` | 1 listing at 50 ms, 100 ms, … 1 s |
-//! | `read_aggregate` of k appends | 1 listing per thousand appends + k; if the first ones were swept 1 listing + 2 |
+//! | `read_aggregate` of k appends | 1 listing per thousand appends + k; + 1 listing + 2 if the first ones were swept |
 //! | `find` | 2 listings + 2 |
-//! | `lead` | 2 listings + up to 5, `renew_leadership` 3, `save` 4 |
-//! | `sweep` | 1 listing per thousand appends, per removed append 3 + 2 per event, per aggregate 1; for what is too young or held back nothing |
-//! | … for intents left behind, at its end | 1 listing per thousand ids, up to ten, + 2, + about 6 for each that is older than what was swept |
-//! | … the relays, at its beginning and every hundred removed appends | 1 listing + 2 per relay |
+//! | `acquire_leadership` | 2 listings + up to 5; `renew_leadership` 3, `save` 4 |
+//! | `sweep` | 1 listing per thousand appends, 3 per removed append + 2 per event, 1 per aggregate; nothing for young or held-back ones |
+//! | … for abandoned intents, at its end | up to 10 listings of a thousand ids, + 2, + about 6 per intent older than what was swept |
+//! | … for relays, at its start and every hundred removed appends | 1 listing + 2 per relay |
 //! | `count_after` | 1 listing per thousand appends; `stat` 2, up to 100,000 |
 //!
-//! A listing gives up to a thousand names. In a directory a request is a file, written and synced, with its directory.
+//! A listing returns up to a thousand names. In a directory a request is a file operation; writes
+//! sync the file and its directory.
 //!
 //! # What it does not do
 //!
-//! An append that is killed may leave intents behind: small objects. A sweep removes them once the aggregate has gone on (see
-//! `collect.rs`). Those of an aggregate that never went on stay: removing one would take a void that stays instead. The same
-//! id must not be appended again at the very moment its event is swept.
+//! A killed append may leave intents behind: small objects. A sweep removes them once the aggregate
+//! has later appends (see `collect.rs`). Without later appends they stay: removing one would take a
+//! void, which stays as well. Do not append an id again at the very moment its event is swept.
 
 pub mod allocator;
 #[cfg(feature = "postgres")]

@@ -1,4 +1,5 @@
-//! How objects are named: tenants, aggregates and ids as parts of a name, places of an aggregate's chain, entries of the index.
+//! Names of objects: tenants, aggregates and ids as parts of a name, slots of a chain, entries of
+//! the index.
 
 use sha2::{Digest, Sha256};
 
@@ -7,18 +8,19 @@ use crate::error::{Error, Result};
 use crate::id::{EventId, RelayName, Tenant};
 use crate::journal::{AggregateOf, Position};
 
-/// The longest part made of a text; with everything around it a name stays below the 255 bytes of a file system and, with its
-/// prefix, below the 1024 of S3.
+/// The longest part made from a text. With everything around it a name stays below the 255 bytes of
+/// a file system and, with its prefix, below the 1024 of S3.
 const PART_MAX: usize = 80;
 
 /// The longest prefix of a journal within its bucket.
 #[cfg(feature = "s3")]
 pub(super) const PREFIX_MAX: usize = 500;
 
-/// Stands between two parts. No part contains it: an underscore in one is followed by two digits or another underscore.
+/// Separates two parts. No part contains it: an underscore in a part is followed by two digits or
+/// another underscore.
 const BETWEEN: &str = "_.";
 
-/// The last millisecond of thirteen digits: in the year 2286.
+/// The last millisecond that has thirteen digits: in the year 2286.
 const MS_MAX: u64 = 9_999_999_999_999;
 
 pub(super) const META: &str = "meta";
@@ -29,8 +31,9 @@ pub(super) const RELAYS: &str = "relay/";
 pub(super) const INTENTS: &str = "id/";
 pub(super) const COLLECTED: &str = "collected";
 
-/// A text as part of a name: everything but `[A-Za-z0-9.-]` as `_` and two hexadecimal digits, so two texts never meet. A long
-/// one ends in a hash instead; what it is called in full stands in the object and is compared there.
+/// Encodes a text as part of a name: everything but `[A-Za-z0-9.-]` becomes `_` and two hexadecimal
+/// digits, so different texts get different parts. A long text ends in a hash instead; the object
+/// contains the full text, which is compared.
 pub(super) fn part(text: &str) -> String {
     use std::fmt::Write as _;
     let mut out = String::with_capacity(text.len());
@@ -38,7 +41,7 @@ pub(super) fn part(text: &str) -> String {
         if byte.is_ascii_alphanumeric() || byte == b'-' || (byte == b'.' && at > 0) {
             out.push(char::from(byte));
         } else {
-            let _ = write!(out, "_{byte:02X}"); // a String takes everything
+            let _ = write!(out, "_{byte:02X}"); // writing to a String cannot fail
         }
     }
     if out.len() > PART_MAX {
@@ -62,7 +65,8 @@ fn tenant(tenant: Option<&Tenant>) -> String {
     tenant.map_or_else(|| "-".to_owned(), |tenant| format!("t-{}", part(tenant.as_str())))
 }
 
-/// A place in an aggregate's chain: the seq that comes next there, and how many places with that seq are void already.
+/// A slot in an aggregate's chain: the next seq there, and how many voids with that seq come before
+/// it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Slot {
     pub(super) seq: u64,
@@ -72,7 +76,7 @@ pub(super) struct Slot {
 impl Slot {
     pub(super) const FIRST: Slot = Slot { seq: 1, void: 0 };
 
-    /// What sorts right before the object at this place, and behind the one before it.
+    /// Sorts right before the name of the object at this slot, and after the previous one.
     fn text(self) -> String {
         format!("{:020}.{:04}", self.seq, self.void)
     }
@@ -83,38 +87,38 @@ impl Slot {
     }
 }
 
-/// Where an aggregate's chain lies.
+/// The prefix of an aggregate's chain.
 pub(super) fn chain(of: &AggregateOf) -> String {
     format!("{CHAINS}{}/{}/", tenant(of.tenant.as_ref()), part(of.aggregate.as_str()))
 }
 
-/// The object at a place of a chain.
+/// The name of the object at a slot.
 pub(super) fn link(of: &AggregateOf, slot: Slot) -> String {
     format!("{}{}.link", chain(of), slot.text())
 }
 
-/// Behind which name the listing of a chain begins at a place.
+/// The name after which a listing of the chain starts at this slot.
 pub(super) fn chain_from(of: &AggregateOf, slot: Slot) -> String {
     format!("{}{}", chain(of), slot.text())
 }
 
-/// The place an object of a chain lies at.
+/// The slot of an object of a chain.
 pub(super) fn slot_of(name: &str) -> Result<Slot> {
     let file = name.rsplit('/').next().unwrap_or(name);
     file.strip_suffix(".link").and_then(Slot::parse).ok_or_else(|| foreign(name))
 }
 
-/// Where a cold start begins to look for an aggregate's head.
+/// The hint from which a process without a cache looks for an aggregate's head.
 pub(super) fn head(of: &AggregateOf) -> String {
     format!("head/{}/{}", tenant(of.tenant.as_ref()), part(of.aggregate.as_str()))
 }
 
-/// Where the first events of a chain lie that are not swept.
+/// The hint up to which a chain was swept.
 pub(super) fn floor(chain: &str) -> String {
     format!("floor/{}", chain.strip_prefix(CHAINS).unwrap_or(chain).trim_end_matches('/'))
 }
 
-/// The intents of an id, by number.
+/// The prefix of an id's intents, ordered by number.
 pub(super) fn intents(of: Option<&Tenant>, id: &EventId) -> String {
     format!("id/{}/{}{BETWEEN}", tenant(of), part(&id.as_str()))
 }
@@ -123,7 +127,7 @@ pub(super) fn intent(of: Option<&Tenant>, id: &EventId, number: u32) -> String {
     format!("{}{number:06}", intents(of, id))
 }
 
-/// What the names of all intents of the same id begin with.
+/// The common prefix of all intents of the same id.
 pub(super) fn intents_of(name: &str) -> Result<&str> {
     name.rfind(BETWEEN).map(|at| &name[..at + BETWEEN.len()]).ok_or_else(|| foreign(name))
 }
@@ -132,7 +136,7 @@ pub(super) fn intent_number(name: &str) -> Result<u32> {
     name.rsplit_once(BETWEEN).and_then(|(_, number)| number.parse().ok()).ok_or_else(|| foreign(name))
 }
 
-/// Says that an append is under way since (at the earliest) a millisecond.
+/// A note that an append is under way, since this millisecond at the earliest.
 pub(super) fn pending(since_ms: u64, nonce: &str) -> String {
     format!("{PENDING}{since_ms:013}.{nonce}")
 }
@@ -142,7 +146,7 @@ pub(super) fn pending_since(name: &str) -> Result<u64> {
     text.and_then(|(ms, _)| ms.parse().ok()).ok_or_else(|| foreign(name))
 }
 
-/// One append in the index, as its name tells.
+/// An append's entry in the index, as encoded in its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) ms: u64,
@@ -152,7 +156,7 @@ pub(super) struct Entry {
     pub(super) count: u64,
     /// How many of the first events were swept.
     pub(super) gone: u64,
-    /// Where its chain lies.
+    /// The prefix of its chain.
     pub(super) chain: String,
 }
 
@@ -162,12 +166,13 @@ impl Entry {
         Entry { ms, slot, hash: hash_of(chain.as_bytes(), 8), count, gone: 0, chain }
     }
 
-    /// The numbers, from 0, of the events that are left and lie behind a position.
+    /// The indexes, from 0, of the remaining events after a position.
     pub(super) fn left_after(&self, after: &Position) -> impl Iterator<Item = u64> {
         (self.gone..self.count).filter(move |nth| self.position(*nth) > *after)
     }
 
-    /// Its name. The millisecond's head is a directory of its own: about a quarter of an hour.
+    /// Its name. The first digits of the millisecond form a directory, which spans about a quarter
+    /// of an hour.
     pub(super) fn name(&self) -> String {
         let places: Vec<&str> = self.chain.trim_end_matches('/').split('/').skip(1).collect();
         format!(
@@ -206,7 +211,8 @@ impl Entry {
     }
 }
 
-/// The entries of a listing. Of one append that was swept in part there may be two for a moment: the later one counts.
+/// The entries of a listing. An append that was swept in part may briefly have two: the later one
+/// counts.
 pub(super) fn entries(listed: &[Listed]) -> Result<Vec<Entry>> {
     let mut entries: Vec<Entry> = Vec::with_capacity(listed.len());
     for object in listed {
@@ -224,7 +230,7 @@ fn from(ms: u64, rest: &str) -> String {
     format!("{INDEX}{}/{ms}.{rest}", &ms[..7])
 }
 
-/// Behind which name the index goes on after a position: right before the entry the position is in.
+/// The name after which the index continues from a position: right before the position's entry.
 pub(super) fn index_after(position: &Position) -> Result<String> {
     let Some(name) = position.name() else {
         return Ok(from(position.number().min(MS_MAX), ""));
@@ -240,12 +246,12 @@ pub(super) fn index_after(position: &Position) -> Result<String> {
     Ok(from(position.number(), entry))
 }
 
-/// Where a relay's leads and checkpoints lie.
+/// The prefix of a relay's leadership and checkpoint objects.
 pub(super) fn relay(relay: &RelayName) -> String {
     format!("{RELAYS}{}/", part(relay.as_str()))
 }
 
-/// A number that tells relays apart.
+/// A number that distinguishes relays.
 pub(super) fn relay_number(relay: &RelayName) -> u32 {
     let hash = Sha256::digest(relay.as_str().as_bytes());
     u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]])

@@ -1,25 +1,28 @@
-//! Whether a store does what a journal rests on: it is tried and not believed.
+//! Tests whether a store does what a journal depends on, instead of trusting it.
 //!
-//! An object of a name must be created once. S3 has that since 2024 as `If-None-Match: *`. A server that does not know the header takes the second
-//! write of a name and says that all is well; two appends would get one number, and one of them would be gone. And names must be
-//! listed in their order, from any of them on: who follows a journal would be given something twice, or never.
+//! Creating an object under a name must succeed only once. S3 has offered that since 2024 as
+//! `If-None-Match: *`. A server that does not know the header accepts the second write: two appends
+//! would get one number, and one of them would be lost. Listings must be in order, starting at any
+//! name: otherwise a follower would get events twice, or never.
 
 use bytes::Bytes;
 
 use super::store::Objects;
 use crate::error::{Error, Result};
 
-/// What is tried lies here, under names that nobody has used before, for as long as it takes. Nobody else looks here.
+/// The prefix of test objects. Their names are unique, they exist only during the test, and nothing
+/// else reads them.
 const PROBES: &str = "probe/";
-/// What is older was left by someone who was killed: a try takes seconds.
+/// Older objects are from tests that were killed: a test takes seconds.
 const LEFT: std::time::Duration = std::time::Duration::from_hours(1);
-/// So many of those are removed at a time.
+/// How many of those are removed at a time.
 const LEFT_MAX: usize = 100;
 
-/// Tries a store, and refuses one that creates a name twice, does not keep what it created, or does not list in order.
+/// Tests a store, and refuses one that creates a name twice, does not keep what it created, or does
+/// not list in order.
 pub(crate) async fn must_keep_a_journal(objects: &dyn Objects) -> Result<()> {
     let prefix = format!("{PROBES}{}", uuid::Uuid::new_v4().simple());
-    // The later name first, so that order is not a matter of age.
+    // Create the later name first, so that age does not yield the right order.
     let names = [format!("{prefix}.b"), format!("{prefix}.a")];
     let tried = async {
         let [later, earlier] = &names;
@@ -40,7 +43,7 @@ pub(crate) async fn must_keep_a_journal(objects: &dyn Objects) -> Result<()> {
 
 async fn create_twice(objects: &dyn Objects, name: &str) -> Result<()> {
     let (first, second) = (Bytes::from_static(b"first"), Bytes::from_static(b"second"));
-    // Its answer says nothing: a client that had to ask again may be told that its own object is there.
+    // Ignore the answer: a client that retried may be told that its own object exists.
     objects.create(name, first.clone()).await?;
     let again = objects.create(name, second).await?;
     let found = match objects.get(name).await? {
@@ -72,7 +75,7 @@ fn refused(objects: &dyn Objects, why: &str) -> Error {
     Error::Refused { what, source: None }
 }
 
-/// Removes what was left by those who were killed here.
+/// Removes objects of tests that were killed.
 async fn remove_left(objects: &dyn Objects) -> Result<()> {
     let listed = objects.list(PROBES, PROBES, LEFT_MAX).await?;
     if listed.is_empty() {

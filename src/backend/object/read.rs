@@ -1,9 +1,11 @@
-//! Following the index.
+//! Follows the index.
 //!
-//! An append first leaves a note, then is given its place in the index: later than the store's clock showed when the note was
-//! written. So whoever lists the notes at a moment knows all appends that can still get a place before it. Up to the oldest of
-//! these, and up to that moment, nothing new can come: that far the index is given. A note whose writer is gone is not waited for:
-//! if its append was committed, the reader writes the index; if not, it takes the place in the chain itself, with a void.
+//! An append first leaves a note, then gets its index time, which is later than the store's clock
+//! when the note was written. So a reader that lists the notes at some moment knows all appends
+//! that can still get an earlier index time. Up to that moment, and up to the oldest of those
+//! notes, nothing new can appear: that far the reader returns the index. It does not wait for a
+//! note whose writer is gone. If that append was committed, the reader writes its index entry; if
+//! not, the reader takes the slot with a void.
 
 use std::time::Duration;
 
@@ -16,18 +18,18 @@ use crate::crash_point;
 use crate::error::{Error, Result};
 use crate::journal::{AggregateOf, Filling, Position, ReadBatch};
 
-/// How long a read waits for the store's clock to pass what was appended just before.
+/// How long a read waits for the store's clock to pass the index time of a recent append.
 const SETTLE_MAX: Duration = Duration::from_secs(3);
-/// Notes younger than this are left to their writers.
+/// Readers leave younger notes to their writers.
 const NOTE_AGE_MS: u64 = 500;
 
-/// The index up to which nothing new can come.
+/// How far the index is final: up to there nothing new can appear.
 struct Final {
-    /// By the clock.
+    /// By the clock alone.
     now: u64,
     /// By the clock and by the appends under way.
     up_to: u64,
-    /// Whether there are any.
+    /// Whether any append is under way.
     under_way: bool,
 }
 
@@ -43,7 +45,8 @@ impl Inner {
             let fin = self.up_to().await?;
             let listed = self.objects.list(name::INDEX, &from, names_max).await?;
             let mut entries = name::entries(&listed)?;
-            // What was there before we came is given even if its time has not: after a short sleep it has.
+            // An entry that was there before this read is returned even if its index time is still
+            // ahead: wait for it.
             let newest = entries.last().map_or(0, |entry| entry.ms);
             if newest > fin.now && tokio::time::Instant::now() < deadline {
                 tokio::time::sleep(Duration::from_millis((newest - fin.now).clamp(1, 500))).await;
@@ -60,7 +63,7 @@ impl Inner {
         }
     }
 
-    /// As much of some entries as fits on a page.
+    /// As many events of the entries as fit on a page.
     async fn batch(&self, after: &Position, entries: &[Entry], limit: usize) -> Result<ReadBatch> {
         let wanted: Vec<&Entry> =
             entries.iter().filter(|entry| entry.left_after(after).next().is_some()).collect();
@@ -87,7 +90,7 @@ impl Inner {
                     if let Some(stored) =
                         link.as_ref().map(|link| link.stored(entry.slot, nth as usize)).transpose()?.flatten()
                     {
-                        page.take(stored); // not there: swept
+                        page.take(stored); // otherwise it was swept
                     }
                     next = entry.position(nth);
                 }
@@ -98,7 +101,7 @@ impl Inner {
         Ok(ReadBatch::new(page.events, next, false).more(page.more))
     }
 
-    /// Up to where nothing new can come. Appends that are under way too long are brought to an end.
+    /// How far the index is final. Finishes appends that have been under way for too long.
     async fn up_to(&self) -> Result<Final> {
         let now = millis(self.objects.now().await?.low);
         let notes = self.objects.list(name::PENDING, name::PENDING, PAGE).await?;
@@ -120,9 +123,9 @@ impl Inner {
         Ok(Final { now, up_to, under_way })
     }
 
-    /// Does what the writer of a note has not done. False: it is too early for that.
+    /// Finishes the append of a note for its writer. Returns false if it is too early.
     async fn bring_to_an_end(&self, note_name: &str, since: u64, now: u64) -> Result<bool> {
-        let Some(body) = self.objects.get(note_name).await? else { return Ok(true) }; // done, index included
+        let Some(body) = self.objects.get(note_name).await? else { return Ok(true) }; // finished already
         let note: Note = serde_json::from_slice(&body)
             .map_err(|e| Error::Corrupt(format!("{note_name} is no note: {e}")))?;
         let of = note.of()?;
@@ -138,7 +141,7 @@ impl Inner {
                 let slot = note.slot();
                 let void = Link::void(&of, slot, note.ms, Vec::new());
                 if !self.objects.create(&name::link(&of, slot), json(&void)?).await? {
-                    return Ok(false); // just now: look again
+                    return Ok(false); // just taken: look again
                 }
                 crash_point!("journal.object.voided");
             }
@@ -151,14 +154,16 @@ impl Inner {
         u64::try_from(self.grace.as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Waits for something behind a position: woken by this process's appends, else by looking, less and less often.
+    /// Waits for an event after a position. Appends of this process wake it; for others it polls,
+    /// less and less often.
     pub(super) async fn wait(&self, after: &Position, at_most: Duration) -> Result<()> {
         let deadline = tokio::time::Instant::now() + at_most;
         let mut pause = Duration::from_millis(50);
         loop {
             let appended = self.changed.notified();
             if self.count_after(after, 1).await? > 0 {
-                // It may be behind an append that is under way: not at once, so that nobody asks in circles.
+                // The event may be held back by an append under way: pause, so that callers do not
+                // spin.
                 tokio::time::sleep_until(
                     deadline.min(tokio::time::Instant::now() + Duration::from_millis(10)),
                 )
@@ -191,7 +196,7 @@ impl Inner {
         Ok(count.min(limit))
     }
 
-    /// What lies at places of a chain, in order.
+    /// The links at the given slots, in order.
     pub(super) async fn links(&self, of: &AggregateOf, slots: &[Slot]) -> Result<Vec<(Slot, Link)>> {
         let of = of.clone();
         let links = self.each(slots.to_vec(), move |inner, slot| {

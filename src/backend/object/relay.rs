@@ -1,4 +1,5 @@
-//! Leads and checkpoints of relays: objects that are written once, named by the lead's token.
+//! Leadership and checkpoints of relays: objects that are written once, named by the leadership's
+//! token.
 //!
 //! ```text
 //! relay/NAME/TOKEN.lead              who leads, and for how long at first; whoever creates it does
@@ -7,11 +8,12 @@
 //! relay/NAME/TOKEN.end               given up
 //! ```
 //!
-//! A relay that is forgotten is a lead of nobody's that says so, with an empty checkpoint: its number is never given out again, and it is not listed.
+//! Forgetting a relay writes a leadership without an owner that is marked as forgotten, with an
+//! empty checkpoint. Its token is never used again, and the relay is no longer listed.
 //!
-//! The checkpoint that counts is the last one of the highest token, so what a zombie writes under an older one is seen by nobody.
-//! Whether a lead has lapsed is decided by the store's clock alone: when it says that the object was written, and what it shows now,
-//! both rounded in favour of whoever leads.
+//! The checkpoint that counts is the last one under the highest token, so readers ignore what a
+//! zombie writes under an older token. The store's clock alone decides whether a leadership has
+//! expired: by when the object was written and the time now, both rounded in the leader's favour.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -31,16 +33,17 @@ use crate::id::{Owner, RelayName};
 use crate::journal::{Checkpoint, Leadership, RelayState, may_be_forgotten, must_be_drawn, must_be_last};
 use crate::ledger::Token;
 
-/// More objects than a relay ever has: old ones are removed with every step.
+/// More objects than a relay ever has, since every step removes old ones.
 const OBJECTS_MAX: usize = 10_000;
 
-/// How often a listing is read again because what it named was replaced meanwhile.
+/// How often to list again because a listed object was replaced meanwhile.
 const LISTINGS_MAX: u32 = 50;
 
-/// How often a lead without any checkpoint is looked at: a leader writes one right away, unless it was killed.
+/// How often to look at a leadership without a checkpoint: a leader writes one at once, unless it
+/// was killed.
 const FIRST_SAVE_MAX: u32 = 3;
 
-/// How much of a token tells the relay.
+/// How many bits of a token identify the relay.
 const RELAY_BITS: u32 = 20;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -48,7 +51,8 @@ struct LeadObject {
     relay: String,
     owner: Option<String>,
     lease_ms: u64,
-    /// Whether this ended the relay. It counts once there is a checkpoint under the same token.
+    /// Whether this ended the relay. It takes effect once there is a checkpoint under the same
+    /// token.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     forgotten: bool,
 }
@@ -60,14 +64,14 @@ struct SaveObject {
     saved_at: Option<i64>,
 }
 
-/// What the names in a relay's directory say.
+/// A relay's state, as the names of its objects tell it.
 #[derive(Debug, Default)]
 struct Board {
     objects: Vec<Listed>,
-    /// The highest token that leads or has led; 0: none.
+    /// The highest token of a leadership; 0 if there is none.
     token: i64,
     lead_at: Option<Time>,
-    /// The last time it was kept, and for how long.
+    /// The last renewal, and its lease in milliseconds.
     kept: Option<(Time, u64)>,
     ended: bool,
     /// The last checkpoint: token, number, name.
@@ -115,12 +119,12 @@ impl Board {
         board
     }
 
-    /// Whether a token is the one that counts. Where nobody has ever led, none is.
+    /// Whether this is the current token. A relay that never had a leader has none.
     fn is_led_by(&self, token: Token) -> bool {
         self.lead_at.is_some() && self.token == token.0
     }
 
-    /// Until when whoever has the token leads.
+    /// When the current leadership expires.
     fn until(&self, lead: &LeadObject, grain_ms: u64) -> Option<Time> {
         let (at, lease_ms) = match self.kept {
             Some(kept) => kept,
@@ -161,7 +165,7 @@ impl Inner {
             .map_err(|e| Error::Corrupt(format!("{name} makes no sense: {e}")))
     }
 
-    /// The checkpoint that a listing names. None: it was replaced meanwhile, so the listing is to be read again.
+    /// The checkpoint that a listing names. `None` if it was replaced meanwhile; then list again.
     async fn saved(&self, board: &Board) -> Result<Option<SaveObject>> {
         let Some((.., name)) = &board.save else {
             return Ok(Some(SaveObject { checkpoint: None, saved_at: None }));
@@ -206,8 +210,8 @@ impl Inner {
         }
     }
 
-    /// Creates a lead, then brings the checkpoint over: what anyone saved before the lead was created is seen, what is saved under
-    /// an older token afterwards is not.
+    /// Creates a leadership, then copies the checkpoint. Everything saved before the leadership was
+    /// created is seen; what is saved under an older token afterwards is not.
     async fn take_over(
         &self,
         relay: &RelayName,
@@ -222,7 +226,8 @@ impl Inner {
         let (board, save) = loop {
             let board = self.board(relay).await?;
             if !board.is_led_by(Token(token)) {
-                // Another has led since we looked, so the name was free again. It decides nothing; nobody is to find it.
+                // Another leader took over and cleaned up since we looked, so the name was free again.
+                // Our object has no effect; delete it.
                 self.objects.delete(&file(relay, token, "lead")).await?;
                 return Ok(None);
             }
@@ -238,14 +243,15 @@ impl Inner {
         let first = json(if lead.forgotten { &empty } else { &save })?;
         self.objects.create(&file(relay, token, &save_name(0)), first).await?;
         crash_point!("journal.object.lead_checkpoint");
-        // The first lead stays, so that every listing, however long it takes, shows that there is such a relay.
+        // Keep the first leadership, so that every listing, however long it takes, shows that the
+        // relay exists.
         let first = file(relay, next_token(relay, 0), "lead");
         let older = |object: &&Listed| object.name < file(relay, token, "") && object.name != first;
         self.remove(board.objects.iter().filter(older)).await;
         Ok(Some((token, save.checkpoint)))
     }
 
-    /// Old objects decide nothing any more; if one stays, the next step removes it.
+    /// Removes old objects. They have no effect any more; the next step removes those that stay.
     async fn remove(&self, objects: impl Iterator<Item = &Listed>) {
         for object in objects {
             let _ = self.objects.delete(&object.name).await;
@@ -282,21 +288,24 @@ impl Inner {
         }
         must_be_drawn(relay, &checkpoint.position, self.last_place().await?)?;
         let mut n = board.save.as_ref().filter(|(t, ..)| *t == token.0).map_or(0, |(_, n, ..)| *n) + 1;
-        // A name that is taken: by an earlier try of ours whose answer was lost, or by another task of ours.
+        // The name may be taken by an earlier try of ours whose answer was lost, or by another task
+        // of ours.
         while !self.objects.create(&file(relay, token.0, &save_name(n)), save.clone()).await? {
             n += 1;
         }
         crash_point!("journal.object.saved");
         let name = file(relay, token.0, &save_name(n));
         if !self.board(relay).await?.is_led_by(token) {
-            return Err(fenced(relay)); // the next leader may have begun from this checkpoint; it is true in any case
+            // The next leader may have started from this checkpoint; it is correct in any case.
+            return Err(fenced(relay));
         }
         let old = |object: &&Listed| object.name.contains(".save.") && object.name < name;
         self.remove(board.objects.iter().filter(old)).await;
         Ok(())
     }
 
-    /// The last place that an append can have got by now: places are moments, so what was put back gives none of them out again.
+    /// The latest index time that an append can have got by now. Index times follow the clock, so a
+    /// restored store does not assign old ones again.
     async fn last_place(&self) -> Result<u64> {
         Ok(millis(self.objects.now().await?.high) + AHEAD_MS + self.objects.skew_ms())
     }
@@ -308,7 +317,7 @@ impl Inner {
         self.objects.put(&file(relay, token.0, "end"), bytes::Bytes::new()).await
     }
 
-    /// All relays. One is never left out: what is missing of it was replaced while we looked, so we look again.
+    /// All relays. None is left out: if an object was replaced during the listing, it lists again.
     pub(super) async fn relays(&self) -> Result<Vec<RelayState>> {
         for nth in 1..=LISTINGS_MAX {
             if let Some(relays) = self.relays_listed(nth >= FIRST_SAVE_MAX).await? {
@@ -318,7 +327,7 @@ impl Inner {
         Err(replaced("all"))
     }
 
-    /// None: something that the listing named is not there any more.
+    /// `None` if a listed object no longer exists.
     async fn relays_listed(&self, unsaved: bool) -> Result<Option<Vec<RelayState>>> {
         let listed = self.objects.list(name::RELAYS, name::RELAYS, usize::MAX).await?;
         let mut boards: BTreeMap<String, Vec<Listed>> = BTreeMap::new();
@@ -375,7 +384,8 @@ impl Inner {
             let state = may_be_forgotten(relay, known, self.objects.now().await?.low)?;
             let lead = LeadObject { relay: relay.as_str().into(), owner: None, lease_ms: 0, forgotten: true };
             let token = next_token(relay, state.token.0);
-            // Whoever leads from now on may have begun before the checkpoint was emptied: then it is not forgotten.
+            // A leader that takes over now may have started before the checkpoint was emptied: then
+            // the relay is not forgotten.
             if let Some((token, checkpoint)) = self.take_over(relay, token, &lead).await?
                 && self.board(relay).await?.is_led_by(Token(token))
             {
@@ -385,7 +395,8 @@ impl Inner {
     }
 }
 
-/// The next token of a relay. Its last digits are the relay's own, so that no two relays ever have the same.
+/// The relay's next token. Its low bits identify the relay, so that two relays do not get the same
+/// token.
 fn next_token(relay: &RelayName, last: i64) -> i64 {
     (((last >> RELAY_BITS) + 1) << RELAY_BITS) | i64::from(name::relay_number(relay) >> (32 - RELAY_BITS))
 }

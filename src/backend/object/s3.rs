@@ -1,4 +1,4 @@
-//! S3 and what speaks its protocol, through the `object_store` crate.
+//! S3 and compatible stores, through the `object_store` crate.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -21,20 +21,20 @@ use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::words::span;
 
-/// The most names in one answer.
+/// The most names per answer.
 const PAGE: usize = 1000;
 
 /// A bucket, or a part of one.
 #[derive(Debug)]
 pub struct S3 {
     store: AmazonS3,
-    /// Before every name: empty, or ending in a slash.
+    /// Precedes every name; empty, or ends with a slash.
     prefix: String,
     settings: S3Settings,
     clock: Arc<StoreClock>,
 }
 
-/// Everyone who talks to the same endpoint learns the same clock.
+/// All clients of an endpoint share one clock.
 fn clock_of(endpoint: &str) -> Arc<StoreClock> {
     static CLOCKS: LazyLock<Mutex<HashMap<String, Arc<StoreClock>>>> = LazyLock::new(Mutex::default);
     let mut clocks = CLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -42,10 +42,11 @@ fn clock_of(endpoint: &str) -> Arc<StoreClock> {
 }
 
 impl S3 {
-    /// Prepares the client and asks once: a missing bucket, wrong credentials and an endpoint nobody answers at are told here.
+    /// Builds the client and sends one request, which reveals a missing bucket, wrong credentials
+    /// or an unreachable endpoint.
     pub async fn connect(settings: S3Settings) -> Result<Self> {
         settings.check()?;
-        // Who has installed another one keeps it.
+        // Keeps a provider that is already installed.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = reqwest::Client::builder()
             .connect_timeout(settings.timeout / 2)
@@ -80,7 +81,7 @@ impl S3 {
         let s3 = S3 { store, prefix, settings, clock };
         match s3.list("", "", 1).await {
             Ok(_) => Ok(s3),
-            // Later it may be the server's doing; at the start it is what was configured.
+            // Later the server may be the cause; at the start it is the configuration.
             Err(Error::Refused { what, .. }) => {
                 Err(Error::Config(format!("{what}; see AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")))
             }
@@ -92,7 +93,7 @@ impl S3 {
         Path::from(format!("{}{name}", self.prefix))
     }
 
-    /// Bounds what the client's own retries can add up to.
+    /// Bounds the total time of the client's own retries.
     async fn bounded<T>(
         &self,
         doing: &str,
@@ -117,7 +118,7 @@ impl S3 {
         let refused = ["AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"];
         let refused = refused.iter().any(|code| text.contains(code));
         Failed::Told(match error {
-            // A listing is answered by a general error that only its text tells apart.
+            // A failed listing is a generic error; only its text tells the cause.
             _ if text.contains("NoSuchBucket") => Error::NotFound(format!(
                 "there is no bucket {:?} at {}",
                 self.settings.bucket,
@@ -141,7 +142,7 @@ impl S3 {
         })
     }
 
-    /// The server says itself that it cannot do what is asked for; asking again is no use.
+    /// The server says that it cannot do what was asked; retrying is pointless.
     fn lacks(&self, doing: &str, text: &str) -> Error {
         let answer = answered(text).map(|answer| format!(" ({answer})")).unwrap_or_default();
         Error::Unsupported(format!("{} cannot do what a journal needs, {doing}{answer}", self.about()))
@@ -156,7 +157,7 @@ impl S3 {
     }
 }
 
-/// What a store says in an answer of XML: its word for it, and its sentence.
+/// The code and the message of an XML error.
 fn answered(text: &str) -> Option<String> {
     let of = |name: &str| {
         let (_, rest) = text.split_once(&format!("<{name}>"))?;
@@ -229,7 +230,7 @@ impl Objects for S3 {
                 let name = object.location.as_ref().strip_prefix(&self.prefix).unwrap_or_default().to_owned();
                 listed.push(Listed { name, at: Time::from_micros(object.last_modified.timestamp_micros()) });
             }
-            listed.sort_unstable_by(|a, b| a.name.cmp(&b.name)); // the crate promises no order, S3 does
+            listed.sort_unstable_by(|a, b| a.name.cmp(&b.name)); // the crate promises no order
             let Some(last) = listed.last() else { break };
             offset = format!("{}{}", self.prefix, last.name);
             found.append(&mut listed);
@@ -278,7 +279,7 @@ impl Objects for S3 {
     }
 }
 
-/// A client that learns the store's clock from each answer.
+/// An HTTP client that learns the store's clock from each answer.
 #[derive(Debug, Clone)]
 struct Dated {
     client: reqwest::Client,

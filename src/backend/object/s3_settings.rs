@@ -1,4 +1,4 @@
-//! Which bucket, where, and who we are there.
+//! The bucket, its endpoint and the credentials.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,29 +6,30 @@ use std::time::Duration;
 use super::name::PREFIX_MAX;
 use crate::error::{Error, Result};
 
-/// How to reach a bucket. Printed without its secrets.
+/// How to reach a bucket. `Debug` omits the secrets.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct S3Settings {
-    /// The bucket. It must be there already.
+    /// The bucket. It must exist.
     pub bucket: String,
-    /// What every name begins with; several journals may share a bucket.
+    /// The prefix of every name; several journals may share a bucket.
     pub prefix: String,
-    /// Where the service is; none: Amazon's, in the region.
+    /// The endpoint; `None` means Amazon's, in the region.
     pub endpoint: Option<String>,
     /// The region.
     pub region: String,
-    /// Who we are.
+    /// The access key's id.
     pub access_key_id: String,
-    /// And how we show it.
+    /// The access key's secret.
     pub secret_access_key: String,
-    /// What temporary credentials need besides.
+    /// The token of temporary credentials.
     pub session_token: Option<String>,
-    /// Whether the endpoint may be plain HTTP although it is not on this machine.
+    /// Whether plain HTTP is allowed to an endpoint that is not on this machine.
     pub allow_http: bool,
     /// How long one operation may take, retries included.
     pub timeout: Duration,
-    /// How far the clocks of the service's machines may be apart: an event is not given to readers before it is older than that.
+    /// How far apart the clocks of the service's machines may be. Readers get an event only once it
+    /// is older than that.
     pub skew: Duration,
 }
 
@@ -64,8 +65,9 @@ impl S3Settings {
         }
     }
 
-    /// Reads `s3://BUCKET/PREFIX?endpoint=…&region=…&allow_http=true&skew_ms=…`; credentials come from `AWS_ACCESS_KEY_ID`,
-    /// `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN`, or from the files that these with `_FILE` behind them name.
+    /// Parses `s3://BUCKET/PREFIX?endpoint=…&region=…&allow_http=true&skew_ms=…`. Credentials come
+    /// from `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN`, or from the files
+    /// named by the same variables with the suffix `_FILE`.
     pub fn from_url(url: &str) -> Result<Self> {
         Self::read(url, |name| std::env::var(name).ok())
     }
@@ -118,13 +120,13 @@ impl S3Settings {
         Ok(settings)
     }
 
-    /// Where the service is.
+    /// The effective endpoint.
     pub fn endpoint(&self) -> String {
         let amazon = || format!("https://s3.{}.amazonaws.com", self.region);
         self.endpoint.as_ref().map_or_else(amazon, |endpoint| endpoint.trim_end_matches('/').to_owned())
     }
 
-    /// Checks what can be checked without asking anyone.
+    /// Checks what can be checked without a request.
     pub(super) fn check(&self) -> Result<()> {
         let plain =
             |text: &str, more: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || more.contains(c));
@@ -160,7 +162,7 @@ impl S3Settings {
     }
 }
 
-/// A variable, or the content of the file that it names with `_FILE` behind it.
+/// A variable's value, or the content of the file named by the variable with the suffix `_FILE`.
 fn secret(name: &str, variable: impl Fn(&str) -> Option<String>) -> Result<Option<String>> {
     let file = variable(&format!("{name}_FILE"));
     match (variable(name).filter(|value| !value.is_empty()), file) {

@@ -1,4 +1,4 @@
-//! What a journal needs of an object store: five verbs and a clock.
+//! What a journal needs from an object store: five operations and a clock.
 
 use std::fmt;
 
@@ -11,63 +11,66 @@ use crate::error::Result;
 /// An object in a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
-    /// Its whole name.
+    /// Its full name.
     pub name: String,
-    /// When it was written, by the store's clock; not before this, and less than [`Objects::grain_ms`] after it.
+    /// When it was written, by the store's clock: at this time or less than [`Objects::grain_ms`]
+    /// later.
     pub at: Time,
 }
 
-/// What the store's clock shows: as exactly as it can be told from here.
+/// The store's time, as precisely as it is known here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Now {
-    /// It is not earlier than this,
+    /// The earliest it can be.
     pub low: Time,
-    /// and not later.
+    /// The latest it can be.
     pub high: Time,
-    /// In between: what is told to people. It does not go back.
+    /// A value in between, for display. It does not go back.
     pub about: Time,
 }
 
-/// A place for objects.
+/// An object store.
 ///
 /// # Contract
 ///
-/// 1. [`create`](Objects::create) writes an object whole or not at all, and only if there is none of that name: of those who try at
-///    the same time one succeeds.
-/// 2. What was written is there for every `get` and every `list` that begins afterwards (S3 since December 2020).
+/// 1. [`create`](Objects::create) writes an object whole or not at all, and only if none of that
+///    name exists: of concurrent callers one succeeds.
+/// 2. What was written is visible to every `get` and `list` that begins afterwards (S3 since
+///    December 2020).
 /// 3. [`list`](Objects::list) is in the order of the names' bytes.
 /// 4. An `Err` leaves open whether the write took place.
 ///
-/// Who opens a journal, or archives one, tries the first three, and refuses a store that cannot do them.
+/// Opening a journal or an archive tests the first three, and refuses a store that fails.
 #[async_trait]
 pub trait Objects: fmt::Debug + Send + Sync + 'static {
-    /// Writes an object of a new name; false if the name is taken.
+    /// Writes an object under a new name; returns false if the name is taken.
     async fn create(&self, name: &str, body: Bytes) -> Result<bool>;
 
-    /// Writes an object, whatever was there.
+    /// Writes an object, replacing an existing one.
     async fn put(&self, name: &str, body: Bytes) -> Result<()>;
 
     /// An object's content.
     async fn get(&self, name: &str) -> Result<Option<Bytes>>;
 
-    /// Objects whose names begin with `prefix` and come behind `after`, at most `limit` (up to 1000 cost one request).
+    /// Objects whose names begin with `prefix` and sort after `after`, at most `limit` (up to 1000
+    /// cost one request).
     async fn list(&self, prefix: &str, after: &str, limit: usize) -> Result<Vec<Listed>>;
 
-    /// Removes an object; one that is not there is no error.
+    /// Deletes an object. It is no error if there is none.
     async fn delete(&self, name: &str) -> Result<()>;
 
     /// The store's clock.
     async fn now(&self) -> Result<Now>;
 
-    /// How coarse the times of a listing are, in milliseconds.
+    /// The resolution of the times in a listing, in milliseconds.
     fn grain_ms(&self) -> u64;
 
-    /// How far the clocks of the store's own machines may be apart, in milliseconds.
+    /// How far apart the clocks of the store's own machines may be, in milliseconds.
     fn skew_ms(&self) -> u64;
 
-    /// Whether what was written survives a crash of the machine.
+    /// Whether written objects survive a crash of the machine.
     fn durable(&self) -> bool;
 
-    /// What it is, for people; without secrets.
+    /// A description for people, without secrets.
     fn about(&self) -> String;
 }

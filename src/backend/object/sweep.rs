@@ -1,9 +1,10 @@
-//! Removing what is published, and counting.
+//! Removes published events, and counts.
 //!
-//! Ids go first, then the events, then their entry in the index: killed in between, the next sweep finds the entry and goes on.
+//! A sweep removes the ids first, then the events, then their entry in the index. If it is killed
+//! in between, the next sweep finds the entry and continues.
 //!
-//! A link stays for ever, without its events: about 200 bytes per append. If its name became free, a writer that has not looked since
-//! could take the place a second time, and with it the number.
+//! A link stays for ever, without its events: about 200 bytes per append. If its name became free,
+//! a writer that has not looked since could take the slot a second time, and with it the number.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -18,13 +19,13 @@ use crate::error::Result;
 use crate::id::EventId;
 use crate::journal::{JournalStat, JournalSweep, Position, RelayState, is_behind, swept_up_to};
 
-/// Beyond so many names a count is an estimate: what was counted, and not exact.
+/// Beyond this many names counting stops, and the result is not exact.
 const COUNTED_MAX: usize = 100_000;
 
-/// How far an entry's place in the index may be ahead of when it was appended.
+/// How far an entry's index time may be ahead of its append's time.
 pub(super) const AHEAD_MS: u64 = 10_000;
 
-/// After so many removals the relays are looked at again.
+/// After this many removals the relays are read again.
 const LOOK_EVERY: u32 = 100;
 
 /// How far the relays have come.
@@ -32,12 +33,12 @@ const LOOK_EVERY: u32 = 100;
 struct Limits {
     relays: Vec<RelayState>,
     up_to: Position,
-    /// From which seq on a relay holds back a chain.
+    /// For each chain that a relay holds back, the first seq that it needs.
     held: HashMap<String, u64>,
 }
 
 impl Limits {
-    /// None: there are no relays, so nothing is published.
+    /// `None` if there are no relays, so that nothing is published.
     fn of(relays: Vec<RelayState>) -> Result<Option<Self>> {
         let Some(up_to) = swept_up_to(&relays) else { return Ok(None) };
         let mut held = HashMap::new();
@@ -48,7 +49,7 @@ impl Limits {
         Ok(Some(Limits { relays, up_to, held }))
     }
 
-    /// Whether relays have only gone on since, and none is missing.
+    /// Whether relays have only moved forward since, and none is missing.
     fn still_true(&self, now: &Limits) -> bool {
         let position = |relay: &RelayState| relay.checkpoint.as_ref().map(|c| c.position.clone());
         now.up_to >= self.up_to
@@ -58,12 +59,13 @@ impl Limits {
             })
     }
 
-    /// Whether nothing of an append may go, whatever is in it.
+    /// Whether a relay holds back all events of an append.
     fn hold(&self, entry: &Entry) -> bool {
         self.held.get(&entry.chain).is_some_and(|next| entry.slot.seq + entry.gone >= *next)
     }
 
-    /// How many of an append's events may go: always the first ones, since relays pass them in order and hold back what follows.
+    /// How many of an append's events may be removed. These are always its first ones, since relays
+    /// pass them in order and hold back the rest.
     fn ripe(&self, link: &Link, entry: &Entry, cutoff: Time) -> Result<u64> {
         if Time::from_micros(link.at) >= cutoff {
             return Ok(0);
@@ -81,12 +83,13 @@ impl Limits {
     }
 }
 
-/// How far each chain was swept: the name of its last link that is empty, with none before it that is not.
+/// How far each chain was swept: the name of its last link before which all links are empty, itself
+/// included.
 #[derive(Debug, Default)]
 struct Floors(BTreeMap<String, (String, bool)>);
 
 impl Floors {
-    /// The next entry of a chain, in the index's order, which within a chain is its own.
+    /// Adds the next entry of a chain. The index has the entries of a chain in the chain's order.
     fn pass(&mut self, entry: &Entry, empty: bool) {
         let (link, open) = self.0.entry(entry.chain.clone()).or_insert_with(|| (String::new(), true));
         *open &= empty;
@@ -105,7 +108,7 @@ impl Inner {
         }
         if !terms.dry_run {
             for (chain, (link, _)) in floors.0.into_iter().filter(|(_, (link, _))| !link.is_empty()) {
-                let _ = self.objects.put(&name::floor(&chain), link.into()).await; // it only saves time
+                let _ = self.objects.put(&name::floor(&chain), link.into()).await; // only a hint
             }
         }
         swept
@@ -121,7 +124,7 @@ impl Inner {
             let listed = self.objects.list(name::INDEX, &after, PAGE).await?;
             for entry in name::entries(&listed)? {
                 if entry.position(entry.gone) > limits.up_to || entry.ms > young {
-                    return Ok(swept); // and so is everything behind it
+                    return Ok(swept); // so is everything after it
                 }
                 if limits.hold(&entry) {
                     floors.pass(&entry, false);
@@ -131,7 +134,8 @@ impl Inner {
                     removed = 0;
                     match Limits::of(self.relays().await?)? {
                         Some(now) if limits.still_true(&now) => limits = now,
-                        _ => return Ok(swept), // someone goes back, or begins: the next sweep asks anew
+                        // A relay went back or was added: leave the rest to the next sweep.
+                        _ => return Ok(swept),
                     }
                 }
                 let link = self.link_named(&entry.link()).await?;
@@ -155,7 +159,7 @@ impl Inner {
         }
     }
 
-    /// Removes the first events that are left of an append; with the last of them, its entry.
+    /// Removes the first remaining events of an append, and with the last of them its entry.
     async fn remove_first(&self, entry: &Entry, link: Option<Link>, take: u64) -> Result<()> {
         if let Some(mut link) = link {
             let of = link.of()?;
@@ -208,7 +212,8 @@ impl Inner {
         Ok(stat)
     }
 
-    /// How many chains there are besides those in the index: all their events were swept. And whether that is all.
+    /// How many chains outside the index have had events, all swept; and whether all chains were
+    /// counted.
     async fn count_swept(&self, indexed: &HashSet<String>) -> Result<(u64, bool)> {
         let mut others: BTreeMap<String, String> = BTreeMap::new();
         let (mut names, mut all) = (0, false);
@@ -227,7 +232,7 @@ impl Inner {
         }
         let mut count = 0;
         for last in others.values() {
-            // Nothing but voids is no aggregate: someone was about to begin it.
+            // A chain of voids only is no aggregate: its first append was never committed.
             let began = name::slot_of(last)?.seq > 1;
             count += u64::from(began || self.link_named(last).await?.is_some_and(|link| link.count > 0));
         }

@@ -1,27 +1,29 @@
-//! What an operator may accept of a server, by name.
+//! The weaknesses of a server that an operator may accept, by name.
 
 use crate::config::hide_password;
 use crate::error::{Error, Result};
 
-/// A weakness of a server that makes a ledger on it forget. Each is refused at start unless it is accepted by its name, in
-/// [`RedisSettings::accept`](super::RedisSettings::accept) or as `?accept=NAME,NAME` in the ledger's URL. What is lost is run
-/// again.
+/// A weakness of a server that can make its ledger forget entries. The ledger refuses to start on
+/// such a server unless the weakness is accepted by name, in
+/// [`RedisSettings::accept`](super::RedisSettings::accept) or as `?accept=NAME,NAME` in the
+/// ledger's URL. Events whose entries are lost run again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Accept {
-    /// `no-appendonly`: without an append-only file everything since the last snapshot is lost when the server stops.
+    /// `no-appendonly`: the server has no append-only file. When it stops, it loses everything
+    /// since the last snapshot.
     NoAppendonly,
-    /// `eviction`: the server throws entries away when its memory is full.
+    /// `eviction`: the server deletes entries when its memory is full.
     Eviction,
-    /// `replicas`: one that takes over may lack the last acknowledged writes.
+    /// `replicas`: a replica that takes over may lack the last acknowledged writes.
     Replicas,
 }
 
 impl Accept {
-    /// Every one.
+    /// Every weakness.
     pub const ALL: [Accept; 3] = [Accept::NoAppendonly, Accept::Eviction, Accept::Replicas];
 
-    /// Its name.
+    /// The name under which it is accepted.
     pub fn name(self) -> &'static str {
         match self {
             Accept::NoAppendonly => "no-appendonly",
@@ -41,7 +43,7 @@ impl std::str::FromStr for Accept {
     }
 }
 
-/// Takes `accept` out of a URL: the rest is for the driver.
+/// Removes `accept` from a URL; the rest is for the driver.
 pub(super) fn from_url(url: &str) -> Result<(String, Vec<Accept>)> {
     let Some((base, query)) = url.split_once('?') else { return Ok((url.to_owned(), Vec::new())) };
     let mut accepted = Vec::new();

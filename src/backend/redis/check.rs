@@ -1,4 +1,4 @@
-//! What the promises rest on, as far as the server tells.
+//! Checks what the guarantees depend on, as far as the server reports it.
 
 use std::collections::HashMap;
 
@@ -8,10 +8,10 @@ use crate::error::Result;
 use crate::ledger::{Finding, Level};
 use crate::words::counted;
 
-/// What the server says about itself, judged.
+/// Judges the server by what it reports about itself.
 pub(super) async fn findings(ledger: &RedisLedger) -> Result<Vec<Finding>> {
     let info = info(&ledger.0.connection).await?;
-    // A managed server may keep its configuration to itself.
+    // A managed server may not allow reading its configuration.
     let fsync: Option<HashMap<String, String>> =
         redis::cmd("CONFIG").arg("GET").arg("appendfsync").query_async(&mut ledger.connection()).await.ok();
     let fsync = fsync.as_ref().and_then(|config| config.get("appendfsync")).map(String::as_str);

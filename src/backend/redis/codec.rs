@@ -1,7 +1,9 @@
-//! Rows and heads as bytes. A stored value begins with a stamp that the server gives it; what follows is made here.
+//! Encodes rows and heads as bytes. A stored value begins with a stamp that the server assigns;
+//! this module writes the rest.
 //!
-//! A row goes on with its state, and with its aggregate behind a length of two bytes, because the reading script looks for
-//! those. The rest is length-prefixed parts in one order; parts that are not there are told by a bit.
+//! In a row, the state follows, then the aggregate with its length in two bytes, because the
+//! reading script looks for those. The rest is a sequence of length-prefixed parts in a fixed
+//! order; flags say which parts are present.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +16,7 @@ use crate::id::{Aggregate, Owner, Topic};
 use crate::ledger::transition::{Head, HeadLease, Row};
 use crate::ledger::{Body, Metadata, Nonce, State, Token};
 
-/// What the server puts before a value.
+/// The length of the stamp that the server puts before a value.
 pub(super) const STAMP_BYTES: usize = 6;
 
 const TRACKED: u16 = 1;
@@ -36,7 +38,7 @@ const PAYLOAD: u16 = 1 << 13;
 struct Writer(Vec<u8>);
 
 impl Writer {
-    /// Seven bits to a byte, the lowest first.
+    /// Writes seven bits per byte, the lowest first.
     fn number(&mut self, mut number: u64) {
         while number >= 0x80 {
             self.0.push(number as u8 | 0x80);
@@ -45,7 +47,7 @@ impl Writer {
         self.0.push(number as u8);
     }
 
-    /// Small ones of either sign are short.
+    /// Zigzag encoding: small numbers of either sign are short.
     fn signed(&mut self, number: i64) {
         self.number(((number << 1) ^ (number >> 63)) as u64);
     }
@@ -109,7 +111,7 @@ fn short() -> Error {
     Error::Corrupt("an entry ends too early".into())
 }
 
-/// What was stored and cannot be read back is corrupt, whatever the rule it breaks.
+/// Reports a stored value that cannot be read as corrupt, whatever rule it breaks.
 fn sound<T>(result: Result<T>) -> Result<T> {
     result.map_err(|error| Error::Corrupt(error.to_string()))
 }
@@ -122,7 +124,7 @@ fn state_of(code: u8) -> Result<State> {
     State::ALL.get(usize::from(code)).copied().ok_or_else(|| Error::Corrupt(format!("state number {code}")))
 }
 
-/// The state of a stored row, and whether it has a body, without reading the rest.
+/// The state of a stored row, without reading the rest.
 pub(super) fn state(stored: &[u8]) -> Result<State> {
     state_of(*stored.get(STAMP_BYTES).ok_or_else(short)?)
 }
@@ -149,7 +151,7 @@ fn flags(row: &Row) -> u16 {
     .fold(0, |flags, (set, flag)| if set { flags | flag } else { flags })
 }
 
-/// A row, without its stamp.
+/// Encodes a row, without its stamp.
 pub(super) fn pack_row(row: &Row) -> Vec<u8> {
     let mut to = Writer::default();
     to.0.push(state_code(row.state));
@@ -205,15 +207,16 @@ fn pack_body(to: &mut Writer, body: &Body) {
     }
 }
 
-/// How many bytes stand before the aggregate of a stored row: stamp, state, length. The scripts know it, too.
+/// The bytes before the aggregate of a stored row: stamp, state, length. The scripts rely on this
+/// number.
 pub(super) const BEFORE_AGGREGATE: usize = STAMP_BYTES + 3;
-/// How many bytes behind it, at most, tell the row's times and its place in the order.
+/// The most bytes after the aggregate that hold the row's times and its seq.
 const BEHIND_AGGREGATE: usize = 2 + 10 + 8 + 10 + 10 + 10 + 10;
-/// The same, and how many tell where it came from, unless its owner's and its topic's names are longer than names are.
+/// The same plus the origin, for owner and topic names of usual length.
 pub(super) const BEGINNING: usize = BEHIND_AGGREGATE + 320;
 
-/// When a row's time comes, its place in the order, and where it came from, from its beginning. One whose names are so long that
-/// the beginning ends before that could be from anywhere.
+/// Reads a row's due time, order and origin from its start. There is no origin if the names are so
+/// long that the start ends before it: such a row could be from anywhere.
 pub(super) fn waiting(beginning: &[u8]) -> Result<Beginning> {
     let mut from = Reader(beginning);
     let start = Start::read(&mut from)?;
@@ -221,7 +224,7 @@ pub(super) fn waiting(beginning: &[u8]) -> Result<Beginning> {
     Ok(Beginning { at: start.at, order: start.order, origin })
 }
 
-/// What [`waiting`] tells.
+/// What [`waiting`] reads.
 #[derive(Debug, PartialEq)]
 pub(super) struct Beginning {
     pub(super) at: Time,
@@ -229,7 +232,7 @@ pub(super) struct Beginning {
     pub(super) origin: Option<Origin>,
 }
 
-/// What follows the start of a stored row.
+/// The part of a stored row that follows [`Start`].
 struct Origins {
     owner: Option<Owner>,
     fingerprint: Option<Fingerprint>,
@@ -253,7 +256,7 @@ impl Origins {
     }
 }
 
-/// What a stored row begins with.
+/// The first part of a stored row.
 struct Start {
     state: State,
     flags: u16,
@@ -287,7 +290,7 @@ impl Start {
     }
 }
 
-/// A stored row.
+/// Decodes a stored row.
 pub(super) fn row(stored: &[u8]) -> Result<Row> {
     let mut from = Reader(stored);
     let Start { state, flags, token, nonce, attempts, first_at, at, order } = Start::read(&mut from)?;
@@ -330,7 +333,7 @@ fn body(from: &mut Reader<'_>, flags: u16) -> Result<Body> {
     Ok(Body { payload, headers: Headers::from_iter(headers), key, timestamp })
 }
 
-/// A head, without its stamp.
+/// Encodes a head, without its stamp.
 pub(super) fn pack_head(head: &Head) -> Vec<u8> {
     let mut to = Writer::default();
     let there = [head.last.is_some(), head.lease.is_some(), head.parked.is_some(), head.gap_at.is_some()];
@@ -352,13 +355,13 @@ pub(super) fn pack_head(head: &Head) -> Vec<u8> {
     to.number(head.retrying.len() as u64);
     let mut before = 0;
     for seq in &head.retrying {
-        to.number(seq - before); // in order, so the steps are small
+        to.number(seq - before); // the differences of ascending seqs are small
         before = *seq;
     }
     to.0
 }
 
-/// A stored head.
+/// Decodes a stored head.
 pub(super) fn head(stored: &[u8]) -> Result<Head> {
     let mut from = Reader(stored);
     from.take(STAMP_BYTES)?;

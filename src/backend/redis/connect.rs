@@ -1,4 +1,4 @@
-//! Connections, and what their errors mean.
+//! Opens connections and maps their errors.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -9,8 +9,8 @@ use redis::{Client, ErrorKind, RedisError, ServerErrorKind};
 use crate::config::hide_password;
 use crate::error::{Error, Result};
 
-/// A connection that comes back by itself. Nothing is connected yet. A command that fails is never sent again by it: whether
-/// that is right depends on the command.
+/// A connection that reconnects automatically. It connects with the first command. It never repeats
+/// a failed command: whether that is right depends on the command.
 pub(super) fn manager(url: &str, timeout: Duration) -> Result<ConnectionManager> {
     if let Some((scheme @ ("rediss" | "valkeys"), _)) = url.split_once(':') {
         return Err(Error::Unsupported(format!(
@@ -20,7 +20,7 @@ pub(super) fn manager(url: &str, timeout: Duration) -> Result<ConnectionManager>
         )));
     }
     let bad = |error: RedisError| {
-        // The driver's text may hold the URL, and the URL a password.
+        // The driver's text may contain the URL, and the URL a password.
         Error::Config(format!(
             "{:?} is no Redis URL that can be used: {}",
             hide_password(url),
@@ -39,7 +39,7 @@ pub(super) fn manager(url: &str, timeout: Duration) -> Result<ConnectionManager>
     ConnectionManager::new_lazy_with_config(client, config).map_err(bad)
 }
 
-/// Says what was being done when a command failed.
+/// Adds what was being done when a command failed.
 pub(super) trait Doing<T> {
     fn doing(self, what: &str) -> Result<T>;
 }
@@ -70,8 +70,8 @@ fn fault(what: &str, error: RedisError) -> Error {
     }
 }
 
-/// Sends a script. One that the server does not know is sent in full; it may have forgotten it again before it is called, and as
-/// nothing was run then, it is sent again.
+/// Runs a script by its hash, and sends it in full if the server does not know it. The server may
+/// forget it again before the call; nothing has run then, so it is sent again.
 pub(super) async fn send<T: redis::FromRedisValue>(
     connection: &ConnectionManager,
     script: &redis::ScriptInvocation<'_>,
@@ -87,10 +87,10 @@ pub(super) async fn send<T: redis::FromRedisValue>(
     }
 }
 
-/// How often a script is sent in full before it is given up.
+/// How often a script is tried before giving up.
 const SENT_MAX: u32 = 10;
 
-/// What the server says about itself (`INFO`), by name.
+/// What the server reports about itself (`INFO`), by name.
 pub(super) async fn info(connection: &ConnectionManager) -> Result<HashMap<String, String>> {
     let text: String = redis::cmd("INFO")
         .query_async(&mut connection.clone())

@@ -1,5 +1,5 @@
-//! What waits: held events that are due, dead ones on their way out, and the markers of transactional batches. Each is found
-//! by an index that holds nothing else.
+//! Held events that are due, dead letters that are not published yet, and the markers of
+//! transactional batches. Each kind has an index that holds nothing else.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -16,7 +16,7 @@ use crate::ledger::{
     Body, Due, Entry, Filter, Key, Ledger as _, Marker, PublishedDead, Rows as _, Share, State, runnable,
 };
 
-/// How many entries of an index are looked at together.
+/// How many entries of an index are read at once.
 const PART: usize = 250;
 
 async fn of_scope(ledger: &RedisLedger, scope: &Scope) -> Result<(Scopes, Vec<i32>)> {
@@ -26,14 +26,14 @@ async fn of_scope(ledger: &RedisLedger, scope: &Scope) -> Result<(Scopes, Vec<i3
     Ok((scopes, numbers))
 }
 
-/// What may be claimed now.
+/// The held events that may be claimed now.
 pub(super) async fn due(ledger: &RedisLedger, scope: &Scope, share: &Share, limit: usize) -> Result<Due> {
     let (scopes, numbers) = of_scope(ledger, scope).await?;
     let now = ledger.now().await?;
     let mut heads: HashMap<(i32, Aggregate), Option<Head>> = HashMap::new();
     let mut found = Vec::new();
     for number in &numbers {
-        // All of them, as those at the front may wait for those behind.
+        // Read all of them: those at the front may wait for later ones.
         for from in (0..).step_by(PART) {
             let until = now.as_micros().to_string();
             let (count, rows, its_heads) = waiting(ledger, "due", *number, &until, from).await?;
@@ -60,7 +60,7 @@ pub(super) async fn due(ledger: &RedisLedger, scope: &Scope, share: &Share, limi
     let keys: Vec<Key> = keys.into_iter().map(|(key, _)| key).collect();
     let mut entries = Vec::new();
     for (key, row) in read(ledger, &keys, share).await? {
-        // Somebody may have been quicker.
+        // Another claim may have been faster.
         if row.body.is_some() && matches!(row.state, State::Leased | State::Retry | State::Parked) {
             entries.push(scopes.entry(&key, row)?);
         }
@@ -68,7 +68,8 @@ pub(super) async fn due(ledger: &RedisLedger, scope: &Scope, share: &Share, limi
     Ok(Due { entries, held: count(ledger, &numbers).await? })
 }
 
-/// Reads rows until the share's bytes are reached. A few first, to see how large they are: one answer has all of its rows in memory.
+/// Reads rows until the share's byte limit is reached. It first reads a few to learn their size,
+/// because an answer holds all its rows in memory.
 async fn read(ledger: &RedisLedger, keys: &[Key], share: &Share) -> Result<Vec<(Key, Row)>> {
     let (mut found, mut bytes, mut part) = (Vec::new(), 0, PART);
     if share.bytes_max.is_some() {
@@ -92,13 +93,14 @@ async fn read(ledger: &RedisLedger, keys: &[Key], share: &Share) -> Result<Vec<(
     Ok(found)
 }
 
-/// How many rows are read before anything is known of their size.
+/// How many rows are read before their size is known.
 const FIRST_PART: usize = 8;
 
-/// Pairs of bytes, as a script answers them.
+/// Pairs of bytes in a script's answer.
 type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// A part of what waits in a scope: how many it is, the members with what their rows begin with, and the heads they stand behind.
+/// Part of a scope's waiting rows: how many members were read, the members with the start of their
+/// rows, and the heads of their aggregates.
 async fn waiting(
     ledger: &RedisLedger,
     index: &str,
@@ -127,7 +129,7 @@ async fn count(ledger: &RedisLedger, numbers: &[i32]) -> Result<u64> {
     Ok(counts.iter().sum())
 }
 
-/// Dead ones that were not copied out yet.
+/// The dead letters that are not published yet.
 pub(super) async fn unpublished_dead(
     ledger: &RedisLedger,
     scope: &Scope,
@@ -159,7 +161,7 @@ pub(super) async fn unpublished_dead(
     dead.into_iter().map(|(key, row)| scopes.entry(&key, row)).collect()
 }
 
-/// Notes that dead ones were copied out.
+/// Records that dead letters were published.
 pub(super) async fn mark_dead_published(ledger: &RedisLedger, entries: &[PublishedDead]) -> Result<()> {
     if entries.is_empty() {
         return Ok(());
@@ -185,7 +187,7 @@ pub(super) fn marker_field(scope: &Scope, topic: &Topic, partition: i32) -> Stri
     format!("{}\0{}\0{partition}", scope.as_str(), topic.as_str())
 }
 
-/// Notes markers; an empty one goes.
+/// Sets markers; deletes those that are empty.
 pub(super) async fn set_markers(ledger: &RedisLedger, scope: &Scope, markers: &[Marker]) -> Result<()> {
     if markers.is_empty() {
         return Ok(());
@@ -198,7 +200,7 @@ pub(super) async fn set_markers(ledger: &RedisLedger, scope: &Scope, markers: &[
         .await
 }
 
-/// The markers of partitions, by partition.
+/// The markers of partitions, ordered by partition.
 pub(super) async fn markers(
     ledger: &RedisLedger,
     scope: &Scope,
@@ -225,7 +227,7 @@ pub(super) async fn markers(
     Ok(markers)
 }
 
-/// When a marker was noted, how far it reaches, and what was being tried.
+/// A marker's time, its last offset, and the text of what was being tried.
 fn marker_value(stored: &[u8]) -> Result<(Time, i64, &str)> {
     let parse = || {
         let mut parts = std::str::from_utf8(stored).ok()?.splitn(3, ':');
@@ -235,8 +237,8 @@ fn marker_value(stored: &[u8]) -> Result<(Time, i64, &str)> {
     parse().ok_or_else(|| Error::Corrupt(format!("{:?} is no marker", String::from_utf8_lossy(stored))))
 }
 
-/// Forgets markers that nobody has noted since: those of scopes that are over. One that is noted again at that very moment goes
-/// with it, and comes back with its partition's next batches.
+/// Deletes markers that were not set since the cutoff: their scopes are no longer in use. A marker
+/// that is set at the same moment is deleted too; the partition's next batches set it again.
 pub(super) async fn forget_markers(ledger: &RedisLedger, cutoff: Time) -> Result<()> {
     let markers = ledger.key(":markers");
     let all: Pairs = redis::cmd("HGETALL")

@@ -1,11 +1,13 @@
-//! Which ledger this process works on, and which life of it: the same server process, with all that it acknowledged.
+//! Tracks which ledger this process works on, and which *life* of it: one server process with
+//! everything it acknowledged.
 //!
-//! A server may come back empty (`FLUSHALL`, a lost volume), older (a backup, a replica that lacked the last writes), or with
-//! everything in place (a restart). It may also get an older copy while its process goes on: keys that are restored by hand, or
-//! `REPLICAOF` another server and back. Every script carries the ledger's id, the life it was meant for, and the last write that
-//! this process was told of; it refuses to run in another life, or where that write is missing. Whoever is refused enters anew. The
-//! first one who does so begins the next life, and each process compares where its own life ended with the last write that it was
-//! told of. If something is missing, it stops for good.
+//! A server may come back empty (`FLUSHALL`, a lost volume), older (a backup, a replica that lacked
+//! the last writes), or complete (a restart). It may also get an older copy without a restart: keys
+//! restored by hand, or `REPLICAOF` another server and back. Every script carries the ledger's id,
+//! the life it is meant for, and the last write acknowledged to this process. It refuses to run in
+//! another life, or if that write is missing. A refused process enters the ledger again, and the
+//! first one to do so begins the next life. Each process compares the end of its own life with the
+//! last write acknowledged to it. If a write is missing, the process stops using the ledger.
 
 use std::sync::{MutexGuard, PoisonError};
 
@@ -18,28 +20,28 @@ use crate::backend::Migrate;
 use crate::error::{Error, Result};
 use crate::ledger::IdentityRule;
 
-/// What this build writes, and the oldest build that may work on it.
+/// The format that this build writes, and the oldest build that may work on it.
 const VERSION: i64 = 1;
 const ACCEPTS: i64 = 1;
-/// How a script says that it was meant for another life.
+/// The error code of a script that was meant for another life.
 const OTHER_LIFE: &str = "HAPAXLIFE";
-/// How often a question is asked anew because the server started in between.
+/// How often a read is repeated because the server restarted meanwhile.
 const LIVES_MAX: u32 = 5;
 
-/// What a process knows of the ledger it has opened.
+/// What this process knows of the ledger it opened.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Life {
-    /// The id the ledger got when it was made.
+    /// The id that the ledger got when it was created.
     ledger: String,
-    /// The name of its present life.
+    /// The name of the current life.
     name: String,
     /// The last write before this life.
     base: i64,
-    /// The last write that this process was told of.
+    /// The last write acknowledged to this process.
     seen: i64,
     /// The highest token that this process has seen.
     token: i64,
-    /// Why nothing can go on: acknowledged writes are missing.
+    /// Set once acknowledged writes are missing; every call then fails with it.
     lost: Option<String>,
 }
 
@@ -48,7 +50,7 @@ impl RedisLedger {
         self.0.life.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens the ledger, or makes it.
+    /// Opens the ledger, or creates it.
     pub(super) async fn enter(&self, migrate: Migrate) -> Result<()> {
         let rule = match self.0.settings.identity {
             IdentityRule::Id => "id",
@@ -86,7 +88,7 @@ impl RedisLedger {
         send(&self.0.connection, &open).await.doing("opening the ledger")
     }
 
-    /// Takes over what the opening script answered.
+    /// Stores the answer of the opening script.
     fn settle_in(&self, answer: &[String]) -> Result<()> {
         let [_, _, _, _, ledger, life, base] = answer else {
             return Err(Error::Corrupt("the opening script answered something else".into()));
@@ -97,7 +99,7 @@ impl RedisLedger {
         Ok(())
     }
 
-    /// Enters the life that has come after `left`. An error if this process was told of something that is missing now.
+    /// Enters the life after `left`. Fails if a write acknowledged to this process is missing.
     async fn enter_again(&self, left: &str) -> Result<()> {
         let _entering = self.0.entering.lock().await;
         if self.life().name != left {
@@ -120,15 +122,15 @@ impl RedisLedger {
         }
     }
 
-    /// Notes that acknowledged writes are gone: from now on nothing goes on.
+    /// Records that acknowledged writes are missing: every call fails from now on.
     fn lose(&self, found: &str) -> Error {
         let mut own = self.life();
         own.lost = Some(found.to_owned());
         lost(&own.ledger, found)
     }
 
-    /// Runs a script in the life that was entered last. None if that life is over and the next was entered: nothing was done,
-    /// and what was decided before is void.
+    /// Runs a script in the current life. `None` if that life is over and the next was entered:
+    /// nothing was done, and earlier decisions are void.
     pub(super) async fn call<T: redis::FromRedisValue>(
         &self,
         script: &Script,
@@ -138,7 +140,7 @@ impl RedisLedger {
         Ok(self.call_in_life(script, what, args).await?.map(|(_, answer)| answer))
     }
 
-    /// Like [`call`](RedisLedger::call), and says which life it was.
+    /// Like [`call`](RedisLedger::call), and returns the life's name.
     pub(super) async fn call_in_life<T: redis::FromRedisValue>(
         &self,
         script: &Script,
@@ -161,7 +163,7 @@ impl RedisLedger {
         }
     }
 
-    /// Runs a script that changes nothing, in whatever life comes.
+    /// Runs a script that changes nothing, in whichever life is current.
     pub(super) async fn ask<T: redis::FromRedisValue>(
         &self,
         script: &Script,
@@ -176,7 +178,8 @@ impl RedisLedger {
         Err(contended())
     }
 
-    /// Notes a write that was acknowledged. An error if its life is over, and the present one began without it.
+    /// Records an acknowledged write. Fails if its life is over and the current one began without
+    /// that write.
     pub(super) fn wrote(&self, life: &str, number: i64, token: i64) -> Result<()> {
         let mut own = self.life();
         own.token = own.token.max(token);

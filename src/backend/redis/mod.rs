@@ -1,13 +1,15 @@
 //! Redis and Valkey: a ledger, and a window in front of any ledger.
 //!
-//! The ledger decides as the others do: the rows that a batch is about are read in one script, with the server's time; the
-//! transition function decides here; and a second script writes what was decided, all of it or nothing, if every row, head,
-//! week and scope it was decided from is unchanged and no more than a second has passed by the server's clock. Otherwise it is
-//! read and decided again. `docs/decisions/0009-redis-ledger.md` says why.
+//! The ledger decides in three steps. A script reads the rows of a batch, with the server's time.
+//! The transition function decides in this process. A second script writes the decision, all or
+//! nothing, provided that every row, head, week and scope it was based on is unchanged and at most
+//! a second has passed by the server's clock. Otherwise the ledger reads and decides again.
+//! `docs/decisions/0009-redis-ledger.md` says why.
 //!
-//! What it cannot promise: with `appendfsync` other than `always` the last acknowledged writes are lost with the machine.
-//! [`Ledger::check`] tells. A server that keeps less is refused unless that is accepted by name ([`Accept`]), and one that comes
-//! back empty or older is noticed (`life`). Effects cannot be written in the claim's transaction.
+//! Its limits: unless `appendfsync` is `always`, the last acknowledged writes are lost with the
+//! machine; [`Ledger::check`] reports that. A server that is less durable is refused unless that is
+//! accepted by name ([`Accept`]). A server that comes back empty or older is detected (`life`).
+//! Effects cannot be written in the claim's transaction.
 
 mod accept;
 mod check;
@@ -51,26 +53,29 @@ use crate::ledger::{
     settle_rows,
 };
 
-/// How many events one script is about: the server serves nobody else meanwhile. A larger batch is several.
+/// The most events per script; a larger batch takes several. The server serves no other client
+/// while a script runs.
 const BATCH_MAX: usize = 1000;
-/// How often a decision is made anew before it is given up: only a crowd on the same entries gets there.
+/// How often a decision is repeated before giving up. Only heavy contention on the same entries
+/// gets there.
 const ATTEMPTS_MAX: u32 = 200;
 
-/// What a Redis ledger is told when it is opened.
+/// Settings of a Redis ledger.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct RedisSettings {
-    /// For every backend.
+    /// The settings that every backend has.
     pub ledger: Settings,
     /// The name of the ledger: its keys are `hapax:{NAME}:…`.
     pub name: String,
-    /// Whether it is made if it is not there.
+    /// Whether the ledger is created if it is missing.
     pub migrate: Migrate,
     /// How long to wait for a connection or an answer.
     pub timeout: Duration,
-    /// Whether a server that cannot keep the promises is refused. False for those who only look.
+    /// Whether to refuse a server that cannot keep the guarantees. Tools that only read set it to
+    /// false.
     pub refuse: bool,
-    /// Which weaknesses of the server are accepted all the same; also as `?accept=NAME,…` in the URL.
+    /// Weaknesses of the server to accept; also as `?accept=NAME,…` in the URL.
     pub accept: Vec<Accept>,
 }
 
@@ -87,42 +92,44 @@ impl Default for RedisSettings {
     }
 }
 
-/// A ledger in Redis or Valkey. Clones share it.
+/// A ledger in Redis or Valkey. Clones share the connection.
 #[derive(Clone)]
 pub struct RedisLedger(Arc<Inner>);
 
 struct Inner {
     connection: ConnectionManager,
     scripts: Scripts,
-    /// `hapax:{NAME}`: the braces keep all keys in one slot.
+    /// `hapax:{NAME}`: the braces put all keys into one slot.
     prefix: String,
     settings: Settings,
     accept: Vec<Accept>,
     life: Mutex<Life>,
-    /// One task at a time enters the next life.
+    /// Lets one task at a time enter the next life.
     entering: tokio::sync::Mutex<()>,
-    /// Those who must decide anew take turns, so that they do not keep each other from it.
+    /// Tasks that must decide again take turns, so that they do not keep invalidating each other.
     turn: tokio::sync::Mutex<()>,
 }
 
 impl fmt::Debug for RedisLedger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The connection knows the password.
+        // The connection holds the password.
         f.debug_struct("RedisLedger").field("prefix", &self.0.prefix).finish_non_exhaustive()
     }
 }
 
 impl RedisLedger {
-    /// Opens a ledger, and makes it if it is not there and may be made. A Redis Cluster is refused; so is a server that may lose
-    /// what it acknowledged (it evicts keys, has no append-only file, or has replicas that may take over without it), unless that
-    /// was accepted by name ([`Accept`]).
+    /// Opens a ledger, creating it if it is missing and `migrate` allows. Refuses a Redis Cluster.
+    /// Also refuses a server that may lose acknowledged writes (it evicts keys, has no append-only
+    /// file, or has replicas that may take over without them), unless that is accepted by name
+    /// ([`Accept`]).
     ///
-    /// If the server comes back empty or older, everything fails with [`Error::Conflict`] from then on.
+    /// If the server comes back empty or older, every call fails with [`Error::Conflict`] from then
+    /// on.
     pub async fn connect(url: &str, settings: RedisSettings) -> Result<Self> {
         RedisLedger::on(url, settings, Scripts::on_server_time()).await
     }
 
-    /// Opens a ledger whose present is what the key `hapax:{NAME}:test_clock` says, in microseconds.
+    /// Opens a ledger that takes its time, in microseconds, from the key `hapax:{NAME}:test_clock`.
     #[cfg(feature = "testing")]
     pub async fn connect_on_test_clock(url: &str, settings: RedisSettings) -> Result<Self> {
         RedisLedger::on(url, settings, Scripts::on_test_time()).await
@@ -162,14 +169,14 @@ impl RedisLedger {
         format!("{}{rest}", self.0.prefix)
     }
 
-    /// Reads what is wanted, at one moment.
+    /// Reads what is wanted, in one snapshot.
     async fn look(&self, wants: Wants) -> Result<Found> {
         let args = |script: &mut redis::ScriptInvocation<'_>| wants.put(script);
         let reply: Reply = self.ask(&self.0.scripts.read, "reading from the ledger", args).await?;
         wants.found(reply)
     }
 
-    /// Writes what was decided; false if something has changed since it was read.
+    /// Writes a decision; false if something has changed since it was read.
     async fn write(&self, snapshot: &RedisSnapshot) -> Result<bool> {
         let Some(args) = snapshot.writes() else { return Ok(true) };
         let args = |script: &mut redis::ScriptInvocation<'_>| {
@@ -187,7 +194,7 @@ impl RedisLedger {
         Ok(true)
     }
 
-    /// Reads, decides and writes, again and again until nothing has changed in between.
+    /// Reads, decides and writes until nothing has changed in between.
     async fn decide<T>(
         &self,
         wants: impl Fn() -> Wants + Send + Sync,
@@ -199,7 +206,7 @@ impl RedisLedger {
         let mut turn = None;
         for attempt in 0..ATTEMPTS_MAX {
             let mut snapshot = RedisSnapshot::new(self.look(wants()).await?)?;
-            // What a decision counts is counted when it is written, not when it is thrown away.
+            // Count reuses only for the decision that is written.
             let settings = Settings { reused: Reused::default(), ..self.0.settings.clone() };
             let answer = decide(&mut snapshot, &settings)?;
             if self.write(&snapshot).await? {
@@ -211,7 +218,7 @@ impl RedisLedger {
             if turn.is_none() {
                 turn = Some(self.0.turn.lock().await);
             } else {
-                // Others are in other processes.
+                // The contention comes from other processes.
                 let most_us = u64::from(attempt.min(20)) * 500;
                 let pause_us = (Nonce::random().0 as u64) % (most_us + 1);
                 tokio::time::sleep(Duration::from_micros(pause_us)).await;
@@ -223,7 +230,7 @@ impl RedisLedger {
     async fn claim_some(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
         let wants = || Wants::claims(claims, &self.0.settings);
         if wants().is_empty() {
-            // Nothing to ask: each breaks a rule, and is told which.
+            // Every claim is invalid, so there is nothing to read.
             let told = |claim| Err(self.0.settings.check(claim).err().unwrap_or_else(contended));
             return Ok(claims.iter().map(told).collect());
         }
@@ -244,8 +251,8 @@ impl RedisLedger {
         identities.iter().zip(&weeks).map(known).collect()
     }
 
-    /// Whether a claim made in a transaction was committed: for those who lost the acknowledgement. "No" is final: what was
-    /// decided before, and may still be on its way, cannot be written any more.
+    /// Whether a claim made in a transaction was committed, for a caller that did not get the
+    /// answer. "No" is final: an earlier decision that is still under way can no longer be written.
     pub async fn was_committed(&self, claim: &Claim) -> Result<bool> {
         let week = self.0.settings.check(claim)?;
         let is_there = |snapshot: &mut RedisSnapshot, _: &Settings| {
@@ -371,8 +378,9 @@ impl Ledger for RedisLedger {
         get.arg(self.key(":meta")).arg("ledger").arg("life");
         let (id, life): (Option<String>, Option<String>) =
             get.query_async(&mut self.connection()).await.doing("reading the ledger's epoch")?;
-        // A server that restarts may have lost what it had not written to disk, a replica that takes over what it had not heard
-        // of: the one has another run, the other another history. A life ends as soon as somebody misses a write.
+        // A restarted server may have lost what it had not written to disk; a replica that took
+        // over may lack writes that it had not received. The first has a new run id, the second a
+        // new replication id. The life changes as soon as a process misses a write.
         let info = info(&self.0.connection).await?;
         let of = |name: &str| info.get(name).map_or("", String::as_str);
         Ok(Epoch::of([
@@ -384,7 +392,7 @@ impl Ledger for RedisLedger {
     }
 
     fn capabilities(&self) -> Capabilities {
-        // As durable as the server is told to be: `check` says what is missing.
+        // Depends on the server's configuration: `check` says what is missing.
         Capabilities { backend: "redis", durable: false, shared: true, transactional: false }
     }
 

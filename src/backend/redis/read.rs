@@ -1,4 +1,5 @@
-//! Looking at entries. Hashes have no order, so a listing goes through those of a week and keeps the lowest.
+//! Reads entries. Hashes have no order, so a listing scans those of a week and keeps the lowest
+//! keys.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +14,10 @@ use crate::ledger::{
     Audit, Cursor, CursorParts, Entry, Filter, Identity, Key, Ledger as _, Page, Stat, State, Week,
 };
 
-/// How many fields a look into a hash asks for at once.
+/// How many fields one HSCAN asks for.
 const SCAN_COUNT: usize = 1000;
 
-/// Who stands behind the numbers of scopes.
+/// The tenants and scopes by number.
 pub(super) struct Scopes(BTreeMap<i32, Names>);
 
 impl Scopes {
@@ -34,7 +35,7 @@ impl Scopes {
         Ok(Scopes(known.collect::<Result<_>>()?))
     }
 
-    /// The numbers a filter leaves, in order.
+    /// The scope numbers that match a filter, in order.
     pub(super) fn wanted(&self, filter: &Filter) -> Vec<i32> {
         let fits = |(tenant, scope): &Names| {
             filter.tenant.as_ref().is_none_or(|wanted| tenant.as_ref() == Some(wanted))
@@ -52,7 +53,7 @@ impl Scopes {
     }
 }
 
-/// The weeks there are, with when they were last written to, as noted.
+/// The existing weeks, each with the time of its last write and its note as stored.
 pub(super) async fn weeks(ledger: &RedisLedger) -> Result<BTreeMap<Week, (Time, Vec<u8>)>> {
     let stored: Vec<(i16, Vec<u8>)> = redis::cmd("HGETALL")
         .arg(ledger.key(":weeks"))
@@ -66,7 +67,8 @@ pub(super) async fn weeks(ledger: &RedisLedger) -> Result<BTreeMap<Week, (Time, 
     weeks.collect()
 }
 
-/// How many entries each (week, scope) has; those without any are left out. Most scopes have none in most weeks.
+/// How many entries each (week, scope) has, without the empty ones. Most scopes have none in most
+/// weeks.
 pub(super) async fn filled(
     ledger: &RedisLedger,
     weeks: impl IntoIterator<Item = Week>,
@@ -91,7 +93,7 @@ pub(super) async fn filled(
 /// A field of a hash and its value.
 type Field = (Vec<u8>, Vec<u8>);
 
-/// Goes through a hash, a part at a time. Fields that are there all the time are met at least once.
+/// Scans a hash in parts. Calls `each` at least once for every field that exists throughout.
 pub(super) async fn scan(
     ledger: &RedisLedger,
     key: &str,
@@ -117,7 +119,7 @@ pub(super) async fn scan(
     }
 }
 
-/// The lowest entries that a listing wants, by key, one more than fit on a page.
+/// The lowest matching entries by key, one more than fit on a page.
 struct Lowest<'l> {
     filter: &'l Filter,
     after: Option<&'l Key>,
@@ -148,7 +150,7 @@ impl Lowest<'_> {
     }
 }
 
-/// A page in key order: weeks, scopes, ids.
+/// A page in key order: week, scope, id.
 pub(super) async fn list(
     ledger: &RedisLedger,
     filter: &Filter,
@@ -211,7 +213,7 @@ pub(super) async fn list(
     Ok(Page { entries, next })
 }
 
-/// Counts everything: it reads every entry.
+/// Counts all entries. It reads every one of them.
 pub(super) async fn stat(ledger: &RedisLedger) -> Result<Stat> {
     let now = ledger.now().await?;
     let scopes = Scopes::read(ledger).await?;
@@ -227,7 +229,7 @@ pub(super) async fn stat(ledger: &RedisLedger) -> Result<Stat> {
     };
     let numbers = scopes.wanted(&Filter::default());
     for (week, scope) in filled(ledger, weeks.keys().copied(), &numbers).await?.into_keys() {
-        // A field may be met twice while the hash grows or shrinks.
+        // A scan may return a field twice while the hash grows or shrinks.
         let mut met = BTreeMap::new();
         scan(ledger, &week_key(week, scope), |id, stored| {
             met.insert(id, stored);
@@ -302,7 +304,7 @@ pub(super) async fn audit(ledger: &RedisLedger, limit: usize) -> Result<Vec<Audi
         .collect()
 }
 
-/// Rows by the members of an index; those that are gone are left out.
+/// The rows of the given keys, without those that no longer exist.
 pub(super) async fn rows(ledger: &RedisLedger, keys: &[Key]) -> Result<Vec<(Key, Vec<u8>, Vec<u8>)>> {
     let mut found = ledger.look(Wants::keys(keys)).await?.rows;
     let stored = |key: &Key| {

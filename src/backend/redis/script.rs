@@ -1,16 +1,18 @@
-//! The server-side scripts. Each runs as one step: nobody else is served meanwhile, so what it checks still holds when it
-//! writes. They are sent by their hash, and in full only to a server that does not know them yet.
+//! The server-side scripts. The server runs no other command while a script runs, so what the
+//! script checks still holds when it writes. Scripts are sent by hash, and in full only if the
+//! server does not know them yet.
 
 use redis::Script;
 
-/// The server's present, in microseconds.
+/// The server's time, in microseconds.
 const SERVER_TIME: &str = "local function present()
   local time = redis.call('TIME')
   return time[1] * 1000000 + time[2]
 end
 ";
 
-/// A present that a test sets. Its text differs, so these are other scripts: those of a real ledger never look at that key.
+/// A time that a test sets. The text differs, so these are other scripts: those of a real ledger
+/// never read that key.
 #[cfg(feature = "testing")]
 const TEST_TIME: &str =
     "local function present() return tonumber(redis.call('GET', KEYS[1] .. ':test_clock')) end

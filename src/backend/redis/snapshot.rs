@@ -1,4 +1,4 @@
-//! What one decision works on: what was read, and what is to be written if all of that is still so.
+//! A decision's snapshot: what was read, and what to write if nothing of it has changed.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,7 +11,7 @@ use crate::id::{Aggregate, Scope, Tenant};
 use crate::ledger::transition::{Head, Row};
 use crate::ledger::{Intervene, Key, Marker, Nonce, Rows, State, Token, Week};
 
-/// One row, as it was read and as it shall be.
+/// A row, as read and as it will be written.
 #[derive(Debug, Default)]
 struct Slot {
     place: Option<Place>,
@@ -21,7 +21,7 @@ struct Slot {
     changed: bool,
 }
 
-/// One head, as it was read and as it shall be.
+/// A head, as read and as it will be written.
 #[derive(Debug, Default)]
 struct HeadSlot {
     stamp: Vec<u8>,
@@ -29,7 +29,7 @@ struct HeadSlot {
     changed: bool,
 }
 
-/// What is known of a week.
+/// A week, as read and changed.
 #[derive(Debug, Clone, Copy, Default)]
 struct WeekSlot {
     made: bool,
@@ -38,7 +38,7 @@ struct WeekSlot {
     dropped: Option<i32>,
 }
 
-/// A decision's view of the ledger, at one moment.
+/// A decision's view of the ledger at one moment.
 #[derive(Debug, Default)]
 pub(super) struct RedisSnapshot {
     now: Time,
@@ -53,9 +53,9 @@ pub(super) struct RedisSnapshot {
     heads: HashMap<(i32, Aggregate), HeadSlot>,
     audit: Vec<String>,
     markers: Vec<(Scope, Marker)>,
-    /// Entries of indexes to move: dead rows that were copied out.
+    /// Dead letters that were published: their index entries move.
     copied: Vec<Key>,
-    /// Whether what others have decided before is void.
+    /// Whether the write voids earlier decisions of other callers.
     fenced: bool,
 }
 
@@ -73,7 +73,8 @@ impl RedisSnapshot {
         Ok(snapshot)
     }
 
-    /// Adds what was read later, for the same decision: only if nothing around it has changed. Rows that are here stay.
+    /// Adds rows read later for the same decision. Fails if weeks or scopes have changed since.
+    /// Keeps rows that are already here.
     pub(super) fn add(&mut self, found: Found) -> Result<()> {
         if (found.weeks_version, found.scopes_count) != (self.weeks_version, self.scopes_count) {
             return Err(contended());
@@ -121,7 +122,8 @@ impl RedisSnapshot {
 
     fn slot(&mut self, key: &Key) -> Result<&mut Slot> {
         if self.is_new_scope(key.scope) {
-            // It has no rows yet; that no one else makes it meanwhile is checked with the count of scopes.
+            // A new scope has no rows yet. The check of the scope count detects another writer that
+            // creates it.
             return Ok(self.rows.entry(key.clone()).or_default());
         }
         self.rows.get_mut(key).ok_or_else(|| unread("a row"))
@@ -134,7 +136,7 @@ impl RedisSnapshot {
         self.heads.get_mut(&(scope, aggregate.clone())).ok_or_else(|| unread("the head of an aggregate"))
     }
 
-    /// Stores a row without making its week any younger.
+    /// Stores a row without touching its week.
     pub(super) fn put_quietly(&mut self, key: &Key, row: &Row) -> Result<()> {
         let made = self.week(key.week)?.made;
         let slot = self.slot(key)?;
@@ -144,12 +146,12 @@ impl RedisSnapshot {
         Ok(())
     }
 
-    /// Rows as they were read.
+    /// The rows as they were read.
     pub(super) fn rows_read(self) -> impl Iterator<Item = (Key, Row)> {
         self.rows.into_iter().filter_map(|(key, slot)| Some((key, slot.before?)))
     }
 
-    /// Notes that a dead row was copied out, if it still is the one.
+    /// Marks a dead letter as published, if its token is unchanged.
     pub(super) fn mark_dead_published(&mut self, key: Key, token: Token) -> Result<()> {
         let row = self.row(&key)?;
         if row.is_some_and(|row| row.token == token && index_of(&row) == Some("out")) {
@@ -158,7 +160,7 @@ impl RedisSnapshot {
         Ok(())
     }
 
-    /// Whether a row that was read was set by the claim with this nonce.
+    /// Whether the claim with this nonce set one of the rows read.
     pub(super) fn has_nonce(&self, nonce: Nonce) -> bool {
         self.rows.values().any(|slot| slot.before.as_ref().is_some_and(|row| row.nonce == nonce))
     }
@@ -168,17 +170,17 @@ impl RedisSnapshot {
         self.token
     }
 
-    /// Makes void what was decided before and is not written yet, by whomever.
+    /// Voids all earlier decisions that are not written yet.
     pub(super) fn fence(&mut self) {
         self.fenced = true;
     }
 
-    /// Notes markers.
+    /// Sets markers.
     pub(super) fn set_markers(&mut self, scope: &Scope, markers: &[Marker]) {
         self.markers.extend(markers.iter().map(|marker| (scope.clone(), marker.clone())));
     }
 
-    /// The arguments of the writing script; none if there is nothing to write.
+    /// The arguments of the writing script; `None` if there is nothing to write.
     pub(super) fn writes(&self) -> Option<Vec<Vec<u8>>> {
         let mut acts = Args::default();
         for ((tenant, scope), number) in &self.new_scopes {
@@ -232,7 +234,7 @@ impl RedisSnapshot {
         Some(args.0)
     }
 
-    /// Everything that was read must still be so.
+    /// Adds the checks that everything read is unchanged.
     fn put_checks(&self, args: &mut Args) {
         let mut checks = Args::default();
         let mut count = 0;
@@ -259,7 +261,7 @@ impl RedisSnapshot {
     }
 }
 
-/// Nothing was changed; the same again may succeed.
+/// Nothing was changed; a retry may succeed.
 pub(super) fn contended() -> Error {
     Error::Contended { what: "others changed the same entries again and again".into(), source: None }
 }
@@ -287,7 +289,8 @@ impl Args {
     }
 }
 
-/// Which index of held rows a row is in: those that will be claimed again, the dead ones on their way out, the rest.
+/// The index that holds a held row: rows that can be claimed again, dead letters that are not
+/// published yet, the rest.
 pub(super) fn index_of(row: &Row) -> Option<&'static str> {
     row.body.as_ref()?;
     Some(match row.state {
@@ -302,12 +305,12 @@ pub(super) fn index_key(index: &str, scope: i32) -> String {
     format!(":{index}:{scope}")
 }
 
-/// Whether the end of a row's run is awaited.
+/// Whether this is an at-most-once claim whose end has not been reported.
 pub(super) fn is_awaited(row: &Row) -> bool {
     row.state == State::Claimed && row.tracked
 }
 
-/// Writes a row and keeps the indexes in step.
+/// Writes a row and updates its indexes.
 fn put_row(acts: &mut Args, key: &Key, slot: &Slot) {
     let before = slot.before.as_ref();
     if before.is_some_and(|row| row.body.is_some()) {
@@ -356,8 +359,9 @@ impl Rows for RedisSnapshot {
         Ok(self.scopes.get(&(tenant.cloned(), scope.clone())).map(|(number, _)| *number))
     }
 
-    /// One more than the last. Two decisions at the same time may draw the same one, but never for the same entry or the same
-    /// aggregate: only one of the two is written then. Whoever reads after a write has a higher one.
+    /// The last token plus one. Two concurrent decisions may draw the same token, but never for the
+    /// same entry or aggregate, since only one of them is written then. A decision that reads after
+    /// a write draws a higher token.
     fn token(&mut self) -> Result<Token> {
         self.token += 1;
         Ok(Token(self.token))
@@ -423,7 +427,7 @@ impl Rows for RedisSnapshot {
     }
 }
 
-/// What a caller asks a decision for.
+/// Wants the rows of identities.
 pub(super) fn wants_of<'i>(
     identities: impl IntoIterator<Item = (&'i crate::ledger::Identity, Week)>,
 ) -> Wants {

@@ -1,5 +1,5 @@
-//! Forgetting. What may go is looked for outside of any script, so that nobody waits for it; each step that changes something
-//! is one script, so a sweep that is killed is finished by the next.
+//! Retention. It scans for old rows outside of scripts, so that no other client waits for it. Each
+//! change is one script, so the next sweep finishes one that was killed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,6 @@ use crate::ledger::{
     Filter, Key, Ledger as _, Pace, Rows as _, State, SweepSettings, Swept, Week, may_sweep,
 };
 
-/// Sweeps.
 pub(super) async fn sweep(ledger: &RedisLedger, terms: SweepSettings) -> Result<Swept> {
     let now = ledger.now().await?;
     let pace = keep_pace(ledger, now, terms).await?;
@@ -26,7 +25,8 @@ pub(super) async fn sweep(ledger: &RedisLedger, terms: SweepSettings) -> Result<
         swept.rows +=
             forget_old(ledger, &week_key(Week::TIMELESS, number), Some(number), cutoff, terms).await?;
     }
-    // Those kept from a dropped week go one by one once they are settled; their week answers for them.
+    // Rows kept from dropped weeks are deleted once they are settled and old; the record of the
+    // dropped week answers for them.
     swept.rows += forget_old(ledger, ":kept", None, cutoff, terms).await?;
     if !terms.dry_run {
         super::held::forget_markers(ledger, cutoff).await?;
@@ -47,7 +47,8 @@ pub(super) async fn sweep(ledger: &RedisLedger, terms: SweepSettings) -> Result<
     Ok(swept)
 }
 
-/// Notes that a sweep begins, before it forgets anything; a rehearsal only looks. Two sweeps that begin together note the same.
+/// Records that a sweep begins, before it deletes anything; a dry run only reads. Two sweeps that
+/// begin together record the same.
 async fn keep_pace(ledger: &RedisLedger, now: Time, terms: SweepSettings) -> Result<Pace> {
     let (swept_at, paused_until): (Option<i64>, Option<i64>) = redis::cmd("HMGET")
         .arg(ledger.key(":meta"))
@@ -64,12 +65,12 @@ async fn keep_pace(ledger: &RedisLedger, now: Time, terms: SweepSettings) -> Res
         };
         let noted: Option<i64> =
             ledger.call(&ledger.0.scripts.pace, "noting that a sweep begins", args).await?;
-        noted.ok_or_else(contended)?; // what was read is of another life
+        noted.ok_or_else(contended)?; // what was read belongs to another life
     }
     Ok(next)
 }
 
-/// At-most-once claims whose end is overdue are lost.
+/// Marks at-most-once claims as lost whose end is overdue.
 async fn mark_lost(ledger: &RedisLedger, now: Time, terms: SweepSettings) -> Result<u64> {
     let mut lost = 0;
     let most = terms.batch_max.max(1) as usize;
@@ -89,7 +90,7 @@ async fn mark_lost(ledger: &RedisLedger, now: Time, terms: SweepSettings) -> Res
         if keys.is_empty() {
             return Ok(lost);
         }
-        // A rehearsal leaves them where they are, and looks past them.
+        // A dry run leaves the rows in the index and skips them.
         from += if terms.dry_run { keys.len() } else { 0 };
         let marked = ledger
             .decide(
@@ -118,14 +119,15 @@ async fn mark_lost(ledger: &RedisLedger, now: Time, terms: SweepSettings) -> Res
     }
 }
 
-/// The indexes that a row leaves when it goes.
+/// The index entries to remove with a row.
 fn indexes_left(key: &Key, row: &Row) -> impl Iterator<Item = (String, Vec<u8>)> {
     let held = index_of(row).map(|index| (index_key(index, key.scope), member(key)));
     let awaited = is_awaited(row).then(|| (":awaited".to_owned(), member(key)));
     held.into_iter().chain(awaited)
 }
 
-/// Removes settled rows of a hash that are older than the cutoff, a batch to a script. Returns how many went, or would.
+/// Removes settled rows of a hash that are older than the cutoff, one batch per script. Returns how
+/// many were removed, or would be.
 async fn forget_old(
     ledger: &RedisLedger,
     hash: &str,
@@ -144,7 +146,7 @@ async fn forget_old(
                 Some(scope) => Key { week: Week::TIMELESS, scope, id: field.clone() },
                 None => member_key(&field)?,
             };
-            // Its end is not awaited: it would be overdue, and was marked as lost before.
+            // The row is not in `:awaited`: an overdue claim was marked as lost before.
             let (index, member) = indexes_left(&key, &row).next().unwrap_or_default();
             old.insert(field, [stamp(&stored), index.into_bytes(), member]);
         }
@@ -170,7 +172,7 @@ async fn forget_old(
     Ok(gone)
 }
 
-/// What was seen in a week.
+/// What a scan of a week found.
 #[derive(Default)]
 struct Seen {
     rows: u64,
@@ -196,7 +198,8 @@ async fn look_at(ledger: &RedisLedger, week: Week, numbers: &[i32]) -> Result<Se
     Ok(seen)
 }
 
-/// Drops a week that is still as it was seen: whoever writes to it makes it younger than the cutoff, and then it stays.
+/// Drops a week that has not changed since it was scanned. Every write makes a week younger than
+/// the cutoff, and it then stays.
 async fn drop_week(
     ledger: &RedisLedger,
     week: Week,

@@ -1,4 +1,4 @@
-//! Several claims that become true at once, or not at all.
+//! Transactions of several claims: all take effect, or none.
 
 use super::snapshot::{RedisSnapshot, contended, wants_of};
 use super::want::Wants;
@@ -6,10 +6,11 @@ use super::{RedisLedger, Result};
 use crate::id::Scope;
 use crate::ledger::{Claim, Marker, Outcome, Settle, Settled, claim_rows, settle_rows};
 
-/// Claims and settlings that are written together. It holds no lock: if what it read has changed, or more than a second has
-/// passed, committing says [`Contended`](crate::Error::Contended), and the whole of it is to be done again.
+/// Claims and settlings that are written together. It holds no lock: if something it read has
+/// changed, or more than a second has passed, `commit` returns
+/// [`Contended`](crate::Error::Contended), and the caller must repeat the whole transaction.
 ///
-/// Effects cannot be part of it: Redis cannot undo half of what it was told.
+/// Effects cannot be part of it: Redis cannot roll back.
 #[derive(Debug)]
 pub struct RedisTransaction<'l> {
     ledger: &'l RedisLedger,
@@ -17,7 +18,7 @@ pub struct RedisTransaction<'l> {
 }
 
 impl RedisLedger {
-    /// Opens a transaction; dropped, it leaves nothing.
+    /// Begins a transaction. Dropping it changes nothing.
     pub fn begin(&self) -> RedisTransaction<'_> {
         RedisTransaction { ledger: self, snapshot: None }
     }
@@ -48,13 +49,13 @@ impl RedisTransaction<'_> {
         settle_rows(snapshot, settles, &settings)
     }
 
-    /// Notes markers in this transaction; see [`Ledger::set_markers`](crate::Ledger::set_markers).
+    /// Sets markers in this transaction; see [`Ledger::set_markers`](crate::Ledger::set_markers).
     pub async fn set_markers(&mut self, scope: &Scope, markers: &[Marker]) -> Result<()> {
         self.snapshot(Wants::default()).await?.set_markers(scope, markers);
         Ok(())
     }
 
-    /// Makes it so.
+    /// Commits the transaction.
     pub async fn commit(self) -> Result<()> {
         let Some(snapshot) = self.snapshot else { return Ok(()) };
         if self.ledger.write(&snapshot).await? { Ok(()) } else { Err(contended()) }

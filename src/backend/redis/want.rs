@@ -1,4 +1,4 @@
-//! What a decision needs to see, and how it is asked for.
+//! What a decision reads, and the request for it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -13,7 +13,7 @@ use crate::ledger::{Claim, Identity, Key, Settings, Week};
 /// (tenant, scope).
 pub(super) type Names = (Option<Tenant>, Scope);
 
-/// Which scope: one by its name, as its place among those asked for, or one by its number.
+/// A scope: by its index among the requested names, or by its number.
 #[derive(Debug, Clone, Copy)]
 enum Of {
     Place(usize),
@@ -50,14 +50,14 @@ impl Wants {
         Of::Place(self.scopes.len() - 1)
     }
 
-    /// The row of an identity, and the head of the row's aggregate.
+    /// Adds the row of an identity, and the head of the row's aggregate.
     pub(super) fn identity(&mut self, identity: &Identity, week: Week) {
         let of = self.place(identity);
         self.weeks.insert(week);
         self.rows.push((of, week, identity.id.key().into_owned()));
     }
 
-    /// What claims need. One that breaks a rule needs nothing: it will be told.
+    /// What claims need. Skips invalid claims: they fail without a read.
     pub(super) fn claims(claims: &[Claim], settings: &Settings) -> Self {
         let mut wants = Wants::default();
         for claim in claims {
@@ -71,7 +71,7 @@ impl Wants {
         wants
     }
 
-    /// Rows by their keys.
+    /// Rows by key.
     pub(super) fn keys<'k>(keys: impl IntoIterator<Item = &'k Key>) -> Self {
         let mut wants = Wants::default();
         for key in keys {
@@ -85,7 +85,7 @@ impl Wants {
         self.rows.is_empty()
     }
 
-    /// As arguments of the reading script.
+    /// Adds the arguments of the reading script.
     pub(super) fn put(&self, script: &mut ScriptInvocation<'_>) {
         script.arg(self.scopes.len());
         for (tenant, scope) in &self.scopes {
@@ -105,7 +105,7 @@ impl Wants {
         }
     }
 
-    /// What the script found.
+    /// Decodes the script's answer.
     pub(super) fn found(self, reply: Reply) -> Result<Found> {
         let (now, token, weeks_version, weeks_count, scopes_count, scopes, weeks, rows, heads) = reply;
         let whole = scopes.len() == self.scopes.len()
@@ -134,7 +134,7 @@ impl Wants {
             found.weeks.insert(week, (!noted[0].is_empty(), dropped));
         }
         for ((of, week, id), stored) in self.rows.into_iter().zip(rows.chunks_exact(3)) {
-            // A scope that is not there has no rows.
+            // An unknown scope has no rows.
             let Some(scope) = number(of) else { continue };
             let [place, row, head] = stored else { continue };
             let place = match place.as_slice() {
@@ -155,23 +155,23 @@ impl Wants {
     }
 }
 
-/// What the reading script answers: the present, the last token, the version and the count of weeks, the count of scopes;
-/// scopes, weeks, rows and heads as they were asked for.
+/// The answer of the reading script: time, last token, version and count of weeks, count of scopes;
+/// then scopes, weeks, rows and heads in the order of the request.
 pub(super) type Reply = (i64, i64, i64, usize, i32, Vec<Vec<u8>>, Vec<Vec<u8>>, Vec<Vec<u8>>, Vec<Vec<u8>>);
 
-/// Where a row is kept.
+/// Where a row is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// In its week.
+    /// In its week's hash.
     Week,
-    /// Among those that were open when their week was dropped.
+    /// Among the rows that were open when their week was dropped.
     Kept,
 }
 
-/// A stored row, and where it is.
+/// A stored row and its place.
 pub(super) type Stored = (Place, Vec<u8>);
 
-/// What was found, at one moment.
+/// What was read, at one moment.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     pub now: Time,
@@ -180,19 +180,19 @@ pub(super) struct Found {
     pub weeks_count: usize,
     pub scopes_count: i32,
     pub scopes: Vec<(Names, Option<(i32, Time)>)>,
-    /// Whether it is made, and the highest number a scope had when it was dropped.
+    /// Whether the week exists and, if it was dropped, the highest scope number at that time.
     pub weeks: BTreeMap<Week, (bool, Option<i32>)>,
     /// Stored rows, and the stored heads of their aggregates.
     pub rows: HashMap<Key, (Option<Stored>, Vec<u8>)>,
     pub heads: Vec<(i32, Aggregate, Vec<u8>)>,
 }
 
-/// (tenant, scope) as a field. Names have no NUL, and no tenant has no name.
+/// Tenant and scope as a field name. Names contain no NUL, and an empty tenant means none.
 pub(super) fn names_field(tenant: Option<&Tenant>, scope: &Scope) -> String {
     format!("{}\0{}", tenant.map_or("", Tenant::as_str), scope.as_str())
 }
 
-/// The (tenant, scope) of a field.
+/// Parses a field name made by [`names_field`].
 pub(super) fn names_of(field: &str) -> Result<Names> {
     let parse = || {
         let (tenant, scope) = field.split_once('\0')?;
@@ -202,7 +202,7 @@ pub(super) fn names_of(field: &str) -> Result<Names> {
     parse().ok_or_else(|| Error::Corrupt(format!("{field:?} is no scope")))
 }
 
-/// Two numbers with a colon between; none if nothing is stored.
+/// Two numbers separated by a colon; `None` if nothing is stored.
 pub(super) fn pair(stored: &[u8]) -> Result<Option<(i64, i64)>> {
     if stored.is_empty() {
         return Ok(None);
@@ -225,17 +225,17 @@ pub(super) fn stamp(stored: &[u8]) -> Vec<u8> {
     stored[..stored.len().min(STAMP_BYTES)].to_vec()
 }
 
-/// The key of the hash of a (week, scope), within the ledger.
+/// The key of the hash of a week and scope, without the ledger's prefix.
 pub(super) fn week_key(week: Week, scope: i32) -> String {
     format!(":w:{}:{scope}", week.number())
 }
 
-/// Where in the hash of kept rows, or in an index over all scopes, a row is found.
+/// A row's field in the hash of kept rows, and its member in the indexes.
 pub(super) fn member(key: &Key) -> Vec<u8> {
     [format!("{}:{}:", key.week.number(), key.scope).as_bytes(), &key.id].concat()
 }
 
-/// The key of a member.
+/// Parses a member into a key.
 pub(super) fn member_key(member: &[u8]) -> Result<Key> {
     let parse = || {
         let mut parts = member.splitn(3, |byte| *byte == b':');

@@ -14,11 +14,12 @@ use crate::event::Fingerprint;
 use crate::ledger::{Epoch, Finding, Level};
 use crate::window::{Sighting, Window, WindowSettings, key};
 
-/// A window that is given up on after so long: it must never cost more than the claim it saves.
+/// How long the window may take to answer: it must never cost more than the claim it saves.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A window in Redis or Valkey: one key per event, which the server forgets in time. Its value is a number, which costs the
-/// server no more than the key does: 40 bits for the epoch, 24 for the fingerprint.
+/// A window in Redis or Valkey: one key per event, which the server expires. The value is an
+/// integer, so it takes no more room than the key does: 40 bits for the epoch, 24 for the
+/// fingerprint.
 #[derive(Clone)]
 pub struct RedisWindow {
     connection: ConnectionManager,
@@ -27,19 +28,20 @@ pub struct RedisWindow {
 
 impl fmt::Debug for RedisWindow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The connection knows the password.
+        // The connection holds the password.
         f.debug_struct("RedisWindow").field("settings", &self.settings).finish_non_exhaustive()
     }
 }
 
 impl RedisWindow {
-    /// A window on a server. It is connected with the first call, so a server that is away does not stop anybody here.
+    /// A window on a server. It connects with the first call, so an unreachable server does not
+    /// prevent the start.
     pub fn new(url: &str, settings: WindowSettings) -> Result<Self> {
         settings.check()?;
         Ok(RedisWindow { connection: manager(url, TIMEOUT)?, settings })
     }
 
-    /// The same keys as one of another epoch sees them.
+    /// The same keys under another epoch.
     #[must_use]
     pub fn in_epoch(&self, epoch: impl Into<String>) -> Self {
         let settings = WindowSettings { epoch: epoch.into(), ..self.settings.clone() };
@@ -97,11 +99,11 @@ impl Window for RedisWindow {
     }
 }
 
-/// How many bits of a value tell the fingerprint. Nothing of it is 0.
+/// How many bits of a value hold the fingerprint; 0 means none.
 const PRINT_BITS: u32 = 24;
 const PRINT_MASK: i64 = (1 << PRINT_BITS) - 1;
 
-/// The bits of a value that tell the epoch given by hand. Of two epochs one in 2^40 would be taken for the other.
+/// The bits of a configured epoch. Two epochs collide with a probability of one in 2^40.
 fn epoch_bits(epoch: &str) -> i64 {
     high_bits(&Sha256::digest(epoch.as_bytes()))
 }
@@ -110,7 +112,8 @@ fn high_bits(random: &[u8]) -> i64 {
     random.iter().take(5).fold(0, |bits, byte| (bits << 8) | i64::from(*byte)) << PRINT_BITS
 }
 
-/// The value of a key. The ledger's epoch is as good as random, so both epochs have room in the bits of one.
+/// The value of a key. The ledger's epoch is effectively random, so the two epochs can share the
+/// same bits by XOR.
 fn value_of(by_hand: i64, sighting: &Sighting) -> i64 {
     let print = sighting
         .fingerprint
@@ -119,13 +122,13 @@ fn value_of(by_hand: i64, sighting: &Sighting) -> i64 {
     (by_hand ^ sighting.epoch.map_or(0, of_ledger)) | print
 }
 
-/// Whether two values are of one epoch, and of one fingerprint as far as both have one.
+/// Whether two values have the same epoch and, if both have a fingerprint, the same fingerprint.
 fn is_same(one: i64, other: i64) -> bool {
     let (print, other_print) = (one & PRINT_MASK, other & PRINT_MASK);
     one >> PRINT_BITS == other >> PRINT_BITS && (print == 0 || other_print == 0 || print == other_print)
 }
 
-/// What the server says about itself, as far as it concerns a window.
+/// Judges what the server reports about itself, as far as it matters to a window.
 fn judge(info: &HashMap<String, String>) -> Vec<Finding> {
     let of = |name: &str| info.get(name).map_or("unknown", String::as_str);
     let mut findings = Vec::new();

@@ -1,4 +1,4 @@
-//! Rows and heads as columns. What is not used is NULL, which costs a byte.
+//! Stores rows and heads as columns. Unused columns are NULL, which costs one byte.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use crate::ledger::{Body, Metadata, Nonce, State, Token};
 pub(super) const COLUMNS: &str = "state, token, nonce, attempts, first_at, at, flags, owner, fingerprint, topic, part, \
      pos, aggregate, seq, metadata, note, payload, headers, key, stamp";
 
-/// The same columns for [`Stored`], owners and topics by name.
+/// The same columns as [`Stored`] reads them, with the names of owner and topic.
 pub(super) const READ: &str = "state, token, nonce, attempts, first_at, at, flags, \
      (SELECT name FROM main.hapax_name WHERE number = owner), fingerprint, \
      (SELECT name FROM main.hapax_name WHERE number = topic), part, pos, aggregate, seq, metadata, note, payload, headers, \
@@ -29,20 +29,23 @@ pub(super) const READ_COUNT: usize = 20;
 /// The states in which an entry is open ([`State::is_open`]), as SQL.
 pub(super) const OPEN: &str = "(0, 2, 3, 7)";
 
-/// An at-most-once claim whose end is awaited, as SQL; the same words as in the index of a week.
+/// An at-most-once claim whose end has not been reported, as SQL. The words must equal those of the
+/// week's index.
 pub(super) const AWAITED: &str = "state = 4 AND flags & 1";
 
-/// A dead one that is held and was not copied out, as SQL; the same words as in the index of a week.
+/// A held dead event that was not published yet, as SQL. The words must equal those of the week's
+/// index.
 pub(super) const UNCOPIED: &str = "state = 3 AND payload IS NOT NULL AND copied IS NOT token";
 
 const TRACKED: i64 = 1;
 const ALONE: i64 = 2;
 const SUSPECT: i64 = 4;
 const UNORDERED: i64 = 8;
-/// It is held with its bytes, and had no payload; an empty one is stored, by which what is held is found.
+/// The held event had no payload. An empty one is stored, because held rows are found by
+/// `payload IS NOT NULL`.
 const TOMBSTONE: i64 = 16;
 
-/// The number a state is stored under: its place in [`State::ALL`].
+/// The number a state is stored under: its index in [`State::ALL`].
 pub(super) fn state_code(state: State) -> i64 {
     match state {
         State::Leased => 0,
@@ -57,7 +60,7 @@ pub(super) fn state_code(state: State) -> i64 {
     }
 }
 
-/// The state of a number.
+/// The state stored under a number.
 pub(super) fn state(code: i64) -> Result<State> {
     usize::try_from(code)
         .ok()
@@ -65,14 +68,14 @@ pub(super) fn state(code: i64) -> Result<State> {
         .ok_or_else(|| Error::Corrupt(format!("state number {code}")))
 }
 
-/// Names that are stored as numbers.
+/// The numbers of a row's names.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Names {
     pub owner: Option<i64>,
     pub topic: Option<i64>,
 }
 
-/// Bytes that may be absent.
+/// Optional bytes.
 pub(crate) struct Blob<'a>(pub Option<&'a [u8]>);
 
 impl ToSql for Blob<'_> {
@@ -92,7 +95,7 @@ fn flags(row: &Row) -> i64 {
         + i64::from(row.body.as_ref().is_some_and(|body| body.payload.is_none())) * TOMBSTONE
 }
 
-/// Binds what most rows of a batch have in common: parameters 3, 4, 6, 9 and 10.
+/// Binds the columns that most rows of a batch share: parameters 3, 4, 6, 9 and 10.
 pub(super) fn bind_common(statement: &mut Statement<'_>, row: &Row, names: Names) -> rusqlite::Result<()> {
     statement.raw_bind_parameter(3, state_code(row.state))?;
     statement.raw_bind_parameter(4, row.token.0)?;
@@ -101,19 +104,19 @@ pub(super) fn bind_common(statement: &mut Statement<'_>, row: &Row, names: Names
     statement.raw_bind_parameter(10, names.owner)
 }
 
-/// What [`bind_common`] binds, to compare.
+/// The values that [`bind_common`] binds, for comparison.
 pub(super) fn common(row: &Row, names: Names) -> (State, Token, u32, i64, Option<i64>) {
     (row.state, row.token, row.attempts, flags(row), names.owner)
 }
 
-/// Binds what each row has for itself: parameters 5, 7 and 8.
+/// Binds the columns that differ from row to row: parameters 5, 7 and 8.
 pub(super) fn bind_own(statement: &mut Statement<'_>, row: &Row) -> rusqlite::Result<()> {
     statement.raw_bind_parameter(5, row.nonce.0)?;
     statement.raw_bind_parameter(7, row.first_at.as_micros())?;
     statement.raw_bind_parameter(8, row.at.as_micros())
 }
 
-/// Whether a row has anything for [`bind_rest`].
+/// Whether a row has any value for [`bind_rest`] to bind.
 pub(super) fn has_rest(row: &Row) -> bool {
     row.fingerprint.is_some()
         || row.origin.is_some()
@@ -123,7 +126,7 @@ pub(super) fn has_rest(row: &Row) -> bool {
         || row.body.is_some()
 }
 
-/// Binds the columns that few rows have, parameters 11 to 22.
+/// Binds the columns that few rows use: parameters 11 to 22.
 pub(super) fn bind_rest(statement: &mut Statement<'_>, row: &Row, names: Names) -> rusqlite::Result<()> {
     let (aggregate, seq) =
         row.order.as_ref().map(|(aggregate, seq)| (aggregate.as_str(), *seq as i64)).unzip();
@@ -147,7 +150,7 @@ pub(super) fn bind_rest(statement: &mut Statement<'_>, row: &Row, names: Names) 
     statement.raw_bind_parameter(22, body.and_then(|body| body.timestamp).map(Time::as_micros))
 }
 
-/// A row as it was read, before its texts are checked.
+/// A row as read, before its texts are validated.
 pub(super) struct Stored {
     state: i64,
     row: Row,
@@ -208,7 +211,7 @@ impl Stored {
         })
     }
 
-    /// Checks what was read.
+    /// Validates the row.
     pub(super) fn row(self) -> Result<Row> {
         let mut row = self.row;
         row.state = state(self.state)?;
@@ -227,12 +230,12 @@ impl Stored {
     }
 }
 
-/// A stored text that breaks the rules of its kind is nobody's input: the file is wrong.
+/// Reports an invalid stored text as corruption: the file is wrong, not the caller's input.
 pub(crate) fn sound<T>(result: Result<T>) -> Result<T> {
     result.map_err(|error| Error::Corrupt(error.to_string()))
 }
 
-/// Headers as bytes: for each, the lengths of name and value, then both.
+/// Packs headers into bytes: for each, the lengths of name and value, then both.
 pub(crate) fn pack(headers: &Headers) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (name, value) in headers.iter() {
@@ -244,7 +247,7 @@ pub(crate) fn pack(headers: &Headers) -> Vec<u8> {
     bytes
 }
 
-/// The headers of [`pack`].
+/// Unpacks headers packed by [`pack`].
 pub(crate) fn unpack(mut bytes: &[u8]) -> Result<Headers> {
     fn part(bytes: &mut &[u8]) -> Option<Vec<u8>> {
         let (length, rest) = bytes.split_first_chunk::<4>()?;
@@ -284,7 +287,7 @@ pub(super) fn head(columns: &Columns<'_>) -> rusqlite::Result<Head> {
     })
 }
 
-/// The seqs of a head that will run again, as bytes; none for none.
+/// Packs the seqs of a head that will be retried; `None` if there are none.
 pub(super) fn pack_seqs(seqs: &BTreeSet<u64>) -> Option<Vec<u8>> {
     (!seqs.is_empty()).then(|| seqs.iter().flat_map(|seq| seq.to_le_bytes()).collect())
 }

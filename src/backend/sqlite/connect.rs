@@ -1,4 +1,4 @@
-//! Connections: how they are opened, how long they wait for each other, how a transaction begins and ends.
+//! Opens connections, waits for other writers, begins and ends transactions.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,16 +8,17 @@ use rusqlite::{Connection, OpenFlags};
 use super::fault::Doing;
 use crate::error::{Error, Result};
 
-/// How often a transaction that met another writer is tried before the caller hears of it. Each try waits by itself
-/// (see [`wait`]); this is for the cases in which SQLite does not ask it.
+/// How often a contended transaction is tried before the caller gets an error. SQLite waits within
+/// each try (see [`wait`]); retrying covers the cases in which SQLite does not call its busy
+/// handler.
 const TRIES_MAX: u32 = 4;
-/// How often one try looks again: about five seconds.
+/// How often the busy handler lets SQLite check the lock again: about five seconds in all.
 const WAITS_MAX: i32 = 500;
 
 /// Whether a file may be written to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Made if it is missing.
+    /// Creates the file if it is missing.
     Write,
     Read,
 }
@@ -30,7 +31,7 @@ pub(crate) fn open(path: &Path, access: Access) -> Result<Connection> {
     open_file(path, access, "ledger")
 }
 
-/// Opens a file. Its name is taken literally: no URIs.
+/// Opens a file. The path is taken literally: URIs are not interpreted.
 pub(crate) fn open_file(path: &Path, access: Access, what: &str) -> Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_NO_MUTEX
         | match access {
@@ -44,15 +45,17 @@ pub(crate) fn open_file(path: &Path, access: Access, what: &str) -> Result<Conne
     Ok(conn)
 }
 
-/// What is between one look at a locked file and the next: short, because whoever holds it holds it for one commit.
+/// SQLite's busy handler: sleeps between two checks of a lock. The sleep is short because locks are
+/// held for one commit.
 fn wait(waits: i32) -> bool {
     std::thread::sleep(Duration::from_millis(if waits < 20 { 1 } else { 10 }));
     waits < WAITS_MAX
 }
 
-/// Makes the file's journal a write-ahead log, and every commit durable before it is acknowledged.
+/// Switches the file to a write-ahead log and makes every commit durable before it is acknowledged.
 pub(crate) fn make_durable(conn: &Connection) -> Result<()> {
-    // Changing the mode of a fresh file meets others doing the same, and SQLite does not wait by itself then.
+    // Other processes may be changing the mode of a new file, and SQLite does not call the busy
+    // handler for that.
     let mode: String = patiently(|| {
         conn.query_row("PRAGMA main.journal_mode = WAL", [], |row| row.get(0))
             .doing("setting the journal mode")
@@ -66,8 +69,8 @@ pub(crate) fn make_durable(conn: &Connection) -> Result<()> {
     conn.execute_batch("PRAGMA main.synchronous = FULL").doing("setting synchronous")
 }
 
-/// Refuses a caller's connection on which a commit is acknowledged before it is on disk: whoever was told that it took effect
-/// would be told so of what is gone after a power failure.
+/// Refuses a caller's connection that acknowledges commits before they are on disk: a claim
+/// reported as committed could be gone after a power failure.
 pub(crate) fn must_be_durable(conn: &Connection) -> Result<()> {
     let synchronous: i64 = conn
         .prepare_cached("PRAGMA main.synchronous")
@@ -83,7 +86,7 @@ pub(crate) fn must_be_durable(conn: &Connection) -> Result<()> {
     )))
 }
 
-/// Refuses a file that holds a bus: it needs its file for itself, since each file has one writer.
+/// Refuses a file that holds a bus. A bus needs a file of its own, since each file has one writer.
 pub(crate) fn must_hold_no_bus(conn: &Connection, what: &str) -> Result<()> {
     let bus = conn
         .prepare_cached("SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = 'bus_meta'")
@@ -97,7 +100,7 @@ pub(crate) fn must_hold_no_bus(conn: &Connection, what: &str) -> Result<()> {
     )))
 }
 
-/// Tries again while another connection is in the way.
+/// Retries while another connection is in the way.
 pub(crate) fn patiently<T>(mut run: impl FnMut() -> Result<T>) -> Result<T> {
     let mut tries = 1;
     loop {
@@ -111,7 +114,7 @@ pub(crate) fn patiently<T>(mut run: impl FnMut() -> Result<T>) -> Result<T> {
     }
 }
 
-/// Runs a transaction that has the right to write from its start.
+/// Runs a transaction that takes the write lock at its start.
 pub(crate) fn immediate<T>(conn: &Connection, what: &str, mut run: impl FnMut() -> Result<T>) -> Result<T> {
     patiently(|| {
         begin(conn, what)?;
@@ -123,17 +126,17 @@ pub(crate) fn immediate<T>(conn: &Connection, what: &str, mut run: impl FnMut() 
     })
 }
 
-/// Begins a transaction that has the right to write.
+/// Begins a transaction that takes the write lock at once.
 pub(crate) fn begin(conn: &Connection, what: &str) -> Result<()> {
     simple(conn, "BEGIN IMMEDIATE", what)
 }
 
-/// Makes it so.
+/// Commits.
 pub(crate) fn commit(conn: &Connection, what: &str) -> Result<()> {
     simple(conn, "COMMIT", what)
 }
 
-/// Undoes what SQLite has not undone by itself.
+/// Rolls back, unless SQLite already has.
 pub(crate) fn roll_back(conn: &Connection) {
     if !conn.is_autocommit()
         && let Err(error) = conn.execute_batch("ROLLBACK")
@@ -142,7 +145,7 @@ pub(crate) fn roll_back(conn: &Connection) {
     }
 }
 
-/// Runs a statement without parameters that is used again and again.
+/// Runs a statement without parameters that is used often.
 pub(crate) fn simple(conn: &Connection, sql: &str, what: &str) -> Result<()> {
     conn.prepare_cached(sql).and_then(|mut statement| statement.raw_execute()).doing(what)?;
     Ok(())

@@ -1,12 +1,12 @@
-//! What SQLite's result codes mean here. Told apart by code, never by text.
+//! Maps SQLite's result codes to errors. It decides by code, never by text.
 
 use rusqlite::ErrorCode;
 
 use crate::error::{Error, Result};
 
-/// Gives a driver's error its meaning.
+/// Turns a driver's error into an [`Error`].
 pub(crate) trait Doing<T> {
-    /// `what` was being done.
+    /// `what` says what was being done.
     fn doing(self, what: &str) -> Result<T>;
 }
 
@@ -16,7 +16,7 @@ impl<T> Doing<T> for rusqlite::Result<T> {
     }
 }
 
-/// The meaning of a driver's error.
+/// Maps a driver's error to its meaning.
 pub(crate) fn meaning(what: &str, error: rusqlite::Error) -> Error {
     let says = |why: &str| format!("{what}: {why}");
     match error.sqlite_error_code() {
@@ -49,7 +49,7 @@ pub(crate) fn meaning(what: &str, error: rusqlite::Error) -> Error {
             Error::Corrupt(says(&error.to_string()))
         }
         Some(_) => Error::unavailable(what, error),
-        // Without a code it never reached SQLite: a stored value was not of the kind it should be.
+        // Without a code the error did not come from SQLite: a stored value has the wrong type.
         None => Error::Corrupt(says(&error.to_string())),
     }
 }

@@ -1,5 +1,5 @@
-//! What waits: held events that are due, dead ones on their way out, and the markers of transactional batches. All of it
-//! is found by indexes that hold nothing else.
+//! Held events that are due, dead letters that are not published yet, and the markers of
+//! transactional batches. Partial indexes that cover only these rows find them.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -18,17 +18,17 @@ use crate::ledger::{
     Body, Due, Entry, Filter, Identity, Marker, PublishedDead, Rows, Share, Waiting, Week, runnable,
 };
 
-/// A held row, with its week, the number of its scope, and its key.
+/// A held row, with its week, its scope's number and its key.
 type Found = (Week, i32, Vec<u8>, Row);
 
-/// The tables there are, each with the SQL that names a row's week.
+/// All tables with entries, each with the SQL expression for a row's week.
 fn tables(conn: &Connection) -> Result<Vec<(String, String)>> {
     let weeks = weeks(conn)?.into_iter().map(Week::number);
     let tables = weeks.map(|n| (format!("main.hapax_entry_{n}"), n.to_string()));
     Ok(tables.chain([("main.hapax_kept".to_owned(), "week".to_owned())]).collect())
 }
 
-/// The rows of a scope, of all its tenants, that SQL selects; oldest first.
+/// Selects rows of the given scopes, oldest first.
 fn select(conn: &Connection, scopes: &[i32], which: &str, share: &Share, limit: i64) -> Result<Vec<Found>> {
     let mut found = Vec::new();
     for (table, week) in tables(conn)? {
@@ -42,7 +42,8 @@ fn select(conn: &Connection, scopes: &[i32], which: &str, share: &Share, limit: 
                     Ok((columns.get(READ_COUNT)?, columns.get(READ_COUNT + 1)?, Stored::read(columns)?))
                 })
                 .doing("looking for what is held")?;
-            // No more of each than all of them together may have, besides those that are passed over.
+            // Reads at most `bytes_max` bytes per table and scope after the skipped rows; more
+            // could not be returned anyway.
             let mut bytes = 0;
             for (at, row) in rows.enumerate() {
                 if at <= share.skip {
@@ -74,7 +75,7 @@ fn entry(scopes: &Scopes, week: Week, number: i32, key: &[u8], row: Row) -> Resu
     Ok(row.entry(Identity { tenant, scope, id: EventId::from_key(key)? }, week))
 }
 
-/// What may be claimed now.
+/// The held events that may be claimed now.
 pub(super) fn due(conn: &Connection, scope: &Scope, share: &Share, limit: usize, now: Time) -> Result<Due> {
     let (scopes, numbers) = of_scope(conn, scope)?;
     let waiting = waiting(conn, &numbers, &is_mine(conn, share, now)?, now)?;
@@ -99,7 +100,7 @@ pub(super) fn due(conn: &Connection, scope: &Scope, share: &Share, limit: usize,
             .prepare_cached(&sql)
             .and_then(|mut s| s.query_row(params![place.scope, place.id], Stored::read).optional())
             .doing("reading what is due")?;
-        // None: somebody was quicker.
+        // `None`: another claim was faster.
         if let Some(stored) = found {
             let entry = entry(&scopes, place.week, place.scope, &place.id, stored.row()?)?;
             bytes += entry.bytes();
@@ -109,25 +110,26 @@ pub(super) fn due(conn: &Connection, scope: &Scope, share: &Share, limit: usize,
     Ok(Due { entries, held: count(conn, &numbers)? })
 }
 
-/// Held and waiting for its time, as SQL; the state is one that an index of its own knows.
+/// A held event that waits for its time, as SQL. A partial index covers these states.
 const WAITS: &str = "state IN (0, 2, 7) AND payload IS NOT NULL";
 
-/// Where a held row is.
+/// The location of a held row.
 struct Place {
     table: Rc<str>,
-    /// What else its table needs to be told.
+    /// A further SQL condition that the row's table needs.
     and: String,
     week: Week,
     scope: i32,
     id: Vec<u8>,
-    /// Whether it is of the share that was asked for.
+    /// Whether the row is in the requested share.
     mine: bool,
 }
 
-/// Its week, id, time and place in the order, as stored, and whether it is of the share.
+/// Week, id, time, aggregate and seq as stored, and whether the row is in the share.
 type Line = (i16, Vec<u8>, i64, Option<String>, Option<i64>, bool);
 
-/// Whether a row is of a share, as SQL: the rule is that of [`Share::takes`]. Topics are numbers, so there is nothing to quote.
+/// Whether a row is in a share, as SQL; the rule is that of [`Share::takes`]. Topics are numbers,
+/// so nothing needs quoting.
 fn is_mine(conn: &Connection, share: &Share, now: Time) -> Result<String> {
     let since = share.since.map_or(-i64::MAX, Time::as_micros);
     let Some(topics) = &share.topics else { return Ok(format!("at >= {since}")) };
@@ -138,14 +140,15 @@ fn is_mine(conn: &Connection, share: &Share, now: Time) -> Result<String> {
             .prepare_cached("SELECT number FROM main.hapax_name WHERE name = ?1")
             .and_then(|mut s| s.query_row([topic.as_str()], |row| row.get(0)).optional())
             .doing("looking for a topic")?;
-        let Some(number) = number else { continue }; // nothing came from there
+        let Some(number) = number else { continue }; // no event came from this topic
         let mine: Vec<_> = mine.iter().map(ToString::to_string).collect();
         mine_of.push(format!("(topic IS {number} AND (at <= {before} OR part IN ({})))", mine.join(", ")));
     }
     Ok(format!("(at >= {since} AND ({}))", mine_of.join(" OR ")))
 }
 
-/// What waits and whose time has come, oldest first. Nothing of it is read but its place: bodies may be large, and many.
+/// The waiting events that are due, oldest first. Reads only their location: there may be many,
+/// with large payloads.
 fn waiting(conn: &Connection, scopes: &[i32], is_mine: &str, now: Time) -> Result<Vec<Waiting<Place>>> {
     let mut found = Vec::new();
     for (table, week) in tables(conn)? {
@@ -192,7 +195,7 @@ fn count(conn: &Connection, numbers: &[i32]) -> Result<u64> {
     Ok(held)
 }
 
-/// Dead ones that were not copied out yet.
+/// The dead letters that are not published yet.
 pub(super) fn unpublished_dead(
     conn: &Connection,
     scope: &Scope,
@@ -211,7 +214,7 @@ pub(super) fn unpublished_dead(
     entries.map(|(week, number, key, row)| entry(&scopes, week, number, &key, row)).collect()
 }
 
-/// Notes that dead ones were copied out.
+/// Records that dead letters were published.
 pub(super) fn mark_dead_published(ledger_tx: &mut LedgerTx<'_>, entries: &[PublishedDead]) -> Result<()> {
     let made: BTreeSet<Week> = weeks(ledger_tx.conn)?.into_iter().collect();
     for (identity, week, token) in entries {
@@ -232,7 +235,7 @@ pub(super) fn mark_dead_published(ledger_tx: &mut LedgerTx<'_>, entries: &[Publi
     Ok(())
 }
 
-/// Notes markers; an empty one goes.
+/// Sets markers; deletes those that are empty.
 pub(super) fn set_markers(conn: &Connection, scope: &Scope, markers: &[Marker], now: Time) -> Result<()> {
     for marker in markers {
         let (topic, partition) = (marker.topic.as_str(), marker.partition);
@@ -253,14 +256,14 @@ pub(super) fn set_markers(conn: &Connection, scope: &Scope, markers: &[Marker], 
     Ok(())
 }
 
-/// Forgets markers that nobody has noted since: those of scopes that are over.
+/// Deletes markers that were not set since the cutoff: their scopes are no longer in use.
 pub(super) fn forget_markers(conn: &Connection, cutoff: Time) -> Result<()> {
     conn.execute("DELETE FROM main.hapax_marker WHERE at < ?1", [cutoff.as_micros()])
         .map(drop)
         .doing("forgetting markers")
 }
 
-/// The markers of partitions, by partition.
+/// The markers of partitions, ordered by partition.
 pub(super) fn markers(
     conn: &Connection,
     scope: &Scope,

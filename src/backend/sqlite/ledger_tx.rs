@@ -1,4 +1,5 @@
-//! What one transaction works on: the rows as the shared engine wants them, and a memo of what need not be read twice.
+//! One transaction's view of the ledger: rows for the shared engine, and a cache of facts that need
+//! not be read twice.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,12 +16,12 @@ use crate::id::{Aggregate, Scope, Tenant};
 use crate::ledger::transition::{Head, Row};
 use crate::ledger::{Intervene, Key, Rows, Token, Week};
 
-/// What is known of the file besides rows. Numbers of scopes and names never change once they are committed; weeks
-/// do, so they are forgotten when another connection has written.
+/// Cached facts about the file other than rows. Numbers of scopes and names never change once
+/// committed. Weeks do, so they are dropped from the cache when another connection has written.
 #[derive(Debug, Default)]
 pub(super) struct Memo {
     scopes: HashMap<(Option<Tenant>, Scope), (i32, Time)>,
-    /// The scope of the claim before is mostly that of the next.
+    /// The scope of the last claim, which is mostly that of the next.
     last_scope: Option<(Option<Tenant>, Scope, (i32, Time))>,
     names: HashMap<Arc<str>, i64>,
     weeks: HashMap<Week, WeekMemo>,
@@ -28,17 +29,18 @@ pub(super) struct Memo {
     version: Option<i64>,
 }
 
-/// What is known of a week.
+/// Cached facts about a week.
 #[derive(Debug, Clone, Copy)]
 struct WeekMemo {
     made: bool,
     dropped: Option<i32>,
-    /// When this transaction last changed something in it.
+    /// When this transaction last changed the week.
     touched: Option<Time>,
 }
 
 impl Memo {
-    /// Forgets what another connection may have changed. Asked at the start of a transaction, after it has its lock.
+    /// Drops what another connection may have changed. Called at the start of a transaction, once
+    /// it holds the lock.
     pub(super) fn refresh(&mut self, conn: &Connection) -> Result<()> {
         let version = conn
             .prepare_cached("PRAGMA main.data_version")
@@ -58,7 +60,7 @@ pub(super) struct LedgerTx<'c> {
     pub(super) conn: &'c Connection,
     pub(super) memo: &'c mut Memo,
     clock: &'c dyn Clock,
-    /// The token of the batch under way, so that each of its claims gets the same.
+    /// The token of the current batch: all its claims get the same one.
     batch: Option<Token>,
 }
 
@@ -67,12 +69,12 @@ impl<'c> LedgerTx<'c> {
         LedgerTx { conn, memo, clock, batch: None }
     }
 
-    /// Uses one token from here on.
+    /// Uses this token from here on.
     pub(super) fn one_token(&mut self, token: Token) {
         self.batch = Some(token);
     }
 
-    /// Draws tokens again.
+    /// Draws a token per claim again.
     pub(super) fn fresh_tokens(&mut self) {
         self.batch = None;
     }
@@ -93,24 +95,26 @@ impl<'c> LedgerTx<'c> {
                 .doing("looking for a week")?;
             self.memo.weeks.insert(week, known);
         }
-        // It was just put there.
+        // It was inserted just above.
         self.memo.weeks.get_mut(&week).ok_or_else(|| Error::Corrupt("a week came and went".into()))
     }
 
-    /// Whether a new row of this week can only be in the week's own table: it is there and was never dropped.
+    /// Whether the rows of this week can only be in its own table: the table exists and the week
+    /// was never dropped.
     pub(super) fn is_plain(&mut self, week: Week) -> Result<bool> {
         let known = self.week(week)?;
         Ok(known.made && known.dropped.is_none())
     }
 
-    /// Notes that something changed in a week; [`finish`](LedgerTx::finish) writes it down once.
+    /// Notes that the week changed; [`finish`](LedgerTx::finish) writes that once.
     pub(super) fn touch(&mut self, week: Week, now: Time) -> Result<()> {
         let known = self.week(week)?;
         known.touched = Some(known.touched.map_or(now, |touched| touched.max(now)));
         Ok(())
     }
 
-    /// Writes down what was only noted. Comes before the commit, or before a caller's transaction goes on.
+    /// Writes the noted changes. Called before the commit, or before a caller's transaction goes
+    /// on.
     pub(super) fn finish(&mut self) -> Result<()> {
         for (week, known) in &mut self.memo.weeks {
             let Some(touched) = known.touched.take().filter(|_| known.made) else { continue };
@@ -135,7 +139,7 @@ impl<'c> LedgerTx<'c> {
         Ok((number as i32, now))
     }
 
-    /// The number of a name; registers it.
+    /// The number of a name. Registers the name if it is new.
     pub(super) fn name(&mut self, name: &str) -> Result<i64> {
         if let Some(number) = self.memo.names.get(name) {
             return Ok(*number);
@@ -164,12 +168,12 @@ impl<'c> LedgerTx<'c> {
         Ok(Names { owner, topic })
     }
 
-    /// Runs something and undoes it, whatever came of it.
+    /// Runs `run` and rolls back its changes, whatever it returns.
     pub(super) fn undone<T>(&mut self, run: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         self.finish()?;
         simple(self.conn, "SAVEPOINT hapax_undone", "marking what to undo")?;
         let result = run(self);
-        // It may know numbers and weeks that are about to be undone.
+        // The cache may hold numbers and weeks that are about to be rolled back.
         *self.memo = Memo { version: self.memo.version, ..Memo::default() };
         simple(self.conn, "ROLLBACK TO hapax_undone", "undoing")?;
         simple(self.conn, "RELEASE hapax_undone", "undoing")?;
@@ -206,7 +210,7 @@ impl<'c> LedgerTx<'c> {
 const VALUES: &str =
     "?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22";
 
-/// The statement that stores a new row unless its key is taken.
+/// The statement that inserts a new row unless its key exists.
 pub(super) fn insert_sql(week: Week) -> String {
     format!(
         "INSERT INTO main.hapax_entry_{} (scope, id, {COLUMNS}) VALUES (?1, ?2, {VALUES}) ON CONFLICT DO NOTHING",
@@ -324,7 +328,8 @@ impl Rows for LedgerTx<'_> {
             }
         }
         if !known.made {
-            // Stale or parked news of a week that is gone: kept beside what was open then, the week is not made again.
+            // A stale or parked event of a dropped week. It goes to the kept rows; the week's table
+            // is not created again.
             let sql = format!(
                 "INSERT INTO main.hapax_kept (scope, id, {COLUMNS}, week) VALUES (?1, ?2, {VALUES}, ?23)"
             );
@@ -343,7 +348,7 @@ impl Rows for LedgerTx<'_> {
             self.conn.execute(&sql, params![key.scope, key.id]).doing("removing an entry")?;
         }
         let sql = "DELETE FROM main.hapax_kept WHERE week = ?1 AND scope = ?2 AND id = ?3";
-        // Forgetting keeps no week alive: it is not touched.
+        // Does not touch the week: forgetting an entry must not keep the week alive.
         self.conn.execute(sql, params![week, key.scope, key.id]).doing("removing an entry")?;
         Ok(())
     }
@@ -400,7 +405,7 @@ impl Rows for LedgerTx<'_> {
     }
 }
 
-/// The number of (tenant, scope) and when it began, if it is registered.
+/// The number of a tenant's scope and when it began, if it is registered.
 pub(super) fn find_scope(
     conn: &Connection,
     tenant: Option<&Tenant>,

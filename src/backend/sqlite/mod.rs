@@ -1,11 +1,13 @@
 //! A ledger in an SQLite file: durable, and shared by the processes of one machine.
 //!
-//! A claim's way: the caller's batch goes to the one thread that writes; what waits there goes into one transaction
-//! (`BEGIN IMMEDIATE … COMMIT`, one flush to disk); a new id is one INSERT, anything else is decided by the ledger's
-//! shared engine. Reads have a thread and a connection of their own. Each week has a table, which a sweep drops whole.
+//! A claim travels as follows. The caller's batch goes to the single writer thread, which runs all
+//! waiting requests in one transaction (`BEGIN IMMEDIATE … COMMIT`, one flush to disk). A new id is
+//! one INSERT; the shared engine decides everything else. Reads have their own thread and
+//! connection. Each week has its own table, which a sweep drops whole.
 //!
-//! The file may be the user's own (all tables are named `hapax_…`): then [`SqliteLedger::claim_in`] makes claim and
-//! effect one transaction. It must not lie on a network file system: SQLite's locks do not hold there.
+//! The file may be the user's own (all tables are named `hapax_…`). Then [`SqliteLedger::claim_in`]
+//! makes claim and effect one transaction. The file must not be on a network file system: SQLite's
+//! locks do not work there.
 
 pub(crate) mod codec;
 pub(crate) mod connect;
@@ -47,12 +49,12 @@ use crate::ledger::{
     Stat, SweepSettings, Swept, Week, extend_rows, intervene_rows, settle_rows,
 };
 
-/// A ledger in an SQLite file. Clones share its connections; dropping the last closes them.
+/// A ledger in an SQLite file. Clones share its connections; dropping the last clone closes them.
 #[derive(Clone)]
 pub struct SqliteLedger(Arc<Inner>);
 
 struct Inner {
-    // The senders go first, so that the threads that are then waited for end.
+    // The senders are dropped before `_threads`, so that the threads end before they are joined.
     write: writer::Requests,
     read: reader::Questions,
     _threads: Threads,
@@ -60,17 +62,17 @@ struct Inner {
     settings: Settings,
     path: PathBuf,
     access: Access,
-    /// Which ledger the file holds.
+    /// The id of the ledger in the file.
     id: String,
 }
 
-/// Waits for the threads, so that the file is closed when the ledger is gone.
+/// Joins the threads when dropped, so that the file is closed once the ledger is gone.
 pub(crate) struct Threads(pub(crate) Vec<JoinHandle<()>>);
 
 impl Drop for Threads {
     fn drop(&mut self) {
         for thread in self.0.drain(..) {
-            let _ = thread.join(); // a panic was told by its own hook
+            let _ = thread.join(); // the panic hook has reported a panic
         }
     }
 }
@@ -82,7 +84,7 @@ impl fmt::Debug for SqliteLedger {
 }
 
 pub(crate) fn thread_gone() -> Error {
-    // It does not come back: whoever waits for that would wait for ever.
+    // Not retryable: the thread never comes back.
     Error::Corrupt("the thread that serves the file has ended".into())
 }
 
@@ -90,7 +92,7 @@ pub(crate) async fn answer<T>(receiver: oneshot::Receiver<Result<T>>) -> Result<
     receiver.await.map_err(|_| thread_gone())?
 }
 
-/// Waits for an answer on a thread that has nothing else to do. Works inside and outside of a runtime.
+/// Blocks the current thread until the answer arrives. Works inside and outside of a runtime.
 fn wait<T>(receiver: oneshot::Receiver<Result<T>>) -> Result<T> {
     struct Unpark(std::thread::Thread);
     impl Wake for Unpark {
@@ -109,15 +111,16 @@ fn wait<T>(receiver: oneshot::Receiver<Result<T>>) -> Result<T> {
 }
 
 impl SqliteLedger {
-    /// Opens a file, making it if it is missing; its directory must be there. Brings its schema up to date; several
-    /// processes may do so at once. The file's journal becomes a write-ahead log, for good.
+    /// Opens a file, creating it if it is missing; its directory must exist. Brings the schema up
+    /// to date; several processes may do so at once. Switches the file permanently to a write-ahead
+    /// log.
     ///
     /// Blocks while another process changes the schema.
     pub fn open(path: impl AsRef<Path>, settings: Settings) -> Result<Self> {
         Self::open_with_clock(path, settings, Arc::new(SystemClock))
     }
 
-    /// Opens a file that holds a ledger of this build's schema. Any other is left as it is, and none is made.
+    /// Opens a file that holds a ledger with this build's schema. It never creates or migrates one.
     pub fn open_existing(path: impl AsRef<Path>, settings: Settings) -> Result<Self> {
         let path = path.as_ref();
         let found = connect::open(path, Access::Read)?;
@@ -139,12 +142,12 @@ impl SqliteLedger {
     ) -> Result<Self> {
         let path = path.as_ref();
         let write = connect::open(path, Access::Write)?;
-        // A file without write permission opens all the same, to be read.
+        // A file without write permission is opened read-only.
         if write.is_readonly("main").unwrap_or(false) {
             drop(write);
             return Self::look_at(path, settings, clock);
         }
-        // Refuses a schema it does not understand before anything is changed.
+        // Refuse an unknown schema before anything is changed.
         let meta = connect::patiently(|| schema::Meta::read(&write))?;
         if let Some(meta) = meta {
             meta.must_accept_us()?;
@@ -152,11 +155,11 @@ impl SqliteLedger {
         }
         connect::make_durable(&write)?;
         let meta = schema::migrate(&write, settings.identity)?;
-        meta.must_follow(settings.identity)?; // another process may have made it meanwhile
+        meta.must_follow(settings.identity)?; // another process may have created it meanwhile
         Self::start(path, write, Access::Write, meta.ledger, settings, clock)
     }
 
-    /// Opens a file only to look at it: whatever would write is [`Error::Refused`].
+    /// Opens a file read-only: anything that would write returns [`Error::Refused`].
     pub fn open_read_only(path: impl AsRef<Path>, settings: Settings) -> Result<Self> {
         Self::look_at(path.as_ref(), settings, Arc::new(SystemClock))
     }

@@ -1,7 +1,8 @@
-//! The way most claims go: a new id in a week that is there. One INSERT, nothing read before it.
+//! The fast path of most claims: a new id in an existing week takes one INSERT, with no read before
+//! it.
 //!
-//! What to insert is the transition function's decision about an entry that is not there; if the INSERT finds one
-//! that is, nothing was written and the claim goes the engine's way.
+//! The transition function decides what to insert, given that there is no entry. If the INSERT
+//! finds one, nothing is written and the engine decides the claim.
 
 use rusqlite::CachedStatement;
 
@@ -36,7 +37,7 @@ pub(super) fn claim(
     Ok(answers)
 }
 
-/// The outcome, if the claim is the first of its identity; none sends it the engine's way.
+/// The outcome, if the claim is the first of its identity. `None` leaves the claim to the engine.
 fn first<'c>(
     ledger_tx: &mut LedgerTx<'c>,
     insert: &mut Option<Insert<'c>>,
@@ -71,7 +72,7 @@ fn first<'c>(
     Ok(Some(step.answer))
 }
 
-/// The statement for a week, and what is bound to it already: neighbours have most of it in common.
+/// The INSERT for a week, and the values already bound to it: neighbouring rows share most of them.
 struct Insert<'c> {
     week: Week,
     statement: CachedStatement<'c>,
@@ -82,7 +83,8 @@ struct Insert<'c> {
 }
 
 impl<'c> Insert<'c> {
-    /// The one at hand if it is for this week, else another; none if the week is not there or has a past.
+    /// Returns the current statement if it is for this week, else prepares another; `None` if the
+    /// week has no table or was dropped before.
     fn of<'a>(
         ledger_tx: &mut LedgerTx<'c>,
         at_hand: &'a mut Option<Self>,
@@ -103,7 +105,7 @@ impl<'c> Insert<'c> {
         Ok(at_hand.as_mut())
     }
 
-    /// Inserts; false if the key is taken.
+    /// Inserts a row; returns false if the key exists.
     fn run(&mut self, scope: i32, id: &[u8], row: &Row, names: Names) -> rusqlite::Result<bool> {
         if self.scope.replace(scope) != Some(scope) {
             self.statement.raw_bind_parameter(1, scope)?;

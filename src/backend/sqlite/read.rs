@@ -1,4 +1,4 @@
-//! What people and tools look at: entries, pages, counts, findings.
+//! Reads for people and tools: entries, pages, counts, findings.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
@@ -18,8 +18,8 @@ use crate::ledger::{
     Audit, CursorParts, Entry, Epoch, Filter, Finding, Identity, Level, Page, Stat, State, Week,
 };
 
-/// Which ledger the file holds, and which file it is: one that was put in its place is another, and was made at another time.
-/// (One that was copied *into* it while nobody had it open cannot be told.)
+/// Identifies the ledger and its file. A file that replaced it has another inode and creation time.
+/// (A file copied *into* it while no process had it open cannot be detected.)
 pub(super) fn epoch(conn: &Connection, path: &Path) -> Result<Epoch> {
     let id: String = conn
         .query_row("SELECT ledger FROM main.hapax_meta", [], |row| row.get(0))
@@ -31,7 +31,7 @@ pub(super) fn epoch(conn: &Connection, path: &Path) -> Result<Epoch> {
             use std::os::unix::fs::MetadataExt as _;
             parts.push(format!("{} {}", file.dev(), file.ino()));
         }
-        // Not every file system knows.
+        // Not every file system records it.
         parts.extend(file.created().ok().map(|at| format!("{at:?}")));
     }
     Ok(Epoch::of(parts))
@@ -49,7 +49,7 @@ fn numbers(conn: &Connection, sql: &str) -> Result<Vec<Week>> {
         .and_then(|all: Vec<i16>| all.into_iter().map(Week::from_number).collect())
 }
 
-/// Where the entries of a week are: its own table, and those kept when it was dropped.
+/// The tables that hold entries of a week: its own, and the entries kept when it was dropped.
 fn sources(conn: &Connection, week: Week) -> Result<Vec<String>> {
     let mut sources = vec![format!("main.hapax_kept WHERE week = {}", week.number())];
     let made = conn
@@ -62,7 +62,7 @@ fn sources(conn: &Connection, week: Week) -> Result<Vec<String>> {
     Ok(sources)
 }
 
-/// Which identities took effect before, on one state of the file.
+/// Which identities have taken effect, in one snapshot of the file.
 pub(super) fn known(conn: &Connection, identities: &[Identity]) -> Result<Vec<bool>> {
     let made: BTreeSet<Week> = weeks(conn)?.into_iter().collect();
     let mut scopes: HashMap<(Option<&Tenant>, &Scope), Option<i32>> = HashMap::new();
@@ -133,7 +133,7 @@ pub(super) fn get(conn: &Connection, identity: &Identity, week: Week) -> Result<
     Ok(None)
 }
 
-/// Who stands behind the numbers of scopes.
+/// The tenants and scopes by number.
 pub(super) struct Scopes(HashMap<i32, (Option<Tenant>, Scope)>);
 
 impl Scopes {
@@ -155,7 +155,7 @@ impl Scopes {
         self.0.get(&number).ok_or_else(|| Error::Corrupt(format!("scope number {number}")))
     }
 
-    /// The numbers a filter leaves; none if it leaves all.
+    /// The scope numbers that match a filter; `None` if all do.
     pub(super) fn wanted(&self, filter: &Filter) -> Option<Vec<i32>> {
         if filter.tenant.is_none() && filter.scope.is_none() {
             return None;
@@ -168,10 +168,10 @@ impl Scopes {
     }
 }
 
-/// An entry with the key it is listed by.
+/// An entry with the key it is sorted by.
 type Listed = ((i32, Vec<u8>), Entry);
 
-/// A listing: what to look for, and how far it may go.
+/// A query for a page of entries.
 pub(super) struct Listing {
     pub filter: Filter,
     pub after: Option<CursorParts>,
@@ -180,7 +180,7 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    /// A page in key order. Never holds more than two pages of entries.
+    /// A page in key order. Never holds more than two pages of entries in memory.
     pub(super) fn page(&self, conn: &Connection) -> Result<Page> {
         let scopes = Scopes::read(conn)?;
         let mut all: BTreeSet<Week> = weeks(conn)?.into_iter().collect();
@@ -208,7 +208,7 @@ impl Listing {
         Ok(Page { entries, next: None })
     }
 
-    /// At most `most` entries of one table.
+    /// At most `most` matching entries of one table.
     fn some(
         &self,
         conn: &Connection,
@@ -240,13 +240,13 @@ impl Listing {
         Ok(found)
     }
 
-    /// What SQL can filter it does; [`Filter::matches`] has the last word.
+    /// SQL filters what it can; [`Filter::matches`] decides.
     fn query(&self, scopes: &Scopes, week: Week, source: &str) -> (String, Vec<Value>) {
         use std::fmt::Write as _;
         let mut sql = format!("SELECT {READ}, scope, id FROM {source}");
         let mut values = Vec::new();
         let mut and = |text: &str, more: Vec<Value>| {
-            let _ = write!(sql, " AND {text}"); // a String takes everything
+            let _ = write!(sql, " AND {text}"); // writing to a String cannot fail
             values.extend(more);
         };
         if let Some(after) = self.after.as_ref().filter(|after| after.week == week.number()) {
@@ -275,7 +275,7 @@ impl Listing {
             let mut codes: BTreeSet<i64> =
                 self.filter.states.iter().copied().map(codec::state_code).collect();
             if self.filter.states.contains(&State::Lost) {
-                codes.insert(codec::state_code(State::Claimed)); // it may be overdue
+                codes.insert(codec::state_code(State::Claimed)); // overdue claims count as lost
             }
             let codes: Vec<String> = codes.iter().map(i64::to_string).collect();
             and(&format!("state IN ({})", codes.join(", ")), vec![]);
@@ -285,7 +285,7 @@ impl Listing {
     }
 }
 
-/// Counts everything: it reads every entry.
+/// Counts all entries. It reads every one of them.
 pub(super) fn stat(conn: &Connection, now: Time) -> Result<Stat> {
     let scopes = Scopes::read(conn)?;
     let weeks = weeks(conn)?;
@@ -345,7 +345,7 @@ pub(super) fn audit(conn: &Connection, limit: usize) -> Result<Vec<Audit>> {
     .doing("reading the audit")
 }
 
-/// What the promises rest on, as the writing connection sees it.
+/// Checks what the guarantees depend on, as the writing connection sees it.
 pub(super) fn check(conn: &Connection) -> Result<Vec<Finding>> {
     let fact = |sql: &str| conn.query_row(sql, [], |row| row.get::<_, Value>(0)).doing("checking");
     let mut findings = Vec::new();

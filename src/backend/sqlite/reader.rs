@@ -1,4 +1,4 @@
-//! The one thread that reads, on a connection of its own: a reader never waits for the writer, nor the writer for it.
+//! The single reader thread, on its own connection. Reader and writer never wait for each other.
 
 use std::sync::mpsc::{Sender, channel};
 
@@ -10,11 +10,11 @@ use crate::error::Result;
 
 type Question = Box<dyn FnOnce(&Connection) + Send>;
 
-/// Sends questions to the thread that reads.
+/// Sends questions to the reader thread.
 pub(crate) struct Questions(Sender<Question>);
 
 impl Questions {
-    /// Asks something of one state of the file.
+    /// Asks a question about one snapshot of the file.
     pub(crate) fn send<T: Send + 'static>(
         &self,
         ask: impl FnOnce(&Connection) -> Result<T> + Send + 'static,
@@ -22,11 +22,11 @@ impl Questions {
         let (answer, receiver) = oneshot::channel();
         let question: Question = Box::new(move |conn| {
             if answer.is_closed() {
-                return; // whoever asked has gone
+                return; // the caller has gone
             }
-            let _ = answer.send(in_snapshot(conn, ask)); // nobody may be waiting any more
+            let _ = answer.send(in_snapshot(conn, ask)); // the caller may have gone
         });
-        let _ = self.0.send(question); // if the thread is gone the receiver sees that
+        let _ = self.0.send(question); // if the thread has ended, the receiver notices
         receiver
     }
 }

@@ -1,4 +1,5 @@
-//! Requests to a thread that writes. What waits for it goes into one transaction: one flush to disk for all of it.
+//! Requests to a writer thread. All waiting requests run in one transaction, with one flush to
+//! disk.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -7,16 +8,16 @@ use tokio::sync::oneshot;
 use super::thread_gone;
 use crate::error::{Error, Result};
 
-/// What the requests to one kind of thread work on.
+/// A kind of writer thread.
 pub(crate) trait Kind: 'static {
-    /// One transaction's view of the file.
+    /// One transaction's view of the file, which requests work on.
     type Context<'c>;
 }
 
-/// A request. It may be run several times, each time after the last was undone.
+/// A request. It may run several times, each time after the previous run was rolled back.
 pub(crate) trait Work<K: Kind>: Send {
     fn run(&mut self, context: &mut K::Context<'_>) -> Result<()>;
-    /// Answers with what the last run came to: `Ok` only once it is committed.
+    /// Answers with the result of the last run: `Ok` only once it is committed.
     fn answer(self: Box<Self>, committed: Result<()>);
 }
 
@@ -37,34 +38,36 @@ impl<K: Kind, T: Send, F: FnMut(&mut K::Context<'_>) -> Result<T> + Send> Work<K
 
     fn answer(self: Box<Self>, committed: Result<()>) {
         let Task { value, answer, .. } = *self;
-        let _ = answer.send(committed.and_then(|()| value.ok_or_else(thread_gone))); // nobody may be waiting any more
+        let _ = answer.send(committed.and_then(|()| value.ok_or_else(thread_gone))); // the caller may be gone
     }
 }
 
-/// Sends requests to the thread that writes.
+/// Sends requests to the writer thread.
 pub(crate) struct Requests<K: Kind>(Sender<Box<dyn Work<K>>>);
 
 impl<K: Kind> Requests<K> {
-    /// A way to the thread, and its end of it. The thread ends when its requests are dropped.
+    /// The sender, and the receiver for the thread. The thread ends when the sender is dropped.
     pub(crate) fn new() -> (Self, Receiver<Box<dyn Work<K>>>) {
         let (send, receive) = channel();
         (Requests(send), receive)
     }
 
-    /// Runs something in a transaction, perhaps with other requests; answered once it is committed. What it finds
-    /// wrong with the request is part of its value: an error undoes the whole transaction.
+    /// Runs `run` in a transaction, possibly with other requests, and answers once it is committed.
+    /// If the request itself is at fault, `run` says so in its value; an error rolls back the whole
+    /// transaction.
     pub(crate) fn send<T: Send + 'static>(
         &self,
         run: impl FnMut(&mut K::Context<'_>) -> Result<T> + Send + 'static,
     ) -> oneshot::Receiver<Result<T>> {
         let (answer, receiver) = oneshot::channel();
-        // If the thread is gone the answer's sender is dropped with the request, and the receiver sees that.
+        // If the thread has ended, the request is dropped with the answer's sender, and the
+        // receiver notices.
         let _ = self.0.send(Box::new(Task { run, value: None, answer }));
         receiver
     }
 }
 
-/// A request and those that wait behind it, at most `max` together.
+/// Gathers a request and those waiting behind it, at most `max`.
 pub(crate) fn group<K: Kind>(
     first: Box<dyn Work<K>>,
     requests: &Receiver<Box<dyn Work<K>>>,
@@ -75,8 +78,8 @@ pub(crate) fn group<K: Kind>(
     group
 }
 
-/// Runs a group in one transaction and answers each. One request's trouble is not its neighbours': if the group fails, each
-/// goes again, alone.
+/// Runs a group in one transaction and answers each request. If the group fails, each request runs
+/// again alone, so that one does not fail its neighbours.
 pub(crate) fn handle<K: Kind>(
     mut group: Group<K>,
     mut transact: impl FnMut(&mut [Box<dyn Work<K>>]) -> Result<()>,

@@ -1,8 +1,8 @@
-//! The tables, and how a file comes to have them.
+//! The ledger's tables and their migrations.
 //!
 //! Every table is named `hapax_…`, since the file may be the user's own (see
-//! [`claim_in`](super::SqliteLedger::claim_in)), and every statement says `main.`, so that an attached file or a
-//! temporary table never stands in for the ledger.
+//! [`claim_in`](super::SqliteLedger::claim_in)). Every statement says `main.`, so that an attached
+//! file or a temporary table is never taken for the ledger.
 
 use rusqlite::{Connection, OptionalExtension, params};
 
@@ -12,7 +12,7 @@ use super::fault::Doing;
 use crate::error::{Error, Result};
 use crate::ledger::{IdentityRule, Week};
 
-/// Each step brings the schema to the version of its place, from 1. A released step is never changed.
+/// The step at index n brings the schema to version n + 1. A released step is never changed.
 const MIGRATIONS: &[&str] = &["
 CREATE TABLE main.hapax_scope (number INTEGER PRIMARY KEY, tenant TEXT NOT NULL, scope TEXT NOT NULL,
     began INTEGER NOT NULL, UNIQUE (tenant, scope)) STRICT;
@@ -38,22 +38,22 @@ CREATE TABLE main.hapax_audit (number INTEGER PRIMARY KEY, at INTEGER NOT NULL, 
 
 /// The version this build writes.
 const VERSION: i64 = MIGRATIONS.len() as i64;
-/// The oldest build, by its schema version, that may work on what this build writes.
+/// The oldest schema version whose builds may work on what this build writes.
 const ACCEPTS: i64 = 1;
 
-/// The one row of facts about the ledger itself. Its table is the first thing made, by every version.
+/// One row of facts about the ledger. Every version creates this table first.
 const META: &str = "
 CREATE TABLE main.hapax_meta (one INTEGER PRIMARY KEY CHECK (one = 1), ledger TEXT NOT NULL,
     version INTEGER NOT NULL, accepts INTEGER NOT NULL, identity TEXT NOT NULL, token INTEGER NOT NULL,
     swept_at INTEGER, paused_until INTEGER) STRICT";
 
-/// The tables as SQL, for whoever wants to read them. Weeks' tables are made as they are needed.
+/// The tables as SQL, for reading. The tables of weeks are created as needed.
 pub fn schema_sql() -> String {
     format!("{};\n{}", META.trim(), MIGRATIONS.concat().trim()).replace("main.", "")
 }
 
-/// Makes the table of a week, in the caller's transaction. Its indexes hold only the at-most-once claims whose end is
-/// awaited, and what is held with its bytes, so nobody else pays for them.
+/// Creates a week's table in the caller's transaction. Its indexes cover only held entries and
+/// at-most-once claims whose end has not been reported, so other entries do not pay for them.
 pub(super) fn create_week(conn: &Connection, week: Week) -> Result<()> {
     let n = week.number();
     conn.execute_batch(&format!(
@@ -70,14 +70,14 @@ pub(super) fn create_week(conn: &Connection, week: Week) -> Result<()> {
     .doing("making the table of a week")
 }
 
-/// Whether the connection's main database holds a ledger at all.
+/// Whether the connection's main database holds a ledger.
 pub(super) fn is_there(conn: &Connection) -> Result<bool> {
     conn.prepare_cached("SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = 'hapax_meta'")
         .and_then(|mut statement| statement.exists([]))
         .doing("looking for the ledger's tables")
 }
 
-/// Which ledger this is, and its schema's version.
+/// The ledger's id, schema version and identity rule.
 pub(super) struct Meta {
     pub ledger: String,
     pub version: i64,
@@ -86,7 +86,7 @@ pub(super) struct Meta {
 }
 
 impl Meta {
-    /// Reads it; none if there is no ledger.
+    /// Reads the facts; `None` if there is no ledger.
     pub(super) fn read(conn: &Connection) -> Result<Option<Meta>> {
         if !is_there(conn)? {
             return Ok(None);
@@ -114,7 +114,7 @@ impl Meta {
         )))
     }
 
-    /// Two rules on one file would make two identities of one event.
+    /// Refuses another identity rule: two rules on one file would give one event two identities.
     pub(super) fn must_follow(&self, rule: IdentityRule) -> Result<()> {
         let wanted = rule_name(rule);
         if self.identity == wanted {
@@ -135,7 +135,8 @@ fn rule_name(rule: IdentityRule) -> &'static str {
     }
 }
 
-/// Brings the file to this build's schema. Ten processes may do so at once: each looks again when it has the lock.
+/// Brings the file to this build's schema. Several processes may do so at once: each checks again
+/// once it holds the lock.
 pub(super) fn migrate(conn: &Connection, rule: IdentityRule) -> Result<Meta> {
     if let Some(meta) = current(conn)? {
         return Ok(meta);
@@ -181,7 +182,7 @@ pub(super) fn current(conn: &Connection) -> Result<Option<Meta>> {
     Ok((meta.version >= VERSION).then_some(meta))
 }
 
-/// The ledger's facts, where nothing may be written.
+/// The ledger's facts. Fails if the file would need a migration, since it cannot be written to.
 pub(super) fn must_be_current(conn: &Connection) -> Result<Meta> {
     current(conn)?.ok_or_else(|| {
         Error::Schema("the file has no ledger, or an older one, and it cannot be written to".into())

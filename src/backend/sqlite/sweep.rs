@@ -1,5 +1,5 @@
-//! Forgetting. Looking for what may go is done on the reading connection, so that claims do not wait for it; each step
-//! that changes something is one transaction, so a sweep that is killed is finished by the next.
+//! Retention. The reading connection looks for what is old, so that claims do not wait for it. Each
+//! change is one transaction, so the next sweep finishes one that was killed.
 
 use rusqlite::{Connection, OptionalExtension, params};
 
@@ -15,7 +15,7 @@ use crate::ledger::{Pace, SweepSettings, Swept, Week};
 /// A key within a table.
 type RowKey = (i32, Vec<u8>);
 
-/// A week that may go, and what was seen in it.
+/// A week that may be dropped, and its counts.
 #[derive(Debug, Clone, Copy)]
 struct Old {
     week: Week,
@@ -24,7 +24,6 @@ struct Old {
     open: u64,
 }
 
-/// Sweeps.
 pub(super) async fn sweep(ledger: &SqliteLedger, terms: SweepSettings) -> Result<Swept> {
     let now = ledger.0.clock.now();
     if terms.dry_run {
@@ -57,7 +56,7 @@ fn pace(conn: &Connection) -> Result<Option<Pace>> {
     .doing("reading when the last sweep was")
 }
 
-/// Notes that a sweep begins, before it forgets anything.
+/// Records that a sweep begins, before it deletes anything.
 fn keep_pace(ledger_tx: &mut LedgerTx<'_>, now: Time, terms: SweepSettings) -> Result<Pace> {
     let next = Pace::next(pace(ledger_tx.conn)?, now, terms.retention);
     ledger_tx
@@ -95,7 +94,6 @@ fn count(conn: &Connection, sql: &str, at: Time) -> Result<u64> {
     conn.query_row(sql, [at.as_micros()], |row| tally(row, 0)).doing("counting what a sweep would do")
 }
 
-/// A count.
 fn tally(row: &rusqlite::Row<'_>, at: usize) -> rusqlite::Result<u64> {
     Ok(row.get::<_, i64>(at)? as u64)
 }
@@ -106,7 +104,7 @@ fn tables(conn: &Connection) -> Result<Vec<String>> {
     Ok(tables.chain(["main.hapax_kept".to_owned()]).collect())
 }
 
-/// At-most-once claims whose end is overdue are lost. The index of a week leads to them.
+/// Marks at-most-once claims as lost whose end is overdue. The index of a week finds them.
 async fn mark_lost(ledger: &SqliteLedger, now: Time, batch_max: u32) -> Result<u64> {
     let mut lost = 0;
     for table in answer(ledger.0.read.send(tables)).await? {
@@ -119,7 +117,7 @@ async fn mark_lost(ledger: &SqliteLedger, now: Time, batch_max: u32) -> Result<u
             let (sql, table) = (sql.clone(), table.clone());
             let marked = answer(ledger.0.write.send(move |ledger_tx| {
                 if !exists(ledger_tx.conn, &table)? {
-                    return Ok(0); // another process swept it
+                    return Ok(0); // another process dropped it
                 }
                 ledger_tx
                     .conn
@@ -144,7 +142,7 @@ fn exists(conn: &Connection, table: &str) -> Result<bool> {
         .map(|found| found.is_some())
 }
 
-/// Timeless entries go one by one, a batch to a transaction.
+/// Deletes old timeless entries, one batch per transaction.
 async fn sweep_timeless(ledger: &SqliteLedger, cutoff: Time, batch_max: u32) -> Result<u64> {
     let most = batch_max.max(1) as usize;
     let mut after: RowKey = (i32::MIN, Vec::new());
@@ -163,7 +161,8 @@ async fn sweep_timeless(ledger: &SqliteLedger, cutoff: Time, batch_max: u32) -> 
     }
 }
 
-/// What was kept from a dropped week goes once it is settled and old; its week answers for it.
+/// Deletes entries kept from dropped weeks once they are settled and old. The record of the dropped
+/// week answers for them afterwards.
 async fn sweep_kept(ledger: &SqliteLedger, cutoff: Time, batch_max: u32) -> Result<u64> {
     let most = batch_max.max(1);
     let mut gone = 0;
@@ -199,7 +198,7 @@ fn old_timeless(conn: &Connection, after: &RowKey, cutoff: Time, most: usize) ->
         .doing("looking for what is old")
 }
 
-/// Deletes what is still old: it may have changed since it was looked at.
+/// Deletes entries that are still old: they may have changed since they were read.
 fn delete_timeless(ledger_tx: &mut LedgerTx<'_>, keys: &[RowKey], cutoff: Time) -> Result<u64> {
     let sql = format!(
         "DELETE FROM main.hapax_entry_0 WHERE scope = ?1 AND id = ?2 AND state NOT IN {OPEN} AND at < ?3"
@@ -215,7 +214,7 @@ fn delete_timeless(ledger_tx: &mut LedgerTx<'_>, keys: &[RowKey], cutoff: Time) 
     run().doing("deleting what is old")
 }
 
-/// The weeks in which nothing happened since the cutoff.
+/// The weeks that ended, and were last touched, before the cutoff.
 fn old_weeks(conn: &Connection, cutoff: Time) -> Result<Vec<Week>> {
     let numbers: Vec<i16> = conn
         .prepare_cached("SELECT week FROM main.hapax_week WHERE week > 0 AND touched < ?1 ORDER BY week")
@@ -242,10 +241,10 @@ fn touched(conn: &Connection, week: Week) -> Result<Option<i64>> {
         .doing("looking at a week")
 }
 
-/// Drops a week, keeping what is open. Not if something happened in it since it was looked at: every transaction that
-/// changes a week stamps it, so an equal stamp means equal rows.
+/// Drops a week and keeps its open entries. Returns false if the week changed since it was counted:
+/// every transaction that changes a week stamps it, so an equal stamp means equal rows.
 fn drop_week(ledger_tx: &mut LedgerTx<'_>, old: Old, now: Time) -> Result<bool> {
-    ledger_tx.finish()?; // stamps of other requests in this transaction
+    ledger_tx.finish()?; // writes the stamps of other requests in this transaction
     if touched(ledger_tx.conn, old.week)? != Some(old.touched) {
         return Ok(false);
     }
@@ -276,6 +275,6 @@ fn drop_week(ledger_tx: &mut LedgerTx<'_>, old: Old, now: Time) -> Result<bool> 
             params![number, now.as_micros(), i64::try_from(old.rows).unwrap_or(i64::MAX)],
         )
         .doing("recording a dropped week")?;
-    *ledger_tx.memo = Memo::default(); // it still knows the week
+    *ledger_tx.memo = Memo::default(); // it still caches the week
     Ok(true)
 }

@@ -14,19 +14,21 @@ use crate::id::Scope;
 use crate::ledger::{Claim, Key, Marker, Outcome, Rows, Settle, Settled, Token, settle_rows};
 
 impl SqliteLedger {
-    /// Claims events in the caller's own transaction, on the caller's own connection to the ledger's file: claims and
-    /// effects are committed, or rolled back, as one.
+    /// Claims events in the caller's transaction, on the caller's connection to the ledger's file.
+    /// Claims and effects commit or roll back together.
     ///
-    /// The effects must be in that file too. A connection whose main database is another file is refused
-    /// ([`Error::Unsupported`]), because SQLite does not commit to two files at once in WAL mode; so do not put the
-    /// effects into an attached file. A connection whose `synchronous` is below FULL is refused as well.
+    /// The effects must be in that file too. A connection whose main database is another file is
+    /// refused ([`Error::Unsupported`]), because in WAL mode SQLite does not commit to two files
+    /// atomically; so do not put the effects into an attached file. A connection whose
+    /// `synchronous` is below FULL is refused as well.
     ///
-    /// Begin the transaction with [`Immediate`](rusqlite::TransactionBehavior::Immediate) behaviour. One that has read
-    /// before it writes may find that another connection has written meanwhile: that is [`Error::Contended`], and the
-    /// whole transaction is to be done again. After any error roll back.
+    /// Begin the transaction with [`Immediate`](rusqlite::TransactionBehavior::Immediate)
+    /// behaviour. A transaction that reads before it writes may find that another connection has
+    /// written meanwhile: it gets [`Error::Contended`], and must be repeated as a whole. After any
+    /// error, roll back.
     ///
-    /// Use [`Mode::Done`](crate::ledger::Mode::Done). A claim that is rolled back counts nothing, so an event that
-    /// always fails comes back for ever unless its failures are counted.
+    /// Use [`Mode::Done`](crate::ledger::Mode::Done). A claim that is rolled back counts no
+    /// attempt, so an event that always fails comes back for ever unless you count its failures.
     ///
     /// ```
     /// use hapax::backend::sqlite::SqliteLedger;
@@ -67,8 +69,9 @@ impl SqliteLedger {
         Ok(outcomes)
     }
 
-    /// Settles claims in the caller's own transaction, under the same rules as [`claim_in`](SqliteLedger::claim_in): the
-    /// settling is recorded when that transaction commits.
+    /// Settles claims in the caller's transaction, under the same rules as
+    /// [`claim_in`](SqliteLedger::claim_in). The settling takes effect when that transaction
+    /// commits.
     pub fn settle_in(&self, tx: &Transaction<'_>, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
         self.settle_on(tx, settles)
     }
@@ -82,13 +85,15 @@ impl SqliteLedger {
         Ok(answers)
     }
 
-    /// Notes markers in the caller's own transaction; see [`Ledger::set_markers`](crate::Ledger::set_markers).
+    /// Sets markers in the caller's transaction; see
+    /// [`Ledger::set_markers`](crate::Ledger::set_markers).
     pub fn set_markers_in(&self, tx: &Transaction<'_>, scope: &Scope, markers: &[Marker]) -> Result<()> {
         self.enter(tx)?;
         held::set_markers(tx, scope, markers, self.0.clock.now())
     }
 
-    /// Draws a token. As the first statement it takes the right to write, and it finds only this ledger's row.
+    /// Draws a token. As the first statement it takes the write lock, and it matches only this
+    /// ledger's row.
     fn enter(&self, conn: &Connection) -> Result<Token> {
         must_be_durable(conn)?;
         let drawn = conn
@@ -113,11 +118,11 @@ impl SqliteLedger {
         ))
     }
 
-    /// Whether a claim made by [`claim_in`](SqliteLedger::claim_in) was committed, for a caller whose commit ended in
-    /// doubt. Blocks until whoever is writing has finished.
+    /// Whether a claim made by [`claim_in`](SqliteLedger::claim_in) was committed, for a caller
+    /// whose commit ended in doubt. Blocks until the current writer has finished.
     ///
-    /// It looks while it has the right to write, so the commit in question either came before or never will. A look without
-    /// that right could come too early.
+    /// It looks while it holds the write lock, so the commit in question has either happened or
+    /// never will. Without the lock it could look too early.
     pub fn was_committed(&self, claim: &Claim) -> Result<bool> {
         let (claim, settings) = (claim.clone(), self.0.settings.clone());
         wait(self.0.write.send(move |ledger_tx| {
@@ -130,7 +135,7 @@ impl SqliteLedger {
         }))
     }
 
-    /// Limits the file's size in pages, to see what a full disk does.
+    /// Limits the file's size in pages, to test a full disk.
     #[cfg(feature = "testing")]
     pub fn limit_pages(&self, pages: u32) -> Result<()> {
         wait(self.0.write.send(move |ledger_tx| {
@@ -140,7 +145,7 @@ impl SqliteLedger {
     }
 }
 
-/// A transaction of the consumer on the ledger's file: effects go through its connection.
+/// A consumer's transaction on the ledger's file. Effects go through its connection.
 #[derive(Debug)]
 pub struct SqliteTransaction(Connection);
 
@@ -151,7 +156,7 @@ impl std::ops::Deref for SqliteTransaction {
     }
 }
 
-/// What may wait for other writers, or for the disk, runs where blocking is fine.
+/// Runs work that may wait for other writers or for the disk on a thread that may block.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|error| Err(Error::unavailable("a transaction on the ledger's file", error)))
@@ -161,7 +166,8 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + '
 impl crate::consumer::TransactionalLedger for SqliteLedger {
     type Transaction = SqliteTransaction;
 
-    /// A stopped process holds the whole file, which no time limit of SQLite can end: `time_max` is the handler's timeout.
+    /// Ignores both limits: SQLite cannot end the transaction of a stopped process, which locks the
+    /// whole file. The handler's timeout enforces `time_max`.
     async fn begin(&self, _time_max: Duration, _statement_max: Duration) -> Result<SqliteTransaction> {
         let path = self.0.path.clone();
         blocking(move || {
@@ -196,7 +202,7 @@ impl crate::consumer::TransactionalLedger for SqliteLedger {
     }
 
     async fn is_sound(&self, tx: &mut SqliteTransaction) -> Result<bool> {
-        Ok(!tx.0.is_autocommit()) // a full disk, for one, undoes the whole transaction by itself
+        Ok(!tx.0.is_autocommit()) // a full disk, for one, makes SQLite roll back the whole transaction
     }
 
     fn is_contention(&self, error: &(dyn std::error::Error + 'static)) -> bool {
@@ -205,7 +211,7 @@ impl crate::consumer::TransactionalLedger for SqliteLedger {
     }
 
     fn is_doubt(&self, _: &(dyn std::error::Error + 'static)) -> bool {
-        false // a file is not away
+        false // a file is never unreachable
     }
 
     async fn is_lost(&self, _: &mut SqliteTransaction) -> bool {
@@ -214,7 +220,8 @@ impl crate::consumer::TransactionalLedger for SqliteLedger {
 
     async fn commit(&self, tx: SqliteTransaction) -> Result<Handled> {
         blocking(move || match tx.0.execute_batch("COMMIT") {
-            // A deferred foreign key. The transaction is still open; closing the connection undoes it.
+            // A deferred foreign key failed. The transaction is still open; closing the connection
+            // rolls it back.
             Err(error) if error.sqlite_error_code() == Some(rusqlite::ErrorCode::ConstraintViolation) => {
                 Ok(Err(Failed::retryable(error)))
             }
@@ -224,7 +231,7 @@ impl crate::consumer::TransactionalLedger for SqliteLedger {
     }
 
     async fn roll_back(&self, tx: SqliteTransaction) {
-        drop(tx); // closing the connection undoes it
+        drop(tx); // closing the connection rolls it back
     }
 
     async fn was_committed(&self, claim: &Claim) -> Result<bool> {

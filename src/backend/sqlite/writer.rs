@@ -1,4 +1,4 @@
-//! The one thread that writes.
+//! The single writer thread.
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -14,14 +14,14 @@ use crate::error::Result;
 /// The most requests in one transaction.
 const GROUP_MAX: usize = 64;
 
-/// Requests work on the ledger's rows.
+/// The requests to this thread work on the ledger's rows.
 pub(super) enum Rows {}
 
 impl Kind for Rows {
     type Context<'c> = LedgerTx<'c>;
 }
 
-/// Sends requests to the thread that writes.
+/// Sends requests to the writer thread.
 pub(super) type Requests = requests::Requests<Rows>;
 
 /// Starts the thread. It ends when its requests are dropped.
@@ -55,7 +55,7 @@ impl Writer {
             let result = self.once(group);
             if result.is_err() {
                 roll_back(&self.conn);
-                self.memo = Memo::default(); // it may know what was just undone
+                self.memo = Memo::default(); // it may cache what was just rolled back
             }
             result
         })

@@ -1,6 +1,8 @@
--- Drops a week that nobody has written to since it was looked at, and keeps what is open in it.
--- KEYS[1]: the ledger. ARGV: the ledger's id, life and write; the week; what was noted of it; how many rows are open, each (scope, id); then entries of indexes
--- that lose their row, each (index, member). Returns nothing, or how many rows it had and how many of them are kept.
+-- Drops a week that was not written to since it was scanned, and keeps its open rows.
+-- KEYS[1]: the ledger. ARGV: the ledger's id, life and last write; the week; its note when it was
+-- scanned; the number of open rows, each (scope, id); then the index entries of rows that go, each
+-- (index, member).
+-- Returns nothing, or how many rows the week had and how many of them are kept.
 if is_other_life() then return redis.error_reply('HAPAXLIFE the script was meant for another life of the ledger') end
 local p = KEYS[1]
 local at = 3

@@ -1,5 +1,7 @@
--- Removes rows that are still as they were seen. KEYS[1]: the ledger. ARGV: the ledger's id, life and write; rows as (key, field, stamp, index or nothing, member).
--- Returns how many went.
+-- Removes rows that have not changed since they were read.
+-- KEYS[1]: the ledger. ARGV: the ledger's id, life and last write; rows as (key, field, stamp,
+-- index or nothing, member).
+-- Returns how many were removed.
 if is_other_life() then return redis.error_reply('HAPAXLIFE the script was meant for another life of the ledger') end
 local p = KEYS[1]
 local gone = 0

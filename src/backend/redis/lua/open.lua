@@ -1,10 +1,12 @@
--- Opens the ledger, and makes it if it is not there and may be made. The first to come after a start of the server, or to miss a
--- write, begins the next life: its number and a name of its own, and the last write before it. Tokens go on above the clock's microseconds, so
--- that none comes back, whatever the server has forgotten.
--- KEYS[1]: the ledger. ARGV: version, oldest version that may work on it, identity rule, a fresh id, whether it may be made; then,
--- of one who had opened it before: the ledger's id, the life, the last write and the highest token it was told of.
--- Returns nothing if there is no ledger; 'gone' or 'older' to whom it misses something; else 'ok', version, oldest version,
--- identity rule, id, life, and the last write before that life.
+-- Opens the ledger, and creates it if it is missing and may be created. The first caller after a
+-- start of the server, or one that misses a write, begins the next life: this stores its number, a
+-- unique name, and the last write before it. Tokens continue above the clock's microseconds, so
+-- that none is reused, whatever the server has lost.
+-- KEYS[1]: the ledger. ARGV: version; oldest version that may work on it; identity rule; a fresh
+-- id; whether it may be created; then, if the caller had opened it before: the ledger's id, the
+-- life, the last write and the highest token that the caller knows.
+-- Returns nothing if there is no ledger; 'gone' or 'older' if the caller's writes are missing; else
+-- 'ok', version, oldest version, identity rule, id, life, and the last write before that life.
 local p = KEYS[1]
 local meta, lives = p .. ':meta', p .. ':lives'
 local known, life, seen, token = ARGV[6], ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9])
@@ -23,7 +25,7 @@ if is[3] ~= running() or tonumber(is[4]) < seen then
     'token', string.format('%.0f', math.max(tonumber(is[5]), token, present())))
   redis.call('HSET', lives, string.match(is[2], '^%d+'), is[4] .. ':' .. is[2])
 end
--- A life is known by its name: two that have one number parted at a backup.
+-- A life is identified by its name: two lives with the same number diverged at a backup.
 local function life_of(number) return redis.call('HGET', lives, string.format('%d', number)) or '' end
 if life ~= '' then
   local number = tonumber(string.match(life, '^%d+'))

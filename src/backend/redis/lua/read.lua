@@ -1,6 +1,7 @@
--- Reads what a decision needs, at one moment, and changes nothing.
--- KEYS[1]: the ledger. ARGV: the ledger's id, life and write; names of scopes; weeks; rows as (scope, week, id); heads as (scope, aggregate); each list behind
--- its length. A scope is its place among the names or, negative, its number.
+-- Reads what a decision needs, in one snapshot, and changes nothing.
+-- KEYS[1]: the ledger. ARGV: the ledger's id, life and last write; names of scopes; weeks; rows as
+-- (scope, week, id); heads as (scope, aggregate). A length precedes each list. A scope is its index
+-- among the names or, if negative, its number.
 if is_other_life() then return redis.error_reply('HAPAXLIFE the script was meant for another life of the ledger') end
 local p = KEYS[1]
 local at = 3
@@ -30,7 +31,8 @@ for n = 1, tonumber(take()) do
   weeks[2 * n] = dropped[week]
 end
 
--- An aggregate stands behind the stamp (6 bytes) and the state (1) of a row, with its length in two bytes before it.
+-- A row starts with its stamp (6 bytes), its state (1), its aggregate's length (2) and its
+-- aggregate.
 local function head_of(scope, row)
   local length = string.byte(row, 8) * 256 + string.byte(row, 9)
   if length == 0 then return '' end

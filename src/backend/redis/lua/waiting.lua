@@ -1,8 +1,10 @@
--- Reads a part of an index, by time: what its rows begin with, which tells their order, and the heads of their aggregates.
--- Bodies stay here: they may be large, and few of those that wait are wanted. Changes nothing.
--- KEYS[1]: the ledger. ARGV: the ledger's id, life and write; the index; the scope's number; up to when; how many to pass over; how many at most; how many bytes
--- stand before and behind the aggregate of a beginning. Returns how many members there were, rows as (member, beginning), and
--- heads as (aggregate, head).
+-- Reads part of an index, by time: the start of each row, which includes its order, and the heads
+-- of the rows' aggregates. Changes nothing. Payloads stay on the server: they may be large, and few
+-- of the waiting rows are needed.
+-- KEYS[1]: the ledger. ARGV: the ledger's id, life and last write; the index; the scope's number;
+-- the latest time; how many members to skip; how many to return at most; how many bytes of a row to
+-- return before and after its aggregate.
+-- Returns how many members there were, rows as (member, start), and heads as (aggregate, head).
 if is_other_life() then return redis.error_reply('HAPAXLIFE the script was meant for another life of the ledger') end
 local p = KEYS[1]
 local members = redis.call('ZRANGEBYSCORE', p .. ARGV[4], '-inf', ARGV[6], 'LIMIT', ARGV[7], ARGV[8])

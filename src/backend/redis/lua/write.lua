@@ -1,7 +1,8 @@
--- Writes what was decided, if everything it was decided from is still so, and soon enough after.
--- KEYS[1]: the ledger. ARGV: the ledger's id, life and write; when it was decided; the version of the weeks; how many scopes there were, if one is new; the
--- highest token; how many checks, each (key, field, stamp or nothing); then what to do. Returns
--- 'ok' and the number of the write, or why nothing was written.
+-- Writes a decision, if nothing it was based on has changed and little time has passed.
+-- KEYS[1]: the ledger. ARGV: the ledger's id, life and last write; when it was decided; the version
+-- of the weeks; the number of scopes, if one is new; the highest token; the number of checks, each
+-- (key, field, stamp or nothing); then the actions.
+-- Returns 'ok' and the number of the write, or why nothing was written.
 if is_other_life() then return redis.error_reply('HAPAXLIFE the script was meant for another life of the ledger') end
 local p = KEYS[1]
 local at = 3
@@ -12,7 +13,7 @@ end
 local meta = p .. ':meta'
 local decided, weeks, scopes, token = tonumber(take()), take(), take(), tonumber(take())
 local now = present()
--- Whoever slept over it decides anew: leases may have lapsed since.
+-- A caller that paused for too long decides again: leases may have expired since.
 if math.abs(now - decided) > 1000000 then return { 'late' } end
 if (redis.call('HGET', meta, 'weeks') or '0') ~= weeks then return { 'changed' } end
 if scopes ~= '' and (redis.call('HGET', meta, 'scopes') or '0') ~= scopes then return { 'changed' } end
@@ -22,7 +23,7 @@ for _ = 1, tonumber(take()) do
   if string.sub(value or '', 1, 6) ~= stamp then return { 'changed' } end
 end
 
--- Every write has a number of its own, so a value that came back is still another one.
+-- Every write has its own number, so a value that is written again still differs.
 local turn = redis.call('HINCRBY', meta, 'stamp', 1)
 local stamp, rest = '', turn
 for _ = 1, 6 do
@@ -44,7 +45,7 @@ local act = {
     redis.call('HSET', p .. ':weeks', take(), touched)
     redis.call('HINCRBY', meta, 'weeks', 1)
   end,
-  -- Nothing that was decided before this can be written after it.
+  -- Voids all earlier decisions that are not written yet.
   fence = function() redis.call('HINCRBY', meta, 'weeks', 1) end,
   scope = function()
     redis.call('HSET', p .. ':scopes', take(), take())

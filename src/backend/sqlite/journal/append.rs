@@ -1,5 +1,5 @@
-//! Appending, in whoever's transaction. What is wrong with an append is part of the answer; an error of its own means that
-//! the file failed and that the transaction is to be undone.
+//! Appends events in a transaction. The inner result says what is wrong with an append; the outer
+//! error means that the file failed and that the transaction must be rolled back.
 
 use rusqlite::{Connection, OptionalExtension, params};
 
@@ -12,8 +12,8 @@ use crate::event::{Event, Fingerprint};
 use crate::id::{Aggregate, Tenant};
 use crate::journal::{Append, Appended, JournalSettings, Placing, Position, Ready};
 
-/// The last position, once the transaction has the right to write; none if the connection's main database is not this
-/// journal's file.
+/// Takes the write lock and returns the last position; `None` if the connection's main database is
+/// not this journal's file.
 pub(super) fn enter(conn: &Connection, journal: &str) -> rusqlite::Result<Option<u64>> {
     conn.prepare_cached("UPDATE main.hapax_journal_meta SET last = last WHERE journal = ?1 RETURNING last")?
         .query_row([journal], |row| row.get::<_, i64>(0))
@@ -21,7 +21,7 @@ pub(super) fn enter(conn: &Connection, journal: &str) -> rusqlite::Result<Option
         .map(|last| last.map(|last| last as u64))
 }
 
-/// Appends after the last position, which is moved on.
+/// Appends after the last position and advances it.
 pub(super) fn append(
     conn: &Connection,
     append: &Append,
@@ -67,7 +67,7 @@ pub(super) fn append(
 
 type Known = Option<(u64, Position, Fingerprint)>;
 
-/// What is there under the id of each event.
+/// What is stored under each event's id.
 fn known(conn: &Connection, tenant: Option<i64>, ready: &Ready<'_>) -> Result<Vec<Known>> {
     let events = &ready.append.events;
     let Some(tenant) = tenant else { return Ok(vec![None; events.len()]) };
@@ -96,7 +96,7 @@ fn known(conn: &Connection, tenant: Option<i64>, ready: &Ready<'_>) -> Result<Ve
     Ok(known)
 }
 
-/// Where an event is put.
+/// Where an event is stored.
 struct Place {
     position: u64,
     aggregate: i64,
@@ -135,7 +135,7 @@ fn move_on(conn: &Connection, aggregate: i64, head: u64, last: u64) -> rusqlite:
     Ok(())
 }
 
-/// A tenant's number; 0 for none; nothing if it is unknown.
+/// A tenant's number: 0 for no tenant, `None` if the tenant is unknown.
 pub(super) fn tenant_number(conn: &Connection, tenant: Option<&Tenant>) -> Result<Option<i64>> {
     let Some(tenant) = tenant else { return Ok(Some(0)) };
     conn.prepare_cached("SELECT number FROM main.hapax_journal_tenant WHERE tenant = ?1")

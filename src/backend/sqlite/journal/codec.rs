@@ -1,4 +1,4 @@
-//! Events as columns, and how they are read.
+//! Stores events as columns and reads them.
 
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, Params, Row, params};
@@ -12,15 +12,15 @@ use crate::event::{Event, Fingerprint, TraceContext};
 use crate::id::{Aggregate, EventId, Kind, Tenant};
 use crate::journal::{Filling, JournalStat, Page, Position, ReadBatch, Stored};
 
-/// More events than this are not counted one by one.
+/// Up to this many events are counted exactly.
 const COUNTED_MAX: u64 = 1_000_000;
 
-/// What [`stored`] reads.
+/// The columns that [`stored`] reads.
 const COLUMNS: &str = "e.position, e.seq, e.id, e.at, e.fingerprint, e.time, e.kind, e.trace, e.headers, e.payload, \
      a.aggregate, (SELECT t.tenant FROM main.hapax_journal_tenant t WHERE t.number = e.tenant) \
      FROM main.hapax_journal_event e JOIN main.hapax_journal_aggregate a ON a.number = e.aggregate";
 
-/// A trace context as bytes: trace, span, flags.
+/// Packs a trace context into bytes: trace, span, flags.
 pub(super) fn pack_trace(trace: TraceContext) -> [u8; 25] {
     let mut bytes = [0; 25];
     bytes[..16].copy_from_slice(&trace.trace_id.to_be_bytes());
@@ -36,12 +36,12 @@ fn unpack_trace(bytes: [u8; 25]) -> TraceContext {
     TraceContext { trace_id: u128::from_be_bytes(trace), span_id: u64::from_be_bytes(span), flags: bytes[24] }
 }
 
-/// A number as SQLite has them; what is larger than any of its numbers is its largest.
+/// Converts to SQLite's signed integers; larger numbers become the largest.
 pub(super) fn number(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-/// Reads an event from [`COLUMNS`]; the names in it were checked when they came in.
+/// Reads an event from [`COLUMNS`]. Its names were validated when it was appended.
 fn stored(row: &Row<'_>, what: &str) -> Result<Stored> {
     let bytes = |at| row.get::<_, Option<Vec<u8>>>(at).doing(what);
     let text = |at| row.get::<_, Option<String>>(at).doing(what);
@@ -62,7 +62,7 @@ fn stored(row: &Row<'_>, what: &str) -> Result<Stored> {
     Ok(Stored::new(position, at, Fingerprint(row.get(4).doing(what)?), event, aggregate, seq))
 }
 
-/// Events as a query gives them, until the page is full.
+/// Reads the events of a query until the page is full.
 fn events(conn: &Connection, rest: &str, by: impl Params, mut page: Filling) -> Result<Page> {
     let what = "reading events";
     let mut statement = conn.prepare_cached(&format!("SELECT {COLUMNS} WHERE {rest}")).doing(what)?;
@@ -105,15 +105,15 @@ pub(super) fn head(conn: &Connection, tenant: Option<&Tenant>, aggregate: &Aggre
 /// The events after a position.
 pub(super) fn read(conn: &Connection, after: &Position, page: Filling) -> Result<ReadBatch> {
     if page.is_full() {
-        return Ok(ReadBatch::new(Vec::new(), after.clone(), false)); // none are asked for
+        return Ok(ReadBatch::new(Vec::new(), after.clone(), false)); // no events are asked for
     }
-    // The reader's snapshot is one state of the file: what is drawn is committed.
+    // The reader sees one snapshot, in which every drawn position is committed.
     let last = last(conn)?;
     let rest = "e.position > ?1 ORDER BY e.position";
     let page = events(conn, rest, params![number(after.number())], page)?;
     let next = match page.events.last() {
         Some(end) if page.more => end.position.clone(),
-        // What was swept is empty: whoever follows need not come by it again.
+        // Skips positions that were swept, so that the follower does not look at them again.
         _ => after.clone().max(Position::of(last)),
     };
     Ok(ReadBatch::new(page.events, next, false).more(page.more))
@@ -126,7 +126,7 @@ pub(super) fn find(conn: &Connection, tenant: Option<&Tenant>, id: &EventId) -> 
     Ok(found.events.into_iter().next())
 }
 
-/// The last position that was drawn.
+/// The last position drawn.
 pub(super) fn last(conn: &Connection) -> Result<u64> {
     conn.prepare_cached("SELECT last FROM main.hapax_journal_meta")
         .and_then(|mut statement| statement.query_row([], |row| row.get::<_, i64>(0)))
@@ -134,14 +134,14 @@ pub(super) fn last(conn: &Connection) -> Result<u64> {
         .doing("reading the last position")
 }
 
-/// A number that changes when another connection has committed.
+/// A number that changes when another connection commits.
 pub(super) fn version(conn: &Connection) -> Result<i64> {
     conn.prepare_cached("PRAGMA main.data_version")
         .and_then(|mut statement| statement.query_row([], |row| row.get(0)))
         .doing("looking for changes")
 }
 
-/// How many events lie after a position, up to a limit.
+/// How many events come after a position, up to a limit.
 pub(super) fn count_after(conn: &Connection, after: u64, limit: u64) -> Result<u64> {
     conn.prepare_cached(
         "SELECT count(*) FROM (SELECT 1 FROM main.hapax_journal_event WHERE position > ?1 LIMIT ?2)",
@@ -151,7 +151,8 @@ pub(super) fn count_after(conn: &Connection, after: u64, limit: u64) -> Result<u
     .doing("counting events")
 }
 
-/// How much there is. Positions are dense but for what was swept in between, so a large journal is estimated by them.
+/// Statistics. Positions are dense except where events were swept in between, so they give the
+/// estimate for a large journal.
 pub(super) fn stat(conn: &Connection) -> Result<JournalStat> {
     let what = "counting events";
     let ends: Option<(i64, i64)> = conn
@@ -166,7 +167,7 @@ pub(super) fn stat(conn: &Connection) -> Result<JournalStat> {
         .query_row("SELECT max(number) FROM main.hapax_journal_aggregate", [], |row| row.get(0))
         .doing(what)?;
     let mut stat = JournalStat { exact: true, ..JournalStat::default() };
-    stat.aggregates = aggregates.unwrap_or(0) as u64; // numbered without a gap, never removed
+    stat.aggregates = aggregates.unwrap_or(0) as u64; // numbers have no gaps and are never removed
     let Some((first, last)) = ends else { return Ok(stat) };
     stat.events = (last - first + 1) as u64;
     stat.exact = stat.events <= COUNTED_MAX;

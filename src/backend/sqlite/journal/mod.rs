@@ -1,12 +1,14 @@
 //! A journal in an SQLite file: durable, and shared by the processes of one machine.
 //!
-//! Appends go to the one thread that writes; what waits there goes into one transaction, and is answered once that is
-//! flushed to disk. SQLite has one writer at a time, so positions become visible in their order and there are no holes.
-//! Whoever waits is woken by the appends of its own process, and looks for those of others at most 20 times a second.
+//! Appends go to the single writer thread, which runs all waiting appends in one transaction and
+//! answers them once it is flushed to disk. SQLite has one writer at a time, so positions become
+//! visible in order and without holes. An append wakes waiters in its own process at once; for
+//! appends of other processes they poll, backing off to 20 times a second.
 //!
-//! The file may be the user's own, and hold a ledger too (all tables are named `hapax_journal_…`): then
-//! [`SqliteJournal::append_in`] makes business rows and events one transaction, the transactional outbox. It must not lie on
-//! a network file system: SQLite's locks do not hold there.
+//! The file may be the user's own, and may hold a ledger too (all tables are named
+//! `hapax_journal_…`). Then [`SqliteJournal::append_in`] makes business rows and events one
+//! transaction: the transactional outbox. The file must not be on a network file system: SQLite's
+//! locks do not work there.
 
 mod append;
 mod codec;
@@ -38,16 +40,17 @@ use crate::journal::{
 };
 use crate::ledger::Token;
 
-/// How soon appends of other processes are looked for: soon after there were some, less and less often while there are none.
+/// The pause between two looks for appends of other processes. It starts at the minimum and doubles
+/// up to the maximum while there are none.
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 
-/// A journal in an SQLite file. Clones share its connections; dropping the last closes them.
+/// A journal in an SQLite file. Clones share its connections; dropping the last clone closes them.
 #[derive(Clone)]
 pub struct SqliteJournal(Arc<Inner>);
 
 struct Inner {
-    // The senders go first, so that the threads that are then waited for end.
+    // The senders are dropped before `_threads`, so that the threads end before they are joined.
     write: writer::Requests,
     read: reader::Questions,
     _threads: Threads,
@@ -55,7 +58,7 @@ struct Inner {
     settings: JournalSettings,
     path: PathBuf,
     id: Arc<str>,
-    /// The last position that this process committed, for those who wait.
+    /// The last position that this process committed, to wake waiters.
     last: watch::Sender<u64>,
 }
 
@@ -73,9 +76,10 @@ fn open_file(path: &Path, access: Access) -> Result<rusqlite::Connection> {
 }
 
 impl SqliteJournal {
-    /// Opens a file, making it if it is missing; its directory must be there. Brings the journal's schema up to date; several
-    /// processes may do so at once. The file's own journal becomes a write-ahead log, for good. A file without write
-    /// permission is opened to be read: whatever would write is [`Error::Refused`].
+    /// Opens a file, creating it if it is missing; its directory must exist. Brings the journal's
+    /// schema up to date; several processes may do so at once. Switches the file permanently to a
+    /// write-ahead log. A file without write permission is opened read-only: anything that would
+    /// write returns [`Error::Refused`].
     ///
     /// Blocks while another process changes the schema.
     ///
@@ -97,7 +101,8 @@ impl SqliteJournal {
         Self::open_with_clock(path, settings, Arc::new(SystemClock))
     }
 
-    /// Opens a file that holds a journal of this build's schema. Any other is left as it is, and none is made.
+    /// Opens a file that holds a journal with this build's schema. It never creates or migrates
+    /// one.
     pub fn open_existing(path: impl AsRef<Path>, settings: JournalSettings) -> Result<Self> {
         let path = path.as_ref();
         let found = open_file(path, Access::Read)?;
@@ -111,7 +116,8 @@ impl SqliteJournal {
         Self::open(path, settings)
     }
 
-    /// Opens a file with a clock of yours. All processes that share a file must have the same time.
+    /// Opens a file, with a clock of your own. All processes that share a file must agree on the
+    /// time.
     pub fn open_with_clock(
         path: impl AsRef<Path>,
         settings: JournalSettings,
@@ -119,7 +125,7 @@ impl SqliteJournal {
     ) -> Result<Self> {
         let path = path.as_ref();
         let write = open_file(path, Access::Write)?;
-        // Refuses a schema it does not understand before anything is changed.
+        // Refuse an unknown schema before anything is changed.
         let found = connect::patiently(|| schema::current(&write))?;
         let (meta, access) = if write.is_readonly("main").unwrap_or(false) {
             let none =
@@ -146,8 +152,8 @@ impl SqliteJournal {
         &self.0.path
     }
 
-    /// Whether something lies after a position, and the state of the file in which it was looked for. A file that is in
-    /// the state it was in before is not looked at again.
+    /// Whether events come after a position, and the version of the file that was read. Does not
+    /// look for events if the version is the one `seen` before.
     async fn look(&self, after: u64, seen: Option<i64>) -> Result<(bool, i64)> {
         let look = move |conn: &rusqlite::Connection| {
             let version = codec::version(conn)?;

@@ -1,4 +1,4 @@
-//! Relays: who leads, how far each has come, and what may go because all of them have passed it.
+//! Relays: their leadership and checkpoints, and sweeping what all of them have passed.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -63,7 +63,7 @@ fn next_token(conn: &Connection) -> Result<Token> {
         .doing("drawing a token")
 }
 
-/// Takes the lead, if nobody has it.
+/// Acquires leadership, unless it is held.
 pub(super) fn acquire_leadership(
     conn: &Connection,
     journal: &str,
@@ -94,7 +94,7 @@ pub(super) fn acquire_leadership(
     Ok(Ok(Leadership::Acquired { token, checkpoint }))
 }
 
-/// Changes a relay's row if the token is its last; `set` has the parameters from 3 on.
+/// Updates a relay's row if `token` is its latest. The parameters of `set` start at 3.
 fn under(
     conn: &Connection,
     relay: &RelayName,
@@ -113,7 +113,7 @@ fn under(
     Ok((changed > 0).then_some(()).ok_or_else(fenced))
 }
 
-/// Keeps the lead until then; none gives it up.
+/// Renews leadership until the given time; `None` releases it.
 pub(super) fn keep(
     conn: &Connection,
     relay: &RelayName,
@@ -144,7 +144,7 @@ fn text_of(checkpoint: &Checkpoint) -> Result<String> {
     serde_json::to_string(checkpoint).map_err(|error| Error::invalid("checkpoint", error.to_string()))
 }
 
-/// Puts a checkpoint elsewhere, under a new token.
+/// Moves a checkpoint, under a new token.
 pub(super) fn rewind(
     conn: &Connection,
     relay: &RelayName,
@@ -171,7 +171,7 @@ pub(super) fn rewind(
     Ok(Ok(before))
 }
 
-/// Forgets a relay that nobody leads.
+/// Deletes a relay that has no leader.
 pub(super) fn forget(conn: &Connection, relay: &RelayName, now: Time) -> Result<Result<RelayState>> {
     let state = match may_be_forgotten(relay, find(conn, relay)?, now) {
         Ok(state) => state,
@@ -183,7 +183,7 @@ pub(super) fn forget(conn: &Connection, relay: &RelayName, now: Time) -> Result<
     Ok(Ok(state))
 }
 
-/// Removes, or counts, what every relay has passed and none holds back.
+/// Removes (or, in a dry run, counts) old events that every relay has passed and none holds back.
 pub(super) fn sweep(conn: &Connection, terms: &JournalSweep, now: Time) -> Result<u64> {
     let what = "sweeping the journal";
     let relays = relays(conn)?;
@@ -202,7 +202,7 @@ pub(super) fn sweep(conn: &Connection, terms: &JournalSweep, now: Time) -> Resul
             && let Some(row) = rows.next().doing(what)?
         {
             if row.get::<_, i64>(1).doing(what)? >= cutoff {
-                break; // those after it are younger
+                break; // the following ones are younger
             }
             let (aggregate, seq): (i64, i64) = (row.get(2).doing(what)?, row.get(3).doing(what)?);
             if behind.get(&aggregate).is_none_or(|next| (seq as u64) < *next) {
@@ -220,7 +220,7 @@ pub(super) fn sweep(conn: &Connection, terms: &JournalSweep, now: Time) -> Resul
     Ok(going.len() as u64)
 }
 
-/// From which seq on each aggregate is held back by a relay.
+/// For each aggregate that a relay holds back, the lowest seq that it needs.
 fn behind(conn: &Connection, relays: &[RelayState]) -> Result<HashMap<i64, u64>> {
     let mut lowest = HashMap::new();
     for behind in relays.iter().filter_map(|relay| relay.checkpoint.as_ref()).flat_map(|c| &c.behind) {

@@ -1,5 +1,5 @@
-//! The tables of a journal, and how a file comes to have them. They have a version of their own: the file may hold a ledger
-//! too, and the user's tables.
+//! The journal's tables and their migrations. They have their own version: the file may also hold a
+//! ledger and the user's tables.
 
 use rusqlite::{Connection, OptionalExtension, params};
 
@@ -7,9 +7,10 @@ use crate::backend::sqlite::connect::{immediate, must_hold_no_bus};
 use crate::backend::sqlite::fault::Doing;
 use crate::error::{Error, Result};
 
-/// Each step brings the schema to the version of its place, from 1. A released step is never changed.
+/// The step at index n brings the schema to version n + 1. A released step is never changed.
 ///
-/// Tenant 0 is no tenant. An event's position is drawn from `hapax_journal_meta.last`, so none is used again after a sweep.
+/// Tenant 0 means no tenant. Positions are drawn from `hapax_journal_meta.last`, so a sweep does
+/// not free them for reuse.
 const MIGRATIONS: &[&str] = &["
 CREATE TABLE main.hapax_journal_tenant (number INTEGER PRIMARY KEY, tenant TEXT NOT NULL UNIQUE) STRICT;
 CREATE TABLE main.hapax_journal_aggregate (number INTEGER PRIMARY KEY, tenant INTEGER NOT NULL, aggregate TEXT NOT NULL,
@@ -25,20 +26,20 @@ CREATE TABLE main.hapax_journal_relay (relay TEXT PRIMARY KEY, owner TEXT, until
 
 /// The version this build writes.
 const VERSION: i64 = MIGRATIONS.len() as i64;
-/// The oldest build, by its schema version, that may work on what this build writes.
+/// The oldest schema version whose builds may work on what this build writes.
 const ACCEPTS: i64 = 1;
 
-/// The one row of facts about the journal itself. Its table is the first thing made, by every version.
+/// One row of facts about the journal. Every version creates this table first.
 const META: &str = "
 CREATE TABLE main.hapax_journal_meta (one INTEGER PRIMARY KEY CHECK (one = 1), journal TEXT NOT NULL,
     version INTEGER NOT NULL, accepts INTEGER NOT NULL, last INTEGER NOT NULL, token INTEGER NOT NULL) STRICT";
 
-/// The tables as SQL, for whoever wants to read them.
+/// The tables as SQL, for reading.
 pub fn schema_sql() -> String {
     format!("{};\n{}", META.trim(), MIGRATIONS.concat().trim()).replace("main.", "")
 }
 
-/// Whether the connection's main database holds a journal at all.
+/// Whether the connection's main database holds a journal.
 pub(super) fn is_there(conn: &Connection) -> Result<bool> {
     conn.prepare_cached(
         "SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = 'hapax_journal_meta'",
@@ -47,7 +48,7 @@ pub(super) fn is_there(conn: &Connection) -> Result<bool> {
     .doing("looking for the journal's tables")
 }
 
-/// Which journal this is, and its schema's version.
+/// The journal's id and schema version.
 #[derive(Debug, Clone)]
 pub(super) struct Meta {
     pub journal: String,
@@ -79,14 +80,16 @@ impl Meta {
     }
 }
 
-/// The journal's facts, if the file needs no migration. A newer schema that does not accept this build is refused.
+/// The journal's facts, if the file needs no migration. Refuses a newer schema that does not accept
+/// this build.
 pub(super) fn current(conn: &Connection) -> Result<Option<Meta>> {
     let Some(meta) = Meta::read(conn)? else { return Ok(None) };
     meta.must_accept_us()?;
     Ok((meta.version >= VERSION).then_some(meta))
 }
 
-/// Brings the file to this build's schema. Ten processes may do so at once: each looks again when it has the lock.
+/// Brings the file to this build's schema. Several processes may do so at once: each checks again
+/// once it holds the lock.
 pub(super) fn migrate(conn: &Connection) -> Result<Meta> {
     if let Some(meta) = current(conn)? {
         return Ok(meta);

@@ -1,4 +1,4 @@
-//! Appending in the caller's own transaction: the transactional outbox.
+//! Appends in the caller's transaction: the transactional outbox.
 
 use rusqlite::{Connection, Transaction};
 
@@ -9,8 +9,8 @@ use crate::backend::sqlite::transaction::SqliteTransaction;
 use crate::error::{Error, Result};
 use crate::journal::{Append, Appended};
 
-/// A transaction that events can be appended in: rusqlite's own, or the one that the consumer hands to a transactional
-/// handler.
+/// A transaction in which events can be appended: rusqlite's own, or the one that a transactional
+/// handler gets from the consumer.
 pub trait InTransaction: sealed::Sealed {
     /// Its connection.
     #[doc(hidden)]
@@ -36,18 +36,19 @@ impl InTransaction for SqliteTransaction {
 }
 
 impl SqliteJournal {
-    /// Appends in the caller's own transaction, on the caller's own connection to the journal's file: events and business
-    /// rows are committed, or rolled back, as one. A transactional handler of the consumer passes its own transaction, if the
-    /// ledger is in the same file.
+    /// Appends in the caller's transaction, on the caller's connection to the journal's file.
+    /// Events and business rows commit or roll back together. A transactional handler of the
+    /// consumer can pass its own transaction if the ledger is in the same file.
     ///
-    /// The rows must be in that file too. A connection whose main database is another file is refused
-    /// ([`Error::Unsupported`]), because SQLite does not commit to two files at once in WAL mode; so do not put the rows into
-    /// an attached file.
+    /// The rows must be in that file too. A connection whose main database is another file is
+    /// refused ([`Error::Unsupported`]), because in WAL mode SQLite does not commit to two files
+    /// atomically; so do not put the rows into an attached file.
     ///
-    /// Begin the transaction with [`Immediate`](rusqlite::TransactionBehavior::Immediate) behaviour. One that has read
-    /// before it writes may find that another connection has written meanwhile: that is [`Error::Contended`], and the
-    /// whole transaction is to be done again. An append that is refused (`Conflict`, `Mismatch`, `Invalid`) has changed
-    /// nothing, and the transaction may go on; after any other error roll back.
+    /// Begin the transaction with [`Immediate`](rusqlite::TransactionBehavior::Immediate)
+    /// behaviour. A transaction that reads before it writes may find that another connection has
+    /// written meanwhile: it gets [`Error::Contended`], and must be repeated as a whole. A refused
+    /// append (`Conflict`, `Mismatch`, `Invalid`) has changed nothing, and the transaction may go
+    /// on; after any other error, roll back.
     ///
     /// ```
     /// use hapax::backend::sqlite::SqliteJournal;
@@ -103,7 +104,7 @@ impl SqliteJournal {
         ))
     }
 
-    /// Limits the file's size in pages, to see what a full disk does.
+    /// Limits the file's size in pages, to test a full disk.
     #[cfg(feature = "testing")]
     pub async fn limit_pages(&self, pages: u32) -> Result<()> {
         use crate::backend::sqlite::fault::Doing as _;

@@ -1,4 +1,4 @@
-//! The one thread that writes.
+//! The single writer thread.
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -20,15 +20,15 @@ const GROUP_MAX: usize = 256;
 /// One transaction's view of the journal.
 pub(super) struct JournalTx<'c> {
     pub(super) conn: &'c Connection,
-    /// When the transaction had the right to write.
+    /// The time at which the transaction got the write lock.
     pub(super) now: Time,
-    /// The last position, once it was asked for.
+    /// The last position, once it was read.
     last: Option<u64>,
     journal: &'c str,
 }
 
 impl JournalTx<'_> {
-    /// Appends; the inner error is what is wrong with it.
+    /// Appends. The inner error says what is wrong with the append.
     pub(super) fn append(&mut self, append: &Append, settings: &JournalSettings) -> Result<Result<Appended>> {
         if self.last.is_none() {
             let entered = append::enter(self.conn, self.journal).doing("appending")?;
@@ -41,14 +41,14 @@ impl JournalTx<'_> {
     }
 }
 
-/// Requests work on the journal.
+/// The requests to this thread work on the journal.
 pub(super) enum Rows {}
 
 impl Kind for Rows {
     type Context<'c> = JournalTx<'c>;
 }
 
-/// Sends requests to the thread that writes.
+/// Sends requests to the writer thread.
 pub(super) type Requests = requests::Requests<Rows>;
 
 /// Starts the thread. It ends when its requests are dropped.
@@ -92,7 +92,7 @@ impl Writer {
 
     fn once(&self, group: &mut [Box<dyn Work<Rows>>]) -> Result<()> {
         begin(&self.conn, "beginning a transaction of the journal")?;
-        // Taken once the right to write is there: whoever writes later has the later time.
+        // Read the clock under the write lock, so that a later writer has a later time.
         let mut tx =
             JournalTx { conn: &self.conn, now: self.clock.now(), last: None, journal: &self.journal };
         for work in group {
