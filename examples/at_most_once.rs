@@ -1,4 +1,4 @@
-//! At most once, with an end that is reported: `cargo run --example at_most_once`.
+//! At most once, with the outcome reported: `cargo run --example at_most_once`.
 use std::time::Duration;
 
 use hapax::{Guard, Outcome, backend::memory::MemoryLedger};

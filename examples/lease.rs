@@ -1,4 +1,4 @@
-//! A leased handler, whose sink gets key and token: `cargo run --example lease`.
+//! A leased handler whose sink gets a key and a token: `cargo run --example lease`.
 use hapax::{Guard, Outcome, backend::memory::MemoryLedger};
 
 #[tokio::main]
@@ -10,7 +10,7 @@ async fn main() -> hapax::Result<()> {
                 println!("run {} of {}, token {}", lease.attempt(), lease.key(), lease.token());
                 let busy = guard.lease("order-17-paid").await?;
                 println!("meanwhile, for everybody else it is {}", busy.name());
-                // Extended while it runs; cancelled if the lease is lost.
+                // Extends the lease while it runs; cancels the future if the lease is lost.
                 match lease.run(async { Ok::<_, String>(()) }).await? {
                     Ok(()) => lease.done().await?,
                     Err(error) => println!("{:?}", lease.fail(error).await?),

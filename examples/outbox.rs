@@ -1,7 +1,9 @@
-//! The outbox: a business row and its event in one transaction, relayed to a bus, applied once by a consumer.
+//! The outbox: a business row and its event in one transaction, relayed to a bus, applied once by a
+//! consumer.
 //!
-//! `cargo run --features sqlite --example outbox` needs no server: an SQLite file and the embedded bus. With
-//! `--all-features -- --postgres URL --kafka HOST:PORT` it runs on those. Its last line says how many were written, published and applied.
+//! `cargo run --features sqlite --example outbox` needs no server: it uses an SQLite file and the
+//! embedded bus. With `--all-features -- --postgres URL --kafka HOST:PORT` it uses those servers.
+//! Its last line says how many events were written, published and applied.
 
 use std::error::Error;
 use std::path::Path;
@@ -20,14 +22,15 @@ use rusqlite::{Connection, TransactionBehavior};
 
 type Fallible<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// How many orders are placed. Every tenth fails after its event was appended: neither row nor event may remain.
+/// The number of orders. Every tenth fails after its event was appended: neither row nor event may
+/// remain.
 const ORDERS: i64 = 50;
 
 fn fails(number: i64) -> bool {
     number % 10 == 0
 }
 
-/// The event of an order, under an id that is the same however often the request is made.
+/// The event of an order. Its id stays the same however often the request is made.
 fn placed(number: i64) -> hapax::Result<Append> {
     let event = Event::new(EventId::new(format!("order-{number}-placed"))?)
         .kind(Kind::new("order.placed")?)
@@ -45,7 +48,7 @@ Without options it needs no server: an SQLite file and the embedded bus, in a di
   --kafka HOST:PORT  the bus, with a topic of its own
   --help             this text";
 
-/// What it was told to do.
+/// The command line.
 enum Told {
     Help,
     Embedded,
@@ -88,7 +91,7 @@ async fn main() -> Fallible<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// On SQLite and the embedded bus.
+/// Runs on SQLite and the embedded bus.
 async fn embedded(dir: &Path) -> Fallible<()> {
     let shop = dir.join("shop.db");
     let journal = SqliteJournal::open(&shop, JournalSettings::default())?;
@@ -123,13 +126,13 @@ async fn embedded(dir: &Path) -> Fallible<()> {
     tell(written, published, applied)
 }
 
-/// The orders, and the first five once more: requests that were repeated.
+/// The orders, and the first five once more, as repeated requests.
 fn requests() -> impl Iterator<Item = i64> {
     (1..=ORDERS).chain(1..=5)
 }
 
-/// Relays everything twice (the second time from the start again), consumes until all of it is through, and says how many
-/// events were published.
+/// Relays everything twice (the second time from the start), consumes until all of it is processed,
+/// and returns how many events were published.
 async fn deliver<L: TransactionalLedger>(
     journal: Arc<dyn Journal>,
     bus: Arc<dyn Bus>,
@@ -148,7 +151,7 @@ async fn deliver<L: TransactionalLedger>(
     let mut published = 0;
     for round in 0..2 {
         if round == 1 {
-            // As an operator would who is not sure that everything has arrived.
+            // As an operator might who is not sure that everything has arrived.
             journal.rewind(&name, &Checkpoint::start(journal.id()), None).await?;
         }
         let relay =
@@ -179,7 +182,7 @@ fn tell(written: u64, published: u64, applied: i64) -> Fallible<()> {
     Err("these should be equal".into())
 }
 
-/// On PostgreSQL and Kafka.
+/// Runs on PostgreSQL and Kafka.
 #[cfg(all(feature = "postgres", feature = "kafka"))]
 mod servers {
     use hapax::backend::postgres::{PgJournal, PgJournalSettings, PgLedger, PgSettings};
@@ -189,7 +192,7 @@ mod servers {
     use super::{Arc, Fallible, deliver, fails, placed, requests, tell, transactional};
 
     pub async fn run(postgres: &str, kafka: &str) -> Fallible<()> {
-        // A schema and a topic of its own, so that it can be run again and beside others.
+        // A separate schema and topic, so that it can run again and beside others.
         let name = format!("outbox_{}", std::process::id());
         let mut settings = PgJournalSettings::default();
         settings.schema.clone_from(&name);

@@ -1,4 +1,4 @@
-//! What is appended, and what became of it.
+//! An append and its result.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,19 +9,21 @@ use crate::event::{Event, Fingerprint};
 use crate::id::{Aggregate, EventId, Tenant};
 use crate::ledger::MismatchRule;
 
-/// What an append expects of its aggregate.
+/// What an append expects of its aggregate's last seq.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Expected {
-    /// That its last event has this seq; 0: that it has none.
+    /// The last event has this seq; 0: there is none.
     Exact(u64),
-    /// That it has no event yet.
+    /// The aggregate has no events yet.
     New,
-    /// Nothing. Gives up: noticing that someone else decided meanwhile.
+    /// Anything.
+    /// Gives up: detecting concurrent appends to the aggregate.
     Any,
 }
 
 impl Expected {
-    /// Whether it holds of an aggregate whose last seq is `head`; if not, the conflict that says both.
+    /// Checks the expectation against an aggregate whose last seq is `head`. If it does not hold,
+    /// the conflict names both.
     pub fn check(self, head: u64) -> Result<()> {
         match self {
             Expected::Any => Ok(()),
@@ -44,7 +46,7 @@ impl fmt::Display for Expected {
     }
 }
 
-/// Events to be appended to one aggregate, in one step.
+/// Events to append to one aggregate, in one step.
 ///
 /// ```
 /// use hapax::journal::{Append, Expected};
@@ -58,18 +60,18 @@ impl fmt::Display for Expected {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Append {
-    /// Whose data it is.
+    /// Whose data this is.
     pub tenant: Option<Tenant>,
     /// The aggregate.
     pub aggregate: Aggregate,
-    /// What is expected of it.
+    /// What the append expects of it.
     pub expected: Expected,
     /// The events, in the order in which they are numbered.
     pub events: Vec<Event>,
 }
 
 impl Append {
-    /// Events for an aggregate of no tenant. The aggregate's name is checked.
+    /// Events for an aggregate without a tenant. Validates the aggregate's name.
     pub fn to(
         aggregate: impl AsRef<str>,
         expected: Expected,
@@ -78,24 +80,24 @@ impl Append {
         Ok(Append::new(Aggregate::new(aggregate)?, expected, events))
     }
 
-    /// Events for an aggregate of no tenant.
+    /// Events for an aggregate without a tenant.
     pub fn new(aggregate: Aggregate, expected: Expected, events: impl IntoIterator<Item = Event>) -> Self {
         Append { tenant: None, aggregate, expected, events: events.into_iter().collect() }
     }
 
-    /// Whose data it is.
+    /// Sets the tenant.
     #[must_use]
     pub fn tenant(mut self, tenant: Tenant) -> Self {
         self.tenant = Some(tenant);
         self
     }
 
-    /// The aggregate and whose it is.
+    /// The aggregate and its tenant.
     pub fn of(&self) -> AggregateOf {
         AggregateOf { tenant: self.tenant.clone(), aggregate: self.aggregate.clone() }
     }
 
-    /// Checks everything that can be checked without looking into a journal. Every backend calls it before anything else.
+    /// Checks everything that does not need the journal. Every backend calls this first.
     pub fn check(&self, settings: &JournalSettings) -> Result<Ready<'_>> {
         let count = self.events.len();
         if count == 0 || count > settings.events_max {
@@ -157,22 +159,25 @@ impl Append {
     }
 }
 
-/// An append that was checked, with what every backend needs of it.
+/// A checked append, with what every backend needs to carry it out.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Ready<'a> {
     /// The append.
     pub append: &'a Append,
-    /// Each event's fingerprint: kind, aggregate and payload.
+    /// The fingerprint of each event: kind, aggregate and payload.
     pub fingerprints: Vec<Fingerprint>,
-    /// For each event, the first one of the append that has its id: itself, unless it is there twice.
+    /// For each event, the index of the first event of the append with the same id; its own index
+    /// unless the id occurs twice.
     pub same: Vec<usize>,
 }
 
 impl Ready<'_> {
-    /// Decides, given the aggregate's last seq and what is known of each id (original seq, position and fingerprint).
+    /// Decides the append, given the aggregate's last seq and what is known of each id (original
+    /// seq, position and fingerprint).
     ///
-    /// Answers with a place for each event; those that are `New` have no position yet and are to be stored under their seq.
+    /// Returns a place for each event. Those that are `New` have no position yet and must be stored
+    /// under their seq.
     pub fn decide(
         &self,
         head: u64,
@@ -206,7 +211,7 @@ impl Ready<'_> {
                 }
                 None => {
                     if last == head {
-                        self.append.expected.check(head)?; // a repeat has been expected before
+                        self.append.expected.check(head)?; // a repeat was checked the first time
                     }
                     last += 1;
                     if event.seq.is_some_and(|seq| seq != last) {
@@ -224,29 +229,30 @@ impl Ready<'_> {
     }
 }
 
-/// How an event came to its place.
+/// Why an event has its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Placing {
-    /// It was stored by this append.
+    /// This append stored it.
     New,
-    /// It was there already; this is its original place.
+    /// It was already stored; this is its original place.
     Repeat,
-    /// Another event was there under its id; that one was kept, this one was not stored (`warn`).
+    /// Another event is stored under its id. That one was kept, and this one was not stored
+    /// (`warn`).
     Kept,
 }
 
-/// Where an appended event stands.
+/// The place of an appended event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placed {
     /// Its number within the aggregate.
     pub seq: u64,
     /// Its place in the journal's order.
     pub position: Position,
-    /// How it came there.
+    /// Why it has this place.
     pub placing: Placing,
 }
 
-/// What became of an append.
+/// The result of an append.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 #[must_use]
@@ -261,12 +267,12 @@ impl Appended {
         Appended { placed }
     }
 
-    /// The highest seq among them.
+    /// The highest of the seqs.
     pub fn last_seq(&self) -> u64 {
         self.placed.iter().map(|placed| placed.seq).max().unwrap_or_default()
     }
 
-    /// Whether nothing was stored: all of it was there before.
+    /// Whether nothing was stored because all events were already there.
     pub fn is_repeat(&self) -> bool {
         self.placed.iter().all(|placed| placed.placing != Placing::New)
     }

@@ -1,8 +1,9 @@
-//! Coalescing: single appends of concurrent tasks gather into batches by themselves.
+//! Coalesces single appends of concurrent tasks into batches.
 //!
-//! While one statement is under way the next batch collects; there is no timer, so a lone append goes at once. An aggregate always goes
-//! the same way, so its appends are carried out in the order in which they were called. A batch whose fate is unknown is
-//! issued again as it was: what took effect is answered as the repeat it is.
+//! While one statement runs, the next batch gathers; there is no timer, so a lone append goes out
+//! at once. Appends of an aggregate always use the same queue, so they run in the order of the
+//! calls. A batch with an unknown outcome is sent again unchanged; appends that had taken effect
+//! are answered as repeats.
 
 use std::future::Future;
 use std::hash::{BuildHasher as _, RandomState};
@@ -14,7 +15,7 @@ use super::{Append, Appended, Journal};
 use crate::error::Result;
 use crate::ledger::{Outage, Queue, gone, in_batch};
 
-/// Ways side by side: while one statement commits, the other is gathered and sent.
+/// Parallel queues: while one statement commits, the other batch gathers and is sent.
 const WAYS: usize = 2;
 
 /// Gathers single appends into batches of a journal. Cheap to clone.
@@ -41,7 +42,7 @@ struct Inner {
 }
 
 impl Appender {
-    /// Gathers for a journal.
+    /// Gathers appends for a journal.
     pub fn new(journal: Arc<dyn Journal>) -> Self {
         let ways = std::array::from_fn(|_| Queue::default());
         Appender(Arc::new(Inner {
@@ -57,8 +58,9 @@ impl Appender {
         &self.0.journal
     }
 
-    /// Appends as [`Journal::append`] does, with others that come at the same time. It is under way when this returns; whoever drops the
-    /// future only misses the answer. `Unavailable`: whether it took effect is unknown; the same append again is safe.
+    /// Appends as [`Journal::append`] does, batched with concurrent appends. The append is already
+    /// under way when this returns; dropping the future only discards the answer. `Unavailable`: it
+    /// is unknown whether the append took effect; repeating the same append is safe.
     pub fn append(&self, append: Append) -> impl Future<Output = Result<Appended>> + Send + use<> {
         let way = (self.0.hash.hash_one((&append.tenant, &append.aggregate)) % WAYS as u64) as usize;
         let (send, receive) = oneshot::channel();
@@ -80,7 +82,8 @@ impl Appender {
     }
 }
 
-/// Sends a batch. If all of it failed for one passing reason, the batch did: it will be issued again, whole and in its order.
+/// Sends a batch. If every append failed with a retryable error, the batch as a whole failed, so
+/// that it is sent again in the same order.
 async fn whole(journal: &Arc<dyn Journal>, batch: &[Append]) -> Result<Vec<Result<Appended>>> {
     let mut answers = journal.append_many(batch).await?;
     let passing = |answer: &Result<Appended>| answer.as_ref().is_err_and(crate::Error::is_retryable);

@@ -1,17 +1,21 @@
-//! Published events, moved out of a journal into an object store for good.
+//! Moves published events out of a journal into an object store.
 //!
-//! The archive follows the journal as a relay does, under a name of its own: it leads, reads on from its checkpoint, writes a file,
-//! saves the checkpoint, and only then sweeps. A sweep takes only what every relay has passed, so nothing goes that is not in a file.
-//! A file is named by its first event (its position, and when it was appended) and created once. Killed before its checkpoint was saved, the next run
-//! finds the file, compares it with the journal, and goes on behind what both have. No event is in two files, unless an
-//! operator rewinds the archive's relay.
+//! The archive follows the journal as a relay does, under a name of its own: it takes leadership,
+//! reads from its checkpoint, writes a file, saves the checkpoint, and only then sweeps. A sweep
+//! removes only events that every relay has passed, so no event is removed before it is in a file.
+//! A file is named after its first event (its position and the time of its append) and created
+//! once. If a run is killed before it saved its checkpoint, the next run finds the file, compares
+//! it with the journal, and continues after the events that both have. No event is in two files,
+//! unless an operator rewinds the archive's relay.
 //!
-//! A journal that was put back (a restore, a fail-over that lost its last commits) gives positions out again, and files of the lost timeline may lie
-//! ahead of the checkpoint. Their events are not the journal's, so they stop nothing from being archived. They stay where they are: two files
-//! can begin at the same position then, and differ in the time.
+//! A journal that was put back (a restore, a fail-over that lost its last commits) assigns
+//! positions again, and files of the lost timeline may lie ahead of the checkpoint. Their events
+//! are not in the journal, so they do not prevent anything from being archived. They stay in place:
+//! two files may then begin at the same position and differ in the time.
 //!
-//! Each line of a file is an event in JSON: position, tenant, aggregate, seq, when it was appended, id, fingerprint, time, kind, payload,
-//! headers, trace. Bytes that are no UTF-8 stand as `{"base64": "…"}`.
+//! Each line of a file is an event in JSON: position, tenant, aggregate, seq, when it was appended,
+//! id, fingerprint, time, kind, payload, headers, trace. Bytes that are not UTF-8 appear as
+//! `{"base64": "…"}`.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -24,31 +28,33 @@ use crate::error::{Error, Result};
 use crate::id::{Owner, RelayName};
 use crate::ledger::Token;
 
-/// So many events are read at once to be compared with a file.
+/// How many events to read at a time when comparing with a file.
 const PAGE: usize = 1000;
 
 /// Which events are archived, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ArchiveSettings {
-    /// Only those appended longer ago than this, by the journal's clock.
+    /// Only events appended longer ago than this, by the journal's clock.
     pub older_than: Duration,
-    /// The most events in one file.
+    /// The maximum number of events in one file.
     pub file_events_max: usize,
-    /// The most bytes in one file, the event that reaches them included: so much is in memory, and a page of the journal.
+    /// The maximum number of bytes in one file, counting the event that reaches it. Archiving holds
+    /// this much in memory, plus a page of the journal.
     pub file_bytes_max: usize,
-    /// The name the archive follows the journal under.
+    /// The relay name under which the archive follows the journal.
     pub relay: RelayName,
-    /// Who does it, for humans.
+    /// The name of this process, for humans.
     pub owner: Owner,
-    /// How long the lead lasts; it is kept with every file.
+    /// The lease of the leadership; every file renews it.
     pub lease: Duration,
-    /// Whether what is archived is removed from the journal.
+    /// Whether to remove archived events from the journal.
     pub sweep: bool,
 }
 
 impl ArchiveSettings {
-    /// Events older than this, ten thousand or 16 MiB to a file, removed afterwards.
+    /// Archives events older than this, 10,000 events or 16 MiB to a file, and removes them
+    /// afterwards.
     pub fn new(older_than: Duration, owner: Owner) -> Result<Self> {
         Ok(ArchiveSettings {
             older_than,
@@ -62,7 +68,7 @@ impl ArchiveSettings {
     }
 }
 
-/// What an archiving run has done.
+/// The result of an archiving run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Archived {
@@ -74,8 +80,10 @@ pub struct Archived {
     pub swept: u64,
 }
 
-/// Archives what every other relay has published and is old enough. Run it as often as you like, by one or by many: one does it.
-/// `Fenced`: another one has taken over; what was written stays and is right. `Refused`: the store cannot do what is needed.
+/// Archives the events that every other relay has published and that are old enough. Any number of
+/// processes may run it at any time; only one at a time does the work. `Fenced`: another process
+/// has taken over; files written so far remain valid. `Refused`: the store lacks a required
+/// capability.
 pub async fn archive(
     journal: &dyn Journal,
     store: &dyn Objects,
@@ -119,7 +127,7 @@ async fn fill(
     continue_behind(journal, store, terms, token, checkpoint).await?;
     let others: Vec<_> =
         journal.relays().await?.into_iter().filter(|relay| relay.relay != terms.relay).collect();
-    let Some(up_to) = swept_up_to(&others) else { return Ok(()) }; // nobody publishes
+    let Some(up_to) = swept_up_to(&others) else { return Ok(()) }; // no relay publishes
     let cutoff = journal.now().await?.minus(terms.older_than);
     let is_ripe = |stored: &Stored| stored.at < cutoff && stored.position <= up_to;
     loop {
@@ -130,7 +138,7 @@ async fn fill(
             archived.files += 1;
             archived.events += file.events as u64;
         } else {
-            // Someone wrote it who leads no more.
+            // A former leader wrote it.
             let before = checkpoint.position.clone();
             continue_behind(journal, store, terms, token, checkpoint).await?;
             if checkpoint.position == before {
@@ -146,7 +154,7 @@ async fn fill(
     }
 }
 
-/// A file that is being made.
+/// A file being built.
 #[derive(Default)]
 struct File {
     lines: Vec<u8>,
@@ -156,7 +164,8 @@ struct File {
 }
 
 impl File {
-    /// Fills it with what follows a position, a page at a time, until it is full or nothing more is ripe.
+    /// Adds the events after a position, a page at a time, until the file is full or no more events
+    /// are ripe.
     async fn fill(
         &mut self,
         journal: &dyn Journal,
@@ -201,26 +210,28 @@ async fn save(
     journal.renew_leadership(&terms.relay, token, terms.lease).await
 }
 
-/// Where the files of a journal lie.
+/// The directory of a journal's files.
 fn directory(journal: &str) -> String {
     format!("archive/{journal}/")
 }
 
-/// How the files that begin at a position are named: twenty digits and a name, so that files sort as their positions do; a name holds only what
-/// an object's may.
+/// The common prefix of files that begin at a position. Twenty digits and a name, so that files
+/// sort by position. A position's name has only characters that are valid in an object's name.
 fn beginning(journal: &str, position: &Position) -> String {
     let name = position.name().map(|name| format!("_{name}")).unwrap_or_default();
     format!("{}{:020}{name}", directory(journal), position.number())
 }
 
-/// A file is named by its first event alone: of two who would write different stretches from there, one can. The time tells an event from another
-/// one that had its position in a timeline that was lost.
+/// Names a file after its first event alone: of two writers with different ranges from there, only
+/// one can create it. The time distinguishes the event from one that had the same position in a
+/// lost timeline.
 fn file_name(journal: &str, first: &Stored) -> String {
     format!("{}.{}.jsonl", beginning(journal, &first.position), first.at.as_micros())
 }
 
-/// Goes on behind files whose checkpoint was not saved: whoever wrote them was killed, or has lost the lead. A file says only which events it
-/// has; up to where everything is archived is told by the journal's own events, compared with those.
+/// Skips files whose checkpoint was not saved because their writer was killed or lost leadership. A
+/// file only says which events it has, so comparing them with the journal's own events decides up
+/// to where everything is archived.
 async fn continue_behind(
     journal: &dyn Journal,
     store: &dyn Objects,
@@ -263,7 +274,7 @@ async fn continue_behind(
     Ok(())
 }
 
-/// What a journal has after a position, a page at a time.
+/// Iterates over a journal's events after a position, a page at a time.
 struct Next {
     events: VecDeque<Stored>,
     after: Position,

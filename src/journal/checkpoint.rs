@@ -1,4 +1,4 @@
-//! How far a relay has come, and who leads.
+//! A relay's progress and its leadership.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,49 +8,52 @@ use crate::error::{Error, Result};
 use crate::id::{Aggregate, Owner, RelayName, Tenant};
 use crate::ledger::Token;
 
-/// What a relay remembers: everything up to `position` is on the bus, except for the aggregates that are behind.
+/// A relay's progress: everything up to `position` is on the bus, except for the aggregates that
+/// are behind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Checkpoint {
     /// The journal it belongs to.
     pub journal: String,
-    /// Up to where the journal was gone through.
+    /// The position up to which the relay has read the journal.
     pub position: Position,
-    /// Events lately published, the oldest first, so that a restart does not repeat them; as many as the relay keeps.
+    /// Ids of recently published events, oldest first, so that a restart does not publish them
+    /// again. The relay's settings limit their number.
     #[serde(default)]
     pub recent: Vec<String>,
-    /// Aggregates of which something could not be published.
+    /// Aggregates with an event that could not be published yet.
     #[serde(default)]
     pub behind: Vec<Behind>,
 }
 
-/// An aggregate that the relay has left behind: its events from `next` on are not on the bus.
+/// An aggregate that is behind: its events from `next` on are not on the bus.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Behind {
     /// Whose data it is.
     pub tenant: Option<String>,
-    /// Which one.
+    /// The aggregate.
     pub aggregate: String,
-    /// The seq that is to be published next.
+    /// The seq to publish next.
     pub next: u64,
-    /// Its position: what a sweep must not pass.
+    /// The position of that event, or of the one published before it.
     pub position: Position,
-    /// Why it was not.
+    /// Why it could not be published.
     pub reason: String,
-    /// Whether it will never be by itself (too large for the bus): then the aggregate is parked until someone decides.
+    /// Whether retrying cannot help (the event is too large for the bus): the aggregate is then
+    /// parked until an operator decides.
     pub poison: bool,
-    /// When it began, in microseconds since 1970 by the journal's clock.
+    /// When it fell behind, in microseconds since 1970 by the journal's clock.
     pub since: i64,
-    /// How often it was tried.
+    /// How many attempts were made.
     pub tries: u32,
-    /// When the event that is to be published next was appended, as `since` is counted; 0: unknown.
+    /// When the event to publish next was appended, in the same unit as `since`; 0 if unknown.
     #[serde(default)]
     pub appended: i64,
 }
 
 impl Behind {
-    /// An aggregate is left behind at an event that could not be published.
+    /// Records that an aggregate is behind, at an event that could not be published.
     pub fn at(stored: &Stored, reason: impl Into<String>, poison: bool, since: Time) -> Self {
         let event = &stored.event;
         Behind {
@@ -66,12 +69,12 @@ impl Behind {
         }
     }
 
-    /// When the event that it is stuck at was appended, as far as is known.
+    /// When the event it is stuck at was appended, or when it fell behind if that is unknown.
     pub(crate) fn appended_at(&self) -> Time {
         Time::from_micros(if self.appended == 0 { self.since } else { self.appended })
     }
 
-    /// Which aggregate, whose.
+    /// The aggregate and its tenant.
     pub fn of(&self) -> Result<AggregateOf> {
         let tenant = self.tenant.as_deref().map(Tenant::new).transpose()?;
         Ok(AggregateOf { tenant, aggregate: Aggregate::new(&self.aggregate)? })
@@ -85,7 +88,7 @@ impl Behind {
 }
 
 impl Checkpoint {
-    /// The beginning of a journal.
+    /// A checkpoint at the beginning of a journal.
     pub fn start(journal: impl Into<String>) -> Self {
         Checkpoint {
             journal: journal.into(),
@@ -95,7 +98,7 @@ impl Checkpoint {
         }
     }
 
-    /// How many aggregates are parked.
+    /// The number of parked aggregates.
     pub(crate) fn parked(&self) -> usize {
         self.behind.iter().filter(|behind| behind.poison).count()
     }
@@ -105,7 +108,8 @@ impl Checkpoint {
         self.behind.iter().any(|behind| behind.is_of(stored) && stored.seq >= behind.next)
     }
 
-    /// Up to where a sweep may look: the position itself, since what is behind is told by [`holds_back`](Checkpoint::holds_back).
+    /// The position up to which a sweep may look. It need not allow for aggregates that are behind,
+    /// because [`holds_back`](Checkpoint::holds_back) protects their events.
     pub(crate) fn passed(&self) -> Position {
         self.position.clone()
     }
@@ -122,46 +126,46 @@ impl Checkpoint {
     }
 }
 
-/// Whether a relay leads.
+/// Whether a relay holds leadership.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Leadership {
-    /// It does, from this checkpoint on.
+    /// It does, starting from this checkpoint.
     Acquired {
-        /// What every save carries.
+        /// The token that every save carries.
         token: Token,
-        /// Where its predecessor had come to.
+        /// How far its predecessor got.
         checkpoint: Checkpoint,
     },
-    /// Someone else does.
+    /// Another relay does.
     Taken {
-        /// Who, for humans.
+        /// Its owner, for humans.
         by: Owner,
-        /// Until when, by the journal's clock, unless it is kept.
+        /// When its leadership ends unless renewed, by the journal's clock.
         until: Time,
     },
 }
 
-/// What is known of a relay.
+/// The stored state of a relay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RelayState {
     /// Its name.
     pub relay: RelayName,
-    /// Who leads, or led last, for humans.
+    /// The current or last leader, for humans.
     pub owner: Option<Owner>,
-    /// Until when it leads; past: nobody does.
+    /// When its leadership ends. If this is past, the relay has no leader.
     pub until: Option<Time>,
     /// The last token.
     pub token: Token,
-    /// Its checkpoint; none if nothing was saved yet.
+    /// Its checkpoint; `None` if it has not saved one.
     pub checkpoint: Option<Checkpoint>,
-    /// When it was saved.
+    /// When the checkpoint was saved.
     pub saved_at: Option<Time>,
 }
 
 impl RelayState {
-    /// What is known of a relay.
+    /// The stored state of a relay.
     pub fn new(
         relay: RelayName,
         owner: Option<Owner>,

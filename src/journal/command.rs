@@ -1,4 +1,4 @@
-//! Commands in a journal: an update or a delete says what it expects to find.
+//! Commands in a journal: an update or a delete must say which state it expects.
 
 use serde::Deserialize;
 
@@ -6,7 +6,7 @@ use super::{Append, Expected};
 use crate::error::{Error, Result};
 use crate::event::Event;
 
-/// As much of an envelope as decides.
+/// The part of an envelope that decides whether it is a command.
 #[derive(Deserialize)]
 struct Envelope {
     metadata: Option<Metadata>,
@@ -23,8 +23,8 @@ fn is_command(event: &Event) -> bool {
     envelope.and_then(|envelope| envelope.metadata?.kind).is_some_and(|kind| kind == "command")
 }
 
-/// Whether a kind speaks of a change to what is there: one of its words is `update` or `delete`. Words end at anything that is no
-/// letter, and where a capital follows a small letter.
+/// Whether a kind names a change to existing state: one of its words is `update` or `delete`. Words
+/// end at any non-letter, and where an upper-case letter follows a lower-case one.
 fn changes(kind: &str) -> bool {
     let mut word = String::new();
     let mut small = false;

@@ -1,12 +1,13 @@
-//! The journal: events that happened, written once, numbered within their aggregate, in an order that can be followed.
+//! The journal stores each event once, numbers it within its aggregate, and keeps all events in an
+//! order that readers can follow.
 //!
 //! ```text
 //! append(aggregate, expected, events) ──▶ journal ──▶ read(after position) ──▶ relay ──▶ bus
 //!        numbers 1, 2, 3, … per aggregate                 └ checkpoint, saved after acknowledgement
 //! ```
 //!
-//! A *seq* counts an aggregate's events, a *position* orders all events of a journal. Positions are for following, not for
-//! counting: some may be empty.
+//! A *seq* numbers the events of one aggregate. A *position* orders all events of a journal;
+//! positions may have gaps, so use them to follow a journal, not to count its events.
 
 mod append;
 mod appender;
@@ -39,20 +40,20 @@ use crate::event::{Event, Fingerprint};
 use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
 use crate::ledger::{MismatchRule, Token};
 
-/// What a journal is told when it is opened.
+/// Settings of a journal, given when it is opened.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct JournalSettings {
-    /// What a reused id (same id, other fingerprint) leads to.
+    /// What happens when an id is reused (same id, different fingerprint).
     pub mismatch: MismatchRule,
-    /// The largest payload, headers included, in bytes. What the buses take by default (1 MiB a record) leaves room for what the relay
-    /// says of an event: 64 KiB.
+    /// The largest payload in bytes, headers included. The default leaves 64 KiB of a bus's default
+    /// record size (1 MiB) for what the relay adds.
     pub event_bytes_max: usize,
-    /// The most events in one append.
+    /// The maximum number of events in one append.
     pub events_max: usize,
-    /// The most bytes on a page, the event that reaches them included; see [`Filling`].
+    /// The maximum number of bytes on a page, counting the event that reaches it; see [`Filling`].
     pub page_bytes_max: usize,
-    /// What metrics are prefixed with.
+    /// Prefix for the names of metrics.
     pub telemetry_prefix: Option<String>,
 }
 
@@ -69,31 +70,31 @@ impl Default for JournalSettings {
 }
 
 impl JournalSettings {
-    /// Tells that an event was not stored because its id stands for another.
+    /// Logs and counts an event that was not stored because its id belongs to another event.
     pub(crate) fn kept(&self, id: &EventId) {
         crate::telemetry::reused_in_journal(self.telemetry_prefix.as_deref());
         tracing::warn!(target: "hapax", id = %crate::id::Visible(&id.as_str()), "an id was used again for another content; the original is kept");
     }
 }
 
-/// An event as it lies in a journal. Its tenant, aggregate and seq are filled in.
+/// An event as stored in a journal, with tenant, aggregate and seq filled in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stored {
-    /// Where it stands in the order of the whole journal.
+    /// Its place in the order of the whole journal.
     pub position: Position,
     /// Its number within the aggregate, from 1.
     pub seq: u64,
     /// When it was appended, by the journal's clock.
     pub at: Time,
-    /// The hash of its immutable part as it was appended: kind, aggregate and payload.
+    /// The hash of its immutable part (kind, aggregate and payload) at the time of the append.
     pub fingerprint: Fingerprint,
     /// The event.
     pub event: Event,
 }
 
 impl Stored {
-    /// Puts an event and what the journal knows of it together.
+    /// Combines an event with what the journal knows about it.
     pub fn new(
         position: Position,
         at: Time,
@@ -111,27 +112,29 @@ impl Stored {
     }
 }
 
-/// A batch of a journal.
+/// A batch of events read from a journal.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct ReadBatch {
     /// Its events, in the journal's order.
     pub events: Vec<Stored>,
-    /// Where to go on from: everything up to here was given, or is known to be empty.
+    /// Where to continue: every position up to here was returned or is known to be empty.
     pub next: Position,
-    /// Whether the batch ends before a position whose writer has not committed yet. More may follow it already.
+    /// Whether the batch ends before a position whose writer has not committed yet. Later positions
+    /// may already be filled.
     pub at_hole: bool,
-    /// Whether it ends because it is full, by count or by bytes: there may be more after `next` at once. Never at a hole.
+    /// Whether the batch ends because it is full, by count or by bytes; more events may follow
+    /// `next` right away. Never set at a hole.
     pub more: bool,
 }
 
 impl ReadBatch {
-    /// A batch that ends at a hole, or where the journal does.
+    /// A batch that ends at a hole or at the end of the journal.
     pub fn new(events: Vec<Stored>, next: Position, at_hole: bool) -> Self {
         ReadBatch { events, next, at_hole, more: false }
     }
 
-    /// Whether it ends because it is full.
+    /// Sets whether the batch ends because it is full.
     #[must_use]
     pub fn more(self, more: bool) -> Self {
         ReadBatch { more, ..self }
@@ -142,13 +145,13 @@ impl ReadBatch {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct JournalStat {
-    /// How many events, as far as `exact` says.
+    /// The number of events; an estimate unless `exact`.
     pub events: u64,
-    /// How many aggregates, as far as `exact` says.
+    /// The number of aggregates; an estimate unless `exact`.
     pub aggregates: u64,
-    /// Whether the counts are exact; a large journal estimates.
+    /// Whether the counts are exact. Large journals estimate them.
     pub exact: bool,
-    /// When the oldest event still here was appended.
+    /// When the oldest remaining event was appended.
     pub oldest_at: Option<Time>,
     /// The position of the newest event.
     pub last: Option<Position>,
@@ -157,73 +160,83 @@ pub struct JournalStat {
 /// What a journal can promise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JournalCapabilities {
-    /// Its word: `memory`, `sqlite`, `postgres`, `object`.
+    /// The name of the backend: `memory`, `sqlite`, `postgres`, `object`.
     pub backend: &'static str,
-    /// Whether what it acknowledged survives a crash of the machine.
+    /// Whether acknowledged events survive a crash of the machine.
     pub durable: bool,
     /// Whether several processes can share it.
     pub shared: bool,
-    /// Whether [`read`](Journal::read) by itself comes by every event. Where not, [`late`](Journal::late) brings the rest.
+    /// Whether [`read`](Journal::read) alone returns every event. If not, [`late`](Journal::late)
+    /// returns the rest.
     pub ordered: bool,
 }
 
-/// Which published events may go.
+/// Which published events a sweep removes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct JournalSweep {
-    /// Only those appended longer ago than this, by the journal's clock.
+    /// Only events appended longer ago than this, by the journal's clock.
     pub older_than: Duration,
-    /// The most events in one step.
+    /// The maximum number of events in one step.
     pub batch_max: usize,
-    /// Only count.
+    /// Count the events without removing them.
     pub dry_run: bool,
 }
 
 impl JournalSweep {
-    /// Published events older than this, in steps of 10,000.
+    /// Sweeps published events older than this, in steps of 10,000.
     pub fn new(older_than: Duration) -> Self {
         JournalSweep { older_than, batch_max: 10_000, dry_run: false }
     }
 }
 
-/// Keeps events.
+/// Stores events.
 ///
 /// # Contract
 ///
 /// Conformance cases (module `testing`, feature `testing`) are named after these clauses.
 ///
-/// 1. `append` checks, numbers and stores in one atomic step: all events of an append or none. An aggregate's seqs are 1,
-///    2, 3, … without a gap and without a repeat, whoever appends at the same time; a failure burns no number.
-/// 2. `expected` is checked against the aggregate's last seq. If it does not hold: `Conflict` with both numbers, and nothing
-///    is stored.
-/// 3. An id that is there with the same fingerprint is a repeat: it is answered with its original seq and position,
-///    whatever was expected, and nothing is stored for it.
-/// 4. An id that is there with another fingerprint is `Mismatch`, and nothing of the append is stored. Under `warn` it is
-///    answered as the original, and counted; the new payload is never stored.
-/// 5. Tenants are apart: aggregates and ids of two tenants never meet.
-/// 6. An aggregate's events are read in seq order from any seq on, in pages. What was appended is read back byte for byte:
-///    id, time, kind, payload, headers, trace.
-/// 7. Following `next` of [`read`](Journal::read) from the start gives every event once, each aggregate's by seq. An event
-///    whose writer commits late is waited for; one whose writer is gone is not. (Where capabilities say that read is not
-///    ordered: together with [`late`](Journal::late).)
-/// 8. An event is found by its id.
-/// 9. One relay of a name leads at a time. Each lead has a higher token than any before it; whoever has lost the lead saves
-///    nothing and is told so (`Fenced`).
-/// 10. A checkpoint is stored whole or not at all, and belongs to one journal: another's is refused, and so is one at a position that
-///     was never given out (`Conflict`, with both): the journal was put back, and what gets an old position now would be passed by.
-/// 11. A sweep takes only what every relay's checkpoint has passed, never all of what is behind; an aggregate's numbers go
-///     on where they were. A journal that no relay follows is never swept. A relay that is forgotten holds nothing back; one that
-///     somebody leads is not forgotten (`Conflict`, with who and until when), and one of its name begins at the start.
-/// 12. Bad input (sizes, names, numbers) is told with a sentence and changes nothing.
-/// 13. What gives many events gives pages. A page ends with the event that brings it to `limit` events or to
-///     [`page_bytes_max`](JournalSettings::page_bytes_max) bytes, so it may be shorter than asked for and is empty only if there is nothing.
-///     Whether there may be more is told by `more`, never by how many events there are.
+/// 1. `append` checks, numbers and stores in one atomic step: all events of an append or none. An
+///    aggregate's seqs are 1, 2, 3, … without gaps or repeats, even under concurrent appends; a
+///    failed append uses up no number.
+/// 2. `expected` is checked against the aggregate's last seq. If it does not hold, the answer is
+///    `Conflict` with both numbers, and nothing is stored.
+/// 3. An id that is already stored with the same fingerprint is a repeat: the answer is its
+///    original seq and position, regardless of `expected`, and nothing is stored for it.
+/// 4. An id that is already stored with another fingerprint is a `Mismatch`, and nothing of the
+///    append is stored. Under `warn` the answer is the original, and the mismatch is counted; the
+///    new payload is never stored.
+/// 5. Tenants are isolated: aggregates and ids of different tenants never collide.
+/// 6. An aggregate's events are read in seq order from any seq on, in pages. They read back byte
+///    for byte as appended: id, time, kind, payload, headers, trace.
+/// 7. Following `next` of [`read`](Journal::read) from the start returns every event once, each
+///    aggregate's by seq. An event whose writer commits late holds back the later ones until then;
+///    one whose writer is gone does not. (If the capabilities say that `read` is not ordered, this
+///    holds for `read` together with [`late`](Journal::late).)
+/// 8. An event can be found by its id.
+/// 9. One relay of a name leads at a time. Each leadership has a higher token than any before it. A
+///    relay that has lost leadership saves nothing and gets `Fenced`.
+/// 10. A checkpoint is stored whole or not at all, and belongs to one journal. Another journal's
+///     checkpoint is refused, and so is one at a position that was never assigned (`Conflict`, with
+///     both): the journal was restored to an earlier state, and the relay would skip events that
+///     now get old positions.
+/// 11. A sweep removes only events that every relay's checkpoint has passed, and never an event
+///     that is behind; an aggregate's numbering continues where it was. A journal that no relay
+///     follows is never swept. A forgotten relay holds nothing back. A relay with a current leader
+///     cannot be forgotten (`Conflict`, with the leader and until when it leads). A relay that
+///     reuses a forgotten name begins at the start.
+/// 12. Bad input (sizes, names, numbers) is refused with a sentence and changes nothing.
+/// 13. Methods that return many events return pages. A page ends with the event that brings it to
+///     `limit` events or to [`page_bytes_max`](JournalSettings::page_bytes_max) bytes, so it may be
+///     shorter than requested and is empty only if there is nothing. Only `more` says whether there
+///     may be more, never the number of events.
 #[async_trait]
 pub trait Journal: Send + Sync + 'static {
     /// Appends events to an aggregate.
     async fn append(&self, append: &Append) -> Result<Appended>;
 
-    /// Appends, each with its own answer, in order; where the backend can, in one trip. One that is refused harms no other.
+    /// Carries out several appends in order, in one round trip where the backend can. Each gets its
+    /// own answer; a refused append does not affect the others.
     async fn append_many(&self, appends: &[Append]) -> Result<Vec<Result<Appended>>> {
         let mut answers = Vec::with_capacity(appends.len());
         for append in appends {
@@ -232,8 +245,8 @@ pub trait Journal: Send + Sync + 'static {
         Ok(answers)
     }
 
-    /// The events of an aggregate with seq ≥ `from`, in order, at most `limit`. If there is [`more`](Page::more), it goes on with the
-    /// seq behind the last.
+    /// The events of an aggregate with seq ≥ `from`, in order, at most `limit`. If there is
+    /// [`more`](Page::more), continue with the seq after the last one.
     async fn read_aggregate(
         &self,
         tenant: Option<&Tenant>,
@@ -242,7 +255,8 @@ pub trait Journal: Send + Sync + 'static {
         limit: usize,
     ) -> Result<Page>;
 
-    /// The events after a position, in order, at most `limit`. [`Position::START`] is before the first.
+    /// The events after a position, in order, at most `limit`. [`Position::START`] is before the
+    /// first event.
     async fn read(&self, after: &Position, limit: usize) -> Result<ReadBatch>;
 
     /// The event with an id.
@@ -251,23 +265,26 @@ pub trait Journal: Send + Sync + 'static {
     /// The seq of the last event of an aggregate; 0 if it has none.
     async fn head(&self, tenant: Option<&Tenant>, aggregate: &Aggregate) -> Result<u64>;
 
-    /// Waits until there may be something after a position, at most so long. Returning early is allowed, busy looping not.
+    /// Waits until there may be events after a position, at most `at_most`. It may return early,
+    /// but must not busy-loop.
     async fn wait(&self, after: &Position, at_most: Duration) -> Result<()>;
 
-    /// Events that [`read`](Journal::read) may have passed without giving them, up to the position `passed` and after `after`, by position, at
-    /// most `limit`: where `read` is ordered, none. If there is [`more`](Page::more), it goes on after the last one's position.
+    /// Events that [`read`](Journal::read) may have passed without returning them: those after
+    /// `after` up to the position `passed`, by position, at most `limit`. None if `read` is
+    /// ordered. If there is [`more`](Page::more), continue after the position of the last one.
     async fn late(&self, passed: &Position, after: &Position, limit: usize) -> Result<Page> {
         let _ = (passed, after, limit);
         Ok(Page::default())
     }
 
-    /// Tells the journal that events are on the bus and that a checkpoint says so; [`late`](Journal::late) need not bring them.
+    /// Tells the journal that events are on the bus and covered by a checkpoint, so that
+    /// [`late`](Journal::late) need not return them.
     async fn published(&self, events: &[Stored]) -> Result<()> {
         let _ = events;
         Ok(())
     }
 
-    /// Takes the lead among the relays of a name, if nobody else has it.
+    /// Takes leadership among the relays of a name, unless another one holds it.
     async fn acquire_leadership(
         &self,
         relay: &RelayName,
@@ -275,20 +292,22 @@ pub trait Journal: Send + Sync + 'static {
         lease: Duration,
     ) -> Result<Leadership>;
 
-    /// Keeps the lead for another `lease` from now. `Fenced`: it is lost.
+    /// Extends leadership by `lease` from now. `Fenced`: leadership is lost.
     async fn renew_leadership(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()>;
 
-    /// Saves a checkpoint. `Fenced`: the lead is lost, and nothing was saved.
+    /// Saves a checkpoint. `Fenced`: leadership is lost, and nothing was saved.
     async fn save(&self, relay: &RelayName, token: Token, checkpoint: &Checkpoint) -> Result<()>;
 
-    /// Gives the lead up, so that nobody waits for it to lapse.
+    /// Releases leadership, so that the next relay need not wait for the lease to expire.
     async fn release_leadership(&self, relay: &RelayName, token: Token) -> Result<()>;
 
     /// Every relay that has ever led, with its checkpoint, by name.
     async fn relays(&self) -> Result<Vec<RelayState>>;
 
-    /// Puts a relay's checkpoint elsewhere, for an operator: whoever leads is fenced first. Answers with what it was. With a token only if
-    /// that is the relay's last still: `Conflict`, and nothing is changed, if someone has led or rewound it since.
+    /// Moves a relay's checkpoint, for an operator, and returns the previous one. Fences the
+    /// current leader first. With `if_token`, only if that is still the relay's last token:
+    /// otherwise `Conflict`, and nothing changes, because the relay was led or rewound in the
+    /// meantime.
     async fn rewind(
         &self,
         relay: &RelayName,
@@ -296,33 +315,36 @@ pub trait Journal: Send + Sync + 'static {
         if_token: Option<Token>,
     ) -> Result<Option<Checkpoint>>;
 
-    /// Forgets a relay that nobody leads, for an operator: it was named by mistake, or is not run any more. It holds no sweep back from then on, and if
-    /// one of its name leads again it begins at the start. Answers with what it was. `NotFound`: there is none; `Conflict`: someone leads.
+    /// Forgets a relay that has no leader, for an operator: its name was a mistake, or it no longer
+    /// runs. It no longer holds back sweeps, and a new relay of that name begins at the start.
+    /// Returns its last state. `NotFound`: there is no such relay; `Conflict`: it has a leader.
     async fn forget_relay(&self, relay: &RelayName) -> Result<RelayState>;
 
-    /// How many events lie after a position, counted up to `limit`.
+    /// How many events follow a position, counted up to `limit`.
     async fn count_after(&self, after: &Position, limit: u64) -> Result<u64>;
 
-    /// Removes published events for good, or counts them; says how many. Ids of removed events are no longer known.
+    /// Permanently removes published events, or counts them; returns how many. The journal no
+    /// longer knows the ids of removed events.
     async fn sweep(&self, terms: &JournalSweep) -> Result<u64>;
 
-    /// How much there is.
+    /// Sizes and ages.
     async fn stat(&self) -> Result<JournalStat>;
 
-    /// The present, by the journal's clock.
+    /// The current time by the journal's clock.
     async fn now(&self) -> Result<Time>;
 
-    /// Which journal this is: made once, never changed, in every checkpoint.
+    /// The identity of this journal: created once, never changed, part of every checkpoint.
     fn id(&self) -> &str;
 
     /// What this journal can promise.
     fn capabilities(&self) -> JournalCapabilities;
 }
 
-/// What every journal can do besides, for those who write programs.
+/// Conveniences on top of [`Journal`].
 #[async_trait]
 pub trait JournalExt: Journal {
-    /// Appends events to an aggregate of no tenant: `journal.append_to("order-17", Expected::Exact(3), [event])`.
+    /// Appends events to an aggregate without a tenant: `journal.append_to("order-17",
+    /// Expected::Exact(3), [event])`.
     async fn append_to(
         &self,
         aggregate: impl AsRef<str> + Send,
@@ -336,12 +358,13 @@ pub trait JournalExt: Journal {
 
 impl<J: Journal + ?Sized> JournalExt for J {}
 
-/// The position behind which a sweep may remove events: the lowest that any relay needs still. None: nobody follows.
+/// The position up to which a sweep may remove events: the lowest that any relay has reached. None
+/// if no relay follows the journal.
 pub(crate) fn swept_up_to(relays: &[RelayState]) -> Option<Position> {
     relays.iter().map(|relay| relay.checkpoint.as_ref().map(Checkpoint::passed).unwrap_or_default()).min()
 }
 
-/// Refuses a position that was never given out.
+/// Refuses a position that was never assigned.
 pub(crate) fn must_be_drawn(relay: &RelayName, position: &Position, last: u64) -> Result<()> {
     if position.number() <= last {
         return Ok(());
@@ -350,7 +373,8 @@ pub(crate) fn must_be_drawn(relay: &RelayName, position: &Position, last: u64) -
     Err(put_back(Some(relay.as_str()), position, &found, &Position::of(last)))
 }
 
-/// The journal is not as someone who follows it has left it. Going on would pass by what has got an old position since.
+/// The journal is not in the state in which a follower left it. Continuing would skip events that
+/// have been assigned old positions since.
 pub(crate) fn put_back(relay: Option<&str>, position: &Position, found: &str, safe: &Position) -> Error {
     let name = relay.map(|relay| format!("--name {relay} ")).unwrap_or_default();
     Error::Conflict {
@@ -365,7 +389,7 @@ pub(crate) fn put_back(relay: Option<&str>, position: &Position, found: &str, sa
     }
 }
 
-/// Refuses to forget a relay that somebody leads, or that there is none of.
+/// Refuses to forget a relay that has a leader or does not exist.
 pub(crate) fn may_be_forgotten(
     relay: &RelayName,
     state: Option<RelayState>,
@@ -385,7 +409,7 @@ pub(crate) fn may_be_forgotten(
     }
 }
 
-/// Refuses to change a relay that has another token than was read.
+/// Refuses to change a relay whose token is not the one that was read.
 pub(crate) fn must_be_last(relay: &RelayName, read: Option<Token>, last: Option<Token>) -> Result<()> {
     if read.is_none() || read == last {
         return Ok(());
@@ -397,18 +421,18 @@ pub(crate) fn must_be_last(relay: &RelayName, read: Option<Token>, last: Option<
     })
 }
 
-/// Whether any relay still has this event before it although its checkpoint is past it.
+/// Whether any relay has yet to publish this event although its checkpoint is past it.
 pub(crate) fn is_behind(relays: &[RelayState], stored: &Stored) -> bool {
     let of = |checkpoint: &Checkpoint| checkpoint.holds_back(stored);
     relays.iter().any(|relay| relay.checkpoint.as_ref().is_some_and(of))
 }
 
-/// Which aggregate, whose.
+/// An aggregate and its tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AggregateOf {
     /// Whose data it is.
     pub tenant: Option<Tenant>,
-    /// Which one.
+    /// The aggregate.
     pub aggregate: Aggregate,
 }
 

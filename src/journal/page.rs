@@ -1,21 +1,24 @@
-//! Pages: reading takes a bounded amount of memory, however large the events are.
+//! Pages bound the memory that reading takes, however large the events are.
 
 use super::Stored;
 use crate::event::Event;
 
-/// The most bytes on a page, unless a journal is told otherwise ([`JournalSettings::page_bytes_max`](super::JournalSettings)).
+/// The default maximum number of bytes on a page
+/// ([`JournalSettings::page_bytes_max`](super::JournalSettings)).
 pub const PAGE_BYTES_MAX: usize = 16 << 20;
 
-/// What an event counts besides its payload and headers: so a page is bounded also where there are none.
+/// What an event counts in addition to its payload and headers, so that a page of empty events is
+/// bounded too.
 pub const EVENT_BYTES: usize = 256;
 
-/// Some events of a journal, in order.
+/// Events of a journal, in order.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Page {
-    /// They.
+    /// The events.
     pub events: Vec<Stored>,
-    /// Whether it ends because it is full, by count or by bytes: there may be more. False: that was all.
+    /// Whether the page ends because it is full, by count or by bytes, so that there may be more.
+    /// If false, there are no more events.
     pub more: bool,
 }
 
@@ -26,8 +29,8 @@ impl Page {
     }
 }
 
-/// A page that is being filled. It is full with the event that brings it to its number of events or of bytes; so there is at
-/// least one on it, however large that is.
+/// A page being filled. The event that reaches the limit of events or bytes completes it, so a page
+/// has at least one event, however large.
 #[derive(Debug, Clone)]
 pub struct Filling {
     events: Vec<Stored>,
@@ -37,12 +40,12 @@ pub struct Filling {
 }
 
 impl Filling {
-    /// An empty page for so many events and bytes.
+    /// An empty page for at most this many events and bytes.
     pub fn new(limit: usize, bytes_max: usize) -> Self {
         Filling { events: Vec::new(), bytes: 0, limit, bytes_max }
     }
 
-    /// Takes an event; false if the page is full and it was not taken.
+    /// Adds an event. Returns false, without adding it, if the page is full.
     pub fn take(&mut self, stored: Stored) -> bool {
         if self.is_full() {
             return false;
@@ -52,35 +55,35 @@ impl Filling {
         true
     }
 
-    /// Whether it takes no more.
+    /// Whether the page is full.
     pub fn is_full(&self) -> bool {
         self.events.len() >= self.limit || (!self.events.is_empty() && self.bytes >= self.bytes_max)
     }
 
-    /// How many it has.
+    /// The number of events on it.
     pub fn len(&self) -> usize {
         self.events.len()
     }
 
-    /// Whether it has none.
+    /// Whether it has no events.
     pub fn is_empty(&self) -> bool {
         self.events.is_empty()
     }
 
-    /// The page. What is full with nothing on it was asked for nothing.
+    /// The finished page. A full page without events means that the limit was zero: not `more`.
     pub fn done(self) -> Page {
         let more = self.is_full() && !self.is_empty();
         Page { events: self.events, more }
     }
 }
 
-/// What an event counts on a page.
+/// How many bytes an event counts on a page.
 pub fn bytes_of(event: &Event) -> usize {
     let headers: usize = event.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
     EVENT_BYTES + event.payload.len() + headers
 }
 
-/// So many events fit on a page of so many bytes at most.
+/// The maximum number of events on a page of this many bytes.
 #[cfg(feature = "postgres")]
 pub(crate) fn events_max(bytes_max: usize) -> usize {
     bytes_max / EVENT_BYTES + 1

@@ -1,4 +1,4 @@
-//! Where an event stands in the order of its journal.
+//! The place of an event in the order of its journal.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,10 +8,12 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::{Error, Result};
 
-/// A place in the order of a whole journal. Compares within one journal only; some places may be empty.
+/// A place in the order of a whole journal. Positions compare only within one journal and may have
+/// gaps.
 ///
-/// Where a database draws positions it is a number. In an object store it is a time in milliseconds and the rest of an
-/// object's name, which tells apart what has the same time.
+/// If a database assigns positions, a position is a number. In an object store it is a time in
+/// milliseconds plus the rest of an object's name, which distinguishes objects of the same
+/// millisecond.
 ///
 /// ```
 /// use hapax::journal::Position;
@@ -30,22 +32,23 @@ impl Position {
     /// Before the first event.
     pub const START: Position = Position { number: 0, name: None };
 
-    /// The position with a number.
+    /// The position with this number.
     pub const fn of(number: u64) -> Self {
         Position { number, name: None }
     }
 
-    /// The position with a number and a name that tells it apart from others with the same number.
+    /// The position with this number, and a name that distinguishes it from others with the same
+    /// number.
     pub fn named(number: u64, name: impl Into<Arc<str>>) -> Self {
         Position { number, name: Some(name.into()) }
     }
 
-    /// Its number: what grows.
+    /// Its number, which grows.
     pub const fn number(&self) -> u64 {
         self.number
     }
 
-    /// Its name, where it has one.
+    /// Its name, if it has one.
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }

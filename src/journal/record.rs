@@ -1,4 +1,5 @@
-//! An event of a journal as JSON: what objects and archives hold. Bytes that are no UTF-8 stand in base64, so all come back as they were.
+//! An event of a journal as JSON, the format of objects and archives. Bytes that are not UTF-8 are
+//! in base64, so that all bytes survive a round trip.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -11,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::event::{Event, Fingerprint, TraceContext};
 use crate::id::{Aggregate, EventId, Kind, Tenant};
 
-/// Bytes: a string where they are UTF-8, else `{"base64": "…"}`.
+/// Bytes as JSON: a string if they are UTF-8, otherwise `{"base64": "…"}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Octets(pub(crate) Bytes);
 

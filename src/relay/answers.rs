@@ -1,4 +1,4 @@
-//! Records that are with the bus, and the answers that come one by one.
+//! Records sent to the bus, and their acknowledgements, which arrive one by one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -14,21 +14,21 @@ use crate::event::Origin;
 use crate::id::Topic;
 use crate::journal::{AggregateOf, Stored, bytes_of};
 
-/// The place of an event in its batch, and the answer to it.
+/// The index of an event in its batch, and the bus's answer to it.
 type Answer = (usize, Result<Origin>);
 
-/// Part of a batch that may be under way together.
+/// The part of a batch that may be in flight at the same time.
 #[derive(Debug, Default)]
 pub(super) struct Chunk {
     pub(super) topics: HashMap<Topic, (Vec<usize>, Vec<Record>)>,
 }
 
-/// What was handed to the bus together. Nothing more of it is handed over once this is dropped.
+/// A chunk that was sent to the bus. Dropping it stops sending.
 #[derive(Debug)]
 pub(super) struct UnderWay {
-    /// Which of the batch.
+    /// The indexes in the batch.
     pub(super) places: Vec<usize>,
-    /// How many are not answered yet.
+    /// How many are unanswered.
     pub(super) open: usize,
     pub(super) began: Instant,
     answers: UnboundedReceiver<Answer>,
@@ -36,7 +36,7 @@ pub(super) struct UnderWay {
 }
 
 impl UnderWay {
-    /// Hands a chunk over.
+    /// Sends a chunk.
     pub(super) fn begin(bus: &Arc<dyn Bus>, chunk: Chunk) -> Self {
         let (tell, answers) = unbounded_channel();
         let (mut tasks, mut all) = (JoinSet::new(), Vec::new());
@@ -47,10 +47,10 @@ impl UnderWay {
         UnderWay { open: all.len(), places: all, began: Instant::now(), answers, _tasks: tasks }
     }
 
-    /// Adds the next answers to those that came. Cancel safe.
+    /// Appends the next answers to `answers`. Cancel safe.
     pub(super) async fn next(&mut self, answers: &mut Vec<Answer>) {
         if self.answers.recv_many(answers, self.open.max(1)).await == 0 {
-            // Nobody is left who could answer: the bus failed in a way of its own.
+            // All senders are gone: the bus dropped them without answering.
             let known: std::collections::HashSet<usize> = answers.iter().map(|(place, _)| *place).collect();
             let lost = self.places.iter().filter(|place| !known.contains(place));
             answers.extend(lost.map(|&place| (place, Err(unanswered()))));
@@ -86,25 +86,26 @@ async fn publish(
     }
 }
 
-/// Events of aggregates that are not all answered, and what is known of them, in order.
+/// Events of aggregates with unanswered events, and the answers so far, in order.
 #[derive(Debug)]
 pub(super) struct Unanswered {
     pub(super) under_way: UnderWay,
     pub(super) open: Vec<(usize, Stored, Option<Result<Origin>>)>,
 }
 
-/// With so many bytes or events unanswered the relay pauses: a bus has a queue of its own, in which others must find room too.
+/// The relay pauses at this many unanswered bytes or events, to leave room in the bus's queue for
+/// other producers.
 const BYTES_MAX: usize = 32 << 20;
 const EVENTS_MAX: usize = 10_000;
-/// So many aggregates are with the bus at a time to catch up. Those that have failed again and again have half of the places, so that
-/// they keep nobody from his.
+/// How many aggregates may catch up at a time. Those that failed repeatedly share half of the
+/// places, so that they do not keep the others out.
 const CATCH_UP_MAX: usize = 64;
 
-/// What is with the bus and not waited for: its answers are collected as they come.
+/// Records that the relay no longer waits for. Their answers are collected as they arrive.
 #[derive(Debug)]
 pub(super) struct Awaited {
     all: Size,
-    /// What of it is catching up.
+    /// The part of `all` that is catching up.
     catching_up: Size,
     tasks: JoinSet<(Size, bool)>,
     tell: UnboundedSender<Answered>,
@@ -158,13 +159,14 @@ impl Awaited {
         });
     }
 
-    /// Whether nothing more may be left with the bus.
+    /// Whether the relay may leave no more records unanswered.
     pub(super) fn is_full(&self) -> bool {
         self.all.bytes >= BYTES_MAX || self.all.events >= EVENTS_MAX
     }
 
-    /// How many events may catch up beside those that do: together they are a batch, since a crash may repeat them. Of one that has failed
-    /// again and again one is tried.
+    /// How many more events may start to catch up. All that catch up count against one batch,
+    /// because a crash may repeat them. An aggregate that failed repeatedly (`again`) is tried with
+    /// one event.
     pub(super) fn room(&self, batch_max: usize, again: bool) -> usize {
         let places = if again { CATCH_UP_MAX / 2 } else { CATCH_UP_MAX };
         if self.is_full() || self.catching_up.parts >= places {
@@ -174,12 +176,12 @@ impl Awaited {
         if again { room.min(1) } else { room }
     }
 
-    /// Waits for the next. Cancel safe.
+    /// Waits for the next answered aggregate. Cancel safe.
     pub(super) async fn next(&mut self) -> Option<Answered> {
         self.hear.recv().await
     }
 
-    /// What has come.
+    /// The aggregates answered so far.
     pub(super) fn come(&mut self) -> Vec<Answered> {
         while let Some(ended) = self.tasks.try_join_next() {
             let (size, caught_up) = ended.unwrap_or_default();
@@ -192,26 +194,26 @@ impl Awaited {
     }
 }
 
-/// What became of an aggregate whose answers came late.
+/// The result for an aggregate whose answers arrived late.
 #[derive(Debug)]
 pub(super) struct Answered {
     pub(super) of: AggregateOf,
-    /// What is on the bus, with everything before it.
+    /// Events that are on the bus together with all their predecessors.
     pub(super) acknowledged: Vec<Stored>,
-    /// The first that is not, and why.
+    /// The first event that is not, and why.
     pub(super) failed: Option<(Stored, Error)>,
     pub(super) began: Instant,
 }
 
 impl Unanswered {
-    /// The first event of each of its aggregates, in order.
+    /// The first event of each aggregate, in order.
     pub(super) fn firsts(&self) -> Vec<(AggregateOf, Stored)> {
         let mut seen = std::collections::HashSet::new();
         let all = self.open.iter().filter_map(|(_, stored, _)| Some((aggregate_of(stored)?, stored)));
         all.filter(|(of, _)| seen.insert(of.clone())).map(|(of, stored)| (of, stored.clone())).collect()
     }
 
-    /// Awaits the answers, and tells of each aggregate when it has all of its.
+    /// Waits for the answers, and reports each aggregate once all of its events are answered.
     pub(super) async fn settle(self, tell: UnboundedSender<Answered>) {
         let Unanswered { mut under_way, open } = self;
         let mut aggregates: HashMap<AggregateOf, Known> = HashMap::new();
@@ -225,7 +227,7 @@ impl Unanswered {
             }
             aggregates.entry(of).or_default().insert(place, (stored, answer));
         }
-        // Only those that are missing are awaited.
+        // Wait only for the missing answers.
         under_way.places.retain(|place| places.contains_key(place));
         under_way.open = under_way.places.len();
         let (mut answers, mut judged) = (Vec::new(), 0);
@@ -251,10 +253,10 @@ impl Unanswered {
     }
 }
 
-/// Events of an aggregate by their place, and what is known of them.
+/// Events of an aggregate by index, with their answers so far.
 type Known = BTreeMap<usize, (Stored, Option<Result<Origin>>)>;
 
-/// As far as all went well.
+/// Splits the events at the first failure.
 fn judge(of: AggregateOf, all: Known, began: Instant) -> Answered {
     let (mut acknowledged, mut failed) = (Vec::new(), None);
     for (stored, answer) in all.into_values() {

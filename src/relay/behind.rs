@@ -1,4 +1,4 @@
-//! Aggregates of which something could not be published: they wait, the others go on.
+//! Aggregates with an event that could not be published: they wait while the others continue.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,35 +11,36 @@ use super::{End, RelaySettings};
 use crate::error::Result;
 use crate::journal::{AggregateOf, Behind, Checkpoint, Position, Stored};
 
-/// One that has failed more often is tried with one event.
+/// After more failed attempts than this, an aggregate is tried with one event at a time.
 const FIRST_TRIES: u32 = 1;
 
-/// One that waits.
+/// A waiting aggregate.
 #[derive(Debug)]
 pub(super) struct Waiting {
     pub(super) behind: Behind,
-    /// When it is tried again; never, if it is poison, and not before it is answered.
+    /// When to try it again. None if it is poison or awaits an answer.
     due: Option<Instant>,
-    /// Since when it is with the bus, which has not answered yet.
+    /// When it was sent to the bus, if the bus has not answered yet.
     asked: Option<Instant>,
-    /// Whether more of it has passed by than what is with the bus.
+    /// Whether the relay has passed more of its events than the bus has received.
     more: bool,
 }
 
-/// All that wait.
+/// All waiting aggregates.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
     all: BTreeMap<AggregateOf, Waiting>,
 }
 
-/// Which aggregate an event belongs to. Every stored event has one.
+/// The aggregate of an event. Every stored event has one.
 pub(super) fn aggregate_of(stored: &Stored) -> Option<AggregateOf> {
     let aggregate = stored.event.aggregate.clone()?;
     Some(AggregateOf { tenant: stored.event.tenant.clone(), aggregate })
 }
 
 impl Waiters {
-    /// Those of a checkpoint; all are due at once, since whatever was in the way may be gone.
+    /// The waiting aggregates of a checkpoint. All are due at once, because whatever blocked them
+    /// may be gone.
     pub(super) fn of(checkpoint: &Checkpoint) -> Result<Self> {
         let now = Instant::now();
         let waiting = |behind: &Behind| {
@@ -49,7 +50,8 @@ impl Waiters {
         Ok(Waiters { all: checkpoint.behind.iter().map(waiting).collect::<Result<_>>()? })
     }
 
-    /// Whether an event that comes by must wait; that it came is remembered.
+    /// Whether an event must wait behind its aggregate; if so, notes that there is more to catch
+    /// up.
     pub(super) fn hold_back(&mut self, stored: &Stored) -> bool {
         let holds = self.holds_back(stored);
         if holds && let Some(waiting) = aggregate_of(stored).and_then(|of| self.all.get_mut(&of)) {
@@ -58,7 +60,8 @@ impl Waiters {
         holds
     }
 
-    /// Whether an event lies before what its aggregate waits for: it is on the bus, or was given up.
+    /// Whether an event precedes the one its aggregate waits for, so that it is on the bus or was
+    /// skipped.
     pub(super) fn is_past(&self, stored: &Stored) -> bool {
         !self.all.is_empty()
             && aggregate_of(stored)
@@ -77,7 +80,7 @@ impl Waiters {
         self.all.len()
     }
 
-    /// Those that are tried again by themselves.
+    /// How many are retried automatically.
     pub(super) fn tried(&self) -> usize {
         self.len() - self.parked()
     }
@@ -91,29 +94,31 @@ impl Waiters {
         self.all.insert(of, Waiting { behind, due, asked: None, more: true });
     }
 
-    /// It is with the bus since then, and is not tried again before that has answered.
+    /// Adds an aggregate that was sent to the bus at `since`. It is not tried again until the bus
+    /// answers.
     pub(super) fn add_asked(&mut self, of: AggregateOf, behind: Behind, since: Instant, more: bool) {
         self.all.insert(of, Waiting { behind, due: None, asked: Some(since), more });
     }
 
-    /// It was handed to the bus; `more`: not all of it.
+    /// Notes that an aggregate was sent to the bus. `more`: some of its events were not.
     pub(super) fn asked(&mut self, of: &AggregateOf, more: bool) {
         if let Some(waiting) = self.all.get_mut(of) {
             (waiting.due, waiting.asked, waiting.more) = (None, Some(Instant::now()), more);
         }
     }
 
-    /// How many are with the bus.
+    /// How many await an answer.
     pub(super) fn unanswered(&self) -> usize {
         self.all.values().filter(|waiting| waiting.asked.is_some()).count()
     }
 
-    /// Whether one has been with the bus for so long.
+    /// Whether any has awaited an answer for this long.
     pub(super) fn unanswered_for(&self, time: Duration) -> bool {
         self.all.values().any(|waiting| waiting.asked.is_some_and(|since| since.elapsed() >= time))
     }
 
-    /// It has moved on, but not to the end: what failed and why is in `behind`. It keeps the time since which it is behind.
+    /// Notes that an aggregate failed again, perhaps further on; `behind` has the event and the
+    /// reason. Keeps the time at which it fell behind.
     pub(super) fn stuck(&mut self, of: AggregateOf, mut behind: Behind, settings: &RelaySettings) {
         if let Some(before) = self.all.get(&of) {
             let same = before.behind.next == behind.next;
@@ -127,7 +132,7 @@ impl Waiters {
         self.all.remove(of);
     }
 
-    /// It has moved on: it has caught up, or goes on at once.
+    /// Notes progress of an aggregate: it has caught up and is removed, or continues at once.
     pub(super) fn moved(&mut self, of: &AggregateOf, last: &Stored) {
         if let Some(waiting) = self.all.get_mut(of) {
             if !waiting.more {
@@ -137,12 +142,13 @@ impl Waiters {
             waiting.behind.next = last.seq + 1;
             waiting.behind.tries = FIRST_TRIES;
             waiting.behind.position = last.position.clone();
-            waiting.behind.appended = last.at.as_micros(); // about: what follows it came later
+            waiting.behind.appended = last.at.as_micros(); // approximate: the next event was appended later
             (waiting.due, waiting.asked) = (Some(Instant::now()), None);
         }
     }
 
-    /// The one that has been due the longest, with the seq to go on from and how much of it may be read; none: nobody is, or there is no room.
+    /// The aggregate that has been due the longest, the seq to continue from, and how many events
+    /// may be read. None if no aggregate is due or there is no room.
     fn due(&self, awaited: &Awaited, batch_max: usize) -> Option<(AggregateOf, u64, usize)> {
         let now = Instant::now();
         let room = [awaited.room(batch_max, false), awaited.room(batch_max, true)];
@@ -153,14 +159,14 @@ impl Waiters {
         Some((of.clone(), waiting.behind.next, room(waiting)))
     }
 
-    /// When the next one is due for which there is room; the others wait for an answer.
+    /// When the next aggregate with room is due. The others wait for an answer.
     pub(super) fn next_at(&self, awaited: &Awaited, batch_max: usize) -> Option<Instant> {
         let room = [awaited.room(batch_max, false), awaited.room(batch_max, true)];
         let has_room = |waiting: &&Waiting| room[usize::from(waiting.behind.tries > FIRST_TRIES)] > 0;
         self.all.values().filter(has_room).filter_map(|waiting| waiting.due).min()
     }
 
-    /// What it waits for was not passed yet, and is not looked for before then.
+    /// Postpones an aggregate whose next event the relay has not passed yet.
     fn not_yet(&mut self, of: &AggregateOf, pause: Duration) {
         if let Some(waiting) = self.all.get_mut(of) {
             waiting.due = Some(Instant::now() + pause);
@@ -171,15 +177,15 @@ impl Waiters {
         self.all.get(of).map(|waiting| &waiting.behind.position)
     }
 
-    /// As a checkpoint has them.
+    /// In the form that checkpoints store.
     pub(super) fn list(&self) -> Vec<Behind> {
         self.all.values().map(|waiting| waiting.behind.clone()).collect()
     }
 }
 
 impl Leading {
-    /// Goes on with the aggregates that have been due the longest: hands each to the bus from where it is stuck up to the checkpoint, in
-    /// order, and does not wait for the answers.
+    /// Continues with the aggregates that have been due the longest: sends the events of each, from
+    /// the one it is stuck at up to the checkpoint, in order, without waiting for the answers.
     pub(super) async fn catch_up(&mut self) -> Result<(), End> {
         self.settle_answered().await?;
         if self.tries > 0 {
@@ -189,7 +195,8 @@ impl Leading {
         while let Some((of, from, room)) = self.waiters.due(&self.awaited, self.settings.batch_max) {
             let (events, last) = self.read_behind(&of, from, room).await?;
             if events.is_empty() {
-                // Where it stands may lie ahead, if an operator has decided: then that it was passed must not be forgotten yet.
+                // An operator's decision may have moved it ahead of the relay. Keep it until the
+                // relay has passed that position.
                 if self.waiters.position(&of).is_some_and(|at| *at > self.position) {
                     self.waiters.not_yet(&of, self.settings.poll);
                 } else {
@@ -209,7 +216,7 @@ impl Leading {
         Ok(())
     }
 
-    /// A page of an aggregate up to the checkpoint, and whether nothing follows it there.
+    /// Reads a page of an aggregate up to the checkpoint, and whether that is all of it.
     async fn read_behind(&self, of: &AggregateOf, from: u64, max: usize) -> Result<(Vec<Stored>, bool), End> {
         let journal = &self.journal;
         let read = || journal.read_aggregate(of.tenant.as_ref(), &of.aggregate, from, max);
@@ -217,7 +224,7 @@ impl Leading {
         let (mut events, more) = (page.events, page.more);
         let read = events.len();
         if self.is_ordered() {
-            // What is further on comes by with the rest.
+            // The relay will read events further on with the rest.
             let passed = events.iter().take_while(|stored| stored.position <= self.position).count();
             events.truncate(passed);
         }
@@ -225,7 +232,7 @@ impl Leading {
         Ok((events, last))
     }
 
-    /// Notes what has been answered in the meantime.
+    /// Processes the answers that have arrived.
     pub(super) async fn settle_answered(&mut self) -> Result<(), End> {
         let mut answered = self.awaited.come();
         answered.extend(self.heard.take());
@@ -252,7 +259,7 @@ impl Leading {
         self.save(&position).await
     }
 
-    /// Before it ends: what is with the bus may still be answered.
+    /// Before leadership ends, waits for outstanding answers.
     pub(super) async fn finish(&mut self) -> Result<(), End> {
         let deadline = Instant::now() + self.settings.flush_timeout;
         while self.waiters.unanswered() > 0 {

@@ -1,4 +1,4 @@
-//! What is known to be on the bus, as far as it is remembered.
+//! Remembers which events are on the bus.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -6,10 +6,12 @@ use super::behind::aggregate_of;
 use crate::id::{Aggregate, Tenant};
 use crate::journal::{AggregateOf, Position, Stored};
 
-/// Which event. Not by its id: one that was swept may be appended anew, and that is another event. A number is never given again.
+/// Identifies an event by aggregate and seq. An id is not enough: after a sweep the same id can be
+/// appended again, as another event. A seq is never reused.
 type Id = (AggregateOf, u64);
 
-/// Events lately acknowledged, the oldest forgotten first. One is known only if everything before it of its aggregate is on the bus too.
+/// Recently acknowledged events; the oldest are forgotten first. An event is known only if all
+/// earlier events of its aggregate are on the bus too.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     max: usize,
@@ -19,7 +21,7 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// At most so many; what a checkpoint remembers is known from the start.
+    /// Remembers at most `max` events, starting with those of a checkpoint.
     pub(super) fn new(max: usize, recent: &[String]) -> Self {
         let mut known = Known { max, ..Known::default() };
         for id in recent.iter().filter_map(|text| parse(text)) {
@@ -58,13 +60,14 @@ impl Known {
         !self.turns.is_empty() && id(stored).is_some_and(|id| self.turns.contains_key(&id))
     }
 
-    /// Behind which position ids may have been forgotten: before it, not being known says nothing.
+    /// The position up to which events may have been forgotten: before it, an unknown event may
+    /// still be on the bus.
     pub(super) fn forgotten_up_to(&self) -> Option<Position> {
         let full = self.ids.len() >= self.max;
         full.then(|| self.ids.first_key_value().map(|(_, (_, position))| position.clone())).flatten()
     }
 
-    /// The last so many, the oldest first, as a checkpoint keeps them.
+    /// The last `max`, oldest first, in the form that checkpoints store.
     pub(super) fn recent(&self, max: usize) -> Vec<String> {
         let skip = self.ids.len().saturating_sub(max);
         self.ids.values().skip(skip).map(|(id, _)| text(id)).collect()
@@ -75,14 +78,15 @@ fn id(stored: &Stored) -> Option<Id> {
     Some((aggregate_of(stored)?, stored.seq))
 }
 
-/// `SEQ:TENANT/AGGREGATE`, the tenant percent-encoded, so that no two share a text: taking one for another would be a loss.
+/// `SEQ:TENANT/AGGREGATE`. The tenant is percent-encoded, so that no two events share a text:
+/// confusing them would lose one.
 fn text((of, seq): &Id) -> String {
     let tenant = of.tenant.as_ref().map_or("", |tenant| tenant.as_str());
     let tenant = percent_encoding::utf8_percent_encode(tenant, percent_encoding::NON_ALPHANUMERIC);
     format!("{seq}:{tenant}/{}", of.aggregate.as_str())
 }
 
-/// What is not such a text is of an older version, and forgotten: what it was is published again.
+/// Ignores the texts of older versions; their events are published again.
 fn parse(text: &str) -> Option<Id> {
     let (seq, of) = text.split_once(':')?;
     let (tenant, aggregate) = of.split_once('/')?;

@@ -1,4 +1,5 @@
-//! Journals whose read may pass an event: what it passed is brought in, and nothing of an aggregate goes before what precedes it.
+//! For journals whose `read` may pass an event: adds the events it passed, and publishes none
+//! before its predecessors.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -9,16 +10,17 @@ use crate::error::Result;
 use crate::id::{EventId, Tenant};
 use crate::journal::{AggregateOf, Filling, Journal, PAGE_BYTES_MAX, Page, Position, ReadBatch, Stored};
 
-/// So many late events are known by their ids at most.
+/// The maximum number of late events whose ids are kept.
 const LATE_MAX: usize = 100_000;
-/// So many predecessors are asked for at once.
+/// How many predecessors are read at a time.
 const BACK: u64 = 50;
 
-/// What `read` has passed.
+/// Events that `read` has passed.
 struct Passed {
-    /// The first of it, as much as makes a batch. What is held back is left out: it would fill every batch.
+    /// The first of them, up to a batch. Leaves out events that are held back, since they would
+    /// fill every batch.
     events: Page,
-    /// All of it, up to a position: what lies there and is not among it is known to be on the bus.
+    /// The ids of all of them up to `up_to`: any other event up to there is known to be on the bus.
     ids: HashSet<(Option<Tenant>, EventId)>,
     up_to: Position,
 }
@@ -48,19 +50,19 @@ async fn passed(
     }
 }
 
-/// What is remembered between two looks.
+/// State kept from one batch to the next.
 #[derive(Debug, Default)]
 pub(super) struct LateEvents {
-    /// Where the lookback goes on.
+    /// Where the lookback continues.
     cursor: Position,
-    /// The last seq on the bus of aggregates lately published.
+    /// The last published seq of recently published aggregates.
     seqs: HashMap<AggregateOf, u64>,
 }
 
 impl LateEvents {
     pub(super) fn published(&mut self, stored: &Stored, max: usize) {
         if self.seqs.len() > 2 * max {
-            self.seqs.clear(); // asked for again
+            self.seqs.clear(); // will be read again
         }
         if let Some(of) = aggregate_of(stored) {
             let last = self.seqs.entry(of).or_default();
@@ -72,9 +74,10 @@ impl LateEvents {
         self.seqs.remove(of);
     }
 
-    #[allow(clippy::too_many_arguments)] // all of what a relay knows
-    /// A batch after `position`, completed: first what was passed, then the batch, each aggregate's events by seq and none left out.
-    /// `read` came first, so that whatever precedes one of its events is there by now.
+    #[allow(clippy::too_many_arguments)] // needs all of the relay's state
+    /// Completes the batch after `position`: first the events that `read` passed, then the batch,
+    /// with each aggregate's events by seq and without gaps. The caller reads the batch first, so
+    /// that by now all predecessors of its events are in the journal.
     pub(super) async fn complete(
         &mut self,
         journal: &dyn Journal,
@@ -103,8 +106,8 @@ impl LateEvents {
         Ok(batch)
     }
 
-    /// Some of what lies behind the checkpoint and is not known to be on the bus. Without a memory of what is, everything would be
-    /// unknown each time: then there is no lookback.
+    /// Some events before the checkpoint that are not known to be on the bus. Without a memory of
+    /// published events every event would be unknown each time, so there is no lookback then.
     async fn look_back(
         &mut self,
         journal: &dyn Journal,
@@ -127,7 +130,7 @@ impl LateEvents {
         Ok(looked.events.into_iter().filter(unknown).collect())
     }
 
-    /// Each aggregate's events by seq, with what is missing before or between them.
+    /// Sorts each aggregate's events by seq and adds those missing before or between them.
     async fn in_order(
         &self,
         journal: &dyn Journal,
@@ -177,7 +180,7 @@ impl LateEvents {
             let mut page = between(journal, of, from, before, &|_| true).await?;
             let out = page.iter().rposition(is_out);
             let missing = page.split_off(out.map_or(0, |place| place + 1));
-            // Those that are not there any more were swept, which only what is out is.
+            // Missing events were swept, and a sweep removes only published events.
             before = if out.is_some() || missing.is_empty() { 1 } else { from };
             all.extend(missing.into_iter().map(|stored| (stored.seq, stored)));
         }
@@ -185,7 +188,7 @@ impl LateEvents {
     }
 }
 
-/// Those events of an aggregate from one seq up to, and without, another that are wanted.
+/// The events of an aggregate with seqs from `from` to before `to` that pass a filter.
 async fn between(
     journal: &dyn Journal,
     of: &AggregateOf,

@@ -1,4 +1,4 @@
-//! Keeping the lead, and knowing when it is lost.
+//! Keeps leadership, and detects its loss.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,12 +14,14 @@ use crate::ledger::Token;
 
 #[derive(Debug, Clone, Copy)]
 struct LeaseState {
-    /// Until when the lead may be used, by this machine's monotonic time: counted from before the journal was asked.
+    /// Until when leadership may be used, by this machine's monotonic clock, counted from before
+    /// the request to the journal.
     deadline: Instant,
     lost: Option<&'static str>,
 }
 
-/// Keeps the lead in a task of its own, so that nothing the relay waits for costs it; ends when dropped.
+/// Renews leadership in a task of its own, so that it survives while the relay waits. Stops when
+/// dropped.
 #[derive(Debug)]
 pub(super) struct LeadershipHeartbeat {
     pub(super) token: Token,
@@ -34,7 +36,7 @@ impl Drop for LeadershipHeartbeat {
 }
 
 impl LeadershipHeartbeat {
-    /// Keeps a lead that was asked for at `asked`.
+    /// Keeps leadership that was requested at `asked`.
     pub(super) fn spawn(
         journal: Arc<dyn Journal>,
         settings: Arc<RelaySettings>,
@@ -47,7 +49,7 @@ impl LeadershipHeartbeat {
         LeadershipHeartbeat { token, state, task }
     }
 
-    /// Returns while the lead may be used; if its time is up, waits until it is kept or lost.
+    /// Returns while leadership may be used. If its time is up, waits until it is renewed or lost.
     pub(super) async fn hold(&self) -> Result<(), End> {
         let mut state = self.state.clone();
         loop {
@@ -58,12 +60,12 @@ impl LeadershipHeartbeat {
                 None => {}
             }
             if state.changed().await.is_err() {
-                return Err(End::Lost("deadline")); // its task is gone
+                return Err(End::Lost("deadline")); // the task is gone
             }
         }
     }
 
-    /// Ends when the lead is lost.
+    /// Returns when leadership is lost.
     pub(super) async fn lost(&self) -> End {
         let mut state = self.state.clone();
         let lost = state.wait_for(|state| state.lost.is_some()).await;
@@ -91,7 +93,8 @@ async fn keep(
     state.send_modify(|state| state.lost = Some(cause));
 }
 
-/// Keeps the lead once, trying again until the deadline. A process that stood still past it asks once more: nobody may have wanted it.
+/// Renews leadership once, retrying until the deadline. A process that was suspended past the
+/// deadline asks once more, because perhaps no other relay has taken over.
 async fn renew_once(
     journal: &dyn Journal,
     settings: &RelaySettings,

@@ -1,4 +1,5 @@
-//! What is seen of a relay: progress for whoever asks, metrics, one line now and then. `docs/telemetry.md` lists them.
+//! Shows what a relay does: progress on request, metrics, and a periodic log line.
+//! `docs/telemetry.md` lists them.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -9,58 +10,58 @@ use crate::error::Error;
 use crate::journal::{Behind, Checkpoint, Position};
 use crate::telemetry::RelayMeter;
 
-/// A hole that is waited for longer is told. Most writers commit at once.
+/// A hole that lasts longer is reported. Most writers commit at once.
 const HOLE_TOLD_AFTER: Duration = Duration::from_secs(10);
 
-/// What a relay has done so far.
+/// A relay's counters.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Progress {
-    /// Whether this process leads.
+    /// Whether this process holds leadership.
     pub leads: bool,
-    /// Records that the bus has acknowledged.
+    /// Records acknowledged by the bus.
     pub published: u64,
-    /// Events that were not published because they were known to be on the bus.
+    /// Events skipped because they were already on the bus.
     pub suppressed: u64,
-    /// Up to where the journal was gone through, as the checkpoint says.
+    /// The position of the saved checkpoint.
     pub position: Position,
-    /// Aggregates that are behind, parked ones among them.
+    /// Aggregates that are behind, including parked ones.
     pub behind: usize,
-    /// Those of them that nobody tries again until an operator decides.
+    /// Aggregates that are parked until an operator decides.
     pub parked: usize,
-    /// Holes in the journal that were waited for, each once.
+    /// Holes in the journal that the relay waited for, each counted once.
     pub holes: u64,
-    /// How often the bus took nothing at all.
+    /// How often the bus accepted no records at all.
     pub outages: u64,
-    /// How often this process came to lead.
+    /// How often this process acquired leadership.
     pub takeovers: u64,
-    /// How often the journal was looked into.
+    /// How often the relay read the journal.
     pub looks: u64,
-    /// The age of the oldest event that is not on the bus, what is behind or parked among them.
+    /// The age of the oldest unpublished event, including aggregates that are behind or parked.
     pub lag: Duration,
 }
 
 #[derive(Debug, Default)]
 struct State {
     progress: Progress,
-    /// When the oldest event that is not on the bus was appended, by the journal's clock.
+    /// When the oldest unpublished event was appended, by the journal's clock.
     oldest: Option<Time>,
-    /// The same of what is behind.
+    /// The same for aggregates that are behind.
     oldest_behind: Option<Time>,
-    /// Before which position there is a hole, and since when that is known.
+    /// The position before the current hole, and when the hole was first seen.
     hole: Option<(Position, Time)>,
-    /// Whether it has been told.
+    /// Whether the hole was reported.
     hole_told: bool,
     /// How far the journal's clock is ahead of ours, in microseconds.
     ahead: i64,
-    /// What has been told of the bus, so that an outage is two lines.
+    /// Whether an outage was reported, so that each one logs two lines.
     away: bool,
     full: bool,
-    /// What was published when the last line was logged.
+    /// The value of `published` at the last log line.
     logged: u64,
 }
 
-/// Counts.
+/// Collects the counters of a relay.
 #[derive(Debug)]
 pub(super) struct Meter {
     name: String,
@@ -82,7 +83,7 @@ impl Meter {
         self.metrics.span_name()
     }
 
-    /// The present by the journal's clock, about.
+    /// The approximate current time by the journal's clock.
     pub(super) fn now(&self) -> Time {
         Time::from_micros(SystemClock.now().as_micros().saturating_add(self.state().ahead))
     }
@@ -99,7 +100,7 @@ impl Meter {
         Progress { lag, ..state.progress.clone() }
     }
 
-    /// Leads from a checkpoint on: what it says is so before anything else is done.
+    /// Leadership begins at a checkpoint. Reports the checkpoint's state before any work.
     pub(super) fn leads(&self, checkpoint: &Checkpoint) {
         let position = &checkpoint.position;
         self.saved(checkpoint);
@@ -148,7 +149,8 @@ impl Meter {
         }
     }
 
-    /// What lies behind a hole is not on the bus, and as old as the hole at least. It is one however often it is looked at.
+    /// Events after a hole are unpublished and at least as old as the hole. Repeated looks at a
+    /// hole count once.
     pub(super) fn hole(&self, after: &Position) {
         let now = self.now();
         let mut state = self.state();
@@ -174,7 +176,7 @@ impl Meter {
         self.state().hole = None;
     }
 
-    /// The bus takes nothing. One line per outage.
+    /// The bus accepts nothing. Logs one line per outage.
     pub(super) fn away(&self, why: &str) {
         let mut state = self.state();
         let first = !std::mem::replace(&mut state.away, true);
@@ -186,19 +188,19 @@ impl Meter {
         }
     }
 
-    /// Nobody is in the way of the rest.
+    /// The relay makes progress again.
     pub(super) fn flows(&self) {
         self.state().full = false;
     }
 
-    /// More aggregates would be behind than may be. One line each time it begins.
+    /// No more aggregates may be behind. Logs a line each time this begins.
     pub(super) fn full(&self, max: usize) {
         if !std::mem::replace(&mut self.state().full, true) {
             tracing::error!(target: "hapax::relay", relay = %self.name, max, "as many aggregates are behind as may be (behind_max); the relay pauses until one has caught up or an operator decides");
         }
     }
 
-    /// An aggregate is behind, or is still. A line when it begins.
+    /// An aggregate is behind or still behind. Logs a line when this begins.
     pub(super) fn left_behind(&self, aggregate: &str, seq: u64, poison: bool, again: bool, error: &Error) {
         let error = error.chain();
         if again && !poison {
@@ -210,7 +212,7 @@ impl Meter {
         }
     }
 
-    /// Aggregates are with the bus, which does not answer. One line for all of them.
+    /// Aggregates await an answer that the bus does not give. Logs one line for all of them.
     pub(super) fn left_unanswered(&self, aggregates: usize, time: Duration) {
         tracing::warn!(target: "hapax::relay", relay = %self.name, aggregates, ?time, "a part of the bus does not answer; its aggregates wait for it");
     }
@@ -231,7 +233,7 @@ impl Meter {
         self.metrics.lag(self.progress().lag);
     }
 
-    /// The line with counts.
+    /// The periodic line with counts.
     pub(super) fn log(&self, interval: Duration) {
         let progress = self.progress();
         let before = std::mem::replace(&mut self.state().logged, progress.published);
@@ -265,7 +267,8 @@ mod tests {
         Meter::new(&RelaySettings::new(name, topic)).unwrap()
     }
 
-    /// A checkpoint with an aggregate that is behind at an event of then, and one that is parked.
+    /// A checkpoint with one aggregate that is behind and one that is parked, at events appended at
+    /// `at`.
     fn checkpoint(at: Time) -> Checkpoint {
         let mut checkpoint = Checkpoint::start("j");
         checkpoint.position = Position::of(9);

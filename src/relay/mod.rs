@@ -1,14 +1,16 @@
-//! The relay: brings a journal to a bus, every event at least once, each aggregate's in order.
+//! The relay publishes a journal to a bus: every event at least once, each aggregate's in order.
 //!
 //! ```text
 //! lead ─▶ read after the checkpoint ─▶ publish in order ─▶ acknowledged ─▶ save the checkpoint ─▶ wait for more
 //!            └ without what is behind                                         └ fenced? a candidate again
 //! ```
 //!
-//! The checkpoint is saved only after acknowledgement, so a crash repeats at most one batch and what was catching up. An event that the bus does not take holds
-//! back its aggregate and no other: the aggregate is *behind*, and is tried again, in order, until it has caught up. One that the bus
-//! will never take (too large) parks its aggregate until an operator decides ([`resume`], [`skip`]). While the bus takes nothing at
-//! all the relay waits. Of several relays of a name one leads; the others wait to take over.
+//! The checkpoint is saved only after acknowledgement, so a crash repeats at most one batch plus
+//! the events that were catching up. An event that the bus does not accept holds back only its own
+//! aggregate: the aggregate is *behind*, and the relay retries it, in order, until it has caught
+//! up. An event that the bus will never accept (too large) parks its aggregate until an operator
+//! decides ([`resume`], [`skip`]). While the bus accepts nothing at all, the relay waits. Of
+//! several relays of a name one leads; the others wait to take over.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -68,14 +70,14 @@ use crate::id::{Owner, RelayName, Topic};
 use crate::journal::{Checkpoint, Journal, Leadership};
 use crate::ledger::Token;
 
-/// What ends a lead.
+/// Why leadership ended.
 #[derive(Debug)]
 enum End {
-    /// Someone else leads, or may.
+    /// Another relay leads, or may lead.
     Lost(&'static str),
-    /// It was asked for.
+    /// A stop was requested.
     Stopped,
-    /// It cannot go on.
+    /// An error that the relay cannot recover from.
     Failed(Error),
 }
 
@@ -88,7 +90,8 @@ impl From<Error> for End {
     }
 }
 
-/// Brings a journal to a bus. Run as many as you like, in as many processes: one of a name leads at a time.
+/// Publishes a journal to a bus. Any number of relays may run in any number of processes; one per
+/// name leads at a time.
 pub struct Relay {
     journal: Arc<dyn Journal>,
     bus: Arc<dyn Bus>,
@@ -96,7 +99,7 @@ pub struct Relay {
     handle: RelayHandle,
 }
 
-/// Stops a relay and tells how it is doing. Clones are the same handle.
+/// Stops a relay and reports its progress. Clones share the same state.
 #[derive(Debug, Clone)]
 pub struct RelayHandle {
     stop: Arc<watch::Sender<bool>>,
@@ -104,19 +107,20 @@ pub struct RelayHandle {
 }
 
 impl RelayHandle {
-    /// Stops: a batch that is under way is finished, as far as the bus answers within the flush timeout, and leadership is released.
+    /// Stops the relay: it finishes the current batch as far as the bus answers within the flush
+    /// timeout, and releases leadership.
     pub fn stop(&self) {
         self.stop.send_replace(true);
     }
 
-    /// What has been done so far.
+    /// The progress so far.
     pub fn progress(&self) -> Progress {
         self.meter.progress()
     }
 }
 
 impl Relay {
-    /// A relay, or what is wrong with its settings.
+    /// A relay with these settings. Fails if they are invalid.
     pub fn new(journal: Arc<dyn Journal>, bus: Arc<dyn Bus>, settings: RelaySettings) -> Result<Self> {
         settings.check()?;
         let meter = Arc::new(Meter::new(&settings)?);
@@ -124,22 +128,22 @@ impl Relay {
         Ok(Relay { journal, bus, settings: Arc::new(settings), handle })
     }
 
-    /// A relay, step by step.
+    /// Builds a relay step by step.
     pub fn builder(journal: Arc<dyn Journal>, bus: Arc<dyn Bus>) -> RelayBuilder {
         RelayBuilder { journal, bus, name: None, topic: None, changes: Vec::new(), error: None }
     }
 
-    /// A handle to stop it with, and to see how it is doing, from another task.
+    /// A handle to stop the relay and to read its progress from another task.
     pub fn handle(&self) -> RelayHandle {
         self.handle.clone()
     }
 
-    /// What it was told.
+    /// The relay's settings.
     pub fn settings(&self) -> &RelaySettings {
         &self.settings
     }
 
-    /// Relays until its [handle](Relay::handle) stops it, or it cannot go on.
+    /// Runs until its [handle](Relay::handle) stops it or an error ends it.
     pub async fn run(self) -> Result<Progress> {
         let lines = tokio::spawn(lines(Arc::clone(&self.handle.meter), self.settings.log_interval));
         let ended = self.serve(self.handle.stop.subscribe()).await;
@@ -147,7 +151,7 @@ impl Relay {
         ended.map(|()| self.handle.progress())
     }
 
-    /// Leads whenever it can.
+    /// Leads whenever it acquires leadership.
     async fn serve(&self, stop: watch::Receiver<bool>) -> Result<()> {
         self.check_topic().await?;
         while let Some((token, checkpoint, asked)) = self.candidate(stop.clone()).await? {
@@ -180,12 +184,12 @@ impl Relay {
                 self.settings.topic
             ))),
             Ok(Some(_)) => Ok(()),
-            Err(error) if error.is_retryable() => Ok(()), // an outage is waited for
+            Err(error) if error.is_retryable() => Ok(()), // wait for the outage to end
             Err(error) => Err(error),
         }
     }
 
-    /// Waits for the lead. None: it is to stop.
+    /// Waits for leadership. None if the relay is to stop.
     async fn candidate(
         &self,
         mut stop: watch::Receiver<bool>,
@@ -201,7 +205,8 @@ impl Relay {
                 _ = stop.wait_for(|stop| *stop) => None,
             };
             let Some(answer) = answer else {
-                // A lead that is granted now would have to lapse before anyone else leads.
+                // Release leadership that is granted now; otherwise others would wait for its lease
+                // to expire.
                 let answer = tokio::time::timeout(ANSWER_TIMEOUT, asking).await;
                 if let Ok(Ok(Leadership::Acquired { token, .. })) = answer {
                     self.release(token).await;
@@ -253,7 +258,7 @@ impl Relay {
         stop: watch::Receiver<bool>,
     ) -> Result<Leading> {
         let (journal, settings) = (Arc::clone(&self.journal), Arc::clone(&self.settings));
-        // Where the journal's read is ordered the position says it all.
+        // If the journal's `read` is ordered, the position alone is enough.
         let persisted = if journal.capabilities().ordered { 0 } else { settings.dedup_checkpoint_max };
         Ok(Leading {
             leadership: LeadershipHeartbeat::spawn(Arc::clone(&journal), Arc::clone(&settings), token, asked),
@@ -296,7 +301,7 @@ impl Relay {
 
 type Change = Box<dyn FnOnce(&mut RelaySettings) + Send>;
 
-/// Makes a [`Relay`].
+/// Builds a [`Relay`].
 #[must_use = "a builder does nothing until it is built"]
 pub struct RelayBuilder {
     journal: Arc<dyn Journal>,
@@ -308,7 +313,7 @@ pub struct RelayBuilder {
 }
 
 impl RelayBuilder {
-    /// Which of the journal's relays this is. One of a name leads at a time, and each name has a checkpoint of its own.
+    /// The relay's name. One relay of a name leads at a time, and each name has its own checkpoint.
     pub fn name(mut self, name: impl AsRef<str>) -> Self {
         match RelayName::new(name) {
             Ok(name) => self.name = Some(name),
@@ -317,7 +322,7 @@ impl RelayBuilder {
         self
     }
 
-    /// The topic that events go to.
+    /// The topic to publish to.
     pub fn topic(mut self, topic: impl AsRef<str>) -> Self {
         match Topic::new(topic) {
             Ok(topic) => self.topic = Some(topic),
@@ -332,7 +337,7 @@ impl RelayBuilder {
         self
     }
 
-    /// The relay, or what is wrong with it.
+    /// Builds the relay. Fails if something is missing or invalid.
     pub fn build(self) -> Result<Relay> {
         if let Some(error) = self.error {
             return Err(error);
@@ -348,10 +353,10 @@ impl RelayBuilder {
     }
 }
 
-/// How long a relay that is told to stop waits for the answer to whether it leads.
+/// How long a stopping relay waits for the answer to its pending request for leadership.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A line with counts, now and then; the gauges more often.
+/// Logs a line with counts at each interval, and refreshes the gauges more often.
 async fn lines(meter: Arc<Meter>, interval: Duration) {
     let mut next = Instant::now() + interval;
     loop {

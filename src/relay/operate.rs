@@ -1,14 +1,16 @@
-//! What an operator decides about an aggregate that is behind. Whoever leads is fenced and goes on from what was decided.
+//! An operator's decisions about an aggregate that is behind. Each one fences the current leader,
+//! which then continues from the changed checkpoint.
 
 use crate::error::{Error, Result};
 use crate::id::RelayName;
 use crate::journal::{AggregateOf, Behind, Checkpoint, Journal};
 use crate::ledger::Token;
 
-/// How often a change is tried that others come before.
+/// How often to retry a change that collides with others.
 const TRIES: u32 = 20;
 
-/// Has an aggregate tried again, at once: what was in the way is gone (the bus takes larger records now, say). Says what it was.
+/// Retries an aggregate at once, because the obstacle is gone (for example, the bus now accepts
+/// larger records). Returns its previous state.
 pub async fn resume(journal: &dyn Journal, relay: &RelayName, of: &AggregateOf) -> Result<Behind> {
     change(journal, relay, of, |behind| {
         behind.poison = false;
@@ -17,7 +19,7 @@ pub async fn resume(journal: &dyn Journal, relay: &RelayName, of: &AggregateOf) 
     .await
 }
 
-/// The same for every aggregate that is parked, in one change. Says what they were.
+/// Does the same for every parked aggregate, in one change. Returns their previous states.
 pub async fn resume_all(journal: &dyn Journal, relay: &RelayName) -> Result<Vec<Behind>> {
     change_all(journal, relay, |checkpoint| {
         let parked = checkpoint.behind.iter_mut().filter(|behind| behind.poison);
@@ -31,7 +33,8 @@ pub async fn resume_all(journal: &dyn Journal, relay: &RelayName) -> Result<Vec<
     .await
 }
 
-/// Gives up an event for good: the relay goes on behind it. `seq` must be the one that the aggregate is stuck at. Says what it was.
+/// Permanently skips an event: the relay continues after it. `seq` must be the one that the
+/// aggregate is stuck at. Returns the previous state.
 pub async fn skip(journal: &dyn Journal, relay: &RelayName, of: &AggregateOf, seq: u64) -> Result<Behind> {
     let skipped = change(journal, relay, of, |behind| {
         if behind.next != seq {
@@ -49,7 +52,7 @@ pub async fn skip(journal: &dyn Journal, relay: &RelayName, of: &AggregateOf, se
     .await?;
     let mut given_up = journal.read_aggregate(of.tenant.as_ref(), &of.aggregate, seq, 1).await?.events;
     given_up.retain(|stored| stored.seq == seq);
-    journal.published(&given_up).await?; // it is as good as published to whoever looks for what is not
+    journal.published(&given_up).await?; // so that `late` does not return it
     Ok(skipped)
 }
 
@@ -70,7 +73,8 @@ async fn change(
     changed.await?.pop().ok_or_else(nobody)
 }
 
-/// Changes a checkpoint. Answers with what was changed, as it was; nothing of it is saved if that is nothing.
+/// Changes a checkpoint. Returns the previous state of what changed; saves nothing if that is
+/// empty.
 async fn change_all(
     journal: &dyn Journal,
     relay: &RelayName,
@@ -79,7 +83,7 @@ async fn change_all(
     let mut refused = None;
     for _ in 0..TRIES {
         let (mut checkpoint, token) = checkpoint_of(journal, relay).await?;
-        // Nobody came between, so it was refused for what it is: the journal was put back.
+        // The token is unchanged, so no other change caused the refusal: the journal was put back.
         if let Some((_, error)) = refused.take_if(|(at, _)| *at == token) {
             return Err(error);
         }
@@ -87,9 +91,10 @@ async fn change_all(
         if before.is_empty() {
             return Ok(before);
         }
-        // If the leader saved meanwhile it goes on from this older checkpoint: some is published again, nothing is left out.
+        // If the leader has saved meanwhile, it continues from this older checkpoint: some events
+        // are published again, none is left out.
         match journal.rewind(relay, &checkpoint, Some(token)).await {
-            // Someone else decided something, or another leads: as it is now, then.
+            // Another operator or leader came first: retry with the current state.
             Err(error @ Error::Conflict { .. }) => refused = Some((token, error)),
             other => return other.map(|_| before),
         }

@@ -1,26 +1,26 @@
-//! How long to wait when there is nothing to do: never busy, never longer than needed.
+//! How long to wait when there is nothing to do: no busy-looping, and no longer than needed.
 
 use std::time::Duration;
 
-/// The shortest wait between two looks that found nothing.
+/// The shortest wait between two reads that found nothing.
 const SHORTEST: Duration = Duration::from_millis(1);
-/// The longest wait at a hole, and after a wait that ended for nothing.
+/// The longest wait at a hole, or after a wake-up without new events.
 const LONGEST: Duration = Duration::from_millis(50);
 
-/// Looks that found nothing, in a row.
+/// The number of consecutive reads that found nothing.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     empty: u32,
 }
 
 impl Pace {
-    /// Something was found.
+    /// A read found something.
     pub(super) fn found(&mut self) {
         self.empty = 0;
     }
 
-    /// Nothing was found: how long to leave the journal alone before it may wake us again. The first time not at all, since something may
-    /// have come while we looked; then longer and longer.
+    /// A read found nothing. Returns how long to pause before waiting for the journal again: zero
+    /// the first time, because events may have arrived during the read, then longer and longer.
     pub(super) fn rest(&mut self) -> Duration {
         let rest = match self.empty {
             0 => Duration::ZERO,
@@ -30,12 +30,12 @@ impl Pace {
         rest
     }
 
-    /// A hole: its writer commits or is gone soon, and nothing tells us when.
+    /// The pause at a hole. Its writer will soon commit or be gone, but nothing signals when.
     pub(super) fn at_hole(&mut self) -> Duration {
         self.rest().max(SHORTEST)
     }
 
-    /// A wait was as long as was asked for: the journal is quiet, and the next look may follow at once.
+    /// A wait lasted its full time: the journal is quiet, and the next read may follow at once.
     pub(super) fn waited_out(&mut self) {
         self.empty = 0;
     }

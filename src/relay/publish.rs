@@ -1,4 +1,4 @@
-//! Handing records to the bus, in order, and what their answers mean.
+//! Sends records to the bus in order, and interprets the answers.
 
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;
@@ -19,27 +19,27 @@ use crate::event::Origin;
 use crate::id::Topic;
 use crate::journal::{AggregateOf, Stored};
 
-/// What came of publishing.
+/// The result of publishing a batch.
 #[derive(Debug, Default)]
 pub(super) struct Flushed {
-    /// Events (by their place in the batch) that are on the bus, with everything before them of their aggregate.
+    /// Indexes of events that are on the bus together with all their predecessors in the batch.
     pub(super) acknowledged: Vec<usize>,
-    /// The first event of each aggregate that is not, and why.
+    /// The first failed event of each aggregate, and why it failed.
     pub(super) failed: HashMap<AggregateOf, (usize, Error)>,
-    /// What is with the bus, not yet answered and not waited for any longer.
+    /// Sent, unanswered, and no longer waited for.
     pub(super) unanswered: Vec<Unanswered>,
-    /// The aggregates of that.
+    /// The aggregates of `unanswered`.
     open: HashSet<AggregateOf>,
-    /// Aggregates of which events were not even handed over, because of those before them.
+    /// Aggregates with events that were not sent because of earlier ones.
     pub(super) skipped: HashSet<AggregateOf>,
-    /// How many answers were acknowledgements, in whatever order.
+    /// How many acknowledgements arrived, in any order.
     answered: usize,
-    /// Nothing of a flush got through although that was no event's fault.
+    /// Set if nothing of a flush got through and no event was at fault.
     pub(super) outage: Option<Outage>,
 }
 
 impl Flushed {
-    /// Whether nothing more of an aggregate may be handed over.
+    /// Whether no more events of an aggregate may be sent.
     fn closes(&self, of: &AggregateOf) -> bool {
         self.failed.contains_key(of) || self.open.contains(of)
     }
@@ -49,15 +49,17 @@ impl Flushed {
     }
 }
 
-/// The bus takes nothing.
+/// The bus accepts nothing.
 #[derive(Debug)]
 pub(super) struct Outage {
     pub(super) error: Error,
-    /// Whether all that was tried is of one aggregate, so that it may be the aggregate's place on the bus only.
+    /// Whether all attempted events belong to one aggregate, so that perhaps only its place on the
+    /// bus is affected.
     pub(super) alone: bool,
 }
 
-/// Whether it is the event that the bus refuses, so that trying again is in vain. Anything else may be better in a while.
+/// Whether the bus refuses the event itself, so that retrying cannot help. Any other failure may
+/// pass.
 pub(super) fn is_poison(error: &Error) -> bool {
     matches!(error, Error::Invalid { .. })
 }
@@ -71,8 +73,9 @@ pub(super) struct Publisher {
 }
 
 impl Publisher {
-    /// Publishes events in the order given, of each aggregate only as far as all goes well. `lead` is looked at before each flush.
-    /// What is not answered within `patience` is left, if anything else is; `slow` is called if nothing is.
+    /// Publishes events in the given order; for each aggregate, up to the first failure. Checks
+    /// `lead` before each flush. If anything is acknowledged within `patience`, leaves the rest
+    /// unanswered; otherwise calls `slow` and goes on waiting.
     pub(super) async fn publish(
         &self,
         lead: &LeadershipHeartbeat,
@@ -96,7 +99,7 @@ impl Publisher {
             if let Some(error) = fault
                 && flushed.answered == answered
             {
-                // The rest would fare no better.
+                // The rest would fail as well.
                 flushed.outage = Some(Outage { error, alone: flushed.failed.len() == failed + 1 });
                 break;
             }
@@ -104,7 +107,8 @@ impl Publisher {
         Ok(flushed)
     }
 
-    /// Hands over the first of an aggregate's events without waiting for their answers: those, and how many there are.
+    /// Sends the first of an aggregate's events without waiting for the answers. Returns them and
+    /// their number.
     pub(super) async fn begin(
         &self,
         lead: &LeadershipHeartbeat,
@@ -120,8 +124,8 @@ impl Publisher {
         Ok((Unanswered { under_way, open }, at))
     }
 
-    /// The next records that may be under way at once: at most a flush, of each aggregate only in one topic, nothing of an aggregate behind
-    /// a large record, and nothing of one that has failed.
+    /// The next records that may be in flight together: at most a flush, one topic per aggregate,
+    /// nothing of an aggregate after a large record, and nothing of an aggregate that failed.
     fn chunk(&self, events: &[Stored], at: &mut usize, flushed: &mut Flushed) -> Chunk {
         let mut chunk = Chunk::default();
         let mut last: HashMap<AggregateOf, Topic> = HashMap::new();
@@ -162,8 +166,9 @@ impl Publisher {
         chunk
     }
 
-    /// Awaits the answers of what is under way: all of them, or as many as patience allows; not longer than the lead is ours, nor, once
-    /// a stop is wanted, than the flush timeout.
+    /// Waits for the answers to a flush: all of them, or those that arrive within `patience`. Ends
+    /// early when leadership is lost, or when the flush timeout has passed since a stop was
+    /// requested.
     async fn flush(
         &self,
         lead: &LeadershipHeartbeat,
@@ -174,7 +179,7 @@ impl Publisher {
         #[cfg(feature = "testing")]
         {
             if crate::testing::crash::is_planned("relay.after_publish") {
-                tokio::time::sleep(Duration::from_millis(50)).await; // a client that queues has sent them by then
+                tokio::time::sleep(Duration::from_millis(50)).await; // a queueing client has sent them by then
             }
             crate::crash_point!("relay.after_publish");
         }
@@ -190,7 +195,7 @@ impl Publisher {
                     if !acknowledged && answers.iter().any(|(_, answer)| answer.is_ok()) {
                         acknowledged = true;
                         if told {
-                            // It is back: the others' answers are on their way.
+                            // The bus is back: the other answers will follow.
                             overdue.as_mut().reset(Instant::now() + self.settings.flush_timeout);
                         }
                     }
@@ -211,16 +216,17 @@ impl Publisher {
     }
 }
 
-/// Ends so long after a stop was asked for.
+/// Returns this long after a stop was requested.
 pub(super) async fn stopped_for(stop: &mut watch::Receiver<bool>, patience: Duration) {
     if stop.wait_for(|stop| *stop).await.is_err() {
-        std::future::pending::<()>().await; // nobody is left who could ask
+        std::future::pending::<()>().await; // no handle is left to request a stop
     }
     tokio::time::sleep(patience).await;
 }
 
-/// Goes through answers in the order of their events. What was acknowledged behind a failure of its aggregate does not count: it is
-/// published again after it. An aggregate of which an answer is missing is judged when all are there.
+/// Processes answers in the order of their events. An acknowledgement after a failure of the same
+/// aggregate does not count, because that event is published again after the failed one. An
+/// aggregate with a missing answer is judged once all have arrived.
 fn take(
     flushed: &mut Flushed,
     events: &[Stored],

@@ -1,8 +1,10 @@
-//! From an event in a journal to a record on a bus: what [`Decoder`](crate::consumer::Decoder) reads without configuration.
+//! Turns an event of a journal into a record on a bus, in the form that
+//! [`Decoder`](crate::consumer::Decoder) reads without configuration.
 //!
-//! The key is the aggregate, with the tenant before it where there is one, so that aggregates of two tenants are apart also for what
-//! looks at nothing but keys (compaction, for example). Time travels as a header and not as the record's own time: a bus counts retention
-//! from that, and an event that waited long would be removed before anyone read it.
+//! The key is the aggregate, prefixed with the tenant if there is one, so that tenants stay apart
+//! even for features that look only at keys (compaction, for example). The event's time travels as
+//! a header and not as the record's timestamp: a bus computes retention from that, and would remove
+//! an event that waited long before anyone read it.
 
 use bytes::Bytes;
 
@@ -12,13 +14,14 @@ use crate::event::Headers;
 use crate::id::says_structured;
 use crate::journal::Stored;
 
-/// What is put before the name of an event's own header if the relay has another value to say under that name.
+/// The prefix for an event's own header if the relay sets another value under its name.
 pub const ORIGINAL: &str = "original_";
 
-/// Names that decide who an event is to whoever reads it: where the relay says nothing under them, nobody else does either.
+/// Headers that determine an event's identity for readers. If the relay does not set them, the
+/// event's own are renamed.
 const DECISIVE: [&str; 3] = ["idempotency_key", "tenant_id", "ce_tenant"];
 
-/// Makes records of one journal's events.
+/// Encodes the events of one journal as records.
 pub(super) struct RecordEncoder {
     source: Bytes,
     schema: Option<Bytes>,
@@ -35,7 +38,7 @@ impl RecordEncoder {
         let said = self.said(stored);
         let own = event.headers.iter().filter_map(|(name, value)| {
             match said.iter().find(|(said, _)| *said == name) {
-                Some((_, same)) if same == value => None, // said already
+                Some((_, same)) if same == value => None, // already set
                 Some(_) => Some((format!("{ORIGINAL}{name}"), value)),
                 None if self.is_misleading(name, value, stored) => Some((format!("{ORIGINAL}{name}"), value)),
                 None => Some((name.to_owned(), value)),
@@ -47,7 +50,7 @@ impl RecordEncoder {
         Record { key: Some(key(stored)), payload: Some(event.payload.clone()), headers, timestamp: None }
     }
 
-    /// What the relay says of an event.
+    /// The headers that the relay sets for an event.
     fn said(&self, stored: &Stored) -> Vec<(&'static str, Bytes)> {
         let event = &stored.event;
         let id = Bytes::from(event.id.as_str().into_owned());
@@ -55,7 +58,7 @@ impl RecordEncoder {
         let mut said = Vec::with_capacity(16);
         said.push(("eventId", id.clone()));
         said.push(("ce_id", id));
-        // A type is what makes it a CloudEvent.
+        // Only an event with a type is a CloudEvent.
         if let Some(kind) = &event.kind {
             said.push(("ce_specversion", Bytes::from_static(b"1.0")));
             said.push(("ce_type", kind.as_str().to_owned().into()));
@@ -81,8 +84,8 @@ impl RecordEncoder {
         said
     }
 
-    /// Whether an own header would make a reader take the event for another one.
-    #[allow(clippy::unused_self)] // beside `said`, which it completes
+    /// Whether an event's own header would make readers mistake it for another event.
+    #[allow(clippy::unused_self)] // kept next to `said`, which it complements
     fn is_misleading(&self, name: &str, value: &[u8], stored: &Stored) -> bool {
         let id = stored.event.id.as_str();
         if name == "idempotency_key" {
@@ -110,7 +113,7 @@ fn key(stored: &Stored) -> Bytes {
     }
 }
 
-/// How large a record is to a bus, about.
+/// The approximate size of a record on a bus.
 pub(super) fn bytes_of(record: &Record) -> usize {
     let headers: usize = record.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
     record.key.as_ref().map_or(0, Bytes::len) + record.payload.as_ref().map_or(0, Bytes::len) + headers
@@ -215,7 +218,7 @@ mod tests {
         }
         let names: Vec<_> = record.headers.iter().map(|(name, _)| name).collect();
         assert_eq!(names.iter().filter(|name| **name == "eventId").count(), 1, "said once");
-        // The name and the value of a content type may be written in any case.
+        // Names and values of content types are case-insensitive.
         for (name, value) in [
             ("Content-Type", "Application/CloudEvents+JSON"),
             ("CONTENT-TYPE", " application/cloudevents+json"),

@@ -1,4 +1,4 @@
-//! What a relay is told, and what of it is impossible.
+//! Settings of a relay, and their validation.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,59 +8,64 @@ use crate::error::{Error, Result};
 use crate::id::{Owner, RelayName, Topic};
 use crate::journal::Stored;
 
-/// Picks the topic of an event. It must always say the same of the same event, and should say the same of all events of an
-/// aggregate: a bus keeps order within a topic, not across topics.
+/// Picks the topic of an event. It must always return the same topic for the same event, and should
+/// return the same topic for all events of an aggregate: a bus keeps order within a topic, not
+/// across topics.
 pub type Route = Arc<dyn Fn(&Stored) -> Topic + Send + Sync>;
 
-/// What a [`Relay`](super::Relay) is told. 0 switches `lookback`, `lookback_max`, `dedup_max`, `dedup_checkpoint_max` and
-/// `log_interval` off; nothing is lost by that, only repeated or not told.
+/// Settings of a [`Relay`](super::Relay). 0 disables `lookback`, `lookback_max`, `dedup_max`,
+/// `dedup_checkpoint_max` and `log_interval`; that loses no events, but may publish some again or
+/// leave out the log line.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct RelaySettings {
-    /// Which of the journal's relays: one of a name leads at a time.
+    /// The relay's name. One relay of a name leads at a time.
     pub name: RelayName,
-    /// Where events go.
+    /// The topic to publish to.
     pub topic: Topic,
-    /// Where each event goes, if not all to `topic`.
+    /// Picks the topic of each event, if not all go to `topic`.
     pub route: Option<Route>,
-    /// Who this process is, for humans; made up if unset.
+    /// The name of this process, for humans; generated if unset.
     pub owner: Option<Owner>,
-    /// The CloudEvents source of what is published; the journal's id if unset.
+    /// The CloudEvents source of published records; the journal's id if unset.
     pub source: Option<String>,
-    /// Where the schema of the payloads is described (CloudEvents `dataschema`), for events whose headers do not say.
+    /// The schema of the payloads (CloudEvents `dataschema`), for events whose headers do not name
+    /// one.
     pub schema: Option<String>,
-    /// How far behind the checkpoint a journal whose read is not ordered is looked through once more.
+    /// How far before the checkpoint the relay looks again, if the journal's `read` is not ordered.
     pub lookback: Duration,
-    /// How many events of that are looked at per batch.
+    /// How many of those events it checks per batch.
     pub lookback_max: usize,
-    /// How many published ids are remembered in memory, so that they are not published again.
+    /// How many published events the relay remembers in memory, so that it does not publish them
+    /// again.
     pub dedup_max: usize,
-    /// How many of them go into the checkpoint, so that a restart remembers them. Only where the journal's read is not ordered:
-    /// elsewhere the position says it all.
+    /// How many of them the checkpoint stores, so that a restart remembers them. Used only if the
+    /// journal's `read` is not ordered; otherwise the position alone is enough.
     pub dedup_checkpoint_max: usize,
-    /// How many events are read and published before the checkpoint is saved: what a crash may repeat.
+    /// How many events the relay reads and publishes before it saves the checkpoint: a crash may
+    /// repeat that many.
     pub batch_max: usize,
-    /// How many records are handed to the bus before their acknowledgements are awaited; `batch_max` if unset.
+    /// How many records the relay sends before it waits for acknowledgements; `batch_max` if unset.
     pub flush_max: Option<usize>,
-    /// How long acknowledgements may take. After that those that are missing are not waited for if there are others, and the bus is said to
-    /// be away if there are none.
+    /// How long acknowledgements may take. If only some are missing after that, the relay goes on
+    /// without them; if all are, it reports an outage of the bus.
     pub flush_timeout: Duration,
-    /// How often a line with counts is logged.
+    /// How often to log a line with counts.
     pub log_interval: Duration,
-    /// How long the lead lasts unless it is kept. It is kept three times as often.
+    /// The lease of the leadership. The relay renews it three times per lease.
     pub lease: Duration,
-    /// How long a journal that says nothing is left alone.
+    /// How long to wait for a quiet journal before reading it again.
     pub poll: Duration,
-    /// How many aggregates may be behind before the relay pauses.
+    /// How many aggregates may be behind, parked ones excluded, before the relay pauses.
     pub behind_max: usize,
-    /// The pause after a first failure; doubles with each.
+    /// The pause after the first failure; doubles with each further one.
     pub backoff_base: Duration,
     /// The longest pause.
     pub backoff_max: Duration,
-    /// A record of more bytes is the last of its aggregate in its flush, so that nothing of the aggregate has passed it if the bus
-    /// refuses it for its size.
+    /// A record larger than this is the last of its aggregate in a flush, so that no later event of
+    /// the aggregate is on the bus if the bus refuses it for its size.
     pub large_bytes: usize,
-    /// What metrics and spans are prefixed with.
+    /// Prefix for the names of metrics and spans.
     pub telemetry_prefix: Option<String>,
 }
 
@@ -77,7 +82,7 @@ impl fmt::Debug for RelaySettings {
 }
 
 impl RelaySettings {
-    /// The defaults, for a relay and its topic.
+    /// The default settings for a relay and its topic.
     pub fn new(name: RelayName, topic: Topic) -> Self {
         RelaySettings {
             name,
@@ -104,22 +109,22 @@ impl RelaySettings {
         }
     }
 
-    /// How many records are handed over before their acknowledgements are awaited.
+    /// How many records are sent before waiting for acknowledgements.
     pub fn flush(&self) -> usize {
         self.flush_max.unwrap_or(self.batch_max).min(self.batch_max)
     }
 
-    /// How often the lead is kept.
+    /// How often leadership is renewed.
     pub(super) fn heartbeat(&self) -> Duration {
         self.lease / 3
     }
 
-    /// How long before its end a lead is not used any more.
+    /// How long before its end leadership is no longer used.
     pub(super) fn margin(&self) -> Duration {
         (self.lease / 10).min(Duration::from_secs(5))
     }
 
-    /// The pause before try `tries + 1`.
+    /// The pause before attempt `tries + 1`.
     pub(super) fn backoff(&self, tries: u32) -> Duration {
         let doubled = self.backoff_base.saturating_mul(1 << tries.saturating_sub(1).min(20));
         doubled.min(self.backoff_max)
@@ -129,7 +134,7 @@ impl RelaySettings {
         self.route.as_ref().map_or_else(|| self.topic.clone(), |route| route(stored))
     }
 
-    /// Says what is impossible, naming the setting and its range.
+    /// Validates the settings. An error names the setting and its range.
     pub fn check(&self) -> Result<()> {
         let range = |key: &str, value: usize, min: usize, max: usize| {
             if (min..=max).contains(&value) {

@@ -1,4 +1,5 @@
-//! The turns of a relay that leads: `read → sift → publish → acknowledge → save → tell`, one batch after the other.
+//! The loop of a leading relay: `read → sift → publish → acknowledge → save → tell`, batch by
+//! batch.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,11 +24,12 @@ use crate::crash_point::mutant;
 use crate::error::{Error, Result};
 use crate::journal::{AggregateOf, Behind, Checkpoint, Journal, Position, ReadBatch, Stored};
 
-/// The longest pause between two tries of a bus that takes nothing.
+/// The longest pause between two attempts during an outage of the bus.
 const OUTAGE_PAUSE_MAX: Duration = Duration::from_secs(5);
-/// How long the answers of a flush are waited for while a part of the bus is known not to answer.
+/// How long to wait for the answers of a flush while part of the bus is known not to answer.
 const SHORT_PATIENCE: Duration = Duration::from_millis(250);
-/// After so many tries the only aggregate of a batch is left behind, if the bus has taken others.
+/// After this many attempts, the only aggregate of a batch is left behind if the bus has accepted
+/// others.
 const TRIES_ALONE: u32 = 3;
 
 pub(super) struct Leading {
@@ -37,28 +39,28 @@ pub(super) struct Leading {
     pub(super) leadership: LeadershipHeartbeat,
     pub(super) stop: watch::Receiver<bool>,
     pub(super) meter: Arc<Meter>,
-    /// Up to where everything is on the bus or behind.
+    /// The position up to which every event is on the bus or behind.
     pub(super) position: Position,
     pub(super) known: Known,
-    /// What is acknowledged of a batch that is to be tried again, whatever else is remembered.
+    /// The acknowledged events of a batch that will be retried, whatever the limits of `known`.
     pub(super) acknowledged: Known,
     pub(super) waiters: Waiters,
     pub(super) late_events: LateEvents,
     pub(super) pace: Pace,
     pub(super) ahead: Option<Ahead>,
-    /// How often the present batch was tried in vain.
+    /// How many attempts at the current batch have failed.
     pub(super) tries: u32,
-    /// Whether the bus has taken anything since an aggregate was left behind for being the only one.
+    /// Whether the bus has accepted anything since a lone aggregate was last left behind.
     pub(super) proved: bool,
-    /// When the bus last took something.
+    /// When the bus last accepted something.
     pub(super) taken: Instant,
-    /// What is with the bus and not waited for.
+    /// Sent to the bus and not waited for.
     pub(super) awaited: Awaited,
-    /// What of that was heard of last, while waiting.
+    /// The last answer from `awaited` that arrived during a wait.
     pub(super) heard: Option<Answered>,
 }
 
-/// A batch that is being read while the one before it is published.
+/// A batch that is read while the previous one is published.
 pub(super) struct Ahead {
     after: Position,
     task: JoinHandle<Result<ReadBatch>>,
@@ -70,16 +72,16 @@ impl Drop for Ahead {
     }
 }
 
-/// A batch, sifted.
+/// A sifted batch.
 struct Batch {
-    /// What is to be published, in order.
+    /// The events to publish, in order.
     events: Vec<Stored>,
-    /// What need not be, because it is on the bus; kept only where the journal wants to be told.
+    /// Events that are already on the bus; kept only if the journal needs to know.
     known: Vec<Stored>,
     next: Position,
-    /// Whether there was nothing at all.
+    /// Whether the journal returned no events.
     empty: bool,
-    /// Whether there is more behind it.
+    /// Whether more follows.
     more: bool,
     at_hole: bool,
 }
@@ -116,11 +118,12 @@ impl Leading {
             self.save(&batch.next).await?;
         }
         if batch.events.is_empty() && self.takes_nothing() {
-            // Everything that comes by waits behind something, and the bus takes nothing of what waits either.
+            // Every event that was read waits behind another, and the bus accepts none of those
+            // either.
             self.meter.away("nothing that waits is acknowledged");
         }
         if !self.publish(&batch).await? {
-            return Ok(()); // the same once more
+            return Ok(()); // retry the same batch
         }
         self.acknowledged.clear();
         self.meter.flows();
@@ -128,7 +131,7 @@ impl Leading {
         self.tell(batch).await
     }
 
-    /// Whether aggregates wait, and the bus has taken nothing at all for as long as an acknowledgement may take.
+    /// Whether aggregates wait and the bus has accepted nothing for a whole flush timeout.
     fn takes_nothing(&self) -> bool {
         self.waiters.tried() > 0 && self.taken.elapsed() >= self.settings.flush_timeout
     }
@@ -190,7 +193,7 @@ impl Leading {
         self.journal.capabilities().ordered
     }
 
-    /// Leaves out what is behind and what is known to be on the bus.
+    /// Leaves out events that are behind or already on the bus.
     fn sift(&mut self, batch: ReadBatch) -> Batch {
         let ReadBatch { events, next, at_hole, more } = batch;
         let empty = events.is_empty();
@@ -232,10 +235,10 @@ impl Leading {
 
     // --- out: publish → acknowledge → save → tell ----------------------------------------------------------------
 
-    /// Publishes a batch. False: it, or some of it, is to be tried again from the checkpoint.
+    /// Publishes a batch. Returns false if all or part of it must be retried from the checkpoint.
     async fn publish(&mut self, batch: &Batch) -> Result<bool, End> {
         if batch.events.is_empty() {
-            self.tries = 0; // what was tried in vain is behind by now
+            self.tries = 0; // the failed events are behind by now
             return Ok(true);
         }
         let mut flushed = self.flush(&batch.events).await?;
@@ -268,8 +271,8 @@ impl Leading {
         Ok(flushed.outage.is_none())
     }
 
-    /// Leaves behind what has failed: poison always, since it must never stop the others; of the rest the first, as many as may be.
-    /// False: not all of it.
+    /// Leaves failed aggregates behind: poison always, because it must never block the others; of
+    /// the rest the first ones, up to `behind_max`. Returns false if some did not fit.
     fn leave_behind(&mut self, events: &[Stored], failed: HashMap<AggregateOf, (usize, Error)>) -> bool {
         let mut failed: Vec<_> = failed.into_iter().collect();
         failed.sort_by_key(|(_, (place, _))| *place);
@@ -286,7 +289,8 @@ impl Leading {
         all_fit
     }
 
-    /// Leaves behind what the bus has not answered. It is with the bus, so that however many these are they are not tried again.
+    /// Leaves unanswered aggregates behind. The bus already has their events, so they are not
+    /// retried, however many there are.
     fn leave_unanswered(&mut self, flushed: &mut Flushed) {
         let (mut aggregates, time) = (0, self.patience());
         let reason = format!("no acknowledgement within {time:?}");
@@ -303,13 +307,14 @@ impl Leading {
         self.meter.left_unanswered(aggregates, time);
     }
 
-    /// Once a part of the bus is known to be slow the rest is not held up by it again and again.
+    /// How long to wait for answers. A part of the bus that is known to be slow must not delay
+    /// every flush.
     fn patience(&self) -> Duration {
         let time = self.settings.flush_timeout;
         if self.waiters.unanswered_for(time) { time.min(SHORT_PATIENCE) } else { time }
     }
 
-    /// Saves as much of a batch's begin as is on the bus or behind.
+    /// Saves a checkpoint at the part of the batch, from its start, that is on the bus or behind.
     async fn save_begin(&mut self, events: &[Stored]) -> Result<(), End> {
         let is_done = |stored: &&Stored| self.acknowledged.has(stored) || self.waiters.holds_back(stored);
         let open = events.iter().filter(|stored| !is_done(stored)).map(|stored| &stored.position).min();
@@ -319,7 +324,7 @@ impl Leading {
         self.save(&position).await
     }
 
-    /// Hands events to the bus and notes what is on it.
+    /// Sends events to the bus and notes which are on it.
     async fn flush(&mut self, events: &[Stored]) -> Result<Flushed, End> {
         let span = tracing::info_span!(
             target: "hapax",
@@ -340,7 +345,7 @@ impl Leading {
         Ok(flushed)
     }
 
-    /// Notes what is on the bus.
+    /// Notes events that are on the bus.
     pub(super) fn note<'e>(&mut self, events: impl Iterator<Item = &'e Stored>, began: Instant) {
         let mut count = 0;
         for stored in events {
@@ -376,7 +381,7 @@ impl Leading {
             let mut saving = journal.save(relay, token, checkpoint);
             #[cfg(feature = "testing")]
             {
-                // One step on: it is on its way, and nobody knows whether it arrived.
+                // Polls once: the request is sent, but its outcome is unknown.
                 let mut early = None;
                 std::future::poll_fn(|context| {
                     if let std::task::Poll::Ready(saved) = saving.as_mut().poll(context) {
@@ -399,7 +404,7 @@ impl Leading {
         Ok(())
     }
 
-    /// Tells a journal that wants to know what is on the bus.
+    /// Tells the journal which events are on the bus, if it needs to know.
     async fn tell(&mut self, batch: Batch) -> Result<(), End> {
         let newest: Option<Time> = batch.events.last().map(|stored| stored.at);
         self.meter.oldest(newest.filter(|_| batch.more));

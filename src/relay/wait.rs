@@ -1,5 +1,5 @@
-//! What a relay that leads waits for: events, a hole that is filled, a journal or a bus that answers again. Nothing is waited for longer than
-//! the lead is ours.
+//! What a leading relay waits for: new events, a hole to be filled, a journal or a bus that answers
+//! again. No wait outlasts leadership.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ impl Leading {
         }
     }
 
-    /// Waits until one of those that are with the bus is answered, or one that is behind is due.
+    /// Waits until the bus answers for an aggregate, or one that is behind is due.
     pub(super) async fn wait_for_room(&mut self) -> Result<(), End> {
         let mut stop = self.stop.clone();
         let due = self.waiters.next_at(&self.awaited, self.settings.batch_max);
@@ -68,7 +68,7 @@ impl Leading {
         }
     }
 
-    /// Asks the journal until it answers, as long as the lead is ours.
+    /// Repeats a call to the journal until it answers, as long as leadership lasts.
     pub(super) async fn insist<'c, T, F>(&'c self, doing: &str, mut call: impl FnMut() -> F) -> Result<T, End>
     where
         F: Future<Output = Result<T>> + 'c,

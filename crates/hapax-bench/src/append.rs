@@ -1,4 +1,5 @@
-//! Appends to a journal in PostgreSQL against a bare INSERT of the same row, and what a look for new events costs.
+//! Appends to a journal in PostgreSQL against a bare INSERT of the same row, and the cost of
+//! polling for new events.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,13 +13,13 @@ use sqlx::{AssertSqlSafe, PgPool};
 use crate::harness::{Contestant, Fallible, Goal, Line, Options, Report, by_tasks, interleave, quantile};
 use crate::pg::{Schema, execute, number, pool};
 
-/// Writers side by side.
+/// Concurrent writers.
 const WRITERS: usize = 64;
-/// Aggregates they write to.
+/// Aggregates that they write to.
 const AGGREGATES: usize = 1000;
-/// Events put into a journal at a time.
+/// Events inserted into a journal at a time.
 const PART: u64 = 1_000_000;
-/// Events that a look asks for.
+/// Events requested per poll.
 const PAGE: usize = 200;
 
 async fn journal(schema: &Schema, connections: u32) -> Fallible<PgJournal> {
@@ -35,7 +36,8 @@ fn append(n: usize) -> hapax::Result<Append> {
     Ok(Append::new(Aggregate::new(format!("order-{}", n % AGGREGATES))?, Expected::Any, [event]))
 }
 
-/// A table as the journal's, with its indexes and a sequence of its own, and the statement that fills it.
+/// Creates a table like the journal's, with its indexes and its own sequence. Returns the statement
+/// that fills it.
 async fn bare_table(on: &PgPool, ours: &Schema, theirs: &Schema) -> Fallible<Arc<str>> {
     let (j, s) = (&ours.name, &theirs.name);
     execute(on, format!("create sequence {s}.position")).await?;
@@ -60,19 +62,20 @@ async fn bare(pool: &PgPool, sql: &Arc<str>, seq: i64, append: &Append) -> hapax
     query.execute(pool).await.map(drop).map_err(|e| hapax::Error::unavailable("a bare INSERT", e))
 }
 
-/// Runs all of it.
+/// Runs both benches.
 pub async fn run(options: &Options) -> Fallible<Vec<Report>> {
-    // In a task, as handlers run: the runtime's own thread would pay for a change of threads with every answer.
+    // In a task, as handlers run: on the runtime's main thread every answer would cost a thread
+    // switch.
     let options = *options;
     let alone = tokio::spawn(async move { alone(&options).await }).await??;
     Ok(vec![alone, together(&options).await?])
 }
 
-/// One writer: the two take turns event by event, so that both see the same disk.
+/// One writer: the two alternate event by event, so that both see the same disk.
 async fn alone(options: &Options) -> Fallible<Report> {
     let one = pool(1).await?;
     let (ours, theirs) = (Schema::fresh(&one).await?, Schema::fresh(&one).await?);
-    let journal = journal(&ours, 2).await?; // the second for the wake-up, which nobody waits for
+    let journal = journal(&ours, 2).await?; // the second is for wake-ups, which run in the background
     let sql = bare_table(&one, &ours, &theirs).await?;
     let mut medians = [Vec::new(), Vec::new()];
     let mut n = 0;
@@ -114,7 +117,7 @@ async fn alone(options: &Options) -> Fallible<Report> {
     })
 }
 
-/// Many writers, one event after the other each.
+/// Many writers, each appending one event after the other.
 async fn together(options: &Options) -> Fallible<Report> {
     let few = pool(1).await?;
     let (ours, theirs) = (Schema::fresh(&few).await?, Schema::fresh(&few).await?);
@@ -170,11 +173,12 @@ async fn together(options: &Options) -> Fallible<Report> {
     })
 }
 
-/// A journal with so many events, all published long ago, and how long it took to fill. Rows first, then the indexes, each by one sort: the one that is followed is packed as
-/// if its events had been appended one by one.
+/// Creates a journal with this many events, all published long ago. Returns it and how long filling
+/// took. Inserts the rows first, then builds each index with one sort: the index used for reading
+/// is packed as if its events had been appended one by one.
 async fn filled(schema: &Schema, rows: u64) -> Fallible<(PgJournal, Duration)> {
     let began = Instant::now();
-    let journal = journal(schema, 1).await?; // one connection: what is set stays set
+    let journal = journal(schema, 1).await?; // one connection, so that session settings stay in effect
     let (s, on) = (&schema.name, journal.pool());
     let keys = |what: &str| {
         format!(
@@ -218,7 +222,7 @@ async fn text(on: &PgPool, sql: String) -> Fallible<String> {
     Ok(sqlx::query_scalar(AssertSqlSafe(sql)).persistent(false).fetch_one(on).await?)
 }
 
-/// A look at the end of a journal that has many published events, and of one that has few.
+/// Polls at the end of a journal with many published events, and of one with few.
 pub async fn poll(options: &Options) -> Fallible<Report> {
     let on = pool(1).await?;
     let (few, many) = (10_000, options.held(100_000_000).max(20_000));
@@ -230,7 +234,7 @@ pub async fn poll(options: &Options) -> Fallible<Report> {
     for schema in [&large, &small] {
         lasts.push(number(&on, format!("select max(position) from {}.journal", schema.name)).await? as u64);
     }
-    // Nothing new; and the last page.
+    // Nothing new, and the last page.
     let mut medians = vec![Vec::new(); 4];
     for round in 0..=options.rounds {
         let mut times = vec![Vec::new(); 4];

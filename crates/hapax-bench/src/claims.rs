@@ -1,4 +1,5 @@
-//! PostgreSQL claims: the plain per-event API of many tasks against what a user would write instead.
+//! PostgreSQL claims: the plain per-event API under many tasks, against what a user would write
+//! instead.
 
 use hapax::backend::postgres::PgLedger;
 use hapax::{EventId, Guard};
@@ -7,13 +8,13 @@ use crate::harness::{Contestant, Fallible, Goal, Options, Report, by_tasks, inte
 use crate::pg::{Schema, ids, pool};
 use crate::rivals::{self, CheckThenInsert, Into};
 
-/// Tasks that claim one event after the other.
+/// Tasks that each claim one event after the other.
 pub const TASKS: usize = 2000;
 
 /// Claims per second through the plain per-event API.
 pub async fn each(guard: &Guard<PgLedger>, ids: Vec<EventId>) -> Fallible<f64> {
     let guard = guard.clone();
-    // Tasks go through the ids side by side, as they would through a topic.
+    // The tasks work through the ids in parallel, as they would through a topic.
     by_tasks(TASKS, ids, move |id| {
         let guard = guard.clone();
         async move { is_new(guard.mark_processed(id, None).await?.is_claimed()) }
@@ -38,7 +39,7 @@ pub async fn many(guard: &Guard<PgLedger>, ids: Vec<EventId>) -> Fallible<f64> {
     Ok(reached.await? * batch)
 }
 
-/// Runs it.
+/// Runs the bench.
 pub async fn run(options: &Options) -> Fallible<Report> {
     let two = pool(2).await?;
     let (ours, theirs) = (Schema::fresh(&two).await?, Schema::fresh(&two).await?);

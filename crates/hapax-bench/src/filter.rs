@@ -10,7 +10,7 @@ use hapax::EventId;
 
 use crate::harness::{Fallible, Goal, Line, Missing, Options, Report};
 
-/// One line in so many is a repeat of an earlier one.
+/// One in this many lines repeats an earlier one.
 const REPEATS: usize = 5;
 
 fn binary() -> Fallible<PathBuf> {
@@ -25,7 +25,7 @@ fn binary() -> Fallible<PathBuf> {
     .into())
 }
 
-/// Writes events as JSON lines, and their ids alone.
+/// Writes events as JSON Lines, and their ids alone.
 fn generate(folder: &Path, lines: usize) -> Fallible<(PathBuf, PathBuf)> {
     let (events, ids) = (folder.join("events.jsonl"), folder.join("ids.txt"));
     let mut to_events = BufWriter::new(File::create(&events)?);
@@ -50,7 +50,7 @@ fn generate(folder: &Path, lines: usize) -> Fallible<(PathBuf, PathBuf)> {
     Ok((events, ids))
 }
 
-/// Lines per second; the output goes to a file, as it would.
+/// Lines per second; the output goes to a file, as in real use.
 fn time(mut command: Command, input: &Path, lines: usize, expected: usize) -> Fallible<f64> {
     let output = input.with_extension("out");
     let start = Instant::now();
@@ -60,14 +60,14 @@ fn time(mut command: Command, input: &Path, lines: usize, expected: usize) -> Fa
     if !status.success() {
         return Err(format!("{command:?} ended with {status}").into());
     }
-    let written = std::fs::read(&output)?.split(|byte| *byte == b'\n').count() - 1; // as many as line ends
+    let written = std::fs::read(&output)?.split(|byte| *byte == b'\n').count() - 1; // counts line ends
     if written != expected {
         return Err(format!("{command:?} wrote {written} lines instead of {expected}").into());
     }
     Ok(lines as f64 / took)
 }
 
-/// Runs it.
+/// Runs the bench.
 pub fn run(options: &Options) -> Fallible<Report> {
     let hapax = binary()?;
     let folder = tempfile::tempdir_in(".")?;

@@ -1,4 +1,4 @@
-//! Rounds, medians, tables: everything the benches share.
+//! Rounds, medians and tables, shared by all benches.
 
 use std::error::Error;
 use std::fmt;
@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// What can go wrong.
+/// The result of a bench.
 pub type Fallible<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 /// A boxed measurement.
 pub type Measuring<'a> = Pin<Box<dyn Future<Output = Fallible<f64>> + 'a>>;
 
-/// Something this bench needs is not there: exit code 3.
+/// A dependency of the bench is missing: exit code 3.
 #[derive(Debug)]
 pub struct Missing(pub String);
 
@@ -33,36 +33,36 @@ impl Error for Missing {}
 pub struct Options {
     /// Rounds per contestant.
     pub rounds: usize,
-    /// A tenth of the work.
+    /// Do a tenth of the work.
     pub quick: bool,
-    /// Rows held.
+    /// Rows in the tables.
     pub rows: Option<u64>,
-    /// Events in a transaction.
+    /// Events per transaction.
     pub batch: usize,
-    /// Transactions at once.
+    /// Concurrent transactions.
     pub concurrency: usize,
 }
 
 impl Options {
-    /// So many events, or a tenth in a quick run.
+    /// This many events, or a tenth in a quick run.
     pub fn events(&self, full: usize) -> usize {
         if self.quick { full.div_ceil(10) } else { full }
     }
 
-    /// Rows held: as asked for, else so many, or a hundredth in a quick run.
+    /// Rows in the tables: as requested, or else this many, or a hundredth in a quick run.
     pub fn held(&self, full: u64) -> u64 {
         self.rows.unwrap_or(if self.quick { full / 100 } else { full })
     }
 }
 
-/// One of those who take turns.
+/// A contestant in a bench.
 pub struct Contestant<'a> {
     name: String,
     run: Box<dyn FnMut() -> Measuring<'a> + 'a>,
 }
 
 impl<'a> Contestant<'a> {
-    /// Someone with a name, and what a round of his is.
+    /// A contestant with its name and the work of one round.
     pub fn new<F>(name: impl Into<String>, mut run: impl FnMut() -> F + 'a) -> Self
     where
         F: Future<Output = Fallible<f64>> + 'a,
@@ -71,7 +71,8 @@ impl<'a> Contestant<'a> {
     }
 }
 
-/// Lets everybody run once unmeasured, then `rounds` times in turns, each round begun by another one.
+/// Runs each contestant once unmeasured, then all of them for `rounds` rounds, each round beginning
+/// with another one.
 pub async fn interleave(rounds: usize, mut all: Vec<Contestant<'_>>) -> Fallible<Vec<Line>> {
     let mut samples: Vec<Vec<f64>> = vec![Vec::new(); all.len()];
     for one in &mut all {
@@ -86,14 +87,14 @@ pub async fn interleave(rounds: usize, mut all: Vec<Contestant<'_>>) -> Fallible
     Ok(all.into_iter().zip(samples).map(|(one, samples)| Line::new(one.name, samples)).collect())
 }
 
-/// Events per second of something that takes a while.
+/// Measures events per second.
 pub async fn rate<T>(events: usize, work: impl Future<Output = Fallible<T>>) -> Fallible<f64> {
     let start = Instant::now();
     work.await?;
     Ok(events as f64 / start.elapsed().as_secs_f64())
 }
 
-/// Items per second, spread over so many tasks that each do one after the other.
+/// Items per second, spread over tasks that each process one after the other.
 pub async fn by_tasks<T, F, R>(tasks: usize, items: Vec<T>, work: F) -> Fallible<f64>
 where
     T: Clone + Send + Sync + 'static,
@@ -120,12 +121,12 @@ where
     .await
 }
 
-/// Fails the bench if something new was known.
+/// Fails the bench if a new id was already known.
 pub fn is_new(new: bool) -> hapax::Result<()> {
     if new { Ok(()) } else { Err(hapax::Error::Corrupt("a new id was known".into())) }
 }
 
-/// The value in the middle, and others by their share.
+/// The value at a share of the sorted samples; 0.5 is the median.
 pub fn quantile(samples: &[f64], share: f64) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -133,10 +134,10 @@ pub fn quantile(samples: &[f64], share: f64) -> f64 {
     sorted.get(at).copied().unwrap_or(f64::NAN)
 }
 
-/// What one contestant reached.
+/// The result of one contestant.
 #[derive(Debug, Clone)]
 pub struct Line {
-    /// Who.
+    /// Its name.
     pub name: String,
     /// The figure of each round.
     pub samples: Vec<f64>,
@@ -148,32 +149,32 @@ impl Line {
         Line { name: name.into(), samples }
     }
 
-    /// The figure that counts.
+    /// The figure to compare.
     pub fn median(&self) -> f64 {
         quantile(&self.samples, 0.5)
     }
 }
 
-/// A ratio that was hoped for.
+/// A target for a ratio.
 #[derive(Debug, Clone)]
 pub struct Goal {
-    /// What is compared with what.
+    /// The two sides of the ratio.
     pub what: String,
-    /// What was reached.
+    /// The measured ratio.
     pub reached: f64,
-    /// What was hoped for.
+    /// The target.
     pub bound: f64,
-    /// Whether more is better.
+    /// Whether the ratio should be at least the target, rather than at most.
     pub at_least: bool,
 }
 
 impl Goal {
-    /// At least this ratio.
+    /// The ratio should be at least `bound`.
     pub fn at_least(what: impl Into<String>, reached: f64, bound: f64) -> Self {
         Goal { what: what.into(), reached, bound, at_least: true }
     }
 
-    /// At most this ratio.
+    /// The ratio should be at most `bound`.
     pub fn at_most(what: impl Into<String>, reached: f64, bound: f64) -> Self {
         Goal { what: what.into(), reached, bound, at_least: false }
     }
@@ -183,23 +184,23 @@ impl Goal {
     }
 }
 
-/// What a bench found.
+/// The results of a bench.
 #[derive(Debug)]
 pub struct Report {
-    /// Its name.
+    /// Its title.
     pub title: String,
-    /// What its figures count.
+    /// The unit of its figures.
     pub unit: &'static str,
-    /// Who reached what.
+    /// The contestants' results.
     pub lines: Vec<Line>,
-    /// The ratios.
+    /// The ratios and their targets.
     pub goals: Vec<Goal>,
-    /// What else is to be known.
+    /// Remarks.
     pub notes: Vec<String>,
 }
 
 impl Report {
-    /// For programs.
+    /// As JSON, for programs.
     pub fn json(&self) -> Value {
         let lines: Vec<_> = self
             .lines
@@ -246,7 +247,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// What it was measured on.
+/// The machine that the figures come from.
 #[derive(Debug)]
 pub struct Machine {
     cores: usize,
@@ -255,7 +256,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Looks at the machine, and measures how often a second it can flush a page to disk.
+    /// Inspects the machine, and measures how many pages it can flush to disk per second.
     pub fn look(runtime: &tokio::runtime::Runtime) -> Fallible<Self> {
         Ok(Machine {
             cores: std::thread::available_parallelism()?.get(),
@@ -264,7 +265,7 @@ impl Machine {
         })
     }
 
-    /// For programs.
+    /// As JSON, for programs.
     pub fn json(&self) -> Value {
         json!({ "cores": self.cores, "fsyncs_per_second": self.fsyncs, "postgres": self.postgres })
     }
@@ -277,7 +278,7 @@ impl fmt::Display for Machine {
     }
 }
 
-/// Pages of 8 KiB written over each other and flushed, for a second.
+/// Overwrites and flushes a page of 8 KiB for one second.
 fn fsync_rate() -> Fallible<f64> {
     let mut file: File = tempfile::tempfile_in(".")?;
     let page = [7_u8; 8192];

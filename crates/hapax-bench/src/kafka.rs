@@ -1,4 +1,5 @@
-//! The Kafka broker the benches use: topics of their own, deleted afterwards, and consumers as a user would write them.
+//! The Kafka broker of the benches: fresh topics that are deleted afterwards, and hand-written
+//! consumers.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -15,10 +16,10 @@ use rdkafka::consumer::{Consumer as _, StreamConsumer};
 
 use crate::harness::{Fallible, Missing};
 
-/// Nothing that is measured takes longer.
+/// The time limit of a measurement.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// Where the broker is.
+/// The address of the broker.
 pub fn brokers() -> Fallible<String> {
     ["HAPAX_BENCH_KAFKA", "HAPAX_TEST_KAFKA"]
         .iter()
@@ -32,24 +33,25 @@ pub async fn bus() -> Fallible<Arc<KafkaBus>> {
     Ok(Arc::new(bus.map_err(|error| Missing(error.chain()))?))
 }
 
-/// A name nobody else has.
+/// A unique name.
 pub fn fresh(what: &str) -> String {
     format!("bench-{what}-{}", uuid::Uuid::new_v4().simple())
 }
 
-/// A topic of one's own. [`delete`](Filled::delete) it when done; a bench that failed leaves it, named `bench-…`.
+/// A fresh topic. [`delete`](Filled::delete) it when done; a failed bench leaves it behind, named
+/// `bench-…`.
 #[derive(Debug, Clone)]
 pub struct Filled {
     /// Its name.
     pub topic: Topic,
     /// How many records it has.
     pub records: usize,
-    /// How many of them are no repeats.
+    /// How many of them are not repeats.
     pub unique: usize,
 }
 
 impl Filled {
-    /// Makes a topic.
+    /// Creates a topic.
     pub async fn empty(bus: &KafkaBus, what: &str, partitions: i32) -> Fallible<Self> {
         let topic = Topic::new(fresh(what))?;
         bus.create_topic(&topic, TopicSettings::new(partitions)).await?;
@@ -81,7 +83,7 @@ fn config() -> Fallible<ClientConfig> {
     Ok(config)
 }
 
-/// A hand-written consumer: a new group that reads a topic from its beginning.
+/// A hand-written consumer: a new group that reads a topic from its start.
 pub fn by_hand(topic: &Topic) -> Fallible<StreamConsumer> {
     let consumer: StreamConsumer = config()?
         .set("group.id", fresh("hand"))
@@ -92,7 +94,8 @@ pub fn by_hand(topic: &Topic) -> Fallible<StreamConsumer> {
     Ok(consumer)
 }
 
-/// Settings of a consumer that reads a topic from its beginning under a new group and copies no dead letters.
+/// Settings of a consumer that reads a topic from its start with a new group and publishes no dead
+/// letters.
 pub fn settings(scope: &str, topic: &Topic) -> Fallible<ConsumerSettings> {
     let mut settings = ConsumerSettings::new(Scope::new(scope)?, vec![topic.clone()]);
     settings.group = Some(fresh("group").into());
@@ -100,7 +103,7 @@ pub fn settings(scope: &str, topic: &Topic) -> Fallible<ConsumerSettings> {
     Ok(settings)
 }
 
-/// Deliveries per second of a consumer, from its first record to the moment the last of so many is through.
+/// Deliveries per second of a consumer, from its first record until `records` of them are finished.
 pub async fn consume<L: Ledger>(
     bus: Arc<dyn Bus>,
     ledger: L,
@@ -110,7 +113,8 @@ pub async fn consume<L: Ledger>(
 ) -> Fallible<f64> {
     let began = Arc::new(OnceLock::new());
     let first = Arc::clone(&began);
-    // Asked of every event on its way in: the first one starts the clock, joining the group is not counted.
+    // Called for every incoming event: the first one starts the clock, so that joining the group
+    // does not count.
     settings.wants = Wants::Matching(Arc::new(move |_| {
         first.get_or_init(Instant::now);
         true

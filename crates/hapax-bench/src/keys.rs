@@ -1,4 +1,5 @@
-//! Keys in parallel within one partition: a handler that waits, many keys, against one event at a time.
+//! Parallel keys within one partition: a handler that waits, and many keys, against one event at a
+//! time.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use crate::pg::{SCOPE, Schema, pool};
 
 const KEYS: usize = 1000;
 const WAIT: Duration = Duration::from_millis(5);
-/// Handlers at once: what one would choose for a thousand keys and a handler that only waits.
+/// Concurrent handlers: a sensible choice for a thousand keys and a handler that only waits.
 const CONCURRENCY: usize = 512;
 
 fn record(n: usize) -> Record {
@@ -26,7 +27,7 @@ fn record(n: usize) -> Record {
     }
 }
 
-/// The plainest loop there is: one event, its handler, the next event.
+/// The plainest loop: one event, its handler, the next event.
 async fn one_at_a_time(from: &Filled, events: usize) -> Fallible<f64> {
     let consumer = by_hand(&from.topic)?;
     let mut began = None;
@@ -39,7 +40,7 @@ async fn one_at_a_time(from: &Filled, events: usize) -> Fallible<f64> {
     Ok(events as f64 / began.ok_or("nothing was delivered")?.elapsed().as_secs_f64())
 }
 
-/// Runs it.
+/// Runs the bench.
 pub async fn run(options: &Options) -> Fallible<Report> {
     let (events, few) = (options.events(40_000), options.events(400));
     let bus = bus().await?;

@@ -1,4 +1,5 @@
-//! Memory of a consumer process far behind the end of its topic, against one that is not.
+//! Memory of a consumer process far behind the end of its topic, against one that is not far
+//! behind.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use crate::member::Member;
 
 const FEW: u64 = 10_000;
 const PARTITIONS: i32 = 4;
-/// Handled events after which a process is warm; a fifth of the shorter lag.
+/// The number of handled events after which a process is warm: a fifth of the shorter lag.
 const WARM_AFTER: usize = 2000;
 const WAIT_MS: u64 = 20;
 
@@ -49,7 +50,7 @@ fn publish(topic: &str, events: u64) -> Fallible<()> {
     Ok(producer.flush(Duration::from_secs(120))?)
 }
 
-/// The most bytes a process has had in memory, in MiB, once it is warm.
+/// The peak memory of a process, in MiB, once it is warm.
 async fn peak(topic: &Filled) -> Fallible<f64> {
     let member = Member {
         batch: 0,
@@ -75,7 +76,7 @@ async fn peak(topic: &Filled) -> Fallible<f64> {
     Ok(kib / 1024.0)
 }
 
-/// Runs it.
+/// Runs the bench.
 pub async fn run(options: &Options) -> Fallible<Report> {
     let many = options.held(10_000_000);
     let bus = bus().await?;

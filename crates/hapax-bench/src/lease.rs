@@ -8,7 +8,7 @@ use crate::harness::{Contestant, Fallible, Goal, Options, Report, by_tasks, inte
 use crate::pg::{Schema, execute, fill_week, ids, pool, this_week, v7_sql};
 use crate::rivals::{self, InsertThenUpdate};
 
-/// Leases that were settled as done, per second, through the plain per-event API.
+/// Leases settled as done per second, through the plain per-event API.
 pub async fn lease_done(guard: &Guard<PgLedger>, ids: Vec<EventId>) -> Fallible<f64> {
     let guard = guard.clone();
     by_tasks(TASKS, ids, move |id| {
@@ -23,7 +23,7 @@ pub async fn lease_done(guard: &Guard<PgLedger>, ids: Vec<EventId>) -> Fallible<
     .await
 }
 
-/// Runs it.
+/// Runs the bench.
 pub async fn run(options: &Options) -> Fallible<Vec<Report>> {
     Ok(vec![round_of(options, 0).await?, round_of(options, options.held(1_000_000)).await?])
 }
@@ -57,7 +57,7 @@ async fn round_of(options: &Options, held: u64) -> Fallible<Report> {
                 if held > 0 {
                     return lease_done(guard, ids(events)).await;
                 }
-                // A week that nobody has statistics of, each time.
+                // A week without statistics each time.
                 let fresh = Schema::fresh(on).await?;
                 let guard = fresh.leasing_guard(4).await?;
                 let reached = lease_done(&guard, ids(events)).await?;

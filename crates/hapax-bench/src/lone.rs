@@ -10,9 +10,10 @@ use crate::harness::{Fallible, Goal, Line, Options, Report, quantile};
 use crate::pg::{Schema, pool};
 use crate::rivals;
 
-/// Runs it: the two take turns claim by claim, so that both see the same disk.
+/// Runs the bench: the two alternate claim by claim, so that both see the same disk.
 pub async fn run(options: &Options) -> Fallible<Report> {
-    // In a task, as handlers run: the runtime's own thread would pay for a change of threads with every answer.
+    // In a task, as handlers run: on the runtime's main thread every answer would cost a thread
+    // switch.
     let options = *options;
     tokio::spawn(async move { turns(&options).await }).await?
 }

@@ -1,10 +1,12 @@
-//! Side by side, in one run, with what a user would write instead: `cargo run --release -p hapax-bench -- claims`.
+//! Compares hapax with what a user would write instead, side by side in one run: `cargo run
+//! --release -p hapax-bench -- claims`.
 //!
-//! Rivals and subject take turns, a figure is the median of the rounds, and what counts is the ratio. The machine's
-//! fsync rate is printed beside, because that is what most of these figures rest on. PostgreSQL is the one that
-//! `HAPAX_BENCH_POSTGRES_URL` (else `HAPAX_TEST_POSTGRES_URL`) names; every bench works in schemas of its own and drops
-//! them. Kafka and Valkey are those of `HAPAX_BENCH_KAFKA` and `HAPAX_BENCH_VALKEY_URL` (else `HAPAX_TEST_…`), with topics
-//! and keys of the bench's own.
+//! Rivals and hapax take turns. A figure is the median of the rounds, and the ratio is what counts.
+//! The machine's fsync rate is printed too, because most of these figures depend on it.
+//! `HAPAX_BENCH_POSTGRES_URL` (or else `HAPAX_TEST_POSTGRES_URL`) names the PostgreSQL server;
+//! every bench works in its own schemas and drops them. `HAPAX_BENCH_KAFKA` and
+//! `HAPAX_BENCH_VALKEY_URL` (or else `HAPAX_TEST_…`) name Kafka and Valkey; every bench uses its
+//! own topics and keys there.
 
 mod append;
 mod claims;
@@ -34,7 +36,7 @@ use clap::{Parser, ValueEnum};
 
 use harness::{Fallible, Machine, Options, Report};
 
-/// hapax side by side with what a user would write instead.
+/// Compare hapax side by side with what a user would write instead.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Cli {
@@ -46,16 +48,17 @@ struct Cli {
     /// Rounds per contestant; the figure is their median.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// A tenth of the work, to see that it runs. Its figures mean little.
+    /// Do a tenth of the work, to see that it runs. The figures mean little.
     #[arg(long)]
     quick: bool,
-    /// Rows held (scale, sweep, poll, a full week of lease), or records in the topic (pipeline, lag).
+    /// Rows in the tables (scale, sweep, poll, a full week of lease), or records in the topic
+    /// (pipeline, lag).
     #[arg(long)]
     rows: Option<u64>,
-    /// Events in a transaction (pipeline).
+    /// Events per transaction (pipeline).
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u16).range(1..=10_000))]
     batch: u16,
-    /// Transactions at once (pipeline).
+    /// Concurrent transactions (pipeline).
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     concurrency: u16,
 }
@@ -63,15 +66,15 @@ struct Cli {
 /// The benches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Bench {
-    /// Claims per second, PostgreSQL and SQLite.
+    /// Claims per second in PostgreSQL and SQLite.
     Claims,
     /// One claim at a time.
     Lone,
-    /// Lease and done.
+    /// Leases, settled as done.
     Lease,
     /// The operations of a check-then-insert library.
     Ops,
-    /// Claims with many rows held.
+    /// Claims with many rows in the ledger.
     Scale,
     /// Dropping a week.
     Sweep,
@@ -81,21 +84,21 @@ enum Bench {
     Filter,
     /// Kafka to PostgreSQL rows, exactly once.
     Pipeline,
-    /// Keys in parallel within one partition.
+    /// Parallel keys within one partition.
     Keys,
     /// The window in Valkey.
     Window,
-    /// One of three processes is killed.
+    /// Recovery after one of three processes is killed.
     Recovery,
     /// Memory far behind the end of a topic.
     Lag,
-    /// Appends to a journal, alone and together.
+    /// Appends to a journal, alone and concurrently.
     Append,
-    /// A look for new events in a journal that has many.
+    /// Polling for new events in a journal that has many.
     Poll,
     /// From a journal to Kafka.
     Relay,
-    /// A consumer process, as recovery and lag start it.
+    /// A consumer process, started by recovery and lag.
     #[value(hide = true)]
     Member,
     /// All of them.

@@ -1,4 +1,4 @@
-//! A consumer process of its own: this binary again, told by its environment what to be.
+//! A separate consumer process: this binary again, configured by its environment.
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -18,15 +18,15 @@ use crate::kafka::bus;
 use crate::pg::pool;
 
 const ENV: &str = "HAPAX_BENCH_MEMBER";
-/// What a member prints when it is warm.
+/// Printed by a member when it is warm.
 pub const WARM: &str = "warm";
 
-/// What a process is to be.
+/// The configuration of a member.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Member {
     /// Its topic.
     pub topic: String,
-    /// Its group, and its scope.
+    /// Its group and its scope.
     pub group: String,
     /// How long its handler waits.
     pub wait_ms: u64,
@@ -34,16 +34,16 @@ pub struct Member {
     pub concurrency: usize,
     /// Lease and session timeout.
     pub lease_s: u64,
-    /// The schema of its ledger and of its `effect` table; none: a ledger in memory, no effects.
+    /// The schema of its ledger and of its `effect` table; none: a ledger in memory and no effects.
     pub schema: Option<String>,
-    /// How many events a transactional batch has; 0: leased, one by one.
+    /// The number of events in a transactional batch; 0: leased, one by one.
     pub batch: usize,
-    /// After so many events it says that it is warm.
+    /// The number of events after which it reports that it is warm.
     pub warm_after: usize,
 }
 
 impl Member {
-    /// Starts a process. It is killed when it is dropped.
+    /// Starts a process, which is killed when dropped.
     pub fn start(&self) -> Fallible<Child> {
         Ok(Command::new(std::env::current_exe()?)
             .arg("member")
@@ -66,7 +66,7 @@ impl Member {
     }
 }
 
-/// Is one, until it is killed.
+/// Runs as a member until it is killed.
 pub async fn run() -> Fallible<()> {
     let member: Member = serde_json::from_str(&std::env::var(ENV)?)?;
     let (wait, warm_after) = (Duration::from_millis(member.wait_ms), member.warm_after);

@@ -1,4 +1,5 @@
-//! The operations of a check-then-insert library, ours against its statements, by equally many tasks.
+//! The operations of a check-then-insert library: ours against its statements, with the same number
+//! of tasks.
 
 use std::sync::Arc;
 
@@ -12,9 +13,9 @@ use crate::harness::{Contestant, Fallible, Goal, Options, Report, by_tasks, inte
 use crate::pg::{Schema, ids, pool};
 use crate::rivals::{self, CheckThenInsert, PerEvent};
 
-/// Connections of each side: its usual pool.
+/// Connections per side: that library's usual pool.
 const CONNECTIONS: usize = 50;
-/// Tasks that call, on both sides.
+/// Concurrent callers on both sides.
 const TASKS: usize = 500;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +25,7 @@ enum Op {
     ProcessIfNew,
 }
 
-/// Its statements for an operation.
+/// The library's statements for an operation.
 #[derive(Debug, Clone)]
 struct Statements {
     op: Op,
@@ -76,13 +77,13 @@ async fn ours(guard: &Guard<PgLedger>, op: Op, ids: Vec<EventId>) -> Fallible<f6
     .await
 }
 
-/// Runs it.
+/// Runs the bench.
 pub async fn run(options: &Options) -> Fallible<Vec<Report>> {
     let rivals_pool = pool(CONNECTIONS as u32).await?;
     let (mine, theirs) = (Schema::fresh(&rivals_pool).await?, Schema::fresh(&rivals_pool).await?);
     rivals::rival_table(&theirs, &rivals_pool).await?;
     let guard = mine.guard(CONNECTIONS as u32).await?;
-    // Ids that both know, for the question whether they do.
+    // Ids that both sides already know, for `is_processed`.
     let known = ids(options.events(10_000));
     rivals::per_call(&rivals_pool, TASKS, known.clone(), CheckThenInsert::new(&theirs)).await?;
     ours(&guard, Op::MarkProcessed, known.clone()).await?;

@@ -1,4 +1,4 @@
-//! The PostgreSQL server the benches use: schemas of their own, dropped afterwards.
+//! The PostgreSQL server of the benches: fresh schemas that are dropped afterwards.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use sqlx::{AssertSqlSafe, Executor, PgPool};
 
 use crate::harness::{Fallible, Missing};
 
-/// The scope all benches claim in.
+/// The scope of all claims.
 pub const SCOPE: &str = "bench";
 
 fn url() -> Fallible<String> {
@@ -26,13 +26,13 @@ fn url() -> Fallible<String> {
         })
 }
 
-/// The server's version, if there is one.
+/// The server's version, if it can be reached.
 pub async fn version() -> Option<String> {
     let pool = pool(1).await.ok()?;
     sqlx::query_scalar("show server_version").fetch_one(&pool).await.ok()
 }
 
-/// Connections of one's own, opened before the clock starts.
+/// A pool of connections that are opened before the clock starts.
 pub async fn pool(connections: u32) -> Fallible<PgPool> {
     let url = url()?;
     let pool = PgPoolOptions::new()
@@ -50,17 +50,18 @@ pub async fn pool(connections: u32) -> Fallible<PgPool> {
     Ok(pool)
 }
 
-/// Statements whose answer nobody needs.
+/// Runs statements without a result.
 pub async fn execute(pool: &PgPool, sql: impl Into<String>) -> Fallible<u64> {
     Ok(pool.execute(AssertSqlSafe(sql.into())).await?.rows_affected())
 }
 
-/// One number.
+/// Queries one number.
 pub async fn number(pool: &PgPool, sql: impl Into<String>) -> Fallible<i64> {
     Ok(sqlx::query_scalar(AssertSqlSafe(sql.into())).persistent(false).fetch_one(pool).await?)
 }
 
-/// A schema of one's own. [`drop`](Schema::drop) it when done; a bench that failed leaves it, named `bench_…`.
+/// A fresh schema. [`drop`](Schema::drop) it when done; a failed bench leaves it behind, named
+/// `bench_…`.
 #[derive(Debug, Clone)]
 pub struct Schema {
     /// Its name.
@@ -69,19 +70,20 @@ pub struct Schema {
 }
 
 impl Schema {
-    /// Makes one.
+    /// Creates a schema.
     pub async fn fresh(pool: &PgPool) -> Fallible<Self> {
         let name = format!("bench_{}", uuid::Uuid::new_v4().simple());
         execute(pool, format!("create schema {name}")).await?;
         Ok(Schema { name, pool: pool.clone() })
     }
 
-    /// Drops it and all in it.
+    /// Drops it and everything in it.
     pub async fn drop(self) -> Fallible<()> {
         execute(&self.pool, format!("drop schema {} cascade", self.name)).await.map(drop)
     }
 
-    /// A guard over a ledger in this schema, with its scope and this week already there, begun by a claim.
+    /// A guard over a ledger in this schema. Its scope and the current week already exist, created
+    /// by a claim.
     pub async fn guard(&self, connections: u32) -> Fallible<Guard<PgLedger>> {
         let guard = self.open(connections).await?;
         if !guard.mark_processed(EventId::now_v7(), None).await?.is_claimed() {
@@ -90,7 +92,7 @@ impl Schema {
         Ok(guard)
     }
 
-    /// The same, but the week is begun by a lease, as it is where leases are the rule.
+    /// The same, but the week is created by a lease, as in a ledger used for leases.
     pub async fn leasing_guard(&self, connections: u32) -> Fallible<Guard<PgLedger>> {
         let guard = self.open(connections).await?;
         match guard.lease(EventId::now_v7()).await? {
@@ -109,7 +111,7 @@ impl Schema {
     }
 }
 
-/// So many new UUIDv7.
+/// New UUIDv7 ids.
 pub fn ids(count: usize) -> Vec<EventId> {
     (0..count).map(|_| EventId::now_v7()).collect()
 }
@@ -118,18 +120,18 @@ const WEEK_MS: i64 = 7 * 24 * 3600 * 1000;
 /// Monday, 1999-12-27: the start of week 1.
 const FIRST_MONDAY_MS: i64 = 946_252_800_000;
 
-/// The number of the week an id of now belongs to.
+/// The week of an id generated now.
 pub fn this_week() -> i64 {
     let now = EventId::now_v7().v7_millis().unwrap_or_default();
     (now - FIRST_MONDAY_MS) / WEEK_MS + 1
 }
 
-/// When a week begins, in milliseconds since 1970.
+/// The start of a week, in milliseconds since 1970.
 pub fn week_start_ms(week: i64) -> i64 {
     FIRST_MONDAY_MS + (week - 1) * WEEK_MS
 }
 
-/// An SQL expression: the 16 bytes of a UUIDv7 of that millisecond.
+/// An SQL expression for the 16 bytes of a UUIDv7 of that millisecond.
 pub fn v7_sql(ms: &str) -> String {
     format!(
         "set_byte(substring(int8send(({ms})::bigint) from 3 for 6) || substring(uuid_send(gen_random_uuid()) from 7 for 10), \
@@ -146,10 +148,11 @@ pub async fn week_table(pool: &PgPool, schema: &str, week: i64) -> Fallible<Stri
     Ok(sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(pool).await?)
 }
 
-/// Fills a week of a ledger with entries that are done, as claims would have left them: ids in the order of time.
+/// Fills a week of a ledger with done entries, as claims would have left them: ids in the order of
+/// time.
 pub async fn fill_week(pool: &PgPool, schema: &str, week: i64, rows: u64) -> Fallible<()> {
     let start = week_start_ms(week);
-    // The last minutes stay free, so that whatever is claimed next comes behind.
+    // Leave the last minutes free, so that later claims come after these entries.
     let end = if week == this_week() {
         EventId::now_v7().v7_millis().unwrap_or_default() - 60_000
     } else {
@@ -157,7 +160,7 @@ pub async fn fill_week(pool: &PgPool, schema: &str, week: i64, rows: u64) -> Fal
     };
     execute(pool, format!("select {schema}.make_week({week}::smallint, 28, 1000)")).await?;
     let table = week_table(pool, schema, week).await?;
-    let days = if week == this_week() { 0 } else { 20 }; // those of an old week were done long ago
+    let days = if week == this_week() { 0 } else { 20 }; // entries of an old week were done long ago
     let id = v7_sql(&format!("{start} + i * {}::float8 / {rows}", (end - start).max(1)));
     execute(
         pool,

@@ -1,5 +1,5 @@
-//! Kafka to PostgreSQL rows, exactly once, against the same consumer without any dedup, and against a check, an effect and
-//! a mark per event.
+//! Kafka to PostgreSQL rows, exactly once, against the same consumer without deduplication, and
+//! against a check, an effect and a mark per event.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,14 +24,14 @@ use crate::rivals::{check_sql, insert_sql, rival_table};
 
 const PARTITIONS: i32 = 4;
 const AGGREGATES: usize = 1000;
-/// How many events are delivered before they are delivered again, where half are repeats.
+/// How many events are delivered before they are repeated, where half are repeats.
 const REPLAYED: usize = 2000;
-/// Workers of the per-event flow; `claims` finds about this many to do best.
+/// Workers of the per-event flow; in `claims`, about this many do best.
 const WORKERS: usize = 32;
-/// How often offsets are committed, as our default is.
+/// How often offsets are committed; our default.
 const COMMIT_INTERVAL: Duration = Duration::from_millis(500);
 
-/// What an event says, as its handler reads it.
+/// The content of an event, as its handler reads it.
 #[derive(serde::Deserialize)]
 struct Paid {
     #[serde(deserialize_with = "uuid_of")]
@@ -46,7 +46,7 @@ fn uuid_of<'de, D: serde::Deserializer<'de>>(from: D) -> Result<uuid::Uuid, D::E
     uuid::Uuid::parse_str(&text).map_err(serde::de::Error::custom)
 }
 
-/// Where rows go, and how many at a time.
+/// The target table, and the batches written to it.
 #[derive(Clone)]
 struct Sink {
     insert: Arc<str>,
@@ -110,7 +110,8 @@ async fn ours(bus: &Arc<KafkaBus>, from: &Filled, options: &Options, ordered: bo
     Ok(reached)
 }
 
-/// The same rows in the same batches, as many at once, offsets committed behind them: a repeat is a second row.
+/// The same rows in the same batches with the same concurrency; offsets are committed afterwards. A
+/// repeat becomes a second row.
 async fn no_dedup(from: &Filled, options: &Options) -> Fallible<f64> {
     let on = pool(options.concurrency as u32).await?;
     let schema = Schema::fresh(&on).await?;
@@ -158,7 +159,8 @@ fn rate_since(count: usize, began: Option<Instant>) -> Fallible<f64> {
     Ok(count as f64 / began.ok_or("nothing was delivered")?.elapsed().as_secs_f64())
 }
 
-/// Per event: is it processed? Then one transaction with its row and its mark. Many workers at once.
+/// Per event: check whether it is processed, then write its row and its mark in one transaction.
+/// Many workers at once.
 async fn per_event(from: &Filled, options: &Options, events: usize) -> Fallible<f64> {
     let on = pool(WORKERS as u32).await?;
     let schema = Schema::fresh(&on).await?;
@@ -225,7 +227,7 @@ fn record(n: usize) -> Record {
     Record { key: Some(aggregate.into()), payload: Some(payload.to_string().into()), ..Record::default() }
 }
 
-/// Unique events, and a topic of as many records of which half are repeats.
+/// Fills a topic with unique events, and another of the same size in which half are repeats.
 async fn fill(bus: &KafkaBus, events: usize) -> Fallible<(Filled, Filled)> {
     let records: Vec<Record> = (0..events).map(record).collect();
     let mut unique = Filled::empty(bus, "unique", PARTITIONS).await?;
@@ -240,7 +242,7 @@ async fn fill(bus: &KafkaBus, events: usize) -> Fallible<(Filled, Filled)> {
     Ok((unique, twice))
 }
 
-/// Runs it.
+/// Runs the bench.
 pub async fn run(options: &Options) -> Fallible<Report> {
     let events = options.rows.map_or_else(|| options.events(60_000), |rows| rows as usize);
     let few = (events / 10).max(WORKERS);

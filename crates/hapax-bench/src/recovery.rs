@@ -1,4 +1,4 @@
-//! One of three processes is killed: how long until its events are done.
+//! One of three processes is killed: how long until its events are done?
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -15,13 +15,13 @@ use crate::member::Member;
 use crate::pg::{Schema, execute, number, pool};
 
 const PARTITIONS: i32 = 6;
-/// Lease and session timeout: the least a broker allows by default.
+/// Lease and session timeout: the shortest that a broker allows by default.
 const LEASE_S: u64 = 6;
 const LIMIT: Duration = Duration::from_secs(60);
-/// Events that each of the processes must have done before one is killed.
+/// How many events each process must have done before one is killed.
 const EACH_MIN: i64 = 30;
 
-/// Publishes some events every 20 ms until it is dropped. The count is of those that were acknowledged.
+/// Publishes some events every 20 ms until aborted. Counts the acknowledged ones.
 fn steady(bus: Arc<KafkaBus>, topic: hapax::Topic, published: Arc<AtomicI64>) -> tokio::task::JoinHandle<()> {
     tokio::spawn(async move {
         let mut every = tokio::time::interval(Duration::from_millis(20));
@@ -39,7 +39,7 @@ fn steady(bus: Arc<KafkaBus>, topic: hapax::Topic, published: Arc<AtomicI64>) ->
                 })
                 .collect();
             if bus.publish(&topic, &records).await.is_err() {
-                return; // whoever waits for these will say so
+                return; // the caller that waits for these will time out
             }
             n += 6;
             published.store(n, Ordering::SeqCst);
@@ -58,7 +58,8 @@ async fn wait_for(on: &PgPool, sql: String, reached: impl Fn(i64) -> bool) -> Fa
     Ok(())
 }
 
-/// Seconds from the kill until everything published before it is done, and how many events ran twice.
+/// Seconds from the kill until everything published before it is done, and how many events ran
+/// twice.
 async fn once(bus: &Arc<KafkaBus>) -> Fallible<(f64, i64)> {
     let on = pool(2).await?;
     let schema = Schema::fresh(&on).await?;
@@ -91,7 +92,8 @@ async fn once(bus: &Arc<KafkaBus>) -> Fallible<(f64, i64)> {
     wait_for(&on, busy, |members| members >= 3).await?;
     let mut victim = members.swap_remove(0);
     let pid = i64::from(victim.id().ok_or("a member ended by itself")?);
-    // It must be at work at this moment: partitions move for a while after the third one has joined.
+    // It must be working at this moment: partitions move for a while after the third process has
+    // joined.
     let before = number(&on, format!("select count(*) from {s}.effect where pid = {pid}")).await?;
     wait_for(&on, format!("select count(*) from {s}.effect where pid = {pid}"), |done| done > before).await?;
     victim.start_kill()?; // SIGKILL
@@ -110,7 +112,7 @@ async fn once(bus: &Arc<KafkaBus>) -> Fallible<(f64, i64)> {
     Ok((took, twice))
 }
 
-/// Runs it.
+/// Runs the bench.
 pub async fn run(options: &Options) -> Fallible<Report> {
     let bus = bus().await?;
     let (mut samples, mut twice) = (Vec::new(), 0);
@@ -140,10 +142,11 @@ pub async fn run(options: &Options) -> Fallible<Report> {
     })
 }
 
-/// How many records there are to catch up with.
+/// The number of records to catch up with.
 const BACKLOG: i64 = 40_000;
 
-/// Seconds from a kill during catch-up until the next process is as fast as the killed one was, or has done all.
+/// Seconds from a kill during catch-up until the next process is as fast as the killed one was, or
+/// has done everything.
 async fn catch_up(bus: &Arc<KafkaBus>, batch: usize, keys: i64) -> Fallible<f64> {
     let on = pool(2).await?;
     let schema = Schema::fresh(&on).await?;
@@ -202,7 +205,7 @@ async fn catch_up(bus: &Arc<KafkaBus>, batch: usize, keys: i64) -> Fallible<f64>
     Ok(took)
 }
 
-/// Runs the kill during catch-up, for batches and keys of several sizes.
+/// Runs the kill during catch-up for batches and keys of several sizes.
 pub async fn run_catch_up(options: &Options) -> Fallible<Report> {
     let bus = bus().await?;
     let bound = LEASE_S as f64 + 5.0;

@@ -1,5 +1,5 @@
-//! The relay: events per second against a bare idempotent producer over the same rows, and how long after its commit an event is on the
-//! bus.
+//! The relay: events per second against a bare idempotent producer over the same rows, and the
+//! delay from an event's commit until it is on the bus.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,7 +25,7 @@ use crate::pg::{Schema, pool};
 const PARTITIONS: i32 = 4;
 const AGGREGATES: usize = 1000;
 const PER_SECOND: usize = 10_000;
-/// Nothing here takes longer.
+/// The time limit of a measurement.
 const LIMIT: Duration = Duration::from_secs(120);
 
 async fn journal(schema: &Schema) -> Fallible<Arc<PgJournal>> {
@@ -51,10 +51,10 @@ async fn append_all(journal: &PgJournal, appends: &[Append]) -> Fallible<()> {
     Ok(())
 }
 
-/// What a user would write: read a page, hand it to an idempotent producer, go on; at the end wait for what is under way. No checkpoint,
-/// no lead, no order over failures.
+/// What a user would write: read a page, send it with an idempotent producer, continue; at the end,
+/// wait for the outstanding records. No checkpoint, no leadership, no order across failures.
 async fn bare(journal: &PgJournal, bus: &KafkaBus, page: usize, events: usize) -> Fallible<f64> {
-    // Making and deleting the topic is nobody's work that is measured here: it would bring all ratios closer to 1.
+    // Creating and deleting the topic is not measured: it would bring all ratios closer to 1.
     let topic = Filled::empty(bus, "relay-bare", PARTITIONS).await?;
     let reached = rate(events, produced(journal, &topic.topic, page)).await?;
     topic.delete().await?;
@@ -106,7 +106,7 @@ async fn waited(what: &str, is: impl Fn() -> bool) -> Fallible<()> {
     Ok(())
 }
 
-/// Runs a relay beside something.
+/// Runs a relay while `work` runs.
 async fn beside<T>(
     journal: &Arc<PgJournal>,
     bus: Arc<dyn Bus>,
@@ -144,7 +144,7 @@ async fn relayed(
     Ok(events as f64 / took.as_secs_f64())
 }
 
-/// A bus that notes when each event was acknowledged.
+/// A bus that records when each event was acknowledged.
 struct Timed {
     inner: Arc<KafkaBus>,
     at: Mutex<HashMap<Vec<u8>, Instant>>,
@@ -182,7 +182,8 @@ impl Bus for Timed {
     }
 }
 
-/// Milliseconds from commit to acknowledgement of each event, of appends made by `work` which says when each was committed.
+/// Milliseconds from commit to acknowledgement of each event. `work` appends the events and returns
+/// when each was committed.
 async fn lags(
     bus: &Arc<KafkaBus>,
     work: impl AsyncFnOnce(&PgJournal, &Timed) -> Fallible<Vec<(EventId, Instant)>>,
@@ -210,7 +211,7 @@ async fn lags(
     Ok(lags)
 }
 
-/// Appends 100 events every hundredth of a second.
+/// Appends 100 events every 10 ms.
 async fn steady(journal: &PgJournal, events: usize) -> Fallible<Vec<(EventId, Instant)>> {
     let every = Duration::from_millis(10);
     let each = PER_SECOND / 100;
@@ -244,15 +245,15 @@ async fn idle(journal: &PgJournal, timed: &Timed, events: usize) -> Fallible<Vec
         committed.push((id, Instant::now()));
         let count = || timed.at.lock().unwrap_or_else(PoisonError::into_inner).len();
         waited("one event", || count() > n).await?;
-        tokio::time::sleep(Duration::from_millis(20)).await; // nothing to do again
+        tokio::time::sleep(Duration::from_millis(20)).await; // let the relay become idle again
     }
     Ok(committed)
 }
 
-/// Runs it.
+/// Runs the bench.
 pub async fn run(options: &Options) -> Fallible<Vec<Report>> {
     let bus = bus().await?;
-    // As librdkafka has it.
+    // librdkafka's default.
     let slow = KafkaSettings::new(brokers()?).property("linger.ms", "5");
     let slow = Arc::new(KafkaBus::connect(slow).await?);
     Ok(vec![throughput(options, &bus, &slow).await?, latency(options, &bus, &slow).await?])
@@ -278,7 +279,7 @@ async fn throughput(options: &Options, bus: &Arc<KafkaBus>, slow: &Arc<KafkaBus>
     )
     .await?;
     schema.drop().await?;
-    // Each against the bare producer that reads pages of the same size.
+    // Compare each with the bare producer that reads pages of the same size.
     let ratio = |at: usize, bare: usize| lines[at].median() / lines[bare].median();
     let goals = vec![
         Goal::at_least("relay ÷ bare", ratio(2, 0), 0.7),

@@ -1,4 +1,4 @@
-//! What a user would write instead.
+//! What a user would write instead of hapax.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -27,7 +27,7 @@ pub async fn rival_table(schema: &Schema, on: &PgPool) -> Fallible<()> {
     .map(drop)
 }
 
-/// The least a table needs to know the same key: what the best hand-written statement would write to.
+/// The smallest table with the same key: the target of the best hand-written statement.
 pub async fn bare_table(schema: &Schema, on: &PgPool) -> Fallible<()> {
     let s = &schema.name;
     execute(
@@ -41,7 +41,7 @@ pub async fn bare_table(schema: &Schema, on: &PgPool) -> Fallible<()> {
     .map(drop)
 }
 
-/// A plain table with the ledger's own columns and key: the same row, without the ledger.
+/// A plain table with the ledger's columns and key: the same row, without the ledger.
 pub async fn twin_table(schema: &Schema, on: &PgPool) -> Fallible<()> {
     let s = &schema.name;
     execute(
@@ -57,9 +57,9 @@ pub async fn twin_table(schema: &Schema, on: &PgPool) -> Fallible<()> {
     .map(drop)
 }
 
-/// One thing that is done to one event on a connection.
+/// An operation on one event over a connection.
 pub trait PerEvent: Send + Sync + 'static {
-    /// Does it.
+    /// Runs the operation.
     fn run(
         &self,
         connection: &mut PgConnection,
@@ -67,7 +67,8 @@ pub trait PerEvent: Send + Sync + 'static {
     ) -> impl Future<Output = sqlx::Result<()>> + Send;
 }
 
-/// Events per second when so many workers, each with a connection of its own, take one event after the other.
+/// Events per second with this many workers, each with its own connection, processing one event
+/// after the other.
 pub async fn per_event(on: &PgPool, workers: usize, ids: Vec<EventId>, what: impl PerEvent) -> Fallible<f64> {
     work(on, workers, ids, what, true).await
 }
@@ -108,12 +109,12 @@ async fn work(
     .await
 }
 
-/// A pool as large as the number of workers that does best, found by a short try of each.
+/// A pool with the best number of workers, found by a short trial of each.
 pub async fn best_pool<W: PerEvent + Clone>(what: &W, events: usize) -> Fallible<(PgPool, usize)> {
     let mut best = (0.0, None);
     for workers in [8, 16, 32, 64] {
         let on = pool(workers as u32).await?;
-        per_event(&on, workers, crate::pg::ids(events / 4), what.clone()).await?; // statements are prepared now
+        per_event(&on, workers, crate::pg::ids(events / 4), what.clone()).await?; // prepares the statements
         let reached = per_event(&on, workers, crate::pg::ids(events), what.clone()).await?;
         if reached > best.0 {
             best = (reached, Some((on, workers)));
@@ -130,18 +131,18 @@ pub struct CheckThenInsert {
 }
 
 impl CheckThenInsert {
-    /// On the rival's table in this schema.
+    /// Uses the rival's table in this schema.
     pub fn new(schema: &Schema) -> Self {
         CheckThenInsert { check: check_sql(&schema.name), insert: insert_sql(&schema.name) }
     }
 }
 
-/// Check-then-insert's `is_processed`.
+/// The `is_processed` of check-then-insert.
 pub fn check_sql(schema: &str) -> Arc<str> {
     format!("select exists (select 1 from {schema}.processed_events where event_id = $1)").into()
 }
 
-/// Check-then-insert's `mark_processed`.
+/// The `mark_processed` of check-then-insert.
 pub fn insert_sql(schema: &str) -> Arc<str> {
     format!(
         "insert into {schema}.processed_events (event_id, processed_at, metadata) values ($1, now(), $2::text::jsonb) \
@@ -168,7 +169,7 @@ impl PerEvent for CheckThenInsert {
     }
 }
 
-/// Two bare statements per event: a row is inserted, then updated by its key.
+/// Two bare statements per event: insert a row, then update it by its key.
 #[derive(Debug, Clone)]
 pub struct InsertThenUpdate {
     insert: Arc<str>,
@@ -176,7 +177,7 @@ pub struct InsertThenUpdate {
 }
 
 impl InsertThenUpdate {
-    /// On the bare table in this schema.
+    /// Uses the bare table in this schema.
     pub fn new(schema: &Schema) -> Self {
         let s = &schema.name;
         InsertThenUpdate {
@@ -201,16 +202,17 @@ impl PerEvent for InsertThenUpdate {
     }
 }
 
-/// Which plain table a multi-row statement writes to.
+/// The target table of a multi-row statement.
 #[derive(Debug, Clone, Copy)]
 pub enum Into {
-    /// The least that knows the key.
+    /// The smallest table with the key.
     Bare,
-    /// The ledger's own columns.
+    /// The table with the ledger's columns.
     Twin,
 }
 
-/// The best hand-written multi-row `INSERT … ON CONFLICT`: events per second over two connections.
+/// Events per second of the best hand-written multi-row `INSERT … ON CONFLICT`, over two
+/// connections.
 pub async fn multi_row(
     on: &PgPool,
     schema: &Schema,
@@ -267,7 +269,8 @@ pub async fn multi_row(
     .await
 }
 
-/// `COPY` of the same rows into the bare table, a batch per transaction, over two connections. It cannot skip a duplicate.
+/// `COPY` of the same rows into the bare table, one batch per transaction, over two connections. It
+/// cannot skip duplicates.
 pub async fn copy(on: &PgPool, schema: &Schema, batch: usize, ids: Vec<EventId>) -> Fallible<f64> {
     let sql: Arc<str> =
         format!("copy {}.bare (at, scope, id) from stdin (format binary)", schema.name).into();
@@ -307,7 +310,7 @@ pub async fn copy(on: &PgPool, schema: &Schema, batch: usize, ids: Vec<EventId>)
     .await
 }
 
-/// The batch size with which the multi-row statement does best, found by a short try of each.
+/// The best batch size of the multi-row statement, found by a short trial of each.
 pub async fn best_batch(on: &PgPool, schema: &Schema, events: usize) -> Fallible<usize> {
     let mut best = (0.0, 1000);
     for batch in [200, 500, 1000, 2000, 5000] {

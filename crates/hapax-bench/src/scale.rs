@@ -1,4 +1,4 @@
-//! Claims with many rows held against claims with few.
+//! Claims in a ledger with many rows against claims in one with few.
 
 use hapax::Guard;
 use hapax::backend::postgres::PgLedger;
@@ -7,7 +7,7 @@ use crate::claims::each;
 use crate::harness::{Contestant, Fallible, Goal, Options, Report, interleave};
 use crate::pg::{Schema, execute, fill_week, ids, pool, this_week};
 
-/// Weeks that the rows are spread over: the present one and those before it.
+/// The number of weeks with rows: the current one and those before it.
 const WEEKS: u64 = 5;
 
 async fn ledger(schema: &Schema, rows: u64) -> Fallible<Guard<PgLedger>> {
@@ -20,7 +20,7 @@ async fn ledger(schema: &Schema, rows: u64) -> Fallible<Guard<PgLedger>> {
     Ok(guard)
 }
 
-/// Runs it.
+/// Runs the bench.
 pub async fn run(options: &Options) -> Fallible<Report> {
     let on = pool(1).await?;
     let (few, many) = (options.held(50_000_000) / 50, options.held(50_000_000));

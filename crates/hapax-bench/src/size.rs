@@ -1,4 +1,5 @@
-//! Bytes on disk, WAL bytes and dead rows per event, against its table and indexes.
+//! Bytes on disk, WAL bytes and dead rows per event, against the table and indexes of a
+//! check-then-insert library.
 
 use sqlx::PgPool;
 
@@ -8,7 +9,7 @@ use crate::lease::lease_done;
 use crate::pg::{Schema, execute, ids, number, pool, this_week, week_table};
 use crate::rivals::{self, CheckThenInsert};
 
-/// What an event costs.
+/// The cost of an event.
 #[derive(Debug, Clone, Copy)]
 struct Cost {
     disk: f64,
@@ -22,21 +23,21 @@ async fn cost(
     events: usize,
     work: impl Future<Output = Fallible<f64>>,
 ) -> Fallible<Cost> {
-    // Each begins right after a checkpoint, so that all pay for whole pages in the WAL alike.
+    // Begin right after a checkpoint, so that all contestants pay alike for full pages in the WAL.
     execute(on, "checkpoint").await?;
     let lsn = "select (pg_current_wal_insert_lsn() - '0/0')::bigint";
     let before = number(on, lsn).await?;
     work.await?;
     let wal = number(on, lsn).await? - before;
     let disk = number(on, format!("select pg_total_relation_size('{table}')")).await?;
-    // Counters arrive when the connections that counted are idle for a while.
+    // Connections report their counters only after being idle for a while.
     tokio::time::sleep(std::time::Duration::from_millis(2500)).await;
     let dead = number(on, format!("select pg_stat_get_dead_tuples('{table}'::regclass)")).await?;
     let per = |value: i64| value as f64 / events as f64;
     Ok(Cost { disk: per(disk), wal: per(wal), dead: per(dead) })
 }
 
-/// Runs it. Rounds after the first only repeat, each in fresh schemas.
+/// Runs the bench. Each round repeats the measurement in fresh schemas.
 pub async fn run(options: &Options) -> Fallible<Report> {
     let on = pool(2).await?;
     let events = options.events(100_000);

@@ -1,4 +1,4 @@
-//! SQLite claims: the plain per-event API of many tasks against prepared inserts by hand.
+//! SQLite claims: the plain per-event API under many tasks, against hand-written prepared inserts.
 
 use std::path::Path;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use crate::claims::TASKS;
 use crate::harness::{Contestant, Fallible, Goal, Options, Report, by_tasks, interleave, is_new};
 use crate::pg::ids;
 
-/// Rows in one statement and transaction of the rival.
+/// Rows per statement and transaction of the rival.
 const BATCH: usize = 1000;
 
 fn open(path: &Path) -> Fallible<Connection> {
@@ -56,7 +56,7 @@ async fn each(guard: &Guard<SqliteLedger>, ids: Vec<EventId>) -> Fallible<f64> {
     .await
 }
 
-/// Runs it.
+/// Runs the bench.
 pub async fn run(options: &Options) -> Fallible<Report> {
     let folder = tempfile::tempdir_in(".")?;
     let guard = Guard::builder(SqliteLedger::open(folder.path().join("ledger.db"), Settings::default())?)

@@ -1,4 +1,5 @@
-//! Dropping a week through the ledger's sweep against deleting its rows, and what claims notice of it meanwhile.
+//! Dropping a week with the ledger's sweep against deleting its rows, and the effect on concurrent
+//! claims.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,12 +13,12 @@ use sqlx::{AssertSqlSafe, Executor, PgPool};
 use crate::harness::{Fallible, Goal, Line, Options, Report, quantile};
 use crate::pg::{Schema, execute, fill_week, pool, this_week, week_table};
 
-/// Tasks that claim meanwhile.
+/// Tasks that claim during the sweep.
 const CLAIMERS: usize = 64;
-/// How long claims are watched at least, with a sweep and without.
+/// How long to watch claims at least, with and without a sweep.
 const WATCH: Duration = Duration::from_secs(3);
 
-/// Claims that go on until they are told to stop, and how long each took, in milliseconds.
+/// Tasks that claim until stopped; measures the time of each claim in milliseconds.
 struct Load {
     stop: Arc<AtomicBool>,
     tasks: tokio::task::JoinSet<hapax::Result<Vec<f64>>>,
@@ -52,7 +53,7 @@ impl Load {
     }
 }
 
-/// What one round found.
+/// The results of one round.
 struct Round {
     sweep: f64,
     delete: f64,
@@ -72,14 +73,14 @@ async fn round(
     let table = week_table(on, s, week).await?;
     execute(on, format!("vacuum (analyze) {table}")).await?;
     execute(on, "checkpoint").await?;
-    // The rival first, and undone, so that the same rows are there for the subject.
+    // Run the rival first and roll it back, so that the same rows are there for the sweep.
     let start = Instant::now();
     let mut tx = on.begin().await?;
     (&mut *tx).execute(AssertSqlSafe(format!("delete from {table}"))).await?;
     let delete = start.elapsed().as_secs_f64();
     tx.rollback().await?;
     execute(on, format!("vacuum {table}")).await?;
-    // Nobody has written to it for longer than the retention.
+    // Pretend that the last write to the week is longer ago than the retention.
     execute(on, format!("delete from {s}.touch where week = {week}")).await?;
     execute(on, format!("insert into {s}.touch values ({week}, now() - interval '20 days')")).await?;
     execute(on, "checkpoint").await?;
@@ -100,7 +101,7 @@ async fn round(
     Ok(Round { sweep, delete, before, meanwhile })
 }
 
-/// Runs it.
+/// Runs the bench.
 pub async fn run(options: &Options) -> Fallible<Report> {
     let on = pool(2).await?;
     let schema = Schema::fresh(&on).await?;

@@ -1,4 +1,5 @@
-//! The window: seen and remember in batches, against GET and SET in pipelines of the same client, and bytes per key.
+//! The window: `seen` and `remember` in batches, against pipelined GET and SET with the same
+//! client, and bytes per key.
 
 use hapax::backend::redis::RedisWindow;
 use hapax::ledger::Identity;
@@ -10,10 +11,10 @@ use crate::harness::{
     Contestant, Fallible, Goal, Line, Missing, Options, Report, interleave, quantile, rate,
 };
 
-/// As many as the consumer hears at once.
+/// The number of records that the consumer gets at once.
 const BATCH: usize = 500;
 const TTL_S: u64 = 86_400;
-/// What an earlier design reckoned with.
+/// The estimate of an earlier design.
 const BYTES: f64 = 80.0;
 
 fn url() -> Fallible<String> {
@@ -27,7 +28,7 @@ fn sightings(scope: &Scope, count: usize) -> Vec<Sighting> {
     (0..count).map(|_| Identity::new(scope.clone(), EventId::now_v7()).into()).collect()
 }
 
-/// Checked and remembered, batch by batch.
+/// Checks and remembers, batch by batch.
 async fn ours(window: &RedisWindow, server: &ConnectionManager, all: Vec<Sighting>) -> Fallible<f64> {
     let reached = rate(all.len(), async {
         for batch in all.chunks(BATCH) {
@@ -84,7 +85,7 @@ async fn bytes(server: &ConnectionManager, keys: &[String]) -> Fallible<Vec<f64>
     Ok(sizes)
 }
 
-/// Runs it.
+/// Runs the bench.
 pub async fn run(options: &Options) -> Fallible<Vec<Report>> {
     let url = url()?;
     let server = redis::Client::open(url.as_str())?.get_connection_manager().await;
@@ -107,7 +108,7 @@ pub async fn run(options: &Options) -> Fallible<Vec<Report>> {
         ],
     )
     .await?;
-    // A scope of a common length: its name is part of every key.
+    // A scope of typical length: its name is part of every key.
     let short = Scope::new("bench-mailer")?;
     let sample = sightings(&short, 200);
     window.remember(&sample).await?;

@@ -1,4 +1,4 @@
-//! The flags all commands share, and the list of commands.
+//! The flags that all commands share, and the list of commands.
 
 use std::path::PathBuf;
 
@@ -45,32 +45,33 @@ pub struct Global {
     /// Which bus: embedded, embedded:FILE or kafka://HOST:PORT (bus.url)
     #[arg(long, global = true, value_name = "URL")]
     pub bus: Option<String>,
-    /// Any setting, as `hapax config show` lists them; may be repeated
+    /// Set any setting that `hapax config show` lists; may be repeated
     #[arg(long, global = true, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
     /// How much to log on standard error
     #[arg(long, global = true, value_name = "LEVEL", value_enum, default_value = "warn")]
     pub log: Log,
-    /// Write metrics to this file at the end (consume: every 5 seconds too), in Prometheus' text format
+    /// Write metrics to this file at the end (consume: also every 5 seconds), in Prometheus text
+    /// format
     #[arg(long, global = true, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
-    /// Speak JSON: results on standard output, counts and errors on standard error
+    /// Use JSON: results on standard output, counts and errors on standard error
     #[arg(long, global = true)]
     pub json: bool,
 }
 
 impl Global {
-    /// The configuration: flags, environment, file, defaults.
+    /// Loads the configuration from flags, environment, file and defaults.
     pub fn load(&self) -> Result<Config, Failure> {
         self.load_with(&[])
     }
 
-    /// The same with flags that only one command has: key, flag, value.
+    /// The same, with flags of one command: key, flag, value.
     pub fn load_with(&self, flags: &[(&str, &str, Option<String>)]) -> Result<Config, Failure> {
         Ok(Config::load(&self.sources(flags))?)
     }
 
-    /// Where settings come from.
+    /// The sources of settings.
     pub fn sources(&self, flags: &[(&str, &str, Option<String>)]) -> Sources {
         let places = self.places().map(|(key, flag, value)| (key, flag, value.cloned()));
         let mut sources = Sources::new();
@@ -88,8 +89,8 @@ impl Global {
         sources.of_process(self.config.as_deref())
     }
 
-    /// The flags among these that were given, as they stand in a command: ` --data d`. For hints: the same command without them
-    /// would work on something else. A password is not repeated.
+    /// Those of `flags` that were given, as command-line text (` --data d`), for hints: without
+    /// them the command would work on something else. Leaves out passwords.
     pub fn given(&self, flags: &[&str]) -> String {
         let mut text = String::new();
         if let Some(config) = &self.config {
@@ -104,7 +105,7 @@ impl Global {
         text
     }
 
-    /// The flags that say where things are: key, flag, value.
+    /// The flags that locate things: key, flag, value.
     fn places(&self) -> [(&'static str, &'static str, Option<&String>); 4] {
         [
             ("data.dir", "--data", self.data.as_ref()),
@@ -115,7 +116,7 @@ impl Global {
     }
 }
 
-/// A word as a shell takes it.
+/// Quotes a word for the shell.
 fn quoted(text: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"./_-:@,+=".contains(&b);
     if !text.is_empty() && text.bytes().all(plain) {
@@ -124,7 +125,7 @@ fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }
 
-/// Flags of every command that this one has no use for: it does not offer them.
+/// Global flags that a command does not use; it hides them.
 #[derive(Debug, Args)]
 pub struct NoPlaces {
     #[arg(long, hide = true)]
@@ -138,7 +139,7 @@ pub struct NoPlaces {
 }
 
 impl NoPlaces {
-    /// The first of them that was given all the same.
+    /// The first of them that was given anyway.
     pub fn given(&self) -> Option<&'static str> {
         let flags = [
             ("--data", &self.data),
@@ -150,37 +151,37 @@ impl NoPlaces {
     }
 }
 
-// What a command is for stands with its arguments, where its long help is.
+// The descriptions of commands are on their arguments, together with the long help.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Consume(Box<crate::consume::ConsumeArgs>),
     Produce(crate::produce::ProduceArgs),
     /// Append events to a journal, and look into it
     Journal(Box<crate::journal::JournalArgs>),
-    /// Bring a journal to a bus: every event at least once, each aggregate's in order
+    /// Publish a journal to a bus: every event at least once, each aggregate's in order
     Relay(Box<crate::relay::RelayArgs>),
     /// Look at dead letters, run them again or drop them
     Dead(crate::letters::DeadArgs),
-    /// Look at events that wait behind something unresolved, and let them go on
+    /// Look at events that wait behind something unresolved, and release them
     Parked(crate::letters::ParkedArgs),
-    /// Run every check there is; exit 1 if a promise cannot be kept, 3 if something cannot be reached
+    /// Run every check; exit 1 if a promise cannot be kept, 3 if something cannot be reached
     Doctor(crate::doctor::DoctorArgs),
     Filter(crate::filter::FilterArgs),
     /// Make, derive and read event ids
     Id(crate::id::IdArgs),
-    /// Look at the configuration
+    /// Show the configuration
     Config(crate::config::ConfigArgs),
-    /// Look into a ledger and look after it
+    /// Inspect and maintain a ledger
     Ledger(crate::ledger::LedgerArgs),
 }
 
-/// How many partitions a topic is made with.
+/// Parses a number of partitions.
 pub fn partitions(text: &str) -> Result<i32, String> {
     let number = text.parse().ok().filter(|number| (1..=10_000).contains(number));
     number.ok_or_else(|| "a topic has 1 to 10000 partitions".to_owned())
 }
 
-/// A time such as `90s`, `15m`, `24h`, `7d` or `500ms`.
+/// Parses a time such as `90s`, `15m`, `24h`, `7d` or `500ms`.
 pub fn duration(text: &str) -> Result<std::time::Duration, String> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);

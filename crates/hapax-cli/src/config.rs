@@ -1,4 +1,4 @@
-//! `hapax config`: what is configured, and who said so.
+//! `hapax config`: the settings and their sources.
 
 use clap::{Args, Subcommand};
 use hapax::config::{Config, Value};
@@ -16,10 +16,10 @@ pub struct ConfigArgs {
 
 #[derive(Debug, Subcommand)]
 enum ConfigCommand {
-    /// Every setting, its value and where it came from; passwords are hidden
+    /// Show every setting, its value and its source; passwords are hidden
     ///
-    /// A value in parentheses says what it means that nothing is set. If the configuration is wrong somewhere, the rest is
-    /// listed all the same, and every mistake is told at the end.
+    /// A value in parentheses is the behaviour when the setting is unset. If the configuration has
+    /// mistakes, the rest is listed anyway, and every mistake is reported at the end.
     #[command(after_help = "Example: hapax config show --set lease.timeout_s=60")]
     Show,
 }
@@ -33,7 +33,7 @@ pub fn run(global: &Global, args: &ConfigArgs) -> Result<u8, Failure> {
             show(global, config.values(), &scoped, Some(&config))?;
             Ok(0)
         }
-        // What is wrong is told at the end; whoever looks for the right name finds it in the list.
+        // Mistakes are reported after the list, in which the user can look up the right names.
         Err(error) => {
             let (values, mut problems) = sources.values();
             show(global, &values, &[], None)?;

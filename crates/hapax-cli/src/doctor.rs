@@ -1,4 +1,4 @@
-//! `hapax doctor`: every check there is, in one go.
+//! `hapax doctor`: runs all checks at once.
 
 use std::sync::Arc;
 
@@ -19,18 +19,18 @@ use crate::{open, print};
     after_help = "Example: hapax doctor --bus kafka://localhost:9092 --topic orders --scope mailer --ledger postgres://localhost/app"
 )]
 pub struct DoctorArgs {
-    /// A topic to look at; may be repeated
+    /// A topic to check; may be repeated
     #[arg(long)]
     topic: Vec<Topic>,
-    /// The scope whose settings are looked at
+    /// The scope whose settings to check
     #[arg(long)]
     scope: Option<Scope>,
-    /// The window to look at (window.url)
+    /// The window to check (window.url)
     #[arg(long, value_name = "URL")]
     window: Option<String>,
 }
 
-/// What one look came to: a finding, or nobody there.
+/// The result of one check: a finding, or a dependency that cannot be reached.
 struct Looked {
     level: &'static str,
     check: String,
@@ -59,7 +59,7 @@ impl Report {
         self.looked.push(Looked { level, check: check.to_owned(), message });
     }
 
-    /// Something that could not be asked. What is wrong with the question itself is a refusal.
+    /// Records a check that could not be made. A mistake in the request itself is a refusal.
     fn failed(&mut self, check: &str, failure: &Failure) {
         if failure.is_dependency() {
             self.unreachable = true;
@@ -118,7 +118,7 @@ pub async fn run(global: &Global, args: &DoctorArgs) -> Result<u8, Failure> {
     })
 }
 
-/// Opens the bus and asks it something. An embedded one that is not there is not made by looking.
+/// Opens the bus and queries it. Does not create a missing embedded bus.
 async fn look_at_bus(global: &Global, config: &Config) -> Result<Arc<dyn Bus>, Failure> {
     if let Some(file) = open::embedded_file(config).filter(|file| !file.exists()) {
         let makes = open::makes_topic(global, "TOPIC");
@@ -130,7 +130,7 @@ async fn look_at_bus(global: &Global, config: &Config) -> Result<Arc<dyn Bus>, F
     Ok(bus)
 }
 
-/// Opens the window, if there is one, and asks it something, past the policy that would let an outage pass.
+/// Opens the window, if there is one, and queries it without the policy that would hide an outage.
 async fn look_at_window(config: &Config) -> Result<Option<Arc<dyn Window>>, Failure> {
     let Some(url) = &config.window.url else { return Ok(None) };
     let settings = WindowSettings::new(config.window.epoch.as_str()).ttl(config.window.ttl);
@@ -139,7 +139,8 @@ async fn look_at_window(config: &Config) -> Result<Option<Arc<dyn Window>>, Fail
     Ok(config.window(config.window.epoch.as_str())?)
 }
 
-/// What concerns several of them: topics against the ledger's retention, the window, clocks, knobs.
+/// Checks that involve several parts: topics against the ledger's retention, the window, clocks,
+/// settings.
 async fn look_together(
     report: &mut Report,
     config: &Config,

@@ -1,4 +1,4 @@
-//! What the library says through its facades, made visible: logs on standard error, metrics in a file.
+//! Exports the library's logs to standard error and its metrics to a file.
 
 use std::path::{Path, PathBuf};
 
@@ -9,23 +9,24 @@ use tracing_subscriber::prelude::*;
 
 use crate::failure::Failure;
 
-/// How much is logged.
+/// How much to log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Log {
     /// Nothing
     Off,
-    /// What went wrong
+    /// Errors
     Error,
-    /// And what may
+    /// Also warnings
     Warn,
-    /// And what was done
+    /// Also what was done
     Info,
-    /// And how
+    /// Also how
     Debug,
 }
 
-/// What of the library is shown at a level, and what of the libraries below it: hapax says itself when a server is away or slow,
-/// so their own warnings (a slow statement with its whole SQL, a line for every connection that was cut) wait for `debug`.
+/// The levels for the library and for the libraries below it. hapax itself reports when a server is
+/// away or slow, so their warnings (a slow statement with its whole SQL, a line per broken
+/// connection) appear only at `debug`.
 fn targets(level: Log) -> Targets {
     let level = match level {
         Log::Off => LevelFilter::OFF,
@@ -42,7 +43,7 @@ fn targets(level: Log) -> Targets {
 pub fn log(level: Log, json: bool) {
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let shown = tracing_subscriber::registry();
-    // A subscriber that is there already stays.
+    // Keep a subscriber that is already installed.
     let _ = if json {
         shown.with(lines.json().with_filter(targets(level))).try_init()
     } else {
@@ -50,15 +51,16 @@ pub fn log(level: Log, json: bool) {
     };
 }
 
-/// Collects metrics and writes them to a file at the end (`consume`: every few seconds too), in Prometheus' text format: for a
-/// collector of text files, since most commands do not live long enough to be scraped.
+/// Collects metrics and writes them to a file at the end (`consume`: also every few seconds), in
+/// Prometheus text format. It is meant for a collector of text files, because most commands end too
+/// soon to be scraped.
 pub struct Metrics {
     file: PathBuf,
     handle: PrometheusHandle,
 }
 
 impl Metrics {
-    /// Begins to collect.
+    /// Starts collecting.
     pub fn collect(file: &Path) -> Result<Self, Failure> {
         let handle = PrometheusBuilder::new()
             .install_recorder()
@@ -67,7 +69,7 @@ impl Metrics {
         Ok(Metrics { file: file.to_owned(), handle })
     }
 
-    /// Writes the file beside itself and renames it, so that a collector never reads half of it.
+    /// Writes a temporary file and renames it, so that a collector never reads half of it.
     pub fn write(&self) -> Result<(), Failure> {
         let mut part = self.file.clone().into_os_string();
         part.push(".part");

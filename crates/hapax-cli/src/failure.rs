@@ -1,4 +1,4 @@
-//! What ends a command early: a sentence, a stable word, and an exit code.
+//! Failures of commands: a sentence, a stable code, and an exit code.
 
 use std::process::ExitCode;
 
@@ -6,26 +6,26 @@ use serde_json::{Value, json};
 
 /// A promise or verification failed.
 pub const BROKEN_PROMISE: u8 = 1;
-/// Usage or configuration.
+/// Wrong usage or configuration.
 pub const USAGE: u8 = 2;
 /// A dependency is unavailable.
 pub const DEPENDENCY: u8 = 3;
-/// Input rejected.
+/// Input was rejected.
 pub const INPUT: u8 = 4;
 
-/// Why a command could not do its work.
+/// Why a command failed.
 #[derive(Debug)]
 pub struct Failure {
     exit: u8,
     code: &'static str,
     message: String,
-    /// What was expected and what is there, for tools.
+    /// The expected and the actual value, for tools.
     conflict: Option<(Value, Value)>,
     quiet: bool,
 }
 
 impl Failure {
-    /// A failure with an exit code of its own.
+    /// A failure with the given exit code.
     pub fn new(exit: u8, code: &'static str, message: impl Into<String>) -> Self {
         Failure { exit, code, message: message.into(), conflict: None, quiet: false }
     }
@@ -35,7 +35,7 @@ impl Failure {
         Failure::new(USAGE, "config", message)
     }
 
-    /// This binary was built without it: the commands that build one with it.
+    /// This binary was built without a feature; names the commands that build one with it.
     pub fn not_built_in(what: &str, feature: &str) -> Self {
         Failure::new(
             USAGE,
@@ -53,34 +53,35 @@ impl Failure {
         Failure::new(INPUT, "invalid", message)
     }
 
-    /// Something outside does not work.
+    /// A dependency failed.
     pub fn dependency(code: &'static str, message: impl Into<String>) -> Self {
         Failure::new(DEPENDENCY, code, message)
     }
 
-    /// The same failure, with what it is about.
+    /// Prefixes the message with what it is about.
     #[must_use]
     pub fn about(self, what: &str) -> Self {
         Failure { message: format!("{what}: {}", self.message), ..self }
     }
 
-    /// The same failure, with another exit code.
+    /// Changes the exit code.
     #[must_use]
     pub fn exits(self, exit: u8) -> Self {
         Failure { exit, ..self }
     }
 
-    /// Whether something outside cannot be reached.
+    /// Whether a dependency cannot be reached.
     pub fn is_dependency(&self) -> bool {
         self.exit == DEPENDENCY
     }
 
-    /// The sentence.
+    /// The message.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// Writing to standard output failed. A reader that left is no failure: there is nobody to tell.
+    /// Writing to standard output failed. A closed pipe is not a failure, because no reader is left
+    /// to inform.
     pub fn output(error: &std::io::Error) -> Self {
         if error.kind() == std::io::ErrorKind::BrokenPipe {
             return Failure { quiet: true, ..Failure::new(0, "broken-pipe", "") };
@@ -88,7 +89,7 @@ impl Failure {
         Failure::dependency("output", format!("standard output cannot be written: {error}"))
     }
 
-    /// Tells people and tools, and gives the exit code.
+    /// Reports the failure to people and tools, and returns the exit code.
     pub fn report(&self, json: bool) -> ExitCode {
         if !self.quiet {
             eprintln!("hapax: {}", crate::print::escaped(&self.message));
@@ -122,7 +123,7 @@ impl From<hapax::Error> for Failure {
     }
 }
 
-/// Both sides of a conflict: numbers, where it is about seqs, else sentences.
+/// Both sides of a conflict: numbers if it is about seqs, otherwise sentences.
 fn sides(expected: &str, actual: &str) -> (Value, Value) {
     let seq = |text: &str| text.strip_prefix("seq ")?.split(' ').next()?.parse::<u64>().ok();
     match (seq(expected), seq(actual)) {
@@ -131,9 +132,9 @@ fn sides(expected: &str, actual: &str) -> (Value, Value) {
     }
 }
 
-/// Reports what clap found. Help and version are no failures.
+/// Reports an error from clap. Help and version are not failures.
 pub fn usage(error: &clap::Error) -> ExitCode {
-    // Nothing can be said if even this cannot be printed.
+    // If even this cannot be printed, there is no way to report it.
     let _ = error.print();
     if !error.use_stderr() {
         return ExitCode::SUCCESS;

@@ -23,7 +23,7 @@ enum IdCommand {
     /// Make new ids (UUIDv7, increasing)
     #[command(after_help = "Example: hapax id make --count 3")]
     Make {
-        /// How many
+        /// How many ids
         #[arg(long, default_value_t = 1)]
         count: u64,
     },
@@ -32,14 +32,14 @@ enum IdCommand {
     Derive {
         /// A UUID, or any text
         namespace: EventId,
-        /// What tells it apart
+        /// The parts that identify it
         #[arg(required = true)]
         parts: Vec<String>,
     },
-    /// Say what an id is: kind, time, week, and what is wrong with it (exit 4 if anything is)
+    /// Describe an id: kind, time, week, and problems (exit 4 if there are any)
     #[command(after_help = "Example: hapax id inspect 0190d3a0-5b7e-7c3a-9f51-2f6f1f3b7c10")]
     Inspect {
-        /// Ids, or what should be some
+        /// The ids to inspect
         #[arg(required = true)]
         ids: Vec<String>,
     },
@@ -90,7 +90,7 @@ fn inspect(global: &Global, ids: &[String]) -> Result<u8, Failure> {
     Ok(exit)
 }
 
-/// What there is to say about one text.
+/// Describes a text as an id.
 fn report(text: &str) -> Value {
     let id = match EventId::new(text) {
         Ok(id) => id,
@@ -108,7 +108,7 @@ fn report(text: &str) -> Value {
     json!({"id": text, "kind": kind, "time": time, "week": week.to_string(), "key": key.concat(), "note": note})
 }
 
-/// What is allowed but may surprise.
+/// Points out what is allowed but may surprise.
 fn note(text: &str, id: &EventId, week: Week) -> Option<&'static str> {
     let folded = text.trim().trim_start_matches('{').trim_end_matches('}').to_ascii_lowercase();
     if id.as_uuid().is_none() && EventId::new(&folded).is_ok_and(|other| other.as_uuid().is_some()) {

@@ -1,4 +1,5 @@
-//! `hapax dead` and `hapax parked`: what could not be processed, and what waits behind it.
+//! `hapax dead` and `hapax parked`: events that could not be processed, and events that wait behind
+//! them.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,7 @@ use crate::ledger::act::{ChangeArgs, carry_out, entries, targets};
 use crate::ledger::look::{PageArgs, ShowArgs, WhichArgs, list_page, show_if};
 use crate::ledger::open;
 
-/// Entries taken from the ledger at a time.
+/// How many entries to read at a time.
 const PAGE: usize = 500;
 
 #[derive(Debug, Args)]
@@ -26,15 +27,15 @@ enum DeadCommand {
     /// List dead letters, each with its reason
     #[command(after_help = "Example: hapax dead ls --scope mailer --topic orders --since 24h")]
     Ls(ListArgs),
-    /// Show one dead letter; its bytes and headers with --payload
+    /// Show one dead letter; with --payload also its bytes and headers
     #[command(after_help = "Example: hapax dead show --scope mailer --payload order-17-paid")]
     Show(ShowArgs),
-    /// Run dead letters again, attempts reset, in the order of their aggregates
+    /// Run dead letters again with attempts reset, in the order of their aggregates
     #[command(
         after_help = "Example: hapax dead redrive --scope mailer --all --why 'fixed in 1.4.2' --dry-run"
     )]
     Redrive(RedriveArgs),
-    /// Give dead letters up: their bytes go, and their aggregates go on past them
+    /// Give up dead letters: removes their bytes, and their aggregates continue past them
     #[command(after_help = "Example: hapax dead drop --scope mailer --why 'test data' order-17-paid")]
     Drop(ChangeArgs),
 }
@@ -50,15 +51,16 @@ enum ParkedCommand {
     /// List parked events
     #[command(after_help = "Example: hapax parked ls --scope mailer --aggregate order-17")]
     Ls(ListArgs),
-    /// Show one parked event; its bytes and headers with --payload
+    /// Show one parked event; with --payload also its bytes and headers
     #[command(after_help = "Example: hapax parked show --scope mailer order-17-shipped")]
     Show(ShowArgs),
-    /// Run what parked events wait behind again: the dead one of their aggregate, else themselves
+    /// Run again what parked events wait behind: the dead event of their aggregate, or else
+    /// themselves
     #[command(
         after_help = "Example: hapax parked resume --scope mailer --aggregate order-17 --all --why 'fixed in 1.4.2'"
     )]
     Resume(ChangeArgs),
-    /// Let aggregates go on past what their parked events wait behind (a dead one stays dead)
+    /// Let aggregates continue past what their parked events wait behind (a dead event stays dead)
     #[command(
         after_help = "Example: hapax parked skip --scope mailer --aggregate order-17 --all --why 'seq 3 never existed'"
     )]
@@ -77,7 +79,7 @@ struct ListArgs {
 struct RedriveArgs {
     #[command(flatten)]
     change: ChangeArgs,
-    /// Also events whose aggregate has moved past them: they then run without order, for good
+    /// Include events whose aggregate has moved past them: they then run without order, permanently
     #[arg(long)]
     out_of_order: bool,
 }
@@ -108,7 +110,7 @@ pub async fn parked(global: &Global, args: &ParkedArgs) -> Result<u8, Failure> {
             carry_out(global, &*ledger, steps, args, false).await
         }
         ParkedCommand::Skip(args) => {
-            // One of an aggregate moves all of it.
+            // One event of an aggregate moves all of it.
             let steps =
                 lowest(&*ledger, args).await?.into_iter().map(|entry| (Intervention::Skip, entry.identity));
             carry_out(global, &*ledger, steps.collect(), args, false).await
@@ -130,7 +132,8 @@ async fn each(
     Ok(targets.into_iter().map(|identity| (what, identity)).collect())
 }
 
-/// The dead ones that the chosen parked events are behind, in order; where none is dead, the parked ones themselves.
+/// The dead events that the chosen parked events wait behind, in order; if there are none, the
+/// parked events themselves.
 async fn resume(ledger: &dyn Ledger, args: &ChangeArgs) -> Result<Vec<(Intervention, Identity)>, Failure> {
     let mut steps = Vec::new();
     for parked in lowest(ledger, args).await? {
@@ -153,10 +156,11 @@ async fn resume(ledger: &dyn Ledger, args: &ChangeArgs) -> Result<Vec<(Intervent
     Ok(steps)
 }
 
-/// What stands in one line: the events of an aggregate, or one that has none.
+/// Identifies a sequence of events that wait for each other: those of an aggregate, or a single
+/// event without one.
 type Line = (Option<Tenant>, Scope, Option<Aggregate>, Option<Identity>);
 
-/// The first of the chosen parked events of each aggregate; those without one each for itself.
+/// The first of the chosen parked events of each aggregate, and all those without an aggregate.
 async fn lowest(ledger: &dyn Ledger, args: &ChangeArgs) -> Result<Vec<Entry>, Failure> {
     let chosen = if args.all {
         entries(ledger, &[State::Parked], &args.which).await?
@@ -198,7 +202,7 @@ async fn dead_heads(ledger: &dyn Ledger, parked: &Entry) -> Result<Vec<Entry>, F
     loop {
         let page = ledger.list(&filter, after.as_ref(), PAGE).await?;
         let below = |entry: &Entry| {
-            // No tenant is a tenant of its own; the filter cannot say so.
+            // No tenant counts as a tenant of its own, which the filter cannot express.
             entry.identity.tenant == parked.identity.tenant
                 && entry.order.as_ref().is_some_and(|(_, of)| of < seq)
         };

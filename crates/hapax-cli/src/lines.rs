@@ -1,4 +1,4 @@
-//! JSON Lines from a file or from standard input.
+//! Reads JSON Lines from a file or from standard input.
 
 use std::io::{BufRead as _, BufReader, Read};
 use std::path::Path;
@@ -7,14 +7,15 @@ use tokio::sync::mpsc;
 
 use crate::failure::Failure;
 
-/// How many lines are read ahead.
+/// How many lines to read ahead.
 const AHEAD: usize = 1000;
 
-/// A line that came and its number, or why there are no more.
+/// A line and its number, or why reading ended.
 pub type Line = Result<(u64, Vec<u8>), Failure>;
 
-/// Reads the lines of a file, or of standard input if none or `-` is named, blank ones left out; one of more than `max` bytes
-/// ends it. On a thread of its own: standard input may have nothing to say for long.
+/// Reads the lines of a file, or of standard input if the path is missing or `-`. Skips blank
+/// lines; a line of more than `max` bytes ends reading. Uses a separate thread, because standard
+/// input may block for a long time.
 pub fn read(path: Option<&Path>, max: usize) -> Result<mpsc::Receiver<Line>, Failure> {
     let source: Box<dyn Read + Send> = match path.filter(|path| path.as_os_str() != "-") {
         None => Box::new(std::io::stdin()),
@@ -34,7 +35,7 @@ pub fn read(path: Option<&Path>, max: usize) -> Result<mpsc::Receiver<Line>, Fai
                 Ok(_) if line.len() > max => Err(Failure::input(format!(
                     "line {number}: it has more than {max} bytes (--line-bytes-max)"
                 ))),
-                // A byte order mark belongs to a file, not to its first line.
+                // A byte order mark is not part of the first line.
                 Ok(_) => {
                     Ok((number, line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&line).trim_ascii().to_vec()))
                 }

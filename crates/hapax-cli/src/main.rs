@@ -1,6 +1,8 @@
-//! The `hapax` command: consume and produce events, catch duplicates from the shell, look into a ledger, make and read ids.
+//! The `hapax` command: consumes and produces events, catches duplicates in the shell, inspects a
+//! ledger, makes and reads ids.
 //!
-//! One file (or folder) per group of commands; `cli` has the flags they share, `failure` what ends them early.
+//! Each group of commands has its own file or folder; `cli` has the shared flags, `failure` the
+//! errors that end a command.
 
 mod cli;
 mod config;

@@ -1,4 +1,4 @@
-//! Opening what a command works on: ledger, journal, bus.
+//! Opens what a command works on: ledger, journal, bus.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,25 +11,26 @@ use crate::cli::Global;
 use crate::failure::Failure;
 use crate::print;
 
-/// The flags that say which bus it is.
+/// The flags that select the bus.
 const OF_BUS: [&str; 2] = ["--data", "--bus"];
 
-/// Opens the ledger to work with it; one that is embedded is made if it is missing.
+/// Opens the ledger for work; creates an embedded one if it is missing.
 pub async fn ledger(config: &Config) -> Result<Arc<dyn Ledger>, Failure> {
     make_room(config, sqlite_path(&config.ledger.url), "ledger")?;
     Ok(open::ledger_with(&config.ledger.url, &config.open_settings()).await?)
 }
 
-/// Opens the journal to append to it or to relay it; one that is embedded is made if it is missing.
+/// Opens the journal to append to it or to relay it; creates an embedded one if it is missing.
 pub async fn journal(config: &Config) -> Result<Arc<dyn Journal>, Failure> {
     make_room(config, journal_path(&config.journal.url), "journal")?;
     open_journal(config).await
 }
 
-/// Opens the journal to look into it or after it. One that is not there is a mistake in its name, so none is made.
+/// Opens the journal to inspect or maintain it. A missing one is a mistake in the name, so it is
+/// not created.
 pub async fn existing_journal(global: &Global, config: &Config) -> Result<Arc<dyn Journal>, Failure> {
     if let Some(path) = journal_path(&config.journal.url) {
-        // A directory that holds nothing is no journal yet.
+        // An empty directory is not a journal yet.
         let is_there = if path.is_dir() {
             std::fs::read_dir(path).is_ok_and(|mut files| files.next().is_some())
         } else {
@@ -45,7 +46,7 @@ pub async fn existing_journal(global: &Global, config: &Config) -> Result<Arc<dy
     open_journal(config).await
 }
 
-/// The file or directory of a journal that has one.
+/// The file or directory of a journal, if it has one.
 pub fn journal_path(url: &str) -> Option<&Path> {
     let directory =
         || url.strip_prefix("dir:").map(|path| Path::new(path.strip_prefix("//").unwrap_or(path)));
@@ -61,7 +62,7 @@ async fn open_journal(config: &Config) -> Result<Arc<dyn Journal>, Failure> {
     Ok(open::journal_with(&config.journal.url, &config.journal_settings()).await?)
 }
 
-/// Opens the bus. The embedded one's file is made if it is missing.
+/// Opens the bus. Creates the file of an embedded one if it is missing.
 pub async fn bus(config: &Config) -> Result<Arc<dyn Bus>, Failure> {
     if config.bus_url == "memory:" {
         return Err(Failure::config(
@@ -74,7 +75,8 @@ pub async fn bus(config: &Config) -> Result<Arc<dyn Bus>, Failure> {
     Ok(open::bus_with(&config.bus_url, &settings).await?)
 }
 
-/// Opens the bus to work on a topic, which is made with so many partitions if that is wanted. Nothing is made otherwise.
+/// Opens the bus to work on a topic. With `create`, creates a missing topic with that many
+/// partitions; otherwise creates nothing.
 pub async fn bus_with(config: &Config, topic: &Topic, create: Option<i32>) -> Result<Arc<dyn Bus>, Failure> {
     if create.is_none() && embedded_file(config).is_some_and(|file| !file.exists()) {
         return Err(missing(config, topic, "--create PARTITIONS"));
@@ -89,7 +91,7 @@ pub async fn bus_with(config: &Config, topic: &Topic, create: Option<i32>) -> Re
     }
 }
 
-/// Opens the bus to read topics, which must be there. Nothing is made.
+/// Opens the bus to read topics, which must exist. Creates nothing.
 pub async fn bus_of(global: &Global, config: &Config, topics: &[Topic]) -> Result<Arc<dyn Bus>, Failure> {
     if let (Some(topic), Some(file)) = (topics.first(), embedded_file(config))
         && !file.exists()
@@ -105,12 +107,13 @@ pub async fn bus_of(global: &Global, config: &Config, topics: &[Topic]) -> Resul
     Ok(bus)
 }
 
-/// A topic is missing: which bus was asked, and the command that makes it there.
+/// A topic is missing: names the bus that was queried, and the command that creates the topic
+/// there.
 pub fn no_topic(global: &Global, config: &Config, topic: &Topic) -> Failure {
     missing(config, topic, &format!("`{}`", makes_topic(global, topic.as_str())))
 }
 
-/// The command that makes a topic on the bus that is configured.
+/// The command that creates a topic on the configured bus.
 pub fn makes_topic(global: &Global, topic: &str) -> String {
     format!("hapax{} produce --topic {topic} --create PARTITIONS", global.given(&OF_BUS))
 }
@@ -133,8 +136,8 @@ pub fn embedded_file(config: &Config) -> Option<PathBuf> {
     }
 }
 
-/// The data directory is made where a file of ours is to lie in it; any other must be there, since it is more likely a mistake in
-/// its name.
+/// Creates the data directory if one of our files goes there. Any other directory must exist,
+/// because a missing one is more likely a mistake in the name.
 pub fn make_room(config: &Config, file: Option<&Path>, what: &str) -> Result<(), Failure> {
     let Some(file) = file else { return Ok(()) };
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());

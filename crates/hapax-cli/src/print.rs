@@ -1,4 +1,4 @@
-//! Printing results: tables for people, JSON for tools, and no complaint when the reader has left.
+//! Prints results: tables for people, JSON for tools. A reader that leaves early is not an error.
 
 use std::io::{IsTerminal as _, Write as _};
 
@@ -20,26 +20,27 @@ pub fn json(value: &Value) -> Result<(), Failure> {
     line(&value.to_string())
 }
 
-/// A longer cell does not widen its column: only its own row moves aside.
+/// A longer cell does not widen its column; it only shifts its own row.
 const CELL_MAX: usize = 44;
-/// The same where there is little room: a UUID.
+/// The same on a narrow terminal: the length of a UUID.
 const CELL_MAX_NARROW: usize = 36;
-/// The last cell of a row goes on below if it has less room than this.
+/// The last cell of a row moves to the next line if it has less room than this.
 const LAST_MIN: usize = 20;
-/// How far what goes on in the next line is moved in.
+/// The indent of continuation lines.
 const INDENT: usize = 4;
 
-/// Prints rows under their heads, in columns. A row stays one line, unless it does not fit the terminal.
+/// Prints rows in columns under headings. A row stays one line if it fits the terminal.
 pub fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> Result<(), Failure> {
     line(&table_rows(heads, rows).join("\n"))
 }
 
-/// The heads and the rows of a table as texts, for whoever prints something between them.
+/// The heading and the rows of a table as texts, for callers that print something between them.
 pub fn table_rows<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> Vec<String> {
     table_text(heads, rows, width())
 }
 
-/// How many columns the terminal has, or `COLUMNS` says; none: nobody looks at it, and a row is a line.
+/// The number of columns of the terminal, or of `COLUMNS`. `None` if the output is not a terminal;
+/// each row is then one line.
 fn width() -> Option<usize> {
     let said =
         std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).filter(|columns| *columns > 0);
@@ -61,7 +62,7 @@ fn table_text<const N: usize>(heads: [&str; N], rows: &[[String; N]], width: Opt
         }
     }
     let width = width.unwrap_or(usize::MAX);
-    // What does not fit beside the others in most rows stands below them in all.
+    // Columns that do not fit beside the others in most rows go below them in all rows.
     let beside = (1..=N).rev().find(|count| span(&widths[..*count]) <= width).unwrap_or(1);
     rows.iter()
         .map(|row| {
@@ -75,13 +76,14 @@ fn table_text<const N: usize>(heads: [&str; N], rows: &[[String; N]], width: Opt
         .collect()
 }
 
-/// How wide columns are with what is between them.
+/// The width of columns including the gaps.
 fn span(widths: &[usize]) -> usize {
     widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1)
 }
 
-/// A row in its columns. If a cell is too long for its column, the next one stands below it, in its own column; where nobody
-/// looks, the others move aside. The last cell goes on below.
+/// A row in its columns. If a cell is too long for its column, the next cell goes on the line
+/// below, in its own column; without a terminal, the following cells shift instead. The last cell
+/// wraps.
 fn row_text(row: &[String], widths: &[usize], width: usize) -> String {
     let Some((last, others)) = row.split_last() else { return String::new() };
     let (mut text, mut start) = (String::new(), 0);
@@ -101,7 +103,7 @@ fn row_text(row: &[String], widths: &[usize], width: usize) -> String {
     text.trim_end().to_owned()
 }
 
-/// Adds a cell that begins at a column and goes on below itself; it begins a new line if it has too little room.
+/// Adds a cell that starts at a column and wraps; starts a new line if there is too little room.
 fn put(text: &mut String, cell: &str, mut start: usize, width: usize) {
     if start > 0 && width.saturating_sub(start) < cell.chars().count().min(LAST_MIN) {
         text.truncate(text.trim_end().len());
@@ -111,7 +113,8 @@ fn put(text: &mut String, cell: &str, mut start: usize, width: usize) {
     text.push_str(&wrapped(cell, width.saturating_sub(start), start));
 }
 
-/// A text in lines of a width, at its spaces; a word that is longer is broken. What follows the first line is moved in.
+/// Wraps a text at spaces to lines of a width; breaks longer words. Indents all lines but the
+/// first.
 fn wrapped(text: &str, width: usize, indent: usize) -> String {
     let (mut out, mut used, width) = (String::new(), 0, width.max(1));
     let new_line = |out: &mut String| {
@@ -139,12 +142,12 @@ fn wrapped(text: &str, width: usize, indent: usize) -> String {
     out
 }
 
-/// Text from outside, safe for a terminal.
+/// Makes text from outside safe for a terminal.
 pub fn escaped(text: &str) -> String {
     hapax::id::Visible(text).to_string()
 }
 
-/// Refuses to go on where nobody can be asked. `why` says what there is to ask about.
+/// Fails if there is no terminal to ask on. `why` says what the question is about.
 pub fn can_ask(why: &str) -> Result<(), Failure> {
     if std::io::stdin().is_terminal() {
         return Ok(());
@@ -152,10 +155,10 @@ pub fn can_ask(why: &str) -> Result<(), Failure> {
     Err(Failure::config(format!("{why}: give --yes (there is no terminal to ask on)")))
 }
 
-/// Asks a person. Anything but a clear yes is no.
+/// Asks for confirmation. Anything but a clear yes is no.
 pub fn asked(question: &str) -> Result<bool, Failure> {
     eprint!("{question} [y/N] ");
-    let _ = std::io::stderr().flush(); // a question that cannot be seen will be answered by nothing
+    let _ = std::io::stderr().flush(); // if the question cannot be shown, no answer follows
     let mut answer = String::new();
     std::io::stdin()
         .read_line(&mut answer)

@@ -1,4 +1,5 @@
-//! `hapax produce`: JSON Lines into a topic, each line with an id that stays the same however often it is sent.
+//! `hapax produce`: publishes JSON Lines to a topic, each line with an id that stays the same
+//! however often it is sent.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
@@ -20,39 +21,41 @@ use crate::failure::Failure;
 use crate::lines::{self, Line};
 use crate::{open, print};
 
-/// Lines published together at most.
+/// The maximum number of lines published together.
 const BATCH: usize = 500;
-/// From so many bytes on a line is the last of its batch: should the bus refuse it, nothing behind it was sent.
+/// A line of at least this many bytes is the last of its batch: if the bus refuses it, no later
+/// line was sent.
 const LARGE_BYTES: usize = 256 * 1024;
-/// The pause before what was not acknowledged is sent again; it doubles.
+/// The pause before resending unacknowledged lines; it doubles.
 const PAUSE_BASE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// Put events from JSON Lines into a topic
+/// Publish events from JSON Lines to a topic
 ///
-/// The id of a line is found as a consumer finds it (`/eventId`, then `/event_id`), or made once
-/// (UUIDv7, in the header `eventId`) and kept over retries.
+/// The id of a line is found as a consumer finds it (`/eventId`, then `/event_id`), or generated
+/// once (UUIDv7, in the header `eventId`) and kept over retries.
 #[derive(Debug, Args)]
 #[command(after_help = "Example: hapax produce --topic orders --create 4 --key /order_id events.jsonl")]
 pub struct ProduceArgs {
-    /// A file of JSON Lines; `-` or none is standard input
+    /// A file of JSON Lines; `-` or none for standard input
     file: Option<PathBuf>,
     /// The topic
     #[arg(long)]
     topic: Topic,
-    /// Make the topic with so many partitions, if it is not there
+    /// Create the topic with this many partitions if it does not exist
     #[arg(long, value_name = "PARTITIONS", value_parser = crate::cli::partitions)]
     create: Option<i32>,
-    /// Where the record's key is (a JSON pointer): lines of one key stay in order
+    /// Where the record's key is (a JSON pointer): lines with the same key stay in order
     #[arg(long, value_name = "POINTER")]
     key: Option<String>,
-    /// Where the id is (a JSON pointer); put in the header `eventId`. A line without it is broken
+    /// Where the id is (a JSON pointer); copied to the header `eventId`. A line without it is
+    /// broken
     #[arg(long, value_name = "POINTER")]
     id: Option<String>,
     /// A header for every record; may be repeated
     #[arg(long, value_name = "NAME=VALUE")]
     header: Vec<String>,
-    /// How long to go on trying while the bus is away
+    /// How long to keep trying while the bus is away
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = crate::cli::duration)]
     patience: Duration,
     /// A longer line is broken
@@ -60,7 +63,7 @@ pub struct ProduceArgs {
     line_bytes_max: usize,
 }
 
-/// Lines on their way, in order.
+/// Lines to be published, in order.
 #[derive(Debug, Default)]
 struct Batch {
     numbers: Vec<u64>,
@@ -78,7 +81,7 @@ impl Batch {
         self.records.drain(..count.min(self.records.len()));
     }
 
-    /// What a failure is about: the line at a place.
+    /// The line at an index, to begin an error message.
     fn line(&self, place: usize) -> String {
         self.numbers.get(place).map_or_else(String::new, |number| format!("line {number}"))
     }
@@ -125,7 +128,7 @@ async fn produce(
     let mut batch = Batch::default();
     let mut ended = None;
     while ended.is_none() {
-        // What is there goes at once; a slow writer's lines do not wait for a full batch.
+        // Send available lines at once, rather than wait for a full batch.
         match lines.recv().await {
             Some(line) => take(maker, line, &mut batch, counts, &mut ended),
             None => break,
@@ -139,7 +142,7 @@ async fn produce(
         publish(args, &**bus, &mut batch, counts).await?;
         if shown {
             eprint!("\r{} published ", counts.published);
-            let _ = std::io::stderr().flush(); // a line that cannot be seen hurts nobody
+            let _ = std::io::stderr().flush(); // nothing is lost if nobody sees the line
         }
     }
     ended.map_or(Ok(()), Err)
@@ -160,8 +163,9 @@ fn take(maker: &Maker, line: Line, batch: &mut Batch, counts: &mut Counts, ended
     }
 }
 
-/// Publishes until all are acknowledged. From the first that was not, all are sent again, so that keys stay in order; their
-/// ids are the same, so whoever consumes them is not fooled. A line that the bus refuses ends it.
+/// Publishes until all lines are acknowledged. Resends everything from the first unacknowledged
+/// line on, so that keys stay in order; the ids are the same, so consumers recognise repeats. A
+/// line that the bus refuses ends the run.
 async fn publish(
     args: &ProduceArgs,
     bus: &dyn Bus,
@@ -176,7 +180,7 @@ async fn publish(
                 if let Some(place) = answers.iter().position(is_refused) {
                     return Err(refused(batch, place, answers, counts));
                 }
-                // What is sent again is sent in order, from the first that was not taken.
+                // Resend in order, from the first line that was not acknowledged.
                 let accepted = answers.iter().take_while(|answer| answer.is_ok()).count();
                 (accepted, answers.into_iter().find_map(Result::err))
             }
@@ -205,7 +209,8 @@ fn is_refused(answer: &hapax::Result<Origin>) -> bool {
     answer.as_ref().is_err_and(|error| !error.is_retryable())
 }
 
-/// A line that the bus will never take: which one, why, and what became of those that were sent with it.
+/// A line that the bus will never accept: which one, why, and what happened to the lines sent with
+/// it.
 fn refused(batch: &Batch, place: usize, answers: Vec<hapax::Result<Origin>>, counts: &mut Counts) -> Failure {
     let taken =
         |answers: &[hapax::Result<Origin>]| answers.iter().filter(|answer| answer.is_ok()).count() as u64;
@@ -221,7 +226,7 @@ fn refused(batch: &Batch, place: usize, answers: Vec<hapax::Result<Origin>>, cou
     failure.about(&format!("{} ({behind} {were} sent with it and {were} published)", batch.line(place)))
 }
 
-/// Makes records of lines.
+/// Turns lines into records.
 struct Maker {
     key: Option<String>,
     id: Option<IdChain>,
@@ -254,7 +259,7 @@ impl Maker {
         })
     }
 
-    /// The record of a line, and whether its id was made here.
+    /// The record of a line, and whether its id was generated.
     fn record(&self, line: Vec<u8>) -> Result<(Record, bool), String> {
         let value: Value = serde_json::from_slice(&line).map_err(|e| format!("it is not JSON ({e})"))?;
         let payload = Bytes::from(line);
@@ -269,7 +274,7 @@ impl Maker {
             }
             None => match self.chain.find(&self.headers, &payload, None) {
                 Ok(_) => (None, false),
-                // One that is there but cannot be one is a mistake in the line, not a reason to make another.
+                // An invalid id is a mistake in the line, not a reason to generate one.
                 Err(error) if has_id(&value) => return Err(error.to_string()),
                 Err(_) => (Some(EventId::now_v7()), true),
             },
@@ -311,7 +316,8 @@ mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
 
-    /// Loses the acknowledgement of the second record of the first batch, and everything of the second batch.
+    /// Loses the acknowledgement of the second record of the first batch, and everything of the
+    /// second batch.
     struct Forgetful {
         bus: MemoryBus,
         sent: Mutex<Vec<Vec<Record>>>,
@@ -366,7 +372,7 @@ mod tests {
         let mut batch = Batch { numbers: vec![1, 2, 3], records: all.clone() };
         let mut counts = Counts::default();
         publish(&args, &bus, &mut batch, &mut counts).await.unwrap();
-        // From the first that was not acknowledged on, the same records again: same ids, same order.
+        // From the first unacknowledged one on, the same records again: same ids, same order.
         let sent = bus.sent.lock().unwrap();
         assert_eq!(*sent, [all.clone(), all[1..].to_vec(), all[1..].to_vec()]);
         assert!(all.iter().all(|record| record.headers.get("eventId").is_some()));

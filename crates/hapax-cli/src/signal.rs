@@ -1,8 +1,8 @@
 //! Ctrl-C and SIGTERM: end at once, but not in the middle of a line.
 //!
-//! There is nothing to undo: every command is safe to kill at any moment (`filter` writes before it records). The gate
-//! only keeps an orderly end from tearing an output line. A command that has something to finish (`consume`) takes the
-//! signals over.
+//! Nothing needs to be undone: every command is safe to kill at any moment (`filter` writes before
+//! it records). The gate only keeps an orderly exit from cutting off an output line. Commands that
+//! have something to finish (`consume`) take over the signals.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
@@ -11,22 +11,22 @@ use tokio::sync::mpsc;
 
 use crate::failure::Failure;
 
-/// How long a command that was told twice may still take.
+/// How long a command may still run after a second signal.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
-/// Held while output is being written.
+/// Held while output is written.
 #[derive(Debug, Clone, Default)]
 pub struct Gate(Arc<Mutex<()>>, Arc<Mutex<Option<mpsc::UnboundedSender<i32>>>>);
 
 impl Gate {
-    /// Keeps the process from ending by a signal while the guard lives (for a second at most: a reader that takes
-    /// nothing must not make us immortal).
+    /// Prevents a signal from ending the process while the guard lives, for one second at most: a
+    /// reader that never reads must not keep the process alive.
     pub fn hold(&self) -> MutexGuard<'_, ()> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on signals do not end the process but are told here, by the exit code they lead to. After a second one the
-    /// process has three more seconds.
+    /// From now on a signal no longer ends the process; it is sent to the returned channel as its
+    /// exit code. After a second signal the process has three more seconds.
     pub fn take_signals(&self) -> mpsc::UnboundedReceiver<i32> {
         let (tell, told) = mpsc::unbounded_channel();
         *self.1.lock().unwrap_or_else(PoisonError::into_inner) = Some(tell);
@@ -43,7 +43,7 @@ impl Gate {
     }
 }
 
-/// Ends the process with 130 or 143 when a signal comes.
+/// Ends the process with 130 or 143 when a signal arrives.
 pub fn listen(runtime: &tokio::runtime::Runtime) -> Result<Gate, Failure> {
     let gate = Gate::default();
     let seen = gate.clone();
@@ -103,7 +103,7 @@ impl Signals {
     }
 
     async fn wait(&mut self) -> i32 {
-        // Without the handler the system's own way of ending us remains.
+        // If the handler cannot be installed, the system's default remains.
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending::<()>().await;
         }

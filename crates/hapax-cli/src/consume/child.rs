@@ -1,4 +1,4 @@
-//! One child: started, spoken with, watched, and started again when it ends.
+//! One child process: starts it, exchanges lines with it, watches it, and restarts it when it ends.
 
 use std::collections::{HashMap, VecDeque};
 use std::process::{ExitStatus, Stdio};
@@ -17,26 +17,27 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::exec::{Common, Lingering, Order, Request, Seat};
 
-/// A child whose input has ended is killed after so long.
+/// How long a child may run on after its input has ended; then it is killed.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
-/// What a child wrote before it ended is read for so long.
+/// How long to keep reading the output of a child that has ended.
 const LAST_WORDS: Duration = Duration::from_millis(500);
-/// The pause before a child that ended is started again; it doubles.
+/// The pause before a child is restarted; it doubles.
 const PAUSE_BASE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
-/// So many children in a row that ended without one reply, and never a reply before: the command does not work. More than the
-/// usual number of attempts, so that one event that kills its handler is dead before.
+/// The command does not work if this many children in a row end without a reply and there never was
+/// one. This is more than the usual number of attempts, so that an event that kills its handler is
+/// dead before.
 const MUTE_ENDS_MAX: u32 = 10;
-/// A longer line is no reply.
+/// A longer line is not a reply.
 const LINE_BYTES_MAX: usize = 1024 * 1024;
 
 type Orders = mpsc::UnboundedReceiver<Order>;
 
-/// Keeps one child running until nobody has orders for it any more.
+/// Keeps one child running until its orders end.
 pub(super) async fn supervise(command: String, mut orders: Orders, seat: Weak<Seat>, common: Arc<Common>) {
     let mut waiting = VecDeque::new();
     let mut pause = PAUSE_BASE;
-    let mut mute_ends = Some(0); // none once there was a reply
+    let mut mute_ends = Some(0); // `None` after the first reply
     loop {
         let mut life = match Life::start(&command, &seat, &common) {
             Ok(life) => life,
@@ -75,15 +76,16 @@ pub(super) async fn supervise(command: String, mut orders: Orders, seat: Weak<Se
     }
 }
 
-/// Whether a command that has never replied is not worth another start.
+/// Whether not to restart a command that has never replied.
 fn is_unfit(status: Option<ExitStatus>, ends: u32, given: bool) -> bool {
-    // The shell's own words for "it cannot be run" and "there is no such command".
+    // The shell's exit codes for "cannot be run" and "not found".
     let unknown = matches!(status.and_then(|status| status.code()), Some(126 | 127));
     unknown || (ends == 1 && !given) || ends >= MUTE_ENDS_MAX
 }
 
-/// Waits before the next start. What comes meanwhile comes again, as waiting would use up its time; what is run at most once cannot,
-/// and waits. False: nobody has orders any more.
+/// Waits before the next start. Leased requests that arrive meanwhile fail uncounted and are
+/// retried, because waiting would use up their time. At-most-once requests cannot be retried, so
+/// they wait. Returns false if the orders have ended.
 async fn rest(pause: Duration, orders: &mut Orders, waiting: &mut VecDeque<Request>) -> bool {
     let until = Instant::now() + pause;
     loop {
@@ -94,7 +96,7 @@ async fn rest(pause: Duration, orders: &mut Orders, waiting: &mut VecDeque<Reque
                 Some(Order::Run(request)) if request.leased.is_some() => {
                     let left = until.saturating_duration_since(Instant::now());
                     let again = Failed::uncounted("the handler is being started again", left);
-                    let _ = request.reply.send(Err(again)); // nobody may wait any more
+                    let _ = request.reply.send(Err(again)); // the caller may have stopped waiting
                 }
                 Some(Order::Run(request)) => waiting.push_back(request),
                 Some(Order::Cancel(id, token, _)) => waiting.retain(|r| r.id != id || r.token != token),
@@ -107,7 +109,7 @@ fn described(status: Option<ExitStatus>) -> String {
     status.map_or_else(|| "was killed".to_owned(), |status| format!("ended with {status}"))
 }
 
-/// Whoever waits for a reply, and what he has leased.
+/// A caller that waits for a reply, and the identity it has leased.
 struct Waits {
     reply: oneshot::Sender<Handled>,
     leased: Option<Identity>,
@@ -120,7 +122,7 @@ struct Life {
     write: Option<mpsc::UnboundedSender<String>>,
     lines: mpsc::Receiver<Option<Vec<u8>>>,
     in_flight: HashMap<(String, i64), Waits>,
-    /// Cancelled and not reacted to, with the moment at which patience ends.
+    /// Cancelled, without a reaction from the child yet; each with its deadline.
     cancelled: HashMap<(String, i64), (Instant, Lingering)>,
     given: bool,
     replied: bool,
@@ -155,7 +157,8 @@ impl Life {
         })
     }
 
-    /// Speaks with the child until it ends (how it ended; none: it was killed), or until nobody has orders any more (none).
+    /// Exchanges lines with the child until it ends (returns how; none if it was killed), or until
+    /// the orders end (returns none).
     async fn live(&mut self, orders: &mut Orders) -> Option<Option<ExitStatus>> {
         let mut status = None;
         let mut last_words: Option<Instant> = None;
@@ -188,7 +191,7 @@ impl Life {
             }
         }
         self.takes(0);
-        // Whatever it started goes with it.
+        // Kill everything that it started as well.
         kill_group(self.group);
         if status.is_none() {
             let waited = timeout(CLOSE_GRACE, self.child.wait()).await;
@@ -199,7 +202,8 @@ impl Life {
         Some(status)
     }
 
-    /// What was in hand alone has killed it, or might as well have; of several nobody knows which did, and none is charged for it.
+    /// A request that was in flight alone is charged with the death of the child. Of several, any
+    /// may be to blame, so none is charged.
     fn settle_death(&mut self, how: &str) {
         let in_hand = self.in_flight.len() + self.cancelled.len();
         for (_, Waits { reply, leased }) in self.in_flight.drain() {
@@ -213,7 +217,7 @@ impl Life {
             if let Some(leased) = leased {
                 self.common.suspect(leased);
             }
-            let _ = reply.send(Err(failed)); // nobody may wait any more
+            let _ = reply.send(Err(failed)); // the caller may have stopped waiting
         }
     }
 
@@ -238,7 +242,7 @@ impl Life {
     }
 
     fn write(&self, line: String) {
-        // A child that does not read any more is about to end; that is seen elsewhere.
+        // A child that no longer reads is about to end; `live` notices that.
         let _ = self.write.as_ref().map(|write| write.send(line));
     }
 
@@ -264,7 +268,7 @@ impl Life {
             if let Some(leased) = &waits.leased {
                 self.common.acquit(leased);
             }
-            let _ = waits.reply.send(reply.handled); // nobody may wait any more
+            let _ = waits.reply.send(reply.handled); // the caller may have stopped waiting
         } else if self.cancelled.remove(&key).is_some() {
             self.tell_health();
             self.common.ignore(&format!("event {:?} was cancelled before this reply", key.0));
@@ -273,7 +277,7 @@ impl Life {
         }
     }
 
-    /// It takes so many requests at once from now on.
+    /// Sets how many requests it takes at once.
     fn takes(&self, at_once: usize) {
         if let Some(seat) = self.seat.upgrade() {
             seat.takes(if seat.is_shared() { at_once } else { at_once.min(1) });
@@ -286,7 +290,7 @@ impl Life {
         }
     }
 
-    /// Its input ends; it may end by itself, then it is killed.
+    /// Closes its input, gives it time to end, and then kills it.
     async fn close(&mut self) {
         self.write = None;
         let _ = timeout(CLOSE_GRACE, self.child.wait()).await;
@@ -306,7 +310,8 @@ impl Drop for Life {
 #[cfg(unix)]
 fn shell(command: &str) -> Command {
     let mut shell = Command::new("/bin/sh");
-    // A group of its own: it is ended with all it started, and a terminal's Ctrl-C is ours alone to handle.
+    // A separate process group, so that it can be killed with everything it started, and Ctrl-C in
+    // a terminal reaches only us.
     shell.arg("-c").arg(command).process_group(0);
     shell
 }
@@ -322,25 +327,25 @@ fn shell(command: &str) -> Command {
 pub(super) fn kill_group(group: u32) {
     use rustix::process::{Pid, Signal, kill_process_group};
     if let Some(group) = i32::try_from(group).ok().and_then(Pid::from_raw) {
-        // One that is gone already needs no killing.
+        // The group may be gone already.
         let _ = kill_process_group(group, Signal::KILL);
     }
 }
 
 #[cfg(not(unix))]
 pub(super) fn kill_group(_group: u32) {
-    // Children are killed when they are dropped.
+    // Dropping a child kills it.
 }
 
 async fn write_lines(mut input: ChildStdin, mut lines: mpsc::UnboundedReceiver<String>) {
     while let Some(line) = lines.recv().await {
         if input.write_all(line.as_bytes()).await.is_err() {
-            return; // the child is about to end; that is seen where its end is
+            return; // the child is about to end, which is noticed elsewhere
         }
     }
 }
 
-/// Sends whole lines; none for one that is too long.
+/// Sends whole lines; `None` for a line that is too long.
 async fn read_lines(output: ChildStdout, lines: mpsc::Sender<Option<Vec<u8>>>) {
     let mut output = BufReader::new(output);
     let mut line = Vec::new();
@@ -348,7 +353,7 @@ async fn read_lines(output: ChildStdout, lines: mpsc::Sender<Option<Vec<u8>>>) {
     loop {
         let Ok(chunk) = output.fill_buf().await else { return };
         if chunk.is_empty() {
-            return; // a line without its end is no line
+            return; // ignore an unterminated line
         }
         let end = memchr::memchr(b'\n', chunk);
         let taken = end.map_or(chunk.len(), |end| end + 1);

@@ -1,4 +1,4 @@
-//! Where the parts of an event are, for producers with names of their own.
+//! Flags for producers that use their own names for the parts of an event.
 
 use clap::Args;
 use hapax::consumer::{Decoder, Places};
@@ -6,23 +6,24 @@ use hapax::id::{IdChain, IdSource};
 
 use crate::failure::Failure;
 
-/// Each takes a JSON pointer into the payload (`/order/id`) or `header:NAME`; without it the usual names are tried
-/// (docs/handlers.md).
+/// Each takes a JSON pointer into the payload (`/order/id`) or `header:NAME`; by default the usual
+/// names are tried (docs/handlers.md).
 #[derive(Debug, Args)]
 #[allow(clippy::struct_field_names, reason = "they are named as their flags are")]
 pub(super) struct PlaceArgs {
-    /// Where the id is: a JSON pointer, header:NAME, `cloudevent` (its source and id), `sha256` (of the payload) or `offset`
-    /// (catches redelivery only). Repeat it to try several in order [default: header idempotency_key or eventId, cloudevent, then
-    /// /eventId, /event_id]
+    /// Where the id is: a JSON pointer, header:NAME, `cloudevent` (its source and id), `sha256` (of
+    /// the payload) or `offset` (catches redelivery only). Repeat to try several in order [default:
+    /// header idempotency_key or eventId, cloudevent, then /eventId, /event_id]
     #[arg(long, value_name = "PLACE")]
     id_at: Vec<String>,
-    /// Where the aggregate is, such as /order_id or header:order [default: /aggregate_id and the like]
+    /// Where the aggregate is, such as /order_id or header:order [default: /aggregate_id and
+    /// similar]
     #[arg(long, value_name = "PLACE")]
     aggregate_at: Option<String>,
-    /// Where the number within the aggregate is [default: /sequence_number, /seq and the like]
+    /// Where the number within the aggregate is [default: /sequence_number, /seq and similar]
     #[arg(long, value_name = "PLACE")]
     seq_at: Option<String>,
-    /// Where the kind is [default: header ce_type, /event_type and the like]
+    /// Where the kind is [default: header ce_type, /event_type and similar]
     #[arg(long, value_name = "PLACE")]
     kind_at: Option<String>,
     /// Where the tenant is [default: header tenant_id]

@@ -1,13 +1,16 @@
-//! Handlers as children: who gets which request, and what becomes of requests nobody waits for any more.
+//! Handlers as child processes: assigns requests to children, and cancels those that are no longer
+//! needed.
 //!
-//! A child has one request at a time, or as many as it says it takes. A request is sent when there is room for it, and only
-//! then does its time begin: what waits here waits for a permit, under a lease that is extended meanwhile. What was cancelled
-//! takes up room until the child has reacted.
+//! A child handles one request at a time, or as many as it announces. A request is sent only when
+//! there is room for it, and only then does its timeout begin. Until then its event waits for a
+//! permit, under a lease that is extended meanwhile. A cancelled request takes up room until the
+//! child reacts.
 //!
-//! A child that dies takes all it had in hand with it, and one of them may have killed it. None of them is charged for that: each is
-//! suspect, and runs again in a child of its own kind, the *apart* one, which has one request at a time. A death there is that
-//! event's own. What is suspect is remembered by this process alone: if that dies too, the ledger knows what was running, and the
-//! library runs it again with nothing beside it in the whole process.
+//! If a child dies with several requests in flight, any of them may have killed it. None is
+//! charged: each becomes a suspect, and runs again in a separate child, the *apart* one, which
+//! handles one request at a time. A death there is charged to that event. Only this process
+//! remembers suspects; if it dies too, the ledger knows what was running, and the library runs
+//! those events one at a time with nothing else in the process.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
@@ -24,36 +27,37 @@ use tokio::task::JoinSet;
 use super::child;
 use crate::failure::Failure;
 
-/// A command that does not work mostly ends at once; so long is it watched before events are taken.
+/// How long to watch a new child before taking events: a command that does not work usually ends at
+/// once.
 const START_WATCHED: Duration = Duration::from_millis(200);
 
-/// Several children of one command.
+/// The children of one command.
 pub struct Pool {
     command: String,
     seats: Mutex<Vec<Arc<Seat>>>,
-    /// The child for suspects, once there was one.
+    /// The child for suspects, created on first use.
     apart: tokio::sync::Mutex<Option<Arc<Seat>>>,
-    /// Whoever has the lock has that child to himself.
+    /// Locked while a suspect uses that child.
     alone: Arc<tokio::sync::Mutex<()>>,
     numbers: AtomicI64,
     pub(super) common: Arc<Common>,
     tasks: tokio::sync::Mutex<JoinSet<()>>,
 }
 
-/// A child, as requests see it.
+/// A child as seen by requests.
 pub(super) struct Seat {
     orders: mpsc::UnboundedSender<Order>,
-    /// What it has in hand, what was cancelled and not reacted to among it.
+    /// Requests in flight, including cancelled ones without a reaction yet.
     load: AtomicUsize,
     /// How many requests it takes at once; 0 while it does not run.
     takes: AtomicUsize,
-    /// It was told to cancel something and has not reacted yet.
+    /// Whether it has yet to react to a cancellation.
     pub(super) unwell: AtomicBool,
-    /// Whose room it is part of; none: it is the one for suspects.
+    /// The pool whose room it counts towards; `None` for the child of the suspects.
     room: Option<Arc<Common>>,
 }
 
-/// How much the children take together, and how much of that is taken.
+/// How many requests the children take together, and how many places are taken.
 #[derive(Default)]
 struct Room {
     places: usize,
@@ -61,7 +65,7 @@ struct Room {
     closed: bool,
 }
 
-/// A place in a child's hands; dropped, it is free.
+/// A place in a child; dropping it frees the place.
 struct Place(Arc<Common>);
 
 impl Drop for Place {
@@ -70,7 +74,7 @@ impl Drop for Place {
     }
 }
 
-/// What was cancelled and still takes up room.
+/// A cancelled request that still takes up room.
 pub(super) struct Lingering {
     seat: Weak<Seat>,
     _place: Option<Place>,
@@ -84,12 +88,13 @@ impl Drop for Lingering {
     }
 }
 
-/// What children share.
+/// State shared by all children.
 pub(super) struct Common {
-    /// A child that does not react to a cancel for so long is killed, with whatever it started.
+    /// How long a child may take to react to a cancellation before it is killed, with everything it
+    /// started.
     pub(super) cancel_grace: Duration,
     pub(super) restarts: AtomicU64,
-    /// Whether any child has ever replied: then the command works.
+    /// Whether any child has ever replied, which shows that the command works.
     pub(super) replied: AtomicBool,
     room: Mutex<Room>,
     room_changed: Notify,
@@ -99,7 +104,7 @@ pub(super) struct Common {
     broken: watch::Sender<Option<String>>,
 }
 
-/// What a child is to do.
+/// An instruction to a child.
 pub(super) enum Order {
     Run(Request),
     Cancel(String, i64, Lingering),
@@ -109,14 +114,14 @@ pub(super) enum Order {
 pub(super) struct Request {
     pub(super) id: String,
     pub(super) token: i64,
-    /// What it is leased as; none if it is run at most once.
+    /// The leased identity; `None` if it runs at most once.
     pub(super) leased: Option<Identity>,
     pub(super) line: String,
     pub(super) reply: oneshot::Sender<Handled>,
 }
 
 impl Pool {
-    /// Starts the children. A command that ends at once is an error before anything was consumed.
+    /// Starts the children. Fails if the command ends at once, before anything is consumed.
     pub async fn start(command: &str, children: usize, cancel_grace: Duration) -> Result<Arc<Self>, Failure> {
         if command.trim().is_empty() {
             return Err(Failure::config("--exec is blank; it takes a command"));
@@ -153,7 +158,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Ends when the command turns out not to work, with a sentence.
+    /// Returns an explanation once the command turns out not to work.
     pub async fn broken(&self) -> String {
         let mut broken = self.common.broken.subscribe();
         match broken.wait_for(Option::is_some).await {
@@ -162,17 +167,17 @@ impl Pool {
         }
     }
 
-    /// How often children were started again, and how many replies were ignored.
+    /// How often children were restarted, and how many replies were ignored.
     pub fn counts(&self) -> (u64, u64) {
         (self.common.restarts.load(Ordering::Relaxed), self.common.ignored.load(Ordering::Relaxed))
     }
 
-    /// From now on no request begins: what waits for room is given back.
+    /// Lets no more requests begin; those waiting for a permit get none.
     pub fn drain(&self) {
         self.common.room(|room| room.closed = true);
     }
 
-    /// Ends all children and waits for them: their input ends, and what does not follow is killed.
+    /// Ends all children and waits for them: closes their input, and kills those that do not end.
     pub async fn close(&self) {
         self.drain();
         self.seats.lock().unwrap_or_else(PoisonError::into_inner).clear();
@@ -181,14 +186,15 @@ impl Pool {
         while tasks.join_next().await.is_some() {}
     }
 
-    /// Kills all children and whatever they started.
+    /// Kills all children and everything they started.
     pub fn kill(&self) {
         for group in self.common.groups.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             child::kill_group(*group);
         }
     }
 
-    /// A place with the child that has the least to do; one that does not react gets nothing while there are others.
+    /// Takes a place with the least loaded child. One that has yet to react to a cancellation is
+    /// chosen last.
     fn seat(&self) -> Result<Option<Arc<Seat>>, Failed> {
         let seats = self.seats.lock().unwrap_or_else(PoisonError::into_inner);
         if seats.is_empty() {
@@ -203,8 +209,9 @@ impl Pool {
         Ok(seat)
     }
 
-    /// Whoever has a permit finds a place, unless a child ended just now. Then a leased run comes again, as waiting here would
-    /// use up its time; what is run at most once cannot, and waits.
+    /// Sends a request to a shared child. A permit guarantees a place unless a child has just
+    /// ended. Then a leased request fails uncounted and is retried, because waiting here would use
+    /// up its time; an at-most-once request cannot be retried, so it waits.
     async fn apply_beside_others(&self, request: Request, replied: oneshot::Receiver<Handled>) -> Handled {
         loop {
             let changed = self.common.room_changed.notified();
@@ -218,7 +225,7 @@ impl Pool {
         }
     }
 
-    /// Runs a suspect with nothing beside it.
+    /// Runs a suspect alone in its child.
     async fn apply_alone(&self, request: Request, replied: oneshot::Receiver<Handled>) -> Handled {
         if self.seats.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
             return Err(ended()); // closed
@@ -240,7 +247,7 @@ impl Pool {
     }
 }
 
-/// Between two questions whether it is one's turn to run alone.
+/// The pause before a request that found no free child is retried.
 const TURN_PAUSE: Duration = Duration::from_millis(50);
 
 fn ended() -> Failed {
@@ -257,14 +264,14 @@ impl Seat {
             unwell: AtomicBool::new(false),
             room: shared.then(|| Arc::clone(common)),
         });
-        seat.takes(1); // its child is started right away
+        seat.takes(1); // its child starts right away
         let supervised =
             child::supervise(command.to_owned(), taken, Arc::downgrade(&seat), Arc::clone(common));
         tasks.spawn(supervised);
         seat
     }
 
-    /// It takes so many requests at once from now on.
+    /// Sets how many requests it takes at once.
     pub(super) fn takes(&self, now: usize) {
         let before = self.takes.swap(now, Ordering::Relaxed);
         if let Some(common) = &self.room {
@@ -272,12 +279,13 @@ impl Seat {
         }
     }
 
-    /// Whether it shares the work; one that does not has one request at a time, whatever it takes.
+    /// Whether it is one of the shared children. The other one gets one request at a time, whatever
+    /// it announces.
     pub(super) fn is_shared(&self) -> bool {
         self.room.is_some()
     }
 
-    /// Sends a request for which there is a place.
+    /// Sends a request that has a place.
     async fn ask(self: Arc<Self>, request: Request, replied: oneshot::Receiver<Handled>) -> Handled {
         let mut ticket = Ticket { seat: self, id: request.id.clone(), token: request.token, answered: false };
         ticket.seat.orders.send(Order::Run(request)).map_err(|_| ended())?;
@@ -332,7 +340,8 @@ impl Permits for Pool {
     }
 }
 
-/// Dropped without an answer (a timeout, a lost lease, a stop), it tells the child.
+/// Cancels the request in the child when dropped without an answer (a timeout, a lost lease, a
+/// stop).
 struct Ticket {
     seat: Arc<Seat>,
     id: String,
@@ -346,7 +355,7 @@ impl Drop for Ticket {
             self.seat.load.fetch_sub(1, Ordering::Relaxed);
             return;
         }
-        // The permit ends with this; what the child still has in hand takes up room until it has reacted.
+        // The permit ends here, but the request takes up room until the child reacts.
         let place = self.seat.room.as_ref().map(|common| {
             common.room(|room| room.taken += 1);
             Place(Arc::clone(common))
@@ -357,11 +366,11 @@ impl Drop for Ticket {
     }
 }
 
-/// More suspects than this are forgotten, and may take others with them once more.
+/// Beyond this many, all suspects are forgotten, and may kill a shared child once more.
 const SUSPECTS_MAX: usize = 10_000;
 
 impl Common {
-    /// Looks at the room or changes it; whoever waits for some looks again.
+    /// Reads or changes the room, and wakes waiting requests if there is more of it.
     fn room<T>(&self, change: impl FnOnce(&mut Room) -> T) -> T {
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         let before = (room.places, room.taken, room.closed);
@@ -372,7 +381,7 @@ impl Common {
         told
     }
 
-    /// Ends when no request begins any more.
+    /// Returns once no more requests begin.
     async fn closed(&self) {
         loop {
             let changed = self.room_changed.notified();
@@ -383,7 +392,7 @@ impl Common {
         }
     }
 
-    /// It was in hand when a child died.
+    /// Notes a request that was in flight when a child died.
     pub(super) fn suspect(&self, leased: Identity) {
         let mut suspects = self.suspects.lock().unwrap_or_else(PoisonError::into_inner);
         if suspects.len() >= SUSPECTS_MAX {
@@ -392,7 +401,7 @@ impl Common {
         suspects.insert(leased);
     }
 
-    /// It was answered.
+    /// Clears a suspect that was answered.
     pub(super) fn acquit(&self, leased: &Identity) {
         self.suspects.lock().unwrap_or_else(PoisonError::into_inner).remove(leased);
     }
@@ -401,12 +410,13 @@ impl Common {
         self.suspects.lock().unwrap_or_else(PoisonError::into_inner).contains(leased)
     }
 
-    /// The command does not work.
+    /// Reports that the command does not work.
     pub(super) fn give_up(&self, sentence: String) {
         self.broken.send_replace(Some(sentence));
     }
 
-    /// A reply that nobody waits for, or that is none: told once, counted always.
+    /// Ignores a line that is not a reply or that no request waits for: reported once, always
+    /// counted.
     pub(super) fn ignore(&self, why: &str) {
         if self.ignored.fetch_add(1, Ordering::Relaxed) == 0 {
             eprintln!("hapax: a line from the handler was ignored: {why}; more such lines are only counted");

@@ -1,7 +1,8 @@
-//! `hapax consume`: a handler in any language for every event of a topic, each taking effect once.
+//! `hapax consume`: runs a handler in any language for every event of a topic, each with effect
+//! once.
 //!
-//! The library's consumer does the work; here is what surrounds it: the handler (`exec`, `child`, or the library's HTTP
-//! sink), signals, the progress line and the counts at the end.
+//! The library's consumer does the work. This module adds the handler (`exec`, `child`, or the
+//! library's HTTP sink), signals, the progress line and the final counts.
 
 mod child;
 mod decode;
@@ -30,8 +31,8 @@ use exec::Pool;
 
 /// Run a handler for every event of a topic: each takes effect once
 ///
-/// A delivery that comes again does not run again; what fails is retried with growing pauses and ends in the dead letters
-/// (`hapax dead`).
+/// A repeated delivery does not run again; what fails is retried with growing pauses and ends in
+/// the dead letters (`hapax dead`).
 ///
 /// Handlers speak JSON, version 1, over HTTP or on standard input and output: docs/handlers.md.
 #[derive(Debug, Args)]
@@ -48,19 +49,21 @@ pub struct ConsumeArgs {
     /// The topic; may be repeated
     #[arg(long, required = true)]
     topic: Vec<Topic>,
-    /// Whose effect it is: two consumers with one scope share the work [default: dedup.default_scope_id]
+    /// Whose effect it is: consumers with the same scope share the work [default:
+    /// dedup.default_scope_id]
     #[arg(long)]
     scope: Option<Scope>,
     /// POST each event to this URL
     #[arg(long, value_name = "URL")]
     http: Option<String>,
-    /// Run this command (by the shell) and speak with it in JSON Lines
+    /// Run this command in a shell and exchange JSON Lines with it
     #[arg(long, value_name = "CMD")]
     exec: Option<String>,
     /// The consumer group [default: the scope]
     #[arg(long)]
     group: Option<String>,
-    /// Every process gets every event: needs a --scope of its own for each, with a name that stays over restarts
+    /// Every process gets every event: each needs its own --scope, with a name that stays the same
+    /// across restarts
     #[arg(long, conflicts_with = "group")]
     broadcast: bool,
     #[command(flatten)]
@@ -68,14 +71,15 @@ pub struct ConsumeArgs {
     /// Only events of this kind; may be repeated
     #[arg(long)]
     kind: Vec<Kind>,
-    /// How many events are claimed and handled at once (consumer.concurrency); a child of --exec gets one at a time, unless it
-    /// says that it takes more
+    /// How many events are claimed and handled at once (consumer.concurrency); a child of --exec
+    /// gets one at a time, unless it announces more
     #[arg(long, value_name = "N")]
     concurrency: Option<String>,
     /// How many children --exec runs (consumer.workers)
     #[arg(long, value_name = "N", alias = "handlers", conflicts_with = "http")]
     workers: Option<String>,
-    /// How long handling one event may take, such as 30s, from when it is sent (consumer.handler_timeout_ms)
+    /// How long handling one event may take from when it is sent, such as 30s
+    /// (consumer.handler_timeout_ms)
     #[arg(long, value_name = "TIME", value_parser = crate::cli::duration)]
     timeout: Option<Duration>,
     /// How events of one aggregate follow each other; needs --on-dead
@@ -87,27 +91,29 @@ pub struct ConsumeArgs {
     /// Strict order begins with this seq [default: whatever comes first]
     #[arg(long, value_name = "SEQ", requires = "order")]
     first_seq: Option<u64>,
-    /// Never run an event twice: what fails is lost (and listed), not retried
+    /// Never run an event twice: what fails is listed as lost, not retried
     #[arg(long)]
     at_most_once: bool,
-    /// While the ledger is away: pause, fail_fast or dead_letter (consumer.outage). What dead_letter copies to the
-    /// dead-letter topic the ledger never heard of, so `hapax dead` cannot redrive it: publish it again yourself
+    /// While the ledger is away: pause, fail_fast or dead_letter (consumer.outage). The ledger has
+    /// no record of events that dead_letter copies to the dead-letter topic, so `hapax dead` cannot
+    /// redrive them: publish them again yourself
     #[arg(long, value_name = "POLICY")]
     outage: Option<String>,
     /// A filter in front of the ledger, such as redis://localhost (window.url)
     #[arg(long, value_name = "URL")]
     window: Option<String>,
-    /// Where a group begins that has committed nothing
+    /// Where a group without committed offsets begins
     #[arg(long, value_enum, default_value_t = From::Earliest)]
     from: From,
-    /// End with exit code 0 once nothing has come for so many seconds; what waits in the ledger for a far retry does not count
+    /// Exit with code 0 once nothing has arrived for this many seconds; events that wait in the
+    /// ledger for a distant retry do not count
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     until_idle: Option<Duration>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Order {
-    /// Never backwards: what arrives after a later one is stale
+    /// Never go backwards: an event that arrives after a later one is stale
     Latest,
     /// n+1 follows n, nothing else
     Strict,
@@ -117,7 +123,7 @@ enum Order {
 enum Dead {
     /// Its successors wait until it is redriven or dropped
     Park,
-    /// Its successors go on
+    /// Its successors continue
     Skip,
 }
 
@@ -125,7 +131,7 @@ enum Dead {
 enum From {
     /// With the oldest record
     Earliest,
-    /// With what comes from now on
+    /// With records that arrive from now on
     Latest,
 }
 
@@ -184,7 +190,7 @@ fn http_sink(_: &str) -> Result<Arc<dyn Sink>, Failure> {
     Err(Failure::not_built_in("HTTP", "http"))
 }
 
-/// Flags are settings like others: the same checks, the same messages.
+/// Treats flags as settings, with the same checks and messages.
 fn config(global: &Global, args: &ConsumeArgs) -> Result<Config, Failure> {
     let timeout = args.timeout.map(|timeout| timeout.as_millis().to_string());
     global.load_with(&[
@@ -274,7 +280,7 @@ async fn consume(
     }
 }
 
-/// What was done, for people on standard error, for tools on standard output.
+/// Reports the counts: for people on standard error, for tools on standard output.
 fn report(global: &Global, counts: &hapax::consumer::Counts, pool: Option<&Pool>) -> Result<(), Failure> {
     let (restarts, ignored) = pool.map_or((0, 0), Pool::counts);
     let counts: BTreeMap<_, _> = counts.iter().map(|(how, count)| (how.label(), *count)).collect();

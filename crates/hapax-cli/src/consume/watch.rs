@@ -1,4 +1,4 @@
-//! What goes on around a running consumer: signals, the progress line, an end when nothing comes.
+//! Watches a running consumer: signals, the progress line, and the end when nothing arrives.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use crate::cli::Global;
 use crate::exporters::Metrics;
 use crate::failure::Failure;
 
-/// How often it is looked at.
+/// How often to check progress.
 const TICK: Duration = Duration::from_millis(100);
-/// How often the line changes.
+/// How often to redraw the line.
 const SHOWN_EVERY: Duration = Duration::from_millis(500);
-/// How often metrics are written.
+/// How often to write metrics.
 const WRITTEN_EVERY: Duration = Duration::from_secs(5);
-/// So long may a group take to give out its partitions before "nothing has come" counts.
+/// How long a group may take to assign partitions before idle time counts.
 const JOINING_MAX: Duration = Duration::from_secs(20);
 
 pub(super) struct Watch<'m> {
@@ -60,7 +60,8 @@ impl<'m> Watch<'m> {
         }
     }
 
-    /// Waits for the end. The first signal drains, a second one ends at once. Answers what was done, and the exit code.
+    /// Waits for the end. The first signal drains, a second one ends at once. Returns the counts
+    /// and the exit code.
     pub(super) async fn until_ended(
         mut self,
         mut running: JoinHandle<Ended>,
@@ -116,7 +117,8 @@ impl<'m> Watch<'m> {
         let progress = self.handle.progress();
         let passed: u64 = progress.passed.values().sum();
         let now = Instant::now();
-        // What was parked may have its turn with what just passed: it is quiet when the ledger was looked at since.
+        // Progress may have released parked events: the consumer is idle only if the ledger was
+        // checked since.
         let busy = progress.in_flight > 0 || (self.last_change.is_some() && !progress.at_rest);
         if passed != self.last || busy {
             self.last = passed;
@@ -149,7 +151,7 @@ impl<'m> Watch<'m> {
                 progress.held,
                 words.join(", ")
             );
-            let _ = std::io::stderr().flush(); // a line that cannot be seen hurts nobody
+            let _ = std::io::stderr().flush(); // nothing is lost if nobody sees the line
         }
     }
 
@@ -160,7 +162,7 @@ impl<'m> Watch<'m> {
     }
 }
 
-/// Ends when the pool's command turns out not to work; never without a pool.
+/// Returns when the pool's command turns out not to work; never without a pool.
 async fn broken_of(pool: Option<&Pool>) -> String {
     match pool {
         Some(pool) => pool.broken().await,

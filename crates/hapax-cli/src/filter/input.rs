@@ -1,4 +1,5 @@
-//! Reads files in a thread of its own: big reads, cut at the last newline, ids found while the lines are still in cache.
+//! Reads files in a separate thread: large reads, cut at the last newline, and ids extracted while
+//! the lines are still in cache.
 
 use std::fs::File;
 use std::io::Read;
@@ -14,16 +15,16 @@ use super::scan::Scan;
 use crate::failure::Failure;
 
 const READ_BYTES: usize = 256 * 1024;
-/// How many blocks may wait; with the size of a block this bounds memory.
+/// How many blocks may wait; with the size of a block, this bounds memory.
 const BLOCKS_MAX: usize = 48;
 
-/// Some whole lines of one file.
+/// Whole lines of one file.
 #[derive(Debug)]
 pub struct Block {
     /// The file's name, for messages.
     pub name: Arc<str>,
     bytes: Vec<u8>,
-    /// What the lines are.
+    /// The lines.
     pub lines: Vec<Line>,
 }
 
@@ -33,35 +34,35 @@ impl Block {
         &self.bytes[line.start..line.end]
     }
 
-    /// How many bytes it has.
+    /// Its size in bytes.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 }
 
-/// Where a line is and what it is.
+/// The location and content of a line.
 #[derive(Debug)]
 pub struct Line {
     start: usize,
     end: usize,
     /// Its number in its file, from 1.
     pub number: u64,
-    /// Whether it ends here; a line too long to hold comes in pieces.
+    /// Whether the line ends here; an overlong line comes in pieces.
     pub ends: bool,
-    /// What it is.
+    /// Its content.
     pub what: What,
 }
 
-/// What a line is.
+/// The content of a line.
 #[derive(Debug)]
 pub enum What {
     /// An event.
     Event(EventId, Option<Time>),
-    /// No event, and why.
+    /// Not an event, and why.
     Broken(String),
-    /// The rest of a line that was broken for its length.
+    /// The rest of a line that was rejected for its length.
     Rest,
-    /// Nothing but white space.
+    /// Only white space.
     Blank,
 }
 
@@ -83,9 +84,9 @@ pub fn start(
                 };
                 match ended {
                     Ok(true) => {}
-                    Ok(false) => return, // nobody listens any more
+                    Ok(false) => return, // the receiver is gone
                     Err(failure) => {
-                        let _ = send.send(Err(failure)); // nobody listening is fine here too
+                        let _ = send.send(Err(failure)); // the receiver may be gone
                         return;
                     }
                 }
@@ -110,7 +111,7 @@ struct Reader<'s> {
     scan: &'s Scan,
     line_bytes_max: usize,
     lines: u64,
-    /// The line under way was already reported as too long.
+    /// Whether the current line was already reported as too long.
     skipping: bool,
 }
 
@@ -120,7 +121,7 @@ impl<'s> Reader<'s> {
         Reader { name: name.into(), scan, line_bytes_max, lines: 0, skipping: false }
     }
 
-    /// Reads to the end. False: nobody listens any more.
+    /// Reads to the end. Returns false if the receiver is gone.
     fn run(
         &mut self,
         mut file: Box<dyn Read>,
@@ -183,7 +184,7 @@ impl<'s> Reader<'s> {
             start = end + 1;
         }
         if start < bytes.len() {
-            // No newline: the last line of the file, or one that is too long already.
+            // No newline: the last line of the file, or an overlong one.
             let line = self.line(&bytes, start, bytes.len());
             self.skipping = bytes.len() - start > self.line_bytes_max;
             lines.push(Line { ends: !self.skipping, ..line });
@@ -195,7 +196,7 @@ impl<'s> Reader<'s> {
         self.lines += 1;
         let number = self.lines;
         if bytes[start..end].starts_with(b"\xef\xbb\xbf") {
-            start += 3; // a byte order mark belongs to a file, not to its first line, also where files were put together
+            start += 3; // a byte order mark is not part of a line; concatenated files can have several
         }
         let text = &bytes[start..end];
         let what = if text.len() > self.line_bytes_max {

@@ -1,8 +1,9 @@
-//! `hapax filter`: first occurrences out, repeats not.
+//! `hapax filter`: passes first occurrences and drops repeats.
 //!
-//! A thread reads and finds ids (`input`, `scan`); this one asks what was seen before (`seen`), writes the first
-//! occurrences (`output`) and only then records them: a line that was not written is never remembered, so a broken pipe, a
-//! crash or a kill loses none (and may repeat some).
+//! A thread reads and extracts ids (`input`, `scan`). The main thread looks up which were seen
+//! before (`seen`), writes the first occurrences (`output`) and only then records them: a line that
+//! was not written is never recorded, so a broken pipe, a crash or a kill loses none (and may
+//! repeat some).
 
 mod input;
 mod output;
@@ -29,8 +30,9 @@ use output::Output;
 use scan::Scan;
 use seen::{All, InLedger, LastCount, LastTime, Seen};
 
-/// Lines recorded in one transaction, at most (a block more or less). Random ids touch a page of the state each, so a
-/// batch costs nearly the same whatever its size, until it is most of the pages.
+/// The maximum number of lines recorded in one transaction (give or take a block). Each random id
+/// touches its own page of the state, so a batch costs nearly the same whatever its size, until it
+/// touches most of the pages.
 const BATCH_LINES: usize = 65_536;
 const BATCH_BYTES: usize = 16 * 1024 * 1024;
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
@@ -39,31 +41,32 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 ///
 /// Reads JSON Lines and writes those whose id was not seen before, unchanged and in order.
 ///
-/// The id is a string or a 64-bit whole number; 17 and "17" are one id. Ids are compared as whole texts, never by a hash.
-/// Blank lines are left out. A line is written before its id is recorded: whatever ends the filter, a second run loses
-/// nothing and may repeat the last lines.
+/// The id is a string or a 64-bit whole number; 17 and "17" are the same id. Ids are compared as
+/// whole texts, never by a hash. Blank lines are dropped. A line is written before its id is
+/// recorded: however the filter ends, a second run loses nothing and may repeat the last lines.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  hapax filter --id /event_id events.jsonl\n  \
     kcat -C -t orders | hapax filter --id /id --state seen.db > new.jsonl\n  \
     hapax filter --window 24h --time /time --show duplicates events.jsonl")]
 pub struct FilterArgs {
-    /// Files of JSON Lines; `-` or none is standard input
+    /// Files of JSON Lines; `-` or none for standard input
     files: Vec<PathBuf>,
-    /// Where the id is: a JSON pointer, or `sha256` for the hash of the line. Repeat it to try several in order
-    /// [default: /eventId, then /event_id]
+    /// Where the id is: a JSON pointer, or `sha256` for the hash of the line. Repeat to try several
+    /// in order [default: /eventId, then /event_id]
     #[arg(long, value_name = "POINTER")]
     id: Vec<String>,
-    /// Remember in this SQLite file, so that the next run knows. Two filters may share it at the same time: a line that
-    /// both meet at the same moment may then be written by both, never by none. `hapax ledger --ledger sqlite:FILE`
-    /// looks into it, and its `sweep` trims it
+    /// Remember ids in this SQLite file for the next run. Two filters may share it at the same
+    /// time: if both read the same line at the same moment, both may write it, never neither.
+    /// `hapax ledger --ledger sqlite:FILE` inspects the file, and its `sweep` trims it
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
-    /// Whose memory within the state: another scope knows nothing of this one
+    /// The scope within the state: scopes do not see each other's ids
     #[arg(long, value_name = "NAME", default_value = "filter")]
     scope: Scope,
-    /// Look back only so far, in bounded memory. A number N: the last N distinct ids (a repeat does not refresh one). A
-    /// time such as 90s, 15m, 24h or 7d, with --time: ids whose first occurrence is at most that much older than the
-    /// newest event so far; an event older than that itself passes, and is counted as late. Not with --state
+    /// Look back only this far, in bounded memory. A number N: the last N distinct ids (a repeat
+    /// does not refresh one). A time such as 90s, 15m, 24h or 7d, with --time: ids whose first
+    /// occurrence is at most that much older than the newest event so far; an event that is itself
+    /// older passes, and is counted as late. Not with --state
     #[arg(long, value_name = "N|TIME", conflicts_with = "state", value_parser = window)]
     window: Option<Window>,
     /// Where the event's time is, for --window: RFC 3339 text, or milliseconds since 1970
@@ -72,10 +75,10 @@ pub struct FilterArgs {
     /// What to write; `duplicates` records nothing
     #[arg(long, value_enum, default_value_t = Show::First)]
     show: Show,
-    /// What to do about a line that is not JSON, is too long or has no usable id
+    /// What to do with a line that is not JSON, is too long or has no usable id
     #[arg(long, value_enum, default_value_t = Broken::Stop)]
     broken: Broken,
-    /// Append broken lines to this file as they are, and go on
+    /// Append broken lines unchanged to this file, and continue
     #[arg(long, value_name = "FILE", conflicts_with = "broken")]
     broken_to: Option<PathBuf>,
     /// A longer line is broken
@@ -95,9 +98,9 @@ enum Show {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Broken {
-    /// Report it and end with exit code 4; what came before it is written
+    /// Report it and exit with code 4; earlier lines are written
     Stop,
-    /// Report it and go on
+    /// Report it and continue
     Skip,
 }
 
@@ -114,7 +117,7 @@ fn window(text: &str) -> Result<Window, String> {
     crate::cli::duration(text).map(Window::Time)
 }
 
-/// What there is to tell at the end.
+/// The counts reported at the end.
 #[derive(Debug, Default)]
 struct Counts {
     read: u64,
@@ -190,7 +193,7 @@ pub fn run(
     };
     let ended = filter.run(&input::start(files, scan, args.line_bytes_max)?);
     filter.counts.late = filter.seen.late();
-    // An input that could not even be opened gives nothing to count.
+    // There is nothing to report about an input that could not be opened.
     if ended.is_ok() || filter.counts.read > 0 || filter.counts.blank > 0 {
         filter.report(global.json);
     }
@@ -198,15 +201,15 @@ pub fn run(
     Ok(if filter.counts.refused > 0 { failure::BROKEN_PROMISE } else { 0 })
 }
 
-/// A file that never was a state is a mistake in its name, not a damaged state.
+/// A file that is not a database is a mistake in the name, not a damaged state.
 fn must_be_a_database(path: &Path) -> Result<(), Failure> {
     const MAGIC: &[u8] = b"SQLite format 3\0";
     if !path.is_file() {
-        return Ok(()); // for the ledger to make, or to say something about
+        return Ok(()); // the ledger creates it or reports the problem
     }
     let mut head = Vec::new();
     let read = File::open(path).and_then(|file| file.take(MAGIC.len() as u64).read_to_end(&mut head));
-    // What cannot be read is for the ledger to say too; an empty file becomes one.
+    // The ledger also reports a file that cannot be read, and initialises an empty one.
     if read.is_err() || head.is_empty() || head == MAGIC {
         return Ok(());
     }
@@ -223,7 +226,7 @@ fn open_broken(path: &PathBuf) -> Result<File, Failure> {
 
 impl Filter<'_> {
     fn run(&mut self, blocks: &Receiver<Result<Block, Failure>>) -> Result<(), Failure> {
-        // Blocks and how they end: reading goes on while a batch is under way, so batches grow with the load by themselves.
+        // Reading continues while a batch is processed, so batches grow with the load.
         while let Ok(block) = blocks.recv() {
             let mut batch = vec![block?];
             let mut after = Ok(());
@@ -260,7 +263,7 @@ impl Filter<'_> {
         }
     }
 
-    /// Admits, writes, records: in this order.
+    /// Admits, writes and records, in this order.
     fn batch(&mut self, blocks: &[Block], flush: bool) -> Result<Ended, Failure> {
         let (lines, events, stop) = self.events(blocks)?;
         let firsts = self.seen.admit(&events)?;
@@ -296,7 +299,7 @@ impl Filter<'_> {
         Ok(stop.map_or(Ended::GoOn, Ended::Stopped))
     }
 
-    /// The events of a batch, up to a broken line that ends it all.
+    /// The events of a batch, up to a broken line that ends the run.
     #[expect(clippy::type_complexity, reason = "three lists for one caller")]
     fn events<'b>(
         &mut self,
@@ -339,7 +342,7 @@ impl Filter<'_> {
         Ok((lines, events, None))
     }
 
-    /// Appends to `--broken-to`; the pieces of an overlong line stay one line.
+    /// Appends to `--broken-to`; joins the pieces of an overlong line.
     fn keep_broken(&mut self, bytes: &[u8], ends: bool) -> Result<(), Failure> {
         let Some(file) = &mut self.broken_to else { return Ok(()) };
         file.write_all(bytes)

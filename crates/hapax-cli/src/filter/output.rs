@@ -1,4 +1,4 @@
-//! Writing lines out, and knowing that they are out.
+//! Writes lines, and makes sure that they have left the process.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -24,7 +24,7 @@ enum Kind {
 }
 
 impl Output {
-    /// Takes standard output.
+    /// Takes over standard output.
     pub fn new(gate: &Gate) -> Result<Self, Failure> {
         let file = stdout_file().map_err(|e| Failure::output(&e))?;
         let kind = file.metadata().map_or(Kind::Other, |meta| kind(&meta));
@@ -38,7 +38,7 @@ impl Output {
         if self.buffer.len() >= FLUSH_BYTES { self.flush() } else { Ok(()) }
     }
 
-    /// Gives everything to the system, in whole lines.
+    /// Writes everything out, in whole lines.
     pub fn flush(&mut self) -> io::Result<()> {
         if self.buffer.is_empty() {
             return Ok(());
@@ -49,8 +49,9 @@ impl Output {
         Ok(())
     }
 
-    /// Flushes, and then makes as sure as can be that the lines outlive us: a file is synced, and of a pipe the reader
-    /// must have taken them. A reader that left before is a broken pipe.
+    /// Flushes, then makes as sure as possible that the lines outlive this process: syncs a file,
+    /// or waits until the reader of a pipe has read them. If that reader has left, the error is a
+    /// broken pipe.
     pub fn settle(&mut self) -> io::Result<()> {
         self.flush()?;
         match self.kind {
@@ -97,7 +98,7 @@ fn taken(file: &File) -> io::Result<()> {
     let mut pause_us = 20;
     loop {
         match rustix::io::ioctl_fionread(file) {
-            Ok(0) | Err(_) => return Ok(()), // an error: this system does not tell
+            Ok(0) | Err(_) => return Ok(()), // an error: this system cannot tell
             Ok(_) => {}
         }
         let mut watched = [PollFd::new(file, PollFlags::empty())];

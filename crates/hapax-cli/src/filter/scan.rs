@@ -1,7 +1,8 @@
 //! Finds ids (and a time) in a line of JSON without building the document.
 //!
-//! The whole line is checked to be JSON, but only what the pointers lead to is looked at. As everywhere in hapax the last
-//! of several equal keys counts, `null` is as good as absent, and a whole number is taken as its text.
+//! It checks that the whole line is JSON, but extracts only the targets of the pointers. As
+//! everywhere in hapax, the last of several equal keys counts, `null` means absent, and a whole
+//! number becomes its text.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,16 +12,16 @@ use hapax::id::{IdChain, IdSource};
 use hapax::{EventId, Time};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// More pointers than this in one chain are a mistake.
+/// The maximum number of pointers in a chain.
 const POINTERS_MAX: usize = 16;
 
 /// What to look for in a line.
 #[derive(Debug)]
 pub struct Scan {
     paths: Vec<Path>,
-    /// How many of the paths are ids; one behind them is the time's.
+    /// How many of the paths are ids; a path after them is the time's.
     ids: usize,
-    /// Falls back to the content's hash.
+    /// Falls back to a hash of the content.
     hash: Option<IdChain>,
 }
 
@@ -48,7 +49,7 @@ impl Path {
 }
 
 impl Scan {
-    /// From `--id` and `--time`, checked as everywhere in hapax.
+    /// Builds a scan from `--id` and `--time`, with the library's checks.
     pub fn new(ids: &[String], time: Option<&str>) -> hapax::Result<Self> {
         let mut sources = Vec::new();
         for id in ids {
@@ -63,7 +64,7 @@ impl Scan {
             });
         }
         if ids.is_empty() {
-            // The part of the default chain that a line can have.
+            // The part of the default chain that applies to a line.
             let default = IdChain::default();
             let pointers = default.sources().iter().filter(|s| matches!(s, IdSource::Pointer(_)));
             sources.extend(pointers.cloned());
@@ -75,7 +76,7 @@ impl Scan {
         for source in chain.sources() {
             let IdSource::Pointer(path) = source else {
                 hash = Some(IdChain::new([IdSource::ContentHash])?);
-                break; // a hash is always found
+                break; // a hash always succeeds
             };
             paths.push(Path::new(path));
         }
@@ -90,7 +91,7 @@ impl Scan {
         Ok(Scan { paths, ids, hash })
     }
 
-    /// The id of a line and, if it was asked for, its time; or what is wrong with the line.
+    /// Finds the id of a line and, if requested, its time; or says what is wrong with the line.
     pub fn line(&self, line: &[u8]) -> Result<(EventId, Option<Time>), String> {
         let text = std::str::from_utf8(line).map_err(|e| format!("it is not UTF-8 ({e})"))?;
         let mut found: [Found<'_>; POINTERS_MAX] = [const { Found::Nothing }; POINTERS_MAX];
@@ -139,7 +140,7 @@ fn time(path: &Path, found: &Found<'_>) -> Result<Time, String> {
     }
 }
 
-/// What a pointer led to.
+/// The value that a pointer leads to.
 #[derive(Debug, Clone)]
 enum Found<'de> {
     Nothing,
@@ -148,7 +149,7 @@ enum Found<'de> {
     Other(&'static str),
 }
 
-/// One value of the document, with the pointers (bits of `mask`) that lead to or through it.
+/// A value of the document, with the pointers (bits of `mask`) that lead to or through it.
 struct Node<'p, 'f, 'de> {
     paths: &'p [Path],
     depth: usize,
@@ -161,7 +162,7 @@ fn bits(mask: u32) -> impl Iterator<Item = usize> {
 }
 
 impl<'de> Node<'_, '_, 'de> {
-    /// Gives the value to the pointers that end here.
+    /// Assigns the value to the pointers that end here.
     fn end(&mut self, value: &Found<'de>) {
         for bit in bits(self.mask) {
             if self.paths[bit].steps.len() == self.depth {
@@ -170,13 +171,13 @@ impl<'de> Node<'_, '_, 'de> {
         }
     }
 
-    /// The pointers that go on from here by a step.
+    /// The pointers that continue with a matching step.
     fn going_on(&self, step: impl Fn(&Step) -> bool) -> u32 {
         let on = |bit: &usize| self.paths[*bit].steps.get(self.depth).is_some_and(&step);
         bits(self.mask).filter(on).fold(0, |mask, bit| mask | 1 << bit)
     }
 
-    /// The node one step further. What an equal key led to before does not count any more.
+    /// The node one step down. Discards what an earlier equal key led to.
     fn child(&mut self, mask: u32) -> Node<'_, '_, 'de> {
         for bit in bits(mask) {
             self.found[bit] = Found::Nothing;
@@ -222,7 +223,8 @@ impl<'de> Visitor<'de> for Node<'_, '_, 'de> {
         Ok(())
     }
 
-    // Two different numbers beyond 64 bits can be one floating-point number, and so would lose an event.
+    // Different numbers beyond 64 bits can have the same floating-point value, which would lose an
+    // event.
     fn visit_f64<E>(mut self, _: f64) -> Result<(), E> {
         self.end(&Found::Other("a number that is not whole or does not fit 64 bits"));
         Ok(())
@@ -262,7 +264,7 @@ impl<'de> Visitor<'de> for Node<'_, '_, 'de> {
     }
 }
 
-/// A key, told only by which pointers go on through it.
+/// A key, reduced to the pointers that continue through it.
 struct KeyOf<'n, 'p, 'f, 'de>(&'n Node<'p, 'f, 'de>);
 
 impl<'de> DeserializeSeed<'de> for KeyOf<'_, '_, '_, '_> {
@@ -293,7 +295,7 @@ mod tests {
         Scan::new(&ids, None).unwrap().line(line.as_bytes()).map(|(id, _)| id.as_str().into_owned())
     }
 
-    /// Where the library would find an id, the scan finds the same.
+    /// The scan finds the same ids as the library.
     #[test]
     fn agrees_with_the_library() {
         let lines = [

@@ -1,7 +1,7 @@
-//! What was seen before: in memory, within a window, or in a ledger.
+//! Tracks which ids were seen: in memory, within a window, or in a ledger.
 //!
-//! Ids are compared exactly, never by a hash alone: a collision would drop an event. The hash only finds the place, and
-//! is seeded anew in every run, as ids may come from anybody.
+//! Ids are compared exactly, never by a hash alone: a collision would drop an event. The hash only
+//! locates the entry, and is seeded anew for each run, because ids may come from untrusted sources.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet, VecDeque};
@@ -14,45 +14,46 @@ use hapax::{EventId, Result, Scope, Time};
 
 type IdSet = HashSet<EventId, RandomState>;
 
-/// How often a busy ledger is asked again.
+/// How often to retry a busy ledger.
 const TRIES_MAX: u32 = 20;
 
-/// Tells first occurrences from repeats.
+/// Distinguishes first occurrences from repeats.
 ///
-/// `admit` says of each event whether it is a first one, counting those before it in the same batch; the caller writes
-/// the lines out; `record` makes the answer last. In that order, so that what was not written is never remembered.
+/// `admit` says of each event whether it is a first occurrence, taking earlier events of the batch
+/// into account; the caller writes the lines; `record` makes the result permanent. In that order,
+/// so that an unwritten line is never remembered.
 pub trait Seen {
-    /// Whether the id can be remembered at all.
+    /// Checks that the id can be remembered at all.
     fn check(&self, _id: &EventId) -> Result<()> {
         Ok(())
     }
 
-    /// Which are first occurrences.
+    /// Says which are first occurrences.
     fn admit(&mut self, batch: &[(&EventId, Option<Time>)]) -> Result<Vec<bool>>;
 
-    /// Makes the last `admit` last.
+    /// Makes the result of the last `admit` permanent.
     fn record(&mut self) -> Result<Recorded> {
         Ok(Recorded::default())
     }
 
-    /// Events that were older than the window, and so passed unexamined.
+    /// How many events were older than the window and passed without a check.
     fn late(&self) -> u64 {
         0
     }
 }
 
-/// What recording came to.
+/// The result of recording.
 #[derive(Debug, Default)]
 pub struct Recorded {
-    /// Remembered now.
+    /// Newly remembered.
     pub ids: u64,
-    /// Remembered by somebody else since we looked: that line was written twice.
+    /// Recorded by another process after our lookup: those lines were written twice.
     pub raced: u64,
     /// Not remembered, with the first reason.
     pub refused: Option<(u64, String)>,
 }
 
-/// Every id of this run.
+/// Remembers every id of this run.
 #[derive(Debug, Default)]
 pub struct All(IdSet);
 
@@ -62,7 +63,7 @@ impl Seen for All {
     }
 }
 
-/// The last so many distinct ids.
+/// Remembers the last `max` distinct ids.
 #[derive(Debug)]
 pub struct LastCount {
     ids: IdSet,
@@ -95,7 +96,7 @@ impl Seen for LastCount {
     }
 }
 
-/// The ids whose first occurrence is not older than the newest event by more than the window.
+/// Remembers ids whose first occurrence is at most `window` older than the newest event.
 #[derive(Debug)]
 pub struct LastTime {
     ids: IdSet,
@@ -106,7 +107,7 @@ pub struct LastTime {
 }
 
 impl LastTime {
-    /// Remembers ids for a time.
+    /// Remembers ids for this long.
     pub fn new(window: Duration) -> Self {
         LastTime { ids: IdSet::default(), order: BinaryHeap::new(), window, newest: None, late: 0 }
     }
@@ -124,7 +125,7 @@ impl LastTime {
             return false;
         }
         if time < oldest {
-            self.late += 1; // it may have been seen and forgotten: nobody can say
+            self.late += 1; // it may have been seen and forgotten; there is no way to know
             return true;
         }
         self.ids.insert(id.clone());
@@ -143,19 +144,19 @@ impl Seen for LastTime {
     }
 }
 
-/// A ledger: what one run saw, the next one remembers.
+/// Remembers ids in a ledger, across runs.
 pub struct InLedger<'r> {
     runtime: &'r tokio::runtime::Runtime,
     ledger: Arc<dyn Ledger>,
     scope: Scope,
     now: Time,
     pending: Vec<Identity>,
-    /// Only look: repeats within the run are then found in memory.
+    /// Set if the ledger is only read: finds repeats within the run.
     looked: Option<IdSet>,
 }
 
 impl<'r> InLedger<'r> {
-    /// Remembers under a scope of a ledger; `look_only` changes nothing in it.
+    /// Remembers ids under a scope of a ledger; `look_only` leaves the ledger unchanged.
     pub fn new(
         runtime: &'r tokio::runtime::Runtime,
         ledger: Arc<dyn Ledger>,
@@ -167,7 +168,8 @@ impl<'r> InLedger<'r> {
         Ok(InLedger { runtime, ledger, scope, now, pending: Vec::new(), looked })
     }
 
-    /// Asks again while the ledger says that it may help. Claims keep their nonces, so asking twice claims once.
+    /// Retries while the error is retryable. Claims keep their nonces, so a retry does not claim
+    /// twice.
     fn patiently<T>(&self, ask: &impl AsyncFn(&dyn Ledger) -> Result<T>) -> Result<T> {
         self.runtime.block_on(async {
             for attempt in 1.. {
@@ -184,7 +186,7 @@ impl<'r> InLedger<'r> {
 }
 
 impl Seen for InLedger<'_> {
-    /// The ledger refuses a week too far ahead; better to know before the line is written.
+    /// The ledger refuses weeks too far ahead; detect that before the line is written.
     fn check(&self, id: &EventId) -> Result<()> {
         match id.v7_millis() {
             Some(ms) => {
@@ -221,8 +223,8 @@ impl Seen for InLedger<'_> {
         if self.pending.is_empty() {
             return Ok(Recorded::default());
         }
-        self.pending.sort_unstable(); // in key order neighbours share pages
-        // One draw for the batch: the identity beside it tells the claims apart.
+        self.pending.sort_unstable(); // neighbours in key order share pages
+        // One nonce for the whole batch: the identities distinguish the claims.
         let nonce = Nonce::random();
         let claim = |identity| Claim { nonce, ..done(identity) };
         let claims: Vec<Claim> = self.pending.drain(..).map(claim).collect();
@@ -249,7 +251,7 @@ impl Seen for InLedger<'_> {
     }
 }
 
-/// A claim without the draw of a nonce, which costs a system call each.
+/// A claim without a nonce of its own, because drawing one costs a system call.
 fn done(identity: Identity) -> Claim {
     Claim {
         identity,
@@ -285,7 +287,7 @@ mod tests {
     #[test]
     fn counts() {
         assert_eq!(firsts(&mut All::default(), &["a", "b", "a", "b", "c"]), "11--1");
-        // Two are remembered: a is forgotten when c comes, and a repeat does not refresh.
+        // Two are remembered: a is forgotten when c arrives, and a repeat does not refresh.
         assert_eq!(firsts(&mut LastCount::new(2), &["a", "b", "a", "c", "a", "c"]), "11-11-");
     }
 
@@ -295,11 +297,11 @@ mod tests {
         let mut first = |text: &str, s: i64| seen.first(&id(text), Time::from_millis(s * 1000));
         assert!(first("a", 100));
         assert!(!first("a", 110));
-        assert!(first("b", 111)); // a (100) is older than 101 now
-        assert!(first("a", 105)); // forgotten, and remembered again at 105
+        assert!(first("b", 111)); // a (100) is now older than 101
+        assert!(first("a", 105)); // forgotten, then remembered again at 105
         assert!(!first("a", 106));
         assert!(first("late", 50));
-        assert!(first("late", 50)); // too old to be remembered: passes, and is counted
+        assert!(first("late", 50)); // too old to remember: passes, and is counted
         assert_eq!(seen.late(), 2);
     }
 
@@ -311,17 +313,17 @@ mod tests {
             |look| InLedger::new(&runtime, Arc::clone(&ledger), Scope::new("filter").unwrap(), look).unwrap();
         let mut seen = open(false);
         assert_eq!(firsts(&mut seen, &["a", "b", "a"]), "11-");
-        // Not recorded (the pipe broke): the next run sees them as firsts.
+        // Not recorded (the pipe broke): the next run sees them as first occurrences.
         let mut seen = open(false);
         assert_eq!(firsts(&mut seen, &["a", "b", "a"]), "11-");
         assert_eq!(seen.record().unwrap().ids, 2);
         assert_eq!(firsts(&mut seen, &["a", "c"]), "-1");
-        // Looking only: repeats within the run and of the state, nothing recorded.
+        // Reading only: finds repeats within the run and the state, and records nothing.
         let mut look = open(true);
         assert_eq!(firsts(&mut look, &["a", "d", "d"]), "-1-");
         assert_eq!(firsts(&mut look, &["d"]), "-");
         assert_eq!(look.record().unwrap().ids, 0);
-        // Another one was faster.
+        // Another filter was faster.
         let mut one = open(false);
         let mut two = open(false);
         assert_eq!(firsts(&mut one, &["e"]), "1");

@@ -15,12 +15,14 @@ use crate::cli::Global;
 use crate::failure::Failure;
 use crate::{lines, print};
 
-/// Appends sent together at most.
+/// The maximum number of appends sent together.
 const BATCH: usize = 500;
 
-/// Appends JSON Lines, each line an event. Its id is found as a consumer finds it (`/eventId`, then `/event_id`), or made.
+/// Appends JSON Lines, each line an event. Its id is found as a consumer finds it (`/eventId`, then
+/// `/event_id`), or generated.
 ///
-/// With --expected all lines are one append: all of them are stored, or none. Without it each line is an append of its own.
+/// With --expected, all lines are one append: all of them are stored, or none. Otherwise each line
+/// is an append of its own.
 #[derive(Debug, Args)]
 #[command(
     group(ArgGroup::new("where").required(true).args(["aggregate", "aggregate_at"])),
@@ -28,7 +30,7 @@ const BATCH: usize = 500;
                       hapax journal append --aggregate-at <POINTER> [FILE]",
 )]
 pub struct AppendArgs {
-    /// A file of JSON Lines; `-` or none is standard input
+    /// A file of JSON Lines; `-` or none for standard input
     file: Option<PathBuf>,
     /// The aggregate of all lines
     #[arg(long)]
@@ -103,7 +105,7 @@ pub async fn run(global: &Global, journal: &dyn Journal, args: &AppendArgs) -> R
         eprint!("\r\x1b[K");
     }
     match ended {
-        // One step or none: a bad line leaves the others out too.
+        // All or nothing: a bad line rejects the others too.
         Some(failure) if together => return Err(failure),
         _ if together => one(global, journal, &batch, args, &mut counts).await?,
         _ => send(global, journal, &mut batch, &mut counts).await?,
@@ -117,7 +119,7 @@ pub async fn run(global: &Global, journal: &dyn Journal, args: &AppendArgs) -> R
     ended.map_or(Ok(0), Err)
 }
 
-/// All lines as one append.
+/// Appends all lines as one append.
 async fn one(
     global: &Global,
     journal: &dyn Journal,
@@ -133,7 +135,7 @@ async fn one(
     report(global, &append, &appended, counts)
 }
 
-/// Each line as an append of its own; stops at the first that is refused.
+/// Appends each line on its own; stops at the first that is refused.
 async fn send(
     global: &Global,
     journal: &dyn Journal,
@@ -181,7 +183,7 @@ fn report(global: &Global, append: &Append, appended: &Appended, counts: &mut Co
     Ok(())
 }
 
-/// Makes appends of lines.
+/// Turns lines into appends.
 struct Maker<'a> {
     args: &'a AppendArgs,
     id: Option<IdChain>,
@@ -219,7 +221,7 @@ impl<'a> Maker<'a> {
             Some(chain) => chain.find(&headers, &payload, None).map_err(|e| e.to_string())?,
             None => match self.chain.find(&headers, &payload, None) {
                 Ok(id) => id,
-                // One that is there but cannot be one is a mistake in the line, not a reason to make another.
+                // An invalid id is a mistake in the line, not a reason to generate one.
                 Err(error) if crate::produce::has_id(&value) => return Err(error.to_string()),
                 Err(_) => EventId::now_v7(),
             },

@@ -1,4 +1,4 @@
-//! `hapax journal`: append events, read them, look after them.
+//! `hapax journal`: appends, reads and maintains events.
 
 mod append;
 mod read;
@@ -34,7 +34,7 @@ enum JournalCommand {
         hapax journal read --aggregate order-17 --from 3 --payload\n  \
         hapax journal read --after 1700 --limit 50 --json")]
     Read(read::ReadArgs),
-    /// Say how much there is, and how far each relay has come
+    /// Show how much the journal holds, and how far each relay has got
     Stat,
     /// Remove events that every relay has published
     #[command(after_help = "Example: hapax journal sweep --older-than 90d --dry-run")]
@@ -49,29 +49,29 @@ enum JournalCommand {
 
 #[derive(Debug, Args)]
 struct ArchiveArgs {
-    /// Where to: s3://BUCKET/PREFIX or dir:PATH
+    /// The destination: s3://BUCKET/PREFIX or dir:PATH
     #[arg(long, value_name = "URL")]
     to: String,
-    /// Only what was appended longer ago than this
+    /// Only events appended longer ago than this
     #[arg(long, value_name = "TIME", value_parser = crate::cli::duration)]
     older_than: Duration,
-    /// Leave them in the journal too
+    /// Keep them in the journal too
     #[arg(long)]
     keep: bool,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long)]
     yes: bool,
 }
 
 #[derive(Debug, Args)]
 struct SweepArgs {
-    /// Only what was appended longer ago than this
+    /// Only events appended longer ago than this
     #[arg(long, value_name = "TIME", value_parser = crate::cli::duration)]
     older_than: Duration,
-    /// Only say how many
+    /// Only count them
     #[arg(long)]
     dry_run: bool,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long)]
     yes: bool,
 }

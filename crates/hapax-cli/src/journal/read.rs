@@ -9,7 +9,7 @@ use crate::cli::Global;
 use crate::failure::Failure;
 use crate::print;
 
-/// Events taken from the journal at a time.
+/// How many events to read at a time.
 const PAGE: usize = 500;
 
 #[derive(Debug, Args)]
@@ -17,7 +17,7 @@ pub struct ReadArgs {
     /// Only this aggregate
     #[arg(long, conflicts_with_all = ["after", "id"])]
     aggregate: Option<Aggregate>,
-    /// From this seq of the aggregate on
+    /// Start at this seq of the aggregate
     #[arg(long, value_name = "SEQ", requires = "aggregate", default_value_t = 1)]
     from: u64,
     /// Whose data it is, with --aggregate or --id
@@ -26,10 +26,10 @@ pub struct ReadArgs {
     /// The event with this id
     #[arg(long, conflicts_with = "after")]
     id: Option<EventId>,
-    /// Everything after this position [default: from the start]
+    /// Events after this position [default: from the start]
     #[arg(long, value_name = "POSITION")]
     after: Option<Position>,
-    /// At most so many
+    /// Print at most this many
     #[arg(long, value_name = "N", default_value_t = u64::MAX, hide_default_value = true)]
     limit: u64,
     /// Print payloads and headers too
@@ -73,7 +73,7 @@ pub async fn run(global: &Global, journal: &dyn Journal, args: &ReadArgs) -> Res
     Ok(0)
 }
 
-/// Where reading ends before the journal does: not an error, but whoever reads must not take it for the end.
+/// Reports that reading ended at a hole: not an error, but the reader must not take it for the end.
 fn tell_of_hole(global: &Global, after: &Position) {
     let told = format!(
         "a hole after position {after}: whoever appends there has not committed yet (a transaction is open); what may \
@@ -85,7 +85,7 @@ fn tell_of_hole(global: &Global, after: &Position) {
     }
 }
 
-/// Prints a page, with the heads above it if it is the first.
+/// Prints a page, with headings if it is the first.
 fn show(global: &Global, args: &ReadArgs, page: &[Stored], heads: bool) -> Result<(), Failure> {
     if global.json {
         return page.iter().try_for_each(|stored| print::json(&to_json(stored, args.payload)));

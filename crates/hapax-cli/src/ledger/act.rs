@@ -1,4 +1,5 @@
-//! Acting: `sweep`, `retry`, `release`, `kill`, `forget`. Each says what it is about to do, asks, and leaves an audit row.
+//! Changes: `sweep`, `retry`, `release`, `kill`, `forget`. The last four say what they will do,
+//! ask, and leave an audit row.
 
 use std::io::IsTerminal as _;
 use std::sync::Arc;
@@ -16,15 +17,15 @@ use crate::cli::Global;
 use crate::failure::{self, Failure};
 use crate::print;
 
-/// Entries taken from the ledger at a time.
+/// How many entries to read at a time.
 const PAGE: usize = 500;
 
 #[derive(Debug, Args)]
 pub struct SweepArgs {
-    /// How long entries stay after they were settled [default: ledger.retention_days]
+    /// How long to keep entries after they are settled [default: ledger.retention_days]
     #[arg(long, value_name = "TIME", value_parser = crate::cli::duration)]
     retention: Option<Duration>,
-    /// Say what would go, change nothing
+    /// Say what would be removed, change nothing
     #[arg(long)]
     dry_run: bool,
 }
@@ -41,7 +42,7 @@ pub async fn sweep(
         let terms = SweepSettings { retention: settings.retention, dry_run: true, ..config.sweep_settings() };
         ledger.sweep(terms).await?
     } else {
-        Guard::with_settings(ledger, settings)?.sweep().await? // seen by its spans and metrics
+        Guard::with_settings(ledger, settings)?.sweep().await? // with its spans and metrics
     };
     if global.json {
         let weeks = swept.weeks.iter().map(|(week, rows)| json!({"week": week.to_string(), "entries": rows}));
@@ -79,30 +80,30 @@ pub struct ActArgs {
     change: ChangeArgs,
 }
 
-/// What a person is asked before entries are changed.
+/// Which entries to change, why, and whether to ask.
 #[derive(Debug, Args)]
 pub struct ChangeArgs {
     #[command(flatten)]
     pub which: WhichArgs,
-    /// Every entry that the filters above select, instead of named ones
+    /// Select every entry that matches the filters above, instead of named ones
     #[arg(long, conflicts_with = "ids")]
     pub all: bool,
-    /// The event's time, where the ledger's identity includes it
+    /// The event's time, if the ledger's identity includes it
     #[arg(long, value_parser = Time::parse)]
     time: Option<Time>,
-    /// How many at most, with --all
+    /// At most this many, with --all
     #[arg(long, value_name = "N", requires = "all")]
     pub limit: Option<usize>,
-    /// Why, for the audit row
+    /// The reason, for the audit row
     #[arg(long, value_name = "TEXT")]
     why: String,
-    /// Who, for the audit row [default: $USER]
+    /// The person, for the audit row [default: $USER]
     #[arg(long, value_name = "NAME")]
     by: Option<String>,
     /// Say what would happen, change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long)]
     yes: bool,
     /// The events
@@ -111,7 +112,7 @@ pub struct ChangeArgs {
 }
 
 impl ChangeArgs {
-    /// The event's time, where the ledger's identity includes it.
+    /// The event's time, if the ledger's identity includes it.
     pub fn time(&self) -> Option<Time> {
         self.time
     }
@@ -129,7 +130,8 @@ pub async fn act(
     carry_out(global, ledger, steps, &args.change, false).await
 }
 
-/// Does what was asked for to each entry: first all without effect, then a question, then in earnest.
+/// Carries out an intervention on each entry: first a dry run of all, then a question, then the
+/// change.
 pub async fn carry_out(
     global: &Global,
     ledger: &dyn Ledger,
@@ -150,7 +152,7 @@ pub async fn carry_out(
         out_of_order,
         dry_run,
     };
-    // All are tried without effect first: a mistake in the list changes nothing at all.
+    // Dry-run all of them first, so that a mistake in the list changes nothing at all.
     let mut plan = Vec::new();
     for (what, identity) in &steps {
         plan.push(intervene(ledger, request(*what, identity, true)).await?);
@@ -181,7 +183,7 @@ pub async fn carry_out(
     Ok(0)
 }
 
-/// A person says `retry`; of a dead event that is a redrive.
+/// For a dead event, `retry` means a redrive.
 async fn intervene(ledger: &dyn Ledger, request: Intervene) -> Result<(Intervention, Intervened), Failure> {
     let mut request = request;
     if request.what == Intervention::Retry {
@@ -199,12 +201,12 @@ fn who(args: &ChangeArgs) -> Result<String, Failure> {
     let user = || std::env::var("USER").ok().or_else(|| std::env::var("LOGNAME").ok());
     let by = args.by.clone().or_else(user).filter(|by| !by.trim().is_empty());
     if by.is_none() && args.dry_run {
-        return Ok("nobody".to_owned()); // there will be no audit row
+        return Ok("nobody".to_owned()); // a dry run leaves no audit row
     }
     by.ok_or_else(|| Failure::config("nobody is named for the audit row: $USER is not set, give --by NAME"))
 }
 
-/// The states an intervention can be meant for, when none are named.
+/// The states to which an intervention applies by default.
 fn states(what: Intervention) -> Vec<State> {
     match what {
         Intervention::Redrive | Intervention::Drop => vec![State::Dead],
@@ -216,7 +218,8 @@ fn states(what: Intervention) -> Vec<State> {
     }
 }
 
-/// The named entries, or those that the filters select, in the order in which they may run: by aggregate and seq.
+/// The named entries, or those that match the filters, in the order in which they may run: by
+/// aggregate and seq.
 pub async fn targets(
     ledger: &dyn Ledger,
     states: &[State],
@@ -238,7 +241,7 @@ pub async fn targets(
     Ok(found.into_iter().map(|entry| entry.identity).collect())
 }
 
-/// Everything that the filters select, by aggregate and seq.
+/// All entries that match the filters, by aggregate and seq.
 pub async fn entries(
     ledger: &dyn Ledger,
     states: &[State],

@@ -1,4 +1,4 @@
-//! Looking: `check`, `stat`, `ls`, `show`. Nothing here changes anything.
+//! Read-only commands: `check`, `stat`, `ls`, `show`.
 
 use clap::Args;
 use hapax::ledger::{Cursor, Entry, Filter, Finding, Identity, Level, State};
@@ -9,7 +9,7 @@ use crate::cli::Global;
 use crate::failure::{self, Failure};
 use crate::print;
 
-/// Which entries.
+/// Selects entries.
 #[derive(Debug, Clone, Args)]
 pub struct FilterArgs {
     /// Only this state; may be repeated (leased, done, retry, dead, claimed, finished, lost, parked, stale)
@@ -19,7 +19,7 @@ pub struct FilterArgs {
     pub which: WhichArgs,
 }
 
-/// Which entries, whatever their state.
+/// Selects entries in any state.
 #[derive(Debug, Clone, Args)]
 pub struct WhichArgs {
     /// Only this scope
@@ -37,19 +37,19 @@ pub struct WhichArgs {
     /// Only from this partition
     #[arg(long, value_name = "N")]
     pub partition: Option<i32>,
-    /// First seen at or after: RFC 3339, or so long ago (24h)
+    /// First seen at or after: RFC 3339, or a time ago (24h)
     #[arg(long, value_name = "TIME")]
     pub since: Option<When>,
-    /// First seen before: RFC 3339, or so long ago (24h)
+    /// First seen before: RFC 3339, or a time ago (24h)
     #[arg(long, value_name = "TIME")]
     pub until: Option<When>,
-    /// Only entries whose metadata has this at its top level
+    /// Only entries with this pair at the top level of their metadata
     #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
     pub meta: Option<(String, String)>,
 }
 
 impl WhichArgs {
-    /// Whether it narrows nothing down.
+    /// Whether it selects everything.
     pub fn is_empty(&self) -> bool {
         self.scope.is_none()
             && self.tenant.is_none()
@@ -61,7 +61,7 @@ impl WhichArgs {
             && self.meta.is_none()
     }
 
-    /// The ledger's filter; "ago" counts from the ledger's present.
+    /// Converts to the ledger's filter; times ago count from the ledger's current time.
     pub async fn filter(&self, ledger: &dyn Ledger, states: &[State]) -> hapax::Result<Filter> {
         let now = match (&self.since, &self.until) {
             (None, None) => Time::default(),
@@ -82,7 +82,7 @@ impl WhichArgs {
     }
 }
 
-/// A moment, or so long ago.
+/// A point in time, or a time ago.
 #[derive(Debug, Clone, Copy)]
 pub enum When {
     At(Time),
@@ -121,26 +121,26 @@ pub struct ListArgs {
     page: PageArgs,
 }
 
-/// How much of a listing.
+/// Which page of a listing.
 #[derive(Debug, Args)]
 pub struct PageArgs {
-    /// How many at most
+    /// List at most this many
     #[arg(long, default_value_t = 100)]
     pub limit: usize,
-    /// Go on after a page: what `next` said
+    /// Continue after a page, with the cursor printed as `next`
     #[arg(long, value_name = "CURSOR")]
     pub after: Option<Cursor>,
 }
 
 #[derive(Debug, Args)]
 pub struct ShowArgs {
-    /// Whose effect
+    /// The scope (whose effect)
     #[arg(long)]
     scope: Scope,
-    /// Whose data
+    /// The tenant (whose data)
     #[arg(long)]
     tenant: Option<Tenant>,
-    /// The event's time, where the ledger's identity includes it
+    /// The event's time, if the ledger's identity includes it
     #[arg(long, value_parser = Time::parse)]
     time: Option<Time>,
     /// Print the payload too, if the event is held with its bytes
@@ -215,7 +215,7 @@ pub async fn list(global: &Global, ledger: &dyn Ledger, args: &ListArgs) -> Resu
     list_page(global, ledger, &filter, &args.page).await
 }
 
-/// Lists a page of what a filter selects.
+/// Lists a page of the entries that match a filter.
 pub async fn list_page(
     global: &Global,
     ledger: &dyn Ledger,
@@ -256,7 +256,7 @@ pub async fn show(global: &Global, ledger: &dyn Ledger, args: &ShowArgs) -> Resu
     show_if(global, ledger, args, None).await
 }
 
-/// Shows an entry, if it is in a state.
+/// Shows an entry, if it is in the given state.
 pub async fn show_if(
     global: &Global,
     ledger: &dyn Ledger,
@@ -291,7 +291,7 @@ pub async fn show_if(
 
 #[derive(Debug, Args)]
 pub struct AuditArgs {
-    /// How many at most
+    /// List at most this many
     #[arg(long, default_value_t = 100)]
     limit: usize,
 }
@@ -316,7 +316,7 @@ pub async fn audit(global: &Global, ledger: &dyn Ledger, args: &AuditArgs) -> Re
     Ok(0)
 }
 
-/// An entry for tools. The payload only when asked for: it may be large, and it may be private.
+/// An entry as JSON, for tools. Includes the payload only on request: it may be large or private.
 pub fn entry_json(entry: &Entry, payload: bool) -> Value {
     let metadata = entry.metadata.as_ref();
     let body = entry.body.as_ref();

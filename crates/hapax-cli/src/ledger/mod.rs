@@ -1,4 +1,4 @@
-//! `hapax ledger`: look into a ledger and look after it.
+//! `hapax ledger`: inspects and maintains a ledger.
 
 pub mod act;
 pub mod look;
@@ -24,13 +24,13 @@ pub struct LedgerArgs {
 
 #[derive(Debug, Subcommand)]
 enum LedgerCommand {
-    /// Make the ledger, or bring its schema up to date
+    /// Create the ledger, or bring its schema up to date
     #[command(after_help = "Example: hapax ledger init --ledger sqlite:ledger.db")]
     Init,
-    /// Print the SQL that makes the schema, for a DBA to read and run
+    /// Print the SQL that creates the schema, for a DBA to review and run
     #[command(after_help = "Example: hapax ledger schema --ledger postgres://localhost/app > schema.sql")]
     Schema,
-    /// Check what the promises rest on; exit 1 if one cannot be kept
+    /// Check the preconditions of the promises; exit 1 if one cannot be kept
     #[command(after_help = "Example: hapax ledger check --ledger sqlite:ledger.db")]
     Check,
     /// Count entries by scope and state
@@ -42,24 +42,26 @@ enum LedgerCommand {
     /// Show one entry
     #[command(after_help = "Example: hapax ledger show --scope billing order-17-paid")]
     Show(look::ShowArgs),
-    /// The latest interventions: who did what to which entry, and why
+    /// List the latest interventions: who did what to which entry, and why
     #[command(after_help = "Example: hapax ledger audit --limit 20")]
     Audit(look::AuditArgs),
-    /// Forget what is older than the retention
+    /// Remove entries that are older than the retention
     #[command(after_help = "Example: hapax ledger sweep --retention 7d --dry-run")]
     Sweep(act::SweepArgs),
-    /// Run events again now: dead ones with attempts reset, and those that wait for a retry, are lost or parked
+    /// Run events again now: dead ones with attempts reset, and those that are lost, parked or
+    /// waiting for a retry
     #[command(
         after_help = "Example: hapax ledger retry --scope billing --why 'fixed in 1.4.2' order-17-paid"
     )]
     Retry(act::ActArgs),
-    /// Take leases away from whoever holds them
+    /// Take leases away from their holders
     #[command(after_help = "Example: hapax ledger release --scope billing --why 'pod is gone' order-17-paid")]
     Release(act::ActArgs),
-    /// Make events dead that are still to run
+    /// Mark events as dead that have yet to run
     #[command(after_help = "Example: hapax ledger kill --scope billing --why 'test data' order-17-paid")]
     Kill(act::ActArgs),
-    /// Remove entries: the next delivery is a first one, or stale if its aggregate has gone past it
+    /// Remove entries: the next delivery counts as the first, or is stale if its aggregate has
+    /// moved past it
     #[command(
         after_help = "Example: hapax ledger forget --scope billing --why 'replay wanted' order-17-paid"
     )]
@@ -107,7 +109,7 @@ async fn init(global: &Global, config: &Config) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Opens the ledger. Looking into one that is not there is a mistake in its name, so none is made.
+/// Opens the ledger. A missing one is a mistake in the name, so it is not created.
 pub async fn open(global: &Global, config: &Config) -> Result<Arc<dyn Ledger>, Failure> {
     if let Some(path) = sqlite_path(&config.ledger.url)
         && !path.exists()
@@ -117,7 +119,7 @@ pub async fn open(global: &Global, config: &Config) -> Result<Arc<dyn Ledger>, F
             format!("there is no ledger at {}; `hapax{flags} ledger init` makes one", path.display());
         return Err(Failure::dependency("unavailable", message));
     }
-    // `check` tells what is wrong with a server, and looking is always allowed.
+    // `check` reports problems with the server, and reading is always allowed.
     let mut settings = config.open_settings();
     settings.refuse = false;
     settings.migrate = Migrate::Check;

@@ -10,7 +10,7 @@ use crate::cli::Global;
 use crate::failure::{self, Failure};
 use crate::print;
 
-/// Forgets a relay that nobody leads, and says what it held back.
+/// Forgets a relay without a leader, and reports what it held back.
 pub(super) async fn forget(
     global: &Global,
     journal: &dyn Journal,
@@ -24,7 +24,7 @@ pub(super) async fn forget(
     let its = state.and_then(position).unwrap_or_default();
     let others = relays.iter().filter(|state| state.relay != *name);
     let others = others.map(|state| position(state).unwrap_or_default()).min();
-    // What no other relay needs: a sweep takes it from now on.
+    // Events that no other relay needs: a sweep will now remove them.
     let held_back = match &others {
         Some(others) if state.is_some() && *others > its => {
             let after = journal.count_after(&its, COUNT_MAX).await?;

@@ -1,4 +1,4 @@
-//! `hapax relay`: brings a journal to a bus, says how far it has come, and sends it back.
+//! `hapax relay`: publishes a journal to a bus, shows its progress, and rewinds it.
 
 mod forget;
 mod run;
@@ -17,12 +17,12 @@ use crate::failure::{self, Failure};
 use crate::signal::Gate;
 use crate::{open, print};
 
-/// How many events a rewind counts at most.
+/// The maximum number of events that a rewind counts.
 const COUNT_MAX: u64 = 10_000_000;
 
 #[derive(Debug, Args)]
 pub struct RelayArgs {
-    /// Which relay (relay.name)
+    /// The relay's name (relay.name)
     #[arg(long, global = true, value_name = "NAME")]
     name: Option<String>,
     #[command(subcommand)]
@@ -31,41 +31,41 @@ pub struct RelayArgs {
 
 #[derive(Debug, Subcommand)]
 enum RelayCommand {
-    /// Publish what is appended, until a signal; run two for safety: one leads, the other waits
+    /// Publish appended events until a signal; run two for availability: one leads, the other waits
     #[command(after_help = "Example: hapax relay run --topic orders --create 4 --bus kafka://localhost:9092")]
     Run(run::RunArgs),
-    /// Say how far each relay has come, who leads, and which aggregates are behind
+    /// Show how far each relay has got, who leads, and which aggregates are behind
     Status,
-    /// Send a relay back to a position: what lies after it is published again
+    /// Rewind a relay to a position: later events are published again
     #[command(after_help = "Example: hapax relay rewind --to 1700")]
     Rewind(RewindArgs),
-    /// Try an aggregate that is parked again, or all of them
+    /// Retry a parked aggregate, or all of them
     #[command(after_help = "Examples:\n  hapax relay resume order-17\n  hapax relay resume --all")]
     Resume(ResumeArgs),
-    /// Give up the event that an aggregate is parked at, and go on behind it
+    /// Skip the event that an aggregate is parked at, and continue after it
     #[command(after_help = "Example: hapax relay skip order-17 --seq 4")]
     Skip(SkipArgs),
-    /// Forget a relay that is not run any more: it holds back no sweep from then on
+    /// Forget a relay that no longer runs: it no longer holds back sweeps
     #[command(after_help = "Example: hapax relay forget --name archive")]
     Forget(ForgetArgs),
 }
 
 #[derive(Debug, Args)]
 struct RewindArgs {
-    /// Where to: a position, 0 is the start
+    /// The target position; 0 is the start
     #[arg(long, value_name = "POSITION")]
     to: Position,
-    /// Only say how many events would be published again
+    /// Only count the events that would be published again
     #[arg(long)]
     dry_run: bool,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long)]
     yes: bool,
 }
 
 #[derive(Debug, Args)]
 struct ForgetArgs {
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long)]
     yes: bool,
 }
@@ -87,7 +87,7 @@ struct ResumeArgs {
     /// Whose data it is
     #[arg(long)]
     tenant: Option<Tenant>,
-    /// Every aggregate that is parked, of all tenants
+    /// Every parked aggregate of all tenants
     #[arg(long, conflicts_with_all = ["aggregate", "tenant"])]
     all: bool,
 }
@@ -99,7 +99,7 @@ struct SkipArgs {
     /// The seq that it is parked at
     #[arg(long)]
     seq: u64,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long)]
     yes: bool,
 }
@@ -150,7 +150,7 @@ pub async fn run(
     }
 }
 
-/// Which aggregate, whose: two tenants may each have one of the name.
+/// Names an aggregate with its tenant: two tenants may use the same name.
 fn named(behind: &Behind) -> String {
     let aggregate = print::escaped(&behind.aggregate);
     match &behind.tenant {
@@ -159,7 +159,7 @@ fn named(behind: &Behind) -> String {
     }
 }
 
-/// Who leads, if somebody does.
+/// The current leader, if there is one.
 fn leader(state: &RelayState, now: Time) -> Option<String> {
     let leads = state.until.is_some_and(|until| until > now);
     state.owner.as_ref().filter(|_| leads).map(ToString::to_string)
@@ -205,7 +205,8 @@ async fn rewind(
         }
         checkpoint.position = args.to.clone();
         checkpoint.recent.clear();
-        // What stands behind the new position comes by again; only what is stuck before it stays.
+        // Keep only aggregates that are stuck before the new position; the relay reads the others
+        // again.
         checkpoint.behind.retain(|behind| behind.position <= args.to);
         journal.rewind(name, &checkpoint, Some(state.token)).await?;
     }

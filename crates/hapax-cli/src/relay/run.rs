@@ -19,20 +19,20 @@ use crate::failure::{self, Failure};
 use crate::signal::Gate;
 use crate::{open, print};
 
-/// How often the line on a terminal is drawn, and metrics are written.
+/// How often to redraw the line on a terminal, and to write metrics.
 const SHOWN: Duration = Duration::from_millis(200);
 const WRITTEN: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Where to publish (relay.topic)
+    /// The topic to publish to (relay.topic)
     #[arg(long)]
     pub topic: Option<String>,
-    /// Make the topic with so many partitions, if it is not there
+    /// Create the topic with this many partitions if it does not exist
     #[arg(long, value_name = "PARTITIONS", value_parser = crate::cli::partitions)]
     create: Option<i32>,
-    /// End once everything appended so far is published, by this relay or by another of its name that leads: exit code 0. If
-    /// all that is left is parked, it ends too, with exit code 1
+    /// Exit with code 0 once everything appended so far is published, by this relay or by another
+    /// leading one of its name. If only parked aggregates are left, exit with code 1
     #[arg(long)]
     once: bool,
 }
@@ -44,12 +44,12 @@ pub async fn run(
     gate: &Gate,
     metrics: Option<&Metrics>,
 ) -> Result<u8, Failure> {
-    // The topic first: if it is missing, no journal is made.
+    // Check the topic first: if it is missing, do not create a journal.
     let bus = open::bus_with(config, &config.relay.topic, args.create).await?;
     let journal = open::journal(config).await?;
     let mut settings = config.relay_settings();
     if args.once {
-        // It must know itself among those who lead.
+        // A unique owner, to recognise its own leadership.
         let owner =
             settings.owner.map_or_else(|| format!("relay-{}", std::process::id()), |owner| owner.to_string());
         settings.owner = Some(Owner::new(format!("{owner}-{}", EventId::now_v7()))?);
@@ -59,7 +59,7 @@ pub async fn run(
     publish(global, relay, &*journal, args.once, gate, metrics).await
 }
 
-/// Says so if a setting was changed that only journals need whose read is not ordered.
+/// Warns about changed settings that only matter to journals whose `read` is not ordered.
 fn warn_of_what_does_nothing(settings: &RelaySettings, journal: &dyn Journal) {
     if !journal.capabilities().ordered {
         return;
@@ -76,7 +76,7 @@ fn warn_of_what_does_nothing(settings: &RelaySettings, journal: &dyn Journal) {
     }
 }
 
-/// What ended it.
+/// Why the run ended.
 enum Ended {
     /// A signal, with its exit code.
     Signal(i32),
@@ -84,15 +84,15 @@ enum Ended {
     Through(Through),
 }
 
-/// Nothing is left that a relay could publish by itself.
+/// Nothing is left that a relay could publish without an operator.
 struct Through {
-    /// Who leads, if it is another one.
+    /// The leader, if it is another relay.
     led_by: Option<String>,
     position: Position,
     parked: usize,
 }
 
-/// Relays until a signal, or until nothing is left.
+/// Runs the relay until a signal, or until nothing is left.
 async fn publish(
     global: &Global,
     relay: Relay,
@@ -118,7 +118,7 @@ async fn publish(
                     if line {
                         let waits = if progress.leads { "" } else { ", waiting for the lead" };
                         eprint!("\r\x1b[K{}{waits}", sentence(&progress));
-                        let _ = std::io::stderr().flush(); // a line that cannot be seen hurts nobody
+                        let _ = std::io::stderr().flush(); // nothing is lost if nobody sees the line
                     }
                     if once && let Some(through) = through(journal, &settings, &progress).await {
                         ended = Ended::Through(through);
@@ -136,7 +136,7 @@ async fn publish(
         }
     };
     let ran = {
-        // Whichever ends first: a relay that cannot go on is not waited for.
+        // If the relay fails, do not wait for a signal.
         let mut running = std::pin::pin!(relay.run());
         tokio::select! {
             ran = &mut running => ran,
@@ -150,7 +150,7 @@ async fn publish(
         eprint!("\r\x1b[K");
     }
     let progress = ran.map_err(|error| match error {
-        // Nothing it was given is refused: the journal is not as the relay left it.
+        // This is not about the user's input: the journal is not as the relay left it.
         Error::Conflict { .. } => Failure::from(error).exits(failure::BROKEN_PROMISE),
         error => error.into(),
     })?;
@@ -162,17 +162,17 @@ async fn publish(
     }
 }
 
-/// Whether nothing is left that a relay of the name could publish by itself.
+/// Checks whether nothing is left that a relay of this name could publish without an operator.
 async fn through(journal: &dyn Journal, settings: &RelaySettings, progress: &Progress) -> Option<Through> {
     if progress.leads {
         let of = Through { led_by: None, position: progress.position.clone(), parked: progress.parked };
         return (progress.behind == of.parked && nothing_after(journal, &of.position).await).then_some(of);
     }
-    // A journal that does not answer is asked again.
+    // If the journal does not answer, the next check asks again.
     let (relays, now) = (journal.relays().await.ok()?, journal.now().await.ok()?);
     let state = relays.into_iter().find(|state| state.relay == settings.name)?;
     if state.owner == settings.owner {
-        return None; // it leads and is about to know
+        return None; // this relay leads, but does not know yet
     }
     let led_by = Some(leader(&state, now)?);
     let checkpoint = state.checkpoint.unwrap_or_else(|| Checkpoint::start(journal.id()));
@@ -186,7 +186,7 @@ async fn nothing_after(journal: &dyn Journal, position: &Position) -> bool {
         && journal.late(position, &Position::START, 1).await.is_ok_and(|late| late.events.is_empty())
 }
 
-/// What is told of a run that has left something.
+/// The failure that reports what a run has left unpublished.
 fn left(name: &RelayName, parked: usize) -> Failure {
     let are = if parked == 1 { "1 aggregate is" } else { &format!("{parked} aggregates are") };
     let told = format!(

@@ -1,4 +1,4 @@
-//! `hapax relay status`: how far each relay has come, who leads, and what stands still.
+//! `hapax relay status`: how far each relay has got, who leads, and which aggregates are stuck.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::cli::Global;
 use crate::failure::Failure;
 use crate::print;
 
-/// So long a hole must last to be told: while much is written there is one at any moment.
+/// How long a hole must last to be reported: under a heavy write load there is always one.
 const HOLE: Duration = Duration::from_millis(500);
 
-/// What is told of a relay.
+/// The status of a relay.
 struct Row {
     state: RelayState,
     left: u64,
@@ -65,7 +65,7 @@ pub async fn status(global: &Global, journal: &dyn Journal) -> Result<u8, Failur
     Ok(0)
 }
 
-/// Whether nothing after a position can be read, for as long as we look, because of a writer that has not ended.
+/// Whether reading after a position stays blocked by an open writer for as long as we look.
 async fn is_at_hole(journal: &dyn Journal, position: &Position) -> Result<bool, Failure> {
     let is = async || journal.read(position, 1).await.map(|read| read.at_hole && read.events.is_empty());
     if !is().await? {
