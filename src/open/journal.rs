@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Migrate, OpenSettings};
+use super::OpenSettings;
 use crate::backend::object::{Directory, ObjectJournal, ObjectSettings, Objects};
 use crate::config::hide_password;
 use crate::error::{Error, Result};
@@ -93,6 +93,7 @@ async fn open_postgres(_url: &str, _settings: &OpenSettings) -> Result<Arc<dyn J
 #[cfg(feature = "sqlite")]
 #[allow(clippy::unused_async)] // opening a file does not wait, unlike a server
 async fn open_sqlite(path: &str, settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
+    use crate::backend::Migrate;
     use crate::backend::sqlite::SqliteJournal;
     let open = match settings.migrate {
         Migrate::Auto => SqliteJournal::open,
