@@ -141,7 +141,7 @@ fn mutants_are_caught() {
     for (scenario, mutants) in [
         (
             "the_committed_offset_stays_before_what_is_unfinished",
-            &["watermark past an unfinished event", "commit before settle"][..],
+            &["commit point past an unfinished event", "commit before settle"][..],
         ),
         ("one_key_runs_in_order", &["claim before order"]),
         ("the_dead_letters_have_only_what_is_dead", &["publish before mark"]),

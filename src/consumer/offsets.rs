@@ -58,7 +58,7 @@ impl CommitPoint {
     /// The offset to commit: the lowest unfinished one, or the one after the last. `None` if
     /// nothing was received.
     pub fn position(&self) -> Option<i64> {
-        if crate::crash_point::mutant!("commit_point past an unfinished event") {
+        if crate::crash_point::mutant!("commit point past an unfinished event") {
             return self.last.map(|last| last + 1);
         }
         self.open.front().map(|(offset, _)| *offset).or_else(|| self.last.map(|last| last + 1))

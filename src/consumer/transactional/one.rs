@@ -7,7 +7,7 @@ use crate::consumer::Passed;
 use crate::consumer::arrival::{Arrival, Ending};
 use crate::consumer::claim::away;
 use crate::consumer::leased::{release_lease, settle_failure};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::guard::Lease;
 use crate::ledger::{LeaseSettings, Outcome, Settled, Verdict};
 
@@ -25,7 +25,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         let Some(delivery) = arrival.delivery() else { return self.context.refuse_unreadable(arrival).await };
         let settings = &self.context.settings;
         let terms = LeaseSettings {
-            lease: self.time_max(),
+            lease: settings.lease,
             attempts_max: settings.attempts_max,
             alone: arrival.alone,
         };
@@ -42,9 +42,11 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
         }
     }
 
-    /// Runs it in a transaction. The lease lasts as long as the transaction may. It is not extended
-    /// meanwhile: that would change the row under a transaction that reads from a snapshot, and a
-    /// SQLite file has one writer.
+    /// Runs it in a transaction that settles the lease first. From then on the transaction holds
+    /// the entry: another process that finds the lease lapsed meets the lock, and waits. So the
+    /// lease needs no heartbeat, which would change the entry under a transaction that reads from a
+    /// snapshot, and could not write to a SQLite file that this transaction writes to. If the
+    /// process dies, the server rolls back, and the event is free when its lease lapses.
     async fn run(&self, lease: Lease, arrival: &Arrival) -> Ending {
         crate::crash_point!("consumer.after-claim");
         let Ok(event) = &arrival.event else { return self.context.refuse_unreadable(arrival).await };
@@ -52,36 +54,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
             Ok(tx) => tx,
             Err(error) => return release_lease(lease, away(error)).await, // it did not run
         };
-        let handled = tokio::select! {
-            handled = self.handle(&mut tx, std::slice::from_ref(event)) => handled,
-            () = arrival.cancelled() => {
-                self.undo(tx, std::future::ready(())).await;
-                return release_lease(lease, Ending::Cancelled).await;
-            }
-        };
-        let failed = match handled {
-            Ok(()) => return self.settle(tx, lease, arrival).await,
-            Err(failed) => failed,
-        };
-        let transient = self.transient(&mut tx, &failed).await;
-        self.undo(tx, arrival.cancelled()).await;
-        match transient {
-            Some(error) => release_lease(lease, away(error)).await,
-            None => settle_failure(&self.context, lease, &failed, arrival).await,
-        }
-    }
-
-    /// Settles a lease in the transaction of its effect. If that fails, the lease is released
-    /// without counting an attempt. The release also resolves a doubt about the commit: a
-    /// transaction that committed has settled the lease, so it can no longer be released. One that
-    /// did not commit can never do so later, because its server had to give up the row first.
-    async fn settle(&self, mut tx: L::Transaction, lease: Lease, arrival: &Arrival) -> Ending {
-        let verdict = Verdict::Done { metadata: arrival.metadata(&self.context.group, None) };
-        let settled =
-            self.ledger.settle_in(&mut tx, &[lease.settling(verdict)]).await.and_then(|mut answers| {
-                answers.pop().unwrap_or_else(|| Err(Error::Corrupt("a settling without an answer".into())))
-            });
-        match settled {
+        match self.settle(&mut tx, &lease, arrival).await {
             Ok(Settled::Ok { .. }) => {}
             Ok(Settled::Fenced { .. }) => {
                 self.ledger.roll_back(tx).await;
@@ -93,6 +66,36 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
                 return release_lease(lease, away(error)).await;
             }
         }
+        let handled = tokio::select! {
+            handled = self.handle(&mut tx, std::slice::from_ref(event)) => handled,
+            () = arrival.cancelled() => {
+                self.undo(tx, std::future::ready(())).await;
+                return release_lease(lease, Ending::Cancelled).await;
+            }
+        };
+        let failed = match handled {
+            Ok(()) => return self.commit_one(tx, lease, arrival).await,
+            Err(failed) => failed,
+        };
+        let transient = self.transient(&mut tx, &failed).await;
+        self.undo(tx, arrival.cancelled()).await;
+        match transient {
+            Some(error) => release_lease(lease, away(error)).await,
+            None => settle_failure(&self.context, lease, &failed, arrival).await,
+        }
+    }
+
+    async fn settle(&self, tx: &mut L::Transaction, lease: &Lease, arrival: &Arrival) -> Result<Settled> {
+        let verdict = Verdict::Done { metadata: arrival.metadata(&self.context.group, None) };
+        let mut answers = self.ledger.settle_in(tx, &[lease.settling(verdict)]).await?;
+        answers.pop().unwrap_or_else(|| Err(Error::Corrupt("a settling without an answer".into())))
+    }
+
+    /// Commits effect and settle. If that fails, the lease is released without counting an attempt.
+    /// The release also resolves a doubt about the commit: a transaction that committed has settled
+    /// the lease, so it can no longer be released. One that did not commit can never do so later,
+    /// because its server had to give up the row first.
+    async fn commit_one(&self, tx: L::Transaction, lease: Lease, arrival: &Arrival) -> Ending {
         crate::crash_point!("consumer.before-settle");
         match self.ledger.commit(tx).await {
             Ok(Ok(())) => {
