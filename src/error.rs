@@ -51,7 +51,7 @@ pub enum Error {
         monday: String,
     },
     /// The token no longer holds the lease. Nothing was changed.
-    #[error("the lease was lost: {what}")]
+    #[error("fenced: {what}")]
     Fenced {
         /// Whose lease, and the current state of the entry.
         what: String,
@@ -81,7 +81,7 @@ pub enum Error {
         source: Option<Source>,
     },
     /// The schema is missing, older or newer than this build understands.
-    #[error("ledger schema: {0}")]
+    #[error("schema: {0}")]
     Schema(String),
     /// This backend cannot do this.
     #[error("unsupported: {0}")]
@@ -95,7 +95,7 @@ pub enum Error {
         feature: &'static str,
     },
     /// Stored data is inconsistent.
-    #[error("stored data makes no sense: {0}")]
+    #[error("corrupt data: {0}")]
     Corrupt(String),
     /// There is no such entry.
     #[error("not found: {0}")]

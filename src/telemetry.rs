@@ -105,7 +105,7 @@ pub const METRICS: [Metric; 33] = [
     metric(SWEPT_WEEKS, Kind::Counter, &[], "Weeks dropped after the retention"),
     metric(SWEEP_FAILURES, Kind::Counter, &[], "Sweeps that failed"),
     metric(WINDOW_CHECKS, Kind::Counter, &["result"], "Looks into the window, by what they came to"),
-    metric(WINDOW_UNREMEMBERED, Kind::Counter, &[], "Done events that the window could not be told of"),
+    metric(WINDOW_UNREMEMBERED, Kind::Counter, &[], "Done events that could not be written to the window"),
     metric(REUSED, Kind::Counter, &[], "Deliveries of reused ids that were let pass as the original"),
     metric(
         DELIVERIES,

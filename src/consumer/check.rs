@@ -49,7 +49,7 @@ pub async fn check(
                 finding(
                     Level::Warning,
                     "retention",
-                    format!("{topic} keeps records {kept}, the ledger only for {}: what is delivered again after that cannot be told from new events, unless its id has a time", span(settings.retention)),
+                    format!("{topic} keeps records {kept}, the ledger only for {}: after that a redelivered event counts as new, unless its id contains a time (UUIDv7)", span(settings.retention)),
                 )
             }
         });

@@ -64,7 +64,7 @@ impl ConsumerContext {
                 self.refuse(arrival, &reason).await
             }
             Outcome::TooOld { week } => {
-                let reason = format!("its week ({week}) was dropped, so nobody knows whether it took effect");
+                let reason = format!("its week ({week}) was dropped, so whether it took effect is unknown");
                 match self.refuse(arrival, &reason).await {
                     Ending::Passed(_) => Ending::Passed(Passed::TooOld),
                     other => other,

@@ -296,7 +296,7 @@ where
         let began = Instant::now();
         let handled = tokio::select! {
             handled = within(limit, (self.handler)(event)) => handled,
-            () = arrival.cancelled() => Err(Failed::fatal("the process was told to end before the handler did")),
+            () = arrival.cancelled() => Err(Failed::fatal("the process was stopped before the handler finished")),
         };
         let took = began.elapsed();
         self.context.core.handled(took, handled.is_ok());

@@ -15,7 +15,7 @@ use crate::ledger::{Extend, Identity, Settled};
 
 /// The lease was lost while its handler ran: another claimer may be running the event now.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the lease on {key} was lost while it was being run ({cause})")]
+#[error("the lease on {key} was lost while its handler ran ({cause})")]
 pub struct LeaseLost {
     /// The event that was running.
     pub key: Identity,

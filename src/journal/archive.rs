@@ -266,7 +266,7 @@ async fn continue_behind(
                 target: "hapax",
                 file = listed.name,
                 from = %stored.position,
-                "the archive has a file of another timeline: the journal was put back, and has other events from this position on"
+                "the archive has a file of another timeline: the journal was restored, and differs from this position on"
             );
         }
         after = listed.name;

@@ -401,7 +401,7 @@ pub(crate) fn may_be_forgotten(
         Some(until) if state.owner.is_some() && *until > now => {
             let by = state.owner.as_ref().map_or("someone", Owner::as_str);
             Err(Error::Conflict {
-                expected: format!("relay {relay} with nobody who leads"),
+                expected: format!("relay {relay} without a leader"),
                 actual: format!("{by}, who leads it until {until}; stop it first"),
             })
         }

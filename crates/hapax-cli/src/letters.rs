@@ -32,11 +32,11 @@ enum DeadCommand {
     Show(ShowArgs),
     /// Run dead letters again with attempts reset, in the order of their aggregates
     #[command(
-        after_help = "Example: hapax dead redrive --scope mailer --all --why 'fixed in 1.4.2' --dry-run"
+        after_help = "Example: hapax dead redrive --scope mailer --all --reason 'fixed in 1.4.2' --dry-run"
     )]
     Redrive(RedriveArgs),
     /// Give up dead letters: removes their bytes, and their aggregates continue past them
-    #[command(after_help = "Example: hapax dead drop --scope mailer --why 'test data' order-17-paid")]
+    #[command(after_help = "Example: hapax dead drop --scope mailer --reason 'test data' order-17-paid")]
     Drop(ChangeArgs),
 }
 
@@ -57,12 +57,12 @@ enum ParkedCommand {
     /// Run again what parked events wait behind: the dead event of their aggregate, or else
     /// themselves
     #[command(
-        after_help = "Example: hapax parked resume --scope mailer --aggregate order-17 --all --why 'fixed in 1.4.2'"
+        after_help = "Example: hapax parked resume --scope mailer --aggregate order-17 --all --reason 'fixed in 1.4.2'"
     )]
     Resume(ChangeArgs),
     /// Let aggregates continue past what their parked events wait behind (a dead event stays dead)
     #[command(
-        after_help = "Example: hapax parked skip --scope mailer --aggregate order-17 --all --why 'seq 3 never existed'"
+        after_help = "Example: hapax parked skip --scope mailer --aggregate order-17 --all --reason 'seq 3 never existed'"
     )]
     Skip(ChangeArgs),
 }

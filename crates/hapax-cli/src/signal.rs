@@ -49,7 +49,7 @@ pub fn listen(runtime: &tokio::runtime::Runtime) -> Result<Gate, Failure> {
     let seen = gate.clone();
     let _context = runtime.enter();
     let mut signals = Signals::new()
-        .map_err(|e| Failure::dependency("runtime", format!("signals cannot be listened to: {e}")))?;
+        .map_err(|e| Failure::dependency("runtime", format!("cannot install signal handlers: {e}")))?;
     runtime.spawn(async move {
         let mut code = signals.wait().await;
         if seen.tell(code) {

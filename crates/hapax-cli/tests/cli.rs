@@ -133,10 +133,10 @@ fn a_memory_ledger_is_looked_into() {
     ledger(&["show", "--scope", "s", "x"]).code(4);
     ledger(&["ls", "--state", "nonsense"]).code(2);
     ledger(&["ls", "--since", "soon"]).code(2);
-    ledger(&["retry", "--scope", "s", "x"]).code(2); // no --why
-    ledger(&["retry", "--scope", "s", "--why", " ", "--yes", "x"]).code(2);
-    ledger(&["forget", "--all", "--why", "w", "--yes"]).code(2); // no filter
-    ledger(&["kill", "--scope", "s", "--why", "w", "--yes", "x"]).code(4); // no such entry
+    ledger(&["retry", "--scope", "s", "x"]).code(2); // no --reason
+    ledger(&["retry", "--scope", "s", "--reason", " ", "--yes", "x"]).code(2);
+    ledger(&["forget", "--all", "--reason", "w", "--yes"]).code(2); // no filter
+    ledger(&["kill", "--scope", "s", "--reason", "w", "--yes", "x"]).code(4); // no such entry
     ledger(&["schema"]).code(2);
 }
 

@@ -69,7 +69,8 @@ fn init_stat_ls_show_check_schema() {
 #[test]
 fn interventions_ask_first_and_are_written_down() {
     let dir = filled();
-    let act = |args: &[&str]| ledger(dir.path(), &[args, &["--scope", "billing", "--why", "test"]].concat());
+    let act =
+        |args: &[&str]| ledger(dir.path(), &[args, &["--scope", "billing", "--reason", "test"]].concat());
     act(&["release", "held"]).code(2); // no terminal, no --yes
     assert_eq!(state(dir.path(), "held"), "leased");
     let dry = act(&["release", "--dry-run", "--json", "held"]).code(0).json();
@@ -97,7 +98,7 @@ fn interventions_ask_first_and_are_written_down() {
 #[test]
 fn a_list_with_a_mistake_changes_nothing() {
     let dir = filled();
-    let args = ["kill", "--yes", "--scope", "billing", "--why", "test", "held", "nobody"];
+    let args = ["kill", "--yes", "--scope", "billing", "--reason", "test", "held", "nobody"];
     ledger(dir.path(), &args).code(4);
     assert_eq!(state(dir.path(), "held"), "leased");
 }
@@ -132,7 +133,7 @@ fn a_sweep_can_be_seen() {
 fn a_rehearsal_needs_no_name() {
     let dir = filled();
     let release = |args: &[&str]| -> Ran {
-        let fixed = ["ledger", "--ledger", URL, "release", "--scope", "billing", "--why", "test", "held"];
+        let fixed = ["ledger", "--ledger", URL, "release", "--scope", "billing", "--reason", "test", "held"];
         let mut command = common::hapax(dir.path(), &[&fixed, args].concat());
         command.env_remove("USER").env_remove("LOGNAME").output().unwrap().into()
     };
@@ -148,10 +149,10 @@ const LOOKS: [&[&str]; 9] = [
     &["show", "--scope", "s", "x"],
     &["check"],
     &["sweep"],
-    &["retry", "--scope", "s", "--why", "w", "--yes", "x"],
-    &["release", "--scope", "s", "--why", "w", "--yes", "x"],
-    &["kill", "--scope", "s", "--why", "w", "--yes", "x"],
-    &["forget", "--scope", "s", "--why", "w", "--yes", "x"],
+    &["retry", "--scope", "s", "--reason", "w", "--yes", "x"],
+    &["release", "--scope", "s", "--reason", "w", "--yes", "x"],
+    &["kill", "--scope", "s", "--reason", "w", "--yes", "x"],
+    &["forget", "--scope", "s", "--reason", "w", "--yes", "x"],
 ];
 
 #[test]

@@ -62,12 +62,12 @@ fn dead_letters_are_listed_shown_and_redriven_in_order() {
     let ran = run(dir, &["dead", "show", "--scope", "mailer", "a2"]).code(4);
     assert!(ran.err.contains("is parked, not dead"), "{}", ran.err);
     // Nothing happens without consent.
-    let redrive = ["dead", "redrive", "--json", "--scope", "mailer", "--all", "--why", "fixed in 1.4.2"];
+    let redrive = ["dead", "redrive", "--json", "--scope", "mailer", "--all", "--reason", "fixed in 1.4.2"];
     assert_eq!(ids(&run(dir, &[&redrive[..], &["--dry-run"]].concat()).code(0)), ["a1", "b"]);
     let ran = run(dir, &redrive).code(2);
     assert!(ran.err.contains("--yes"), "{}", ran.err);
     assert_eq!(entry(dir, "a1")["state"], "dead");
-    let ran = run(dir, &["dead", "redrive", "--all", "--yes", "--why", "x"]).code(2);
+    let ran = run(dir, &["dead", "redrive", "--all", "--yes", "--reason", "x"]).code(2);
     assert!(ran.err.contains("narrow it down"), "{}", ran.err);
     // With it everything runs, in order, once.
     std::fs::write(dir.join("fixed"), "").unwrap();
@@ -96,7 +96,7 @@ fn parked_events_are_resumed_by_redriving_their_head() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let command = broken(dir);
-    let resume = ["parked", "resume", "--json", "--scope", "mailer", "--why", "fixed", "--yes"];
+    let resume = ["parked", "resume", "--json", "--scope", "mailer", "--reason", "fixed", "--yes"];
     std::fs::write(dir.join("fixed"), "").unwrap();
     // Whichever of them is named, what they are behind is run.
     let ran = run(dir, &[&resume[..], &["a3"]].concat()).code(0);
@@ -118,7 +118,7 @@ fn parked_events_go_on_past_what_is_skipped_or_dropped() {
             "--aggregate",
             "order-1",
             "--all",
-            "--why",
+            "--reason",
             "never existed",
             "--yes",
         ];
@@ -136,7 +136,7 @@ fn parked_events_go_on_past_what_is_skipped_or_dropped() {
         if skip {
             // Its turn has passed: only out of order.
             std::fs::write(dir.join("fixed"), "").unwrap();
-            let redrive = ["dead", "redrive", "--scope", "mailer", "--why", "late", "--yes", "a1"];
+            let redrive = ["dead", "redrive", "--scope", "mailer", "--reason", "late", "--yes", "a1"];
             let ran = run(dir, &redrive).code(4);
             assert!(ran.err.contains("mailer/a1") && ran.err.contains("out of order"), "{}", ran.err);
             run(dir, &[&redrive[..], &["--out-of-order"]].concat()).code(0);

@@ -434,7 +434,7 @@ fn t98_a_handler_can_delete_by_key_after_a_retry_and_a_redrive() {
     let ran = consume(dir, "python3 plain.py", &held).code(0);
     assert_eq!(entry(dir, "c")["state"], "dead", "{} {}", ran.out, ran.err);
     std::fs::write(dir.join("works"), "").unwrap();
-    run(dir, &["dead", "redrive", "--scope", "mailer", "--why", "fixed", "--yes", "c"]).code(0);
+    run(dir, &["dead", "redrive", "--scope", "mailer", "--reason", "fixed", "--yes", "c"]).code(0);
     consume(dir, "python3 plain.py", &held).code(0);
     assert_eq!(entry(dir, "c")["state"], "done");
     let seen: Vec<serde_json::Value> =

@@ -125,7 +125,7 @@ fn a_candidate_says_once_that_it_waits_and_ends_when_the_leader_is_through() {
     let mut child = limited(dir, &["python3", "-c", terminal], &hapax).spawn().unwrap();
     let mut out = child.stdout.take().unwrap();
     let (mut seen, mut part) = (Vec::new(), [0; 1024]);
-    while !String::from_utf8_lossy(&seen).contains("waiting for the lead") {
+    while !String::from_utf8_lossy(&seen).contains("waiting for leadership") {
         let count = out.read(&mut part).unwrap();
         assert!(count > 0, "it ended early: {}", String::from_utf8_lossy(&seen));
         seen.extend_from_slice(&part[..count]);
@@ -136,7 +136,7 @@ fn a_candidate_says_once_that_it_waits_and_ends_when_the_leader_is_through() {
     let seen = String::from_utf8_lossy(&seen);
     assert!(seen.contains("another one leads (somebody)"), "{seen}");
     for drawn in seen.split('\r') {
-        assert!(drawn.matches("waiting for the lead").count() <= 1, "{drawn}");
+        assert!(drawn.matches("waiting for leadership").count() <= 1, "{drawn}");
     }
 }
 

@@ -179,7 +179,7 @@ impl Inner {
         if let Some(allocator) = &self.allocator
             && let Err(e) = allocator.settle(of, tail).await
         {
-            tracing::warn!("the allocator was not told of an append to {of}: {}", e.chain());
+            tracing::warn!("could not tell the allocator about an append to {of}: {}", e.chain());
         }
     }
 }

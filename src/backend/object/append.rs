@@ -104,7 +104,7 @@ impl Inner {
                     in_vain = if tail == before { in_vain + 1 } else { 0 };
                     if in_vain == IN_VAIN_MAX {
                         return Err(Error::Corrupt(format!(
-                            "seq {} of {of} is taken, but nothing lies there: was the object store put back?",
+                            "seq {} of {of} is taken, but the object is missing: was the object store restored from a backup?",
                             tail.next.seq
                         )));
                     }
@@ -338,7 +338,7 @@ fn position(placed: &mut [Placed], ready: &Ready<'_>, entry: &Entry) {
 
 fn lost(of: &AggregateOf, slot: Slot) -> Error {
     Error::Corrupt(format!(
-        "what lay at seq {} of {of} is not there any more: was the object store put back?",
+        "the object at seq {} of {of} is gone: was the object store restored from a backup?",
         slot.seq
     ))
 }

@@ -169,7 +169,7 @@ impl Inner {
             let Some(last) = self.last_slot(of, from).await? else {
                 if seen.is_none() && from != Slot::FIRST {
                     return Err(Error::Corrupt(format!(
-                        "{of} had an event with seq {} and has none any more: was the object store put back?",
+                        "{of} had an event with seq {} but no longer has one: was the object store restored from a backup?",
                         from.seq
                     )));
                 }

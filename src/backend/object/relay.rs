@@ -162,7 +162,7 @@ impl Inner {
         let Some(body) = self.objects.get(name).await? else { return Ok(None) };
         serde_json::from_slice(&body)
             .map(Some)
-            .map_err(|e| Error::Corrupt(format!("{name} makes no sense: {e}")))
+            .map_err(|e| Error::Corrupt(format!("{name} cannot be parsed: {e}")))
     }
 
     /// The checkpoint that a listing names. `None` if it was replaced meanwhile; then list again.

@@ -155,7 +155,7 @@ impl S3Settings {
         let here = name == "localhost" || name.starts_with("127.") || name.starts_with("[::1]");
         if endpoint.starts_with("http://") && !here && !self.allow_http {
             return Err(Error::Config(format!(
-                "{endpoint} is plain HTTP: whoever is on the way reads everything; use https://, or say allow_http=true"
+                "{endpoint} is plain HTTP, so the network can read everything; use https://, or set allow_http=true"
             )));
         }
         Ok(())

@@ -111,7 +111,7 @@ impl RedisLedger {
                 tracing::warn!(
                     target: "hapax",
                     ledger = %self.0.prefix,
-                    "the ledger's server started anew or failed over; nothing is missing that this process was told of"
+                    "the ledger's server restarted or failed over; it still has everything that it acknowledged to this process"
                 );
                 self.settle_in(&answer)
             }

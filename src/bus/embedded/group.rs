@@ -117,7 +117,7 @@ fn not_begun(
         if let Some(number) = missing.first() {
             let partition = Partition { topic: topic.clone(), number: *number };
             return Ok(Some(Error::NotFound(format!(
-                "the group {:?} has committed nothing of {partition}, and is told not to start by itself",
+                "the group {:?} has no committed offset for {partition}, and its settings say not to start without one",
                 subscription.group
             ))));
         }

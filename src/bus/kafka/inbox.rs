@@ -244,7 +244,7 @@ impl Inbox {
         let before = Assignment { partition: partition.clone(), epoch: own.epoch };
         tracing::warn!(
             target: "hapax::kafka", %partition, expected = own.next, offset,
-            "offsets have begun anew: was the topic made again? Reading it as a new one"
+            "offsets went back: the topic was probably deleted and created again; reading it as a new topic"
         );
         state.epoch += 1;
         let epoch = state.epoch;

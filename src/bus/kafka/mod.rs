@@ -301,7 +301,7 @@ impl KafkaBus {
             let committed = self.committed_of(&subscription.group, &partitions).await?;
             if let Some((partition, _)) = partitions.iter().zip(&committed).find(|(_, c)| c.is_none()) {
                 return Err(Error::NotFound(format!(
-                    "the group {:?} has committed nothing of {partition}, and is told not to start by itself",
+                    "the group {:?} has no committed offset for {partition}, and its settings say not to start without one",
                     subscription.group
                 )));
             }

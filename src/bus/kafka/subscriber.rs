@@ -243,7 +243,7 @@ fn close(consumer: Arc<MemberConsumer>) {
         let _ = done.send(());
     });
     if closing.is_ok() && closed.recv_timeout(CLOSE_MAX) == Err(RecvTimeoutError::Timeout) {
-        tracing::warn!(target: "hapax::kafka", "a client that was thrown out of its group does not close; another takes its place");
+        tracing::warn!(target: "hapax::kafka", "a Kafka client that its group had removed does not close; continuing with a new client");
     }
 }
 
@@ -361,7 +361,7 @@ impl Subscriber for KafkaSubscriber {
             Ok(_) => Ok(()),
             Err(_) => Err(Error::Unavailable {
                 what: format!(
-                    "leaving the group {:?}: no answer within {:?}; it will notice by itself when the session ends",
+                    "leaving the group {:?}: no answer within {:?}; the broker removes this member when its session times out",
                     self.group, self.answer_timeout
                 ),
                 source: None,

@@ -178,7 +178,7 @@ impl State {
                 let partition = Partition { topic: topic.clone(), number };
                 if self.committed(&subscription.group, &partition).is_none() {
                     return Err(Error::NotFound(format!(
-                        "the group {:?} has committed nothing of {partition}, and is told not to start by itself",
+                        "the group {:?} has no committed offset for {partition}, and its settings say not to start without one",
                         subscription.group
                     )));
                 }

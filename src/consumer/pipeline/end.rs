@@ -54,7 +54,7 @@ impl Pipeline {
         match tokio::time::timeout(within, self.subscriber.leave()).await {
             Ok(left) => ended = ended.and(left),
             Err(_) => {
-                tracing::warn!(target: "hapax", "the group was not left in time; it will notice by itself");
+                tracing::warn!(target: "hapax", "could not leave the group in time; the broker removes this member when its session times out");
             }
         }
         ended.map(|()| counts)

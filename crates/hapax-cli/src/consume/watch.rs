@@ -100,7 +100,7 @@ impl<'m> Watch<'m> {
     fn told(&mut self, first: bool) {
         self.clear();
         if first {
-            eprintln!("hapax: draining; once more ends at once");
+            eprintln!("hapax: draining; press Ctrl-C again to stop now");
             self.handle.stop();
             if let Some(pool) = &self.pool {
                 pool.drain();

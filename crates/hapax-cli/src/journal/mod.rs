@@ -120,7 +120,7 @@ async fn stat(global: &Global, journal: &dyn Journal) -> Result<u8, Failure> {
     print::line(&format!("last        {last}"))?;
     for state in relays {
         let position = state.checkpoint.map(|checkpoint| checkpoint.position).unwrap_or_default();
-        print::line(&format!("relay       {} has come to {position}", state.relay))?;
+        print::line(&format!("relay       {} is at {position}", state.relay))?;
     }
     Ok(0)
 }

@@ -95,8 +95,8 @@ pub struct ChangeArgs {
     #[arg(long, value_name = "N", requires = "all")]
     pub limit: Option<usize>,
     /// The reason, for the audit row
-    #[arg(long, value_name = "TEXT")]
-    why: String,
+    #[arg(long, alias = "why", value_name = "TEXT")]
+    reason: String,
     /// The person, for the audit row [default: $USER]
     #[arg(long, value_name = "NAME")]
     by: Option<String>,
@@ -139,8 +139,8 @@ pub async fn carry_out(
     args: &ChangeArgs,
     out_of_order: bool,
 ) -> Result<u8, Failure> {
-    if args.why.trim().is_empty() {
-        return Err(Failure::config("--why is blank; the audit row needs a reason"));
+    if args.reason.trim().is_empty() {
+        return Err(Failure::config("--reason is blank; the audit row needs a reason"));
     }
     let by = who(args)?;
     let request = |what: Intervention, identity: &Identity, dry_run| Intervene {
@@ -148,7 +148,7 @@ pub async fn carry_out(
         time: args.time,
         what,
         by: by.clone(),
-        why: args.why.clone(),
+        why: args.reason.clone(),
         out_of_order,
         dry_run,
     };

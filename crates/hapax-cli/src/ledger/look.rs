@@ -166,7 +166,7 @@ pub fn findings(global: &Global, findings: &[Finding]) -> Result<u8, Failure> {
             findings.iter().map(|f| json!({"level": word(f.level), "check": f.check, "message": f.message}));
         print::json(&json!({"findings": list.collect::<Vec<_>>()}))?;
     } else if findings.is_empty() {
-        print::line("nothing to say: all is as it should be")?;
+        print::line("no findings: everything is in order")?;
     } else {
         let rows: Vec<_> = findings
             .iter()

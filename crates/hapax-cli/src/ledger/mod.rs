@@ -51,19 +51,21 @@ enum LedgerCommand {
     /// Run events again now: dead ones with attempts reset, and those that are lost, parked or
     /// waiting for a retry
     #[command(
-        after_help = "Example: hapax ledger retry --scope billing --why 'fixed in 1.4.2' order-17-paid"
+        after_help = "Example: hapax ledger retry --scope billing --reason 'fixed in 1.4.2' order-17-paid"
     )]
     Retry(act::ActArgs),
     /// Take leases away from their holders
-    #[command(after_help = "Example: hapax ledger release --scope billing --why 'pod is gone' order-17-paid")]
+    #[command(
+        after_help = "Example: hapax ledger release --scope billing --reason 'pod is gone' order-17-paid"
+    )]
     Release(act::ActArgs),
     /// Mark events as dead that have yet to run
-    #[command(after_help = "Example: hapax ledger kill --scope billing --why 'test data' order-17-paid")]
+    #[command(after_help = "Example: hapax ledger kill --scope billing --reason 'test data' order-17-paid")]
     Kill(act::ActArgs),
     /// Remove entries: the next delivery counts as the first, or is stale if its aggregate has
     /// moved past it
     #[command(
-        after_help = "Example: hapax ledger forget --scope billing --why 'replay wanted' order-17-paid"
+        after_help = "Example: hapax ledger forget --scope billing --reason 'replay wanted' order-17-paid"
     )]
     Forget(act::ActArgs),
 }

@@ -116,7 +116,7 @@ async fn publish(
                 _ = shown.tick() => {
                     let progress = handle.progress();
                     if line {
-                        let waits = if progress.leads { "" } else { ", waiting for the lead" };
+                        let waits = if progress.leads { "" } else { ", waiting for leadership" };
                         eprint!("\r\x1b[K{}{waits}", sentence(&progress));
                         let _ = std::io::stderr().flush(); // nothing is lost if nobody sees the line
                     }

@@ -81,7 +81,7 @@ pub(super) async fn check(inner: &Inner, position: u64, at: Option<i64>, relay: 
     let sql = format!("select {DRAWN}, {}", is_same("$1", "$2")).replace("{s}", &inner.settings.schema);
     let query = sqlx::query_as::<_, (i64, bool)>(AssertSqlSafe(sql)).bind(number(position)).bind(at);
     let rows =
-        inner.fetch_all(query).await.map_err(|e| fail("looking whether the journal was put back", e))?;
+        inner.fetch_all(query).await.map_err(|e| fail("checking whether the journal was restored", e))?;
     let (drawn, same) = rows.first().copied().unwrap_or((0, true));
     if drawn as u64 >= position && same {
         return Ok(());
@@ -111,7 +111,7 @@ pub(super) async fn refused(
         .bind(number(position.min(drawn)))
         .bind(since - MARGIN_US);
     let rows =
-        inner.fetch_all(query).await.map_err(|e| fail("looking how far the journal was put back", e))?;
+        inner.fetch_all(query).await.map_err(|e| fail("checking how far the journal was restored", e))?;
     let safe = Position::of(rows.first().map_or(0, |row| row.0 as u64));
     let found = if drawn < position {
         format!("the last position it has given out is {drawn}")

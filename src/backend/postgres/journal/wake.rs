@@ -125,7 +125,7 @@ async fn hear(options: PgConnectOptions, channel: String, signal: watch::Sender<
         };
         let ended: sqlx::Result<()> = heard.await;
         if let Err(error) = ended {
-            tracing::debug!(target: "hapax", %error, "nobody listens for appends; readers look by themselves");
+            tracing::debug!(target: "hapax", %error, "LISTEN failed; readers poll for appends instead");
         }
         tokio::time::sleep(LISTEN_PAUSE).await;
     }
