@@ -4,6 +4,10 @@
 check:
     scripts/test fmt clippy
 
+# before a commit: format, lints and the tests that need no server
+quick:
+    scripts/test quick
+
 # everything: installs, starts, tests and stops what it needs
 test *PARTS:
     scripts/test {{PARTS}}
