@@ -33,8 +33,21 @@ const LINE_BYTES_MAX: usize = 1024 * 1024;
 
 type Orders = mpsc::UnboundedReceiver<Order>;
 
+/// Ends the command if its supervisor panics: otherwise its place would stay taken, and requests
+/// would wait for a child that nobody restarts.
+struct OnPanic<'a>(&'a Common);
+
+impl Drop for OnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.give_up("the supervisor of a handler panicked; this is a bug in hapax".to_owned());
+        }
+    }
+}
+
 /// Keeps one child running until its orders end.
 pub(super) async fn supervise(command: String, mut orders: Orders, seat: Weak<Seat>, common: Arc<Common>) {
+    let _on_panic = OnPanic(&common);
     let mut waiting = VecDeque::new();
     let mut pause = PAUSE_BASE;
     let mut mute_ends = Some(0); // `None` after the first reply
