@@ -19,7 +19,9 @@ use hapax::consumer::{
     transactional_batch,
 };
 use hapax::guard::Run;
-use hapax::ledger::{Entry, Filter, IdentityRule, Intervene, Intervention, Ledger, Settings, State, Week};
+use hapax::ledger::{
+    Claims, Entry, Filter, IdentityRule, Intervene, Intervention, Ledger, Operations, Settings, State, Week,
+};
 use hapax::{Event, Topic};
 use sqlx::AssertSqlSafe;
 

@@ -12,7 +12,7 @@ use hapax::backend::sqlite::{SqliteJournal, SqliteLedger};
 use hapax::journal::{Append, Expected, Journal, JournalSettings, Placing, Position};
 use hapax::ledger::{Claim, Identity, Mode, Settings};
 use hapax::testing::journal::{Follower, JournalHarness, aggregate, append, event, put};
-use hapax::{Aggregate, EventId, Ledger, Scope};
+use hapax::{Aggregate, Claims, EventId, Operations, Scope};
 use rusqlite::{Connection, TransactionBehavior};
 
 /// A fresh file.

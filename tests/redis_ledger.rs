@@ -16,7 +16,7 @@ use hapax::testing::kit::{
     another, claim, done, expect, first, lease, one, settled, settling, there, try_one,
 };
 use hapax::testing::proxy::{Cut, Proxy};
-use hapax::{Error, EventId, Ledger, Scope};
+use hapax::{Claims, Error, EventId, Operations, Scope};
 use support::RedisHarness;
 
 /// What only the writing script is sent.

@@ -4,7 +4,7 @@
 //! without asking the ledger. It is *written* only after the event is done
 //! ([`remember`](Window::remember)), so a run that fails or dies is never skipped. It is never the
 //! only guard: an event it does not know is claimed as usual, and what it knows is believed only
-//! within one epoch of the ledger ([`Ledger::epoch`](crate::Ledger::epoch)). A ledger that was
+//! within one epoch of the ledger ([`Claims::epoch`](crate::Claims::epoch)). A ledger that was
 //! restored or failed over has another epoch, so everything an older window remembers is a miss.
 //! The caller names the epoch. A consumer does so automatically, and believes "seen" only if the
 //! ledger, asked *after* the window, still has that epoch.

@@ -50,7 +50,7 @@ impl PgLedger {
         settle::settle_in(&self.0, &mut *tx, settles).await
     }
 
-    /// Sets markers in your transaction; see [`Ledger::set_markers`](crate::Ledger::set_markers).
+    /// Sets markers in your transaction; see [`set_markers`](crate::ConsumerStore::set_markers).
     pub async fn set_markers_in(
         &self,
         tx: &mut PgTransaction<'_>,

@@ -86,7 +86,7 @@ impl SqliteLedger {
     }
 
     /// Sets markers in the caller's transaction; see
-    /// [`Ledger::set_markers`](crate::Ledger::set_markers).
+    /// [`set_markers`](crate::ConsumerStore::set_markers).
     pub fn set_markers_in(&self, tx: &Transaction<'_>, scope: &Scope, markers: &[Marker]) -> Result<()> {
         self.enter(tx)?;
         held::set_markers(tx, scope, markers, self.0.clock.now())
