@@ -16,13 +16,10 @@ use hapax::backend::postgres::PgLedger;
 use hapax::backend::sqlite::{SqliteLedger, SqliteTransaction};
 use hapax::bus::memory::MemoryBus;
 use hapax::bus::{Bus, Partition, Record, TopicSettings};
-use hapax::consumer::{
-    Consumer, ConsumerBuilder, Failed, Guarantee, Handled, TransactionalLedger, transactional,
-    transactional_batch,
-};
+use hapax::consumer::{Consumer, ConsumerBuilder, Failed, Guarantee, transactional, transactional_batch};
 use hapax::ledger::{
     Claim, Claims, ConsumerStore, Epoch, Extend, Filter, Marker, OnDead, Operations, OrderPolicy, Outcome,
-    Settings, Settle, Settled, State, SweepSettings, Swept,
+    Settings, Settle, Settled, State, SweepSettings, Swept, TransactionalLedger,
 };
 use hapax::{Result, Scope, Time, Topic};
 
@@ -586,7 +583,7 @@ impl TransactionalLedger for Unmarked {
     async fn is_lost(&self, tx: &mut SqliteTransaction) -> bool {
         self.inner.is_lost(tx).await
     }
-    async fn commit(&self, tx: SqliteTransaction) -> Result<Handled> {
+    async fn commit(&self, tx: SqliteTransaction) -> Result<Result<(), hapax::error::Source>> {
         self.inner.commit(tx).await
     }
     async fn roll_back(&self, tx: SqliteTransaction) {

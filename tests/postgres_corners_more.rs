@@ -7,7 +7,7 @@ mod support;
 
 use std::time::Duration;
 
-use hapax::consumer::TransactionalLedger;
+use hapax::ledger::TransactionalLedger;
 use hapax::ledger::{Baseline, Claims, FailureSettings, Mode, Operations, SweepSettings};
 use hapax::testing::kit;
 use hapax::{EventId, Scope};

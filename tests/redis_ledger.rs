@@ -206,7 +206,7 @@ async fn tls_is_refused_with_a_sentence() {
         [("rediss://u:s3cret@127.0.0.1:1", "redis://"), ("valkeys://127.0.0.1:1", "valkey://")]
     {
         let ledger = RedisLedger::connect(url, RedisSettings::default()).await.unwrap_err();
-        let window = hapax::window::open(url, hapax::window::WindowSettings::new("1")).unwrap_err();
+        let window = hapax::open::window(url, hapax::window::WindowSettings::new("1")).unwrap_err();
         for error in [ledger, window] {
             println!("{error}");
             assert!(matches!(error, Error::Unsupported(_)), "{error:?}");

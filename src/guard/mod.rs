@@ -25,6 +25,9 @@
 //! ```
 //!
 //! A guard is cheap to clone. It gathers single calls of concurrent tasks into batches.
+//!
+//! A guard uses a ledger, telemetry and the sweeper. Only the files named after a database know one:
+//! they take its transactions.
 
 mod claimed;
 mod delivery;

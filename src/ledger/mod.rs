@@ -5,6 +5,8 @@
 //! gets that answer. A claim made in the effect's own transaction needs no lease: it is done when
 //! the transaction commits. `transition` is the state machine, one pure function per command;
 //! backends store what it decides.
+//!
+//! The ledger uses names only (ids, events, times, errors). It knows no caller and no database.
 
 mod batcher;
 mod claim;
@@ -18,6 +20,7 @@ mod operations;
 mod outage;
 mod pace;
 mod queue;
+mod transactional;
 pub mod transition;
 mod week;
 
@@ -47,6 +50,7 @@ pub use operations::Operations;
 pub(crate) use outage::Outage;
 pub(crate) use pace::Pace;
 pub(crate) use queue::Queue;
+pub use transactional::TransactionalLedger;
 pub use week::{IdentityRule, Week};
 
 use crate::error::{Error, Result};

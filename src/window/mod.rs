@@ -20,6 +20,8 @@
 //! assert_eq!(window.seen(&mine).await?, [true]);
 //! # Ok(()) }
 //! ```
+//!
+//! A window uses names, the ledger's identities and telemetry. It never asks a ledger.
 
 mod memory;
 mod outage;
@@ -35,7 +37,6 @@ use async_trait::async_trait;
 pub use memory::MemoryWindow;
 pub use outage::{OnOutage, OutageWindow};
 
-use crate::config::hide_password;
 use crate::error::{Error, Result};
 use crate::event::Fingerprint;
 use crate::ledger::{Epoch, Finding, Identity, Level};
@@ -187,28 +188,4 @@ pub fn key(identity: &Identity) -> String {
         let _ = write!(key, ":{}", percent_encoding::utf8_percent_encode(part, &PLAIN)); // cannot fail
     }
     key
-}
-
-/// Opens the window that a URL names: `memory:` or `redis://HOST`. Does not connect yet;
-/// [`OutageWindow`] decides what an unavailable server means. If the backend is not built in, the
-/// error names its feature.
-pub fn open(url: &str, settings: WindowSettings) -> Result<Arc<dyn Window>> {
-    match url.split_once(':') {
-        Some(("memory", "")) => Ok(Arc::new(MemoryWindow::new(settings, MemoryWindow::ENTRIES_MAX)?)),
-        Some(("redis" | "rediss" | "valkey" | "valkeys", _)) => open_redis(url, settings),
-        _ => Err(Error::Config(format!(
-            "{:?} names no window; known are memory: and redis://HOST:PORT",
-            hide_password(url)
-        ))),
-    }
-}
-
-#[cfg(feature = "redis")]
-fn open_redis(url: &str, settings: WindowSettings) -> Result<Arc<dyn Window>> {
-    Ok(Arc::new(crate::backend::redis::RedisWindow::new(url, settings)?))
-}
-
-#[cfg(not(feature = "redis"))]
-fn open_redis(_url: &str, _settings: WindowSettings) -> Result<Arc<dyn Window>> {
-    Err(Error::NotBuiltIn { what: "Redis", feature: "redis" })
 }

@@ -49,7 +49,7 @@ use crate::ledger::{
     Identity, Intervene, Intervened, Marker, Operations, Outcome, Page, PublishedDead, Settings, Settle,
     Settled, Share, Stat, SweepSettings, Swept, Week,
 };
-pub(in crate::backend) use error::{told, translate};
+pub(in crate::backend) use error::translate;
 pub(in crate::backend) use schema::check_name;
 
 use error::{Meaning, meaning};
@@ -194,6 +194,7 @@ impl PgLedger {
 
     /// Uses a pool of your own, so that claims and effects share connections and transactions.
     pub async fn with_pool(pool: PgPool, settings: impl Into<PgSettings>) -> Result<Self> {
+        error::reword_errors();
         let settings = settings.into();
         schema::check_name(&settings.schema)?;
         schema::prepare(&pool, &settings.schema, settings.migrate, settings.ledger.identity).await?;

@@ -9,6 +9,7 @@
 //! makes claim and effect one transaction. The file must not be on a network file system: SQLite's
 //! locks do not work there.
 
+pub mod bus;
 pub(crate) mod codec;
 pub(crate) mod connect;
 pub(crate) mod fault;
