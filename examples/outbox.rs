@@ -13,9 +13,10 @@ use std::time::Duration;
 
 use hapax::backend::sqlite::{SqliteJournal, SqliteLedger};
 use hapax::bus::{Bus, EmbeddedBus, TopicSettings};
-use hapax::consumer::{Consumer, Guarantee, TransactionalLedger, transactional};
+use hapax::consumer::{Consumer, Guarantee, transactional};
 use hapax::journal::{Append, Checkpoint, Expected, JournalSettings};
 use hapax::ledger::Settings;
+use hapax::ledger::TransactionalLedger;
 use hapax::relay::Relay;
 use hapax::{Aggregate, Event, EventId, Journal, Kind, RelayName, Topic};
 use rusqlite::{Connection, TransactionBehavior};

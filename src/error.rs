@@ -2,6 +2,7 @@
 //! (see [`Outcome`](crate::ledger::Outcome)).
 
 use std::error::Error as StdError;
+use std::sync::OnceLock;
 
 /// A boxed driver error.
 pub type Source = Box<dyn StdError + Send + Sync + 'static>;
@@ -194,12 +195,24 @@ impl Error {
     }
 }
 
+/// How a driver's error reads; `None` for any other error.
+type Reword = fn(&(dyn StdError + 'static)) -> Option<String>;
+
+static REWORD: OnceLock<Reword> = OnceLock::new();
+
+/// Sets how errors of a driver read. A backend calls it before its first error, if its driver's own
+/// messages say too much: errors know no driver, and handlers return them too.
+#[allow(dead_code, reason = "only some backends need it")]
+pub(crate) fn reword_with(reword: Reword) {
+    let _ = REWORD.set(reword); // the second time it is the same function
+}
+
 /// An error with its causes in one line, each cause once.
 pub(crate) fn chain(error: &(dyn StdError + 'static)) -> String {
     let mut text = String::new();
     let mut next = Some(error);
     while let Some(cause) = next {
-        let whole = crate::backend::told(cause);
+        let whole = REWORD.get().and_then(|reword| reword(cause));
         next = if whole.is_some() { None } else { cause.source() };
         let cause_text = whole.unwrap_or_else(|| cause.to_string());
         if text.is_empty() {

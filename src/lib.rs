@@ -28,6 +28,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod crash_point;
+mod secret;
 
 // The names everything is made of.
 pub mod clock;
@@ -75,7 +76,7 @@ pub use event::{Event, Fingerprint, Headers, Origin, TraceContext};
 pub use guard::Guard;
 pub use id::{Aggregate, EventId, Kind, Owner, RelayName, Scope, Tenant, Topic};
 pub use journal::{Journal, JournalExt};
-pub use ledger::{Ledger, Outcome};
+pub use ledger::{Claims, ConsumerStore, Ledger, Operations, Outcome, TransactionalLedger};
 pub use relay::Relay;
 
 /// The README's programs, compiled and run as they stand there.

@@ -1,4 +1,6 @@
 //! Retention in the background: forgets entries that were settled longer ago than the retention.
+//!
+//! The sweeper uses the guard it sweeps for: its settings, its ledger and its telemetry.
 
 use std::time::Duration;
 

@@ -11,6 +11,8 @@
 //!
 //! Labels are bounded: outcomes and the like are fixed words, and after the first [`SCOPES_MAX`]
 //! scopes (and relays) of a process all others count as `other`. No id is ever a label.
+//!
+//! Telemetry uses names and the ledger's outcomes. Whoever measures calls it; it calls nobody.
 
 mod relay;
 

@@ -15,7 +15,7 @@ mod world;
 use std::os::unix::process::ExitStatusExt as _;
 use std::time::Duration;
 
-use hapax::ledger::{Intervene, Intervention, Ledger as _, State};
+use hapax::ledger::{Claims as _, Intervene, Intervention, Operations as _, State};
 use world::{World, event, numbered, play, signal, until, world};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

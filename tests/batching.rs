@@ -8,7 +8,7 @@ use std::time::Duration;
 use hapax::backend::memory::MemoryLedger;
 use hapax::error::Result;
 use hapax::ledger::{
-    Claim, Epoch, Extend, Identity, Ledger as _, Marker, Settle, Settled, State, SweepSettings, Swept,
+    Claim, Claims as _, Epoch, Extend, Identity, Marker, Settle, Settled, State, SweepSettings, Swept,
 };
 use hapax::{Error, EventId, Guard, Outcome, Scope, Time, Topic, ledger_over};
 use tokio::sync::Semaphore;
@@ -47,42 +47,48 @@ impl Slow {
 }
 
 ledger_over!(Slow {
-    async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
-        let is_held = |claim: &Claim| claim.identity.id.as_str() == "held";
-        if self.shared.held.load(Ordering::SeqCst) && claims.iter().any(is_held) {
-            self.shared.batches.lock().unwrap().push(claims.len());
-            self.shared.patience.acquire().await.unwrap().forget();
-            let others: Vec<Claim> = claims.iter().filter(|claim| !is_held(claim)).cloned().collect();
-            let mut outcomes = self.inner.claim(&others).await?.into_iter();
-            let busy = || Ok(Outcome::Busy { until: None, owner: None });
-            let answer = |claim| if is_held(claim) { busy() } else { outcomes.next().unwrap() };
-            return Ok(claims.iter().map(answer).collect());
+    Claims {
+        async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
+            let is_held = |claim: &Claim| claim.identity.id.as_str() == "held";
+            if self.shared.held.load(Ordering::SeqCst) && claims.iter().any(is_held) {
+                self.shared.batches.lock().unwrap().push(claims.len());
+                self.shared.patience.acquire().await.unwrap().forget();
+                let others: Vec<Claim> = claims.iter().filter(|claim| !is_held(claim)).cloned().collect();
+                let mut outcomes = self.inner.claim(&others).await?.into_iter();
+                let busy = || Ok(Outcome::Busy { until: None, owner: None });
+                let answer = |claim| if is_held(claim) { busy() } else { outcomes.next().unwrap() };
+                return Ok(claims.iter().map(answer).collect());
+            }
+            let outcomes = self.inner.claim(claims).await;
+            tokio::time::sleep(Duration::from_millis(self.shared.late_ms.swap(0, Ordering::SeqCst))).await;
+            outcomes
         }
-        let outcomes = self.inner.claim(claims).await;
-        tokio::time::sleep(Duration::from_millis(self.shared.late_ms.swap(0, Ordering::SeqCst))).await;
-        outcomes
-    }
-    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Result<Settled>>> {
-        self.shared.extended.fetch_add(1, Ordering::SeqCst);
-        if self.shared.extends_fail.load(Ordering::SeqCst) {
-            return Err(Error::Unavailable { what: "a fault the test ordered".into(), source: None });
+        async fn extend(&self, extends: &[Extend]) -> Result<Vec<Result<Settled>>> {
+            self.shared.extended.fetch_add(1, Ordering::SeqCst);
+            if self.shared.extends_fail.load(Ordering::SeqCst) {
+                return Err(Error::Unavailable { what: "a fault the test ordered".into(), source: None });
+            }
+            self.inner.extend(extends).await
         }
-        self.inner.extend(extends).await
+        async fn settle(&self, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
+            self.inner.settle(settles).await
+        }
+        async fn now(&self) -> Result<Time> {
+            self.inner.now().await
+        }
+        async fn epoch(&self) -> Result<Epoch> {
+            self.inner.epoch().await
+        }
     }
-    async fn settle(&self, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
-        self.inner.settle(settles).await
+    ConsumerStore {
+        async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
+            self.inner.markers(scope, topic, partitions).await
+        }
     }
-    async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
-        self.inner.sweep(terms).await
-    }
-    async fn now(&self) -> Result<Time> {
-        self.inner.now().await
-    }
-    async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
-        self.inner.markers(scope, topic, partitions).await
-    }
-    async fn epoch(&self) -> Result<Epoch> {
-        self.inner.epoch().await
+    Operations {
+        async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
+            self.inner.sweep(terms).await
+        }
     }
 });
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 use hapax::Event;
 use hapax::consumer::{Failed, leased};
 use hapax::guard::Run;
-use hapax::ledger::{Intervene, Intervention, Ledger as _, Share, State};
+use hapax::ledger::{ConsumerStore as _, Intervene, Intervention, Operations as _, Share, State};
 use world::{World, event, numbered, play, record, signal, until, world};
 
 /// An event that aborts its process reaches the dead letters, and its 63 neighbours take effect: in a transactional batch.

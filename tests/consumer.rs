@@ -16,7 +16,10 @@ use hapax::consumer::{
 };
 use hapax::guard::Run;
 use hapax::id::Kind;
-use hapax::ledger::{Baseline, Filter, Intervene, Intervention, Ledger, OnDead, OrderPolicy, Share, State};
+use hapax::ledger::{
+    Baseline, Claims, ConsumerStore, Filter, Intervene, Intervention, OnDead, Operations, OrderPolicy, Share,
+    State,
+};
 use hapax::{Event, Topic};
 
 fn topic(name: &str) -> Topic {

@@ -15,11 +15,13 @@ use hapax::backend::sqlite::SqliteLedger;
 use hapax::bus::memory::MemoryBus;
 use hapax::bus::{Bus, Record, TopicSettings};
 use hapax::consumer::{
-    Consumer, ConsumerBuilder, Failed, Guarantee, TransactionalLedger, leased, transactional,
-    transactional_batch,
+    Consumer, ConsumerBuilder, Failed, Guarantee, leased, transactional, transactional_batch,
 };
 use hapax::guard::Run;
-use hapax::ledger::{Entry, Filter, IdentityRule, Intervene, Intervention, Ledger, Settings, State, Week};
+use hapax::ledger::{
+    Claims, Entry, Filter, IdentityRule, Intervene, Intervention, Ledger, Operations, Settings, State,
+    TransactionalLedger, Week,
+};
 use hapax::{Event, Topic};
 use sqlx::AssertSqlSafe;
 

@@ -9,7 +9,7 @@ use hapax::backend::memory::MemoryLedger;
 use hapax::bus::memory::MemoryBus;
 use hapax::bus::{Bus, Partition, Record, TopicSettings};
 use hapax::consumer::{Consumer, ConsumerBuilder, Failed, leased};
-use hapax::ledger::{Intervene, Intervention, Ledger as _};
+use hapax::ledger::{Intervene, Intervention, Operations as _};
 use hapax::{Event, Topic};
 
 async fn consumer(

@@ -15,7 +15,7 @@ use hapax::bus::{
 };
 use hapax::consumer::{Consumer, ConsumerBuilder, Failed, Handled, OutagePolicy, leased};
 use hapax::event::Origin;
-use hapax::ledger::{Ledger as _, Share};
+use hapax::ledger::{Claims as _, ConsumerStore as _, Operations as _, Share};
 use hapax::{Error, Event, Headers, Result, Topic};
 
 fn topic(name: &str) -> Topic {

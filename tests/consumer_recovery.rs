@@ -16,7 +16,7 @@ use hapax::backend::postgres::PgLedger;
 use hapax::bus::memory::MemoryBus;
 use hapax::bus::{Bus, Record, TopicSettings};
 use hapax::consumer::{Consumer, ConsumerBuilder, Failed, leased, transactional, transactional_batch};
-use hapax::ledger::{Entry, Filter, Ledger, State};
+use hapax::ledger::{ConsumerStore, Entry, Filter, Ledger, State};
 use hapax::{Event, Scope, Topic};
 
 fn topic() -> Topic {

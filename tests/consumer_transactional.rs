@@ -16,13 +16,10 @@ use hapax::backend::postgres::PgLedger;
 use hapax::backend::sqlite::{SqliteLedger, SqliteTransaction};
 use hapax::bus::memory::MemoryBus;
 use hapax::bus::{Bus, Partition, Record, TopicSettings};
-use hapax::consumer::{
-    Consumer, ConsumerBuilder, Failed, Guarantee, Handled, TransactionalLedger, transactional,
-    transactional_batch,
-};
+use hapax::consumer::{Consumer, ConsumerBuilder, Failed, Guarantee, transactional, transactional_batch};
 use hapax::ledger::{
-    Claim, Epoch, Extend, Filter, Ledger, Marker, OnDead, OrderPolicy, Outcome, Settings, Settle, Settled,
-    State, SweepSettings, Swept,
+    Claim, Claims, ConsumerStore, Epoch, Extend, Filter, Marker, OnDead, Operations, OrderPolicy, Outcome,
+    Settings, Settle, Settled, State, SweepSettings, Swept, TransactionalLedger,
 };
 use hapax::{Result, Scope, Time, Topic};
 
@@ -514,29 +511,35 @@ struct Unmarked {
 }
 
 hapax::ledger_over!(Unmarked {
-    async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
-        self.inner.claim(claims).await
-    }
-    async fn settle(&self, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
-        self.inner.settle(settles).await
-    }
-    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Result<Settled>>> {
-        self.inner.extend(extends).await
-    }
-    async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
-        self.inner.sweep(terms).await
-    }
-    async fn now(&self) -> Result<Time> {
-        self.inner.now().await
-    }
-    async fn epoch(&self) -> Result<Epoch> {
-        self.inner.epoch().await
-    }
-    async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
-        if self.lost.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
-            return Err(hapax::Error::Unavailable { what: "a fault the test ordered".into(), source: None });
+    Claims {
+        async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
+            self.inner.claim(claims).await
         }
-        self.inner.markers(scope, topic, partitions).await
+        async fn settle(&self, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
+            self.inner.settle(settles).await
+        }
+        async fn extend(&self, extends: &[Extend]) -> Result<Vec<Result<Settled>>> {
+            self.inner.extend(extends).await
+        }
+        async fn now(&self) -> Result<Time> {
+            self.inner.now().await
+        }
+        async fn epoch(&self) -> Result<Epoch> {
+            self.inner.epoch().await
+        }
+    }
+    ConsumerStore {
+        async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
+            if self.lost.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
+                return Err(hapax::Error::Unavailable { what: "a fault the test ordered".into(), source: None });
+            }
+            self.inner.markers(scope, topic, partitions).await
+        }
+    }
+    Operations {
+        async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
+            self.inner.sweep(terms).await
+        }
     }
 });
 
@@ -580,7 +583,7 @@ impl TransactionalLedger for Unmarked {
     async fn is_lost(&self, tx: &mut SqliteTransaction) -> bool {
         self.inner.is_lost(tx).await
     }
-    async fn commit(&self, tx: SqliteTransaction) -> Result<Handled> {
+    async fn commit(&self, tx: SqliteTransaction) -> Result<Result<(), hapax::error::Source>> {
         self.inner.commit(tx).await
     }
     async fn roll_back(&self, tx: SqliteTransaction) {

@@ -1,6 +1,7 @@
 //! The documents say what is there.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use hapax::Error;
@@ -44,4 +45,99 @@ fn decisions_are_numbered_without_gaps() {
         .collect();
     numbers.sort_unstable();
     assert_eq!(numbers, (1..=numbers.len() as u32).collect::<Vec<_>>());
+}
+
+/// The modules that everything is made of.
+const NAMES: [&str; 7] = ["clock", "error", "event", "id", "secret", "words", "crash_point"];
+
+/// The table in ARCHITECTURE.md: what a module (or one file of it) may import.
+fn rooms() -> BTreeMap<String, BTreeSet<String>> {
+    let page =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("ARCHITECTURE.md")).unwrap();
+    let section = page.split("## Rooms").nth(1).unwrap().split("\n## ").next().unwrap();
+    let quoted = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
+    let mut rooms = BTreeMap::new();
+    for row in section.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<_> = row.split('|').collect();
+        for module in quoted(cells[1]) {
+            assert!(rooms.insert(module, quoted(cells[2]).into_iter().collect()).is_none(), "twice: {row}");
+        }
+    }
+    rooms.extend(NAMES.map(|name| (name.to_owned(), BTreeSet::new())));
+    rooms
+}
+
+/// The code of every source file, by its path in `src`: without comments and unit tests.
+fn sources() -> Vec<(String, String)> {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let (mut files, mut dirs) = (Vec::new(), vec![src.clone()]);
+    while let Some(dir) = dirs.pop() {
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                dirs.push(path);
+                continue;
+            }
+            let name = path.strip_prefix(&src).unwrap().to_str().unwrap().replace('\\', "/");
+            if name.ends_with("tests.rs") || !name.ends_with(".rs") {
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap().lines();
+            let code = code.map(|line| line.split("//").next().unwrap()).collect::<Vec<_>>().join("\n");
+            let code = code.replace("$crate::", ""); // a macro is expanded where it is used
+            files.push((name, code));
+        }
+    }
+    files
+}
+
+#[test]
+fn every_room_imports_only_what_it_may() {
+    let rooms = rooms();
+    let of = |name: &str| rooms.get(name).cloned().unwrap_or_default();
+    let mut used = BTreeSet::new();
+    for (file, code) in sources() {
+        let room = file.split('/').next().unwrap().trim_end_matches(".rs");
+        if !rooms.contains_key(room) {
+            continue; // nobody in the table may import it, so it may import anything
+        }
+        assert!(
+            !code.contains("use crate::{"),
+            "src/{file}: one `use` per module, so that this test can read it"
+        );
+        let imports = code.split("crate::").skip(1).map(|rest| {
+            let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
+            &rest[..end]
+        });
+        for import in imports.filter(|import| import.starts_with(|c: char| c.is_ascii_lowercase())) {
+            if import == room || NAMES.contains(&import) {
+                continue;
+            }
+            let allowed = of(room).contains(import) || of(&file).contains(import);
+            assert!(allowed, "src/{file} imports `{import}`, which ARCHITECTURE.md (Rooms) does not allow");
+            used.extend([(room.to_owned(), import.to_owned()), (file.clone(), import.to_owned())]);
+        }
+    }
+    for (room, imports) in &rooms {
+        for import in imports {
+            assert!(used.contains(&(room.clone(), import.clone())), "`{room}` does not import `{import}`");
+        }
+    }
+}
+
+#[test]
+fn only_backends_name_a_driver() {
+    for (file, code) in sources() {
+        let may = ["backend/", "testing/", "guard/sqlite.rs", "guard/postgres.rs"];
+        if may.iter().any(|place| file.starts_with(place)) {
+            continue;
+        }
+        for driver in ["sqlx", "rusqlite", "redis", "object_store"] {
+            let path = format!("{driver}::");
+            let mut before = code.match_indices(&path).map(|(at, _)| code[..at].chars().next_back());
+            let named = before.any(|c| !c.is_some_and(|c| c == ':' || c == '_' || c.is_ascii_alphanumeric()));
+            assert!(!named, "src/{file} names {driver}");
+        }
+    }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use hapax::backend::sqlite::SqliteLedger;
 use hapax::clock::ManualClock;
-use hapax::ledger::{Body, Claim, Ledger, Mode, Settings, Share};
+use hapax::ledger::{Body, Claim, ConsumerStore, Ledger, Mode, Settings, Share};
 use hapax::testing::{Harness, kit, noon};
 
 /// Waits with its bytes for its next run.

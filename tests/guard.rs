@@ -9,7 +9,7 @@ use hapax::backend::memory::MemoryLedger;
 use hapax::clock::ManualClock;
 use hapax::guard::{Delivery, Failure, GuardBuilder, ProcessingResult};
 use hapax::ledger::{Identity, Metadata, OnDead, OrderPolicy, Settings, State};
-use hapax::{Aggregate, Error, Event, EventId, Guard, Ledger, Outcome, Scope, Tenant, Time};
+use hapax::{Aggregate, Error, Event, EventId, Guard, Ledger, Operations, Outcome, Scope, Tenant, Time};
 
 fn builder() -> GuardBuilder<MemoryLedger> {
     Guard::builder(MemoryLedger::default()).scope("billing")

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use hapax::error::{Result, Source};
 use hapax::guard::{DeadLetter, DeadLetters, ProcessingResult};
 use hapax::ledger::{Entry, Identity, State};
-use hapax::{Error, EventId, Guard, Ledger, Outcome, Scope};
+use hapax::{Claims, Error, EventId, Guard, Outcome, Scope};
 
 mod faulty;
 use faulty::{Faults, Faulty, one_of};

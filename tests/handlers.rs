@@ -14,7 +14,7 @@ use hapax::consumer::{
     TransactionalHandler,
 };
 use hapax::guard::Run;
-use hapax::ledger::{Filter, Ledger, Settings, State};
+use hapax::ledger::{Filter, Ledger, Operations, Settings, State};
 use hapax::{Consumer, Event, Topic};
 
 /// Three events, each delivered twice.

@@ -12,7 +12,7 @@ use hapax::backend::sqlite::{SqliteJournal, SqliteLedger};
 use hapax::journal::{Append, Expected, Journal, JournalSettings, Placing, Position};
 use hapax::ledger::{Claim, Identity, Mode, Settings};
 use hapax::testing::journal::{Follower, JournalHarness, aggregate, append, event, put};
-use hapax::{Aggregate, EventId, Ledger, Scope};
+use hapax::{Aggregate, Claims, EventId, Operations, Scope};
 use rusqlite::{Connection, TransactionBehavior};
 
 /// A fresh file.
@@ -227,7 +227,7 @@ async fn events_and_rows_are_committed_or_rolled_back_as_one() {
 /// A transactional handler's own transaction: claim, effect and event are one.
 #[tokio::test]
 async fn a_handlers_transaction_appends_too() {
-    use hapax::consumer::TransactionalLedger as _;
+    use hapax::ledger::TransactionalLedger as _;
     let dir = tempfile::tempdir().unwrap();
     let path = file(&dir);
     let ledger = SqliteLedger::open(&path, Settings::default()).unwrap();
@@ -237,7 +237,7 @@ async fn a_handlers_transaction_appends_too() {
         let claim = Claim::new(identity.clone(), Mode::Done);
         let mut tx = ledger.begin(Duration::from_secs(30), Duration::from_secs(30)).await.unwrap();
         let outcomes =
-            hapax::consumer::TransactionalLedger::claim_in(&ledger, &mut tx, &[claim]).await.unwrap();
+            hapax::ledger::TransactionalLedger::claim_in(&ledger, &mut tx, &[claim]).await.unwrap();
         assert!(outcomes[0].as_ref().unwrap().is_claimed());
         let appended = journal.append_in(&tx, &append("invoice", Expected::New, &["invoice-17"])).unwrap();
         assert_eq!(appended.last_seq(), 1);

@@ -13,7 +13,7 @@ use hapax::backend::memory::MemoryLedger;
 use hapax::bus::kafka::KafkaBus;
 use hapax::bus::{Bus, BusEvent, Received, Subscription, TopicSettings};
 use hapax::consumer::{Consumer, leased};
-use hapax::ledger::{Filter, Ledger as _, State};
+use hapax::ledger::{Filter, Operations as _, State};
 use hapax::testing::kafka::{brokers, connect, settings, topic_with};
 use hapax::{Time, Topic};
 use raw_kafka::RawRecord;

@@ -27,7 +27,7 @@ use hapax::backend::postgres::PgLedger;
 use hapax::backend::redis::RedisWindow;
 use hapax::bus::Record;
 use hapax::consumer::{Consumer, ConsumerHandle, transactional};
-use hapax::ledger::{Identity, Ledger as _, State, SweepSettings};
+use hapax::ledger::{Claims as _, Identity, Operations as _, State, SweepSettings};
 use hapax::testing::kit;
 use hapax::window::{OnOutage, OutageWindow, Sighting, Window, WindowSettings};
 use hapax::{EventId, Scope};

@@ -11,7 +11,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hapax::backend::postgres::PgLedger;
-use hapax::ledger::{Claim, Ledger, Mode, OnDead, OrderPolicy, Outcome, Settle, SweepSettings, Week};
+use hapax::ledger::{
+    Claim, Claims, Mode, OnDead, Operations, OrderPolicy, Outcome, Settle, SweepSettings, Week,
+};
 use hapax::testing::{Harness as _, kit};
 use hapax::{Guard, Scope, Time};
 use sqlx::AssertSqlSafe;

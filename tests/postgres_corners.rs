@@ -8,7 +8,7 @@ mod support;
 use std::time::Duration;
 
 use hapax::guard::ProcessingResult;
-use hapax::ledger::{Claim, Extend, Ledger, Mode, Outcome, Settings};
+use hapax::ledger::{Claim, Claims, Extend, Mode, Outcome, Settings};
 use hapax::testing::{Harness as _, kit};
 use hapax::{Event, EventId, Guard, Scope};
 use sqlx::AssertSqlSafe;

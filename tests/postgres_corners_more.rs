@@ -7,8 +7,8 @@ mod support;
 
 use std::time::Duration;
 
-use hapax::consumer::TransactionalLedger;
-use hapax::ledger::{Baseline, FailureSettings, Ledger, Mode, SweepSettings};
+use hapax::ledger::TransactionalLedger;
+use hapax::ledger::{Baseline, Claims, FailureSettings, Mode, Operations, SweepSettings};
 use hapax::testing::kit;
 use hapax::{EventId, Scope};
 use sqlx::AssertSqlSafe;

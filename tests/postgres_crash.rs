@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use hapax::Guard;
 use hapax::backend::postgres::PgLedger;
-use hapax::ledger::{Claim, Intervention, Ledger, Mode, Outcome, State, Verdict};
+use hapax::ledger::{Claim, Claims, Intervention, Mode, Outcome, State, Verdict};
 use hapax::testing::{Harness as _, crash, kit};
 use sqlx::{AssertSqlSafe, PgPool};
 use support::{PgHarness, ask, child, pool, role, run, settings, until};

@@ -11,7 +11,7 @@ mod support;
 use std::time::Duration;
 
 use hapax::backend::postgres::PgLedger;
-use hapax::ledger::{Claim, Ledger, Mode, Outcome, State};
+use hapax::ledger::{Claim, Claims, Mode, Outcome, State};
 use hapax::testing::kit;
 use hapax::{Error, Guard};
 use proxy::Proxy;

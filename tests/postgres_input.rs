@@ -8,7 +8,7 @@ mod support;
 use std::time::Duration;
 
 use hapax::backend::postgres::PgLedger;
-use hapax::ledger::{IdentityRule, Ledger, Metadata, Mode, Settings, State, Week};
+use hapax::ledger::{Claims, IdentityRule, Metadata, Mode, Operations, Settings, State, Week};
 use hapax::testing::{Harness as _, kit};
 use hapax::{Error, EventId, Guard, Time};
 use sqlx::{AssertSqlSafe, PgPool};

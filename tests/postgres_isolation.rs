@@ -6,7 +6,7 @@
 mod support;
 
 use hapax::backend::postgres::PgLedger;
-use hapax::ledger::{Claim, IdentityRule, Ledger, Mode, Outcome, Settings, State, Week};
+use hapax::ledger::{Claim, Claims, IdentityRule, Mode, Outcome, Settings, State, Week};
 use hapax::testing::{Harness as _, kit};
 use hapax::{Error, Guard, Result, Time};
 use sqlx::{AssertSqlSafe, PgTransaction};

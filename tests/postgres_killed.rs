@@ -15,7 +15,7 @@ use std::time::Duration;
 use cluster::Cluster;
 use hapax::Error;
 use hapax::backend::postgres::{PgLedger, PgSettings};
-use hapax::ledger::{Claim, Ledger, Mode, Outcome, SweepSettings};
+use hapax::ledger::{Claim, Claims, Mode, Operations, Outcome, SweepSettings};
 use hapax::testing::{Harness as _, kit};
 use sqlx::{AssertSqlSafe, PgPool};
 use support::{PgHarness, ask, fresh_schema, pool_to, run, settings, until, until_waiting};

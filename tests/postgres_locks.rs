@@ -276,7 +276,7 @@ async fn t64_a_head_that_is_missing_is_no_success() {
     settle.order = None;
     let settles = [settle, kit::settling(&whole, &grants.1, Verdict::Finished { metadata: None })];
     for settles in [&settles[..1], &settles[..]] {
-        let answers = hapax::Ledger::settle(&ledger, settles).await.unwrap();
+        let answers = hapax::Claims::settle(&ledger, settles).await.unwrap();
         assert!(matches!(answers[0], Err(Error::Corrupt(_))), "{answers:?}");
         assert!(answers[1..].iter().all(|answer| matches!(answer, Ok(Settled::Ok { .. }))), "{answers:?}");
     }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use hapax::backend::postgres::{self, PgLedger, PgSettings, Pooling};
 use hapax::config::Migrate;
-use hapax::ledger::{Finding, Ledger, Level, Mode, Outcome, SweepSettings};
+use hapax::ledger::{Claims, Finding, Level, Mode, Operations, Outcome, SweepSettings};
 use hapax::testing::{Harness as _, kit};
 use hapax::{Error, Guard};
 use proxy::Proxy;

@@ -8,7 +8,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use hapax::backend::postgres::PgLedger;
-use hapax::ledger::{Claim, Ledger as _, Mode, SweepSettings, Swept};
+use hapax::ledger::{Claim, Claims as _, ConsumerStore as _, Mode, Operations as _, SweepSettings, Swept};
 use hapax::testing::{Harness as _, kit};
 use sqlx::{AssertSqlSafe, PgPool};
 use support::{PgHarness, ask, pool, run, until};

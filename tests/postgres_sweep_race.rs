@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use hapax::backend::postgres::PgLedger;
 use hapax::ledger::{
-    Body, Claim, Intervention, LeaseSettings, Ledger as _, Mode, OnDead, Order, OrderPolicy, Outcome,
-    Settled, SweepSettings, Verdict,
+    Body, Claim, Claims as _, Intervention, LeaseSettings, Mode, OnDead, Operations as _, Order, OrderPolicy,
+    Outcome, Settled, SweepSettings, Verdict,
 };
 use hapax::testing::{Harness as _, kit};
 use sqlx::{AssertSqlSafe, PgPool};

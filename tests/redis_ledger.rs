@@ -16,7 +16,7 @@ use hapax::testing::kit::{
     another, claim, done, expect, first, lease, one, settled, settling, there, try_one,
 };
 use hapax::testing::proxy::{Cut, Proxy};
-use hapax::{Error, EventId, Ledger, Scope};
+use hapax::{Claims, Error, EventId, Operations, Scope};
 use support::RedisHarness;
 
 /// What only the writing script is sent.
@@ -206,7 +206,7 @@ async fn tls_is_refused_with_a_sentence() {
         [("rediss://u:s3cret@127.0.0.1:1", "redis://"), ("valkeys://127.0.0.1:1", "valkey://")]
     {
         let ledger = RedisLedger::connect(url, RedisSettings::default()).await.unwrap_err();
-        let window = hapax::window::open(url, hapax::window::WindowSettings::new("1")).unwrap_err();
+        let window = hapax::open::window(url, hapax::window::WindowSettings::new("1")).unwrap_err();
         for error in [ledger, window] {
             println!("{error}");
             assert!(matches!(error, Error::Unsupported(_)), "{error:?}");

@@ -8,7 +8,7 @@ mod support;
 use hapax::backend::redis::{Accept, RedisLedger};
 use hapax::ledger::{Claim, Level, Mode, Settings};
 use hapax::testing::kit::{another, claim, done, expect, first, lease, run, settled, settling};
-use hapax::{Error, Ledger as _};
+use hapax::{Claims as _, Error, Operations as _};
 use support::Private;
 
 async fn open(server: &Private) -> hapax::Result<RedisLedger> {

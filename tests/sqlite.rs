@@ -16,7 +16,7 @@ use hapax::ledger::{
     Baseline, Claim, Filter, Identity, Intervene, Intervention, LeaseSettings, Mode, Nonce, OnDead, Order,
     OrderPolicy, Settings, Settle, Settled, State, SweepSettings, Verdict, Week,
 };
-use hapax::{Aggregate, Error, Event, EventId, Ledger, Outcome, Scope, Tenant, Time};
+use hapax::{Aggregate, Claims, Error, Event, EventId, Operations, Outcome, Scope, Tenant, Time};
 use rusqlite::{Connection, TransactionBehavior};
 
 const IDS: usize = 10_000;

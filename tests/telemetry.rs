@@ -13,7 +13,7 @@ use hapax::guard::{DeadLetter, DeadLetters, GuardBuilder};
 use hapax::ledger::{Intervene, Intervention};
 use hapax::telemetry::{Kind, METRICS, SPANS};
 use hapax::window::{MemoryWindow, OnOutage, OutageWindow, Window, WindowSettings};
-use hapax::{Error, Event, EventId, Guard, Ledger, Origin, Outcome, Topic};
+use hapax::{Error, Event, EventId, Guard, Operations, Origin, Outcome, Topic};
 use metrics::{
     Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, SharedString, Unit,
 };

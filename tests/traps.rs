@@ -10,7 +10,7 @@ use hapax::backend::memory::MemoryLedger;
 use hapax::clock::ManualClock;
 use hapax::guard::ProcessingResult;
 use hapax::ledger::{Settings, Token};
-use hapax::{EventId, Guard, Ledger, Outcome, Time};
+use hapax::{Claims, EventId, Guard, Operations, Outcome, Time};
 
 const LEASE: Duration = Duration::from_secs(900);
 

@@ -15,10 +15,10 @@ use crate::error::Result;
 use crate::id::{Aggregate, EventId, Scope, Tenant, Topic};
 use crate::ledger::transition::{Head, Row};
 use crate::ledger::{
-    Audit, Body, Capabilities, Claim, Cursor, CursorParts, Due, Entry, Epoch, Extend, Filter, Finding,
-    Identity, Intervene, Intervened, Key, Ledger, Level, Marker, Outcome, Pace, Page, PublishedDead, Rows,
-    Settings, Settle, Settled, Share, Stat, State, SweepSettings, Swept, Token, Week, claim_rows,
-    extend_rows, intervene_rows, may_sweep, runnable, settle_rows,
+    Audit, Body, Capabilities, Claim, Claims, ConsumerStore, Cursor, CursorParts, Due, Entry, Epoch, Extend,
+    Filter, Finding, Identity, Intervene, Intervened, Key, Level, Marker, Operations, Outcome, Pace, Page,
+    PublishedDead, Rows, Settings, Settle, Settled, Share, Stat, State, SweepSettings, Swept, Token, Week,
+    claim_rows, extend_rows, intervene_rows, may_sweep, runnable, settle_rows,
 };
 
 /// A ledger in memory. Clones share it.
@@ -137,7 +137,7 @@ impl MemoryTransaction<'_> {
         settle_rows(&mut self.draft, settles, self.settings)
     }
 
-    /// Sets markers in this transaction; see [`Ledger::set_markers`].
+    /// Sets markers in this transaction; see [`ConsumerStore::set_markers`].
     pub fn set_markers(&mut self, scope: &Scope, markers: &[Marker]) {
         self.draft.set_markers(scope, markers);
     }
@@ -326,7 +326,7 @@ impl Store {
 }
 
 #[async_trait]
-impl Ledger for MemoryLedger {
+impl Claims for MemoryLedger {
     async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
         claim_rows(&mut *self.lock(), claims, &self.settings)
     }
@@ -365,41 +365,25 @@ impl Ledger for MemoryLedger {
         identities.iter().map(known).collect()
     }
 
-    async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
-        let after = after.map(|cursor| CursorParts::decode(&cursor.0)).transpose()?;
-        let after = match after {
-            Some(parts) => {
-                Some(Key { week: Week::from_number(parts.week)?, scope: parts.scope, id: parts.key })
-            }
-            None => None,
-        };
-        let store = self.lock();
-        let now = store.now();
-        let mut all: BTreeMap<&Key, &Row> = store.rows.iter().collect();
-        all.extend(&store.kept);
-        let mut entries = Vec::new();
-        let mut next = None;
-        let mut last = None;
-        for (key, row) in all {
-            if after.as_ref().is_some_and(|after| key <= after) {
-                continue;
-            }
-            let entry = store.entry(key, row)?;
-            if !filter.matches(&entry, row.is_overdue(now)) {
-                continue;
-            }
-            if entries.len() == limit {
-                next = last.map(|key: &Key| {
-                    CursorParts { week: key.week.number(), scope: key.scope, key: key.id.clone() }.encode()
-                });
-                break;
-            }
-            entries.push(entry);
-            last = Some(key);
-        }
-        Ok(Page { entries, next })
+    async fn now(&self) -> Result<Time> {
+        Ok(self.lock().now())
     }
 
+    async fn epoch(&self) -> Result<Epoch> {
+        Ok(self.lock().epoch)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { backend: "memory", durable: false, shared: false, transactional: true }
+    }
+
+    fn settings(&self) -> &Settings {
+        &self.settings
+    }
+}
+
+#[async_trait]
+impl ConsumerStore for MemoryLedger {
     async fn due(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Due> {
         let store = self.lock();
         let now = store.now();
@@ -452,6 +436,44 @@ impl Ledger for MemoryLedger {
             |partition: i32| Some(store.markers.get(&(scope.clone(), topic.clone(), partition))?.0.clone());
         Ok(wanted.into_iter().filter_map(marker).collect())
     }
+}
+
+#[async_trait]
+impl Operations for MemoryLedger {
+    async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
+        let after = after.map(|cursor| CursorParts::decode(&cursor.0)).transpose()?;
+        let after = match after {
+            Some(parts) => {
+                Some(Key { week: Week::from_number(parts.week)?, scope: parts.scope, id: parts.key })
+            }
+            None => None,
+        };
+        let store = self.lock();
+        let now = store.now();
+        let mut all: BTreeMap<&Key, &Row> = store.rows.iter().collect();
+        all.extend(&store.kept);
+        let mut entries = Vec::new();
+        let mut next = None;
+        let mut last = None;
+        for (key, row) in all {
+            if after.as_ref().is_some_and(|after| key <= after) {
+                continue;
+            }
+            let entry = store.entry(key, row)?;
+            if !filter.matches(&entry, row.is_overdue(now)) {
+                continue;
+            }
+            if entries.len() == limit {
+                next = last.map(|key: &Key| {
+                    CursorParts { week: key.week.number(), scope: key.scope, key: key.id.clone() }.encode()
+                });
+                break;
+            }
+            entries.push(entry);
+            last = Some(key);
+        }
+        Ok(Page { entries, next })
+    }
 
     async fn stat(&self) -> Result<Stat> {
         let store = self.lock();
@@ -498,22 +520,6 @@ impl Ledger for MemoryLedger {
             check: "durability",
             message: "this ledger lives in memory: what it knows ends with the process".into(),
         }])
-    }
-
-    async fn now(&self) -> Result<Time> {
-        Ok(self.lock().now())
-    }
-
-    async fn epoch(&self) -> Result<Epoch> {
-        Ok(self.lock().epoch)
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { backend: "memory", durable: false, shared: false, transactional: true }
-    }
-
-    fn settings(&self) -> &Settings {
-        &self.settings
     }
 }
 

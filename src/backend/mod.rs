@@ -1,4 +1,8 @@
-//! Implementations for each database; no other module names one.
+//! Implementations for each database; no other module names a driver, but for the files of `guard`
+//! that take a driver's transactions.
+//!
+//! A backend implements contracts (`ledger`, `journal`, `bus`, `window`) and uses them and names only.
+//! It knows neither who calls it nor where its settings come from.
 
 pub mod memory;
 pub mod object;
@@ -8,16 +12,6 @@ pub mod postgres;
 pub mod redis;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
-
-/// A driver error in readable form, for drivers whose own message says too much.
-#[cfg_attr(not(feature = "postgres"), allow(clippy::missing_const_for_fn, unused_variables))]
-pub(crate) fn told(error: &(dyn std::error::Error + 'static)) -> Option<String> {
-    #[cfg(feature = "postgres")]
-    if let Some(text) = postgres::told(error) {
-        return Some(text);
-    }
-    None
-}
 
 /// What to do about a schema that is missing or out of date.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 
 /// A partition of this member, as the group records it.
 #[derive(Debug, Clone)]
-pub(super) struct GroupAssignment {
+pub(crate) struct GroupAssignment {
     pub assigned: Assignment,
     /// Whether the group asks for it back.
     pub revoking: bool,
@@ -31,7 +31,7 @@ struct Held {
 
 /// A member's partitions.
 #[derive(Debug, Default)]
-pub(super) struct Assignments {
+pub(crate) struct Assignments {
     held: BTreeMap<Partition, Held>,
     /// The latest epoch under which each partition was released. The group may learn of a release
     /// later.
@@ -44,7 +44,7 @@ pub(super) struct Assignments {
 
 impl Assignments {
     /// The next event if the group and the member disagree. Losses come first, then revocations.
-    pub(super) fn hear(&mut self, mine: &[GroupAssignment]) -> Option<BusEvent> {
+    pub(crate) fn hear(&mut self, mine: &[GroupAssignment]) -> Option<BusEvent> {
         let held = |p: &Partition, epoch| {
             mine.iter().any(|m| m.assigned.partition == *p && m.assigned.epoch == epoch)
         };
@@ -88,7 +88,7 @@ impl Assignments {
 
     /// The partitions that deliver, each with its epoch and position. Starts with another one each
     /// time.
-    pub(super) fn readable(&self) -> Vec<(Assignment, i64)> {
+    pub(crate) fn readable(&self) -> Vec<(Assignment, i64)> {
         let mut all: Vec<_> = self
             .held
             .iter()
@@ -106,7 +106,7 @@ impl Assignments {
 
     /// Notes that records in this range of offsets were delivered. Offsets of these buses have no
     /// gaps except those that retention leaves.
-    pub(super) fn delivered(&mut self, partition: &Partition, offsets: Range<i64>) {
+    pub(crate) fn delivered(&mut self, partition: &Partition, offsets: Range<i64>) {
         self.turn = self.turn.wrapping_add(1);
         if let Some(own) = self.held.get_mut(partition) {
             if own.position < offsets.start {
@@ -118,7 +118,7 @@ impl Assignments {
     }
 
     /// Pauses or resumes the partitions that are still assigned under the same epoch.
-    pub(super) fn pause(&mut self, partitions: &[Assignment], paused: bool) {
+    pub(crate) fn pause(&mut self, partitions: &[Assignment], paused: bool) {
         for assigned in partitions {
             if let Some(own) =
                 self.held.get_mut(&assigned.partition).filter(|own| own.epoch == assigned.epoch)
@@ -129,7 +129,7 @@ impl Assignments {
     }
 
     /// Continues at another offset.
-    pub(super) fn seek(&mut self, partition: &Partition, offset: i64) -> Result<()> {
+    pub(crate) fn seek(&mut self, partition: &Partition, offset: i64) -> Result<()> {
         if offset < 0 {
             return Err(Error::invalid("offset", format!("{offset} of {partition}; offsets begin at 0")));
         }
@@ -141,7 +141,7 @@ impl Assignments {
     }
 
     /// Notes that partitions were released.
-    pub(super) fn release(&mut self, partitions: &[Assignment]) {
+    pub(crate) fn release(&mut self, partitions: &[Assignment]) {
         self.drop_all(partitions);
         for assigned in partitions {
             let epoch = self.returned.entry(assigned.partition.clone()).or_default();

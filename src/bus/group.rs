@@ -6,7 +6,7 @@
 
 /// A partition as the plan sees it. Members are indexes.
 #[derive(Debug, Clone)]
-pub(super) struct Seat {
+pub(crate) struct Seat {
     /// The member it is assigned to.
     pub holder: Option<usize>,
     /// Whether it is being revoked already.
@@ -17,7 +17,7 @@ pub(super) struct Seat {
 
 /// One change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
+pub(crate) enum Step {
     /// Assign a free partition to a member.
     Give {
         /// The partition.
@@ -34,7 +34,7 @@ pub(super) enum Step {
 
 /// The steps after which every partition is assigned, and no member has two more than another
 /// eligible one.
-pub(super) fn plan(members: usize, seats: &[Seat]) -> Vec<Step> {
+pub(crate) fn plan(members: usize, seats: &[Seat]) -> Vec<Step> {
     let mut load = vec![0_usize; members];
     for seat in seats.iter().filter(|seat| !seat.revoking) {
         if let Some(holder) = seat.holder {

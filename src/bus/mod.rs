@@ -6,6 +6,8 @@
 //! a partition is *assigned*, *revoked* (commit, then release it) or *lost* (another member may own
 //! it already; commit nothing). Each assignment has an epoch. Anything a member still does under an
 //! older epoch has no effect.
+//!
+//! A bus uses names only. It knows neither ledgers nor handlers.
 
 #[cfg(feature = "kafka")]
 pub mod kafka;
@@ -22,15 +24,13 @@ use crate::error::{Error, Result};
 use crate::event::{Headers, Origin};
 use crate::id::Topic;
 
-mod assignments;
-#[cfg(feature = "sqlite")]
-pub mod embedded;
-mod group;
+pub(crate) mod assignments;
+pub(crate) mod group;
 pub mod memory;
-mod route;
+pub(crate) mod route;
 
 #[cfg(feature = "sqlite")]
-pub use embedded::EmbeddedBus;
+pub use crate::backend::sqlite::bus::{self as embedded, EmbeddedBus};
 pub use memory::MemoryBus;
 
 /// The content of a record, as published and as received. Cloning shares the bytes.

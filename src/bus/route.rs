@@ -13,7 +13,7 @@ const PARTITIONS_MAX: i32 = 1000;
 /// The partition of a key: murmur2 of its bytes with the sign bit cleared, modulo the number of
 /// partitions. Kafka's Java client does the same, so a topic that moves to Kafka keeps its keys
 /// together.
-pub(super) fn partition_of(key: &[u8], partitions: i32) -> i32 {
+pub(crate) fn partition_of(key: &[u8], partitions: i32) -> i32 {
     (murmur2(key) & 0x7fff_ffff).cast_signed() % partitions.max(1)
 }
 
@@ -39,14 +39,14 @@ fn murmur2(data: &[u8]) -> u32 {
 }
 
 /// The size of a record for limits: key, payload and headers.
-pub(super) fn bytes_of(record: &Record) -> usize {
+pub(crate) fn bytes_of(record: &Record) -> usize {
     let headers: usize = record.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
     let part = |bytes: &Option<bytes::Bytes>| bytes.as_ref().map_or(0, bytes::Bytes::len);
     part(&record.key) + part(&record.payload) + headers
 }
 
 /// Checks a topic's name.
-pub(super) fn check_name(topic: &Topic) -> Result<()> {
+pub(crate) fn check_name(topic: &Topic) -> Result<()> {
     let name = topic.as_str();
     let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'));
     if !plain || name.len() > TOPIC_CHARS_MAX || matches!(name, "." | "..") {
@@ -62,7 +62,7 @@ pub(super) fn check_name(topic: &Topic) -> Result<()> {
 }
 
 /// Checks that a topic with this name and these settings can be created.
-pub(super) fn check_topic(topic: &Topic, terms: &TopicSettings) -> Result<()> {
+pub(crate) fn check_topic(topic: &Topic, terms: &TopicSettings) -> Result<()> {
     check_name(topic)?;
     if !(1..=PARTITIONS_MAX).contains(&terms.partitions) {
         return Err(Error::invalid(
@@ -73,16 +73,16 @@ pub(super) fn check_topic(topic: &Topic, terms: &TopicSettings) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn no_topic(topic: &Topic) -> Error {
+pub(crate) fn no_topic(topic: &Topic) -> Error {
     Error::NotFound(format!("there is no topic {topic} on this bus; create it first"))
 }
 
-pub(super) fn no_partition(partition: &super::Partition) -> Error {
+pub(crate) fn no_partition(partition: &super::Partition) -> Error {
     Error::NotFound(format!("the topic {} has no partition {}", partition.topic, partition.number))
 }
 
 /// Checks that an offset to commit lies within the partition.
-pub(super) fn check_offset(partition: &super::Partition, offset: i64, end: i64) -> Result<()> {
+pub(crate) fn check_offset(partition: &super::Partition, offset: i64, end: i64) -> Result<()> {
     if (0..=end).contains(&offset) {
         return Ok(());
     }
@@ -90,7 +90,7 @@ pub(super) fn check_offset(partition: &super::Partition, offset: i64, end: i64) 
 }
 
 /// The error for a commit under an epoch that is over.
-pub(super) fn fenced(assigned: &super::Assignment) -> Error {
+pub(crate) fn fenced(assigned: &super::Assignment) -> Error {
     Error::Fenced {
         what: format!("{} is not this member's under epoch {} any more", assigned.partition, assigned.epoch),
     }

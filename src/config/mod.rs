@@ -15,6 +15,8 @@
 //! assert_eq!(config.ledger.url, "memory:");
 //! assert_eq!(config.ledger.retention.as_secs(), 30 * 86_400);
 //! ```
+//!
+//! Configuration uses the settings of every other module. None of them uses configuration.
 
 mod consumer;
 mod file;
@@ -31,7 +33,7 @@ use std::time::Duration;
 
 pub use consumer::ConsumerConfig;
 pub use journal::{JournalConfig, RelayConfig};
-pub use load::{Place, Sources, Value, hide_password};
+pub use load::{Place, Sources, Value};
 pub use table::{ATTEMPTS_OF_SCOPE, Kind, SETTINGS, Setting, setting};
 
 pub use crate::backend::Migrate;
@@ -40,6 +42,7 @@ use crate::guard::{Guard, GuardSettings};
 use crate::id::{Owner, Scope};
 use crate::ledger::{IdentityRule, MismatchRule, Settings, SweepSettings};
 use crate::open::OpenSettings;
+pub use crate::secret::hide_password;
 use crate::window::{OnOutage, OutageWindow, Window, WindowSettings};
 
 /// All settings, validated.
@@ -342,7 +345,7 @@ impl Config {
     pub fn window(&self, epoch: impl Into<String>) -> Result<Option<Arc<dyn Window>>> {
         let Some(url) = &self.window.url else { return Ok(None) };
         let settings = WindowSettings::new(epoch).ttl(self.window.ttl);
-        let window = crate::window::open(url, settings)?;
+        let window = crate::open::window(url, settings)?;
         let prefix = Some(self.telemetry_prefix.as_str()).filter(|prefix| !prefix.is_empty());
         Ok(Some(Arc::new(OutageWindow::new(window, self.window.outage).telemetry_prefix(prefix))))
     }

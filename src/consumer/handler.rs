@@ -14,12 +14,12 @@ use serde::de::DeserializeOwned;
 
 use super::handle::{Failed, Handled};
 use super::leased::{at_most_once, leased};
-use super::transactional::{BatchHandler, Transactional, TransactionalLedger};
+use super::transactional::{BatchHandler, Transactional};
 use super::{Consumer, Counts};
 use crate::error::Result;
 use crate::event::Event;
 use crate::guard::Run;
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, TransactionalLedger};
 
 /// A last argument of a handler, decoded from the event.
 pub trait FromEvent: Sized + Send + 'static {

@@ -34,6 +34,9 @@
 //! assert_eq!(counts["done"], 1);
 //! # Ok(()) }
 //! ```
+//!
+//! A consumer uses a bus, a window, a guard, a ledger and telemetry, all through their contracts. It
+//! names no database and no configuration.
 
 mod arrival;
 mod check;
@@ -72,8 +75,7 @@ pub use order::{KeyQueues, Lane, LaneRun};
 pub use passed::Passed;
 pub use settings::{ConsumerSettings, OutagePolicy, Wants};
 pub use transactional::{
-    BatchHandler, Batched, Each, HandledIn, Transactional, TransactionalLedger, transactional,
-    transactional_batch,
+    BatchHandler, Batched, Each, HandledIn, Transactional, transactional, transactional_batch,
 };
 pub use worker::Guarantee;
 

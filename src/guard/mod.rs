@@ -25,6 +25,9 @@
 //! ```
 //!
 //! A guard is cheap to clone. It gathers single calls of concurrent tasks into batches.
+//!
+//! A guard uses a ledger, telemetry and the sweeper. Only the files named after a database know one:
+//! they take its transactions.
 
 mod claimed;
 mod delivery;
@@ -58,7 +61,7 @@ pub(crate) use shared::{Core, WeakCore};
 
 use crate::error::Result;
 use crate::id::{Scope, Tenant};
-use crate::ledger::{Batcher, IdentityRule, Ledger, Metadata, Mode, Outcome, State, Swept, Token};
+use crate::ledger::{IdentityRule, Ledger, Metadata, Mode, Outcome, State, Swept, Token};
 use crate::sweep::Sweeper;
 use crate::telemetry::Telemetry;
 
@@ -130,8 +133,8 @@ impl<L: Ledger> Guard<L> {
 
     fn assemble(ledger: L, settings: GuardSettings, telemetry: Telemetry) -> Self {
         let ledger = Arc::new(ledger);
-        let batcher = Batcher::new(Arc::clone(&ledger) as Arc<dyn Ledger>);
-        Guard { ledger, core: Core::new(batcher, settings, telemetry) }
+        let core = Core::new(Arc::clone(&ledger) as Arc<dyn Ledger>, settings, telemetry);
+        Guard { ledger, core }
     }
 
     /// The same guard for another scope.

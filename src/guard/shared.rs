@@ -10,8 +10,8 @@ use crate::error::{Error, Result};
 use crate::event::{Event, Origin};
 use crate::id::{Scope, Tenant};
 use crate::ledger::{
-    Batcher, Claim, ClaimRef, Grant, Identity, Ledger, Mode, Order, Outcome, SweepSettings, Swept, Token,
-    Week,
+    Batcher, Claim, ClaimRef, Claims, Grant, Identity, Ledger, Mode, Order, Outcome, SweepSettings, Swept,
+    Token, Week,
 };
 use crate::telemetry::{Meter, Telemetry, outcome_name};
 
@@ -24,6 +24,7 @@ pub(crate) struct Core {
 }
 
 struct Shared {
+    ledger: Arc<dyn Ledger>,
     batcher: Batcher,
     settings: GuardSettings,
     telemetry: Telemetry,
@@ -79,14 +80,15 @@ impl fmt::Debug for Core {
 }
 
 impl Core {
-    pub(super) fn new(batcher: Batcher, settings: GuardSettings, telemetry: Telemetry) -> Self {
+    pub(super) fn new(ledger: Arc<dyn Ledger>, settings: GuardSettings, telemetry: Telemetry) -> Self {
         let scope = settings.scope.clone().map(|scope| {
             let meter = telemetry.meter(&scope);
             (scope, meter)
         });
         let tenant = settings.tenant.clone();
         let shared = Shared {
-            batcher,
+            batcher: Batcher::new(Arc::clone(&ledger) as Arc<dyn Claims>),
+            ledger,
             settings,
             telemetry,
             warned: AtomicBool::new(false),
@@ -113,7 +115,7 @@ impl Core {
     }
 
     pub(crate) fn ledger(&self) -> Arc<dyn Ledger> {
-        Arc::clone(self.shared.batcher.ledger())
+        Arc::clone(&self.shared.ledger)
     }
 
     pub(super) fn batcher(&self) -> &Batcher {
@@ -160,7 +162,7 @@ impl Core {
 
     /// Tells the ledger to prepare what will be needed soon.
     pub(crate) async fn make_ahead(&self) -> Result<()> {
-        self.batcher().ledger().make_ahead().await
+        self.shared.ledger.make_ahead().await
     }
 
     /// Returns true on the first call only.
@@ -373,7 +375,7 @@ impl Core {
             batch_max: SWEEP_BATCH_MAX,
             dry_run: false,
         };
-        let swept = self.batcher().ledger().sweep(terms).instrument(span).await;
+        let swept = self.shared.ledger.sweep(terms).instrument(span).await;
         match &swept {
             Ok(swept) => self.telemetry().swept(swept),
             Err(_) => self.telemetry().sweep_failed(),

@@ -8,6 +8,9 @@
 //!
 //! A *seq* numbers the events of one aggregate. A *position* orders all events of a journal;
 //! positions may have gaps, so use them to follow a journal, not to count its events.
+//!
+//! The journal uses names, tokens of the ledger and telemetry. It knows no relay and no database;
+//! only `archive.rs`, which follows a journal as a relay does, writes to an object store.
 
 mod append;
 mod appender;

@@ -24,7 +24,7 @@ use tokio::sync::oneshot;
 
 use super::outage::Outage;
 use super::queue::{BATCH_MAX, Queue};
-use super::{Claim, Extend, Identity, Ledger, Mode, Outcome, Settle, Settled, Verdict};
+use super::{Claim, Claims, Extend, Identity, Mode, Outcome, Settle, Settled, Verdict};
 use crate::error::{Error, Result};
 
 /// Pauses before a statement is issued again after a transient failure. They are short: the caller
@@ -44,7 +44,7 @@ const HELD_RUNNERS_MAX: usize = 2;
 pub(crate) struct Batcher(Arc<Inner>);
 
 struct Inner {
-    ledger: Arc<dyn Ledger>,
+    ledger: Arc<dyn Claims>,
     claims: Queue<Claim, Delivered>,
     /// Claims on ids that open transactions hold.
     lone: Queue<Claim, Delivered>,
@@ -208,7 +208,7 @@ impl Pending {
 }
 
 impl Batcher {
-    pub(crate) fn new(ledger: Arc<dyn Ledger>) -> Self {
+    pub(crate) fn new(ledger: Arc<dyn Claims>) -> Self {
         Batcher(Arc::new(Inner {
             ledger,
             claims: Queue::default(),
@@ -222,7 +222,7 @@ impl Batcher {
         }))
     }
 
-    pub(crate) fn ledger(&self) -> &Arc<dyn Ledger> {
+    pub(crate) fn ledger(&self) -> &Arc<dyn Claims> {
         &self.0.ledger
     }
 

@@ -278,7 +278,7 @@ pub struct Claim {
     /// `lost` without bytes takes them, so that it can be redriven.
     pub body: Option<Body>,
     /// Whether an event that would have to wait is parked instead, with its bytes, so that its
-    /// offset can be committed. It is [`due`](super::Ledger::due) when its turn has come.
+    /// offset can be committed. It is [`due`](super::ConsumerStore::due) when its turn has come.
     pub hold: bool,
     /// Makes the claim repeatable.
     pub nonce: Nonce,

@@ -5,23 +5,26 @@
 //! gets that answer. A claim made in the effect's own transaction needs no lease: it is done when
 //! the transaction commits. `transition` is the state machine, one pure function per command;
 //! backends store what it decides.
+//!
+//! The ledger uses names only (ids, events, times, errors). It knows no caller and no database.
 
 mod batcher;
 mod claim;
+mod claims;
+mod consumer_store;
 mod engine;
 mod entry;
 mod epoch;
 mod held;
+mod operations;
 mod outage;
 mod pace;
 mod queue;
+mod transactional;
 pub mod transition;
 mod week;
 
-use std::sync::Arc;
 use std::time::Duration;
-
-use async_trait::async_trait;
 
 pub(crate) use batcher::{Batcher, ClaimRef, gone, in_batch};
 pub(crate) use claim::BODY_BYTES;
@@ -29,6 +32,8 @@ pub use claim::{
     Baseline, Body, Claim, Extend, FailureSettings, Grant, Identity, LeaseSettings, Metadata, Mode, Nonce,
     OnDead, Order, OrderPolicy, Outcome, Prior, Settle, Settled, Token, Verdict,
 };
+pub use claims::Claims;
+pub use consumer_store::ConsumerStore;
 #[allow(unused_imports)] // each backend takes what it needs
 pub(crate) use engine::{
     Key, Rows, Waiting, claim_rows, extend_rows, intervene_rows, may_sweep, runnable, settle_rows,
@@ -41,14 +46,15 @@ pub use entry::{
 };
 pub use epoch::Epoch;
 pub use held::{Due, Marker, PublishedDead, Reused, Share};
+pub use operations::Operations;
 pub(crate) use outage::Outage;
 pub(crate) use pace::Pace;
 pub(crate) use queue::Queue;
+pub use transactional::TransactionalLedger;
 pub use week::{IdentityRule, Week};
 
-use crate::clock::Time;
 use crate::error::{Error, Result};
-use crate::id::{Owner, Scope, Topic};
+use crate::id::Owner;
 
 /// What a reused id (same identity, different fingerprint) leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -151,7 +157,15 @@ fn check_note(note: &str) -> Result<()> {
 /// The maximum size of a note.
 const NOTE_BYTES_MAX: usize = 64 * 1024;
 
-/// A durable record of what took effect.
+/// A durable record of what took effect: all three parts, by who calls them. A type that implements
+/// the parts is a `Ledger`; code that has a `dyn Ledger` or an `L: Ledger` can call the methods of
+/// all parts without importing them.
+///
+/// | part | what it is for | who calls it |
+/// |---|---|---|
+/// | [`Claims`] | claim, settle, extend; read an entry, the time, the epoch | [`Guard`](crate::Guard), workers, sinks |
+/// | [`ConsumerStore`] | held events, dead letters to publish, markers | [`Consumer`](crate::Consumer) |
+/// | [`Operations`] | list, count, intervene, audit, sweep, check | operators, the sweeper |
 ///
 /// # Contract
 ///
@@ -177,9 +191,10 @@ const NOTE_BYTES_MAX: usize = 64 * 1024;
 ///    just a duplicate. An event that is still to run stays in the order in which it was first
 ///    claimed.
 /// 10. An identity whose week was dropped since its scope began is too old, never a first. (A week
-///     that had no entry forgets nothing when it is dropped, and bars no scope.) Open entries, and those settled within the retention, outlive their week. While a week is being
-///     dropped, an id of it that has no entry is busy, and no attempt is counted; when the drop is
-///     over it is too old, or a first for a scope that began later.
+///     that had no entry forgets nothing when it is dropped, and bars no scope.) Open entries, and
+///     those settled within the retention, outlive their week. While a week is being dropped, an id
+///     of it that has no entry is busy, and no attempt is counted; when the drop is over it is too
+///     old, or a first for a scope that began later.
 /// 11. The epoch is the same for all who have the ledger open, and changes as soon as the ledger
 ///     may lack something that it acknowledged before.
 /// 12. A leap of the ledger's clock is not age: entries settled before it are forgotten no sooner
@@ -187,165 +202,6 @@ const NOTE_BYTES_MAX: usize = 64 * 1024;
 ///
 /// The calls take batches because storage handles batches well; [`Guard`](crate::Guard) gathers its
 /// per-event calls into batches.
-#[async_trait]
-pub trait Ledger: Send + Sync + 'static {
-    /// Claims events in the order given, each with its own outcome. The outer error means that
-    /// nothing is known about any of them; the same claims may be issued again.
-    async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>>;
+pub trait Ledger: Claims + ConsumerStore + Operations {}
 
-    /// Settles claims. May be issued again after an error.
-    async fn settle(&self, settles: &[Settle]) -> Result<Vec<Result<Settled>>>;
-
-    /// Extends leases, each with its own answer.
-    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Result<Settled>>>;
-
-    /// Reads one entry.
-    async fn get(&self, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>>;
-
-    /// Tells which of these took effect before (`done` or `finished`), in the order given. It only
-    /// reads: another claimer may come first between this and a claim. For ledgers whose identity
-    /// is the id alone.
-    async fn known(&self, identities: &[Identity]) -> Result<Vec<bool>> {
-        let mut known = Vec::with_capacity(identities.len());
-        for identity in identities {
-            let entry = self.get(identity, None).await?;
-            known.push(entry.is_some_and(|entry| matches!(entry.state, State::Done | State::Finished)));
-        }
-        Ok(known)
-    }
-
-    /// Lists entries in key order, at most `limit` a page.
-    async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page>;
-
-    /// The held events of a scope, of all its tenants, that may be claimed now: those due for a
-    /// retry, those whose lease lapsed while they ran, and parked ones whose turn has come (or that
-    /// were overtaken, and will be stale). Oldest first; of an aggregate only the lowest; and only
-    /// those of the share, so that events of other members do not fill the page. At most `limit`
-    /// entries, ending with the one that reaches the share's `bytes_max`; only their bodies are
-    /// read. It only reads; claim each with the order of its entry.
-    async fn due(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Due>;
-
-    /// The dead events of a scope, of all its tenants, that are held with their bytes, were not
-    /// copied out yet and belong to the share. Oldest first, and bounded like [`due`](Self::due).
-    async fn unpublished_dead(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>>;
-
-    /// Records that dead events were copied out. It does nothing if the entry has another token by
-    /// now, so that an event that was redriven and died again is copied again. May be repeated.
-    async fn mark_dead_published(&self, entries: &[PublishedDead]) -> Result<()>;
-
-    /// Records which offsets the next batches of transactional claims will cover: one marker per
-    /// scope, topic and partition, each replacing the previous one. An empty marker removes it.
-    async fn set_markers(&self, scope: &Scope, markers: &[Marker]) -> Result<()>;
-
-    /// The markers of these partitions, by partition.
-    async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>>;
-
-    /// Counts entries, weeks and held events.
-    async fn stat(&self) -> Result<Stat>;
-
-    /// Applies an operator's intervention to an entry and writes an audit row.
-    async fn intervene(&self, intervene: &Intervene) -> Result<Intervened>;
-
-    /// The latest audit rows, newest first.
-    async fn audit(&self, limit: usize) -> Result<Vec<Audit>>;
-
-    /// Forgets entries older than the retention.
-    async fn sweep(&self, terms: SweepSettings) -> Result<Swept>;
-
-    /// Prepares what will be needed soon, such as the coming week, so that no claim has to wait for
-    /// it.
-    async fn make_ahead(&self) -> Result<()> {
-        Ok(())
-    }
-
-    /// Checks the preconditions of the guarantees.
-    async fn check(&self) -> Result<Vec<Finding>>;
-
-    /// The ledger's current time.
-    async fn now(&self) -> Result<Time>;
-
-    /// The ledger's current epoch, read anew with every call. A ledger that was restored, copied,
-    /// failed over or (where a restart may lose data) restarted has a new one.
-    async fn epoch(&self) -> Result<Epoch>;
-
-    /// What this backend can guarantee.
-    fn capabilities(&self) -> Capabilities;
-
-    /// The settings it was opened with.
-    fn settings(&self) -> &Settings;
-
-    /// How many batches may run at once.
-    fn parallel_batches(&self) -> usize {
-        1
-    }
-}
-
-#[async_trait]
-impl<L: Ledger + ?Sized> Ledger for Arc<L> {
-    async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
-        (**self).claim(claims).await
-    }
-    async fn settle(&self, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
-        (**self).settle(settles).await
-    }
-    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Result<Settled>>> {
-        (**self).extend(extends).await
-    }
-    async fn get(&self, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>> {
-        (**self).get(identity, time).await
-    }
-    async fn known(&self, identities: &[Identity]) -> Result<Vec<bool>> {
-        (**self).known(identities).await
-    }
-    async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
-        (**self).list(filter, after, limit).await
-    }
-    async fn due(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Due> {
-        (**self).due(scope, share, limit).await
-    }
-    async fn unpublished_dead(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>> {
-        (**self).unpublished_dead(scope, share, limit).await
-    }
-    async fn mark_dead_published(&self, entries: &[PublishedDead]) -> Result<()> {
-        (**self).mark_dead_published(entries).await
-    }
-    async fn set_markers(&self, scope: &Scope, markers: &[Marker]) -> Result<()> {
-        (**self).set_markers(scope, markers).await
-    }
-    async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
-        (**self).markers(scope, topic, partitions).await
-    }
-    async fn stat(&self) -> Result<Stat> {
-        (**self).stat().await
-    }
-    async fn intervene(&self, intervene: &Intervene) -> Result<Intervened> {
-        (**self).intervene(intervene).await
-    }
-    async fn audit(&self, limit: usize) -> Result<Vec<Audit>> {
-        (**self).audit(limit).await
-    }
-    async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
-        (**self).sweep(terms).await
-    }
-    async fn make_ahead(&self) -> Result<()> {
-        (**self).make_ahead().await
-    }
-    async fn check(&self) -> Result<Vec<Finding>> {
-        (**self).check().await
-    }
-    async fn now(&self) -> Result<Time> {
-        (**self).now().await
-    }
-    async fn epoch(&self) -> Result<Epoch> {
-        (**self).epoch().await
-    }
-    fn capabilities(&self) -> Capabilities {
-        (**self).capabilities()
-    }
-    fn settings(&self) -> &Settings {
-        (**self).settings()
-    }
-    fn parallel_batches(&self) -> usize {
-        (**self).parallel_batches()
-    }
-}
+impl<L: Claims + ConsumerStore + Operations + ?Sized> Ledger for L {}

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::OpenSettings;
 use crate::bus::{Bus, MemoryBus};
-use crate::config::hide_password;
 use crate::error::{Error, Result};
+use crate::secret::hide_password;
 
 /// The file name of the embedded bus in the data directory.
 pub const EMBEDDED_FILE: &str = "bus.db";

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::OpenSettings;
 use crate::backend::object::{Directory, ObjectJournal, ObjectSettings, Objects};
-use crate::config::hide_password;
 use crate::error::{Error, Result};
 use crate::journal::{Journal, MemoryJournal};
+use crate::secret::hide_password;
 
 pub(super) async fn open(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
     match url.split_once(':') {

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::{Migrate, OpenSettings};
 use crate::backend::memory::MemoryLedger;
-use crate::config::hide_password;
 use crate::error::{Error, Result};
 use crate::ledger::Ledger;
+use crate::secret::hide_password;
 
 /// A backend, as named by a URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,16 +1,16 @@
-//! Opens backends by URL: [`ledger`], [`journal`], [`bus`]. `hapax::window::open` opens the filter in
-//! front of a ledger.
+//! Opens backends by URL: [`ledger`], [`journal`], [`bus`], and [`window`], the filter in front of a
+//! ledger.
 //!
-//! | URL | ledger | journal | bus | feature |
-//! |---|---|---|---|---|
-//! | `memory:` | yes | yes | yes | |
-//! | `sqlite:FILE` | yes | yes | | `sqlite` |
-//! | `postgres://…` | yes | yes | | `postgres` |
-//! | `redis://…` | yes | | | `redis` |
-//! | `dir:PATH` | | yes | | |
-//! | `s3://BUCKET/PREFIX` | | yes | | `s3` |
-//! | `embedded:FILE` | | | yes | `sqlite` |
-//! | `kafka://HOST:PORT` | | | yes | `kafka` |
+//! | URL | ledger | journal | bus | window | feature |
+//! |---|---|---|---|---|---|
+//! | `memory:` | yes | yes | yes | yes | |
+//! | `sqlite:FILE` | yes | yes | | | `sqlite` |
+//! | `postgres://…` | yes | yes | | | `postgres` |
+//! | `redis://…` | yes | | | yes | `redis` |
+//! | `dir:PATH` | | yes | | | |
+//! | `s3://BUCKET/PREFIX` | | yes | | | `s3` |
+//! | `embedded:FILE` | | | yes | | `sqlite` |
+//! | `kafka://HOST:PORT` | | | yes | | `kafka` |
 //!
 //! If a backend is not built in, the error names its feature. These functions return trait objects;
 //! open the type itself ([`PgLedger::connect`](crate::backend::postgres::PgLedger::connect)) to
@@ -24,11 +24,14 @@
 //! assert!(hapax::open::journal("mysql://db").await.is_err());
 //! # Ok(()) }
 //! ```
+//!
+//! This module uses all backends and buses, to return them as their contracts.
 #![cfg_attr(not(feature = "postgres"), allow(rustdoc::broken_intra_doc_links))]
 
 mod bus;
 mod journal;
 mod ledger;
+mod window;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -44,6 +47,7 @@ use crate::bus::Bus;
 use crate::error::Result;
 use crate::journal::{Journal, JournalSettings};
 use crate::ledger::{Ledger, Settings};
+use crate::window::{Window, WindowSettings};
 
 /// The settings to open any backend with; each backend uses its part.
 #[derive(Debug, Clone)]
@@ -117,4 +121,10 @@ pub async fn bus(url: &str) -> Result<Arc<dyn Bus>> {
 /// Opens a bus with your own settings. With a data directory, `embedded` needs no file.
 pub async fn bus_with(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Bus>> {
     bus::open(url, settings).await
+}
+
+/// Opens a window: `memory:` or `redis://HOST`. Does not connect yet;
+/// [`OutageWindow`](crate::window::OutageWindow) decides what an unavailable server means.
+pub fn window(url: &str, settings: WindowSettings) -> Result<Arc<dyn Window>> {
+    window::open(url, settings)
 }

@@ -11,9 +11,9 @@ use serde_json::Value;
 
 use super::{Effect, Sink, key, protocol};
 use crate::clock::{Clock as _, SystemClock};
-use crate::config::hide_password;
 use crate::consumer::{Failed, Handled};
 use crate::error::{Error, Result, chain};
+use crate::secret::hide_password;
 
 /// Settings of an HTTP sink.
 #[derive(Debug, Clone)]

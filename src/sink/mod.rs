@@ -5,6 +5,8 @@
 //! [`Effect`] has what it needs for that: a **key** that is the same for every attempt of one
 //! event, and a **token** that increases with every lease. [`protocol`] defines how handlers in any
 //! language receive both; [`HttpSink`] (feature `http`) speaks it over HTTP.
+//!
+//! A sink uses what a handler gets: the event, its key and its token. It asks no ledger.
 
 use std::fmt::Write as _;
 use std::time::Duration;

@@ -9,7 +9,10 @@ use super::kit::{
     sweep, there,
 };
 use crate::event::Headers;
-use crate::ledger::{Body, Ledger, Mode, OnDead, OrderPolicy, Outcome, Settled, Share, State, Verdict};
+use crate::ledger::{
+    Body, Claims, ConsumerStore, Ledger, Mode, OnDead, Operations, OrderPolicy, Outcome, Settled, Share,
+    State, Verdict,
+};
 
 /// Being done and moving the order on is one step: whoever sees one sees the other.
 pub async fn c4_done_and_last_seq_move_together(harness: &impl Harness) {

@@ -7,7 +7,7 @@ use super::kit::{
     LEASE, PAST_LEASE, another, assert_invalid, assert_near, claim, done, entry, expect, failed, fingerprint,
     first, is_fenced, latest, lease, metadata, one, open, retry, run, settle, settled, settling, there, v4,
 };
-use crate::ledger::{Claim, Identity, Ledger, Mode, Outcome, Settings, State, Verdict};
+use crate::ledger::{Claim, Claims, Identity, Mode, Operations, Outcome, Settings, State, Verdict};
 
 /// A claim whose acknowledgement was lost is issued again, as often as it takes, and finds itself granted: never busy.
 pub async fn c7_same_claim_again_is_first_again(harness: &impl Harness) {

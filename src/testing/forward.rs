@@ -1,35 +1,42 @@
 //! A ledger or a journal over another: what a test changes is written down, the rest is passed on.
 
-/// Implements [`Ledger`](crate::Ledger) for a type with a field `inner`: the methods given, and for the rest `inner`'s. Given must be:
-/// claim, settle, extend, sweep, now, epoch, markers, and whatever else is not what `inner` says.
+/// Implements the parts of a [`Ledger`](crate::Ledger) for a type with a field `inner`: the methods given, and for the rest
+/// `inner`'s. Given must be: claim, settle, extend, now and epoch; markers; sweep; and whatever else has a default.
 #[macro_export]
 macro_rules! ledger_over {
-    ($type:ty { $($own:tt)* }) => {
+    ($type:ty {
+        Claims { $($claims:tt)* }
+        ConsumerStore { $($store:tt)* }
+        Operations { $($operations:tt)* }
+    }) => {
         #[async_trait::async_trait]
-        impl $crate::Ledger for $type {
-            $($own)*
+        impl $crate::ledger::Claims for $type {
+            $($claims)*
             async fn get(
                 &self,
                 identity: &$crate::ledger::Identity,
                 time: Option<$crate::Time>,
             ) -> $crate::Result<Option<$crate::ledger::Entry>> {
-                self.inner.get(identity, time).await
+                $crate::ledger::Claims::get(&self.inner, identity, time).await
             }
-            async fn list(
-                &self,
-                filter: &$crate::ledger::Filter,
-                after: Option<&$crate::ledger::Cursor>,
-                limit: usize,
-            ) -> $crate::Result<$crate::ledger::Page> {
-                self.inner.list(filter, after, limit).await
+            fn capabilities(&self) -> $crate::ledger::Capabilities {
+                $crate::ledger::Claims::capabilities(&self.inner)
             }
+            fn settings(&self) -> &$crate::ledger::Settings {
+                $crate::ledger::Claims::settings(&self.inner)
+            }
+        }
+
+        #[async_trait::async_trait]
+        impl $crate::ledger::ConsumerStore for $type {
+            $($store)*
             async fn due(
                 &self,
                 scope: &$crate::Scope,
                 share: &$crate::ledger::Share,
                 limit: usize,
             ) -> $crate::Result<$crate::ledger::Due> {
-                self.inner.due(scope, share, limit).await
+                $crate::ledger::ConsumerStore::due(&self.inner, scope, share, limit).await
             }
             async fn unpublished_dead(
                 &self,
@@ -37,34 +44,41 @@ macro_rules! ledger_over {
                 share: &$crate::ledger::Share,
                 limit: usize,
             ) -> $crate::Result<Vec<$crate::ledger::Entry>> {
-                self.inner.unpublished_dead(scope, share, limit).await
+                $crate::ledger::ConsumerStore::unpublished_dead(&self.inner, scope, share, limit).await
             }
             async fn mark_dead_published(&self, entries: &[$crate::ledger::PublishedDead]) -> $crate::Result<()> {
-                self.inner.mark_dead_published(entries).await
+                $crate::ledger::ConsumerStore::mark_dead_published(&self.inner, entries).await
             }
             async fn set_markers(&self, scope: &$crate::Scope, markers: &[$crate::ledger::Marker]) -> $crate::Result<()> {
-                self.inner.set_markers(scope, markers).await
+                $crate::ledger::ConsumerStore::set_markers(&self.inner, scope, markers).await
+            }
+        }
+
+        #[async_trait::async_trait]
+        impl $crate::ledger::Operations for $type {
+            $($operations)*
+            async fn list(
+                &self,
+                filter: &$crate::ledger::Filter,
+                after: Option<&$crate::ledger::Cursor>,
+                limit: usize,
+            ) -> $crate::Result<$crate::ledger::Page> {
+                $crate::ledger::Operations::list(&self.inner, filter, after, limit).await
             }
             async fn stat(&self) -> $crate::Result<$crate::ledger::Stat> {
-                self.inner.stat().await
+                $crate::ledger::Operations::stat(&self.inner).await
             }
             async fn intervene(
                 &self,
                 intervene: &$crate::ledger::Intervene,
             ) -> $crate::Result<$crate::ledger::Intervened> {
-                self.inner.intervene(intervene).await
+                $crate::ledger::Operations::intervene(&self.inner, intervene).await
             }
             async fn audit(&self, limit: usize) -> $crate::Result<Vec<$crate::ledger::Audit>> {
-                self.inner.audit(limit).await
+                $crate::ledger::Operations::audit(&self.inner, limit).await
             }
             async fn check(&self) -> $crate::Result<Vec<$crate::ledger::Finding>> {
-                self.inner.check().await
-            }
-            fn capabilities(&self) -> $crate::ledger::Capabilities {
-                self.inner.capabilities()
-            }
-            fn settings(&self) -> &$crate::ledger::Settings {
-                self.inner.settings()
+                $crate::ledger::Operations::check(&self.inner).await
             }
         }
     };

@@ -13,8 +13,8 @@ use crate::error::Error;
 use crate::event::{Headers, Origin};
 use crate::id::{Scope, Tenant, Topic};
 use crate::ledger::{
-    Body, Claim, Entry, Filter, Identity, Intervention, Ledger, Marker, MismatchRule, Mode, Outcome,
-    Settings, Share, State, Verdict,
+    Body, Claim, Claims, ConsumerStore, Entry, Filter, Identity, Intervention, Ledger, Marker, MismatchRule,
+    Mode, Operations, Outcome, Settings, Share, State, Verdict,
 };
 
 fn body(text: &'static str) -> Body {

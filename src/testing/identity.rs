@@ -11,7 +11,8 @@ use crate::clock::Time;
 use crate::event::Origin;
 use crate::id::{EventId, Owner, Scope, Tenant, Topic};
 use crate::ledger::{
-    Claim, Identity, IdentityRule, Ledger, MismatchRule, Mode, Outcome, Settings, State, Verdict, Week,
+    Claim, Claims, Identity, IdentityRule, MismatchRule, Mode, Operations, Outcome, Settings, State, Verdict,
+    Week,
 };
 
 /// The same id for something else is a mismatch in every state, and the original stands.

@@ -8,7 +8,7 @@ use super::kit::{
     lease, named, one, open, retry, run, settle, settled, there,
 };
 use crate::id::Owner;
-use crate::ledger::{Ledger, Mode, Outcome, Settings, Settled, State, Verdict};
+use crate::ledger::{Claims, Mode, Outcome, Settings, Settled, State, Verdict};
 
 /// While a lease lives, everybody else is told so; when it is settled, the end is told.
 pub async fn c1_one_live_lease(harness: &impl Harness) {

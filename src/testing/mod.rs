@@ -20,7 +20,9 @@ use async_trait::async_trait;
 
 use crate::error::Result;
 use crate::id::Scope;
-use crate::ledger::{Claim, Ledger, Marker, Outcome, Settings, Settle, Settled, SweepSettings, Swept};
+use crate::ledger::{
+    Claim, Ledger, Marker, Operations, Outcome, Settings, Settle, Settled, SweepSettings, Swept,
+};
 
 pub mod bus;
 mod cases;

@@ -13,8 +13,8 @@ use crate::clock::{Clock, ManualClock, Time};
 use crate::error::Result;
 use crate::id::Scope;
 use crate::ledger::{
-    Claim, Extend, Identity, Intervene, Intervened, Intervention, Ledger, Marker, Nonce, Outcome, Settings,
-    Settle, Settled, State, SweepSettings, Swept, Token, Verdict,
+    Claim, Claims, Extend, Identity, Intervene, Intervened, Intervention, Marker, Nonce, Operations, Outcome,
+    Settings, Settle, Settled, State, SweepSettings, Swept, Token, Verdict,
 };
 use crate::ledger_over;
 
@@ -215,83 +215,89 @@ impl Drop for Unskew<'_> {
 }
 
 ledger_over!(MutantLedger {
-    async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
-        let _skewed = self.skewed();
-        match self.mutant {
-            Mutant::CheckThenAct => {
-                let mut outcomes = Vec::new();
-                for claim in claims {
-                    outcomes.push(self.check_then_act(claim).await);
+    Claims {
+        async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
+            let _skewed = self.skewed();
+            match self.mutant {
+                Mutant::CheckThenAct => {
+                    let mut outcomes = Vec::new();
+                    for claim in claims {
+                        outcomes.push(self.check_then_act(claim).await);
+                    }
+                    Ok(outcomes)
                 }
-                Ok(outcomes)
-            }
-            Mutant::ReadBack => {
-                let fresh: Vec<_> =
-                    claims.iter().map(|claim| Claim { nonce: Nonce::random(), ..claim.clone() }).collect();
-                self.inner.claim(&fresh).await
-            }
-            Mutant::TokenPerRow => {
-                let outcomes = self.inner.claim(claims).await?;
-                let with = claims.iter().zip(outcomes);
-                Ok(with.map(|(claim, outcome)| Ok(self.of_row(&claim.identity, outcome?))).collect())
-            }
-            Mutant::AllOrNothing => {
-                self.inner.claim(claims).await?.into_iter().map(|one| Ok(Ok(one?))).collect()
-            }
-            Mutant::DeathsUncounted => {
-                let beside: Vec<_> = claims
-                    .iter()
-                    .cloned()
-                    .map(|mut claim| {
-                        if let crate::ledger::Mode::Lease(terms) = &mut claim.mode {
-                            terms.alone = false;
-                        }
-                        claim
-                    })
-                    .collect();
-                self.inner.claim(&beside).await
-            }
-            _ => self.inner.claim(claims).await,
-        }
-    }
-    async fn settle(&self, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
-        let mut settles = settles.to_vec();
-        for settle in &mut settles {
-            settle.token = self.token(&settle.identity, settle.token).await?;
-        }
-        let answers = self.inner.settle(&settles).await?;
-        for (settle, answer) in settles.iter().zip(&answers) {
-            let given_back = matches!(&settle.verdict, Verdict::Retry { counted: false, .. })
-                && matches!(answer, Ok(Settled::Ok { .. }));
-            if self.mutant == Mutant::ReleaseDeletes && given_back {
-                let _ = self.forget(&settle.identity).await;
+                Mutant::ReadBack => {
+                    let fresh: Vec<_> =
+                        claims.iter().map(|claim| Claim { nonce: Nonce::random(), ..claim.clone() }).collect();
+                    self.inner.claim(&fresh).await
+                }
+                Mutant::TokenPerRow => {
+                    let outcomes = self.inner.claim(claims).await?;
+                    let with = claims.iter().zip(outcomes);
+                    Ok(with.map(|(claim, outcome)| Ok(self.of_row(&claim.identity, outcome?))).collect())
+                }
+                Mutant::AllOrNothing => {
+                    self.inner.claim(claims).await?.into_iter().map(|one| Ok(Ok(one?))).collect()
+                }
+                Mutant::DeathsUncounted => {
+                    let beside: Vec<_> = claims
+                        .iter()
+                        .cloned()
+                        .map(|mut claim| {
+                            if let crate::ledger::Mode::Lease(terms) = &mut claim.mode {
+                                terms.alone = false;
+                            }
+                            claim
+                        })
+                        .collect();
+                    self.inner.claim(&beside).await
+                }
+                _ => self.inner.claim(claims).await,
             }
         }
-        Ok(answers)
-    }
-    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Result<Settled>>> {
-        let mut extends = extends.to_vec();
-        for extend in &mut extends {
-            extend.token = self.token(&extend.identity, extend.token).await?;
+        async fn settle(&self, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
+            let mut settles = settles.to_vec();
+            for settle in &mut settles {
+                settle.token = self.token(&settle.identity, settle.token).await?;
+            }
+            let answers = self.inner.settle(&settles).await?;
+            for (settle, answer) in settles.iter().zip(&answers) {
+                let given_back = matches!(&settle.verdict, Verdict::Retry { counted: false, .. })
+                    && matches!(answer, Ok(Settled::Ok { .. }));
+                if self.mutant == Mutant::ReleaseDeletes && given_back {
+                    let _ = self.forget(&settle.identity).await;
+                }
+            }
+            Ok(answers)
         }
-        let _skewed = self.skewed();
-        self.inner.extend(&extends).await
+        async fn extend(&self, extends: &[Extend]) -> Result<Vec<Result<Settled>>> {
+            let mut extends = extends.to_vec();
+            for extend in &mut extends {
+                extend.token = self.token(&extend.identity, extend.token).await?;
+            }
+            let _skewed = self.skewed();
+            self.inner.extend(&extends).await
+        }
+        async fn now(&self) -> Result<Time> {
+            self.inner.now().await
+        }
+        async fn epoch(&self) -> Result<crate::ledger::Epoch> {
+            self.inner.epoch().await
+        }
     }
-    async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
-        self.inner.sweep(terms).await
+    ConsumerStore {
+        async fn markers(
+            &self,
+            scope: &crate::Scope,
+            topic: &crate::Topic,
+            partitions: &[i32],
+        ) -> Result<Vec<crate::ledger::Marker>> {
+            self.inner.markers(scope, topic, partitions).await
+        }
     }
-    async fn now(&self) -> Result<Time> {
-        self.inner.now().await
-    }
-    async fn markers(
-        &self,
-        scope: &crate::Scope,
-        topic: &crate::Topic,
-        partitions: &[i32],
-    ) -> Result<Vec<crate::ledger::Marker>> {
-        self.inner.markers(scope, topic, partitions).await
-    }
-    async fn epoch(&self) -> Result<crate::ledger::Epoch> {
-        self.inner.epoch().await
+    Operations {
+        async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
+            self.inner.sweep(terms).await
+        }
     }
 });

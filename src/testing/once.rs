@@ -7,7 +7,7 @@ use super::kit::{
     LEASE, PAST_LEASE, another, claim, dead, done, expect, first, intervene, is_fenced, latest, lease, named,
     one, open, run, settle, settled, there,
 };
-use crate::ledger::{Claim, Filter, Intervention, Ledger, Mode, Outcome, State, Verdict};
+use crate::ledger::{Claim, Filter, Intervention, Mode, Operations, Outcome, State, Verdict};
 
 const PLAIN: Mode = Mode::Once { track: None };
 const TRACKED: Mode = Mode::Once { track: Some(LEASE) };

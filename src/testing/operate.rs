@@ -10,7 +10,8 @@ use super::kit::{
 use crate::error::Error;
 use crate::id::{EventId, Scope, Tenant};
 use crate::ledger::{
-    Body, Claim, Entry, Filter, Identity, Intervention, Ledger, Level, Mode, Outcome, Share, State, Verdict,
+    Body, Claim, Claims, ConsumerStore, Entry, Filter, Identity, Intervention, Level, Mode, Operations,
+    Outcome, Share, State, Verdict,
 };
 
 const ALL: [Intervention; 7] = Intervention::ALL;

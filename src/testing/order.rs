@@ -10,8 +10,8 @@ use super::kit::{
 use crate::error::Error;
 use crate::id::Aggregate;
 use crate::ledger::{
-    Baseline, Claim, Intervention, Ledger, MismatchRule, Mode, OnDead, Order, OrderPolicy, Outcome, Settings,
-    State,
+    Baseline, Claim, Claims, Intervention, MismatchRule, Mode, OnDead, Operations, Order, OrderPolicy,
+    Outcome, Settings, State,
 };
 
 const GAP: Duration = Duration::from_mins(1);

@@ -6,7 +6,10 @@ use super::kit::{
     lease, named, one, open, retry, run, settled, sweep, there, v7_at,
 };
 use crate::id::Scope;
-use crate::ledger::{Claim, Intervention, Ledger, Mode, Outcome, State, SweepSettings, Swept, Verdict, Week};
+use crate::ledger::{
+    Claim, Claims, Intervention, Ledger, Mode, Operations, Outcome, State, SweepSettings, Swept, Verdict,
+    Week,
+};
 
 /// A claim on a UUIDv7 of the ledger's present.
 async fn weekly(ledger: &impl Ledger, n: u8) -> Claim {

@@ -4,7 +4,7 @@
 //! without asking the ledger. It is *written* only after the event is done
 //! ([`remember`](Window::remember)), so a run that fails or dies is never skipped. It is never the
 //! only guard: an event it does not know is claimed as usual, and what it knows is believed only
-//! within one epoch of the ledger ([`Ledger::epoch`](crate::Ledger::epoch)). A ledger that was
+//! within one epoch of the ledger ([`Claims::epoch`](crate::Claims::epoch)). A ledger that was
 //! restored or failed over has another epoch, so everything an older window remembers is a miss.
 //! The caller names the epoch. A consumer does so automatically, and believes "seen" only if the
 //! ledger, asked *after* the window, still has that epoch.
@@ -20,6 +20,8 @@
 //! assert_eq!(window.seen(&mine).await?, [true]);
 //! # Ok(()) }
 //! ```
+//!
+//! A window uses names, the ledger's identities and telemetry. It never asks a ledger.
 
 mod memory;
 mod outage;
@@ -35,7 +37,6 @@ use async_trait::async_trait;
 pub use memory::MemoryWindow;
 pub use outage::{OnOutage, OutageWindow};
 
-use crate::config::hide_password;
 use crate::error::{Error, Result};
 use crate::event::Fingerprint;
 use crate::ledger::{Epoch, Finding, Identity, Level};
@@ -187,28 +188,4 @@ pub fn key(identity: &Identity) -> String {
         let _ = write!(key, ":{}", percent_encoding::utf8_percent_encode(part, &PLAIN)); // cannot fail
     }
     key
-}
-
-/// Opens the window that a URL names: `memory:` or `redis://HOST`. Does not connect yet;
-/// [`OutageWindow`] decides what an unavailable server means. If the backend is not built in, the
-/// error names its feature.
-pub fn open(url: &str, settings: WindowSettings) -> Result<Arc<dyn Window>> {
-    match url.split_once(':') {
-        Some(("memory", "")) => Ok(Arc::new(MemoryWindow::new(settings, MemoryWindow::ENTRIES_MAX)?)),
-        Some(("redis" | "rediss" | "valkey" | "valkeys", _)) => open_redis(url, settings),
-        _ => Err(Error::Config(format!(
-            "{:?} names no window; known are memory: and redis://HOST:PORT",
-            hide_password(url)
-        ))),
-    }
-}
-
-#[cfg(feature = "redis")]
-fn open_redis(url: &str, settings: WindowSettings) -> Result<Arc<dyn Window>> {
-    Ok(Arc::new(crate::backend::redis::RedisWindow::new(url, settings)?))
-}
-
-#[cfg(not(feature = "redis"))]
-fn open_redis(_url: &str, _settings: WindowSettings) -> Result<Arc<dyn Window>> {
-    Err(Error::NotBuiltIn { what: "Redis", feature: "redis" })
 }

@@ -110,7 +110,7 @@ fn limits_are_checked() {
     assert!(MemoryWindow::new(WindowSettings::new(""), 10).is_err());
     assert!(MemoryWindow::new(WindowSettings::new("x".repeat(65)), 10).is_err());
     assert!(MemoryWindow::new(WindowSettings::new("1"), 0).is_err());
-    assert!(open("http://x", WindowSettings::new("1")).is_err());
+    assert!(crate::open::window("http://x", WindowSettings::new("1")).is_err());
 }
 
 /// Hole 7: a time limit shorter than redelivery is reported at start.

@@ -63,57 +63,63 @@ impl Faulty {
 }
 
 ledger_over!(Faulty {
-    async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
-        let pause = u64::from(self.faults.claim_us.load(Ordering::SeqCst));
-        if pause > 0 {
-            tokio::time::sleep(Duration::from_micros(pause)).await;
+    Claims {
+        async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
+            let pause = u64::from(self.faults.claim_us.load(Ordering::SeqCst));
+            if pause > 0 {
+                tokio::time::sleep(Duration::from_micros(pause)).await;
+            }
+            self.stall().await;
+            assert!(!one_of(&self.faults.panics), "a panic the test ordered");
+            if one_of(&self.faults.claims_contended) {
+                return Err(Error::Contended { what: "a fault the test ordered".into(), source: None });
+            }
+            if one_of(&self.faults.claims_lost) {
+                return away();
+            }
+            let outcomes = self.inner.claim(claims).await;
+            if one_of(&self.faults.claims_unheard) { away() } else { outcomes }
         }
-        self.stall().await;
-        assert!(!one_of(&self.faults.panics), "a panic the test ordered");
-        if one_of(&self.faults.claims_contended) {
-            return Err(Error::Contended { what: "a fault the test ordered".into(), source: None });
+        async fn settle(&self, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
+            self.stall().await;
+            let pause = u64::from(self.faults.settle_us.load(Ordering::SeqCst));
+            if pause > 0 {
+                tokio::time::sleep(Duration::from_micros(pause)).await;
+            }
+            if one_of(&self.faults.settles_lost) {
+                return away();
+            }
+            self.inner.settle(settles).await
         }
-        if one_of(&self.faults.claims_lost) {
-            return away();
+        async fn extend(&self, extends: &[Extend]) -> Result<Vec<Result<Settled>>> {
+            if one_of(&self.faults.extends_lost) {
+                return away();
+            }
+            self.inner.extend(extends).await
         }
-        let outcomes = self.inner.claim(claims).await;
-        if one_of(&self.faults.claims_unheard) { away() } else { outcomes }
+        async fn now(&self) -> Result<Time> {
+            if self.faults.now_refused.load(Ordering::SeqCst) {
+                return Err(Error::Refused { what: "a fault the test ordered".into(), source: None });
+            }
+            self.inner.now().await
+        }
+        async fn epoch(&self) -> Result<Epoch> {
+            let life = self.faults.lives.load(Ordering::SeqCst);
+            Ok(Epoch::of([self.inner.epoch().await?.to_string(), life.to_string()]))
+        }
     }
-    async fn settle(&self, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
-        self.stall().await;
-        let pause = u64::from(self.faults.settle_us.load(Ordering::SeqCst));
-        if pause > 0 {
-            tokio::time::sleep(Duration::from_micros(pause)).await;
+    ConsumerStore {
+        async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
+            self.stall().await;
+            self.inner.markers(scope, topic, partitions).await
         }
-        if one_of(&self.faults.settles_lost) {
-            return away();
+    }
+    Operations {
+        async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
+            if one_of(&self.faults.sweeps_failing) {
+                return away();
+            }
+            self.inner.sweep(terms).await
         }
-        self.inner.settle(settles).await
-    }
-    async fn extend(&self, extends: &[Extend]) -> Result<Vec<Result<Settled>>> {
-        if one_of(&self.faults.extends_lost) {
-            return away();
-        }
-        self.inner.extend(extends).await
-    }
-    async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
-        if one_of(&self.faults.sweeps_failing) {
-            return away();
-        }
-        self.inner.sweep(terms).await
-    }
-    async fn now(&self) -> Result<Time> {
-        if self.faults.now_refused.load(Ordering::SeqCst) {
-            return Err(Error::Refused { what: "a fault the test ordered".into(), source: None });
-        }
-        self.inner.now().await
-    }
-    async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
-        self.stall().await;
-        self.inner.markers(scope, topic, partitions).await
-    }
-    async fn epoch(&self) -> Result<Epoch> {
-        let life = self.faults.lives.load(Ordering::SeqCst);
-        Ok(Epoch::of([self.inner.epoch().await?.to_string(), life.to_string()]))
     }
 });

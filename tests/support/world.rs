@@ -12,7 +12,7 @@ use hapax::backend::postgres::PgLedger;
 use hapax::bus::kafka::{KafkaBus, KafkaSettings};
 use hapax::bus::{Bus, Partition, Record, TopicSettings};
 use hapax::consumer::{Consumer, ConsumerBuilder, Failed, leased, transactional};
-use hapax::ledger::{Entry, Filter, Ledger as _, OnDead, OrderPolicy, State};
+use hapax::ledger::{Entry, Filter, Ledger as _, OnDead, Operations as _, OrderPolicy, State};
 use hapax::sink::{Effect, HttpSink, Sink as _};
 use hapax::{Event, Topic};
 use sqlx::{AssertSqlSafe, PgPool};

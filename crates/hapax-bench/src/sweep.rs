@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use hapax::backend::postgres::PgLedger;
 use hapax::ledger::SweepSettings;
-use hapax::{EventId, Guard, Ledger};
+use hapax::{EventId, Guard, Operations};
 use sqlx::{AssertSqlSafe, Executor, PgPool};
 
 use crate::harness::{Fallible, Goal, Line, Options, Report, quantile};

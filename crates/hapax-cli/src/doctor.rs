@@ -6,7 +6,7 @@ use clap::Args;
 use hapax::bus::Bus;
 use hapax::config::Config;
 use hapax::ledger::{Finding, Identity, Level};
-use hapax::window::{self, Window, WindowSettings};
+use hapax::window::{Window, WindowSettings};
 use hapax::{EventId, Ledger, Scope, Topic, consumer};
 use serde_json::json;
 
@@ -135,7 +135,7 @@ async fn look_at_window(config: &Config) -> Result<Option<Arc<dyn Window>>, Fail
     let Some(url) = &config.window.url else { return Ok(None) };
     let settings = WindowSettings::new(config.window.epoch.as_str()).ttl(config.window.ttl);
     let nobody = Identity::new(Scope::new("hapax-doctor")?, EventId::new("hapax-doctor")?);
-    window::open(url, settings)?.seen(&[nobody.into()]).await?;
+    hapax::open::window(url, settings)?.seen(&[nobody.into()]).await?;
     Ok(config.window(config.window.epoch.as_str())?)
 }
 

@@ -87,7 +87,7 @@ impl fmt::Debug for AllocatorSettings {
             .field("mode", &self.mode)
             .field("schema", &self.schema)
             .field("handler_prefix", &self.handler_prefix)
-            .field("postgres_url", &self.postgres_url.as_deref().map(crate::config::hide_password))
+            .field("postgres_url", &self.postgres_url.as_deref().map(crate::secret::hide_password))
             .finish()
     }
 }

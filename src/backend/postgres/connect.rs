@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
 use sqlx::{ConnectOptions as _, Connection as _, PgPool};
 
-use super::error::translate;
+use super::error::{reword_errors, translate};
 use crate::error::{Error, Result};
 
 /// Opens a pool. `name` is the setting the URL comes from.
@@ -17,6 +17,7 @@ pub(super) async fn open_pool(
     pool_max: u32,
     acquire_timeout: Duration,
 ) -> Result<PgPool> {
+    reword_errors();
     if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
         return Err(Error::Config(format!("{name} is not a PostgreSQL URL: it begins with no postgres://")));
     }

@@ -95,8 +95,13 @@ pub(in crate::backend) fn translate(what: &str, error: sqlx::Error) -> Error {
     }
 }
 
+/// Makes errors of the driver read as [`reword`] says.
+pub(super) fn reword_errors() {
+    crate::error::reword_with(reword);
+}
+
 /// The server's message, without the line of its source code that the driver adds.
-pub(in crate::backend) fn told(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+fn reword(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     match error.downcast_ref::<sqlx::Error>()? {
         sqlx::Error::Database(db) => Some(format!("error returned from database: {}", db.message())),
         _ => None,

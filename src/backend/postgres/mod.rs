@@ -45,11 +45,11 @@ use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::{Scope, Tenant, Topic};
 use crate::ledger::{
-    Audit, Capabilities, Claim, Cursor, Due, Entry, Epoch, Extend, Filter, Finding, Identity, Intervene,
-    Intervened, Ledger, Marker, Outcome, Page, PublishedDead, Settings, Settle, Settled, Share, Stat,
-    SweepSettings, Swept, Week,
+    Audit, Capabilities, Claim, Claims, ConsumerStore, Cursor, Due, Entry, Epoch, Extend, Filter, Finding,
+    Identity, Intervene, Intervened, Marker, Operations, Outcome, Page, PublishedDead, Settings, Settle,
+    Settled, Share, Stat, SweepSettings, Swept, Week,
 };
-pub(in crate::backend) use error::{told, translate};
+pub(in crate::backend) use error::translate;
 pub(in crate::backend) use schema::check_name;
 
 use error::{Meaning, meaning};
@@ -194,6 +194,7 @@ impl PgLedger {
 
     /// Uses a pool of your own, so that claims and effects share connections and transactions.
     pub async fn with_pool(pool: PgPool, settings: impl Into<PgSettings>) -> Result<Self> {
+        error::reword_errors();
         let settings = settings.into();
         schema::check_name(&settings.schema)?;
         schema::prepare(&pool, &settings.schema, settings.migrate, settings.ledger.identity).await?;
@@ -406,7 +407,7 @@ impl Inner {
 }
 
 #[async_trait]
-impl Ledger for PgLedger {
+impl Claims for PgLedger {
     async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
         claim::claim(&self.0, claims).await
     }
@@ -427,10 +428,31 @@ impl Ledger for PgLedger {
         read::known(&self.0, identities).await
     }
 
-    async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
-        read::list(&self.0, filter, after, limit).await
+    async fn now(&self) -> Result<Time> {
+        read::now(&self.0).await
     }
 
+    async fn epoch(&self) -> Result<Epoch> {
+        epoch::read(&self.0).await
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { backend: "postgres", durable: true, shared: true, transactional: true }
+    }
+
+    fn settings(&self) -> &Settings {
+        &self.0.settings.ledger
+    }
+
+    fn parallel_batches(&self) -> usize {
+        // Two running statements keep the server busy while the answers of a third are distributed
+        // and its next claims gathered. More would only make batches smaller.
+        3.min(self.0.pool.options().get_max_connections() as usize).max(1)
+    }
+}
+
+#[async_trait]
+impl ConsumerStore for PgLedger {
     async fn due(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Due> {
         held::due(&self.0, scope, share, limit).await
     }
@@ -449,6 +471,13 @@ impl Ledger for PgLedger {
 
     async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
         held::markers(&self.0, scope, topic, partitions).await
+    }
+}
+
+#[async_trait]
+impl Operations for PgLedger {
+    async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
+        read::list(&self.0, filter, after, limit).await
     }
 
     async fn stat(&self) -> Result<Stat> {
@@ -479,27 +508,5 @@ impl Ledger for PgLedger {
 
     async fn check(&self) -> Result<Vec<Finding>> {
         verify::check(&self.0).await
-    }
-
-    async fn now(&self) -> Result<Time> {
-        read::now(&self.0).await
-    }
-
-    async fn epoch(&self) -> Result<Epoch> {
-        epoch::read(&self.0).await
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { backend: "postgres", durable: true, shared: true, transactional: true }
-    }
-
-    fn settings(&self) -> &Settings {
-        &self.0.settings.ledger
-    }
-
-    fn parallel_batches(&self) -> usize {
-        // Two running statements keep the server busy while the answers of a third are distributed
-        // and its next claims gathered. More would only make batches smaller.
-        3.min(self.0.pool.options().get_max_connections() as usize).max(1)
     }
 }

@@ -9,10 +9,9 @@ use super::begin::begin;
 use super::claim::{Ready, Target, run};
 use super::error::{Meaning, is_refusal, meaning, translate};
 use super::{Inner, PgLedger, held, read, settle};
-use crate::consumer::{Failed, Handled};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Source};
 use crate::id::{Scope, Tenant};
-use crate::ledger::{Claim, Marker, Outcome, Settle, Settled, Week};
+use crate::ledger::{Claim, Marker, Outcome, Settle, Settled, TransactionalLedger, Week};
 
 /// How often a doubt is asked about: the server needs time to notice that a client is gone.
 const TRIES_MAX: u32 = 100;
@@ -50,7 +49,7 @@ impl PgLedger {
         settle::settle_in(&self.0, &mut *tx, settles).await
     }
 
-    /// Sets markers in your transaction; see [`Ledger::set_markers`](crate::Ledger::set_markers).
+    /// Sets markers in your transaction; see [`set_markers`](crate::ConsumerStore::set_markers).
     pub async fn set_markers_in(
         &self,
         tx: &mut PgTransaction<'_>,
@@ -238,7 +237,7 @@ fn make_beside(ledger: PgLedger, claim: Claim) {
 }
 
 #[async_trait::async_trait]
-impl crate::consumer::TransactionalLedger for PgLedger {
+impl TransactionalLedger for PgLedger {
     type Transaction = PgTransaction<'static>;
 
     async fn begin(&self, time_max: Duration, statement_max: Duration) -> Result<PgTransaction<'static>> {
@@ -311,10 +310,10 @@ impl crate::consumer::TransactionalLedger for PgLedger {
         matches!(probed, Ok(Err(error)) if meaning(&error) == Meaning::Doubt)
     }
 
-    async fn commit(&self, tx: PgTransaction<'static>) -> Result<Handled> {
+    async fn commit(&self, tx: PgTransaction<'static>) -> Result<Result<(), Source>> {
         match tx.commit().await {
             Ok(()) => Ok(Ok(())),
-            Err(error) if is_refusal(&error) => Ok(Err(Failed::retryable(error))),
+            Err(error) if is_refusal(&error) => Ok(Err(error.into())),
             Err(error) => Err(translate("committing", error)),
         }
     }

@@ -1,7 +1,7 @@
 //! The weaknesses of a server that an operator may accept, by name.
 
-use crate::config::hide_password;
 use crate::error::{Error, Result};
+use crate::secret::hide_password;
 
 /// A weakness of a server that can make its ledger forget entries. The ledger refuses to start on
 /// such a server unless the weakness is accepted by name, in

@@ -6,8 +6,8 @@ use std::time::Duration;
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use redis::{Client, ErrorKind, RedisError, ServerErrorKind};
 
-use crate::config::hide_password;
 use crate::error::{Error, Result};
+use crate::secret::hide_password;
 
 /// A connection that reconnects automatically. It connects with the first command. It never repeats
 /// a failed command: whether that is right depends on the command.

@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::id::{Aggregate, Scope, Topic};
 use crate::ledger::transition::{Head, Row};
 use crate::ledger::{
-    Body, Due, Entry, Filter, Key, Ledger as _, Marker, PublishedDead, Rows as _, Share, State, runnable,
+    Body, Claims as _, Due, Entry, Filter, Key, Marker, PublishedDead, Rows as _, Share, State, runnable,
 };
 
 /// How many entries of an index are read at once.

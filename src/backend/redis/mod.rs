@@ -7,7 +7,7 @@
 //! `docs/decisions/0009-redis-ledger.md` says why.
 //!
 //! Its limits: unless `appendfsync` is `always`, the last acknowledged writes are lost with the
-//! machine; [`Ledger::check`] reports that. A server that is less durable is refused unless that is
+//! machine; [`Operations::check`] reports that. A server that is less durable is refused unless that is
 //! accepted by name ([`Accept`]). A server that comes back empty or older is detected (`life`).
 //! Effects cannot be written in the claim's transaction.
 
@@ -47,10 +47,10 @@ use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::{Scope, Topic};
 use crate::ledger::{
-    Audit, Capabilities, Claim, Cursor, Due, Entry, Epoch, Extend, Filter, Finding, Identity, Intervene,
-    Intervened, Key, Ledger, Level, Marker, Nonce, Outcome, Page, PublishedDead, Reused, Rows, Settings,
-    Settle, Settled, Share, Stat, State, SweepSettings, Swept, Week, claim_rows, extend_rows, intervene_rows,
-    settle_rows,
+    Audit, Capabilities, Claim, Claims, ConsumerStore, Cursor, Due, Entry, Epoch, Extend, Filter, Finding,
+    Identity, Intervene, Intervened, Key, Level, Marker, Nonce, Operations, Outcome, Page, PublishedDead,
+    Reused, Rows, Settings, Settle, Settled, Share, Stat, State, SweepSettings, Swept, Week, claim_rows,
+    extend_rows, intervene_rows, settle_rows,
 };
 
 /// The most events per script; a larger batch takes several. The server serves no other client
@@ -277,7 +277,7 @@ fn check_name(name: &str) -> Result<()> {
 }
 
 #[async_trait]
-impl Ledger for RedisLedger {
+impl Claims for RedisLedger {
     async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
         let mut outcomes = Vec::with_capacity(claims.len());
         for claims in claims.chunks(BATCH_MAX) {
@@ -321,52 +321,6 @@ impl Ledger for RedisLedger {
         Ok(known)
     }
 
-    async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
-        read::list(self, filter, after, limit).await
-    }
-
-    async fn due(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Due> {
-        held::due(self, scope, share, limit).await
-    }
-
-    async fn unpublished_dead(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>> {
-        held::unpublished_dead(self, scope, share, limit).await
-    }
-
-    async fn mark_dead_published(&self, entries: &[PublishedDead]) -> Result<()> {
-        held::mark_dead_published(self, entries).await
-    }
-
-    async fn set_markers(&self, scope: &Scope, markers: &[Marker]) -> Result<()> {
-        held::set_markers(self, scope, markers).await
-    }
-
-    async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
-        held::markers(self, scope, topic, partitions).await
-    }
-
-    async fn stat(&self) -> Result<Stat> {
-        read::stat(self).await
-    }
-
-    async fn intervene(&self, intervene: &Intervene) -> Result<Intervened> {
-        let week = Week::route(self.0.settings.identity, &intervene.identity.id, intervene.time)?;
-        let wants = || wants_of([(&intervene.identity, week)]);
-        self.decide(wants, |snapshot, settings| intervene_rows(snapshot, intervene, settings)).await
-    }
-
-    async fn audit(&self, limit: usize) -> Result<Vec<Audit>> {
-        read::audit(self, limit).await
-    }
-
-    async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
-        sweep::sweep(self, terms).await
-    }
-
-    async fn check(&self) -> Result<Vec<Finding>> {
-        check::findings(self).await
-    }
-
     async fn now(&self) -> Result<Time> {
         let script = self.0.scripts.now.key(&self.0.prefix);
         let now: i64 = send(&self.0.connection, &script).await.doing("asking for the time")?;
@@ -402,5 +356,57 @@ impl Ledger for RedisLedger {
 
     fn parallel_batches(&self) -> usize {
         2
+    }
+}
+
+#[async_trait]
+impl ConsumerStore for RedisLedger {
+    async fn due(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Due> {
+        held::due(self, scope, share, limit).await
+    }
+
+    async fn unpublished_dead(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>> {
+        held::unpublished_dead(self, scope, share, limit).await
+    }
+
+    async fn mark_dead_published(&self, entries: &[PublishedDead]) -> Result<()> {
+        held::mark_dead_published(self, entries).await
+    }
+
+    async fn set_markers(&self, scope: &Scope, markers: &[Marker]) -> Result<()> {
+        held::set_markers(self, scope, markers).await
+    }
+
+    async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
+        held::markers(self, scope, topic, partitions).await
+    }
+}
+
+#[async_trait]
+impl Operations for RedisLedger {
+    async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
+        read::list(self, filter, after, limit).await
+    }
+
+    async fn stat(&self) -> Result<Stat> {
+        read::stat(self).await
+    }
+
+    async fn intervene(&self, intervene: &Intervene) -> Result<Intervened> {
+        let week = Week::route(self.0.settings.identity, &intervene.identity.id, intervene.time)?;
+        let wants = || wants_of([(&intervene.identity, week)]);
+        self.decide(wants, |snapshot, settings| intervene_rows(snapshot, intervene, settings)).await
+    }
+
+    async fn audit(&self, limit: usize) -> Result<Vec<Audit>> {
+        read::audit(self, limit).await
+    }
+
+    async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
+        sweep::sweep(self, terms).await
+    }
+
+    async fn check(&self) -> Result<Vec<Finding>> {
+        check::findings(self).await
     }
 }

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::id::EventId;
 use crate::ledger::transition::Row;
 use crate::ledger::{
-    Audit, Cursor, CursorParts, Entry, Filter, Identity, Key, Ledger as _, Page, Stat, State, Week,
+    Audit, Claims as _, Cursor, CursorParts, Entry, Filter, Identity, Key, Page, Stat, State, Week,
 };
 
 /// How many fields one HSCAN asks for.

@@ -11,7 +11,7 @@ use super::{RedisLedger, Result, codec};
 use crate::clock::Time;
 use crate::ledger::transition::Row;
 use crate::ledger::{
-    Filter, Key, Ledger as _, Pace, Rows as _, State, SweepSettings, Swept, Week, may_sweep,
+    Claims as _, Filter, Key, Pace, Rows as _, State, SweepSettings, Swept, Week, may_sweep,
 };
 
 pub(super) async fn sweep(ledger: &RedisLedger, terms: SweepSettings) -> Result<Swept> {

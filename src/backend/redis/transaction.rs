@@ -49,7 +49,7 @@ impl RedisTransaction<'_> {
         settle_rows(snapshot, settles, &settings)
     }
 
-    /// Sets markers in this transaction; see [`Ledger::set_markers`](crate::Ledger::set_markers).
+    /// Sets markers in this transaction; see [`set_markers`](crate::ConsumerStore::set_markers).
     pub async fn set_markers(&mut self, scope: &Scope, markers: &[Marker]) -> Result<()> {
         self.snapshot(Wants::default()).await?.set_markers(scope, markers);
         Ok(())

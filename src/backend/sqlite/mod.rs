@@ -9,6 +9,7 @@
 //! makes claim and effect one transaction. The file must not be on a network file system: SQLite's
 //! locks do not work there.
 
+pub mod bus;
 pub(crate) mod codec;
 pub(crate) mod connect;
 pub(crate) mod fault;
@@ -44,9 +45,10 @@ use crate::clock::{Clock, SystemClock, Time};
 use crate::error::{Error, Result};
 use crate::id::{Scope, Topic};
 use crate::ledger::{
-    Audit, Capabilities, Claim, Cursor, CursorParts, Due, Entry, Epoch, Extend, Filter, Finding, Identity,
-    Intervene, Intervened, Ledger, Marker, Outcome, Page, PublishedDead, Settings, Settle, Settled, Share,
-    Stat, SweepSettings, Swept, Week, extend_rows, intervene_rows, settle_rows,
+    Audit, Capabilities, Claim, Claims, ConsumerStore, Cursor, CursorParts, Due, Entry, Epoch, Extend,
+    Filter, Finding, Identity, Intervene, Intervened, Marker, Operations, Outcome, Page, PublishedDead,
+    Settings, Settle, Settled, Share, Stat, SweepSettings, Swept, Week, extend_rows, intervene_rows,
+    settle_rows,
 };
 
 /// A ledger in an SQLite file. Clones share its connections; dropping the last clone closes them.
@@ -204,7 +206,7 @@ impl SqliteLedger {
 }
 
 #[async_trait]
-impl Ledger for SqliteLedger {
+impl Claims for SqliteLedger {
     async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
         let (claims, settings) = (claims.to_vec(), self.0.settings.clone());
         answer(self.0.write.send(move |ledger_tx| quick::claim(ledger_tx, &claims, &settings))).await
@@ -232,12 +234,26 @@ impl Ledger for SqliteLedger {
         answer(self.0.read.send(move |conn| read::known(conn, &identities))).await
     }
 
-    async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
-        let after = after.map(|cursor| CursorParts::decode(&cursor.0)).transpose()?;
-        let listing = Listing { filter: filter.clone(), after, limit, now: self.0.clock.now() };
-        answer(self.0.read.send(move |conn| listing.page(conn))).await
+    async fn now(&self) -> Result<Time> {
+        Ok(self.0.clock.now())
     }
 
+    async fn epoch(&self) -> Result<Epoch> {
+        let path = self.0.path.clone();
+        answer(self.0.read.send(move |conn| read::epoch(conn, &path))).await
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { backend: "sqlite", durable: true, shared: true, transactional: true }
+    }
+
+    fn settings(&self) -> &Settings {
+        &self.0.settings
+    }
+}
+
+#[async_trait]
+impl ConsumerStore for SqliteLedger {
     async fn due(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Due> {
         let (scope, share, now) = (scope.clone(), share.clone(), self.0.clock.now());
         answer(self.0.read.send(move |conn| held::due(conn, &scope, &share, limit, now))).await
@@ -263,6 +279,15 @@ impl Ledger for SqliteLedger {
     async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
         let (scope, topic, partitions) = (scope.clone(), topic.clone(), partitions.to_vec());
         answer(self.0.read.send(move |conn| held::markers(conn, &scope, &topic, &partitions))).await
+    }
+}
+
+#[async_trait]
+impl Operations for SqliteLedger {
+    async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
+        let after = after.map(|cursor| CursorParts::decode(&cursor.0)).transpose()?;
+        let listing = Listing { filter: filter.clone(), after, limit, now: self.0.clock.now() };
+        answer(self.0.read.send(move |conn| listing.page(conn))).await
     }
 
     async fn stat(&self) -> Result<Stat> {
@@ -295,22 +320,5 @@ impl Ledger for SqliteLedger {
             Access::Write => answer(self.0.write.send(|ledger_tx| read::check(ledger_tx.conn))).await,
             Access::Read => answer(self.0.read.send(read::check)).await,
         }
-    }
-
-    async fn now(&self) -> Result<Time> {
-        Ok(self.0.clock.now())
-    }
-
-    async fn epoch(&self) -> Result<Epoch> {
-        let path = self.0.path.clone();
-        answer(self.0.read.send(move |conn| read::epoch(conn, &path))).await
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { backend: "sqlite", durable: true, shared: true, transactional: true }
-    }
-
-    fn settings(&self) -> &Settings {
-        &self.0.settings
     }
 }

@@ -8,10 +8,11 @@ use super::connect::must_be_durable;
 use super::fault::Doing;
 use super::ledger_tx::{LedgerTx, Memo};
 use super::{SqliteLedger, held, quick, schema, wait};
-use crate::consumer::{Failed, Handled};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Source};
 use crate::id::Scope;
-use crate::ledger::{Claim, Key, Marker, Outcome, Rows, Settle, Settled, Token, settle_rows};
+use crate::ledger::{
+    Claim, Key, Marker, Outcome, Rows, Settle, Settled, Token, TransactionalLedger, settle_rows,
+};
 
 impl SqliteLedger {
     /// Claims events in the caller's transaction, on the caller's connection to the ledger's file.
@@ -86,7 +87,7 @@ impl SqliteLedger {
     }
 
     /// Sets markers in the caller's transaction; see
-    /// [`Ledger::set_markers`](crate::Ledger::set_markers).
+    /// [`set_markers`](crate::ConsumerStore::set_markers).
     pub fn set_markers_in(&self, tx: &Transaction<'_>, scope: &Scope, markers: &[Marker]) -> Result<()> {
         self.enter(tx)?;
         held::set_markers(tx, scope, markers, self.0.clock.now())
@@ -163,7 +164,7 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + '
 }
 
 #[async_trait::async_trait]
-impl crate::consumer::TransactionalLedger for SqliteLedger {
+impl TransactionalLedger for SqliteLedger {
     type Transaction = SqliteTransaction;
 
     /// Ignores both limits: SQLite cannot end the transaction of a stopped process, which locks the
@@ -218,12 +219,12 @@ impl crate::consumer::TransactionalLedger for SqliteLedger {
         false
     }
 
-    async fn commit(&self, tx: SqliteTransaction) -> Result<Handled> {
+    async fn commit(&self, tx: SqliteTransaction) -> Result<Result<(), Source>> {
         blocking(move || match tx.0.execute_batch("COMMIT") {
             // A deferred foreign key failed. The transaction is still open; closing the connection
             // rolls it back.
             Err(error) if error.sqlite_error_code() == Some(rusqlite::ErrorCode::ConstraintViolation) => {
-                Ok(Err(Failed::retryable(error)))
+                Ok(Err(error.into()))
             }
             answer => answer.doing("committing").map(Ok),
         })

@@ -394,7 +394,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
     /// not commit, or that this is unknown; the next claims will tell.
     async fn commit(&self, tx: L::Transaction, first: Option<&Claim>) -> Result<Handled> {
         let error = match self.ledger.commit(tx).await {
-            Ok(handled) => return Ok(handled),
+            Ok(committed) => return Ok(committed.map_err(Failed::retryable)),
             Err(error) => error,
         };
         let Some(first) = first else { return Err(error) };

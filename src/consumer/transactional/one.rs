@@ -3,10 +3,10 @@
 
 use super::batch::{PAUSE, TransactionalWorker};
 use super::{BatchHandler, TransactionalLedger};
-use crate::consumer::Passed;
 use crate::consumer::arrival::{Arrival, Ending};
 use crate::consumer::claim::away;
 use crate::consumer::leased::{release_lease, settle_failure};
+use crate::consumer::{Failed, Passed};
 use crate::error::{Error, Result};
 use crate::guard::Lease;
 use crate::ledger::{LeaseSettings, Outcome, Settled, Verdict};
@@ -102,7 +102,9 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
                 lease.leave_open(); // the transaction settled it
                 Ending::Passed(Passed::Done)
             }
-            Ok(Err(failed)) => settle_failure(&self.context, lease, &failed, arrival).await,
+            Ok(Err(rejected)) => {
+                settle_failure(&self.context, lease, &Failed::retryable(rejected), arrival).await
+            }
             Err(error) => release_lease(lease, away(error)).await,
         }
     }

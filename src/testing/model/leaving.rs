@@ -8,7 +8,9 @@ use super::{Pair, settle_one};
 use crate::clock::Time;
 use crate::error::Error;
 use crate::id::EventId;
-use crate::ledger::{Claim, IdentityRule, Ledger as _, Mode, Outcome, Settle, SweepSettings, Swept, Week};
+use crate::ledger::{
+    Claim, Claims as _, IdentityRule, Mode, Operations as _, Outcome, Settle, SweepSettings, Swept, Week,
+};
 
 /// How long a week stays half dropped, in commands.
 const COMMANDS_MAX: u64 = 40;

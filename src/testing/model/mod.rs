@@ -15,8 +15,8 @@ use super::{Harness, MemoryHarness};
 use crate::clock::Time;
 use crate::error::Result;
 use crate::ledger::{
-    Claim, Extend, Grant, Intervene, Intervened, Intervention, Ledger, Outcome, Settings, Settle, Settled,
-    Share,
+    Claim, Claims, ConsumerStore, Extend, Grant, Intervene, Intervened, Intervention, Ledger, Operations,
+    Outcome, Settings, Settle, Settled, Share,
 };
 use leaving::Leaving;
 pub(crate) use rng::{Rng, cases, seed};

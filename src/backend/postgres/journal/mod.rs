@@ -188,6 +188,7 @@ impl PgJournal {
 
     /// Uses a pool of your own, so that rows and events share connections and transactions.
     pub async fn with_pool(pool: PgPool, settings: impl Into<PgJournalSettings>) -> Result<Self> {
+        super::error::reword_errors();
         let settings = settings.into();
         check_name(&settings.schema)?;
         let id = schema::prepare(&pool, &settings.schema, settings.migrate).await?;

@@ -30,9 +30,9 @@ use async_trait::async_trait;
 
 use self::member::Member;
 use self::writer::Common;
-use super::{Bus, Capabilities, Partition, Record, Subscriber, Subscription, TopicInfo, TopicSettings};
 use crate::backend::sqlite::connect::{self, Access};
 use crate::backend::sqlite::{Threads, answer, reader};
+use crate::bus::{Bus, Capabilities, Partition, Record, Subscriber, Subscription, TopicInfo, TopicSettings};
 use crate::clock::{Clock, SystemClock};
 use crate::error::{Error, Result};
 use crate::event::Origin;
@@ -145,7 +145,7 @@ impl Bus for EmbeddedBus {
     }
 
     async fn create_topic(&self, topic: &Topic, terms: TopicSettings) -> Result<bool> {
-        super::route::check_topic(topic, &terms)?;
+        crate::bus::route::check_topic(topic, &terms)?;
         let topic = topic.clone();
         answer(self.0.write.send(move |conn, _| log::create(conn, &topic, &terms))).await
     }

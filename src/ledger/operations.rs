@@ -1,0 +1,63 @@
+//! The part of a ledger that operators and maintenance use.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use super::{Audit, Cursor, Filter, Finding, Intervene, Intervened, Page, Stat, SweepSettings, Swept};
+use crate::error::Result;
+
+/// Lists and counts entries, intervenes in them, forgets them after the retention and checks the
+/// database. The sweeper, the checks at a start and the commands of an operator call it; handling
+/// an event needs none of it. The contract of [`Ledger`](super::Ledger) applies.
+#[async_trait]
+pub trait Operations: Send + Sync + 'static {
+    /// Lists entries in key order, at most `limit` a page.
+    async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page>;
+
+    /// Counts entries, weeks and held events.
+    async fn stat(&self) -> Result<Stat>;
+
+    /// Applies an operator's intervention to an entry and writes an audit row.
+    async fn intervene(&self, intervene: &Intervene) -> Result<Intervened>;
+
+    /// The latest audit rows, newest first.
+    async fn audit(&self, limit: usize) -> Result<Vec<Audit>>;
+
+    /// Forgets entries older than the retention.
+    async fn sweep(&self, terms: SweepSettings) -> Result<Swept>;
+
+    /// Prepares what will be needed soon, such as the coming week, so that no claim has to wait for
+    /// it.
+    async fn make_ahead(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Checks the preconditions of the guarantees.
+    async fn check(&self) -> Result<Vec<Finding>>;
+}
+
+#[async_trait]
+impl<L: Operations + ?Sized> Operations for Arc<L> {
+    async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
+        (**self).list(filter, after, limit).await
+    }
+    async fn stat(&self) -> Result<Stat> {
+        (**self).stat().await
+    }
+    async fn intervene(&self, intervene: &Intervene) -> Result<Intervened> {
+        (**self).intervene(intervene).await
+    }
+    async fn audit(&self, limit: usize) -> Result<Vec<Audit>> {
+        (**self).audit(limit).await
+    }
+    async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
+        (**self).sweep(terms).await
+    }
+    async fn make_ahead(&self) -> Result<()> {
+        (**self).make_ahead().await
+    }
+    async fn check(&self) -> Result<Vec<Finding>> {
+        (**self).check().await
+    }
+}
