@@ -75,7 +75,7 @@ pub use error::{Error, Result};
 pub use event::{Event, Fingerprint, Headers, Origin, TraceContext};
 pub use guard::Guard;
 pub use id::{Aggregate, EventId, Kind, Owner, RelayName, Scope, Tenant, Topic};
-pub use journal::{Journal, JournalExt};
+pub use journal::{Journal, JournalExt, RelayStore};
 pub use ledger::{Claims, ConsumerStore, Ledger, Operations, Outcome, TransactionalLedger};
 pub use relay::Relay;
 

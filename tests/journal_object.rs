@@ -15,7 +15,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use hapax::Error;
 use hapax::backend::object::{AllocatorMode, AllocatorSettings, ObjectJournal, ObjectSettings, S3};
-use hapax::journal::{Append, Appended, Expected, Journal as _, JournalSettings, Placing, Position};
+use hapax::journal::{
+    Append, Appended, Expected, Journal as _, JournalSettings, Placing, Position, RelayStore as _,
+};
 use hapax::testing::journal::JournalHarness;
 use objects::{Place, aggregate, append, event, follow, s3_settings};
 use watched::{Watched, held_up, open_watched};

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax::backend::object::{AllocatorMode, AllocatorSettings, ObjectJournal, ObjectSettings};
-use hapax::journal::{Append, Expected, Journal, Placing, Position, Stored};
+use hapax::journal::{Append, Expected, Journal, Placing, Position, RelayStore as _, Stored};
 use hapax::{Error, Tenant};
 use objects::{Place, aggregate, append, event, follow};
 

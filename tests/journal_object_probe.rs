@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use fake_s3::{Creates, FakeS3};
 use hapax::backend::object::{ObjectJournal, ObjectSettings, S3};
-use hapax::journal::{ArchiveSettings, Expected, Journal, MemoryJournal, archive};
+use hapax::journal::{ArchiveSettings, Expected, Journal, MemoryJournal, RelayStore as _, archive};
 use hapax::{Error, Owner};
 use objects::{Place, append, follow};
 

@@ -11,7 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::backend::object::{ObjectJournal, ObjectSettings, Objects};
-use hapax::journal::{Checkpoint, Expected, Journal as _, JournalSweep, Leadership, Position};
+use hapax::journal::{
+    Checkpoint, Expected, Journal as _, JournalSweep, Leadership, Position, RelayStore as _,
+};
 use hapax::{EventId, Owner, RelayName};
 use objects::{Place, aggregate, append};
 use watched::{Watched, held_up, open_watched};

@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use hapax::backend::postgres::{PgJournal, PgJournalSettings, Pooling};
 use hapax::journal::{
     Append, Checkpoint, Expected, Journal, JournalSettings, JournalSweep, Leadership, Placing, Position,
-    Stored,
+    RelayStore as _, Stored,
 };
 use hapax::ledger::Token;
 use hapax::testing::journal::JournalHarness;

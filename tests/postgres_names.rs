@@ -6,7 +6,7 @@
 mod support;
 
 use hapax::backend::postgres::{PgJournal, PgJournalSettings, PgLedger};
-use hapax::journal::{Append, Expected, Journal as _};
+use hapax::journal::{Append, Expected, Journal as _, RelayStore as _};
 use hapax::ledger::{Claim, Claims, Mode, Operations, Week};
 use hapax::testing::kit::{self, DAY};
 use hapax::{Aggregate, Event, EventId, Owner, RelayName, Tenant};

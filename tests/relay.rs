@@ -10,7 +10,7 @@ use std::time::Duration;
 use hapax::bus::{Bus, MemoryBus, Record, TopicSettings};
 use hapax::journal::{
     AggregateOf, Append, Behind, Checkpoint, Expected, Journal, JournalSettings, JournalSweep, Leadership,
-    MemoryJournal, Position,
+    MemoryJournal, Position, RelayStore as _,
 };
 use hapax::relay::{Progress, Relay, RelayHandle, RelaySettings, resume, skip};
 use hapax::testing::relay::{FaultyBus, OddJournal, Witnessed, away, read_topic, too_large, witness};

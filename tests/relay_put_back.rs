@@ -16,8 +16,8 @@ use hapax::backend::object::Directory;
 use hapax::backend::postgres::{PgJournal, PgJournalSettings, Pooling};
 use hapax::bus::{Bus, MemoryBus, TopicSettings};
 use hapax::journal::{
-    Append, ArchiveSettings, Archived, Behind, Checkpoint, Expected, Journal, Position, archive,
-    archive_files, archive_read,
+    Append, ArchiveSettings, Archived, Behind, Checkpoint, Expected, Journal, Position, RelayStore as _,
+    archive, archive_files, archive_read,
 };
 use hapax::relay::{Progress, Relay, RelayHandle, RelaySettings};
 use hapax::testing::relay::read_topic;

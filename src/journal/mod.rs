@@ -20,6 +20,7 @@ mod command;
 pub(crate) mod page;
 mod position;
 pub(crate) mod record;
+mod relay_store;
 
 use std::fmt;
 use std::sync::Arc;
@@ -34,14 +35,18 @@ pub use checkpoint::{Behind, Checkpoint, Leadership, RelayState};
 pub use command::expects;
 pub use page::{EVENT_BYTES, Filling, PAGE_BYTES_MAX, Page, bytes_of};
 pub use position::Position;
+pub use relay_store::RelayStore;
+#[cfg(feature = "postgres")]
+pub(crate) use relay_store::put_back;
+pub(crate) use relay_store::{is_behind, may_be_forgotten, must_be_drawn, must_be_last, swept_up_to};
 
 pub use crate::backend::memory::journal::MemoryJournal;
 
 use crate::clock::Time;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::event::{Event, Fingerprint};
-use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
-use crate::ledger::{MismatchRule, Token};
+use crate::id::{Aggregate, EventId, Tenant};
+use crate::ledger::MismatchRule;
 
 /// Settings of a journal, given when it is opened.
 #[derive(Debug, Clone)]
@@ -217,24 +222,18 @@ impl JournalSweep {
 ///    one whose writer is gone does not. (If the capabilities say that `read` is not ordered, this
 ///    holds for `read` together with [`late`](Journal::late).)
 /// 8. An event can be found by its id.
-/// 9. One relay of a name leads at a time. Each leadership has a higher token than any before it. A
-///    relay that has lost leadership saves nothing and gets `Fenced`.
-/// 10. A checkpoint is stored whole or not at all, and belongs to one journal. Another journal's
-///     checkpoint is refused, and so is one at a position that was never assigned (`Conflict`, with
-///     both): the journal was restored to an earlier state, and the relay would skip events that
-///     now get old positions.
+/// 9. Leadership: see [`RelayStore`].
+/// 10. Checkpoints: see [`RelayStore`].
 /// 11. A sweep removes only events that every relay's checkpoint has passed, and never an event
 ///     that is behind; an aggregate's numbering continues where it was. A journal that no relay
-///     follows is never swept. A forgotten relay holds nothing back. A relay with a current leader
-///     cannot be forgotten (`Conflict`, with the leader and until when it leads). A relay that
-///     reuses a forgotten name begins at the start.
+///     follows is never swept.
 /// 12. Bad input (sizes, names, numbers) is refused with a sentence and changes nothing.
 /// 13. Methods that return many events return pages. A page ends with the event that brings it to
 ///     `limit` events or to [`page_bytes_max`](JournalSettings::page_bytes_max) bytes, so it may be
 ///     shorter than requested and is empty only if there is nothing. Only `more` says whether there
 ///     may be more, never the number of events.
 #[async_trait]
-pub trait Journal: Send + Sync + 'static {
+pub trait Journal: RelayStore {
     /// Appends events to an aggregate.
     async fn append(&self, append: &Append) -> Result<Appended>;
 
@@ -287,45 +286,6 @@ pub trait Journal: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Takes leadership among the relays of a name, unless another one holds it.
-    async fn acquire_leadership(
-        &self,
-        relay: &RelayName,
-        owner: &Owner,
-        lease: Duration,
-    ) -> Result<Leadership>;
-
-    /// Extends leadership by `lease` from now. `Fenced`: leadership is lost.
-    async fn renew_leadership(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()>;
-
-    /// Saves a checkpoint. `Fenced`: leadership is lost, and nothing was saved.
-    async fn save(&self, relay: &RelayName, token: Token, checkpoint: &Checkpoint) -> Result<()>;
-
-    /// Releases leadership, so that the next relay need not wait for the lease to expire.
-    async fn release_leadership(&self, relay: &RelayName, token: Token) -> Result<()>;
-
-    /// Every relay that has ever led, with its checkpoint, by name.
-    async fn relays(&self) -> Result<Vec<RelayState>>;
-
-    /// Moves a relay's checkpoint, for an operator, and returns the previous one. Fences the
-    /// current leader first. With `if_token`, only if that is still the relay's last token:
-    /// otherwise `Conflict`, and nothing changes, because the relay was led or rewound in the
-    /// meantime.
-    async fn rewind(
-        &self,
-        relay: &RelayName,
-        to: &Checkpoint,
-        if_token: Option<Token>,
-    ) -> Result<Option<Checkpoint>>;
-
-    /// Forgets a relay that has no leader, for an operator: its name was a mistake, or it no longer
-    /// runs. It no longer holds back sweeps, and a new relay of that name begins at the start.
-    /// Returns its last state. `NotFound`: there is no such relay; `Conflict`: it has a leader.
-    async fn forget_relay(&self, relay: &RelayName) -> Result<RelayState>;
-
-    /// How many events follow a position, counted up to `limit`.
-    async fn count_after(&self, after: &Position, limit: u64) -> Result<u64>;
-
     /// Permanently removes published events, or counts them; returns how many. The journal no
     /// longer knows the ids of removed events.
     async fn sweep(&self, terms: &JournalSweep) -> Result<u64>;
@@ -360,75 +320,6 @@ pub trait JournalExt: Journal {
 }
 
 impl<J: Journal + ?Sized> JournalExt for J {}
-
-/// The position up to which a sweep may remove events: the lowest that any relay has reached. None
-/// if no relay follows the journal.
-pub(crate) fn swept_up_to(relays: &[RelayState]) -> Option<Position> {
-    relays.iter().map(|relay| relay.checkpoint.as_ref().map(Checkpoint::passed).unwrap_or_default()).min()
-}
-
-/// Refuses a position that was never assigned.
-pub(crate) fn must_be_drawn(relay: &RelayName, position: &Position, last: u64) -> Result<()> {
-    if position.number() <= last {
-        return Ok(());
-    }
-    let found = format!("the last position it has given out is {last}");
-    Err(put_back(Some(relay.as_str()), position, &found, &Position::of(last)))
-}
-
-/// The journal is not in the state in which a follower left it. Continuing would skip events that
-/// have been assigned old positions since.
-pub(crate) fn put_back(relay: Option<&str>, position: &Position, found: &str, safe: &Position) -> Error {
-    let name = relay.map(|relay| format!("--name {relay} ")).unwrap_or_default();
-    Error::Conflict {
-        expected: format!(
-            "the journal as {} left it, at position {position}",
-            relay.map_or_else(|| "whoever follows it".to_owned(), |relay| format!("relay {relay}"))
-        ),
-        actual: format!(
-            "{found}: it was put back (a restore, or a fail-over that lost its last commits). A relay that is started again goes on \
-             if its checkpoint was put back too; else `hapax relay {name}rewind --to {safe}` publishes again what came after {safe}"
-        ),
-    }
-}
-
-/// Refuses to forget a relay that has a leader or does not exist.
-pub(crate) fn may_be_forgotten(
-    relay: &RelayName,
-    state: Option<RelayState>,
-    now: Time,
-) -> Result<RelayState> {
-    let state =
-        state.ok_or_else(|| Error::NotFound(format!("relay {relay} has never followed this journal")))?;
-    match &state.until {
-        Some(until) if state.owner.is_some() && *until > now => {
-            let by = state.owner.as_ref().map_or("someone", Owner::as_str);
-            Err(Error::Conflict {
-                expected: format!("relay {relay} without a leader"),
-                actual: format!("{by}, who leads it until {until}; stop it first"),
-            })
-        }
-        _ => Ok(state),
-    }
-}
-
-/// Refuses to change a relay whose token is not the one that was read.
-pub(crate) fn must_be_last(relay: &RelayName, read: Option<Token>, last: Option<Token>) -> Result<()> {
-    if read.is_none() || read == last {
-        return Ok(());
-    }
-    let text = |token: Option<Token>| token.map_or_else(|| "none".to_owned(), |token| token.0.to_string());
-    Err(Error::Conflict {
-        expected: format!("relay {relay} at token {}, as it was read", text(read)),
-        actual: format!("token {}: someone has led or changed it since", text(last)),
-    })
-}
-
-/// Whether any relay has yet to publish this event although its checkpoint is past it.
-pub(crate) fn is_behind(relays: &[RelayState], stored: &Stored) -> bool {
-    let of = |checkpoint: &Checkpoint| checkpoint.holds_back(stored);
-    relays.iter().any(|relay| relay.checkpoint.as_ref().is_some_and(of))
-}
 
 /// An aggregate and its tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -482,40 +373,6 @@ impl<J: Journal + ?Sized> Journal for Arc<J> {
     }
     async fn published(&self, events: &[Stored]) -> Result<()> {
         (**self).published(events).await
-    }
-    async fn acquire_leadership(
-        &self,
-        relay: &RelayName,
-        owner: &Owner,
-        lease: Duration,
-    ) -> Result<Leadership> {
-        (**self).acquire_leadership(relay, owner, lease).await
-    }
-    async fn renew_leadership(&self, relay: &RelayName, token: Token, lease: Duration) -> Result<()> {
-        (**self).renew_leadership(relay, token, lease).await
-    }
-    async fn save(&self, relay: &RelayName, token: Token, checkpoint: &Checkpoint) -> Result<()> {
-        (**self).save(relay, token, checkpoint).await
-    }
-    async fn release_leadership(&self, relay: &RelayName, token: Token) -> Result<()> {
-        (**self).release_leadership(relay, token).await
-    }
-    async fn relays(&self) -> Result<Vec<RelayState>> {
-        (**self).relays().await
-    }
-    async fn rewind(
-        &self,
-        relay: &RelayName,
-        to: &Checkpoint,
-        if_token: Option<Token>,
-    ) -> Result<Option<Checkpoint>> {
-        (**self).rewind(relay, to, if_token).await
-    }
-    async fn forget_relay(&self, relay: &RelayName) -> Result<RelayState> {
-        (**self).forget_relay(relay).await
-    }
-    async fn count_after(&self, after: &Position, limit: u64) -> Result<u64> {
-        (**self).count_after(after, limit).await
     }
     async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
         (**self).sweep(terms).await

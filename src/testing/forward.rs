@@ -84,10 +84,11 @@ macro_rules! ledger_over {
     };
 }
 
-/// Implements [`Journal`](crate::Journal) for a type with a field `inner`: the methods given, and for the rest `inner`'s. Given must be:
-/// append, read_aggregate, read, find, wait, acquire_leadership, save, relays, sweep, capabilities, and whatever else has a default.
+/// Implements [`Journal`](crate::Journal) and [`RelayStore`](crate::journal::RelayStore) for a type with a field `inner`: the methods
+/// given, and for the rest `inner`'s. Given must be, of the journal: append, read_aggregate, read, find, wait, sweep, capabilities, and
+/// whatever else has a default; of the store: acquire_leadership, save, relays.
 macro_rules! journal_over {
-    ($type:ty { $($own:tt)* }) => {
+    ($type:ty { $($own:tt)* } { $($relays:tt)* }) => {
         #[async_trait::async_trait]
         impl $crate::Journal for $type {
             $($own)*
@@ -98,6 +99,20 @@ macro_rules! journal_over {
             ) -> $crate::Result<u64> {
                 self.inner.head(tenant, aggregate).await
             }
+            async fn stat(&self) -> $crate::Result<$crate::journal::JournalStat> {
+                self.inner.stat().await
+            }
+            async fn now(&self) -> $crate::Result<$crate::Time> {
+                self.inner.now().await
+            }
+            fn id(&self) -> &str {
+                self.inner.id()
+            }
+        }
+
+        #[async_trait::async_trait]
+        impl $crate::journal::RelayStore for $type {
+            $($relays)*
             async fn renew_leadership(
                 &self,
                 relay: &$crate::RelayName,
@@ -133,15 +148,6 @@ macro_rules! journal_over {
                 limit: u64,
             ) -> $crate::Result<u64> {
                 self.inner.count_after(after, limit).await
-            }
-            async fn stat(&self) -> $crate::Result<$crate::journal::JournalStat> {
-                self.inner.stat().await
-            }
-            async fn now(&self) -> $crate::Result<$crate::Time> {
-                self.inner.now().await
-            }
-            fn id(&self) -> &str {
-                self.inner.id()
             }
         }
     };

@@ -214,16 +214,6 @@ journal_over!(OddJournal {
         }
         Ok(stretch)
     }
-    async fn acquire_leadership(
-        &self,
-        relay: &RelayName,
-        owner: &Owner,
-        lease: Duration,
-    ) -> Result<Leadership> {
-        let answer = self.inner.acquire_leadership(relay, owner, lease).await;
-        tokio::time::sleep(Duration::from_millis(self.lead_ms.load(Ordering::SeqCst))).await;
-        answer
-    }
     async fn find(&self, tenant: Option<&Tenant>, id: &EventId) -> Result<Option<Stored>> {
         self.inner.find(tenant, id).await
     }
@@ -257,6 +247,23 @@ journal_over!(OddJournal {
         self.published.lock().unwrap().extend(events.iter().map(|stored| stored.position.number()));
         Ok(())
     }
+    async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
+        self.inner.sweep(terms).await
+    }
+    fn capabilities(&self) -> JournalCapabilities {
+        JournalCapabilities { ordered: !self.unordered, ..self.inner.capabilities() }
+    }
+} {
+    async fn acquire_leadership(
+        &self,
+        relay: &RelayName,
+        owner: &Owner,
+        lease: Duration,
+    ) -> Result<Leadership> {
+        let answer = self.inner.acquire_leadership(relay, owner, lease).await;
+        tokio::time::sleep(Duration::from_millis(self.lead_ms.load(Ordering::SeqCst))).await;
+        answer
+    }
     async fn save(&self, relay: &RelayName, token: Token, checkpoint: &Checkpoint) -> Result<()> {
         let one = |left: u32| left.checked_sub(1);
         if self.saves_failing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one).is_ok() {
@@ -271,12 +278,6 @@ journal_over!(OddJournal {
             self.inner.rewind(&relay, &to, None).await?;
         }
         Ok(relays)
-    }
-    async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
-        self.inner.sweep(terms).await
-    }
-    fn capabilities(&self) -> JournalCapabilities {
-        JournalCapabilities { ordered: !self.unordered, ..self.inner.capabilities() }
     }
 });
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use common::{Ran, hapax, run, run_with};
 use hapax::backend::postgres::{PgJournal, PgJournalSettings};
-use hapax::journal::{Append, Checkpoint, Expected, Leadership, Position};
+use hapax::journal::{Append, Checkpoint, Expected, Leadership, Position, RelayStore as _};
 use hapax::ledger::Token;
 use hapax::{Aggregate, Event, EventId, Journal, Owner, RelayName};
 

@@ -13,8 +13,8 @@ use crate::error::{Error, Result};
 use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
 use crate::journal::{
     AggregateOf, Append, Appended, Checkpoint, Filling, Journal, JournalCapabilities, JournalSettings,
-    JournalStat, JournalSweep, Leadership, Page, Placing, Position, ReadBatch, RelayState, Stored, is_behind,
-    may_be_forgotten, must_be_drawn, must_be_last, swept_up_to,
+    JournalStat, JournalSweep, Leadership, Page, Placing, Position, ReadBatch, RelayState, RelayStore,
+    Stored, is_behind, may_be_forgotten, must_be_drawn, must_be_last, swept_up_to,
 };
 use crate::ledger::Token;
 
@@ -195,6 +195,54 @@ impl Journal for MemoryJournal {
         Ok(())
     }
 
+    async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
+        let cutoff = self.0.clock.now().minus(terms.older_than);
+        let mut store = self.store();
+        let relays: Vec<_> = store.relays.values().cloned().collect();
+        let Some(up_to) = swept_up_to(&relays) else { return Ok(0) };
+        let may_go = |stored: &&Stored| stored.at < cutoff && !is_behind(&relays, stored);
+        let going: Vec<Stored> = store
+            .events
+            .range(..=up_to.number())
+            .map(|(_, stored)| stored)
+            .filter(may_go)
+            .take(terms.batch_max)
+            .cloned()
+            .collect();
+        if !terms.dry_run {
+            for stored in &going {
+                store.remove(stored);
+            }
+        }
+        Ok(going.len() as u64)
+    }
+
+    async fn stat(&self) -> Result<JournalStat> {
+        let store = self.store();
+        Ok(JournalStat {
+            events: store.events.len() as u64,
+            aggregates: store.aggregates.len() as u64,
+            exact: true,
+            oldest_at: store.events.values().next().map(|stored| stored.at),
+            last: store.events.values().next_back().map(|stored| stored.position.clone()),
+        })
+    }
+
+    async fn now(&self) -> Result<Time> {
+        Ok(self.0.clock.now())
+    }
+
+    fn id(&self) -> &str {
+        &self.0.id
+    }
+
+    fn capabilities(&self) -> JournalCapabilities {
+        JournalCapabilities { backend: "memory", durable: false, shared: false, ordered: true }
+    }
+}
+
+#[async_trait]
+impl RelayStore for MemoryJournal {
     async fn acquire_leadership(
         &self,
         relay: &RelayName,
@@ -283,51 +331,6 @@ impl Journal for MemoryJournal {
     async fn count_after(&self, after: &Position, limit: u64) -> Result<u64> {
         let from = after.number().saturating_add(1);
         Ok(self.store().events.range(from..).take(limit as usize).count() as u64)
-    }
-
-    async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
-        let cutoff = self.0.clock.now().minus(terms.older_than);
-        let mut store = self.store();
-        let relays: Vec<_> = store.relays.values().cloned().collect();
-        let Some(up_to) = swept_up_to(&relays) else { return Ok(0) };
-        let may_go = |stored: &&Stored| stored.at < cutoff && !is_behind(&relays, stored);
-        let going: Vec<Stored> = store
-            .events
-            .range(..=up_to.number())
-            .map(|(_, stored)| stored)
-            .filter(may_go)
-            .take(terms.batch_max)
-            .cloned()
-            .collect();
-        if !terms.dry_run {
-            for stored in &going {
-                store.remove(stored);
-            }
-        }
-        Ok(going.len() as u64)
-    }
-
-    async fn stat(&self) -> Result<JournalStat> {
-        let store = self.store();
-        Ok(JournalStat {
-            events: store.events.len() as u64,
-            aggregates: store.aggregates.len() as u64,
-            exact: true,
-            oldest_at: store.events.values().next().map(|stored| stored.at),
-            last: store.events.values().next_back().map(|stored| stored.position.clone()),
-        })
-    }
-
-    async fn now(&self) -> Result<Time> {
-        Ok(self.0.clock.now())
-    }
-
-    fn id(&self) -> &str {
-        &self.0.id
-    }
-
-    fn capabilities(&self) -> JournalCapabilities {
-        JournalCapabilities { backend: "memory", durable: false, shared: false, ordered: true }
     }
 }
 

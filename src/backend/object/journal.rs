@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
 use crate::journal::{
     AggregateOf, Append, Appended, Checkpoint, Journal, JournalCapabilities, JournalSettings, JournalStat,
-    JournalSweep, Leadership, Page, Position, ReadBatch, RelayState, Stored,
+    JournalSweep, Leadership, Page, Position, ReadBatch, RelayState, RelayStore, Stored,
 };
 use crate::ledger::Token;
 
@@ -271,6 +271,34 @@ impl Journal for ObjectJournal {
         self.0.wait(after, at_most).await
     }
 
+    async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
+        self.0.sweep(terms).await
+    }
+
+    async fn stat(&self) -> Result<JournalStat> {
+        self.0.stat().await
+    }
+
+    async fn now(&self) -> Result<Time> {
+        Ok(self.0.objects.now().await?.about)
+    }
+
+    fn id(&self) -> &str {
+        &self.0.id
+    }
+
+    fn capabilities(&self) -> JournalCapabilities {
+        JournalCapabilities {
+            backend: "object",
+            durable: self.0.objects.durable(),
+            shared: true,
+            ordered: true,
+        }
+    }
+}
+
+#[async_trait]
+impl RelayStore for ObjectJournal {
     async fn acquire_leadership(
         &self,
         relay: &RelayName,
@@ -311,30 +339,5 @@ impl Journal for ObjectJournal {
 
     async fn count_after(&self, after: &Position, limit: u64) -> Result<u64> {
         self.0.count_after(after, limit).await
-    }
-
-    async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
-        self.0.sweep(terms).await
-    }
-
-    async fn stat(&self) -> Result<JournalStat> {
-        self.0.stat().await
-    }
-
-    async fn now(&self) -> Result<Time> {
-        Ok(self.0.objects.now().await?.about)
-    }
-
-    fn id(&self) -> &str {
-        &self.0.id
-    }
-
-    fn capabilities(&self) -> JournalCapabilities {
-        JournalCapabilities {
-            backend: "object",
-            durable: self.0.objects.durable(),
-            shared: true,
-            ordered: true,
-        }
     }
 }

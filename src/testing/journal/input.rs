@@ -6,7 +6,7 @@ use super::kit::{
 };
 use crate::event::{Event, Headers};
 use crate::id::{Owner, RelayName};
-use crate::journal::{Append, Expected, Journal, JournalSettings, Position};
+use crate::journal::{Append, Expected, Journal, JournalSettings, Position, RelayStore as _};
 
 fn headed(name: &str, header: &str, value: usize) -> Event {
     Event {

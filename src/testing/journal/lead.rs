@@ -8,7 +8,9 @@ use super::kit::{aggregate, append, open, until, write};
 use crate::clock::Time;
 use crate::error::Result;
 use crate::id::{Owner, RelayName};
-use crate::journal::{Behind, Checkpoint, Expected, Journal, Leadership, Position, RelayState};
+use crate::journal::{
+    Behind, Checkpoint, Expected, Journal, Leadership, Position, RelayState, RelayStore as _,
+};
 use crate::ledger::Token;
 
 /// Longer than any case takes.

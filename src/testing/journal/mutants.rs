@@ -13,7 +13,7 @@ use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
 use crate::journal::{
     Append, Appended, Checkpoint, Expected, Filling, Journal, JournalCapabilities, JournalSettings,
     JournalSweep, Leadership, MemoryJournal, PAGE_BYTES_MAX, Page, Placing, Position, ReadBatch, RelayState,
-    Stored,
+    RelayStore as _, Stored,
 };
 use crate::ledger::Token;
 use crate::testing::forward::journal_over;
@@ -170,14 +170,6 @@ impl MutantJournal {
 }
 
 journal_over!(MutantJournal {
-    async fn acquire_leadership(
-        &self,
-        relay: &RelayName,
-        owner: &Owner,
-        lease: Duration,
-    ) -> Result<Leadership> {
-        self.inner.acquire_leadership(relay, owner, lease).await
-    }
     async fn append(&self, append: &Append) -> Result<Appended> {
         let append = &self.shared(append);
         if self.mutant == JournalMutant::ExpectsOfRepeats {
@@ -305,18 +297,6 @@ journal_over!(MutantJournal {
         self.damage().published.extend(events.iter().map(|stored| stored.position.clone()));
         Ok(())
     }
-    async fn save(&self, relay: &RelayName, token: Token, checkpoint: &Checkpoint) -> Result<()> {
-        let mut token = token;
-        if self.mutant == JournalMutant::StaleTokenSaves {
-            let relays = self.inner.relays().await?;
-            let current = relays.iter().find(|state| state.relay == *relay).map(|state| state.token);
-            token = current.filter(|current| *current > token).unwrap_or(token);
-        }
-        self.inner.save(relay, token, checkpoint).await
-    }
-    async fn relays(&self) -> Result<Vec<RelayState>> {
-        self.inner.relays().await
-    }
     async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
         if self.mutant != JournalMutant::SweepPassesARelay {
             return self.inner.sweep(terms).await;
@@ -339,5 +319,26 @@ journal_over!(MutantJournal {
     fn capabilities(&self) -> JournalCapabilities {
         let ordered = self.mutant != JournalMutant::BringsLate;
         JournalCapabilities { ordered, ..self.inner.capabilities() }
+    }
+} {
+    async fn acquire_leadership(
+        &self,
+        relay: &RelayName,
+        owner: &Owner,
+        lease: Duration,
+    ) -> Result<Leadership> {
+        self.inner.acquire_leadership(relay, owner, lease).await
+    }
+    async fn save(&self, relay: &RelayName, token: Token, checkpoint: &Checkpoint) -> Result<()> {
+        let mut token = token;
+        if self.mutant == JournalMutant::StaleTokenSaves {
+            let relays = self.inner.relays().await?;
+            let current = relays.iter().find(|state| state.relay == *relay).map(|state| state.token);
+            token = current.filter(|current| *current > token).unwrap_or(token);
+        }
+        self.inner.save(relay, token, checkpoint).await
+    }
+    async fn relays(&self) -> Result<Vec<RelayState>> {
+        self.inner.relays().await
     }
 });

@@ -12,7 +12,7 @@ use super::kit::{
 use crate::clock::Time;
 use crate::event::{Event, Fingerprint, Headers, Origin, TraceContext};
 use crate::id::{Kind, Topic};
-use crate::journal::{Append, Expected, Journal, Position, Stored};
+use crate::journal::{Append, Expected, Journal, Position, RelayStore as _, Stored};
 use crate::testing::model::{Rng, seed};
 
 /// From any seq on, so many at a time.

@@ -6,7 +6,7 @@ use super::JournalHarness;
 use super::kit::{Follower, aggregate, all, append, id, open, put, seqs, until, waits, write};
 use super::lead::{at, led, must_be_fenced, save};
 use crate::clock::Time;
-use crate::journal::{Behind, Expected, Journal, JournalSweep, Position, Stored};
+use crate::journal::{Behind, Expected, Journal, JournalSweep, Position, RelayStore as _, Stored};
 
 /// Everything that is published may go, however young.
 fn any_age() -> JournalSweep {

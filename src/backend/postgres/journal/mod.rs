@@ -38,7 +38,7 @@ use crate::error::{Error, Result};
 use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
 use crate::journal::{
     Append, Appended, Checkpoint, Journal, JournalCapabilities, JournalSettings, JournalStat, JournalSweep,
-    Leadership, Page, Position, ReadBatch, RelayState, Stored,
+    Leadership, Page, Position, ReadBatch, RelayState, RelayStore, Stored,
 };
 use crate::ledger::Token;
 
@@ -369,6 +369,29 @@ impl Journal for PgJournal {
         wake::wait(&self.0, after, at_most).await
     }
 
+    async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
+        sweep::sweep(&self.0, terms).await
+    }
+
+    async fn stat(&self) -> Result<JournalStat> {
+        read::stat(&self.0).await
+    }
+
+    async fn now(&self) -> Result<Time> {
+        read::now(&self.0).await
+    }
+
+    fn id(&self) -> &str {
+        &self.0.id
+    }
+
+    fn capabilities(&self) -> JournalCapabilities {
+        JournalCapabilities { backend: "postgres", durable: true, shared: true, ordered: true }
+    }
+}
+
+#[async_trait]
+impl RelayStore for PgJournal {
     async fn acquire_leadership(
         &self,
         relay: &RelayName,
@@ -409,25 +432,5 @@ impl Journal for PgJournal {
 
     async fn count_after(&self, after: &Position, limit: u64) -> Result<u64> {
         read::count_after(&self.0, after, limit).await
-    }
-
-    async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
-        sweep::sweep(&self.0, terms).await
-    }
-
-    async fn stat(&self) -> Result<JournalStat> {
-        read::stat(&self.0).await
-    }
-
-    async fn now(&self) -> Result<Time> {
-        read::now(&self.0).await
-    }
-
-    fn id(&self) -> &str {
-        &self.0.id
-    }
-
-    fn capabilities(&self) -> JournalCapabilities {
-        JournalCapabilities { backend: "postgres", durable: true, shared: true, ordered: true }
     }
 }

@@ -36,7 +36,7 @@ use crate::error::{Error, Result};
 use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
 use crate::journal::{
     Append, Appended, Checkpoint, Filling, Journal, JournalCapabilities, JournalSettings, JournalStat,
-    JournalSweep, Leadership, Page, Position, ReadBatch, RelayState, Stored,
+    JournalSweep, Leadership, Page, Position, ReadBatch, RelayState, RelayStore, Stored,
 };
 use crate::ledger::Token;
 
@@ -228,6 +228,34 @@ impl Journal for SqliteJournal {
         }
     }
 
+    async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
+        let terms = terms.clone();
+        if terms.dry_run {
+            let now = self.0.clock.now();
+            return answer(self.0.read.send(move |conn| relay::sweep(conn, &terms, now))).await;
+        }
+        answer(self.0.write.send(move |tx| relay::sweep(tx.conn, &terms, tx.now))).await
+    }
+
+    async fn stat(&self) -> Result<JournalStat> {
+        answer(self.0.read.send(codec::stat)).await
+    }
+
+    async fn now(&self) -> Result<Time> {
+        Ok(self.0.clock.now())
+    }
+
+    fn id(&self) -> &str {
+        &self.0.id
+    }
+
+    fn capabilities(&self) -> JournalCapabilities {
+        JournalCapabilities { backend: "sqlite", durable: true, shared: true, ordered: true }
+    }
+}
+
+#[async_trait]
+impl RelayStore for SqliteJournal {
     async fn acquire_leadership(
         &self,
         relay: &RelayName,
@@ -285,30 +313,5 @@ impl Journal for SqliteJournal {
     async fn count_after(&self, after: &Position, limit: u64) -> Result<u64> {
         let after = after.number();
         answer(self.0.read.send(move |conn| codec::count_after(conn, after, limit))).await
-    }
-
-    async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
-        let terms = terms.clone();
-        if terms.dry_run {
-            let now = self.0.clock.now();
-            return answer(self.0.read.send(move |conn| relay::sweep(conn, &terms, now))).await;
-        }
-        answer(self.0.write.send(move |tx| relay::sweep(tx.conn, &terms, tx.now))).await
-    }
-
-    async fn stat(&self) -> Result<JournalStat> {
-        answer(self.0.read.send(codec::stat)).await
-    }
-
-    async fn now(&self) -> Result<Time> {
-        Ok(self.0.clock.now())
-    }
-
-    fn id(&self) -> &str {
-        &self.0.id
-    }
-
-    fn capabilities(&self) -> JournalCapabilities {
-        JournalCapabilities { backend: "sqlite", durable: true, shared: true, ordered: true }
     }
 }
