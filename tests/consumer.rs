@@ -16,7 +16,9 @@ use hapax::consumer::{
 };
 use hapax::guard::Run;
 use hapax::id::Kind;
-use hapax::ledger::{Baseline, Filter, Intervene, Intervention, Ledger, OnDead, OrderPolicy, Share, State};
+use hapax::ledger::{
+    Baseline, Filter, HeldQuery, Intervene, Intervention, Ledger, OnDead, OrderPolicy, State,
+};
 use hapax::{Event, Topic};
 
 fn topic(name: &str) -> Topic {
@@ -871,7 +873,7 @@ async fn dead_letters_that_cannot_be_copied_stop_nobody() {
     assert_eq!(
         world
             .ledger
-            .unpublished_dead(&hapax::Scope::new("mailer").unwrap(), &Share::all(), 9)
+            .unpublished_dead(&hapax::Scope::new("mailer").unwrap(), &HeldQuery::all(), 9, None)
             .await
             .unwrap()
             .len(),

@@ -9,7 +9,7 @@ use super::kit::{
     sweep, there,
 };
 use crate::event::Headers;
-use crate::ledger::{Body, Ledger, Mode, OnDead, OrderPolicy, Outcome, Settled, Share, State, Verdict};
+use crate::ledger::{Body, HeldQuery, Ledger, Mode, OnDead, OrderPolicy, Outcome, Settled, State, Verdict};
 
 /// Being done and moving the order on is one step: whoever sees one sees the other.
 pub async fn c4_done_and_last_seq_move_together(harness: &impl Harness) {
@@ -231,13 +231,13 @@ pub async fn c6_held_bytes_are_kept_exactly(harness: &impl Harness) {
         assert_eq!(there(&ledger, &mine).await.body.as_ref(), Some(&body));
         assert!(ledger.stat().await.unwrap().held >= 1);
         harness.advance(LEASE).await;
-        let due = ledger.due(&scope, &Share::all(), 10).await.unwrap();
+        let due = ledger.due(&scope, &HeldQuery::all(), 10).await.unwrap();
         assert_eq!((due.entries.len(), due.entries[0].body.as_ref()), (1, Some(&body)));
         let next = another(&mine);
         let grant = first(&ledger, &next).await;
         assert_eq!(there(&ledger, &mine).await.body.as_ref(), Some(&body), "until it is done");
         settled(&ledger, &next, &grant, Verdict::Dead { note: "poison".into(), body: None }).await;
-        let dead = ledger.unpublished_dead(&scope, &Share::all(), 10).await.unwrap();
+        let dead = ledger.unpublished_dead(&scope, &HeldQuery::all(), 10, None).await.unwrap();
         assert_eq!(dead.last().and_then(|dead| dead.body.as_ref()), Some(&body));
         assert_eq!(there(&ledger, &mine).await.body, Some(body));
     }

@@ -26,18 +26,19 @@ macro_rules! ledger_over {
             async fn due(
                 &self,
                 scope: &$crate::Scope,
-                share: &$crate::ledger::Share,
+                query: &$crate::ledger::HeldQuery,
                 limit: usize,
             ) -> $crate::Result<$crate::ledger::Due> {
-                self.inner.due(scope, share, limit).await
+                self.inner.due(scope, query, limit).await
             }
             async fn unpublished_dead(
                 &self,
                 scope: &$crate::Scope,
-                share: &$crate::ledger::Share,
+                query: &$crate::ledger::HeldQuery,
                 limit: usize,
+                reserve: Option<std::time::Duration>,
             ) -> $crate::Result<Vec<$crate::ledger::Entry>> {
-                self.inner.unpublished_dead(scope, share, limit).await
+                self.inner.unpublished_dead(scope, query, limit, reserve).await
             }
             async fn mark_dead_published(&self, entries: &[$crate::ledger::PublishedDead]) -> $crate::Result<()> {
                 self.inner.mark_dead_published(entries).await

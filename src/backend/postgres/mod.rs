@@ -45,8 +45,8 @@ use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::{Scope, Tenant, Topic};
 use crate::ledger::{
-    Audit, Capabilities, Claim, Cursor, Due, Entry, Epoch, Extend, Filter, Finding, Identity, Intervene,
-    Intervened, Ledger, Marker, Outcome, Page, PublishedDead, Settings, Settle, Settled, Share, Stat,
+    Audit, Capabilities, Claim, Cursor, Due, Entry, Epoch, Extend, Filter, Finding, HeldQuery, Identity,
+    Intervene, Intervened, Ledger, Marker, Outcome, Page, PublishedDead, Settings, Settle, Settled, Stat,
     SweepSettings, Swept, Week,
 };
 pub(in crate::backend) use error::{told, translate};
@@ -431,12 +431,18 @@ impl Ledger for PgLedger {
         read::list(&self.0, filter, after, limit).await
     }
 
-    async fn due(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Due> {
-        held::due(&self.0, scope, share, limit).await
+    async fn due(&self, scope: &Scope, query: &HeldQuery, limit: usize) -> Result<Due> {
+        held::due(&self.0, scope, query, limit).await
     }
 
-    async fn unpublished_dead(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>> {
-        held::unpublished_dead(&self.0, scope, share, limit).await
+    async fn unpublished_dead(
+        &self,
+        scope: &Scope,
+        query: &HeldQuery,
+        limit: usize,
+        reserve: Option<Duration>,
+    ) -> Result<Vec<Entry>> {
+        held::unpublished_dead(&self.0, scope, query, limit, reserve).await
     }
 
     async fn mark_dead_published(&self, entries: &[PublishedDead]) -> Result<()> {
