@@ -16,7 +16,7 @@ use std::time::Duration;
 use hapax::Event;
 use hapax::consumer::{Failed, leased};
 use hapax::guard::Run;
-use hapax::ledger::{ConsumerStore as _, Intervene, Intervention, Operations as _, Share, State};
+use hapax::ledger::{ConsumerStore as _, HeldQuery, Intervene, Intervention, Operations as _, State};
 use world::{World, event, numbered, play, record, signal, until, world};
 
 /// An event that aborts its process reaches the dead letters, and its 63 neighbours take effect: in a transactional batch.
@@ -68,9 +68,9 @@ async fn a_group_of_three_on_kafka_copies_each_dead_letter_once() {
         let builder = world::builder(world.bus.clone(), world.ledger.clone(), world.topic.as_str());
         let consumer = builder
             .with(|settings| {
-                // Nothing moves and nothing is overdue, however slow the machine is.
+                // Nothing moves, and nobody copies what another one copies, however slow the machine is.
                 settings.session_timeout = Duration::from_secs(60);
-                settings.held_grace = Duration::from_hours(1);
+                settings.dead_reserve = Duration::from_hours(1);
             })
             .build()
             .unwrap();
@@ -84,7 +84,7 @@ async fn a_group_of_three_on_kafka_copies_each_dead_letter_once() {
     let scope = hapax::Scope::new("worker").unwrap();
     until("all dead and copied", || async {
         world.entries(State::Dead).await.len() == 120
-            && world.ledger.unpublished_dead(&scope, &Share::all(), 1).await.unwrap().is_empty()
+            && world.ledger.unpublished_dead(&scope, &HeldQuery::all(), 1, None).await.unwrap().is_empty()
     })
     .await;
     for (handle, running) in members {

@@ -17,8 +17,8 @@ use hapax::consumer::{
 use hapax::guard::Run;
 use hapax::id::Kind;
 use hapax::ledger::{
-    Baseline, Claims, ConsumerStore, Filter, Intervene, Intervention, OnDead, Operations, OrderPolicy, Share,
-    State,
+    Baseline, Claims, ConsumerStore, Filter, HeldQuery, Intervene, Intervention, OnDead, Operations,
+    OrderPolicy, State,
 };
 use hapax::{Event, Topic};
 
@@ -874,7 +874,7 @@ async fn dead_letters_that_cannot_be_copied_stop_nobody() {
     assert_eq!(
         world
             .ledger
-            .unpublished_dead(&hapax::Scope::new("mailer").unwrap(), &Share::all(), 9)
+            .unpublished_dead(&hapax::Scope::new("mailer").unwrap(), &HeldQuery::all(), 9, None)
             .await
             .unwrap()
             .len(),

@@ -15,7 +15,7 @@ use hapax::bus::{
 };
 use hapax::consumer::{Consumer, ConsumerBuilder, Failed, Handled, OutagePolicy, leased};
 use hapax::event::Origin;
-use hapax::ledger::{Claims as _, ConsumerStore as _, Operations as _, Share};
+use hapax::ledger::{Claims as _, ConsumerStore as _, HeldQuery, Operations as _};
 use hapax::{Error, Event, Headers, Result, Topic};
 
 fn topic(name: &str) -> Topic {
@@ -160,7 +160,7 @@ async fn t01_a_ledger_that_failed_over_is_not_contradicted_by_its_window() {
     assert_eq!((counts["done"], counts["window"], counts["duplicate"]), (1, 1, 1), "{counts:?}");
 }
 
-/// Three consumers of a group that have two partitions each: a dead letter is copied by the one that has its partition, once.
+/// Three consumers of a group, all of which look for dead letters: each is copied by one of them, once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_group_of_three_copies_each_dead_letter_once() {
     let bus = Arc::new(MemoryBus::default());
@@ -170,7 +170,7 @@ async fn a_group_of_three_copies_each_dead_letter_once() {
     for _ in 0..3 {
         let builder = consumer(&bus, &ledger).with(|settings| {
             settings.held_interval = Duration::from_millis(1);
-            settings.held_grace = Duration::from_hours(1);
+            settings.dead_reserve = Duration::from_hours(1);
         });
         let consumer = builder.build().unwrap();
         let handle = consumer.handle();
@@ -187,7 +187,8 @@ async fn a_group_of_three_copies_each_dead_letter_once() {
     let passed =
         async || running.iter().map(|(of, _)| of.progress().passed.values().sum::<u64>()).sum::<u64>();
     until("all dead and copied", async || {
-        passed().await == 300 && ledger.unpublished_dead(&scope, &Share::all(), 1).await.unwrap().is_empty()
+        passed().await == 300
+            && ledger.unpublished_dead(&scope, &HeldQuery::all(), 1, None).await.unwrap().is_empty()
     })
     .await;
     for (handle, running) in running {
@@ -232,10 +233,7 @@ async fn what_is_held_of_another_topic_waits_for_whoever_consumes_it() {
         let bus: Arc<dyn Bus> = bus.clone();
         bus.create_topic(&topic("invoices"), TopicSettings::new(1)).await.ok();
         let builder = Consumer::builder(bus.clone(), ledger.clone()).scope("mailer").topic(name);
-        let builder = builder.with(|settings| {
-            settings.held_interval = Duration::from_millis(5);
-            settings.held_grace = Duration::ZERO;
-        });
+        let builder = builder.with(|settings| settings.held_interval = Duration::from_millis(5));
         let consumer = builder.build().unwrap();
         let handle = consumer.handle();
         let (seen, mut heard) = tokio::sync::mpsc::unbounded_channel();
@@ -253,8 +251,8 @@ async fn what_is_held_of_another_topic_waits_for_whoever_consumes_it() {
         handle.stop();
         running.await.unwrap().unwrap();
         assert!(heard.recv().await.is_none(), "no other");
-        assert_eq!(ledger.due(&scope, &Share::all(), 9).await.unwrap().held, left);
-        let uncopied = ledger.unpublished_dead(&scope, &Share::all(), 9).await.unwrap().len();
+        assert_eq!(ledger.due(&scope, &HeldQuery::all(), 9).await.unwrap().held, left);
+        let uncopied = ledger.unpublished_dead(&scope, &HeldQuery::all(), 9, None).await.unwrap().len();
         assert_eq!(uncopied, usize::from(name == "orders"));
     }
 }
@@ -290,37 +288,57 @@ async fn what_is_held_and_not_wanted_waits_for_somebody_who_wants_it() {
         let counts = running.await.unwrap().unwrap();
         let counted = |word: &str| counts.get(word).copied().unwrap_or_default();
         assert_eq!((counted("done"), counted("left")), (runs, left), "each once: {counts:?}");
-        assert_eq!(ledger.due(&scope, &Share::all(), 9).await.unwrap().held, left);
+        assert_eq!(ledger.due(&scope, &HeldQuery::all(), 9).await.unwrap().held, left);
         let done = Filter { states: vec![State::Done], ..Filter::default() };
         let done = ledger.list(&done, None, 1000).await.unwrap().entries.len() as u64;
         assert_eq!(done, 1 + UNWANTED - left, "nothing is done that did not run");
     }
 }
 
-/// What waits in the ledger for longer than the grace is taken up by a member that does not have its partition.
-#[tokio::test]
-async fn what_nobody_takes_up_in_time_is_taken_up_by_anybody() {
+/// Three members take what is held, whoever has its partition, and each event runs once. Some of it is of partitions that nobody has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_member_takes_what_is_due() {
+    const EVENTS: u64 = 600;
     let bus = bus(&[]).await;
     let ledger = faulty::Faulty::default();
-    let scope = hapax::Scope::new("mailer").unwrap();
-    // Partition 7 is nobody's here.
-    ledger.claim(&[held("theirs", "orders", 7), held("mine", "orders", 0)]).await.unwrap();
-    for (grace, id, left) in [(Duration::from_hours(1), "mine", 1), (Duration::ZERO, "theirs", 0)] {
-        let consumer =
-            consumer(&bus, &ledger).with(move |settings| settings.held_grace = grace).build().unwrap();
-        let handle = consumer.handle();
-        let (seen, mut heard) = tokio::sync::mpsc::unbounded_channel();
-        let running = tokio::spawn(consumer.run(leased(move |event: Event, _| {
-            seen.send(event.id.to_string()).unwrap();
-            async { Ok(()) }
-        })));
-        assert_eq!(heard.recv().await.unwrap(), id);
-        until("settled", async || handle.progress().passed.get("done") == Some(&1)).await;
+    let claims: Vec<_> = (0..EVENTS).map(|n| held(&format!("e-{n}"), "orders", (n % 7) as i32)).collect();
+    ledger.claim(&claims).await.unwrap();
+    let (seen, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    let mut running = Vec::new();
+    for member in 0..3 {
+        let consumer = consumer(&bus, &ledger).build().unwrap();
+        let (handle, seen) = (consumer.handle(), seen.clone());
+        running.push((
+            handle,
+            tokio::spawn(consumer.run(leased(move |event: Event, _| {
+                seen.send((member, event.id.to_string())).unwrap();
+                async {
+                    tokio::time::sleep(Duration::from_millis(5)).await; // so that one cannot do it all
+                    Ok(())
+                }
+            }))),
+        ));
+    }
+    drop(seen);
+    let done = |handle: &hapax::consumer::ConsumerHandle| handle.progress().passed.get("done").copied();
+    let all = async || running.iter().filter_map(|(handle, _)| done(handle)).sum::<u64>() == EVENTS;
+    until("all run", all).await;
+    for (handle, running) in running {
         handle.stop();
         running.await.unwrap().unwrap();
-        assert!(heard.recv().await.is_none(), "no other");
-        assert_eq!(ledger.due(&scope, &Share::all(), 9).await.unwrap().held, left);
     }
+    let mut ran = Vec::new();
+    let mut members = std::collections::BTreeSet::new();
+    while let Some((member, id)) = heard.recv().await {
+        ran.push(id);
+        members.insert(member);
+    }
+    assert_eq!(ran.len() as u64, EVENTS);
+    ran.sort();
+    ran.dedup();
+    assert_eq!((ran.len() as u64, members.len()), (EVENTS, 3), "each once, and everybody had some");
+    let scope = hapax::Scope::new("mailer").unwrap();
+    assert_eq!(ledger.due(&scope, &HeldQuery::all(), 9).await.unwrap().held, 0);
 }
 
 /// A bus that does not take some records: those whose key says so.
@@ -396,7 +414,10 @@ async fn dead_letters_that_cannot_be_copied_hide_no_other() {
         let bus = Arc::new(Choosy { inner, is_back: AtomicBool::new(false) });
         let builder = Consumer::builder(bus.clone() as Arc<dyn Bus>, ledger.clone()).scope("mailer");
         let builder = builder.topic("bad").topic("orders");
-        let consumer = builder.with(|settings| settings.held_interval = Duration::from_millis(5));
+        let consumer = builder.with(|settings| {
+            settings.held_interval = Duration::from_millis(5);
+            settings.dead_reserve = Duration::from_secs(1); // what is away is tried again soon
+        });
         let consumer = consumer.build().unwrap();
         let handle = consumer.handle();
         let running = tokio::spawn(consumer.run(leased(|_, _| async { Ok(()) })));
@@ -411,7 +432,7 @@ async fn dead_letters_that_cannot_be_copied_hide_no_other() {
             until("all copied", async || all().await == count + 1).await;
             let scope = hapax::Scope::new("mailer").unwrap();
             until("all noted", async || {
-                ledger.unpublished_dead(&scope, &Share::all(), 1).await.unwrap().is_empty()
+                ledger.unpublished_dead(&scope, &HeldQuery::all(), 1, None).await.unwrap().is_empty()
             })
             .await;
             assert_eq!(all().await, count + 1, "each once");
@@ -455,8 +476,10 @@ async fn dead_letters_that_are_too_large_are_copied_bare_and_block_nobody() {
     let all = i64::try_from(records.len()).unwrap();
     until("all copied", async || bus.range(&dead).await.is_ok_and(|(_, end)| end == all)).await;
     let scope = hapax::Scope::new("mailer").unwrap();
-    until("all noted", async || ledger.unpublished_dead(&scope, &Share::all(), 1).await.unwrap().is_empty())
-        .await;
+    until("all noted", async || {
+        ledger.unpublished_dead(&scope, &HeldQuery::all(), 1, None).await.unwrap().is_empty()
+    })
+    .await;
     handle.stop();
     running.await.unwrap().unwrap();
     let mut reader =

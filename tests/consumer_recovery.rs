@@ -57,7 +57,6 @@ fn consumer<L: Ledger>(bus: &Arc<MemoryBus>, ledger: L) -> ConsumerBuilder<L> {
         settings.backoff_max = Duration::from_millis(50);
         settings.hold_max = Duration::from_millis(1);
         settings.held_interval = Duration::from_millis(20);
-        settings.held_grace = Duration::ZERO;
     })
 }
 

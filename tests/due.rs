@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use hapax::backend::sqlite::SqliteLedger;
 use hapax::clock::ManualClock;
-use hapax::ledger::{Body, Claim, ConsumerStore, Ledger, Mode, Settings, Share};
+use hapax::ledger::{Body, Claim, HeldQuery, Ledger, Mode, Settings};
 use hapax::testing::{Harness, kit, noon};
 
 /// Waits with its bytes for its next run.
@@ -23,8 +23,26 @@ fn failing(claim: Claim) -> Claim {
 }
 
 async fn first_due(ledger: &impl Ledger) -> Vec<String> {
-    let due = ledger.due(&kit::identity("x").scope, &Share::all(), 1).await.unwrap();
+    let due = ledger.due(&kit::identity("x").scope, &HeldQuery::all(), 1).await.unwrap();
     due.entries.into_iter().map(|entry| entry.identity.id.to_string()).collect()
+}
+
+/// Of three that are due only the bytes of `a` can be read. Whoever asks for one gets `a` sooner or later, and until then an error;
+/// whoever asks for three never gets anything.
+async fn only_a_can_be_read(ledger: &impl Ledger) {
+    let scope = kit::identity("x").scope;
+    let mut found = None;
+    for _ in 0..1000 {
+        match ledger.due(&scope, &HeldQuery::all(), 1).await {
+            Ok(due) => found = Some(due.entries[0].identity.id.to_string()),
+            Err(error) => assert_eq!(error.code(), "corrupt"),
+        }
+        if found.is_some() {
+            break;
+        }
+    }
+    assert_eq!(found.as_deref(), Some("a"));
+    assert_eq!(ledger.due(&scope, &HeldQuery::all(), 3).await.unwrap_err().code(), "corrupt");
 }
 
 /// Three wait; the bytes of the two that are not asked for cannot be read any more.
@@ -43,8 +61,7 @@ async fn sqlite_reads_the_bodies_of_those_it_returns() {
     let garbled =
         file.execute("UPDATE hapax_entry_0 SET headers = x'01' WHERE id IN (x'62', x'63')", []).unwrap();
     assert_eq!(garbled, 2);
-    assert_eq!(first_due(&ledger).await, ["a"]);
-    assert_eq!(ledger.due(&kit::identity("x").scope, &Share::all(), 2).await.unwrap_err().code(), "corrupt");
+    only_a_can_be_read(&ledger).await;
 }
 
 #[tokio::test]
@@ -65,8 +82,7 @@ async fn redis_reads_the_bodies_of_those_it_returns() {
         let _: i64 =
             redis::cmd("HSET").arg(&week).arg(id).arg(cut).query_async(&mut connection).await.unwrap();
     }
-    assert_eq!(first_due(&ledger).await, ["a"]);
-    assert_eq!(ledger.due(&kit::identity("x").scope, &Share::all(), 2).await.unwrap_err().code(), "corrupt");
+    only_a_can_be_read(&ledger).await;
 }
 
 /// Eight times as many behind one head take about eight times as long, not 64 times.

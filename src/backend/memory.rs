@@ -7,6 +7,7 @@ pub(crate) mod journal;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 
@@ -16,9 +17,9 @@ use crate::id::{Aggregate, EventId, Scope, Tenant, Topic};
 use crate::ledger::transition::{Head, Row};
 use crate::ledger::{
     Audit, Body, Capabilities, Claim, Claims, ConsumerStore, Cursor, CursorParts, Due, Entry, Epoch, Extend,
-    Filter, Finding, Identity, Intervene, Intervened, Key, Level, Marker, Operations, Outcome, Pace, Page,
-    PublishedDead, Rows, Settings, Settle, Settled, Share, Stat, State, SweepSettings, Swept, Token, Week,
-    claim_rows, extend_rows, intervene_rows, may_sweep, runnable, settle_rows,
+    Filter, Finding, HeldQuery, Identity, Intervene, Intervened, Key, Level, Marker, Operations, Outcome,
+    Pace, Page, PublishedDead, Rows, Settings, Settle, Settled, Stat, State, SweepSettings, Swept, Token,
+    Week, claim_rows, extend_rows, intervene_rows, may_sweep, runnable, settle_rows,
 };
 
 /// A ledger in memory. Clones share it.
@@ -41,6 +42,8 @@ struct Store {
     held: BTreeSet<Key>,
     /// Dead entries that were published, each with the token it had then.
     copied: HashMap<Key, Token>,
+    /// Until when dead events belong to whoever copies them out.
+    reserved: HashMap<Key, Time>,
     /// Each marker with the time it was set.
     markers: BTreeMap<(Scope, Topic, i32), (Marker, Time)>,
     heads: HashMap<(i32, Aggregate), Head>,
@@ -75,6 +78,7 @@ impl MemoryLedger {
             kept: BTreeMap::new(),
             held: BTreeSet::new(),
             copied: HashMap::new(),
+            reserved: HashMap::new(),
             markers: BTreeMap::new(),
             heads: HashMap::new(),
             weeks: BTreeMap::from([(Week::TIMELESS, Time::default())]),
@@ -214,6 +218,7 @@ impl Rows for Store {
         self.kept.remove(key);
         self.held.remove(key);
         self.copied.remove(key);
+        self.reserved.remove(key);
         Ok(())
     }
 
@@ -320,6 +325,7 @@ impl Store {
         let there = |key: &Key| rows.contains_key(key) || kept.contains_key(key);
         self.held.retain(there);
         self.copied.retain(|key, _| there(key));
+        self.reserved.retain(|key, until| *until > now && there(key));
         self.markers.retain(|_, (_, at)| *at >= cutoff);
         swept
     }
@@ -384,32 +390,47 @@ impl Claims for MemoryLedger {
 
 #[async_trait]
 impl ConsumerStore for MemoryLedger {
-    async fn due(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Due> {
+    async fn due(&self, scope: &Scope, query: &HeldQuery, limit: usize) -> Result<Due> {
         let store = self.lock();
         let now = store.now();
         let (rows, held) = store.held(scope, &[State::Leased, State::Retry, State::Parked], now);
         let rows = rows.into_iter().map(|(key, row)| ((key, row), key.scope, row.order.clone())).collect();
         let head_of =
             |scope, aggregate: &Aggregate| Ok(store.heads.get(&(scope, aggregate.clone())).cloned());
-        let mine = |(_, row): &(&Key, &Row)| share.takes(row.origin.as_ref(), row.at, now);
-        let entries = runnable(rows, (share.skip, limit), now, mine, head_of)?;
-        let count = share.fill(entries.iter().map(|(_, row)| row.body.as_ref().map_or(0, Body::bytes)));
+        let matches = |(_, row): &(&Key, &Row)| query.matches(row.origin.as_ref());
+        let (entries, claimable) = runnable(rows, limit, now, matches, head_of)?;
+        let count = query.fill(entries.iter().map(|(_, row)| row.body.as_ref().map_or(0, Body::bytes)));
         let entries =
             entries.iter().take(count).map(|(key, row)| store.entry(key, row)).collect::<Result<_>>()?;
-        Ok(Due { entries, held })
+        Ok(Due { entries, claimable, held })
     }
 
-    async fn unpublished_dead(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>> {
-        let store = self.lock();
+    async fn unpublished_dead(
+        &self,
+        scope: &Scope,
+        query: &HeldQuery,
+        limit: usize,
+        reserve: Option<Duration>,
+    ) -> Result<Vec<Entry>> {
+        let mut store = self.lock();
         let now = store.now();
         let (dead, _) = store.held(scope, &[State::Dead], now);
-        let new = dead
+        let reserved = |key: &Key| store.reserved.get(key).copied();
+        let mut new: Vec<_> = dead
             .into_iter()
             .filter(|(key, row)| store.copied.get(*key) != Some(&row.token))
-            .filter(|(_, row)| share.takes(row.origin.as_ref(), row.at, now));
-        let new: Vec<_> = new.skip(share.skip).take(limit).collect();
-        let count = share.fill(new.iter().map(|(_, row)| row.body.as_ref().map_or(0, Body::bytes)));
-        new.into_iter().take(count).map(|(key, row)| store.entry(key, row)).collect()
+            .filter(|(key, _)| reserve.is_none() || reserved(key).is_none_or(|until| until <= now))
+            .filter(|(_, row)| query.matches(row.origin.as_ref()))
+            .collect();
+        new.sort_by_key(|(key, row)| reserved(key).unwrap_or(row.at));
+        new.truncate(limit);
+        new.truncate(query.fill(new.iter().map(|(_, row)| row.body.as_ref().map_or(0, Body::bytes))));
+        let keys: Vec<Key> = new.iter().map(|(key, _)| (*key).clone()).collect();
+        let entries = new.into_iter().map(|(key, row)| store.entry(key, row)).collect();
+        if let Some(reserve) = reserve {
+            store.reserved.extend(keys.into_iter().map(|key| (key, now.plus(reserve))));
+        }
+        entries
     }
 
     async fn mark_dead_published(&self, entries: &[PublishedDead]) -> Result<()> {

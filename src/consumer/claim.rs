@@ -40,6 +40,10 @@ impl ConsumerContext {
             Outcome::Stale { .. } => Ending::Passed(Passed::Stale),
             Outcome::Dead { .. } => Ending::Passed(Passed::Dead),
             Outcome::Parked { .. } => Ending::Passed(Passed::Parked),
+            // Another member was faster. If it fails, the event is due again.
+            Outcome::Busy { .. } if matches!(arrival.source, Source::Held(..)) => {
+                Ending::Passed(Passed::Left)
+            }
             Outcome::Busy { until, .. } => match until {
                 Some(until) => match self.left(until).await {
                     Ok(left) => Ending::Later(left.clamp(PAUSE_MIN, BUSY_PAUSE_MAX)),

@@ -1,297 +1,223 @@
-//! Held events: due ones return to the pipeline, dead ones are copied to the dead-letter topic.
+//! The held feed: events that are due return from the ledger to the pipeline.
+//!
+//! Any member takes what is due: whoever claims an event first has it, and it is not due for the
+//! others any more. They ask in random order, so they seldom claim the same one, and if they do, all
+//! but one leave it.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use bytes::Bytes;
+use tokio::sync::watch;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
+use super::Passed;
+use super::arrival::{Arrival, Source};
 use super::claim::ConsumerContext;
+use super::meter::Meter;
+use super::pipeline::{Failing, ended_badly};
 use crate::bus::{Received, Record};
-use crate::clock::{Clock as _, Time};
-use crate::error::{Error, Result};
-use crate::event::{Headers, Origin};
+use crate::error::Result;
+use crate::event::Origin;
 use crate::id::Topic;
-use crate::ledger::{Due, Entry, Identity, Share, Token};
+use crate::ledger::{Due, Entry, Epoch, HeldQuery, Identity, State};
 
-/// The most entries per look.
+/// The most events that are taken from the ledger and not finished. Few, because another member may
+/// claim them first.
 const LIMIT: usize = 200;
 
-/// Where a look starts. After a full page of entries that this process can do nothing about comes
-/// the next page, and after the last page the first. So however many there are, they do not hide
-/// the others.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Place {
-    since: Option<Time>,
-    /// How many entries with exactly that time were looked at.
-    skip: usize,
-}
+/// The answer of a look.
+pub(super) type Looked = std::result::Result<Result<Due>, JoinError>;
 
-impl Place {
-    /// The place after the entries of a look, if the page is full.
-    fn behind(entries: &[Entry], share: &Share, limit: usize) -> Self {
-        let Some(last) = entries.last().filter(|_| share.is_full(entries, limit)) else {
-            return Place::default();
-        };
-        let before = if share.since == Some(last.at) { share.skip } else { 0 };
-        let skip = entries.iter().filter(|entry| entry.at == last.at).count();
-        Place { since: Some(last.at), skip: before + skip }
-    }
-}
-
-/// Finds due events within a share, and where the next page starts. Other members look for theirs.
-pub(super) async fn look(
+/// Takes due events from the ledger.
+pub(super) struct HeldFeed {
     context: ConsumerContext,
-    mut share: Share,
-    room: usize,
-    place: Place,
-) -> Result<(Due, Place)> {
-    (share.since, share.skip) = (place.since, place.skip);
-    let limit = LIMIT.min(room);
-    let due = context.ledger.due(&context.settings.scope, &share, limit).await?;
-    let next = Place::behind(&due.entries, &share, limit);
-    Ok((due, next))
+    meter: Arc<Meter>,
+    /// Events that are queued or run, with their sizes, so that the next look does not queue them
+    /// again.
+    taken: HashMap<Identity, usize>,
+    /// Events that this process does not want and leaves to others.
+    left: HashSet<Identity>,
+    next_look: Instant,
+    looking: JoinSet<Result<Due>>,
+    failing: Failing,
+    /// Whether anything has happened since the last look that may have made an event due.
+    active_since_look: bool,
+    /// Whether the scope holds as many events as it may.
+    is_full: bool,
+    /// Set to true to cancel deliveries that came from the ledger.
+    cancel: watch::Sender<bool>,
 }
 
-/// A death: the event and its token.
-pub(super) type Death = (Identity, Token);
-
-/// Whose dead letters a round copies: those of one topic that could not be copied before, or those
-/// of all other topics. So a topic that is unavailable or refuses them does not block the others.
-pub(super) type Whose = Option<Topic>;
-
-/// When the next round of copying is due, and where it starts.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Round {
-    pub(super) at: Instant,
-    pub(super) is_under_way: bool,
-    pub(super) place: Place,
-}
-
-impl Round {
-    pub(super) fn new(at: Instant) -> Self {
-        Round { at, is_under_way: false, place: Place::default() }
-    }
-}
-
-/// The result of a round of copying.
-pub(super) struct Outlet {
-    pub(super) whose: Whose,
-    /// Where the next one starts.
-    pub(super) next: Place,
-    /// The topics of which some dead letters could not be copied.
-    pub(super) unwell: BTreeSet<Topic>,
-    /// Whether everything that could be copied was.
-    pub(super) copied: Result<()>,
-    /// Dead letters that the bus accepts in no form. They are skipped for a while, so that they do
-    /// not block others.
-    pub(super) refused: Vec<Death>,
-}
-
-/// Copies dead events to their dead-letter topics, one batch per topic. An event is recorded as
-/// dead first, published second and marked as copied third: a crash in between copies it again, and
-/// a zombie copies nothing that is not dead. One that cannot be published does not affect the
-/// others.
-pub(super) async fn copy_dead(
-    context: ConsumerContext,
-    share: Share,
-    whose: Whose,
-    place: Place,
-    passed_over: Arc<HashSet<Death>>,
-) -> Outlet {
-    let bytes_max = Some((context.settings.in_flight_bytes_max / 4).max(1));
-    let share = Share { since: place.since, skip: place.skip, bytes_max, ..share };
-    let mut outlet = Outlet {
-        whose,
-        next: Place::default(),
-        unwell: BTreeSet::new(),
-        copied: Ok(()),
-        refused: Vec::new(),
-    };
-    outlet.copied = copy_out(&context, &share, &passed_over, &mut outlet).await;
-    outlet
-}
-
-async fn copy_out(
-    context: &ConsumerContext,
-    share: &Share,
-    passed_over: &HashSet<Death>,
-    outlet: &mut Outlet,
-) -> Result<()> {
-    let dead = context.ledger.unpublished_dead(&context.settings.scope, share, LIMIT).await?;
-    outlet.next = Place::behind(&dead, share, LIMIT);
-    let mut by_topic: BTreeMap<Topic, Vec<Entry>> = BTreeMap::new();
-    for entry in dead {
-        if entry.origin.is_none() && outlet.whose.is_some() {
-            continue; // it belongs to no topic
-        }
-        if passed_over.contains(&death(&entry)) {
-            outlet.note(&entry);
-            continue;
-        }
-        let from = entry.origin.as_ref().map(|origin| &origin.topic).or(context.settings.topics.first());
-        match from.and_then(|topic| context.settings.dead_topic_of(topic)) {
-            Some(topic) => by_topic.entry(topic).or_default().push(entry),
-            None => outlet.refuse(&entry),
+impl HeldFeed {
+    pub(super) fn new(context: ConsumerContext, meter: Arc<Meter>) -> Self {
+        HeldFeed {
+            context,
+            meter,
+            taken: HashMap::new(),
+            left: HashSet::new(),
+            next_look: Instant::now(),
+            looking: JoinSet::new(),
+            failing: Failing::default(),
+            active_since_look: true,
+            is_full: false,
+            cancel: watch::channel(false).0,
         }
     }
-    let mut failed = None;
-    for (topic, entries) in by_topic {
-        let whole = publish(context, &topic, entries, dead_record).await?;
-        // Usually too large, because the record grew on its way here.
-        let (unfit, other): (Vec<_>, Vec<_>) =
-            whole.into_iter().partition(|(_, error)| matches!(error, Error::Invalid { .. }));
-        let unfit = unfit.into_iter().map(|(entry, _)| entry).collect();
-        for (entry, error) in publish(context, &topic, unfit, bare_record).await?.into_iter().chain(other) {
-            if error.is_retryable() {
-                outlet.note(&entry);
-            } else {
-                outlet.refuse(&entry);
-            }
-            failed = Some(error);
+
+    pub(super) fn next_wake(&self) -> Instant {
+        self.next_look
+    }
+
+    /// Looks for due events, if it is time.
+    pub(super) fn start(&mut self, now: Instant) {
+        if now < self.next_look || !self.looking.is_empty() {
+            return;
         }
+        let settings = &self.context.settings;
+        self.next_look = now + settings.held_interval;
+        // Half of the memory budget is for held events, whatever the bus has delivered: those
+        // deliveries may be waiting for them.
+        let room = (settings.in_flight_max / 2).clamp(1, LIMIT).saturating_sub(self.taken.len());
+        let room_bytes = (settings.in_flight_bytes_max / 2).saturating_sub(self.bytes());
+        if room == 0 || (room_bytes == 0 && !self.taken.is_empty()) {
+            return;
+        }
+        self.active_since_look = false;
+        let topics = Some(settings.topics.iter().cloned().collect());
+        let query = HeldQuery { topics, bytes_max: Some(room_bytes.max(1)) };
+        let context = self.context.clone();
+        self.looking.spawn(async move { context.ledger.due(&context.settings.scope, &query, room).await });
     }
-    failed.map_or(Ok(()), Err)
-}
 
-impl Outlet {
-    /// Notes that an entry was not copied.
-    fn note(&mut self, entry: &Entry) {
-        self.unwell.extend(entry.origin.as_ref().map(|origin| origin.topic.clone()));
+    /// The answer of the current look, or `None` if there is none.
+    pub(super) async fn looked(&mut self) -> Option<Looked> {
+        self.looking.join_next().await
     }
 
-    /// Notes that an entry was not copied and should be skipped for a while.
-    fn refuse(&mut self, entry: &Entry) {
-        self.note(entry);
-        self.refused.push(death(entry));
-    }
-}
-
-fn death(entry: &Entry) -> Death {
-    (entry.identity.clone(), entry.token)
-}
-
-/// Publishes entries and marks the acknowledged ones as copied. Returns the others, each with its
-/// error.
-async fn publish(
-    context: &ConsumerContext,
-    topic: &Topic,
-    entries: Vec<Entry>,
-    record: impl Fn(&ConsumerContext, &Entry) -> Record,
-) -> Result<Vec<(Entry, Error)>> {
-    if entries.is_empty() {
-        return Ok(Vec::new());
-    }
-    let records: Vec<_> = entries.iter().map(|entry| record(context, entry)).collect();
-    let answers = match context.bus.publish(topic, &records).await {
-        Ok(answers) => answers,
-        // The whole call failed, so the same error applies to each.
-        Err(error) => {
-            let answer = |_| match &error {
-                Error::Invalid { .. } => Err(Error::Corrupt(error.chain())), // the topic's, not a record's
-                error if error.is_retryable() => {
-                    Err(Error::Unavailable { what: error.chain(), source: None })
+    /// Returns the due events to queue, oldest first. `None` if nothing is known about them.
+    pub(super) fn on_due(&mut self, looked: Looked, epoch: Option<Epoch>) -> Result<Option<Vec<Arrival>>> {
+        self.next_look = Instant::now() + self.context.settings.held_interval;
+        let due = match looked.map_err(ended_badly)? {
+            Ok(due) => due,
+            Err(error) if error.is_retryable() => {
+                if self.failing.failed(&error) {
+                    tracing::warn!(target: "hapax", error = %error.chain(), "held events cannot be looked for; it is tried again");
                 }
-                error => Err(Error::Refused { what: error.chain(), source: None }),
-            };
-            entries.iter().map(answer).collect()
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        if self.failing.succeeded() {
+            tracing::info!(target: "hapax", "held events are looked for again");
         }
-    };
-    crate::crash_point!("consumer.dead-published");
-    let mut copied = Vec::new();
-    let mut uncopied = Vec::new();
-    for (entry, answer) in entries.into_iter().zip(answers) {
-        match answer {
-            Ok(_) => copied.push((entry.identity, entry.week, entry.token)),
-            Err(error) => uncopied.push((entry, error)),
+        self.note_held(due.held);
+        let all = due.entries.len() as u64 >= due.claimable;
+        if all {
+            let due: HashSet<_> = due.entries.iter().map(|entry| &entry.identity).collect();
+            self.left.retain(|left| due.contains(left));
+        }
+        let mut entries = due.entries;
+        entries.sort_by_key(|entry| entry.at);
+        let arrivals: Vec<_> = entries.into_iter().filter_map(|entry| self.take(entry, epoch)).collect();
+        // If there are more, they may be wanted, unless all are known to be unwanted.
+        let known = all || self.left.len() as u64 >= due.claimable;
+        Ok((known || !arrivals.is_empty()).then_some(arrivals))
+    }
+
+    fn note_held(&mut self, held: u64) {
+        self.meter.held(held);
+        let full = held >= self.context.settings.held_max;
+        if full != std::mem::replace(&mut self.is_full, full) {
+            if full {
+                tracing::warn!(target: "hapax", held, "the scope holds as many events as it may (held_max): partitions pause until some are resolved");
+            } else {
+                tracing::info!(target: "hapax", held, "the scope holds fewer events than it may: partitions go on");
+            }
         }
     }
-    if !copied.is_empty() {
-        context.ledger.mark_dead_published(&copied).await?;
-    }
-    Ok(uncopied)
-}
 
-/// A reduced copy of a dead event that the topic does not accept in full: why it died, and where
-/// the rest is.
-fn bare_record(context: &ConsumerContext, entry: &Entry) -> Record {
-    let whole = dead_record(context, entry);
-    let body = entry.body.clone().unwrap_or_default();
-    let bytes: usize = body.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
-    let left_out = format!(
-        "payload ({} bytes), headers ({bytes} bytes); the ledger has them",
-        body.payload.as_ref().map_or(0, Bytes::len)
-    );
-    let told = whole.headers.iter().filter(|(name, _)| name.starts_with("hapax-dead-"));
-    let short = |value: &[u8]| Bytes::copy_from_slice(&value[..value.len().min(BARE_BYTES_MAX)]);
-    let mut headers: Vec<_> = told.map(|(name, value)| (name.to_owned(), short(value))).collect();
-    headers.push(("hapax-dead-id".to_owned(), entry.identity.id.as_str().into_owned().into()));
-    headers.push(("hapax-dead-left-out".to_owned(), left_out.into()));
-    Record {
-        key: whole.key.filter(|key| key.len() <= BARE_BYTES_MAX),
-        payload: Some(Bytes::new()), // `None` would make it a tombstone
-        headers: headers.into_iter().collect::<Headers>(),
-        timestamp: whole.timestamp,
+    /// Makes an arrival of a due event, unless it is here already or this process does not want it.
+    fn take(&mut self, entry: Entry, epoch: Option<Epoch>) -> Option<Arrival> {
+        // A strict order has to step past unwanted events, which may have been parked on the way.
+        // Any other held event has run or was redriven, so some process of the scope wants it.
+        let settings = &self.context.settings;
+        let steps_past = settings.is_strict()
+            && entry.order.is_some()
+            && entry.state == State::Parked
+            && entry.attempts == 0;
+        if self.taken.contains_key(&entry.identity) || (!steps_past && self.left.contains(&entry.identity)) {
+            return None;
+        }
+        let received = received(&entry, settings.topics.first()?)?;
+        let source = Source::Held(entry.identity.clone(), entry.week);
+        let mut arrival = self.context.arrival(received, source, self.cancel.subscribe());
+        if !steps_past && arrival.event.as_ref().is_ok_and(|event| !settings.wants.matches(event)) {
+            self.leave(entry.identity);
+            return None;
+        }
+        self.taken.insert(entry.identity, arrival.bytes());
+        arrival.epoch = epoch;
+        if entry.order.is_none() {
+            // It was redriven out of order, or never had an order.
+            arrival.unordered = true;
+            arrival.key = None;
+        }
+        Some(arrival)
     }
-}
 
-/// How much of a key or header a reduced copy keeps.
-const BARE_BYTES_MAX: usize = 512;
+    /// Leaves a held event that this process does not want. It stays held. Counts it and logs the
+    /// first.
+    fn leave(&mut self, identity: Identity) {
+        if self.left.is_empty() {
+            tracing::warn!(target: "hapax", id = %crate::id::Visible(&identity.id.as_str()), "events are held that this process does not want; they stay held for one that does");
+        }
+        if self.left.len() as u64 >= self.context.settings.held_max {
+            self.left.clear(); // what is forgotten is only logged again
+        }
+        self.left.insert(identity);
+        self.meter.passed(Passed::Left);
+    }
 
-/// The copy of a dead event: its own bytes, key and headers, and why it died.
-fn dead_record(context: &ConsumerContext, entry: &Entry) -> Record {
-    let body = entry.body.clone().unwrap_or_default();
-    let mut headers: Vec<(String, Bytes)> =
-        body.headers.iter().map(|(name, value)| (name.to_owned(), Bytes::copy_from_slice(value))).collect();
-    let reason = entry.note.as_deref().unwrap_or("unknown").to_owned();
-    let mut add = |name: &str, value: String| headers.push((format!("hapax-dead-{name}"), value.into()));
-    add("reason", reason);
-    add("code", if entry.attempts == 0 { "refused" } else { "failed" }.to_owned());
-    add("attempts", entry.attempts.to_string());
-    add("first-at", entry.first_at.to_string());
-    add("last-at", entry.at.to_string());
-    add("scope", context.settings.scope.as_str().to_owned());
-    if let Some(origin) = &entry.origin {
-        add("topic", origin.topic.as_str().to_owned());
-        add("partition", origin.partition.to_string());
-        add("offset", origin.offset.to_string());
+    /// Notes that a held event is finished here.
+    pub(super) fn finished(&mut self, identity: &Identity) {
+        self.taken.remove(identity);
     }
-    Record {
-        key: body.key,
-        payload: body.payload,
-        headers: headers.into_iter().collect::<Headers>(),
-        timestamp: body.timestamp,
-    }
-}
 
-/// The copy of a record that could not be claimed because the ledger is unavailable. Its times come
-/// from this process, the only one that knows of it.
-pub(super) fn unclaimed_record(context: &ConsumerContext, received: &Received, reason: &str) -> Record {
-    let mut headers: Vec<(String, Bytes)> = received
-        .record
-        .headers
-        .iter()
-        .map(|(name, value)| (name.to_owned(), Bytes::copy_from_slice(value)))
-        .collect();
-    let now = crate::clock::SystemClock.now().to_string();
-    for (name, value) in [
-        ("reason", reason.to_owned()),
-        ("code", "unavailable".to_owned()),
-        ("attempts", "0".to_owned()),
-        ("first-at", now.clone()),
-        ("last-at", now),
-        ("scope", context.settings.scope.as_str().to_owned()),
-        ("topic", received.origin.topic.as_str().to_owned()),
-        ("partition", received.origin.partition.to_string()),
-        ("offset", received.origin.offset.to_string()),
-    ] {
-        headers.push((format!("hapax-dead-{name}"), value.into()));
+    /// Notes that something happened which may have made an event due.
+    pub(super) fn note_activity(&mut self) {
+        self.active_since_look = true;
+        self.meter.at_rest(false);
     }
-    Record { headers: headers.into_iter().collect(), ..received.record.clone() }
+
+    /// Whether nothing happened since the last look that may have made an event due.
+    pub(super) fn is_idle(&self) -> bool {
+        !self.active_since_look
+    }
+
+    /// Whether the scope holds as many events as it may, so that partitions pause.
+    pub(super) fn is_full(&self) -> bool {
+        self.is_full
+    }
+
+    /// How many held events are in memory.
+    pub(super) fn len(&self) -> usize {
+        self.taken.len()
+    }
+
+    /// Their size.
+    pub(super) fn bytes(&self) -> usize {
+        self.taken.values().sum()
+    }
+
+    /// Cancels those that run.
+    pub(super) fn cancel(&self) {
+        self.cancel.send_replace(true);
+    }
 }
 
 /// The record that a held entry was made from.
-pub(super) fn received(entry: &Entry, fallback: &Topic) -> Option<Received> {
+fn received(entry: &Entry, fallback: &Topic) -> Option<Received> {
     let body = entry.body.clone()?;
     let origin = entry.origin.clone().unwrap_or_else(|| Origin::new(fallback.clone(), 0, -1));
     let record =

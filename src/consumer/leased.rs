@@ -8,10 +8,10 @@ use async_trait::async_trait;
 use tokio::time::Instant;
 
 use super::Passed;
-use super::arrival::{Arrival, Ending};
+use super::arrival::{Arrival, Ending, Source};
 use super::claim::{ConsumerContext, away};
+use super::dead::unclaimed_record;
 use super::handle::{Failed, Handled, Permits, within};
-use super::held::unclaimed_record;
 use super::worker::{Guarantee, Worker};
 use crate::error::Error;
 use crate::event::Event;
@@ -217,7 +217,9 @@ pub(super) async fn settle_failure(
     }
     let pause =
         settings.guard().failure_terms().pause(lease.attempt()).max(failed.after().unwrap_or_default());
-    let held = pause > settings.hold_max && arrival.may_be_held();
+    // One that came from the ledger waits there, however short the pause: any member may run it then.
+    let from_ledger = matches!(arrival.source, Source::Held(..));
+    let held = (pause > settings.hold_max || from_ledger) && arrival.may_be_held();
     let verdict = Verdict::Retry {
         after: pause,
         counted: failed.is_counted(),

@@ -1,5 +1,6 @@
 //! Metrics of a consumer, with bounded labels. `docs/telemetry.md` lists them.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Counts, Passed};
@@ -31,11 +32,13 @@ pub struct Progress {
 pub(super) struct Meter {
     progress: Arc<Mutex<Progress>>,
     metrics: ConsumerMeter,
+    /// Records that retention removed before they were read.
+    removed: AtomicU64,
 }
 
 impl Meter {
     pub(super) fn new(progress: Arc<Mutex<Progress>>, metrics: ConsumerMeter) -> Self {
-        Meter { progress, metrics }
+        Meter { progress, metrics, removed: AtomicU64::new(0) }
     }
 
     fn change(&self, change: impl FnOnce(&mut Progress)) {
@@ -73,7 +76,18 @@ impl Meter {
     }
 
     pub(super) fn removed(&self, count: u64) {
+        self.removed.fetch_add(count, Ordering::Relaxed);
         self.metrics.removed(count);
+    }
+
+    /// How many deliveries ended in which way.
+    pub(super) fn counts(&self) -> Counts {
+        let mut counts = self.progress.lock().unwrap_or_else(PoisonError::into_inner).passed.clone();
+        let removed = self.removed.load(Ordering::Relaxed);
+        if removed > 0 {
+            counts.insert(Passed::Removed, removed);
+        }
+        counts
     }
 
     pub(super) fn ledger_away(&self) {

@@ -41,6 +41,7 @@
 mod arrival;
 mod check;
 mod claim;
+mod dead;
 mod decode;
 mod handle;
 mod handler;
@@ -189,13 +190,16 @@ impl<L: Ledger> Consumer<L> {
             Subscription::new(context.group.clone(), self.settings.topics.iter().cloned())?;
         subscription.start = self.settings.start;
         subscription.session_timeout = self.settings.session_timeout;
+        let meter = Arc::new(meter);
         let pipeline = pipeline::Pipeline {
+            held: held::HeldFeed::new(context.clone(), Arc::clone(&meter)),
+            dead_letters: dead::DeadLetterOutlet::new(context.clone()),
             worker: guarantee.worker(context.clone(), self.guard.ledger()),
             subscriber: context.bus.subscribe(subscription).await?,
             stop: self.handle.stop.subscribe(),
             context,
             window: self.window,
-            meter: Arc::new(meter),
+            meter,
             partitions: HashMap::new(),
             released: Vec::new(),
             queues: KeyQueues::default(),

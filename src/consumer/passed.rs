@@ -38,7 +38,7 @@ pub enum Passed {
     /// The ledger was unavailable, and it was copied to the dead-letter topic, as the outage policy
     /// says.
     DeadLettered,
-    /// It is held in the ledger and was left to a process that wants it.
+    /// It is held in the ledger and was left to another process, which runs it or wants it.
     Left,
     /// Retention removed it from the bus before it was read.
     Removed,

@@ -9,7 +9,7 @@ mod end;
 mod intake;
 mod partitions;
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +19,8 @@ use tokio::time::Instant;
 
 use super::arrival::{Arrival, Ending, Key, Source};
 use super::claim::ConsumerContext;
-use super::held;
+use super::dead::{self, DeadLetterOutlet};
+use super::held::HeldFeed;
 use super::meter::Meter;
 use super::offsets::CommitPoint;
 use super::order::{KeyQueues, Lane};
@@ -28,9 +29,10 @@ use super::{Counts, OutagePolicy, Passed, Stop};
 use crate::bus::{Assignment, Partition, Subscriber};
 use crate::error::{Error, Result};
 use crate::id::Topic;
-use crate::ledger::{Claim, Due, Epoch, Identity, Mode, Week};
+use crate::ledger::{Claim, Epoch, Identity, Mode, Week};
 use crate::window::{Sighting, Window};
-use ask::{Failing, LAG_INTERVAL, Probed, SuspectsAnswer};
+pub(super) use ask::Failing;
+use ask::{LAG_INTERVAL, Probed, SuspectsAnswer};
 
 /// A partition assigned to this process.
 pub(super) struct PartitionState {
@@ -75,6 +77,8 @@ pub(super) struct Pipeline {
     pub(super) queues: KeyQueues<Key, Arrival>,
     /// Suspects, each to run with nothing beside it.
     pub(super) alone: VecDeque<(Lane<Key>, Vec<Arrival>)>,
+    pub(super) held: HeldFeed,
+    pub(super) dead_letters: DeadLetterOutlet,
     pub(super) tasks: Tasks,
     pub(super) state: State,
 }
@@ -85,10 +89,6 @@ pub(super) struct Tasks {
     running: JoinSet<Vec<Ended>>,
     in_flight: usize,
     lone: bool,
-    look: JoinSet<Result<(Due, held::Place)>>,
-    /// Copies dead letters, separately from `look`, since the bus may be unavailable while the
-    /// ledger is not.
-    outlet: JoinSet<held::Outlet>,
     probe: JoinSet<Result<Probed>>,
     suspects: JoinSet<SuspectsAnswer>,
     lag: JoinSet<Option<i64>>,
@@ -101,69 +101,33 @@ pub(super) struct Tasks {
 /// The pipeline's state.
 #[allow(clippy::struct_excessive_bools)] // each is a separate outage or limit
 pub(super) struct State {
-    /// Held events that are queued, with their sizes, so that the next look does not queue them
-    /// again.
-    held: HashMap<Identity, usize>,
-    /// Held events that this process does not want and leaves to others.
-    left: HashSet<Identity>,
-    /// Where the next look starts.
-    look_from: held::Place,
-    /// Whether anything has happened since the last look that may have made an event due.
-    active_since_look: bool,
-    full: bool,
     away: bool,
     bus_away: bool,
     draining: Option<Instant>,
     next_commit: Instant,
-    next_look: Instant,
-    /// Rounds of copying dead letters.
-    outlets: BTreeMap<held::Whose, held::Round>,
     next_lag: Instant,
     too_old: u32,
     /// The ledger's epoch, if there is a window. Read at start, when the ledger is back after an
     /// outage, and whenever the window says "seen".
     epoch: Option<Epoch>,
-    /// Whether dead letters could not be copied at the last attempt.
-    uncopied: bool,
-    /// Dead letters that the bus refuses, until they are tried again.
-    passed_over: Arc<HashSet<held::Death>>,
-    passed_over_until: Instant,
     /// Partitions that the bus has yet to accept back.
     unreleased: Vec<Assignment>,
     uncommitted: Failing,
-    /// Failures to look for due events.
-    unlooked: Failing,
-    /// Set to true to cancel deliveries that came from the ledger.
-    cancel: watch::Sender<bool>,
-    pub(super) counts: Counts,
 }
 
 impl State {
     pub(super) fn new(epoch: Option<Epoch>) -> Self {
         let now = Instant::now();
         State {
-            held: HashMap::new(),
-            left: HashSet::new(),
-            look_from: held::Place::default(),
-            active_since_look: true,
-            full: false,
             away: false,
             bus_away: false,
             draining: None,
             next_commit: now,
-            next_look: now,
-            outlets: BTreeMap::from([(None, held::Round::new(now))]),
             next_lag: now,
             too_old: 0,
             epoch,
-            uncopied: false,
-            passed_over: Arc::default(),
-            passed_over_until: now,
             unreleased: Vec::new(),
             uncommitted: Failing::default(),
-            unlooked: Failing::default(),
-            cancel: watch::channel(false).0,
-            counts: BTreeMap::new(),
         }
     }
 }
@@ -184,8 +148,8 @@ impl Pipeline {
             tokio::select! {
                 event = self.subscriber.next() => self.on_bus_event(event).await?, // match → window → order
                 Some(ended) = self.tasks.running.join_next() => self.on_task_done(ended)?, // → commit point
-                Some(looked) = self.tasks.look.join_next() => self.on_due(looked)?,
-                Some(copied) = self.tasks.outlet.join_next() => self.on_dead_published(copied)?,
+                Some(looked) = self.held.looked() => self.on_due(looked)?,
+                Some(copied) = self.dead_letters.copied() => self.dead_letters.on_copied(copied)?,
                 Some(answer) = self.tasks.window.join_next() => self.on_window_answer(answer)?,
                 Some(probed) = self.tasks.probe.join_next() => self.on_ledger_probed(probed)?,
                 Some(answer) = self.tasks.suspects.join_next() => self.on_suspects(answer)?,
@@ -218,9 +182,8 @@ impl Pipeline {
     fn next_wake(&self) -> Instant {
         // Overdue work is already done, or waits for something that wakes the loop.
         let now = Instant::now();
-        let times = [self.state.next_commit, self.state.next_look]
+        let times = [self.state.next_commit, self.held.next_wake(), self.dead_letters.next_wake()]
             .into_iter()
-            .chain(self.state.outlets.values().map(|round| round.at))
             .chain(self.queues.next_at());
         times.chain(self.state.draining).filter(|at| *at > now).min().unwrap_or(now + Duration::from_secs(1))
     }
@@ -430,8 +393,7 @@ impl Pipeline {
     /// Finishes a delivery, so that the commit point may move past it.
     fn pass(&mut self, arrival: &Arrival, how: Passed) {
         arrival.span.record("consumer.ending", how.label());
-        self.note_activity();
-        *self.state.counts.entry(how).or_default() += 1;
+        self.held.note_activity();
         self.meter.passed(how);
         let offset = arrival.received.origin.offset;
         if let Some(own) = self.partition_of(arrival) {
@@ -445,7 +407,7 @@ impl Pipeline {
             }
         }
         if let Source::Held(identity, week) = &arrival.source {
-            self.state.held.remove(identity);
+            self.held.finished(identity);
             self.end_alias(arrival, identity.clone(), *week, how);
         }
         if matches!(how, Passed::Done | Passed::Finished)
@@ -454,12 +416,6 @@ impl Pipeline {
         {
             self.tasks.remember.push(sighting);
         }
-    }
-
-    /// Notes that something happened which may have made an event due.
-    fn note_activity(&mut self) {
-        self.state.active_since_look = true;
-        self.meter.at_rest(false);
     }
 
     /// Settles the entry of a record that was refused under its location. It was redriven and could
@@ -501,7 +457,7 @@ impl Pipeline {
         else {
             return;
         };
-        let record = held::unclaimed_record(&self.context, &first.received, &error.chain());
+        let record = dead::unclaimed_record(&self.context, &first.received, &error.chain());
         let bus = Arc::clone(&self.context.bus);
         self.count_in_flight(&arrivals);
         self.tasks.running.spawn(async move {
@@ -524,8 +480,9 @@ impl Pipeline {
         if self.state.away && self.tasks.probe.is_empty() {
             self.tasks.probe.spawn(ask::probe(Arc::clone(&self.context.ledger), self.window.is_some()));
         }
-        if self.state.draining.is_none() {
-            self.look_after_held(now);
+        if self.state.draining.is_none() && !self.state.away {
+            self.held.start(now);
+            self.dead_letters.start(now);
         }
         if self.tasks.remember.len() >= 500
             || (now >= self.state.next_commit && !self.tasks.remember.is_empty())
@@ -550,7 +507,7 @@ impl Pipeline {
 /// Handlers' panics are caught where they happen. A panic here is a bug in hapax, and its
 /// deliveries are lost.
 #[allow(clippy::needless_pass_by_value)] // a `map_err` function
-fn ended_badly(error: tokio::task::JoinError) -> Error {
+pub(super) fn ended_badly(error: tokio::task::JoinError) -> Error {
     Error::Corrupt(format!("a task of the consumer ended badly: {error}"))
 }
 

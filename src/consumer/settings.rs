@@ -125,9 +125,9 @@ pub struct ConsumerSettings {
     pub held_max: u64,
     /// How often to ask the ledger for due events and for dead letters to copy.
     pub held_interval: Duration,
-    /// How long held events and uncopied dead letters are reserved for the member that owns their
-    /// partition. After that, any member that consumes their topic takes them.
-    pub held_grace: Duration,
+    /// How long a member has to copy a dead letter to the dead-letter topic. If it is not copied by
+    /// then, any member tries again.
+    pub dead_reserve: Duration,
     /// The topic that dead letters are copied to. Defaults to `<topic>.dead`. If empty, they stay
     /// in the ledger only.
     pub dead_topic: Option<String>,
@@ -172,7 +172,7 @@ impl ConsumerSettings {
             hold_max: Duration::from_secs(30),
             held_max: 100_000,
             held_interval: Duration::from_millis(500),
-            held_grace: Duration::from_mins(1),
+            dead_reserve: Duration::from_mins(1),
             dead_topic: None,
             outage: OutagePolicy::default(),
             commit_interval: Duration::from_millis(500),
@@ -220,6 +220,7 @@ impl ConsumerSettings {
         for (key, value, max) in [
             ("handler_timeout", self.handler_timeout, 24 * hour),
             ("held_interval", self.held_interval, hour),
+            ("dead_reserve", self.dead_reserve, 24 * hour),
             ("commit_interval", self.commit_interval, hour),
             ("session_timeout", self.session_timeout, hour),
         ] {

@@ -5,7 +5,7 @@ use std::collections::{HashMap, hash_map};
 
 use super::transition::{self, Head, Row, Situation};
 use super::{
-    Claim, Extend, Identity, Intervene, Intervened, Outcome, Settings, Settle, Settled, Token, Week,
+    Claim, Extend, Identity, Intervene, Intervened, Nonce, Outcome, Settings, Settle, Settled, Token, Week,
 };
 use crate::clock::Time;
 use crate::error::{Error, Result};
@@ -224,15 +224,15 @@ pub(crate) fn may_sweep(row: &Row, cutoff: Time) -> bool {
 /// it by.
 pub(crate) type Waiting<T> = (T, i32, Option<(Aggregate, u64)>);
 
-/// Selects from due held rows, oldest first, those that may be claimed (of an aggregate only the
-/// lowest) and that `is_wanted` accepts. Skips the first `skip` of them and takes at most `limit`.
+/// Selects from due held rows those that may be claimed (of an aggregate only the lowest) and that
+/// `is_wanted` accepts. Returns at most `limit` of them in random order, and how many there are.
 pub(crate) fn runnable<T>(
     waiting: Vec<Waiting<T>>,
-    (skip, limit): (usize, usize),
+    limit: usize,
     now: Time,
     is_wanted: impl Fn(&T) -> bool,
     mut head: impl FnMut(i32, &Aggregate) -> Result<Option<Head>>,
-) -> Result<Vec<T>> {
+) -> Result<(Vec<T>, u64)> {
     // Many rows may wait behind one head, so each head is read once.
     let mut heads: HashMap<(i32, Aggregate), (Head, Option<u64>)> = HashMap::new();
     for (_, scope, order) in &waiting {
@@ -254,5 +254,9 @@ pub(crate) fn runnable<T>(
         })
     };
     let runnable = waiting.into_iter().filter(|(of, scope, order)| runs(*scope, order) && is_wanted(of));
-    Ok(runnable.skip(skip).take(limit).map(|(of, ..)| of).collect())
+    let mut runnable: Vec<T> = runnable.map(|(of, ..)| of).collect();
+    let count = runnable.len() as u64;
+    runnable.sort_by_cached_key(|_| Nonce::random().0);
+    runnable.truncate(limit);
+    Ok((runnable, count))
 }

@@ -1,13 +1,11 @@
 //! Waiting events: held ones that are due, dead ones to be copied out, and the markers of
 //! transactional batches.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use super::{Entry, Identity, Token, Week};
-use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::event::Origin;
 use crate::id::Topic;
@@ -18,36 +16,29 @@ pub type PublishedDead = (Identity, Week, Token);
 /// The held events of a scope that may be claimed now.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Due {
-    /// The entries with their bytes, oldest first.
+    /// The entries with their bytes, in random order.
     pub entries: Vec<Entry>,
+    /// How many events may be claimed now. If there are more than entries, the answer is a random
+    /// choice of them.
+    pub claimable: u64,
     /// How many events the scope holds with their bytes, in any state.
     pub held: u64,
 }
 
-/// Which held events a consumer asks for. Those of a partition go to the member that owns it, so
-/// that only one member of a group takes up each.
+/// Which held events a consumer asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Share {
-    /// The topics that the member consumes, each with the partitions it owns. It never gets events
-    /// of other topics; events without a topic go to every member. `None` matches every event.
-    pub topics: Option<BTreeMap<Topic, BTreeSet<i32>>>,
-    /// Events that have been due, or dead, for longer than this go to every member that consumes
-    /// their topic, so that nothing is stranded while partitions move between members.
-    pub grace: Duration,
+pub struct HeldQuery {
+    /// Events of these topics, and events without a topic. `None` matches every event.
+    pub topics: Option<BTreeSet<Topic>>,
     /// The maximum size of the answer, as [`Entry::bytes`] counts: it ends with the entry that
     /// reaches it. `None` means unlimited.
     pub bytes_max: Option<usize>,
-    /// Only events that have been due, or dead, since this time. A caller that can do nothing about
-    /// a whole page continues behind it this way.
-    pub since: Option<Time>,
-    /// How many of those to skip: several may have the same time.
-    pub skip: usize,
 }
 
-impl Share {
-    /// A share that matches every event.
+impl HeldQuery {
+    /// Matches every event, without a limit.
     pub fn all() -> Self {
-        Share::default()
+        HeldQuery::default()
     }
 
     /// How many entries of these sizes fit into the answer.
@@ -61,20 +52,12 @@ impl Share {
         sizes.into_iter().take_while(is_open).count()
     }
 
-    /// Whether an answer is full, so that there may be more.
-    pub fn is_full(&self, entries: &[Entry], limit: usize) -> bool {
-        let bytes = || entries.iter().map(Entry::bytes).sum::<usize>();
-        entries.len() >= limit || self.bytes_max.is_some_and(|max| bytes() >= max)
-    }
-
-    /// Whether the share includes an event of this origin that has been due, or dead, since `at`.
-    pub fn takes(&self, origin: Option<&Origin>, at: Time, now: Time) -> bool {
-        if self.since.is_some_and(|since| at < since) {
-            return false;
+    /// Whether it matches an event of this origin.
+    pub fn matches(&self, origin: Option<&Origin>) -> bool {
+        match (&self.topics, origin) {
+            (Some(topics), Some(origin)) => topics.contains(&origin.topic),
+            _ => true,
         }
-        let (Some(topics), Some(origin)) = (&self.topics, origin) else { return true };
-        let mine = topics.get(&origin.topic);
-        mine.is_some_and(|mine| mine.contains(&origin.partition) || at.plus(self.grace) <= now)
     }
 }
 

@@ -45,7 +45,7 @@ pub use entry::{
     Stat, State, SweepSettings, Swept,
 };
 pub use epoch::Epoch;
-pub use held::{Due, Marker, PublishedDead, Reused, Share};
+pub use held::{Due, HeldQuery, Marker, PublishedDead, Reused};
 pub use operations::Operations;
 pub(crate) use outage::Outage;
 pub(crate) use pace::Pace;

@@ -144,7 +144,8 @@ macro_rules! __conformance_cases {
                 c5_refused_is_dead_beside_every_order
                 c10_refused_of_a_dropped_week_is_kept
                 c2_the_outlet_copies_once_per_death
-                a_share_leaves_others_what_is_theirs
+                held_events_of_other_topics_are_left
+                a_reserved_dead_event_is_for_one_copier
                 c4_settling_and_marking_in_a_transaction
                 c7_a_repeat_is_as_suspect_as_the_first
                 c9_warned_mismatches_are_counted

@@ -10,7 +10,7 @@ use super::kit::{
 };
 use crate::event::Headers;
 use crate::ledger::{
-    Body, Claims, ConsumerStore, Ledger, Mode, OnDead, Operations, OrderPolicy, Outcome, Settled, Share,
+    Body, Claims, ConsumerStore, HeldQuery, Ledger, Mode, OnDead, Operations, OrderPolicy, Outcome, Settled,
     State, Verdict,
 };
 
@@ -234,13 +234,13 @@ pub async fn c6_held_bytes_are_kept_exactly(harness: &impl Harness) {
         assert_eq!(there(&ledger, &mine).await.body.as_ref(), Some(&body));
         assert!(ledger.stat().await.unwrap().held >= 1);
         harness.advance(LEASE).await;
-        let due = ledger.due(&scope, &Share::all(), 10).await.unwrap();
+        let due = ledger.due(&scope, &HeldQuery::all(), 10).await.unwrap();
         assert_eq!((due.entries.len(), due.entries[0].body.as_ref()), (1, Some(&body)));
         let next = another(&mine);
         let grant = first(&ledger, &next).await;
         assert_eq!(there(&ledger, &mine).await.body.as_ref(), Some(&body), "until it is done");
         settled(&ledger, &next, &grant, Verdict::Dead { note: "poison".into(), body: None }).await;
-        let dead = ledger.unpublished_dead(&scope, &Share::all(), 10).await.unwrap();
+        let dead = ledger.unpublished_dead(&scope, &HeldQuery::all(), 10, None).await.unwrap();
         assert_eq!(dead.last().and_then(|dead| dead.body.as_ref()), Some(&body));
         assert_eq!(there(&ledger, &mine).await.body, Some(body));
     }

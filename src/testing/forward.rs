@@ -33,18 +33,19 @@ macro_rules! ledger_over {
             async fn due(
                 &self,
                 scope: &$crate::Scope,
-                share: &$crate::ledger::Share,
+                query: &$crate::ledger::HeldQuery,
                 limit: usize,
             ) -> $crate::Result<$crate::ledger::Due> {
-                $crate::ledger::ConsumerStore::due(&self.inner, scope, share, limit).await
+                $crate::ledger::ConsumerStore::due(&self.inner, scope, query, limit).await
             }
             async fn unpublished_dead(
                 &self,
                 scope: &$crate::Scope,
-                share: &$crate::ledger::Share,
+                query: &$crate::ledger::HeldQuery,
                 limit: usize,
+                reserve: Option<std::time::Duration>,
             ) -> $crate::Result<Vec<$crate::ledger::Entry>> {
-                $crate::ledger::ConsumerStore::unpublished_dead(&self.inner, scope, share, limit).await
+                $crate::ledger::ConsumerStore::unpublished_dead(&self.inner, scope, query, limit, reserve).await
             }
             async fn mark_dead_published(&self, entries: &[$crate::ledger::PublishedDead]) -> $crate::Result<()> {
                 $crate::ledger::ConsumerStore::mark_dead_published(&self.inner, entries).await

@@ -1,5 +1,6 @@
 //! What is held with its bytes: parked instead of waiting, due, refused, copied out, dropped and skipped; markers.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,8 +14,8 @@ use crate::error::Error;
 use crate::event::{Headers, Origin};
 use crate::id::{Scope, Tenant, Topic};
 use crate::ledger::{
-    Body, Claim, Claims, ConsumerStore, Entry, Filter, Identity, Intervention, Ledger, Marker, MismatchRule,
-    Mode, Operations, Outcome, Settings, Share, State, Verdict,
+    Body, Claim, Claims, ConsumerStore, Entry, Filter, HeldQuery, Identity, Intervention, Ledger, Marker,
+    MismatchRule, Mode, Operations, Outcome, Settings, State, Verdict,
 };
 
 fn body(text: &'static str) -> Body {
@@ -40,10 +41,17 @@ fn scope() -> Scope {
     claim("e", lease()).identity.scope
 }
 
+/// What is due, oldest first.
 async fn due(ledger: &impl Ledger) -> Vec<String> {
-    let due = ledger.due(&scope(), &Share::all(), 100).await.unwrap();
+    let mut due = ledger.due(&scope(), &HeldQuery::all(), 100).await.unwrap();
     assert!(due.entries.iter().all(|entry| entry.body.is_some()));
-    due.entries.into_iter().map(|entry| entry.identity.id.to_string()).collect()
+    assert_eq!(due.claimable, due.entries.len() as u64);
+    due.entries.sort_by_key(|entry| entry.at);
+    ids(&due.entries)
+}
+
+fn ids(entries: &[Entry]) -> Vec<String> {
+    entries.iter().map(|entry| entry.identity.id.to_string()).collect()
 }
 
 /// A claim that ends dead keeps the bytes it brought: attempts used up by deaths, and by counted failures.
@@ -68,7 +76,7 @@ pub async fn c5_a_dead_claim_keeps_its_bytes(harness: &impl Harness) {
     assert_eq!(there(&ledger, &mine).await.body, Some(body("failed")));
 }
 
-/// A held retry is due at its time, for all tenants of the scope, oldest first, and no further than asked.
+/// A held retry is due at its time, for all tenants of the scope, and no more than asked.
 pub async fn c6_held_is_due_when_its_time_has_come(harness: &impl Harness) {
     let ledger = open(harness).await;
     let mut tenant = claim("tenant", failed());
@@ -81,10 +89,10 @@ pub async fn c6_held_is_due_when_its_time_has_come(harness: &impl Harness) {
     assert_eq!(due(&ledger).await, Vec::<String>::new());
     harness.advance(LEASE).await;
     assert_eq!(due(&ledger).await, ["b", "tenant"], "a was not held");
-    let one = ledger.due(&scope(), &Share::all(), 1).await.unwrap();
-    assert_eq!((one.entries.len(), one.held), (1, 2));
+    let one = ledger.due(&scope(), &HeldQuery::all(), 1).await.unwrap();
+    assert_eq!((one.entries.len(), one.claimable, one.held), (1, 2, 2));
     assert_eq!(one.entries[0].body, Some(body("held")));
-    assert_eq!(ledger.due(&Scope::new("other").unwrap(), &Share::all(), 9).await.unwrap().held, 0);
+    assert_eq!(ledger.due(&Scope::new("other").unwrap(), &HeldQuery::all(), 9).await.unwrap().held, 0);
 }
 
 /// It stays held while it runs again, is due again when that run's lease lapses, and leaves when it is done.
@@ -94,11 +102,11 @@ pub async fn c6_a_held_one_stays_held_while_it_runs(harness: &impl Harness) {
     harness.advance(LEASE).await;
     first(&ledger, &claim("e", lease())).await;
     assert!(due(&ledger).await.is_empty());
-    assert_eq!(ledger.due(&scope(), &Share::all(), 9).await.unwrap().held, 1);
+    assert_eq!(ledger.due(&scope(), &HeldQuery::all(), 9).await.unwrap().held, 1);
     harness.advance(PAST_LEASE).await;
     assert_eq!(due(&ledger).await, ["e"]);
     run(&ledger, &claim("e", lease())).await;
-    assert_eq!(ledger.due(&scope(), &Share::all(), 9).await.unwrap().held, 0);
+    assert_eq!(ledger.due(&scope(), &HeldQuery::all(), 9).await.unwrap().held, 0);
     assert_eq!(there(&ledger, &claim("e", lease())).await.body, None);
 }
 
@@ -121,7 +129,7 @@ pub async fn c6_hold_parks_what_would_wait(harness: &impl Harness) {
         let seq = if id == "e6" { 6 } else { 7 };
         run(&ledger, &latest(seq)).await;
     }
-    assert_eq!(ledger.due(&scope(), &Share::all(), 9).await.unwrap().held, 0);
+    assert_eq!(ledger.due(&scope(), &HeldQuery::all(), 9).await.unwrap().held, 0);
 }
 
 /// A parked one whose aggregate has moved past it is due, so that it is told so and leaves.
@@ -133,7 +141,7 @@ pub async fn c6_what_was_overtaken_is_due_and_stale(harness: &impl Harness) {
     settled(&ledger, &six, &grant, done()).await;
     assert_eq!(due(&ledger).await, ["e5"]);
     assert_eq!(one(&ledger, &latest(5)).await, Outcome::Stale { last: 6 });
-    assert_eq!(ledger.due(&scope(), &Share::all(), 9).await.unwrap().held, 0);
+    assert_eq!(ledger.due(&scope(), &HeldQuery::all(), 9).await.unwrap().held, 0);
 }
 
 /// What cannot run is dead at once, with note and bytes, and parks nobody; what is there already stays as it is.
@@ -172,7 +180,7 @@ pub async fn c10_refused_of_a_dropped_week_is_kept(harness: &impl Harness) {
         expect(&ledger, &mine, "dead").await;
     }
     assert_eq!(there(&ledger, &refused).await.body, Some(body("old")));
-    assert_eq!(ledger.unpublished_dead(&scope(), &Share::all(), 9).await.unwrap().len(), 1);
+    assert_eq!(ledger.unpublished_dead(&scope(), &HeldQuery::all(), 9, None).await.unwrap().len(), 1);
 }
 
 /// The outlet has each death once: marked under its token, and again when it died again.
@@ -184,21 +192,21 @@ pub async fn c2_the_outlet_copies_once_per_death(harness: &impl Harness) {
         let grant = first(&ledger, &another(&mine)).await;
         let verdict = Verdict::Dead { note: "poison".into(), body: Some(body("dead")) };
         settled(&ledger, &mine, &grant, verdict).await;
-        let out = ledger.unpublished_dead(&scope(), &Share::all(), 9).await.unwrap();
+        let out = ledger.unpublished_dead(&scope(), &HeldQuery::all(), 9, None).await.unwrap();
         assert_eq!(out.len(), 1);
         assert_eq!(out[0].body, Some(body("dead")));
         let copied = (out[0].identity.clone(), out[0].week, out[0].token);
         if let Some(stale) = stale.replace(copied.clone()) {
             ledger.mark_dead_published(&[stale]).await.unwrap();
             assert_eq!(
-                ledger.unpublished_dead(&scope(), &Share::all(), 9).await.unwrap().len(),
+                ledger.unpublished_dead(&scope(), &HeldQuery::all(), 9, None).await.unwrap().len(),
                 1,
                 "a stale token marks nothing"
             );
         }
         for _ in 0..2 {
             ledger.mark_dead_published(std::slice::from_ref(&copied)).await.unwrap();
-            assert!(ledger.unpublished_dead(&scope(), &Share::all(), 9).await.unwrap().is_empty());
+            assert!(ledger.unpublished_dead(&scope(), &HeldQuery::all(), 9, None).await.unwrap().is_empty());
         }
         intervene(&ledger, &mine, Intervention::Redrive).await.unwrap();
     }
@@ -230,7 +238,8 @@ pub async fn c4_settling_and_marking_in_a_transaction(harness: &impl Harness) {
     run(&ledger, &latest(2)).await;
 }
 
-/// A look brings as many bytes as it may, and the entry that reaches them; the next one goes on behind them.
+/// A look brings as many bytes as it may, and the entry that reaches them. The next one brings others: at random of what is
+/// due, and in turn of what is dead and reserved.
 pub async fn t79_what_is_held_comes_in_bounded_pages(harness: &impl Harness) {
     let ledger = open(harness).await;
     let body = Body { payload: Some(vec![7; 10_000].into()), ..Body::default() };
@@ -241,21 +250,26 @@ pub async fn t79_what_is_held_comes_in_bounded_pages(harness: &impl Harness) {
         expect(&ledger, &Claim { body: Some(body.clone()), ..dead }, "dead").await;
     }
     harness.advance(LEASE).await;
-    let of =
-        |entries: &[Entry]| entries.iter().map(|entry| entry.identity.id.to_string()).collect::<Vec<_>>();
-    let all: Vec<_> = of(&ledger.due(&scope(), &Share::all(), 9).await.unwrap().entries);
-    let all_dead: Vec<_> = of(&ledger.unpublished_dead(&scope(), &Share::all(), 9).await.unwrap());
-    assert_eq!((all.len(), all_dead.len()), (6, 6));
+    assert_eq!(due(&ledger).await.len(), 6);
+    let all_dead = ids(&ledger.unpublished_dead(&scope(), &HeldQuery::all(), 9, None).await.unwrap());
+    assert_eq!(all_dead.len(), 6);
     for (bytes, count) in [(0, 0), (1, 1), (body.bytes(), 1), (body.bytes() + 1, 2), (1 << 30, 6)] {
-        let share = Share { bytes_max: Some(bytes), ..Share::all() };
-        let due = ledger.due(&scope(), &share, 9).await.unwrap();
-        assert_eq!((of(&due.entries), due.held), (all[..count].to_vec(), 12), "{bytes} bytes");
-        assert_eq!(of(&ledger.unpublished_dead(&scope(), &share, 9).await.unwrap()), all_dead[..count]);
-        assert_eq!(share.is_full(&due.entries, 9), bytes < 1 << 30);
+        let query = HeldQuery { bytes_max: Some(bytes), ..HeldQuery::all() };
+        let due = ledger.due(&scope(), &query, 9).await.unwrap();
+        assert_eq!((due.entries.len(), due.held), (count, 12), "{bytes} bytes");
+        assert!(count == 0 || due.claimable == 6);
+        let dead = ledger.unpublished_dead(&scope(), &query, 9, None).await.unwrap();
+        assert_eq!(ids(&dead), all_dead[..count]);
     }
-    let share = Share { bytes_max: Some(1), skip: 3, ..Share::all() };
-    assert_eq!(of(&ledger.due(&scope(), &share, 9).await.unwrap().entries), all[3..4]);
-    assert_eq!(of(&ledger.unpublished_dead(&scope(), &share, 9).await.unwrap()), all_dead[3..4]);
+    let query = HeldQuery { bytes_max: Some(1), ..HeldQuery::all() };
+    let mut seen = BTreeSet::new();
+    while seen.len() < 6 {
+        seen.extend(ids(&ledger.due(&scope(), &query, 9).await.unwrap().entries));
+    }
+    for id in &all_dead {
+        let dead = ledger.unpublished_dead(&scope(), &query, 9, Some(LEASE)).await.unwrap();
+        assert_eq!(ids(&dead), std::slice::from_ref(id));
+    }
 }
 
 /// The same claim again is told the same about the run before.
@@ -321,7 +335,7 @@ pub async fn order_drop_goes_on_past_the_dead_one(harness: &impl Harness) {
     assert_eq!(ledger.audit(9).await.unwrap()[0].what, "drop");
     assert_eq!(due(&ledger).await, ["e2"]);
     run(&ledger, &strict(2)).await;
-    assert_eq!(ledger.due(&scope(), &Share::all(), 9).await.unwrap().held, 0);
+    assert_eq!(ledger.due(&scope(), &HeldQuery::all(), 9).await.unwrap().held, 0);
 }
 
 /// A skip lets an aggregate go on past the missing one it is parked behind; one that is not parked is refused.
@@ -376,25 +390,16 @@ pub async fn listing_filters_by_aggregate_and_origin(harness: &impl Harness) {
     assert_eq!(count(Filter { topic: Some(topic), partition: Some(4), ..by() }).await, 0);
 }
 
-/// Events of a partition are for whoever has it, and do not fill the page of others; those from nowhere, and those that nobody
-/// took up in time, are for everybody who consumes their topic; those of other topics never are. A look can begin later than at
-/// the beginning.
-pub async fn a_share_leaves_others_what_is_theirs(harness: &impl Harness) {
-    const GRACE: Duration = Duration::from_secs(3600);
+/// What is due and what is dead of other topics is not for whoever asks, and does not fill the page.
+pub async fn held_events_of_other_topics_are_left(harness: &impl Harness) {
     let ledger = open(harness).await;
-    let origin = |topic: &str, partition| Some(Origin::new(Topic::new(topic).unwrap(), partition, 7));
+    let origin = |topic: &str| Some(Origin::new(Topic::new(topic).unwrap(), 0, 7));
     let from = [
-        ("theirs", origin("orders", 0)),
-        ("mine", origin("orders", 1)),
-        ("elsewhere", origin("other", 0)),
+        ("theirs", origin("other")),
+        ("mine", origin("orders")),
+        ("elsewhere", origin("else")),
         ("nowhere", None),
-        ("mine too", origin("orders", 3)),
     ];
-    let share = |partitions: &[i32]| Share {
-        topics: Some([(Topic::new("orders").unwrap(), partitions.iter().copied().collect())].into()),
-        grace: GRACE,
-        ..Share::all()
-    };
     for (id, origin) in from {
         expect(&ledger, &Claim { origin: origin.clone(), ..held(claim(id, failed())) }, "retry_later").await;
         let dead = with(claim(&format!("{id}, dead"), Mode::Refused), "dead");
@@ -402,34 +407,61 @@ pub async fn a_share_leaves_others_what_is_theirs(harness: &impl Harness) {
         harness.advance(Duration::from_secs(1)).await;
     }
     harness.advance(LEASE).await;
-    let look = async |share: Share, limit: usize| {
-        let due = ledger.due(&scope(), &share, limit).await.unwrap();
-        let out = ledger.unpublished_dead(&scope(), &share, limit).await.unwrap();
-        let ids = |entries: Vec<crate::ledger::Entry>| -> Vec<String> {
-            entries.into_iter().map(|entry| entry.identity.id.to_string()).collect()
-        };
-        let (due, out) = (ids(due.entries), ids(out));
-        assert_eq!(out, due.iter().map(|id| format!("{id}, dead")).collect::<Vec<_>>());
-        due
+    let of = |topics: &[&str]| HeldQuery {
+        topics: Some(topics.iter().map(|topic| Topic::new(*topic).unwrap()).collect()),
+        ..HeldQuery::all()
     };
-    assert_eq!(look(share(&[1, 3]), 9).await, ["mine", "nowhere", "mine too"]);
-    assert_eq!(look(share(&[1, 3]), 1).await, ["mine"], "what is not for us takes no room");
-    assert_eq!(look(share(&[]), 9).await, ["nowhere"]);
-    assert_eq!(look(share(&[0]), 9).await, ["theirs", "nowhere"]);
-    assert_eq!(look(Share { topics: Some([].into()), ..share(&[]) }, 9).await, ["nowhere"]);
-    assert_eq!(look(Share::all(), 2).await, ["theirs", "mine"]);
-    for (limit, since) in [(2, "mine"), (3, "elsewhere")] {
-        let dead = ledger.unpublished_dead(&scope(), &Share::all(), limit).await.unwrap().pop().unwrap().at;
-        let due = ledger.due(&scope(), &Share::all(), limit).await.unwrap().entries.pop().unwrap();
-        assert_eq!(due.identity.id.to_string(), since);
-        let later = |since| Share { since: Some(since), ..Share::all() };
-        let due = ledger.due(&scope(), &later(due.at), 1).await.unwrap().entries;
-        assert_eq!(due[0].identity.id.to_string(), since, "what was due just then is looked at again");
-        let dead = ledger.unpublished_dead(&scope(), &later(dead), 1).await.unwrap();
-        assert_eq!(dead[0].identity.id.to_string(), format!("{since}, dead"));
+    for (query, found) in [
+        (of(&["orders"]), &["mine", "nowhere"][..]),
+        (of(&["orders", "unknown"]), &["mine", "nowhere"]),
+        (of(&["orders", "other"]), &["theirs", "mine", "nowhere"]),
+        (of(&[]), &["nowhere"]),
+        (HeldQuery::all(), &["theirs", "mine", "elsewhere", "nowhere"]),
+    ] {
+        let count = found.len();
+        let mut due = ledger.due(&scope(), &query, count).await.unwrap();
+        due.entries.sort_by_key(|entry| entry.at);
+        assert_eq!(
+            (ids(&due.entries), due.claimable),
+            (found.iter().map(|id| (*id).to_owned()).collect(), count as u64)
+        );
+        let dead = ledger.unpublished_dead(&scope(), &query, count, None).await.unwrap();
+        assert_eq!(ids(&dead), found.iter().map(|id| format!("{id}, dead")).collect::<Vec<_>>());
     }
-    harness.advance(GRACE).await;
-    let overdue = ["theirs", "mine", "nowhere", "mine too"];
-    assert_eq!(look(share(&[]), 9).await, overdue, "of its topics");
-    assert_eq!(look(Share::all(), 9).await.len(), 5);
+    let dead = ledger.unpublished_dead(&scope(), &of(&["orders"]), 9, Some(LEASE)).await.unwrap();
+    assert_eq!(ids(&dead), ["mine, dead", "nowhere, dead"]);
+}
+
+/// A dead event is for one copier at a time: what is reserved nobody else gets, until the time is over; then it comes after those
+/// that nobody had. What was copied is never for anyone.
+pub async fn a_reserved_dead_event_is_for_one_copier(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    for n in 0..4 {
+        expect(&ledger, &with(claim(&format!("dead-{n}"), Mode::Refused), "dead"), "dead").await;
+        harness.advance(Duration::from_secs(1)).await;
+    }
+    let take = async |limit: usize| {
+        ledger.unpublished_dead(&scope(), &HeldQuery::all(), limit, Some(LEASE)).await.unwrap()
+    };
+    let copied = |entry: &Entry| (entry.identity.clone(), entry.week, entry.token);
+    let first = take(2).await;
+    assert_eq!(ids(&first), ["dead-0", "dead-1"]);
+    assert_eq!(ids(&take(1).await), ["dead-2"]);
+    ledger.mark_dead_published(&[copied(&first[0])]).await.unwrap();
+    harness.advance(PAST_LEASE).await;
+    let looked = ledger.unpublished_dead(&scope(), &HeldQuery::all(), 9, None).await.unwrap();
+    assert_eq!(looked.len(), 3, "a look sees what is reserved");
+    let again = take(9).await;
+    assert_eq!(ids(&again)[0], "dead-3", "what nobody had comes first");
+    assert_eq!(again.len(), 3);
+    assert!(take(9).await.is_empty());
+    // Many at once: each is for one of them.
+    harness.advance(PAST_LEASE).await;
+    let (one, two, three) = tokio::join!(take(9), take(9), take(9));
+    let mut all: Vec<_> = [one, two, three].iter().flat_map(|taken| ids(taken)).collect();
+    all.sort();
+    assert_eq!(all, ["dead-1", "dead-2", "dead-3"]);
+    ledger.mark_dead_published(&again.iter().map(copied).collect::<Vec<_>>()).await.unwrap();
+    harness.advance(PAST_LEASE).await;
+    assert!(take(9).await.is_empty());
 }

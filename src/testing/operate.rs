@@ -10,8 +10,8 @@ use super::kit::{
 use crate::error::Error;
 use crate::id::{EventId, Scope, Tenant};
 use crate::ledger::{
-    Body, Claim, Claims, ConsumerStore, Entry, Filter, Identity, Intervention, Level, Mode, Operations,
-    Outcome, Share, State, Verdict,
+    Body, Claim, Claims, ConsumerStore, Entry, Filter, HeldQuery, Identity, Intervention, Level, Mode,
+    Operations, Outcome, State, Verdict,
 };
 
 const ALL: [Intervention; 7] = Intervention::ALL;
@@ -236,7 +236,7 @@ pub async fn kill_then_redrive(harness: &impl Harness) {
 /// redrive is due with its bytes, and runs. So for one that is lost.
 pub async fn t69_what_was_killed_takes_its_bytes_from_the_next_delivery(harness: &impl Harness) {
     let ledger = open(harness).await;
-    let share = Share::default();
+    let query = HeldQuery::all();
     for (n, state) in ["leased", "retry", "lost"].into_iter().enumerate() {
         let (mode, what) = match state {
             "lost" => (Mode::Once { track: None }, Intervention::Retry),
@@ -268,10 +268,10 @@ pub async fn t69_what_was_killed_takes_its_bytes_from_the_next_delivery(harness:
         let later = Claim { body: Some(Body::default()), ..another(&delivery) };
         expect(&ledger, &later, if state == "lost" { "duplicate" } else { "dead" }).await;
         assert_eq!(there(&ledger, &mine).await, after, "{state}: it keeps the first ones");
-        let outlet = ledger.unpublished_dead(&mine.identity.scope, &share, 10).await.unwrap();
+        let outlet = ledger.unpublished_dead(&mine.identity.scope, &query, 10, None).await.unwrap();
         assert_eq!(outlet.len(), usize::from(state != "lost"), "{state}: a dead letter goes out");
         assert!(!intervene(&ledger, &mine, what).await.unwrap().needs_delivery());
-        let due = ledger.due(&mine.identity.scope, &share, 10).await.unwrap().entries;
+        let due = ledger.due(&mine.identity.scope, &query, 10).await.unwrap().entries;
         assert_eq!(due.len(), 1, "{state}: it runs by itself");
         assert_eq!(due[0].body.as_ref(), Some(&body));
         run(&ledger, &another(&delivery)).await;
@@ -289,7 +289,7 @@ pub async fn t69_an_aggregate_goes_on_behind_what_was_killed(harness: &impl Harn
     expect(&ledger, &with(&one), "dead").await;
     intervene(&ledger, &one, Intervention::Redrive).await.unwrap();
     for mine in [one, two] {
-        let due = ledger.due(&mine.identity.scope, &Share::default(), 10).await.unwrap().entries;
+        let due = ledger.due(&mine.identity.scope, &HeldQuery::all(), 10).await.unwrap().entries;
         assert_eq!(due.len(), 1, "the lowest runs by itself");
         assert_eq!(due[0].identity, mine.identity);
         run(&ledger, &another(&mine)).await;

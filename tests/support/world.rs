@@ -230,6 +230,7 @@ pub fn builder(bus: Arc<KafkaBus>, ledger: PgLedger, topic: &str) -> ConsumerBui
             settings.backoff_base = millis("WORKER_BACKOFF_MS", 50);
             settings.backoff_max = Duration::from_secs(1);
             settings.held_interval = Duration::from_millis(100);
+            settings.dead_reserve = Duration::from_secs(2);
             settings.drain = Duration::from_secs(10);
             settings.hold_max = millis("WORKER_HOLD_MS", 30_000);
             settings.batch_max = 64;

@@ -1,9 +1,11 @@
 //! Held events that are due, dead events to publish, and the markers of transactional batches.
 //! Events are read from `held` and its indexes, never from the weeks.
 
-use sqlx::postgres::PgArguments;
+use std::time::Duration;
+
+use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::query::QueryAs;
-use sqlx::{AssertSqlSafe, PgConnection, Postgres};
+use sqlx::{AssertSqlSafe, PgConnection, Postgres, Row as _};
 
 use super::error::translate;
 use super::sweep::Present;
@@ -11,7 +13,7 @@ use super::{Inner, read};
 use crate::clock::Time;
 use crate::error::Result;
 use crate::id::{Scope, Topic};
-use crate::ledger::{BODY_BYTES, Body, Due, Entry, Marker, PublishedDead, Share};
+use crate::ledger::{BODY_BYTES, Body, Due, Entry, HeldQuery, Marker, PublishedDead};
 
 /// Bodies, column by column. Header names are bytes, because a name may contain a NUL, which text
 /// cannot. All headers are in one flat array, because nested arrays must have equal lengths.
@@ -61,10 +63,10 @@ impl<'a> Bodies<'a> {
     }
 }
 
-/// Selects all columns of the held rows in `from`.
-fn select(s: &str, from: &str) -> String {
+/// Selects all columns of the held rows in `from`, and `more`.
+fn select(s: &str, from: &str, more: &str) -> String {
     format!(
-        "select {columns}, c.tenant, c.scope from {from} join {s}.scope c on c.number = e.scope \
+        "select {columns}, c.tenant, c.scope{more} from {from} join {s}.scope c on c.number = e.scope \
          left join {s}.owner w on w.number = e.owner \
          cross join lateral (select e.payload, e.header_names, e.header_values, e.key, e.stamp) h",
         columns = read::columns(s)
@@ -72,20 +74,13 @@ fn select(s: &str, from: &str) -> String {
 }
 
 /// A century: PostgreSQL raises an error for a time out of its range.
-const GRACE_US_MAX: i64 = 3_155_760_000_000_000;
+const AGE_US_MAX: i64 = 3_155_760_000_000_000;
 
-/// SQL for whether a row belongs to the share, which [`entries`] binds. Same rule as
-/// [`Share::takes`].
-fn is_mine(now: &str) -> String {
-    format!(
-        "(($3::text[] is null or e.topic is null or (e.topic = any ($3) and \
-          ((e.topic, e.partition) in (select * from unnest($4::text[], $5::int[])) \
-           or e.at <= {now} - $6 * interval '1 microsecond'))) \
-         and coalesce(e.at >= timestamptz 'epoch' + $7::bigint * interval '1 microsecond', true))"
-    )
-}
+/// SQL for whether the query, which [`entries`] binds, matches a row. Same rule as
+/// [`HeldQuery::matches`].
+const MATCHES: &str = "($3::text[] is null or e.topic is null or e.topic = any ($3))";
 
-/// SQL for the first chosen rows that fit into the share's bytes, which [`entries`] binds. A row
+/// SQL for the first chosen rows that fit into the query's bytes, which [`entries`] binds. A row
 /// counts as in [`Body::bytes`].
 fn filled(s: &str) -> String {
     format!(
@@ -93,7 +88,7 @@ fn filled(s: &str) -> String {
              + (select coalesce(sum(octet_length(n)), 0) from unnest(e.header_names || e.header_values) n)) \
              over (order by r.place rows between unbounded preceding and 1 preceding) as before \
             from chosen r join {s}.held e on e.scope = r.scope and e.week = r.week and e.id = r.id), \
-         filled as materialized (select * from sized where coalesce(coalesce(before, 0) < $8, true))"
+         filled as materialized (select * from sized where coalesce(coalesce(before, 0) < $4, true))"
     )
 }
 
@@ -101,61 +96,54 @@ async fn entries(
     connection: &mut PgConnection,
     sql: String,
     scope: &Scope,
-    share: &Share,
+    query: &HeldQuery,
     limit: usize,
-) -> Result<Vec<Entry>> {
+    reserve: Option<Duration>,
+) -> Result<Vec<PgRow>> {
     let topics: Option<Vec<&str>> =
-        share.topics.as_ref().map(|topics| topics.keys().map(Topic::as_str).collect());
-    let mine = share.topics.iter().flatten();
-    let mine = mine.flat_map(|(topic, mine)| mine.iter().map(|n| (topic.as_str(), *n)));
-    let (mine_topics, mine_numbers): (Vec<&str>, Vec<i32>) = mine.unzip();
-    let rows = sqlx::query(AssertSqlSafe(sql))
+        query.topics.as_ref().map(|topics| topics.iter().map(Topic::as_str).collect());
+    let mut statement = sqlx::query(AssertSqlSafe(sql))
         .persistent(false)
         .bind(scope.as_str())
         .bind(i64::try_from(limit).unwrap_or(i64::MAX))
         .bind(topics)
-        .bind(mine_topics)
-        .bind(mine_numbers)
-        .bind(i64::try_from(share.grace.as_micros()).unwrap_or(i64::MAX).min(GRACE_US_MAX))
-        .bind(share.since.map(Time::as_micros))
-        .bind(share.bytes_max.map(|max| i64::try_from(max).unwrap_or(i64::MAX)))
-        .bind(i64::try_from(share.skip).unwrap_or(i64::MAX))
-        .fetch_all(connection)
-        .await
-        .map_err(|e| translate("looking for what is held", e))?;
-    rows.iter().map(read::entry).collect()
+        .bind(query.bytes_max.map(|max| i64::try_from(max).unwrap_or(i64::MAX)));
+    if let Some(reserve) = reserve {
+        statement = statement.bind(i64::try_from(reserve.as_micros()).unwrap_or(i64::MAX).min(AGE_US_MAX));
+    }
+    statement.fetch_all(connection).await.map_err(|e| translate("looking for what is held", e))
 }
 
 /// Held events that may be claimed now. Same rule as `Head::lets`.
-pub(super) async fn due(inner: &Inner, scope: &Scope, share: &Share, limit: usize) -> Result<Due> {
+pub(super) async fn due(inner: &Inner, scope: &Scope, query: &HeldQuery, limit: usize) -> Result<Due> {
     let s = &inner.settings.schema;
     // Each head is read once, however many events wait behind it. Bodies are read only for chosen
     // rows.
     let ready = format!(
         "with present as materialized (select {s}.ledger_now() as now), \
-         waiting as materialized (select e.scope, e.week, e.id, e.at, e.aggregate, e.seq, e.topic, e.partition \
+         waiting as materialized (select e.scope, e.week, e.id, e.at, e.aggregate, e.seq, e.topic \
             from {s}.scope c join {s}.held e on e.scope = c.number \
            where c.scope = $1 and e.header_names is not null and e.state in ('L', 'R', 'P') and e.at <= (select now from present)), \
          heads as materialized (select g.scope, g.aggregate, g.last, g.parked, g.lease_until, g.lease_seq, \
              (select min(o) from unnest(g.retrying) o) as owed \
             from (select distinct scope, aggregate from waiting where aggregate is not null) w \
             join {s}.head g on g.scope = w.scope and g.aggregate = w.aggregate), \
-         ready as (select e.scope, e.week, e.id, e.at, e.topic, e.partition, rank() over (partition by e.scope, e.aggregate, \
+         ready as (select e.scope, e.week, e.id, e.topic, rank() over (partition by e.scope, e.aggregate, \
              case when e.aggregate is null then e.id end, case when e.aggregate is null then e.week end order by e.seq) as n \
             from waiting e left join heads g on g.scope = e.scope and g.aggregate = e.aggregate \
            where e.aggregate is null or g.scope is null or e.seq <= g.last or \
                   ((e.seq > g.parked) is not true and (g.lease_until > (select now from present) or g.lease_seq < e.seq) \
                    is not true and (g.owed < e.seq) is not true)), \
-         chosen as materialized (select scope, week, id, row_number() over (order by at, scope, week, id) as place from ready e \
-           where n = 1 and {mine} order by place limit $2 offset $9), \
+         chosen as materialized (select scope, week, id, row_number() over (order by pg_catalog.random()) as place, \
+             count(*) over () as claimable from ready e where n = 1 and {MATCHES} order by place limit $2), \
          {filled}",
-        mine = is_mine("(select now from present)"),
         filled = filled(s)
     );
     let from = format!("filled r join {s}.held e on e.scope = r.scope and e.week = r.week and e.id = r.id");
     let mut connection = inner.begin().await?;
-    let sql = format!("{ready} {} order by r.place", select(s, &from));
-    let entries = entries(&mut connection, sql, scope, share, limit).await?;
+    let sql = format!("{ready} {} order by r.place", select(s, &from, ", r.claimable"));
+    let rows = entries(&mut connection, sql, scope, query, limit, None).await?;
+    let claimable: i64 = rows.first().map_or(0, |row| row.get("claimable"));
     let held: i64 = sqlx::query_scalar(AssertSqlSafe(format!(
         "select count(*) from {s}.held e join {s}.scope c on c.number = e.scope \
           where c.scope = $1 and e.header_names is not null"
@@ -165,31 +153,53 @@ pub(super) async fn due(inner: &Inner, scope: &Scope, share: &Share, limit: usiz
     .fetch_one(&mut *connection)
     .await
     .map_err(|e| translate("counting what is held", e))?;
-    Ok(Due { entries, held: held as u64 })
+    let entries = rows.iter().map(read::entry).collect::<Result<_>>()?;
+    Ok(Due { entries, claimable: claimable as u64, held: held as u64 })
 }
 
 /// Dead events that are not published yet.
 pub(super) async fn unpublished_dead(
     inner: &Inner,
     scope: &Scope,
-    share: &Share,
+    query: &HeldQuery,
     limit: usize,
+    reserve: Option<Duration>,
 ) -> Result<Vec<Entry>> {
     let s = &inner.settings.schema;
+    let on = "on e.scope = r.scope and e.week = r.week and e.id = r.id";
+    // A row that someone else is changing or reserving right now is skipped: nobody waits here.
+    let is_free = "(e.reserved is null or e.reserved <= (select now from present))";
+    let (only_free, reserved, from) = match reserve {
+        None => ("true", String::new(), "filled"),
+        Some(_) => (
+            is_free,
+            format!(
+                ", free as (select r.scope, r.week, r.id, r.place from filled r join {s}.held e {on} where {is_free} \
+                    for update of e skip locked), \
+                 mine as (update {s}.held e set reserved = (select now from present) + $5 * interval '1 microsecond' \
+                    from free r where e.scope = r.scope and e.week = r.week and e.id = r.id \
+                    returning r.scope, r.week, r.id, r.place)"
+            ),
+            "mine",
+        ),
+    };
     // Bodies are measured only for chosen rows, and read only for those that fit.
     let sql = format!(
-        "with chosen as materialized (select e.scope, e.week, e.id, row_number() over (order by e.at, e.scope, e.week, e.id) as place \
+        "with present as materialized (select {s}.ledger_now() as now), \
+         chosen as materialized (select e.scope, e.week, e.id, \
+             row_number() over (order by coalesce(e.reserved, e.at), e.scope, e.week, e.id) as place \
             from {s}.scope c join {s}.held e on e.scope = c.number \
-           where c.scope = $1 and e.header_names is not null and e.state = 'X' and e.copied is distinct from e.token and {mine} \
-           order by place limit $2 offset $9), {filled} {} order by r.place",
-        select(
-            s,
-            &format!("filled r join {s}.held e on e.scope = r.scope and e.week = r.week and e.id = r.id")
-        ),
-        mine = is_mine(&format!("(select {s}.ledger_now())")),
+           where c.scope = $1 and e.header_names is not null and e.state = 'X' and e.copied is distinct from e.token \
+             and {MATCHES} and {only_free} order by place limit $2), {filled}{reserved} {} order by r.place",
+        select(s, &format!("{from} r join {s}.held e {on}"), ""),
         filled = filled(s)
     );
-    entries(&mut *inner.begin().await?, sql, scope, share, limit).await
+    let mut tx = inner.begin().await?;
+    let rows = entries(&mut tx, sql, scope, query, limit, reserve).await?;
+    if reserve.is_some() {
+        tx.commit().await.map_err(|e| translate("reserving what is dead", e))?;
+    }
+    rows.iter().map(read::entry).collect()
 }
 
 /// Records that dead events were published.
@@ -288,7 +298,7 @@ pub(super) async fn forget_markers(inner: &Inner, now: &Present, retention_us: i
     let s = &inner.settings.schema;
     let mut tx = inner.begin().await?;
     sqlx::query(AssertSqlSafe(format!(
-        "delete from {s}.marker where at < {now} - least($1, {GRACE_US_MAX}) * interval '1 microsecond'"
+        "delete from {s}.marker where at < {now} - least($1, {AGE_US_MAX}) * interval '1 microsecond'"
     )))
     .persistent(false)
     .bind(retention_us)

@@ -46,8 +46,8 @@ use crate::error::{Error, Result};
 use crate::id::{Scope, Tenant, Topic};
 use crate::ledger::{
     Audit, Capabilities, Claim, Claims, ConsumerStore, Cursor, Due, Entry, Epoch, Extend, Filter, Finding,
-    Identity, Intervene, Intervened, Marker, Operations, Outcome, Page, PublishedDead, Settings, Settle,
-    Settled, Share, Stat, SweepSettings, Swept, Week,
+    HeldQuery, Identity, Intervene, Intervened, Marker, Operations, Outcome, Page, PublishedDead, Settings,
+    Settle, Settled, Stat, SweepSettings, Swept, Week,
 };
 pub(in crate::backend) use error::translate;
 pub(in crate::backend) use schema::check_name;
@@ -453,12 +453,18 @@ impl Claims for PgLedger {
 
 #[async_trait]
 impl ConsumerStore for PgLedger {
-    async fn due(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Due> {
-        held::due(&self.0, scope, share, limit).await
+    async fn due(&self, scope: &Scope, query: &HeldQuery, limit: usize) -> Result<Due> {
+        held::due(&self.0, scope, query, limit).await
     }
 
-    async fn unpublished_dead(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>> {
-        held::unpublished_dead(&self.0, scope, share, limit).await
+    async fn unpublished_dead(
+        &self,
+        scope: &Scope,
+        query: &HeldQuery,
+        limit: usize,
+        reserve: Option<Duration>,
+    ) -> Result<Vec<Entry>> {
+        held::unpublished_dead(&self.0, scope, query, limit, reserve).await
     }
 
     async fn mark_dead_published(&self, entries: &[PublishedDead]) -> Result<()> {

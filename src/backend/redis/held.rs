@@ -1,19 +1,20 @@
 //! Held events that are due, dead letters that are not published yet, and the markers of
 //! transactional batches. Each kind has an index that holds nothing else.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::time::Duration;
 
 use super::connect::Doing;
 use super::read::{Scopes, rows};
 use super::snapshot::index_key;
-use super::want::{Wants, member_key};
+use super::want::{Wants, member, member_key};
 use super::{RedisLedger, Result, codec, wants_of};
 use crate::clock::Time;
 use crate::error::Error;
 use crate::id::{Aggregate, Scope, Topic};
 use crate::ledger::transition::{Head, Row};
 use crate::ledger::{
-    Body, Claims as _, Due, Entry, Filter, Key, Marker, PublishedDead, Rows as _, Share, State, runnable,
+    Body, Claims as _, Due, Entry, Filter, HeldQuery, Key, Marker, PublishedDead, Rows as _, State, runnable,
 };
 
 /// How many entries of an index are read at once.
@@ -27,7 +28,7 @@ async fn of_scope(ledger: &RedisLedger, scope: &Scope) -> Result<(Scopes, Vec<i3
 }
 
 /// The held events that may be claimed now.
-pub(super) async fn due(ledger: &RedisLedger, scope: &Scope, share: &Share, limit: usize) -> Result<Due> {
+pub(super) async fn due(ledger: &RedisLedger, scope: &Scope, query: &HeldQuery, limit: usize) -> Result<Due> {
     let (scopes, numbers) = of_scope(ledger, scope).await?;
     let now = ledger.now().await?;
     let mut heads: HashMap<(i32, Aggregate), Option<Head>> = HashMap::new();
@@ -38,9 +39,9 @@ pub(super) async fn due(ledger: &RedisLedger, scope: &Scope, share: &Share, limi
             let until = now.as_micros().to_string();
             let (count, rows, its_heads) = waiting(ledger, "due", *number, &until, from).await?;
             for (member, beginning) in rows {
-                let codec::Beginning { at, order, origin } = codec::waiting(&beginning)?;
-                let mine = share.takes(origin.as_ref(), at, now);
-                found.push((at, ((member_key(&member)?, mine), *number, order)));
+                let codec::Beginning { order, origin, .. } = codec::waiting(&beginning)?;
+                let matches = query.matches(origin.as_ref());
+                found.push(((member_key(&member)?, matches), *number, order));
             }
             for (aggregate, head) in its_heads {
                 let head = if head.is_empty() { None } else { Some(codec::head(&head)?) };
@@ -53,26 +54,24 @@ pub(super) async fn due(ledger: &RedisLedger, scope: &Scope, share: &Share, limi
             }
         }
     }
-    found.sort_by_key(|(at, _)| *at);
-    let found = found.into_iter().map(|(_, waiting)| waiting).collect();
     let head = |scope, aggregate: &Aggregate| Ok(heads.get(&(scope, aggregate.clone())).cloned().flatten());
-    let keys = runnable(found, (share.skip, limit), now, |(_, mine)| *mine, head)?;
+    let (keys, claimable) = runnable(found, limit, now, |(_, matches)| *matches, head)?;
     let keys: Vec<Key> = keys.into_iter().map(|(key, _)| key).collect();
     let mut entries = Vec::new();
-    for (key, row) in read(ledger, &keys, share).await? {
+    for (key, row) in read(ledger, &keys, query).await? {
         // Another claim may have been faster.
         if row.body.is_some() && matches!(row.state, State::Leased | State::Retry | State::Parked) {
             entries.push(scopes.entry(&key, row)?);
         }
     }
-    Ok(Due { entries, held: count(ledger, &numbers).await? })
+    Ok(Due { entries, claimable, held: count(ledger, &numbers).await? })
 }
 
-/// Reads rows until the share's byte limit is reached. It first reads a few to learn their size,
+/// Reads rows until the query's byte limit is reached. It first reads a few to learn their size,
 /// because an answer holds all its rows in memory.
-async fn read(ledger: &RedisLedger, keys: &[Key], share: &Share) -> Result<Vec<(Key, Row)>> {
+async fn read(ledger: &RedisLedger, keys: &[Key], query: &HeldQuery) -> Result<Vec<(Key, Row)>> {
     let (mut found, mut bytes, mut part) = (Vec::new(), 0, PART);
-    if share.bytes_max.is_some() {
+    if query.bytes_max.is_some() {
         part = FIRST_PART;
     }
     let mut left = keys;
@@ -81,14 +80,14 @@ async fn read(ledger: &RedisLedger, keys: &[Key], share: &Share) -> Result<Vec<(
         left = later;
         for (key, stored, _) in rows(ledger, now).await? {
             let row = codec::row(&stored)?;
-            if share.bytes_max.is_some_and(|max| bytes >= max) {
+            if query.bytes_max.is_some_and(|max| bytes >= max) {
                 return Ok(found);
             }
             bytes += row.body.as_ref().map_or(0, Body::bytes);
             found.push((key, row));
         }
         let each = (bytes / found.len().max(1)).max(1);
-        part = share.bytes_max.map_or(PART, |max| (max.saturating_sub(bytes) / each).clamp(1, PART));
+        part = query.bytes_max.map_or(PART, |max| (max.saturating_sub(bytes) / each).clamp(1, PART));
     }
     Ok(found)
 }
@@ -129,37 +128,71 @@ async fn count(ledger: &RedisLedger, numbers: &[i32]) -> Result<u64> {
     Ok(counts.iter().sum())
 }
 
-/// The dead letters that are not published yet.
+/// The dead letters that are not published yet. The score in their index is when they died, or
+/// until when they are reserved.
 pub(super) async fn unpublished_dead(
     ledger: &RedisLedger,
     scope: &Scope,
-    share: &Share,
+    query: &HeldQuery,
     limit: usize,
+    reserve: Option<Duration>,
 ) -> Result<Vec<Entry>> {
     let (scopes, numbers) = of_scope(ledger, scope).await?;
-    let now = ledger.now().await?;
+    let until = match reserve {
+        Some(_) => ledger.now().await?.as_micros().to_string(),
+        None => "+inf".to_owned(),
+    };
     let mut found = Vec::new();
     for number in numbers {
-        let mut mine = Vec::new();
+        let mut matching = Vec::new();
         for from in (0..).step_by(PART) {
-            let (count, rows, _) = waiting(ledger, "out", number, "+inf", from).await?;
+            let (count, rows, _) = waiting(ledger, "out", number, &until, from).await?;
             for (member, beginning) in rows {
                 let codec::Beginning { at, origin, .. } = codec::waiting(&beginning)?;
-                if share.takes(origin.as_ref(), at, now) {
-                    mine.push((at, member_key(&member)?));
+                if query.matches(origin.as_ref()) {
+                    matching.push((at, member_key(&member)?));
                 }
             }
-            if count < PART || mine.len() >= limit + share.skip {
+            if count < PART || matching.len() >= limit {
                 break;
             }
         }
-        found.extend(mine);
+        found.extend(matching);
     }
-    found.sort_by_key(|(at, _)| *at);
-    let keys: Vec<Key> = found.into_iter().skip(share.skip).take(limit).map(|(_, key)| key).collect();
-    let dead = read(ledger, &keys, share).await?;
+    if reserve.is_none() {
+        found.sort_by_key(|(at, _)| *at);
+    }
+    let keys: Vec<Key> = found.into_iter().take(limit).map(|(_, key)| key).collect();
+    let mut dead = read(ledger, &keys, query).await?;
+    if let Some(reserve) = reserve {
+        let mine = reserved(ledger, dead.iter().map(|(key, _)| key), reserve).await?;
+        dead.retain(|(key, _)| mine.contains(&member(key)));
+    }
     dead.into_iter().map(|(key, row)| scopes.entry(&key, row)).collect()
 }
+
+/// Reserves dead letters. Returns those that nobody else has reserved.
+async fn reserved<'k>(
+    ledger: &RedisLedger,
+    keys: impl Iterator<Item = &'k Key>,
+    reserve: Duration,
+) -> Result<HashSet<Vec<u8>>> {
+    let members: Vec<_> = keys.map(|key| (index_key("out", key.scope), member(key))).collect();
+    if members.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let args = |script: &mut redis::ScriptInvocation<'_>| {
+        script.arg(u64::try_from(reserve.as_micros()).unwrap_or(u64::MAX).min(RESERVE_US_MAX));
+        for (index, member) in &members {
+            script.arg(index).arg(member);
+        }
+    };
+    let mine: Vec<Vec<u8>> = ledger.ask(&ledger.0.scripts.reserve, "reserving what is dead", args).await?;
+    Ok(mine.into_iter().collect())
+}
+
+/// A century: a score is exact up to 2^53.
+const RESERVE_US_MAX: u64 = 3_155_760_000_000_000;
 
 /// Records that dead letters were published.
 pub(super) async fn mark_dead_published(ledger: &RedisLedger, entries: &[PublishedDead]) -> Result<()> {

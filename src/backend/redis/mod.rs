@@ -48,9 +48,9 @@ use crate::error::{Error, Result};
 use crate::id::{Scope, Topic};
 use crate::ledger::{
     Audit, Capabilities, Claim, Claims, ConsumerStore, Cursor, Due, Entry, Epoch, Extend, Filter, Finding,
-    Identity, Intervene, Intervened, Key, Level, Marker, Nonce, Operations, Outcome, Page, PublishedDead,
-    Reused, Rows, Settings, Settle, Settled, Share, Stat, State, SweepSettings, Swept, Week, claim_rows,
-    extend_rows, intervene_rows, settle_rows,
+    HeldQuery, Identity, Intervene, Intervened, Key, Level, Marker, Nonce, Operations, Outcome, Page,
+    PublishedDead, Reused, Rows, Settings, Settle, Settled, Stat, State, SweepSettings, Swept, Week,
+    claim_rows, extend_rows, intervene_rows, settle_rows,
 };
 
 /// The most events per script; a larger batch takes several. The server serves no other client
@@ -361,12 +361,18 @@ impl Claims for RedisLedger {
 
 #[async_trait]
 impl ConsumerStore for RedisLedger {
-    async fn due(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Due> {
-        held::due(self, scope, share, limit).await
+    async fn due(&self, scope: &Scope, query: &HeldQuery, limit: usize) -> Result<Due> {
+        held::due(self, scope, query, limit).await
     }
 
-    async fn unpublished_dead(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>> {
-        held::unpublished_dead(self, scope, share, limit).await
+    async fn unpublished_dead(
+        &self,
+        scope: &Scope,
+        query: &HeldQuery,
+        limit: usize,
+        reserve: Option<Duration>,
+    ) -> Result<Vec<Entry>> {
+        held::unpublished_dead(self, scope, query, limit, reserve).await
     }
 
     async fn mark_dead_published(&self, entries: &[PublishedDead]) -> Result<()> {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
+use std::time::Duration;
 
 use rusqlite::{Connection, OptionalExtension, params};
 
@@ -15,7 +16,7 @@ use crate::error::Result;
 use crate::id::{Aggregate, EventId, Scope, Topic};
 use crate::ledger::transition::Row;
 use crate::ledger::{
-    Body, Due, Entry, Filter, Identity, Marker, PublishedDead, Rows, Share, Waiting, Week, runnable,
+    Body, Due, Entry, Filter, HeldQuery, Identity, Marker, PublishedDead, Rows, Waiting, Week, runnable,
 };
 
 /// A held row, with its week, its scope's number and its key.
@@ -28,39 +29,49 @@ fn tables(conn: &Connection) -> Result<Vec<(String, String)>> {
     Ok(tables.chain([("main.hapax_kept".to_owned(), "week".to_owned())]).collect())
 }
 
-/// Selects rows of the given scopes, oldest first.
-fn select(conn: &Connection, scopes: &[i32], which: &str, share: &Share, limit: i64) -> Result<Vec<Found>> {
+/// Selects rows of the given scopes: the oldest first, and those that were reserved last.
+fn select(
+    conn: &Connection,
+    scopes: &[i32],
+    which: &str,
+    query: &HeldQuery,
+    limit: i64,
+) -> Result<Vec<Found>> {
     let mut found = Vec::new();
     for (table, week) in tables(conn)? {
         let sql = format!(
-            "SELECT {READ}, {week}, id FROM {table} WHERE scope = ?1 AND {which} ORDER BY at LIMIT ?2"
+            "SELECT {READ}, {week}, id, coalesce(reserved, at) AS place FROM {table} \
+             WHERE scope = ?1 AND {which} ORDER BY place LIMIT ?2"
         );
         let mut statement = conn.prepare(&sql).doing("looking for what is held")?;
         for scope in scopes {
             let rows = statement
                 .query_map(params![scope, limit], |columns| {
-                    Ok((columns.get(READ_COUNT)?, columns.get(READ_COUNT + 1)?, Stored::read(columns)?))
+                    let place = columns.get(READ_COUNT + 2)?;
+                    Ok((
+                        columns.get(READ_COUNT)?,
+                        columns.get(READ_COUNT + 1)?,
+                        place,
+                        Stored::read(columns)?,
+                    ))
                 })
                 .doing("looking for what is held")?;
-            // Reads at most `bytes_max` bytes per table and scope after the skipped rows; more
-            // could not be returned anyway.
+            // Reads at most `bytes_max` bytes per table and scope; more could not be returned anyway.
             let mut bytes = 0;
-            for (at, row) in rows.enumerate() {
-                if at <= share.skip {
-                    bytes = 0;
-                }
-                if share.bytes_max.is_some_and(|max| bytes >= max) {
+            for row in rows {
+                if query.bytes_max.is_some_and(|max| bytes >= max) {
                     break;
                 }
-                let (week, key, stored): (i16, Vec<u8>, Stored) = row.doing("looking for what is held")?;
+                let (week, key, place, stored): (i16, Vec<u8>, i64, Stored) =
+                    row.doing("looking for what is held")?;
                 let row = stored.row()?;
                 bytes += row.body.as_ref().map_or(0, Body::bytes);
-                found.push((Week::from_number(week)?, *scope, key, row));
+                found.push((place, (Week::from_number(week)?, *scope, key, row)));
             }
         }
     }
-    found.sort_by_key(|(.., row)| row.at);
-    Ok(found)
+    found.sort_by_key(|(place, _)| *place);
+    Ok(found.into_iter().map(|(_, found)| found).collect())
 }
 
 fn of_scope(conn: &Connection, scope: &Scope) -> Result<(Scopes, Vec<i32>)> {
@@ -76,20 +87,31 @@ fn entry(scopes: &Scopes, week: Week, number: i32, key: &[u8], row: Row) -> Resu
 }
 
 /// The held events that may be claimed now.
-pub(super) fn due(conn: &Connection, scope: &Scope, share: &Share, limit: usize, now: Time) -> Result<Due> {
+pub(super) fn due(
+    conn: &Connection,
+    scope: &Scope,
+    query: &HeldQuery,
+    limit: usize,
+    now: Time,
+) -> Result<Due> {
     let (scopes, numbers) = of_scope(conn, scope)?;
-    let waiting = waiting(conn, &numbers, &is_mine(conn, share, now)?, now)?;
-    let mine = |place: &Place| place.mine;
-    let runnable = runnable(waiting, (share.skip, limit), now, mine, |number, aggregate| {
-        conn.prepare_cached(&format!(
-            "SELECT {HEAD} FROM main.hapax_head WHERE scope = ?1 AND aggregate = ?2"
-        ))
-        .and_then(|mut s| s.query_row(params![number, aggregate.as_str()], codec::head).optional())
-        .doing("reading the head of an aggregate")
-    })?;
+    let waiting = waiting(conn, &numbers, &matches(conn, query)?, now)?;
+    let (runnable, claimable) = runnable(
+        waiting,
+        limit,
+        now,
+        |place| place.matches,
+        |number, aggregate| {
+            conn.prepare_cached(&format!(
+                "SELECT {HEAD} FROM main.hapax_head WHERE scope = ?1 AND aggregate = ?2"
+            ))
+            .and_then(|mut s| s.query_row(params![number, aggregate.as_str()], codec::head).optional())
+            .doing("reading the head of an aggregate")
+        },
+    )?;
     let (mut entries, mut bytes) = (Vec::new(), 0);
     for place in runnable {
-        if share.bytes_max.is_some_and(|max| bytes >= max) {
+        if query.bytes_max.is_some_and(|max| bytes >= max) {
             break;
         }
         let sql = format!(
@@ -107,7 +129,7 @@ pub(super) fn due(conn: &Connection, scope: &Scope, share: &Share, limit: usize,
             entries.push(entry);
         }
     }
-    Ok(Due { entries, held: count(conn, &numbers)? })
+    Ok(Due { entries, claimable, held: count(conn, &numbers)? })
 }
 
 /// A held event that waits for its time, as SQL. A partial index covers these states.
@@ -121,41 +143,37 @@ struct Place {
     week: Week,
     scope: i32,
     id: Vec<u8>,
-    /// Whether the row is in the requested share.
-    mine: bool,
+    /// Whether the query matches it.
+    matches: bool,
 }
 
-/// Week, id, time, aggregate and seq as stored, and whether the row is in the share.
-type Line = (i16, Vec<u8>, i64, Option<String>, Option<i64>, bool);
+/// Week, id, aggregate and seq as stored, and whether the query matches the row.
+type Line = (i16, Vec<u8>, Option<String>, Option<i64>, bool);
 
-/// Whether a row is in a share, as SQL; the rule is that of [`Share::takes`]. Topics are numbers,
-/// so nothing needs quoting.
-fn is_mine(conn: &Connection, share: &Share, now: Time) -> Result<String> {
-    let since = share.since.map_or(-i64::MAX, Time::as_micros);
-    let Some(topics) = &share.topics else { return Ok(format!("at >= {since}")) };
-    let before = now.minus(share.grace).as_micros();
-    let mut mine_of = vec!["topic IS NULL".to_owned()];
-    for (topic, mine) in topics {
+/// Whether a query matches a row, as SQL; the rule is that of [`HeldQuery::matches`]. Topics are
+/// numbers, so nothing needs quoting.
+fn matches(conn: &Connection, query: &HeldQuery) -> Result<String> {
+    let Some(topics) = &query.topics else { return Ok("1".to_owned()) };
+    let mut numbers = Vec::new();
+    for topic in topics {
         let number: Option<i64> = conn
             .prepare_cached("SELECT number FROM main.hapax_name WHERE name = ?1")
             .and_then(|mut s| s.query_row([topic.as_str()], |row| row.get(0)).optional())
             .doing("looking for a topic")?;
-        let Some(number) = number else { continue }; // no event came from this topic
-        let mine: Vec<_> = mine.iter().map(ToString::to_string).collect();
-        mine_of.push(format!("(topic IS {number} AND (at <= {before} OR part IN ({})))", mine.join(", ")));
+        numbers.extend(number.map(|number| number.to_string())); // `None`: no event came from it
     }
-    Ok(format!("(at >= {since} AND ({}))", mine_of.join(" OR ")))
+    Ok(format!("(topic IS NULL OR topic IN ({}))", numbers.join(", ")))
 }
 
-/// The waiting events that are due, oldest first. Reads only their location: there may be many,
-/// with large payloads.
-fn waiting(conn: &Connection, scopes: &[i32], is_mine: &str, now: Time) -> Result<Vec<Waiting<Place>>> {
+/// The waiting events that are due. Reads only their location: there may be many, with large
+/// payloads.
+fn waiting(conn: &Connection, scopes: &[i32], matches: &str, now: Time) -> Result<Vec<Waiting<Place>>> {
     let mut found = Vec::new();
     for (table, week) in tables(conn)? {
         let kept = week == "week";
         let table: Rc<str> = table.into();
         let sql = format!(
-            "SELECT {week}, id, at, aggregate, seq, {is_mine} FROM {table} WHERE scope = ?1 AND {WAITS} AND at <= ?2"
+            "SELECT {week}, id, aggregate, seq, {matches} FROM {table} WHERE scope = ?1 AND {WAITS} AND at <= ?2"
         );
         let mut statement = conn.prepare(&sql).doing("looking for what is held")?;
         for scope in scopes {
@@ -163,22 +181,21 @@ fn waiting(conn: &Connection, scopes: &[i32], is_mine: &str, now: Time) -> Resul
                 statement.query(params![scope, now.as_micros()]).doing("looking for what is held")?;
             while let Some(row) = rows.next().doing("looking for what is held")? {
                 let read = || -> rusqlite::Result<Line> {
-                    Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?, row.get(5)?))
+                    Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
                 };
-                let (number, id, at, aggregate, seq, mine) = read().doing("looking for what is held")?;
+                let (number, id, aggregate, seq, matches) = read().doing("looking for what is held")?;
                 let order = match aggregate.zip(seq) {
                     Some((aggregate, seq)) => Some((codec::sound(Aggregate::new(aggregate))?, seq as u64)),
                     None => None,
                 };
                 let and = if kept { format!("AND week = {number}") } else { String::new() };
                 let week = Week::from_number(number)?;
-                let place = Place { table: table.clone(), and, week, scope: *scope, id, mine };
-                found.push((at, (place, *scope, order)));
+                let place = Place { table: table.clone(), and, week, scope: *scope, id, matches };
+                found.push((place, *scope, order));
             }
         }
     }
-    found.sort_by_key(|(at, _)| *at);
-    Ok(found.into_iter().map(|(_, waiting)| waiting).collect())
+    Ok(found)
 }
 
 fn count(conn: &Connection, numbers: &[i32]) -> Result<u64> {
@@ -195,44 +212,83 @@ fn count(conn: &Connection, numbers: &[i32]) -> Result<u64> {
     Ok(held)
 }
 
-/// The dead letters that are not published yet.
+/// The dead letters that are not published yet; with `free`, those that nobody has reserved.
 pub(super) fn unpublished_dead(
     conn: &Connection,
     scope: &Scope,
-    share: &Share,
+    query: &HeldQuery,
     limit: usize,
-    now: Time,
+    free: Option<Time>,
 ) -> Result<Vec<Entry>> {
     let (scopes, numbers) = of_scope(conn, scope)?;
-    let most = i64::try_from(limit.saturating_add(share.skip)).unwrap_or(i64::MAX);
-    let which = format!("{UNCOPIED} AND {}", is_mine(conn, share, now)?);
-    let mut dead = select(conn, &numbers, &which, share, most)?;
-    dead.drain(..share.skip.min(dead.len()));
+    let mut which = format!("{UNCOPIED} AND {}", matches(conn, query)?);
+    if let Some(now) = free {
+        which.push_str(&format!(" AND (reserved IS NULL OR reserved <= {})", now.as_micros()));
+    }
+    let most = i64::try_from(limit).unwrap_or(i64::MAX);
+    let dead = select(conn, &numbers, &which, query, most)?;
     let sizes = dead.iter().map(|(.., row)| row.body.as_ref().map_or(0, Body::bytes));
-    let count = share.fill(sizes).min(limit);
+    let count = query.fill(sizes).min(limit);
     let entries = dead.into_iter().take(count);
     entries.map(|(week, number, key, row)| entry(&scopes, week, number, &key, row)).collect()
+}
+
+/// Reserves dead letters. Returns those that nobody else has reserved.
+pub(super) fn reserve(
+    ledger_tx: &mut LedgerTx<'_>,
+    entries: &[Entry],
+    reserve: Duration,
+) -> Result<Vec<Entry>> {
+    let now = ledger_tx.now();
+    let set = format!("reserved = {}", now.plus(reserve).as_micros());
+    let free = format!("(reserved IS NULL OR reserved <= {})", now.as_micros());
+    let made: BTreeSet<Week> = weeks(ledger_tx.conn)?.into_iter().collect();
+    let mut mine = Vec::with_capacity(entries.len());
+    for entry in entries {
+        let dead = (entry.identity.clone(), entry.week, entry.token);
+        if update_dead(ledger_tx, &made, &dead, &set, &free)? {
+            mine.push(entry.clone());
+        }
+    }
+    Ok(mine)
 }
 
 /// Records that dead letters were published.
 pub(super) fn mark_dead_published(ledger_tx: &mut LedgerTx<'_>, entries: &[PublishedDead]) -> Result<()> {
     let made: BTreeSet<Week> = weeks(ledger_tx.conn)?.into_iter().collect();
-    for (identity, week, token) in entries {
-        let Some(scope) = ledger_tx.known_scope(identity.tenant.as_ref(), &identity.scope)? else { continue };
-        let n = week.number();
-        let mut tables = vec![format!("UPDATE main.hapax_kept SET copied = token WHERE week = {n} AND")];
-        if made.contains(week) {
-            tables.push(format!("UPDATE main.hapax_entry_{n} SET copied = token WHERE"));
-        }
-        for update in tables {
-            ledger_tx
-                .conn
-                .prepare_cached(&format!("{update} scope = ?1 AND id = ?2 AND token = ?3 AND state = 3"))
-                .and_then(|mut s| s.execute(params![scope, &identity.id.key()[..], token.0]))
-                .doing("noting what was copied out")?;
-        }
+    for dead in entries {
+        update_dead(ledger_tx, &made, dead, "copied = token", "1")?;
     }
     Ok(())
+}
+
+/// Changes the row of a dead letter if its token is unchanged. Returns whether it did.
+fn update_dead(
+    ledger_tx: &mut LedgerTx<'_>,
+    made: &BTreeSet<Week>,
+    (identity, week, token): &PublishedDead,
+    set: &str,
+    only_if: &str,
+) -> Result<bool> {
+    let Some(scope) = ledger_tx.known_scope(identity.tenant.as_ref(), &identity.scope)? else {
+        return Ok(false);
+    };
+    let n = week.number();
+    let mut tables = vec![("main.hapax_kept".to_owned(), format!("week = {n} AND"))];
+    if made.contains(week) {
+        tables.push((format!("main.hapax_entry_{n}"), String::new()));
+    }
+    let mut changed = 0;
+    for (table, of_week) in tables {
+        changed += ledger_tx
+            .conn
+            .prepare(&format!(
+                "UPDATE {table} SET {set} WHERE {of_week} scope = ?1 AND id = ?2 AND token = ?3 AND state = 3 AND {only_if}"
+            ))
+            .and_then(|mut s| s.execute(params![scope, &identity.id.key()[..], token.0]))
+            .doing("noting what is copied out")?;
+    }
+    Ok(changed > 0)
 }
 
 /// Sets markers; deletes those that are empty.

@@ -35,6 +35,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::oneshot;
@@ -46,8 +47,8 @@ use crate::error::{Error, Result};
 use crate::id::{Scope, Topic};
 use crate::ledger::{
     Audit, Capabilities, Claim, Claims, ConsumerStore, Cursor, CursorParts, Due, Entry, Epoch, Extend,
-    Filter, Finding, Identity, Intervene, Intervened, Marker, Operations, Outcome, Page, PublishedDead,
-    Settings, Settle, Settled, Share, Stat, SweepSettings, Swept, Week, extend_rows, intervene_rows,
+    Filter, Finding, HeldQuery, Identity, Intervene, Intervened, Marker, Operations, Outcome, Page,
+    PublishedDead, Settings, Settle, Settled, Stat, SweepSettings, Swept, Week, extend_rows, intervene_rows,
     settle_rows,
 };
 
@@ -254,14 +255,28 @@ impl Claims for SqliteLedger {
 
 #[async_trait]
 impl ConsumerStore for SqliteLedger {
-    async fn due(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Due> {
-        let (scope, share, now) = (scope.clone(), share.clone(), self.0.clock.now());
-        answer(self.0.read.send(move |conn| held::due(conn, &scope, &share, limit, now))).await
+    async fn due(&self, scope: &Scope, query: &HeldQuery, limit: usize) -> Result<Due> {
+        let (scope, query, now) = (scope.clone(), query.clone(), self.0.clock.now());
+        answer(self.0.read.send(move |conn| held::due(conn, &scope, &query, limit, now))).await
     }
 
-    async fn unpublished_dead(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>> {
-        let (scope, share, now) = (scope.clone(), share.clone(), self.0.clock.now());
-        answer(self.0.read.send(move |conn| held::unpublished_dead(conn, &scope, &share, limit, now))).await
+    async fn unpublished_dead(
+        &self,
+        scope: &Scope,
+        query: &HeldQuery,
+        limit: usize,
+        reserve: Option<Duration>,
+    ) -> Result<Vec<Entry>> {
+        let (scope, query) = (scope.clone(), query.clone());
+        let free = reserve.map(|_| self.0.clock.now());
+        let look = self.0.read.send(move |conn| held::unpublished_dead(conn, &scope, &query, limit, free));
+        let dead = answer(look).await?;
+        match reserve {
+            Some(reserve) if !dead.is_empty() => {
+                answer(self.0.write.send(move |ledger_tx| held::reserve(ledger_tx, &dead, reserve))).await
+            }
+            _ => Ok(dead),
+        }
     }
 
     async fn mark_dead_published(&self, entries: &[PublishedDead]) -> Result<()> {

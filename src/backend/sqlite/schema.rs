@@ -26,7 +26,7 @@ CREATE TABLE main.hapax_kept (week INTEGER NOT NULL, scope INTEGER NOT NULL, id 
     state INTEGER NOT NULL, token INTEGER NOT NULL, nonce INTEGER NOT NULL, attempts INTEGER NOT NULL,
     first_at INTEGER NOT NULL, at INTEGER NOT NULL, flags INTEGER NOT NULL, owner INTEGER, fingerprint BLOB,
     topic INTEGER, part INTEGER, pos INTEGER, aggregate TEXT, seq INTEGER, metadata TEXT, note TEXT,
-    payload BLOB, headers BLOB, key BLOB, stamp INTEGER, copied INTEGER,
+    payload BLOB, headers BLOB, key BLOB, stamp INTEGER, copied INTEGER, reserved INTEGER,
     PRIMARY KEY (week, scope, id)) STRICT, WITHOUT ROWID;
 CREATE INDEX main.hapax_held_kept ON hapax_kept (scope, state, at) WHERE payload IS NOT NULL;
 CREATE INDEX main.hapax_out_kept ON hapax_kept (scope, at) WHERE state = 3 AND payload IS NOT NULL AND copied IS NOT token;
@@ -61,7 +61,7 @@ pub(super) fn create_week(conn: &Connection, week: Week) -> Result<()> {
             state INTEGER NOT NULL, token INTEGER NOT NULL, nonce INTEGER NOT NULL, attempts INTEGER NOT NULL,
             first_at INTEGER NOT NULL, at INTEGER NOT NULL, flags INTEGER NOT NULL, owner INTEGER,
             fingerprint BLOB, topic INTEGER, part INTEGER, pos INTEGER, aggregate TEXT, seq INTEGER,
-            metadata TEXT, note TEXT, payload BLOB, headers BLOB, key BLOB, stamp INTEGER, copied INTEGER,
+            metadata TEXT, note TEXT, payload BLOB, headers BLOB, key BLOB, stamp INTEGER, copied INTEGER, reserved INTEGER,
             PRIMARY KEY (scope, id)) STRICT, WITHOUT ROWID;
         CREATE INDEX main.hapax_due_{n} ON hapax_entry_{n} (at) WHERE {AWAITED};
         CREATE INDEX main.hapax_held_{n} ON hapax_entry_{n} (scope, state, at) WHERE payload IS NOT NULL;

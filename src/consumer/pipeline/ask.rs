@@ -63,7 +63,7 @@ pub(super) async fn suspects(worker: Arc<dyn Worker>, assigned: Vec<Assignment>)
 
 /// Since when a retried operation has been failing, and whether that was logged.
 #[derive(Default)]
-pub(super) struct Failing {
+pub(in crate::consumer) struct Failing {
     since: Option<Instant>,
     told: bool,
 }
@@ -71,7 +71,7 @@ pub(super) struct Failing {
 impl Failing {
     /// Notes a failure. Returns true if it should be logged now: at once if the error is permanent,
     /// after a while if it may pass.
-    pub(super) fn failed(&mut self, error: &Error) -> bool {
+    pub(in crate::consumer) fn failed(&mut self, error: &Error) -> bool {
         let since = *self.since.get_or_insert_with(Instant::now);
         let tell = !self.told && (!error.is_retryable() || since.elapsed() >= FAILING_MAX);
         self.told |= tell;
@@ -79,7 +79,7 @@ impl Failing {
     }
 
     /// Notes a success. Returns true if the failure was logged, so this should be too.
-    pub(super) fn succeeded(&mut self) -> bool {
+    pub(in crate::consumer) fn succeeded(&mut self) -> bool {
         std::mem::take(self).told
     }
 }

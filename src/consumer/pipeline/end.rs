@@ -26,7 +26,7 @@ impl Pipeline {
         for cancel in self.partitions.values().map(|own| &own.cancel).chain(&self.released) {
             cancel.send_replace(true);
         }
-        self.state.cancel.send_replace(true);
+        self.held.cancel();
     }
 
     /// Whether deliveries cancelled at the drain deadline still have not ended, because the ledger
@@ -49,7 +49,7 @@ impl Pipeline {
             }
             ended = self.settle_up(ended).await;
         }
-        let counts = std::mem::take(&mut self.state.counts);
+        let counts = self.meter.counts();
         let within = if now { LEAVE_NOW_TIMEOUT } else { COMMIT_TIMEOUT };
         match tokio::time::timeout(within, self.subscriber.leave()).await {
             Ok(left) => ended = ended.and(left),

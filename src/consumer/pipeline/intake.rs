@@ -1,23 +1,16 @@
 //! Intake: match → window → order.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::Duration;
-
-use tokio::time::Instant;
 
 use super::partitions::suspect;
 use super::{Pipeline, Seen, ended_badly};
 use crate::bus::{BusEvent, Partition, Received};
 use crate::consumer::Passed;
 use crate::consumer::arrival::{Arrival, Source};
-use crate::consumer::held;
+use crate::consumer::held::Looked;
 use crate::error::{Error, Result};
-use crate::ledger::{Due, Entry, Identity, Share, State};
-
-/// How long to skip a dead letter that the bus refuses before trying again.
-const PASSED_OVER_FOR: Duration = Duration::from_mins(1);
 
 impl Pipeline {
     pub(super) async fn on_bus_event(&mut self, event: Result<BusEvent>) -> Result<()> {
@@ -53,7 +46,6 @@ impl Pipeline {
             target: "hapax", %partition, from = offsets.start, to = offsets.end, count,
             "retention removed records before they were read; going on with the oldest that is left"
         );
-        *self.state.counts.entry(Passed::Removed).or_default() += count;
         self.meter.removed(count);
     }
 
@@ -95,7 +87,7 @@ impl Pipeline {
     }
 
     pub(super) fn queue(&mut self, arrivals: Vec<Arrival>) {
-        self.note_activity();
+        self.held.note_activity();
         for mut arrival in arrivals {
             if !self.is_ours(&arrival) {
                 continue;
@@ -164,207 +156,20 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Periodically looks for due events and for dead letters to copy.
-    pub(super) fn look_after_held(&mut self, now: Instant) {
-        let settings = &self.context.settings;
-        if now >= self.state.next_look && self.tasks.look.is_empty() {
-            self.state.next_look = now + settings.held_interval;
-            if !self.state.away {
-                // Half of the memory budget is for held events, whatever the bus has delivered:
-                // those deliveries may be waiting for them.
-                let bytes: usize = self.state.held.values().sum();
-                let room = (settings.in_flight_max / 2).max(1).saturating_sub(self.state.held.len());
-                let room_bytes = (settings.in_flight_bytes_max / 2).saturating_sub(bytes);
-                if room > 0 && (room_bytes > 0 || self.state.held.is_empty()) {
-                    let share = Share { bytes_max: Some(room_bytes.max(1)), ..self.share() };
-                    self.state.active_since_look = false;
-                    self.tasks.look.spawn(held::look(
-                        self.context.clone(),
-                        share,
-                        room,
-                        self.state.look_from,
-                    ));
-                }
-            }
-        }
-        if settings.dead_topic.as_deref() != Some("") {
-            self.look_after_dead(now);
-        }
-    }
-
-    /// Starts rounds of copying dead letters.
-    fn look_after_dead(&mut self, now: Instant) {
-        let is_next = |round: &held::Round| now >= round.at && !round.is_under_way;
-        let next = self.state.outlets.iter().filter(|(_, round)| is_next(round));
-        for whose in next.map(|(whose, _)| whose.clone()).collect::<Vec<_>>() {
-            let mut share = self.share();
-            if let Some(topics) = &mut share.topics {
-                topics.retain(|topic, _| match &whose {
-                    Some(whose) => topic == whose,
-                    None => !self.state.outlets.contains_key(&Some(topic.clone())),
-                });
-            }
-            let Some(round) = self.state.outlets.get_mut(&whose) else { continue };
-            round.at = now + self.context.settings.held_interval;
-            if self.state.away {
-                continue;
-            }
-            round.is_under_way = true;
-            let place = round.place;
-            if now >= self.state.passed_over_until && !self.state.passed_over.is_empty() {
-                self.state.passed_over = Arc::default();
-            }
-            let passed_over = Arc::clone(&self.state.passed_over);
-            self.tasks.outlet.spawn(held::copy_dead(self.context.clone(), share, whose, place, passed_over));
-        }
-    }
-
-    /// The held events this process is responsible for: those of its partitions.
-    fn share(&self) -> Share {
-        let settings = &self.context.settings;
-        let mut topics: BTreeMap<_, BTreeSet<i32>> =
-            settings.topics.iter().map(|topic| (topic.clone(), BTreeSet::new())).collect();
-        for own in self.partitions.values() {
-            let partition = &own.assigned.partition;
-            if let Some(mine) = topics.get_mut(&partition.topic) {
-                mine.insert(partition.number);
-            }
-        }
-        Share { topics: Some(topics), grace: settings.held_grace, ..Share::all() }
-    }
-
-    /// Logs once that dead letters cannot be copied, and once that they can again.
-    pub(super) fn on_dead_published(
-        &mut self,
-        outlet: std::result::Result<held::Outlet, tokio::task::JoinError>,
-    ) -> Result<()> {
-        let held::Outlet { whose, next, unwell, copied, refused } = outlet.map_err(ended_badly)?;
-        let at = Instant::now() + self.context.settings.held_interval;
-        if !refused.is_empty() {
-            if self.state.passed_over.is_empty() {
-                self.state.passed_over_until = Instant::now() + PASSED_OVER_FOR;
-            }
-            Arc::make_mut(&mut self.state.passed_over).extend(refused);
-        }
-        // Everything found for this topic could be copied, and there is no more, so it needs no
-        // separate round.
-        if whose.is_some() && copied.is_ok() && unwell.is_empty() && next == held::Place::default() {
-            self.state.outlets.remove(&whose);
-        } else {
-            self.state.outlets.insert(whose, held::Round { place: next, ..held::Round::new(at) });
-            for topic in unwell {
-                self.state.outlets.entry(Some(topic)).or_insert_with(|| held::Round::new(at));
-            }
-        }
-        let uncopied = copied.is_err() || self.state.outlets.len() > 1 || !self.state.passed_over.is_empty();
-        if uncopied != std::mem::replace(&mut self.state.uncopied, uncopied) {
-            match copied {
-                Err(error) => {
-                    tracing::warn!(target: "hapax", error = %error.chain(), "dead letters cannot be copied; they stay in the ledger, and it is tried again");
-                }
-                Ok(()) if uncopied => {
-                    tracing::warn!(target: "hapax", "dead letters have no topic to be copied to; they stay in the ledger");
-                }
-                Ok(()) => tracing::info!(target: "hapax", "dead letters are copied again"),
-            }
-        }
-        Ok(())
-    }
-
     /// Queues due events from the ledger as if they had just arrived.
-    pub(super) fn on_due(
-        &mut self,
-        looked: std::result::Result<Result<(Due, held::Place)>, tokio::task::JoinError>,
-    ) -> Result<()> {
-        self.state.next_look = Instant::now() + self.context.settings.held_interval;
-        let (due, next) = match looked.map_err(ended_badly)? {
-            Ok(looked) => looked,
-            Err(error) if error.is_retryable() => {
-                if self.state.unlooked.failed(&error) {
-                    tracing::warn!(target: "hapax", error = %error.chain(), "held events cannot be looked for; it is tried again");
-                }
-                return Ok(());
-            }
-            Err(error) => return Err(error),
-        };
-        if self.state.unlooked.succeeded() {
-            tracing::info!(target: "hapax", "held events are looked for again");
-        }
-        self.meter.held(due.held);
-        let full = due.held >= self.context.settings.held_max;
-        if full != std::mem::replace(&mut self.state.full, full) {
-            if full {
-                tracing::warn!(target: "hapax", held = due.held, "the scope holds as many events as it may (held_max): partitions pause until some are resolved");
-            } else {
-                tracing::info!(target: "hapax", held = due.held, "the scope holds fewer events than it may: partitions go on");
-            }
-        }
-        // If some entries were left, continue behind them next time. Otherwise a full page of them
-        // would hide all others.
-        let some_left = self.queue_due(due.entries);
-        let in_memory = self.state.held.len() + self.tasks.in_flight + self.queues.len();
-        if next == held::Place::default() {
-            self.meter.at_rest(!self.state.active_since_look && in_memory == 0);
-        }
-        self.state.look_from = if some_left { next } else { held::Place::default() };
-        Ok(())
-    }
-
-    /// Queues due events. Returns whether some were left because this process does not want them.
-    fn queue_due(&mut self, entries: Vec<Entry>) -> bool {
-        let mut some_left = false;
+    pub(super) fn on_due(&mut self, looked: Looked) -> Result<()> {
+        let due = self.held.on_due(looked, self.state.epoch)?;
         if self.state.draining.is_some() {
-            return some_left;
+            return Ok(());
         }
-        for entry in entries {
-            // A strict order has to step past unwanted events, which may have been parked on the
-            // way. Any other held event has run or was redriven, so some process of the scope wants
-            // it.
-            let steps_past = self.context.settings.is_strict()
-                && entry.order.is_some()
-                && entry.state == State::Parked
-                && entry.attempts == 0;
-            if !steps_past && self.state.left.contains(&entry.identity) {
-                some_left = true;
-                continue;
+        if let Some(arrivals) = due {
+            for arrival in arrivals {
+                self.put_in_order(arrival);
             }
-            let Some(received) = held::received(&entry, &self.context.settings.topics[0]) else { continue };
-            if self.state.held.contains_key(&entry.identity) {
-                continue;
-            }
-            let source = Source::Held(entry.identity.clone(), entry.week);
-            let mut arrival = self.context.arrival(received, source, self.state.cancel.subscribe());
-            if !steps_past
-                && arrival.event.as_ref().is_ok_and(|event| !self.context.settings.wants.matches(event))
-            {
-                self.leave(entry.identity);
-                some_left = true;
-                continue;
-            }
-            self.state.held.insert(entry.identity.clone(), arrival.bytes());
-            arrival.epoch = self.state.epoch;
-            if entry.order.is_none() {
-                // It was redriven out of order, or never had an order.
-                arrival.unordered = true;
-                arrival.key = None;
-            }
-            self.put_in_order(arrival);
+            let in_memory = self.held.len() + self.tasks.in_flight + self.queues.len();
+            self.meter.at_rest(self.held.is_idle() && in_memory == 0);
         }
-        some_left
-    }
-
-    /// Leaves a held event that this process does not want. It stays held. Counts it and logs the
-    /// first.
-    fn leave(&mut self, identity: Identity) {
-        if self.state.left.is_empty() {
-            tracing::warn!(target: "hapax", id = %crate::id::Visible(&identity.id.as_str()), "events are held that this process does not want; they stay held for one that does");
-        }
-        if self.state.left.len() as u64 >= self.context.settings.held_max {
-            self.state.left.clear(); // what is forgotten is only logged again
-        }
-        self.state.left.insert(identity);
-        *self.state.counts.entry(Passed::Left).or_default() += 1;
-        self.meter.passed(Passed::Left);
+        Ok(())
     }
 
     /// Queues a delivery before those of its key that wait for it.

@@ -173,13 +173,12 @@ impl Pipeline {
     /// together, and resumes them when enough is free again.
     async fn pause_and_resume(&mut self) -> Result<()> {
         let settings = &self.context.settings;
-        let stop = self.state.full || self.state.draining.is_some();
-        let held_bytes: usize = self.state.held.values().sum();
+        let stop = self.held.is_full() || self.state.draining.is_some();
         let unfinished: usize = self.partitions.values().map(|own| own.commit_point.unfinished()).sum();
         let bytes: usize = self.partitions.values().map(|own| own.bytes).sum();
         let distance: usize = self.partitions.values().map(|own| own.commit_point.distance()).sum();
-        let events = Budget { max: settings.in_flight_max, used: unfinished + self.state.held.len() };
-        let bytes = Budget { max: settings.in_flight_bytes_max, used: bytes + held_bytes };
+        let events = Budget { max: settings.in_flight_max, used: unfinished + self.held.len() };
+        let bytes = Budget { max: settings.in_flight_bytes_max, used: bytes + self.held.bytes() };
         let kept = Budget { max: settings.in_flight_max * DISTANCE_FACTOR, used: distance };
         let (mut pause, mut resume) = (Vec::<Assignment>::new(), Vec::new());
         for own in self.partitions.values_mut() {
@@ -203,7 +202,7 @@ impl Pipeline {
             self.unless_away(resumed, &resume, true)?;
         }
         let paused = self.partitions.values().filter(|own| own.paused).count();
-        self.meter.flow(unfinished + self.state.held.len(), distance, paused);
+        self.meter.flow(unfinished + self.held.len(), distance, paused);
         Ok(())
     }
 

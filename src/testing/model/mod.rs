@@ -15,8 +15,8 @@ use super::{Harness, MemoryHarness};
 use crate::clock::Time;
 use crate::error::Result;
 use crate::ledger::{
-    Claim, Claims, ConsumerStore, Extend, Grant, Intervene, Intervened, Intervention, Ledger, Operations,
-    Outcome, Settings, Settle, Settled, Share,
+    Claim, Claims, ConsumerStore, Extend, Grant, HeldQuery, Intervene, Intervened, Intervention, Ledger,
+    Operations, Outcome, Settings, Settle, Settled,
 };
 use leaving::Leaving;
 pub(crate) use rng::{Rng, cases, seed};
@@ -388,14 +388,14 @@ impl<H: Harness> Pair<'_, H> {
             ids.join(", ")
         };
         let scope = world.identity(0).scope;
-        let left = self.ledgers.0.due(&scope, &Share::all(), 1000).await.unwrap();
-        let right = self.ledgers.1.due(&scope, &Share::all(), 1000).await.unwrap();
+        let left = self.ledgers.0.due(&scope, &HeldQuery::all(), 1000).await.unwrap();
+        let right = self.ledgers.1.due(&scope, &HeldQuery::all(), 1000).await.unwrap();
         if self.leaving.is_none() {
             self.same("held", &left.held.to_string(), &right.held.to_string());
         }
         self.same("due", &ids(left.entries), &ids(right.entries));
-        let left = self.ledgers.0.unpublished_dead(&scope, &Share::all(), 1000).await.unwrap();
-        let right = self.ledgers.1.unpublished_dead(&scope, &Share::all(), 1000).await.unwrap();
+        let left = self.ledgers.0.unpublished_dead(&scope, &HeldQuery::all(), 1000, None).await.unwrap();
+        let right = self.ledgers.1.unpublished_dead(&scope, &HeldQuery::all(), 1000, None).await.unwrap();
         self.same("outlet", &ids(left), &ids(right));
     }
 

@@ -71,6 +71,7 @@ create table {schema}.held (
   key           bytea,
   stamp         timestamptz, -- the record's timestamp
   copied        bigint,      -- the token under which a dead event was published
+  reserved      timestamptz, -- until when a dead event belongs to whoever publishes it
   primary key (scope, id, week)
 );
 create index held_due on {schema}.held (scope, at) where header_names is not null and state in ('L', 'R', 'P');
