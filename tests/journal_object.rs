@@ -474,3 +474,220 @@ async fn a_url_opens_a_directory() {
             .unwrap();
     assert_eq!(error.code(), "refused", "{}", error.chain());
 }
+
+/// Events that come late: their writer's clock is a minute behind, far more than the skew, so that their place in the index is one
+/// that the relay has passed.
+mod late_events {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use hapax::backend::object::{ObjectJournal, ObjectSettings, Objects};
+    use hapax::bus::{Bus, MemoryBus, TopicSettings};
+    use hapax::journal::{
+        AggregateOf, Checkpoint, Expected, Journal as _, JournalSweep, Position, RelayStore as _,
+    };
+    use hapax::relay::{Progress, RelaySettings, skip};
+    use hapax::testing::relay::{FaultyBus, away, read_topic, too_large, witness};
+    use hapax::{Relay, RelayName, Topic};
+
+    use crate::objects::{Behind, DEADLINE, Place, aggregate, append};
+
+    const BY: Duration = Duration::from_mins(1);
+
+    struct Scene {
+        journal: Arc<ObjectJournal>,
+        /// The same journal, to a writer whose clock is behind.
+        slow: ObjectJournal,
+        bus: Arc<FaultyBus>,
+        settings: RelaySettings,
+        place: Place,
+    }
+
+    impl Scene {
+        async fn new(place: Place) -> Self {
+            let inner = MemoryBus::default();
+            let topic = Topic::new("orders").unwrap();
+            inner.create_topic(&topic, TopicSettings::new(2)).await.unwrap();
+            let mut settings = RelaySettings::new(RelayName::new("main").unwrap(), topic);
+            settings.poll = Duration::from_millis(20);
+            settings.backoff_base = Duration::from_millis(2);
+            settings.backoff_max = Duration::from_millis(20);
+            let slow: Arc<dyn Objects> = Arc::new(Behind { inner: place.objects().await, by: BY });
+            Scene {
+                journal: Arc::new(place.open().await),
+                slow: ObjectJournal::open(slow, ObjectSettings::default()).await.unwrap(),
+                bus: Arc::new(FaultyBus::new(Arc::new(inner))),
+                settings,
+                place,
+            }
+        }
+
+        async fn append(&self, of: &str, id: &str) -> Position {
+            let appended = self.journal.append(&append(of, Expected::Any, &[id])).await.unwrap();
+            appended.placed[0].position.clone()
+        }
+
+        async fn append_late(&self, of: &str, id: &str) -> Position {
+            let appended = self.slow.append(&append(of, Expected::Any, &[id])).await.unwrap();
+            appended.placed[0].position.clone()
+        }
+
+        /// Runs the relay beside `work`.
+        async fn relay<T>(&self, work: impl AsyncFnOnce(&dyn Fn() -> Progress) -> T) -> T {
+            let relay = Relay::new(self.journal.clone(), self.bus.clone(), self.settings.clone()).unwrap();
+            let handle = relay.handle();
+            let running = tokio::spawn(relay.run());
+            let done = work(&|| handle.progress()).await;
+            handle.stop();
+            running.await.unwrap().unwrap();
+            done
+        }
+
+        /// Publishes so many events, and answers with the saved position.
+        async fn publishes(&self, count: u64) -> Position {
+            self.relay(async |progress| until(progress, |progress| progress.published == count).await).await;
+            self.saved().await.position
+        }
+
+        async fn saved(&self) -> Checkpoint {
+            self.journal.relays().await.unwrap().remove(0).checkpoint.unwrap()
+        }
+
+        /// The ids on the topic, in order, of one aggregate.
+        async fn ids(&self, of: &str) -> Vec<String> {
+            let records = read_topic(&*self.bus, &self.settings.topic).await;
+            let header = |record: &hapax::bus::Record, name| {
+                String::from_utf8(record.headers.get(name).unwrap().to_vec()).unwrap()
+            };
+            let of = records.iter().filter(|received| header(&received.record, "aggregate_id") == of);
+            of.map(|received| header(&received.record, "eventId")).collect()
+        }
+
+        /// So many events on the topic, each once and in order.
+        async fn must_be_published(&self, events: usize) {
+            let found = witness(&read_topic(&*self.bus, &self.settings.topic).await).unwrap();
+            assert_eq!((found.events, found.repeats), (events, 0));
+        }
+    }
+
+    async fn until(progress: &dyn Fn() -> Progress, is: impl Fn(&Progress) -> bool) -> Progress {
+        let end = tokio::time::Instant::now() + DEADLINE;
+        while !is(&progress()) {
+            assert!(tokio::time::Instant::now() < end, "never came: {:?}", progress());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        progress()
+    }
+
+    /// A running relay finds it; nothing is published twice, also not after a restart.
+    async fn is_published_once(place: Place) {
+        let mut scene = Scene::new(place).await;
+        scene.settings.lookback = BY * 10;
+        scene.append("b", "b1").await;
+        scene
+            .relay(async |progress| {
+                let passed = until(progress, |progress| progress.position > Position::START).await.position;
+                let late = scene.append_late("a", "a1").await;
+                assert!(late < passed, "{late} is no late event: the relay is at {passed}");
+                until(progress, |progress| progress.published == 2).await;
+                scene.append("a", "a2").await;
+                until(progress, |progress| progress.published == 3).await;
+            })
+            .await;
+        scene.append("b", "b2").await;
+        scene.publishes(1).await;
+        scene.must_be_published(4).await;
+    }
+
+    /// An event whose predecessor comes late is not published before it, though the relay has not looked there yet.
+    async fn precedes_its_successors(place: Place) {
+        let mut scene = Scene::new(place).await;
+        for id in ["c1", "c2", "c3"] {
+            scene.append_late("c", id).await;
+        }
+        scene.append("b", "b1").await;
+        let passed = scene.publishes(4).await;
+        for id in ["a1", "a2"] {
+            assert!(scene.append_late("a", id).await < passed);
+        }
+        scene.append("a", "a3").await;
+        // The first look finds c1 only.
+        scene.settings.lookback_max = 1;
+        scene.publishes(3).await;
+        scene.must_be_published(7).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_late_event_in_a_directory_is_published_once() {
+        is_published_once(Place::directory()).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_late_event_on_s3_is_published_once() {
+        is_published_once(Place::s3()).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_late_event_in_a_directory_precedes_its_successors() {
+        precedes_its_successors(Place::directory()).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_late_event_on_s3_precedes_its_successors() {
+        precedes_its_successors(Place::s3()).await;
+    }
+
+    /// The bus is away when the relay finds it, and the next pass over the lookback is far away.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_late_event_survives_an_outage_of_the_bus() {
+        let mut scene = Scene::new(Place::directory()).await;
+        scene.settings.lookback = Duration::from_hours(24);
+        scene.append("b", "b1").await;
+        let passed = scene.publishes(1).await;
+        assert!(scene.append_late("a", "a1").await < passed && scene.append_late("d", "d1").await < passed);
+        scene.bus.fail(|_| Some(away()));
+        scene
+            .relay(async |progress| {
+                until(progress, |progress| progress.outages > 0).await;
+                scene.bus.heal();
+                until(progress, |progress| progress.published == 2).await;
+            })
+            .await;
+        scene.must_be_published(3).await;
+    }
+
+    /// A sweep does not take for published what a relay has passed without seeing it.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_late_event_is_not_swept_before_it_is_published() {
+        let scene = Scene::new(Place::directory()).await;
+        scene.append_late("c", "c1").await;
+        scene.append("b", "b1").await;
+        let passed = scene.publishes(2).await;
+        assert!(scene.append_late("a", "a1").await < passed);
+        let all = JournalSweep::new(Duration::ZERO);
+        scene.place.until_past(&scene.journal).await;
+        assert_eq!(scene.journal.sweep(&all).await.unwrap(), 2);
+        scene.publishes(1).await;
+        assert_eq!(scene.journal.sweep(&all).await.unwrap(), 1);
+        scene.must_be_published(3).await;
+    }
+
+    /// What an operator gave up is no late event.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_skipped_event_is_not_taken_for_late() {
+        let scene = Scene::new(Place::directory()).await;
+        scene.append("a", "a1").await;
+        scene.append("a", "a2").await;
+        scene.bus.fail(|_| Some(too_large()));
+        scene.relay(async |progress| until(progress, |progress| progress.parked == 1).await).await;
+        scene.bus.heal();
+        let of = AggregateOf { tenant: None, aggregate: aggregate("a") };
+        skip(&*scene.journal, &scene.settings.name, &of, 1).await.unwrap();
+        scene.publishes(1).await;
+        scene.append("a", "a3").await;
+        scene.publishes(1).await;
+        assert_eq!(scene.ids("a").await, ["a2", "a3"]);
+        let saved = scene.saved().await;
+        assert_eq!(saved.recent.len(), 4, "{saved:?}"); // the start, and all three
+    }
+}

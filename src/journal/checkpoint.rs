@@ -17,8 +17,10 @@ pub struct Checkpoint {
     pub journal: String,
     /// The position up to which the relay has read the journal.
     pub position: Position,
-    /// Ids of recently published events, oldest first, so that a restart does not publish them
-    /// again. The relay's settings limit their number.
+    /// If the journal's positions are [times](super::JournalCapabilities::timed): positions of
+    /// recently published events, oldest first, so that a restart neither misses a late event nor
+    /// publishes another again. The relay does not look at events up to the first of them. The
+    /// relay's settings limit their number.
     #[serde(default)]
     pub recent: Vec<String>,
     /// Aggregates with an event that could not be published yet.
@@ -106,6 +108,14 @@ impl Checkpoint {
     /// Whether the relay has passed an event without publishing it.
     pub fn holds_back(&self, stored: &Stored) -> bool {
         self.behind.iter().any(|behind| behind.is_of(stored) && stored.seq >= behind.next)
+            || self.has_missed(stored)
+    }
+
+    /// Whether an event appeared late: it is not among those that are known to be published.
+    fn has_missed(&self, stored: &Stored) -> bool {
+        let since = self.recent.first().and_then(|text| text.parse::<Position>().ok());
+        since.is_some_and(|since| stored.position > since && stored.position <= self.position)
+            && !self.recent.contains(&stored.position.to_string())
     }
 
     /// The position up to which a sweep may look. It need not allow for aggregates that are behind,

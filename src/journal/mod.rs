@@ -99,6 +99,9 @@ pub struct Stored {
     pub fingerprint: Fingerprint,
     /// The event.
     pub event: Event,
+    /// The time in the position of the aggregate's previous event, if positions are
+    /// [times](JournalCapabilities::timed) and it is known.
+    pub previous: Option<Position>,
 }
 
 impl Stored {
@@ -111,7 +114,7 @@ impl Stored {
         aggregate: Aggregate,
         seq: u64,
     ) -> Self {
-        Stored { position, seq, at, fingerprint, event: event.seq(aggregate, seq) }
+        Stored { position, seq, at, fingerprint, event: event.seq(aggregate, seq), previous: None }
     }
 
     /// The aggregate it belongs to.
@@ -174,9 +177,10 @@ pub struct JournalCapabilities {
     pub durable: bool,
     /// Whether several processes can share it.
     pub shared: bool,
-    /// Whether [`read`](Journal::read) alone returns every event. If not, [`late`](Journal::late)
-    /// returns the rest.
-    pub ordered: bool,
+    /// Whether positions are times in milliseconds, by clocks that may differ. If they differ by
+    /// more than the journal allows for, an event can appear at a position that a reader has passed;
+    /// a relay looks back for it.
+    pub timed: bool,
 }
 
 /// Which published events a sweep removes.
@@ -219,8 +223,8 @@ impl JournalSweep {
 ///    for byte as appended: id, time, kind, payload, headers, trace.
 /// 7. Following `next` of [`read`](Journal::read) from the start returns every event once, each
 ///    aggregate's by seq. An event whose writer commits late holds back the later ones until then;
-///    one whose writer is gone does not. (If the capabilities say that `read` is not ordered, this
-///    holds for `read` together with [`late`](Journal::late).)
+///    one whose writer is gone does not. If positions are [times](JournalCapabilities::timed), this
+///    holds as long as clocks differ by no more than the journal allows for.
 /// 8. An event can be found by its id.
 /// 9. Leadership: see [`RelayStore`].
 /// 10. Checkpoints: see [`RelayStore`].
@@ -270,21 +274,6 @@ pub trait Journal: RelayStore {
     /// Waits until there may be events after a position, at most `at_most`. It may return early,
     /// but must not busy-loop.
     async fn wait(&self, after: &Position, at_most: Duration) -> Result<()>;
-
-    /// Events that [`read`](Journal::read) may have passed without returning them: those after
-    /// `after` up to the position `passed`, by position, at most `limit`. None if `read` is
-    /// ordered. If there is [`more`](Page::more), continue after the position of the last one.
-    async fn late(&self, passed: &Position, after: &Position, limit: usize) -> Result<Page> {
-        let _ = (passed, after, limit);
-        Ok(Page::default())
-    }
-
-    /// Tells the journal that events are on the bus and covered by a checkpoint, so that
-    /// [`late`](Journal::late) need not return them.
-    async fn published(&self, events: &[Stored]) -> Result<()> {
-        let _ = events;
-        Ok(())
-    }
 
     /// Permanently removes published events, or counts them; returns how many. The journal no
     /// longer knows the ids of removed events.
@@ -367,12 +356,6 @@ impl<J: Journal + ?Sized> Journal for Arc<J> {
     }
     async fn wait(&self, after: &Position, at_most: Duration) -> Result<()> {
         (**self).wait(after, at_most).await
-    }
-    async fn late(&self, passed: &Position, after: &Position, limit: usize) -> Result<Page> {
-        (**self).late(passed, after, limit).await
-    }
-    async fn published(&self, events: &[Stored]) -> Result<()> {
-        (**self).published(events).await
     }
     async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
         (**self).sweep(terms).await

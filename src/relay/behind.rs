@@ -223,11 +223,9 @@ impl Leading {
         let page = self.insist("reading an aggregate", read).await?;
         let (mut events, more) = (page.events, page.more);
         let read = events.len();
-        if self.is_ordered() {
-            // The relay will read events further on with the rest.
-            let passed = events.iter().take_while(|stored| stored.position <= self.position).count();
-            events.truncate(passed);
-        }
+        // The relay will read events further on with the rest.
+        let passed = events.iter().take_while(|stored| stored.position <= self.position).count();
+        events.truncate(passed);
         let last = events.len() < read || !more;
         Ok((events, last))
     }
@@ -239,7 +237,6 @@ impl Leading {
         if answered.is_empty() {
             return Ok(());
         }
-        let mut told = Vec::new();
         for Answered { of, acknowledged, failed, began } in answered {
             self.note(acknowledged.iter(), began);
             if let Some((stored, error)) = failed {
@@ -248,10 +245,8 @@ impl Leading {
             } else if let Some(last) = acknowledged.last() {
                 self.waiters.moved(&of, last);
             }
-            told.extend(acknowledged);
         }
-        self.save_behind().await?;
-        if self.is_ordered() { Ok(()) } else { self.tell_of(&told).await }
+        self.save_behind().await
     }
 
     async fn save_behind(&mut self) -> Result<(), End> {

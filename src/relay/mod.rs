@@ -37,9 +37,8 @@
 
 mod answers;
 mod behind;
-mod dedup;
-mod late;
 mod leadership;
+mod lookback;
 mod meter;
 mod operate;
 mod pace;
@@ -258,8 +257,8 @@ impl Relay {
         stop: watch::Receiver<bool>,
     ) -> Result<Leading> {
         let (journal, settings) = (Arc::clone(&self.journal), Arc::clone(&self.settings));
-        // If the journal's `read` is ordered, the position alone is enough.
-        let persisted = if journal.capabilities().ordered { 0 } else { settings.dedup_checkpoint_max };
+        let timed = journal.capabilities().timed;
+        let lookback = timed.then(|| lookback::Lookback::new(&settings, checkpoint)).flatten();
         Ok(Leading {
             leadership: LeadershipHeartbeat::spawn(Arc::clone(&journal), Arc::clone(&settings), token, asked),
             publisher: publish::Publisher {
@@ -269,10 +268,9 @@ impl Relay {
                 stop: stop.clone(),
             },
             position: checkpoint.position.clone(),
-            known: dedup::Known::new(settings.dedup_max.max(persisted), &checkpoint.recent),
-            acknowledged: dedup::Known::new(usize::MAX, &[]),
+            acknowledged: std::collections::HashSet::new(),
             waiters: behind::Waiters::of(checkpoint)?,
-            late_events: late::LateEvents::default(),
+            lookback,
             pace: pace::Pace::default(),
             ahead: None,
             tries: 0,

@@ -12,11 +12,14 @@ const TRIES: u32 = 20;
 /// Retries an aggregate at once, because the obstacle is gone (for example, the bus now accepts
 /// larger records). Returns its previous state.
 pub async fn resume(journal: &dyn Journal, relay: &RelayName, of: &AggregateOf) -> Result<Behind> {
-    change(journal, relay, of, |behind| {
+    let mut resumed = change_all(journal, relay, |checkpoint| {
+        let behind = behind_of(checkpoint, relay, of)?;
+        let before = behind.clone();
         behind.poison = false;
-        Ok(())
+        Ok(vec![before])
     })
-    .await
+    .await?;
+    resumed.pop().ok_or_else(|| is_not_behind(relay, of))
 }
 
 /// Does the same for every parked aggregate, in one change. Returns their previous states.
@@ -36,7 +39,11 @@ pub async fn resume_all(journal: &dyn Journal, relay: &RelayName) -> Result<Vec<
 /// Permanently skips an event: the relay continues after it. `seq` must be the one that the
 /// aggregate is stuck at. Returns the previous state.
 pub async fn skip(journal: &dyn Journal, relay: &RelayName, of: &AggregateOf, seq: u64) -> Result<Behind> {
-    let skipped = change(journal, relay, of, |behind| {
+    let mut page = journal.read_aggregate(of.tenant.as_ref(), &of.aggregate, seq, 1).await?;
+    let given_up = page.events.pop().filter(|stored| stored.seq == seq);
+    let mut skipped = change_all(journal, relay, |checkpoint| {
+        let behind = behind_of(checkpoint, relay, of)?;
+        let before = behind.clone();
         if behind.next != seq {
             return Err(Error::Conflict {
                 expected: format!("{of} stuck at seq {seq}"),
@@ -47,30 +54,29 @@ pub async fn skip(journal: &dyn Journal, relay: &RelayName, of: &AggregateOf, se
         behind.poison = false;
         behind.tries = 0;
         behind.reason = format!("seq {seq} was given up; this one has not been tried yet");
-        Ok(())
+        // Without this, a relay that looks back would take it for a late event.
+        if let Some(stored) = &given_up
+            && !checkpoint.recent.is_empty()
+        {
+            checkpoint.recent.push(stored.position.to_string());
+        }
+        Ok(vec![before])
     })
     .await?;
-    let mut given_up = journal.read_aggregate(of.tenant.as_ref(), &of.aggregate, seq, 1).await?.events;
-    given_up.retain(|stored| stored.seq == seq);
-    journal.published(&given_up).await?; // so that `late` does not return it
-    Ok(skipped)
+    skipped.pop().ok_or_else(|| is_not_behind(relay, of))
 }
 
-async fn change(
-    journal: &dyn Journal,
+fn is_not_behind(relay: &RelayName, of: &AggregateOf) -> Error {
+    Error::NotFound(format!("{of} is not behind in relay {relay}"))
+}
+
+fn behind_of<'c>(
+    checkpoint: &'c mut Checkpoint,
     relay: &RelayName,
     of: &AggregateOf,
-    change: impl Fn(&mut Behind) -> Result<()>,
-) -> Result<Behind> {
-    let nobody = || Error::NotFound(format!("{of} is not behind in relay {relay}"));
-    let changed = change_all(journal, relay, |checkpoint| {
-        let mut all = checkpoint.behind.iter_mut();
-        let behind = all.find(|behind| behind.of().is_ok_and(|other| other == *of)).ok_or_else(nobody)?;
-        let before = behind.clone();
-        change(behind)?;
-        Ok(vec![before])
-    });
-    changed.await?.pop().ok_or_else(nobody)
+) -> Result<&'c mut Behind> {
+    let mut all = checkpoint.behind.iter_mut();
+    all.find(|behind| behind.of().is_ok_and(|other| other == *of)).ok_or_else(|| is_not_behind(relay, of))
 }
 
 /// Changes a checkpoint. Returns the previous state of what changed; saves nothing if that is

@@ -14,8 +14,7 @@ use crate::journal::Stored;
 pub type Route = Arc<dyn Fn(&Stored) -> Topic + Send + Sync>;
 
 /// Settings of a [`Relay`](super::Relay). 0 disables `lookback`, `lookback_max`, `dedup_max`,
-/// `dedup_checkpoint_max` and `log_interval`; that loses no events, but may publish some again or
-/// leave out the log line.
+/// `dedup_checkpoint_max` and `log_interval`.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct RelaySettings {
@@ -32,15 +31,17 @@ pub struct RelaySettings {
     /// The schema of the payloads (CloudEvents `dataschema`), for events whose headers do not name
     /// one.
     pub schema: Option<String>,
-    /// How far before the checkpoint the relay looks again, if the journal's `read` is not ordered.
+    /// How far back the relay looks for events that appear late. Used only if the journal's
+    /// positions are [times](crate::journal::JournalCapabilities::timed), in object stores. 0: it
+    /// does not look back.
     pub lookback: Duration,
-    /// How many of those events it checks per batch.
+    /// How many events it looks at per batch. 0: it does not look back.
     pub lookback_max: usize,
-    /// How many published events the relay remembers in memory, so that it does not publish them
-    /// again.
+    /// How many published events the relay remembers when it looks back. It does not look at events
+    /// before those. 0: it does not look back.
     pub dedup_max: usize,
-    /// How many of them the checkpoint stores, so that a restart remembers them. Used only if the
-    /// journal's `read` is not ordered; otherwise the position alone is enough.
+    /// How many of them the checkpoint stores. 0: after a restart the relay does not look at events
+    /// before its checkpoint.
     pub dedup_checkpoint_max: usize,
     /// How many events the relay reads and publishes before it saves the checkpoint: a crash may
     /// repeat that many.

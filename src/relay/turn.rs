@@ -1,7 +1,6 @@
-//! The loop of a leading relay: `read → sift → publish → acknowledge → save → tell`, batch by
-//! batch.
+//! The loop of a leading relay: `read → sift → publish → acknowledge → save`, batch by batch.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,9 +11,8 @@ use tracing::Instrument as _;
 
 use super::answers::{Answered, Awaited};
 use super::behind::Waiters;
-use super::dedup::Known;
-use super::late::LateEvents;
 use super::leadership::LeadershipHeartbeat;
+use super::lookback::Lookback;
 use super::meter::Meter;
 use super::pace::Pace;
 use super::publish::{Flushed, Publisher, is_poison};
@@ -41,11 +39,11 @@ pub(super) struct Leading {
     pub(super) meter: Arc<Meter>,
     /// The position up to which every event is on the bus or behind.
     pub(super) position: Position,
-    pub(super) known: Known,
-    /// The acknowledged events of a batch that will be retried, whatever the limits of `known`.
-    pub(super) acknowledged: Known,
+    /// The positions of the acknowledged events of a batch that will be retried.
+    pub(super) acknowledged: HashSet<Position>,
     pub(super) waiters: Waiters,
-    pub(super) late_events: LateEvents,
+    /// For journals that may show events late.
+    pub(super) lookback: Option<Lookback>,
     pub(super) pace: Pace,
     pub(super) ahead: Option<Ahead>,
     /// How many attempts at the current batch have failed.
@@ -76,8 +74,6 @@ impl Drop for Ahead {
 struct Batch {
     /// The events to publish, in order.
     events: Vec<Stored>,
-    /// Events that are already on the bus; kept only if the journal needs to know.
-    known: Vec<Stored>,
     next: Position,
     /// Whether the journal returned no events.
     empty: bool,
@@ -123,12 +119,18 @@ impl Leading {
             self.meter.away("nothing that waits is acknowledged");
         }
         if !self.publish(&batch).await? {
+            if let Some(lookback) = &mut self.lookback {
+                lookback.look_again();
+            }
             return Ok(()); // retry the same batch
         }
         self.acknowledged.clear();
         self.meter.flows();
         self.save(&batch.next).await?;
-        self.tell(batch).await
+        let newest: Option<Time> = batch.events.last().map(|stored| stored.at);
+        self.meter.oldest(newest.filter(|_| batch.more));
+        self.meter.refresh();
+        Ok(())
     }
 
     /// Whether aggregates wait and the bus has accepted nothing for a whole flush timeout.
@@ -163,25 +165,23 @@ impl Leading {
         if mutant!("skip a hole at once") && batch.at_hole {
             batch.next = Position::of(batch.next.number() + 1);
         }
-        if self.is_ordered() {
-            return Ok(batch);
-        }
-        let (journal, settings) = (Arc::clone(&self.journal), Arc::clone(&self.settings));
-        let mut late_events = std::mem::take(&mut self.late_events);
         let mut tries = 0;
-        let completed = loop {
-            let (known, waiters) = (&self.known, &self.waiters);
-            let complete =
-                late_events.complete(&*journal, &settings, known, waiters, &self.position, batch.clone());
-            match complete.await {
+        loop {
+            let Leading { lookback: Some(lookback), journal, waiters, position, leadership, .. } = &mut *self
+            else {
+                return Ok(batch);
+            };
+            let completed = tokio::select! {
+                completed = lookback.complete(&**journal, waiters, position, batch.clone()) => completed,
+                end = leadership.lost() => return Err(end),
+            };
+            match completed {
                 Err(error) if error.is_retryable() => {
                     self.try_again("looking for late events", &error, &mut tries).await?;
                 }
-                other => break other,
+                other => return other.map_err(End::from),
             }
-        };
-        self.late_events = late_events;
-        completed.map_err(End::from)
+        }
     }
 
     async fn read_now(&self) -> Result<ReadBatch, End> {
@@ -189,29 +189,21 @@ impl Leading {
         self.insist("reading the journal", || journal.read(&self.position, max)).await
     }
 
-    pub(super) fn is_ordered(&self) -> bool {
-        self.journal.capabilities().ordered
-    }
-
     /// Leaves out events that are behind or already on the bus.
     fn sift(&mut self, batch: ReadBatch) -> Batch {
         let ReadBatch { events, next, at_hole, more } = batch;
         let empty = events.is_empty();
-        let mut batch =
-            Batch { events: Vec::with_capacity(events.len()), known: Vec::new(), next, empty, more, at_hole };
+        let mut batch = Batch { events: Vec::with_capacity(events.len()), next, empty, more, at_hole };
         let mut suppressed = 0;
         for stored in events {
             if self.waiters.hold_back(&stored) {
                 continue;
             }
-            if (self.is_ordered() && self.waiters.is_past(&stored))
-                || self.known.has(&stored)
-                || self.acknowledged.has(&stored)
+            if self.waiters.is_past(&stored)
+                || self.acknowledged.contains(&stored.position)
+                || self.lookback.as_ref().is_some_and(|lookback| lookback.knows(&stored))
             {
                 suppressed += 1;
-                if !self.is_ordered() {
-                    batch.known.push(stored);
-                }
                 continue;
             }
             batch.events.push(stored);
@@ -225,7 +217,7 @@ impl Leading {
     }
 
     fn read_ahead(&mut self, batch: &Batch) {
-        if !batch.more || batch.at_hole || !self.is_ordered() {
+        if !batch.more || batch.at_hole {
             return;
         }
         let (journal, after, max) = (Arc::clone(&self.journal), batch.next.clone(), self.settings.batch_max);
@@ -233,7 +225,7 @@ impl Leading {
         self.ahead = Some(Ahead { after, task: tokio::spawn(async move { journal.read(&from, max).await }) });
     }
 
-    // --- out: publish → acknowledge → save → tell ----------------------------------------------------------------
+    // --- out: publish → acknowledge → save -----------------------------------------------------------------------
 
     /// Publishes a batch. Returns false if all or part of it must be retried from the checkpoint.
     async fn publish(&mut self, batch: &Batch) -> Result<bool, End> {
@@ -244,7 +236,7 @@ impl Leading {
         let mut flushed = self.flush(&batch.events).await?;
         crate::crash_point!("relay.after_ack");
         for &place in &flushed.acknowledged {
-            self.acknowledged.add(&batch.events[place]);
+            self.acknowledged.insert(batch.events[place].position.clone());
         }
         if !flushed.unanswered.is_empty() {
             self.leave_unanswered(&mut flushed);
@@ -283,7 +275,6 @@ impl Leading {
                 continue;
             }
             let behind = self.left_behind(&events[place], &error, false);
-            self.late_events.forget(&of);
             self.waiters.add(of, behind, &self.settings);
         }
         all_fit
@@ -297,7 +288,6 @@ impl Leading {
         for part in std::mem::take(&mut flushed.unanswered) {
             for (of, first) in part.firsts() {
                 aggregates += 1;
-                self.late_events.forget(&of);
                 let more = flushed.skipped.contains(&of);
                 let behind = Behind::at(&first, &reason, false, self.meter.now());
                 self.waiters.add_asked(of, behind, part.under_way.began, more);
@@ -316,7 +306,9 @@ impl Leading {
 
     /// Saves a checkpoint at the part of the batch, from its start, that is on the bus or behind.
     async fn save_begin(&mut self, events: &[Stored]) -> Result<(), End> {
-        let is_done = |stored: &&Stored| self.acknowledged.has(stored) || self.waiters.holds_back(stored);
+        let is_done = |stored: &&Stored| {
+            self.acknowledged.contains(&stored.position) || self.waiters.holds_back(stored)
+        };
         let open = events.iter().filter(|stored| !is_done(stored)).map(|stored| &stored.position).min();
         let done = events.iter().map(|stored| &stored.position);
         let last = done.filter(|position| open.is_none_or(|open| *position < open)).max();
@@ -350,9 +342,8 @@ impl Leading {
         let mut count = 0;
         for stored in events {
             count += 1;
-            self.known.add(stored);
-            if !self.is_ordered() {
-                self.late_events.published(stored, self.settings.dedup_max.max(1000));
+            if let Some(lookback) = &mut self.lookback {
+                lookback.published(stored);
             }
         }
         if count > 0 {
@@ -372,8 +363,8 @@ impl Leading {
         let mut checkpoint = Checkpoint::start(self.journal.id());
         checkpoint.position = position.clone();
         checkpoint.behind = self.waiters.list();
-        if !self.is_ordered() {
-            checkpoint.recent = self.known.recent(self.settings.dedup_checkpoint_max);
+        if let Some(lookback) = &self.lookback {
+            checkpoint.recent = lookback.recent();
         }
         let (journal, relay, token) = (&self.journal, &self.settings.name, self.leadership.token);
         let checkpoint = &checkpoint;
@@ -402,23 +393,5 @@ impl Leading {
         self.position = position.clone();
         self.meter.saved(checkpoint);
         Ok(())
-    }
-
-    /// Tells the journal which events are on the bus, if it needs to know.
-    async fn tell(&mut self, batch: Batch) -> Result<(), End> {
-        let newest: Option<Time> = batch.events.last().map(|stored| stored.at);
-        self.meter.oldest(newest.filter(|_| batch.more));
-        self.meter.refresh();
-        if self.is_ordered() {
-            return Ok(());
-        }
-        let mut told = batch.known;
-        told.extend(batch.events.into_iter().filter(|stored| !self.waiters.holds_back(stored)));
-        self.tell_of(&told).await
-    }
-
-    pub(super) async fn tell_of(&self, told: &[Stored]) -> Result<(), End> {
-        let journal = &self.journal;
-        self.insist("telling what is published", || journal.published(told)).await
     }
 }

@@ -1,6 +1,6 @@
 //! Tools to break a relay's bus and journal, and a witness that reads what came out.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,8 +17,8 @@ use crate::error::{Error, Result};
 use crate::event::{Event, Origin};
 use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant, Topic};
 use crate::journal::{
-    AggregateOf, Append, Appended, Checkpoint, Filling, JournalCapabilities, JournalSweep, Leadership,
-    MemoryJournal, PAGE_BYTES_MAX, Page, Position, ReadBatch, RelayState, Stored,
+    AggregateOf, Append, Appended, Checkpoint, JournalCapabilities, JournalSweep, Leadership, MemoryJournal,
+    Page, Position, ReadBatch, RelayState, Stored,
 };
 use crate::ledger::Token;
 use crate::testing::forward::journal_over;
@@ -140,32 +140,23 @@ impl Bus for FaultyBus {
     }
 }
 
-/// A journal in memory whose events can be hidden for a while: holes where its read is ordered, late events where it is not.
+/// A journal in memory whose events can be hidden for a while: they are holes.
 #[derive(Default)]
 pub struct OddJournal {
     /// What is in it.
     pub inner: MemoryJournal,
-    unordered: bool,
     hidden: Mutex<BTreeSet<u64>>,
-    published: Mutex<HashSet<u64>>,
     /// How often it was read.
     pub reads: AtomicU64,
     /// How late the answer to a candidate is, in milliseconds.
     pub lead_ms: AtomicU64,
     /// So many saves do not answer.
     pub saves_failing: AtomicU32,
-    /// The most bytes on a page of late events.
-    pub page_bytes_max: usize,
     /// What someone else rewinds right after the next look at the relays.
     pub meddling: Mutex<Option<(RelayName, Checkpoint)>>,
 }
 
 impl OddJournal {
-    /// A journal whose read is not ordered.
-    pub fn unordered() -> Self {
-        OddJournal { unordered: true, page_bytes_max: PAGE_BYTES_MAX, ..OddJournal::default() }
-    }
-
     /// Hides events: their writers have not committed.
     pub fn hide(&self, positions: impl IntoIterator<Item = u64>) {
         self.hidden.lock().unwrap().extend(positions);
@@ -193,10 +184,7 @@ journal_over!(OddJournal {
         limit: usize,
     ) -> Result<Page> {
         let mut page = self.inner.read_aggregate(tenant, aggregate, from, limit).await?;
-        // An object store's aggregates are there before their place in the order is.
-        if !self.unordered
-            && let Some(hidden) = page.events.iter().position(|stored| self.is_hidden(stored))
-        {
+        if let Some(hidden) = page.events.iter().position(|stored| self.is_hidden(stored)) {
             page.events.truncate(hidden);
             page.more = false;
         }
@@ -205,9 +193,7 @@ journal_over!(OddJournal {
     async fn read(&self, after: &Position, limit: usize) -> Result<ReadBatch> {
         self.reads.fetch_add(1, Ordering::SeqCst);
         let mut stretch = self.inner.read(after, limit).await?;
-        if self.unordered {
-            stretch.events.retain(|stored| !self.is_hidden(stored));
-        } else if let Some(hole) = stretch.events.iter().position(|stored| self.is_hidden(stored)) {
+        if let Some(hole) = stretch.events.iter().position(|stored| self.is_hidden(stored)) {
             stretch.events.truncate(hole);
             stretch.next = stretch.events.last().map_or_else(|| after.clone(), |last| last.position.clone());
             (stretch.at_hole, stretch.more) = (true, false);
@@ -220,38 +206,11 @@ journal_over!(OddJournal {
     async fn wait(&self, after: &Position, at_most: Duration) -> Result<()> {
         self.inner.wait(after, at_most).await
     }
-    async fn late(&self, passed: &Position, after: &Position, limit: usize) -> Result<Page> {
-        if !self.unordered {
-            return Ok(Page::default());
-        }
-        let mut page = Filling::new(limit, self.page_bytes_max);
-        let mut after = after.clone();
-        loop {
-            let stretch = self.inner.read(&after, 1000).await?;
-            for stored in stretch.events {
-                if stored.position <= *passed
-                    && !self.is_hidden(&stored)
-                    && !self.published.lock().unwrap().contains(&stored.position.number())
-                {
-                    page.take(stored);
-                }
-            }
-            after = stretch.next;
-            if !stretch.more || page.is_full() {
-                break;
-            }
-        }
-        Ok(page.done())
-    }
-    async fn published(&self, events: &[Stored]) -> Result<()> {
-        self.published.lock().unwrap().extend(events.iter().map(|stored| stored.position.number()));
-        Ok(())
-    }
     async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
         self.inner.sweep(terms).await
     }
     fn capabilities(&self) -> JournalCapabilities {
-        JournalCapabilities { ordered: !self.unordered, ..self.inner.capabilities() }
+        self.inner.capabilities()
     }
 } {
     async fn acquire_leadership(

@@ -7,8 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
+use bytes::Bytes;
 use hapax::backend::object::{
-    AllocatorSettings, Directory, ObjectJournal, ObjectSettings, Objects, S3, S3Settings,
+    AllocatorSettings, Directory, Listed, Now, ObjectJournal, ObjectSettings, Objects, S3, S3Settings,
 };
 use hapax::journal::{Append, Expected, Journal, Position, Stored};
 use hapax::{Aggregate, Event, EventId, Tenant};
@@ -83,6 +85,48 @@ impl Place {
         settings.allocator = allocator;
         settings.grace = Duration::from_secs(1);
         ObjectJournal::open(self.objects().await, settings).await.unwrap()
+    }
+}
+
+/// A client that takes the store's clock to be behind: what it appends gets an old place in the index.
+#[derive(Debug)]
+pub struct Behind {
+    pub inner: Arc<dyn Objects>,
+    pub by: Duration,
+}
+
+#[async_trait]
+impl Objects for Behind {
+    async fn create(&self, name: &str, body: Bytes) -> hapax::Result<bool> {
+        self.inner.create(name, body).await
+    }
+    async fn put(&self, name: &str, body: Bytes) -> hapax::Result<()> {
+        self.inner.put(name, body).await
+    }
+    async fn get(&self, name: &str) -> hapax::Result<Option<Bytes>> {
+        self.inner.get(name).await
+    }
+    async fn list(&self, prefix: &str, after: &str, limit: usize) -> hapax::Result<Vec<Listed>> {
+        self.inner.list(prefix, after, limit).await
+    }
+    async fn delete(&self, name: &str) -> hapax::Result<()> {
+        self.inner.delete(name).await
+    }
+    async fn now(&self) -> hapax::Result<Now> {
+        let Now { low, high, about } = self.inner.now().await?;
+        Ok(Now { low: low.minus(self.by), high: high.minus(self.by), about: about.minus(self.by) })
+    }
+    fn grain_ms(&self) -> u64 {
+        self.inner.grain_ms()
+    }
+    fn skew_ms(&self) -> u64 {
+        self.inner.skew_ms()
+    }
+    fn durable(&self) -> bool {
+        self.inner.durable()
+    }
+    fn about(&self) -> String {
+        self.inner.about()
     }
 }
 

@@ -237,7 +237,7 @@ impl Journal for MemoryJournal {
     }
 
     fn capabilities(&self) -> JournalCapabilities {
-        JournalCapabilities { backend: "memory", durable: false, shared: false, ordered: true }
+        JournalCapabilities { backend: "memory", durable: false, shared: false, timed: false }
     }
 }
 

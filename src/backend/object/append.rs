@@ -238,6 +238,7 @@ impl Inner {
         // Later than anything that a reader who did not see the note can have returned.
         let now = self.objects.now().await?;
         link.ms = self.take_ms((millis(now.high) + 1 + self.objects.skew_ms()).max(tail.ms + 1));
+        link.previous_ms = tail.ms;
         link.at = now.about.as_micros();
         let won = self.take_place(of, tail.next, &link).await?;
         if !won {

@@ -14,7 +14,7 @@ use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::{Aggregate, Tenant};
 use crate::journal::record::EventRecord;
-use crate::journal::{AggregateOf, Filling, Page, Stored};
+use crate::journal::{AggregateOf, Filling, Page, Position, Stored};
 
 /// The most events in one append.
 pub(super) const EVENTS_MAX: u64 = 1000;
@@ -41,6 +41,9 @@ pub(super) struct Link {
     pub(super) count: u64,
     /// Its index time; a void has that of the link before it.
     pub(super) ms: u64,
+    /// The index time of the link before it; 0 if unknown.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(super) previous_ms: u64,
     /// When it was appended, in microseconds since 1970.
     pub(super) at: i64,
     /// The intents that this void bars.
@@ -66,6 +69,7 @@ impl Link {
             first: slot.seq,
             count: 0,
             ms,
+            previous_ms: 0,
             at: 0,
             barred,
             intents: Vec::new(),
@@ -111,7 +115,10 @@ impl Link {
         let position = Entry::new(&of, slot, self.ms, self.count).position(nth as u64);
         let at = Time::from_micros(self.at);
         let seq = self.first + nth as u64;
-        Ok(Some(Stored::new(position, at, record.fingerprint()?, event, of.aggregate, seq)))
+        let mut stored = Stored::new(position, at, record.fingerprint()?, event, of.aggregate, seq);
+        let previous_ms = if nth == 0 { self.previous_ms } else { self.ms };
+        stored.previous = (previous_ms > 0).then(|| Position::of(previous_ms));
+        Ok(Some(stored))
     }
 }
 

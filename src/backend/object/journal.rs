@@ -292,7 +292,7 @@ impl Journal for ObjectJournal {
             backend: "object",
             durable: self.0.objects.durable(),
             shared: true,
-            ordered: true,
+            timed: true,
         }
     }
 }

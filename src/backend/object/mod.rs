@@ -26,7 +26,8 @@
 //! It is later than any moment at which a reader can have missed the note. `read.rs` explains why a
 //! reader that follows the index gets every event. On S3, readers therefore get an event about a
 //! third of a second after it was appended (`skew` plus the uncertainty of the clock); in a
-//! directory they get it at once.
+//! directory they get it at once. If clocks differ by more than `skew`, an entry can appear behind a
+//! reader; the relay looks back for it.
 //!
 //! # What it costs
 //!

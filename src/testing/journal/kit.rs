@@ -174,8 +174,6 @@ pub struct Follower<'j, J> {
     after: Position,
     page: usize,
     known: HashSet<(Option<Tenant>, EventId)>,
-    /// What came before its predecessor: only where `read` is not ordered.
-    early: BTreeMap<AggregateOf, BTreeMap<u64, Stored>>,
     /// Each aggregate's events, in the order of their seqs.
     pub events: BTreeMap<AggregateOf, Vec<Stored>>,
 }
@@ -183,14 +181,7 @@ pub struct Follower<'j, J> {
 impl<'j, J: Journal> Follower<'j, J> {
     /// From the start, so many events at a time.
     pub fn new(journal: &'j J, page: usize) -> Self {
-        Follower {
-            journal,
-            after: Position::START,
-            page,
-            known: HashSet::new(),
-            early: BTreeMap::new(),
-            events: BTreeMap::new(),
-        }
+        Follower { journal, after: Position::START, page, known: HashSet::new(), events: BTreeMap::new() }
     }
 
     /// Where it has come to.
@@ -213,47 +204,27 @@ impl<'j, J: Journal> Follower<'j, J> {
             last = stored.position.clone();
         }
         assert!(batch.next >= last, "next is {}, but {last} was given", batch.next);
-        let mut moved = batch.next > self.after;
+        let moved = batch.next > self.after;
         self.after = batch.next;
-        let ordered = self.journal.capabilities().ordered;
-        let mut given = Vec::new();
         for stored in batch.events {
-            given.extend(self.take(stored, ordered));
-        }
-        if !ordered {
-            let late = self.journal.late(&self.after, &Position::START, self.page).await;
-            for stored in late.expect("late events can be read").events {
-                given.extend(self.take(stored, false));
-            }
-            self.journal.published(&given).await.expect("it is told");
-            moved |= !given.is_empty();
+            self.take(stored);
         }
         moved
     }
 
-    /// Takes an event; answers with those that have their place now.
-    fn take(&mut self, stored: Stored, ordered: bool) -> Vec<Stored> {
+    /// Takes an event, which must be new and the next of its aggregate.
+    fn take(&mut self, stored: Stored) {
         let of = AggregateOf {
             tenant: stored.event.tenant.clone(),
             aggregate: stored.event.aggregate.clone().expect("its aggregate is filled in"),
         };
         assert_eq!(stored.event.seq, Some(stored.seq), "its seq is filled in");
         let new = self.known.insert((stored.event.tenant.clone(), stored.event.id.clone()));
-        assert!(new || !ordered, "{} is given twice", stored.event.id);
-        let mut given = Vec::new();
-        if !new {
-            return given;
-        }
+        assert!(new, "{} is given twice", stored.event.id);
         let events = self.events.entry(of.clone()).or_default();
-        let early = self.early.entry(of.clone()).or_default();
         let (next, seq) = (events.len() as u64 + 1, stored.seq);
-        assert!(!ordered || seq == next, "seq {seq} of {of} is given, {next} is next");
-        assert!(early.insert(seq, stored).is_none() && seq >= next, "seq {seq} of {of} is there twice");
-        while let Some(stored) = early.remove(&(events.len() as u64 + 1)) {
-            given.push(stored.clone());
-            events.push(stored);
-        }
-        given
+        assert!(seq == next, "seq {seq} of {of} is given, {next} is next");
+        events.push(stored);
     }
 
     /// Follows until nothing moves any more, and says where that is.
@@ -270,17 +241,11 @@ impl<'j, J: Journal> Follower<'j, J> {
             if self.count() >= count && !moved {
                 break;
             }
-            let early = &self.early;
-            assert!(
-                started.elapsed() < DEADLINE,
-                "{} of {count} events after {DEADLINE:?}; {early:?}",
-                self.count()
-            );
+            assert!(started.elapsed() < DEADLINE, "{} of {count} events after {DEADLINE:?}", self.count());
             if !moved {
                 self.journal.wait(&self.after, AGAIN).await.expect("it can be waited");
             }
         }
         assert_eq!(self.count(), count, "as many events as there are");
-        assert!(self.early.values().all(BTreeMap::is_empty), "without a predecessor: {:?}", self.early);
     }
 }

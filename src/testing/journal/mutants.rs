@@ -11,9 +11,8 @@ use crate::error::Result;
 use crate::event::Event;
 use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
 use crate::journal::{
-    Append, Appended, Checkpoint, Expected, Filling, Journal, JournalCapabilities, JournalSettings,
-    JournalSweep, Leadership, MemoryJournal, PAGE_BYTES_MAX, Page, Placing, Position, ReadBatch, RelayState,
-    RelayStore as _, Stored,
+    Append, Appended, Checkpoint, Expected, Journal, JournalCapabilities, JournalSettings, JournalSweep,
+    Leadership, MemoryJournal, Page, Placing, Position, ReadBatch, RelayState, RelayStore as _, Stored,
 };
 use crate::ledger::Token;
 use crate::testing::forward::journal_over;
@@ -31,8 +30,6 @@ pub enum JournalMutant {
     SkipsHoles,
     /// Writers commit in another order than they drew their positions, and a reader waits for them: not a mistake.
     WaitsAtHoles,
-    /// A reader goes past those that are late, and [`late`](Journal::late) brings them: not a mistake.
-    BringsLate,
     /// A page is sorted by something else than positions.
     OtherOrder,
     /// Whoever has ever led may save.
@@ -81,8 +78,6 @@ impl JournalHarness for MutantJournalHarness {
 struct Damage {
     /// Positions that are drawn and not committed yet.
     late: HashSet<Position>,
-    /// Positions that are on the bus, as far as the journal was told.
-    published: HashSet<Position>,
     /// Positions that nobody can read.
     hidden: HashSet<Position>,
     /// What lies at a position instead of what was put there.
@@ -138,8 +133,8 @@ impl MutantJournal {
     }
 
     fn commits_late(&self) -> bool {
-        use JournalMutant::{BringsLate, SkipsHoles, WaitsAtHoles};
-        matches!(self.mutant, SkipsHoles | WaitsAtHoles | BringsLate)
+        use JournalMutant::{SkipsHoles, WaitsAtHoles};
+        matches!(self.mutant, SkipsHoles | WaitsAtHoles)
     }
 
     /// Commits late: others may have drawn and committed meanwhile.
@@ -235,7 +230,7 @@ journal_over!(MutantJournal {
         let late = self.damage().late.clone();
         let mut batch = self.inner.read(after, limit).await?;
         match self.mutant {
-            JournalMutant::SkipsHoles | JournalMutant::BringsLate => {
+            JournalMutant::SkipsHoles => {
                 batch.events.retain(|stored| !late.contains(&stored.position));
             }
             JournalMutant::WaitsAtHoles => {
@@ -271,32 +266,6 @@ journal_over!(MutantJournal {
         tokio::task::yield_now().await;
         Ok(())
     }
-    async fn late(&self, passed: &Position, after: &Position, limit: usize) -> Result<Page> {
-        if self.capabilities().ordered {
-            return Ok(Page::default());
-        }
-        let mut page = Filling::new(limit, PAGE_BYTES_MAX);
-        let mut after = after.clone();
-        loop {
-            let batch = self.inner.read(&after, 1000).await?;
-            let damage = self.damage();
-            let unknown = |at: &Position| !damage.late.contains(at) && !damage.published.contains(at);
-            for stored in batch.events {
-                if stored.position <= *passed && unknown(&stored.position) {
-                    page.take(stored);
-                }
-            }
-            after = batch.next;
-            if !batch.more || page.is_full() {
-                break;
-            }
-        }
-        Ok(page.done())
-    }
-    async fn published(&self, events: &[Stored]) -> Result<()> {
-        self.damage().published.extend(events.iter().map(|stored| stored.position.clone()));
-        Ok(())
-    }
     async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
         if self.mutant != JournalMutant::SweepPassesARelay {
             return self.inner.sweep(terms).await;
@@ -317,8 +286,7 @@ journal_over!(MutantJournal {
         swept
     }
     fn capabilities(&self) -> JournalCapabilities {
-        let ordered = self.mutant != JournalMutant::BringsLate;
-        JournalCapabilities { ordered, ..self.inner.capabilities() }
+        self.inner.capabilities()
     }
 } {
     async fn acquire_leadership(

@@ -59,19 +59,20 @@ pub async fn run(
     publish(global, relay, &*journal, args.once, gate, metrics).await
 }
 
-/// Warns about changed settings that only matter to journals whose `read` is not ordered.
+/// Warns about changed settings that only matter to journals in object stores.
 fn warn_of_what_does_nothing(settings: &RelaySettings, journal: &dyn Journal) {
-    if !journal.capabilities().ordered {
+    if journal.capabilities().timed {
         return;
     }
     let default = RelaySettings::new(settings.name.clone(), settings.topic.clone());
     for (key, changed) in [
         ("relay.lookback_s", settings.lookback != default.lookback),
         ("relay.lookback_max", settings.lookback_max != default.lookback_max),
+        ("relay.dedup_max", settings.dedup_max != default.dedup_max),
         ("relay.dedup_checkpoint_max", settings.dedup_checkpoint_max != default.dedup_checkpoint_max),
     ] {
         if changed {
-            tracing::warn!(target: "hapax::relay", "{key} does nothing here: this journal is read in order");
+            tracing::warn!(target: "hapax::relay", "{key} does nothing here: it is for journals in object stores");
         }
     }
 }
@@ -183,7 +184,6 @@ async fn through(journal: &dyn Journal, settings: &RelaySettings, progress: &Pro
 
 async fn nothing_after(journal: &dyn Journal, position: &Position) -> bool {
     journal.count_after(position, 1).await.is_ok_and(|count| count == 0)
-        && journal.late(position, &Position::START, 1).await.is_ok_and(|late| late.events.is_empty())
 }
 
 /// The failure that reports what a run has left unpublished.

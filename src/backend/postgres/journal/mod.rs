@@ -386,7 +386,7 @@ impl Journal for PgJournal {
     }
 
     fn capabilities(&self) -> JournalCapabilities {
-        JournalCapabilities { backend: "postgres", durable: true, shared: true, ordered: true }
+        JournalCapabilities { backend: "postgres", durable: true, shared: true, timed: false }
     }
 }
 

@@ -250,7 +250,7 @@ impl Journal for SqliteJournal {
     }
 
     fn capabilities(&self) -> JournalCapabilities {
-        JournalCapabilities { backend: "sqlite", durable: true, shared: true, ordered: true }
+        JournalCapabilities { backend: "sqlite", durable: true, shared: true, timed: false }
     }
 }
 

@@ -182,7 +182,6 @@ impl<J: Journal> Run<J> {
 
     fn appended(&mut self, append: &Append, wanted: &[spec::Place], answer: &Appended) {
         self.same("the number of places", &wanted.len(), &answer.placed.len());
-        let ordered = self.refusing.capabilities().ordered;
         for (n, ((seq, position, placing), placed)) in wanted.iter().zip(&answer.placed).enumerate() {
             self.same("seq and placing", &(*seq, *placing), &(placed.seq, placed.placing));
             let first = append.events.iter().position(|event| event.id == append.events[n].id).unwrap_or(n);
@@ -190,7 +189,7 @@ impl<J: Journal> Run<J> {
             self.same("the position", &position, &placed.position);
             if *placing == Placing::New {
                 let last = self.spec.written.last().map_or(Position::START, |last| last.position.clone());
-                let later = placed.position > last || !ordered;
+                let later = placed.position > last;
                 self.same(&format!("that {} is later than {last}", placed.position), &true, &later);
                 self.spec.store(&append.of(), &append.events[n], *seq, placed.position.clone());
             }
