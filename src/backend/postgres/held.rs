@@ -1,17 +1,17 @@
 //! Held events that are due, dead events to publish, and the markers of transactional batches.
 //! Events are read from `held` and its indexes, never from the weeks.
 
-use sqlx::postgres::PgArguments;
-use sqlx::query::QueryAs;
-use sqlx::{AssertSqlSafe, PgConnection, Postgres};
+use sqlx::{AssertSqlSafe, PgConnection};
 
+use super::codes::{self, count, from_row, micros};
+use super::database::Select;
 use super::error::translate;
 use super::sweep::Present;
 use super::{Inner, read};
 use crate::clock::Time;
 use crate::error::Result;
 use crate::id::{Scope, Topic};
-use crate::ledger::{BODY_BYTES, Body, Due, Entry, Marker, PublishedDead, Share};
+use crate::ledger::{BODY_BYTES, Body, Due, Entry, Marker, PublishedDead, Share, State};
 
 /// Bodies, column by column. Header names are bytes, because a name may contain a NUL, which text
 /// cannot. All headers are in one flat array, because nested arrays must have equal lengths.
@@ -47,10 +47,7 @@ impl<'a> Bodies<'a> {
         }
     }
 
-    pub(super) fn bind<'q, O>(
-        &'q self,
-        query: QueryAs<'q, Postgres, O, PgArguments>,
-    ) -> QueryAs<'q, Postgres, O, PgArguments> {
+    pub(super) fn bind<'q, O>(&'q self, query: Select<'q, O>) -> Select<'q, O> {
         query
             .bind(&self.payloads)
             .bind(&self.names)
@@ -112,18 +109,18 @@ async fn entries(
     let rows = sqlx::query(AssertSqlSafe(sql))
         .persistent(false)
         .bind(scope.as_str())
-        .bind(i64::try_from(limit).unwrap_or(i64::MAX))
+        .bind(count(limit as u64))
         .bind(topics)
         .bind(mine_topics)
         .bind(mine_numbers)
-        .bind(i64::try_from(share.grace.as_micros()).unwrap_or(i64::MAX).min(GRACE_US_MAX))
+        .bind(micros(share.grace).min(GRACE_US_MAX))
         .bind(share.since.map(Time::as_micros))
-        .bind(share.bytes_max.map(|max| i64::try_from(max).unwrap_or(i64::MAX)))
-        .bind(i64::try_from(share.skip).unwrap_or(i64::MAX))
+        .bind(share.bytes_max.map(|max| count(max as u64)))
+        .bind(count(share.skip as u64))
         .fetch_all(connection)
         .await
         .map_err(|e| translate("looking for what is held", e))?;
-    rows.iter().map(read::entry).collect()
+    rows.iter().map(|row| Ok(read::entry(row)?.0)).collect()
 }
 
 /// Held events that may be claimed now. Same rule as `Head::lets`.
@@ -135,7 +132,7 @@ pub(super) async fn due(inner: &Inner, scope: &Scope, share: &Share, limit: usiz
         "with present as materialized (select {s}.ledger_now() as now), \
          waiting as materialized (select e.scope, e.week, e.id, e.at, e.aggregate, e.seq, e.topic, e.partition \
             from {s}.scope c join {s}.held e on e.scope = c.number \
-           where c.scope = $1 and e.header_names is not null and e.state in ('L', 'R', 'P') and e.at <= (select now from present)), \
+           where c.scope = $1 and e.header_names is not null and e.state in {waiting} and e.at <= (select now from present)), \
          heads as materialized (select g.scope, g.aggregate, g.last, g.parked, g.lease_until, g.lease_seq, \
              (select min(o) from unnest(g.retrying) o) as owed \
             from (select distinct scope, aggregate from waiting where aggregate is not null) w \
@@ -149,6 +146,7 @@ pub(super) async fn due(inner: &Inner, scope: &Scope, share: &Share, limit: usiz
          chosen as materialized (select scope, week, id, row_number() over (order by at, scope, week, id) as place from ready e \
            where n = 1 and {mine} order by place limit $2 offset $9), \
          {filled}",
+        waiting = codes::list([State::Leased, State::Retry, State::Parked]),
         mine = is_mine("(select now from present)"),
         filled = filled(s)
     );
@@ -180,12 +178,13 @@ pub(super) async fn unpublished_dead(
     let sql = format!(
         "with chosen as materialized (select e.scope, e.week, e.id, row_number() over (order by e.at, e.scope, e.week, e.id) as place \
             from {s}.scope c join {s}.held e on e.scope = c.number \
-           where c.scope = $1 and e.header_names is not null and e.state = 'X' and e.copied is distinct from e.token and {mine} \
+           where c.scope = $1 and e.header_names is not null and e.state in {dead} and e.copied is distinct from e.token and {mine} \
            order by place limit $2 offset $9), {filled} {} order by r.place",
         select(
             s,
             &format!("filled r join {s}.held e on e.scope = r.scope and e.week = r.week and e.id = r.id")
         ),
+        dead = codes::list([State::Dead]),
         mine = is_mine(&format!("(select {s}.ledger_now())")),
         filled = filled(s)
     );
@@ -205,22 +204,14 @@ pub(super) async fn mark_dead_published(inner: &Inner, copied: &[PublishedDead])
         }
     }
     let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
-    let what = "noting what was copied out";
-    let mut tx = inner.begin().await?;
-    sqlx::query(AssertSqlSafe(format!(
+    let sql = format!(
         "update {s}.held h set copied = h.token from unnest($1::int[], $2::smallint[], $3::bytea[], $4::bigint[]) \
            as u(scope, week, id, token) \
-          where h.scope = u.scope and h.week = u.week and h.id = u.id and h.token = u.token and h.state = 'X'"
-    )))
-    .persistent(false)
-    .bind(&scopes)
-    .bind(&weeks)
-    .bind(&keys)
-    .bind(&tokens)
-    .execute(&mut *tx)
-    .await
-    .map_err(|e| translate(what, e))?;
-    tx.commit().await.map_err(|e| translate(what, e))
+          where h.scope = u.scope and h.week = u.week and h.id = u.id and h.token = u.token and h.state in {}",
+        codes::list([State::Dead])
+    );
+    let query = sqlx::query(AssertSqlSafe(sql)).bind(&scopes).bind(&weeks).bind(&keys).bind(&tokens);
+    inner.execute("recording what was published", query).await.map(drop)
 }
 
 pub(super) async fn set_markers(inner: &Inner, scope: &Scope, markers: &[Marker]) -> Result<()> {
@@ -248,7 +239,7 @@ pub(super) async fn set_markers_in(
     for marker in sorted {
         let sql = if marker.is_empty() { &delete } else { &upsert };
         let mut query = sqlx::query(AssertSqlSafe(sql.clone()))
-            .persistent(!inner.pooled())
+            .persistent(!inner.database.pooled())
             .bind(scope.as_str())
             .bind(marker.topic.as_str())
             .bind(marker.partition);
@@ -260,6 +251,10 @@ pub(super) async fn set_markers_in(
     Ok(())
 }
 
+from_row! {
+    struct MarkerRow { partition: i32, last: i64, tried: String }
+}
+
 /// The markers of partitions, ordered by partition.
 pub(super) async fn markers(
     inner: &Inner,
@@ -267,33 +262,24 @@ pub(super) async fn markers(
     topic: &Topic,
     partitions: &[i32],
 ) -> Result<Vec<Marker>> {
-    let s = &inner.settings.schema;
-    let rows: Vec<(i32, i64, String)> = sqlx::query_as(AssertSqlSafe(format!(
-        "select partition, last, tried from {s}.marker where scope = $1 and topic = $2 and partition = any ($3) order by 1"
-    )))
-    .persistent(false)
-    .bind(scope.as_str())
-    .bind(topic.as_str())
-    .bind(partitions)
-    .fetch_all(&mut *inner.begin().await?)
-    .await
-    .map_err(|e| translate("reading markers", e))?;
-    let marker =
-        |(partition, last, tried): (i32, i64, String)| Marker::stored(topic, partition, last, &tried);
-    rows.into_iter().map(marker).collect()
+    let sql = format!(
+        "select partition, last, tried from {}.marker where scope = $1 and topic = $2 and partition = any ($3) order by 1",
+        inner.settings.schema
+    );
+    let query = sqlx::query_as::<_, MarkerRow>(AssertSqlSafe(sql))
+        .bind(scope.as_str())
+        .bind(topic.as_str())
+        .bind(partitions);
+    let rows = inner.fetch_all("reading markers", query).await?;
+    rows.iter().map(|row| Marker::stored(topic, row.partition, row.last, &row.tried)).collect()
 }
 
 /// Deletes markers that were not set again within the retention: those of scopes no longer in use.
 pub(super) async fn forget_markers(inner: &Inner, now: &Present, retention_us: i64) -> Result<()> {
-    let s = &inner.settings.schema;
-    let mut tx = inner.begin().await?;
-    sqlx::query(AssertSqlSafe(format!(
-        "delete from {s}.marker where at < {now} - least($1, {GRACE_US_MAX}) * interval '1 microsecond'"
-    )))
-    .persistent(false)
-    .bind(retention_us)
-    .execute(&mut *tx)
-    .await
-    .map_err(|e| translate("forgetting markers", e))?;
-    tx.commit().await.map_err(|e| translate("forgetting markers", e))
+    let sql = format!(
+        "delete from {}.marker where at < {now} - least($1, {GRACE_US_MAX}) * interval '1 microsecond'",
+        inner.settings.schema
+    );
+    let query = sqlx::query(AssertSqlSafe(sql)).bind(retention_us);
+    inner.execute("forgetting markers", query).await.map(drop)
 }
