@@ -158,3 +158,31 @@ async fn t20_a_transaction_past_its_time_is_ended_by_the_server() {
         assert!(TransactionalLedger::commit(&ledger, tx).await.is_err(), "{id}: it was ended");
     }
 }
+
+/// A row that the server refuses (here by somebody's trigger) is its own trouble, and not a reason to try again.
+#[tokio::test]
+async fn c8_a_row_that_a_trigger_refuses_fails_alone() {
+    let ledger = ledger(4).await;
+    let s = ledger.schema().to_owned();
+    kit::run(&ledger, &kit::claim("warm", kit::lease())).await;
+    run(
+        ledger.pool(),
+        format!(
+            "create function {s}.refuse() returns trigger language plpgsql as \
+             $$ begin if new.id = convert_to('event-7', 'UTF8') then raise exception 'not this one'; end if; \
+             return new; end $$; \
+             create trigger refuse before insert on {s}.entry for each row execute function {s}.refuse()"
+        ),
+    )
+    .await;
+    let claims: Vec<_> = (0..20).map(|n| kit::claim(&format!("event-{n}"), kit::lease())).collect();
+    for (n, outcome) in ledger.claim(&claims).await.unwrap().into_iter().enumerate() {
+        match outcome {
+            Ok(outcome) => assert!(n != 7 && outcome.is_claimed(), "event-{n}: {outcome:?}"),
+            Err(error) => {
+                assert!(n == 7 && !error.is_retryable(), "event-{n}: {error:?}");
+                assert!(error.chain().contains("not this one"), "{}", error.chain());
+            }
+        }
+    }
+}

@@ -201,3 +201,70 @@ async fn t99_a_cancelled_begin_leaves_no_transaction_in_the_pool() {
     }
     support::run(&witness, format!("drop table {table}")).await;
 }
+
+/// A restarted server has closed every connection of the pool. The first call gets over all of them at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_gets_over_a_pool_whose_connections_are_all_dead() {
+    let ledger = support::ledger(8).await;
+    let witness = pool(1).await;
+    let claim = kit::claim("after-the-restart", kit::lease());
+    kit::run(&ledger, &kit::claim("warm-up", kit::lease())).await;
+    let mut grant = None;
+    for round in 0..3 {
+        let mut open = Vec::new();
+        for _ in 0..8 {
+            open.push(ledger.pool().acquire().await.unwrap());
+        }
+        let mut pids: Vec<i32> = Vec::new();
+        for connection in &mut open {
+            let pid =
+                sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut **connection).await.unwrap();
+            pids.push(pid);
+        }
+        drop(open);
+        until("the connections are back in the pool", async || ledger.pool().num_idle() == 8).await;
+        let pids = pids.iter().map(i32::to_string).collect::<Vec<_>>().join(", ");
+        run(&witness, format!("select pg_terminate_backend(pid, 60000) from unnest(array[{pids}]) pid"))
+            .await;
+        // Each of these is one call of the ledger itself, with no guard that would repeat it.
+        match (round, &grant) {
+            (0, _) => grant = Some(kit::first(&ledger, &claim).await),
+            (1, Some(grant)) => {
+                let settles = [kit::settling(&claim, grant, kit::done())];
+                let answer =
+                    ledger.settle(&settles).await.expect("a settle is sent again").remove(0).unwrap();
+                assert!(!kit::is_fenced(answer));
+            }
+            _ => kit::expect(&ledger, &kit::another(&claim), "duplicate").await,
+        }
+    }
+}
+
+/// One budget in one place: a statement that meets a conflict each time is sent 20 times, through the guard as well, and the
+/// error says so.
+#[tokio::test(flavor = "multi_thread")]
+async fn conflicts_are_given_up_after_20_in_all() {
+    let ledger = support::ledger(4).await;
+    let s = ledger.schema().to_owned();
+    kit::run(&ledger, &kit::claim("warm-up", kit::lease())).await;
+    run(
+        ledger.pool(),
+        format!(
+            "create sequence {s}.sends; \
+             create function {s}.conflict() returns trigger language plpgsql as \
+             $$ begin perform nextval('{s}.sends'); raise exception 'a conflict' using errcode = '40001'; end $$; \
+             create trigger conflict before insert on {s}.entry for each row execute function {s}.conflict()"
+        ),
+    )
+    .await;
+    let sends = || ask::<i64>(ledger.pool(), format!("select last_value from {s}.sends"));
+    let claims: Vec<Claim> = (0..3).map(|n| kit::claim(&format!("e-{n}"), kit::lease())).collect();
+    let error = ledger.claim(&claims).await.expect_err("nothing gets through");
+    assert!(matches!(&error, Error::Contended { .. }) && error.is_retryable(), "{error:?}");
+    assert!(error.chain().contains("gave up after 20 lock conflicts"), "{}", error.chain());
+    assert_eq!(sends().await, 20);
+    let guard = Guard::builder(ledger.clone()).scope("orders").build().unwrap();
+    let error = guard.lease("one").await.expect_err("nothing gets through");
+    assert!(error.chain().contains("gave up after 20 lock conflicts"), "{}", error.chain());
+    assert_eq!(sends().await, 40, "the guard does not multiply it");
+}

@@ -27,8 +27,8 @@ use super::queue::{BATCH_MAX, Queue};
 use super::{Claim, Claims, Extend, Identity, Mode, Outcome, Settle, Settled, Verdict};
 use crate::error::{Error, Result};
 
-/// Pauses before a statement is issued again after a transient failure. They are short: the caller
-/// decides about longer ones.
+/// Pauses before a statement with an unknown result is issued again. They are short: the caller
+/// decides about longer ones. Contention is not retried here, because each ledger has done so.
 const REISSUE_PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(200)];
 /// How many events with claims in doubt are remembered; any others wait for their lease to lapse.
 const DOUBTS_MAX: usize = 10_000;
@@ -480,7 +480,7 @@ pub(crate) async fn in_batch<'a, I, O>(
         Err(error) => error,
     };
     for pause in REISSUE_PAUSES {
-        if !error.is_retryable() {
+        if !matches!(error, Error::Unavailable { .. }) {
             break;
         }
         tokio::time::sleep(pause).await;

@@ -1,29 +1,25 @@
-//! Sends claims: sorts them, merges repeats, calls the SQL function, splits a batch that met a lock
-//! or a bad row, and resolves doubt by sending the same claims again.
+//! Sends claims: looks up scopes and weeks, sorts by key, and calls the SQL functions in as few
+//! statements as modes, order and repeats allow. The [`Executor`] sends them.
 
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
-use sqlx::{AssertSqlSafe, PgConnection, Postgres};
+use sqlx::AssertSqlSafe;
 
-use super::begin::begin;
+use super::codes::{ALONE, TRACKED, from_row, micros, mode_letter, numbered};
+use super::database::Select;
 use super::error::{Meaning, meaning, translate};
+use super::executor::{Batch, Executor};
 use super::held::Bodies;
-use super::{Inner, lone, read};
+use super::{Inner, lone};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::Owner;
 use crate::ledger::{
-    Baseline, Claim, Grant, Metadata, Mode, OnDead, OrderPolicy, Outcome, Prior, Token, Week,
+    Baseline, Claim, Grant, Identity, Metadata, Mode, OnDead, OrderPolicy, Outcome, Prior, State, Token, Week,
 };
-
-/// How often a statement is sent again after a conflict or a broken connection.
-const TRIES_MAX: u32 = 12;
-/// How many parts a batch is split into when something in it is locked or bad.
-const SPLIT: usize = 8;
 
 /// After this many batches without a repeat, the next is expected to have none either. A wrong
 /// guess costs a second INSERT and leaves dead rows, so it must be rare.
@@ -32,14 +28,6 @@ const CLEAN_MIN: u32 = 8;
 const REPEATS_MAX: usize = 4;
 /// Below this many claims, guessing saves nothing.
 const FRESH_MIN: usize = 64;
-
-/// Where a statement runs.
-pub(super) enum Target<'c> {
-    /// In a transaction of its own.
-    Own,
-    /// In the caller's transaction, inside a savepoint.
-    Caller(&'c mut PgConnection),
-}
 
 /// A claim with its scope number, week and key looked up.
 pub(super) struct Ready<'a> {
@@ -56,6 +44,10 @@ impl Ready<'_> {
         (self.scope, &self.key, self.week)
     }
 
+    fn is_lease(&self) -> bool {
+        matches!(self.claim.mode, Mode::Lease(_))
+    }
+
     /// What all claims of one statement must share.
     fn terms(&self) -> (Mode, bool, Option<(OrderPolicy, OnDead)>) {
         let order = self.claim.order.as_ref().map(|order| (order.policy, order.on_dead));
@@ -63,36 +55,51 @@ impl Ready<'_> {
     }
 }
 
-/// One row of an answer.
-pub(super) type Answer = (
-    i32,
-    i32,
-    Option<i64>,
-    Option<i64>,
-    Option<i32>,
-    Option<String>,
-    Option<String>,
-    Option<i64>,
-    Option<bool>,
-    Option<bool>,
-);
+numbered! {
+    /// The kind of an answer.
+    pub(super) enum Kind {
+        /// Its bytes would be held: it must be sent again, with them.
+        NeedsBody = 0,
+        First = 1,
+        Duplicate = 2,
+        Busy = 3,
+        RetryLater = 4,
+        Wait = 5,
+        Stale = 6,
+        Parked = 7,
+        Dead = 8,
+        Mismatch = 9,
+        TooOld = 10,
+    }
+}
+
+from_row! { "o_",
+    /// One row of an answer.
+    pub(super) struct Answer {
+        /// The place of its claim in the statement, from 1. 0: it applies to all of them.
+        pub i: i32,
+        pub kind: Kind,
+        pub token: Option<i64>,
+        pub at: Option<i64>,
+        pub attempts: Option<i32>,
+        pub state: Option<State>,
+        pub owner: Option<String>,
+        pub seq: Option<i64>,
+        pub suspect: Option<bool>,
+        /// Whether the id was used before with other content.
+        pub reused: Option<bool>,
+    }
+}
 
 /// Claims in transactions of their own.
 pub(super) async fn claim(inner: &Inner, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
     let mut outcomes: Vec<Option<Result<Outcome>>> = Vec::with_capacity(claims.len());
     let mut ready: Vec<Ready<'_>> = Vec::with_capacity(claims.len());
-    let mut stuck: Vec<&Claim> = Vec::new();
+    let mut unregistered = Unregistered::default();
     for (index, claim) in claims.iter().enumerate() {
-        let of_scope = |other: &&Claim| {
-            other.identity.scope == claim.identity.scope && other.identity.tenant == claim.identity.tenant
-        };
-        // If another open transaction is registering a scope, wait for it once, not once per claim.
-        let looked = match stuck.iter().find(|other| of_scope(other)) {
-            Some(_) => Err(Error::Contended {
-                what: "its scope is being registered by an open transaction".into(),
-                source: None,
-            }),
-            None => look_up(inner, claim, index, ready.last()).await,
+        let looked = match unregistered.has(claim) {
+            true => Err(Unregistered::error()),
+            false => look_up(inner, claim, index, ready.last()).await,
         };
         match looked {
             Ok(one) => {
@@ -103,20 +110,37 @@ pub(super) async fn claim(inner: &Inner, claims: &[Claim]) -> Result<Vec<Result<
             // registered now.
             Err(error @ (Error::Invalid { .. } | Error::Contended { .. })) => {
                 if matches!(error, Error::Contended { .. }) && inner.known_scope(&claim.identity).is_none() {
-                    stuck.push(claim);
+                    unregistered.add(claim);
                 }
                 outcomes.push(Some(Err(error)));
             }
             Err(error) => return Err(error),
         }
     }
-    run(inner, &mut Target::Own, ready, &mut outcomes).await?;
-    Ok(finish(outcomes))
+    run(inner, &mut Executor::new(&inner.database), ready, outcomes).await
 }
 
-fn finish(outcomes: Vec<Option<Result<Outcome>>>) -> Vec<Result<Outcome>> {
-    let missing = || Err(Error::Corrupt("a claim without an answer".into()));
-    outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(missing)).collect()
+/// Scopes that another open transaction is registering. A batch waits for each once, not once per
+/// claim.
+#[derive(Default)]
+pub(super) struct Unregistered<'a>(Vec<&'a Identity>);
+
+impl<'a> Unregistered<'a> {
+    pub(super) fn has(&self, claim: &Claim) -> bool {
+        self.0.iter().any(|identity| is_same_scope(identity, &claim.identity))
+    }
+
+    pub(super) fn add(&mut self, claim: &'a Claim) {
+        self.0.push(&claim.identity);
+    }
+
+    pub(super) fn error() -> Error {
+        Error::Contended { what: "its scope is being registered by an open transaction".into(), source: None }
+    }
+}
+
+fn is_same_scope(one: &Identity, other: &Identity) -> bool {
+    one.scope == other.scope && one.tenant == other.tenant
 }
 
 async fn look_up<'a>(
@@ -132,9 +156,7 @@ async fn look_up<'a>(
         inner.leases.store(true, Relaxed);
     }
     // Most batches have one scope, so reuse the number of the previous claim.
-    let scope = match last.filter(|last| {
-        last.claim.identity.scope == identity.scope && last.claim.identity.tenant == identity.tenant
-    }) {
+    let scope = match last.filter(|last| is_same_scope(&last.claim.identity, identity)) {
         Some(last) => {
             inner.ensure_week(week, last.scope, leased, identity.tenant.as_ref()).await?;
             last.scope
@@ -144,13 +166,14 @@ async fn look_up<'a>(
     Ok(Ready { claim, index, scope, week, key: identity.id.key() })
 }
 
-/// Runs claims in as few statements as their modes allow.
+/// Runs claims in as few statements as their modes allow. Returns all outcomes: those that are
+/// there already, and those of the ready claims.
 pub(super) async fn run(
     inner: &Inner,
-    target: &mut Target<'_>,
+    executor: &mut Executor<'_>,
     mut ready: Vec<Ready<'_>>,
-    outcomes: &mut [Option<Result<Outcome>>],
-) -> Result<()> {
+    mut outcomes: Vec<Option<Result<Outcome>>>,
+) -> Result<Vec<Result<Outcome>>> {
     // One global order of locks: by key. The stable sort keeps repeats in the caller's order.
     ready.sort_by(|a, b| a.place().cmp(&b.place()));
     let mut each = Vec::new();
@@ -162,10 +185,10 @@ pub(super) async fn run(
         while let Some(repeat) = ready.next_if(|next| next.place() == of_id[0].place()) {
             of_id.push(repeat);
         }
-        let by_the_book = |one: &Ready<'_>| {
+        let needs_state_machine = |one: &Ready<'_>| {
             one.claim.order.is_some() || matches!(one.claim.mode, Mode::Failed(_) | Mode::Refused)
         };
-        if of_id.len() > REPEATS_MAX || of_id.iter().any(by_the_book) {
+        if of_id.len() > REPEATS_MAX || of_id.iter().any(needs_state_machine) {
             each.extend(of_id);
             continue;
         }
@@ -176,141 +199,123 @@ pub(super) async fn run(
             }
         }
     }
-    for (_, batch) in rounds.into_iter().flatten() {
-        split_run(inner, target, &batch, &inner.sql.claim_batch, outcomes).await?;
+    for (_, group) in rounds.into_iter().flatten() {
+        let statement = Statement::Batch;
+        executor.run(&mut Claims { inner, statement, group: &group, outcomes: &mut outcomes }).await?;
         // Claims whose bytes must be held are sent again, with their bytes.
-        each.extend(batch.into_iter().filter(|one| outcomes[one.index].is_none()));
+        each.extend(group.into_iter().filter(|one| outcomes[one.index].is_none()));
     }
     // Claims that depend on each other (ordered events, many repeats of one id) run in the caller's
     // order.
     each.sort_by_key(|one| one.index);
-    for run in each.chunk_by(|a, b| a.terms() == b.terms()) {
-        split_run(inner, target, run, &inner.sql.claim_each, outcomes).await?;
+    for group in each.chunk_by(|a, b| a.terms() == b.terms()) {
+        let statement = Statement::Each;
+        executor.run(&mut Claims { inner, statement, group, outcomes: &mut outcomes }).await?;
     }
-    Ok(())
+    let missing = || Err(Error::Corrupt("a claim without an answer".into()));
+    Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(missing)).collect())
 }
 
-/// Runs a group. A part that meets a lock or a bad row is split until only the affected claim is
-/// left.
-async fn split_run(
-    inner: &Inner,
-    target: &mut Target<'_>,
-    group: &[Ready<'_>],
-    sql: &Arc<str>,
-    outcomes: &mut [Option<Result<Outcome>>],
-) -> Result<()> {
-    let mut tries = 0;
-    let mut parts = vec![0..group.len()];
-    while let Some(part) = parts.pop() {
-        let slice = &group[part.clone()];
-        let error = match send(inner, target, slice, sql).await {
-            Ok(answers) => {
-                if slice.len() >= FRESH_MIN && Arc::ptr_eq(sql, &inner.sql.claim_batch) {
-                    // Only row 0: every claim was the first of its id.
-                    let clean =
-                        if answers.len() == 1 { inner.clean.load(Relaxed).saturating_add(1) } else { 0 };
-                    inner.clean.store(clean, Relaxed);
-                }
-                decode(inner, slice, answers, outcomes)?;
-                continue;
-            }
-            Err(error) => error,
-        };
-        inner.note_pooler(&error);
-        let kind = meaning(&error);
-        match kind {
-            Meaning::Locked if slice.len() == 1 => {
-                outcomes[slice[0].index] = Some(Ok(Outcome::Busy { until: None, owner: None }));
-            }
-            Meaning::Data if slice.len() == 1 => {
-                outcomes[slice[0].index] = Some(Err(translate("claiming", error)));
-            }
-            Meaning::Locked | Meaning::Data => split(&part, &mut parts),
-            Meaning::NoWeek if matches!(target, Target::Caller(_)) => {
-                inner.forget_weeks();
-                return Err(Error::WeekMissing { monday: slice[0].week.to_string() });
-            }
-            Meaning::Serialization | Meaning::NoWeek | Meaning::Doubt
-                if matches!(target, Target::Own) && tries < TRIES_MAX && !is_out_of_time(&error) =>
-            {
-                tries += 1;
-                if kind == Meaning::NoWeek {
-                    inner.forget_weeks();
-                    for one in slice {
-                        let leased = matches!(one.claim.mode, Mode::Lease(_));
-                        let tenant = one.claim.identity.tenant.as_ref();
-                        inner.ensure_week(one.week, one.scope, leased, tenant).await?;
-                    }
-                }
-                // Gives other transactions time to end, or the server time to come back. The first
-                // retry is immediate.
-                tokio::time::sleep(Duration::from_millis(u64::from(tries - 1) * 10)).await;
-                parts.push(part);
-            }
-            _ => return Err(translate("claiming", error)),
-        }
+/// Which SQL function decides claims.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Statement {
+    /// `claim_batch`: one INSERT for ids that are new.
+    Batch,
+    /// `claim_each`: the full state machine for each, with order, failures and bytes.
+    Each,
+}
+
+/// Claims that share a statement.
+struct Claims<'a, 'o> {
+    inner: &'a Inner,
+    statement: Statement,
+    group: &'a [Ready<'a>],
+    /// By the claims' places in the caller's list.
+    outcomes: &'o mut [Option<Result<Outcome>>],
+}
+
+impl Batch for Claims<'_, '_> {
+    type Answer = Answer;
+
+    fn len(&self) -> usize {
+        self.group.len()
     }
-    Ok(())
-}
 
-/// Whether the pool gave no connection within its timeout, or is closed: that was waiting enough.
-pub(super) fn is_out_of_time(error: &sqlx::Error) -> bool {
-    matches!(error, sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed)
-}
-
-pub(super) fn split(part: &Range<usize>, parts: &mut Vec<Range<usize>>) {
-    let step = part.len().div_ceil(SPLIT).max(1);
-    let starts: Vec<usize> = part.clone().step_by(step).collect();
-    // In reverse, because the last part pushed runs first.
-    parts.extend(starts.into_iter().rev().map(|start| start..(start + step).min(part.end)));
-}
-
-async fn send(
-    inner: &Inner,
-    target: &mut Target<'_>,
-    slice: &[Ready<'_>],
-    sql: &Arc<str>,
-) -> sqlx::Result<Vec<Answer>> {
-    let own = matches!(target, Target::Own);
-    if let [one] = slice
-        && own
-        && Arc::ptr_eq(sql, &inner.sql.claim_batch)
-        && !inner.pooled()
-        && lone::is_plain(one)
-    {
+    async fn send(&self, executor: &mut Executor<'_>, part: Range<usize>) -> sqlx::Result<Vec<Answer>> {
+        let (inner, slice) = (self.inner, &self.group[part]);
+        let own = executor.is_own();
         crate::crash_point!("claim.sending");
-        if let Some(answer) = lone::first(inner, one).await? {
-            crate::crash_point!("claim.answered");
-            return Ok(vec![answer]);
+        if let [one] = slice
+            && own
+            && self.statement == Statement::Batch
+            && !inner.database.pooled()
+            && lone::is_plain(one)
+        {
+            let answers = lone::first(inner, one).await?;
+            if !answers.is_empty() {
+                crate::crash_point!("claim.answered");
+                return Ok(answers);
+            }
         }
+        let fresh = slice.len() >= FRESH_MIN && inner.clean.load(Relaxed) >= CLEAN_MIN;
+        let columns = Columns::of(slice);
+        let query = match self.statement {
+            Statement::Batch => columns.batch(inner, slice, fresh, own),
+            Statement::Each => columns.each(inner, slice, own),
+        };
+        let answers = executor.fetch_all(query).await?;
+        crate::crash_point!("claim.answered");
+        Ok(answers)
     }
-    let columns = Columns::of(slice);
-    let fresh = slice.len() >= FRESH_MIN && inner.clean.load(Relaxed) >= CLEAN_MIN;
-    let query = columns.query(inner, slice, sql, fresh, own);
-    match target {
-        Target::Own => {
-            crate::crash_point!("claim.sending");
-            let answers = if inner.pooled() {
-                let mut tx = begin(&inner.pool, super::BEGIN).await?;
-                let answers = query.fetch_all(&mut *tx).await?;
-                tx.commit().await?;
-                answers
-            } else {
-                query.fetch_all(&inner.pool).await?
-            };
-            crate::crash_point!("claim.answered");
-            Ok(answers)
+
+    /// Assigns the answers to their claims: row 0 applies to all, further rows are the exceptions.
+    fn answered(&mut self, part: Range<usize>, answers: Vec<Answer>) -> Result<()> {
+        let slice = &self.group[part];
+        if slice.len() >= FRESH_MIN && self.statement == Statement::Batch {
+            // Only row 0: every claim was the first of its id.
+            let clean = if answers.len() == 1 { self.inner.clean.load(Relaxed).saturating_add(1) } else { 0 };
+            self.inner.clean.store(clean, Relaxed);
         }
-        Target::Caller(connection) => {
-            sqlx::raw_sql("savepoint hapax_claim").execute(&mut **connection).await?;
-            let result = query.fetch_all(&mut **connection).await;
-            let end = match &result {
-                Ok(_) => "release savepoint hapax_claim",
-                Err(_) => "rollback to savepoint hapax_claim; release savepoint hapax_claim",
+        for answer in answers {
+            if answer.reused == Some(true) {
+                self.inner.settings.ledger.reused.note();
+            }
+            let of = match usize::try_from(answer.i) {
+                Ok(0) => slice,
+                Ok(i) => slice.get(i - 1..i).unwrap_or_default(),
+                Err(_) => &[],
             };
-            sqlx::raw_sql(end).execute(&mut **connection).await?;
-            result
+            if of.is_empty() {
+                return Err(Error::Corrupt(format!("an answer for claim {} of {}", answer.i, slice.len())));
+            }
+            for one in of {
+                self.outcomes[one.index] = answer.outcome(one.week).transpose();
+            }
         }
+        Ok(())
+    }
+
+    fn failed(&mut self, at: usize, error: sqlx::Error) {
+        self.outcomes[self.group[at].index] = Some(match meaning(&error) {
+            Meaning::Locked => Ok(Outcome::Busy { until: None, owner: None }),
+            _ => Err(self.error(error)),
+        });
+    }
+
+    async fn week_missing(&self, part: Range<usize>, own: bool) -> Result<()> {
+        self.inner.forget_weeks();
+        for one in &self.group[part] {
+            if !own {
+                return Err(Error::WeekMissing { monday: one.week.to_string() });
+            }
+            let tenant = one.claim.identity.tenant.as_ref();
+            self.inner.ensure_week(one.week, one.scope, one.is_lease(), tenant).await?;
+        }
+        Ok(())
+    }
+
+    fn error(&self, error: sqlx::Error) -> Error {
+        translate("claiming", error)
     }
 }
 
@@ -363,18 +368,8 @@ impl<'a> Columns<'a> {
         }
     }
 
-    fn query<'q>(
-        &'q self,
-        inner: &Inner,
-        slice: &[Ready<'_>],
-        sql: &Arc<str>,
-        fresh: bool,
-        own: bool,
-    ) -> sqlx::query::QueryAs<'q, Postgres, Answer, sqlx::postgres::PgArguments> {
-        let terms = Terms::of(slice[0].claim);
-        let check = inner.settings.ledger.mismatch == crate::ledger::MismatchRule::Error;
-        let query = sqlx::query_as(AssertSqlSafe(Arc::clone(sql)))
-            .persistent(!inner.pooled())
+    fn start(&self, sql: &Arc<str>) -> Select<'_, Answer> {
+        sqlx::query_as(AssertSqlSafe(Arc::clone(sql)))
             .bind(&self.scopes)
             .bind(&self.weeks)
             .bind(&self.keys)
@@ -383,21 +378,28 @@ impl<'a> Columns<'a> {
             .bind(&self.topics)
             .bind(&self.partitions)
             .bind(&self.offsets)
-            .bind(&self.metadata);
-        if Arc::ptr_eq(sql, &inner.sql.claim_batch) {
-            return query
-                .bind(&self.distinct_weeks)
-                .bind(terms.mode)
-                .bind(terms.lasting_us)
-                .bind(terms.flags)
-                .bind(terms.attempts_max)
-                .bind(inner.owner)
-                .bind(check)
-                .bind(fresh)
-                .bind(slice.iter().any(|one| one.claim.body.is_some()))
-                .bind(!own);
-        }
-        let query = query
+            .bind(&self.metadata)
+    }
+
+    fn batch(&self, inner: &Inner, slice: &[Ready<'_>], fresh: bool, own: bool) -> Select<'_, Answer> {
+        let terms = Terms::of(slice[0].claim);
+        self.start(&inner.sql.claim_batch)
+            .bind(&self.distinct_weeks)
+            .bind(terms.mode)
+            .bind(terms.lasting_us)
+            .bind(terms.flags)
+            .bind(terms.attempts_max)
+            .bind(inner.owner)
+            .bind(inner.checks_fingerprints())
+            .bind(fresh)
+            .bind(slice.iter().any(|one| one.claim.body.is_some()))
+            .bind(!own)
+    }
+
+    fn each(&self, inner: &Inner, slice: &[Ready<'_>], own: bool) -> Select<'_, Answer> {
+        let terms = Terms::of(slice[0].claim);
+        let query = self
+            .start(&inner.sql.claim_each)
             .bind(&self.notes)
             .bind(&self.aggregates)
             .bind(&self.seqs)
@@ -409,7 +411,7 @@ impl<'a> Columns<'a> {
             .bind(terms.cap_us)
             .bind(terms.permille)
             .bind(inner.owner)
-            .bind(check)
+            .bind(inner.checks_fingerprints())
             .bind(terms.strict)
             .bind(terms.baseline)
             .bind(terms.gap_us)
@@ -422,7 +424,7 @@ impl<'a> Columns<'a> {
 /// The parameters that all claims of a statement share.
 #[derive(Default)]
 pub(super) struct Terms {
-    pub mode: &'static str,
+    mode: &'static str,
     pub lasting_us: i64,
     pub flags: i16,
     attempts_max: i32,
@@ -435,33 +437,25 @@ pub(super) struct Terms {
     skip: bool,
 }
 
-fn us(duration: Duration) -> i64 {
-    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
-}
-
 impl Terms {
     pub fn of(claim: &Claim) -> Self {
-        let mut terms = Terms::default();
+        let mut terms = Terms { mode: mode_letter(claim.mode), ..Terms::default() };
         let attempts = |max: u32| i32::try_from(max).unwrap_or(i32::MAX);
         match claim.mode {
             Mode::Lease(lease) => {
-                terms.mode = "L";
-                terms.lasting_us = us(lease.lease);
-                terms.flags = i16::from(lease.alone);
+                terms.lasting_us = micros(lease.lease);
+                terms.flags = if lease.alone { ALONE } else { 0 };
                 terms.attempts_max = attempts(lease.attempts_max);
             }
             Mode::Once { track } => {
-                terms.mode = "O";
-                terms.lasting_us = us(track.unwrap_or_default());
-                terms.flags = if track.is_some() { 2 } else { 0 };
+                terms.lasting_us = micros(track.unwrap_or_default());
+                terms.flags = if track.is_some() { TRACKED } else { 0 };
             }
-            Mode::Done => terms.mode = "D",
-            Mode::Refused => terms.mode = "X",
+            Mode::Done | Mode::Refused => {}
             Mode::Failed(failure) => {
-                terms.mode = "F";
                 terms.attempts_max = attempts(failure.attempts_max);
-                terms.base_us = us(failure.backoff_base);
-                terms.cap_us = us(failure.backoff_max);
+                terms.base_us = micros(failure.backoff_base);
+                terms.cap_us = micros(failure.backoff_max);
                 terms.permille = i32::from(failure.jitter_permille);
             }
         }
@@ -469,7 +463,7 @@ impl Terms {
             terms.skip = order.on_dead == OnDead::Skip;
             if let OrderPolicy::Strict { baseline, gap_timeout } = order.policy {
                 terms.strict = true;
-                terms.gap_us = us(gap_timeout);
+                terms.gap_us = micros(gap_timeout);
                 terms.baseline = match baseline {
                     Baseline::FirstSeen => None,
                     Baseline::From(seq) => Some(seq as i64),
@@ -480,59 +474,35 @@ impl Terms {
     }
 }
 
-/// Assigns the answers to their claims: row 0 applies to all, further rows are the exceptions.
-fn decode(
-    inner: &Inner,
-    slice: &[Ready<'_>],
-    answers: Vec<Answer>,
-    outcomes: &mut [Option<Result<Outcome>>],
-) -> Result<()> {
-    for answer in answers {
-        if answer.9 == Some(true) {
-            inner.settings.ledger.reused.note();
-        }
-        if answer.0 == 0 {
-            for one in slice {
-                outcomes[one.index] = Some(outcome(one.week, &answer));
-            }
-            continue;
-        }
-        let one = usize::try_from(answer.0 - 1)
-            .ok()
-            .and_then(|at| slice.get(at))
-            .ok_or_else(|| Error::Corrupt(format!("an answer for claim {} of {}", answer.0, slice.len())))?;
-        outcomes[one.index] = (answer.1 != 0).then(|| outcome(one.week, &answer));
+impl Answer {
+    /// The outcome of a claim; `None` if it must be sent again with its bytes.
+    fn outcome(&self, week: Week) -> Result<Option<Outcome>> {
+        let corrupt = |what: &str| Error::Corrupt(format!("an answer {:?} without {what}", self.kind));
+        let at = || self.at.map(Time::from_micros).ok_or_else(|| corrupt("a time"));
+        let attempts = || self.attempts.map(|n| n as u32).ok_or_else(|| corrupt("attempts"));
+        let seq = || self.seq.map(|n| n as u64).ok_or_else(|| corrupt("a seq"));
+        let owner = || self.owner.as_deref().map(Owner::new).transpose();
+        let prior = || -> Result<Prior> {
+            Ok(Prior { state: self.state.ok_or_else(|| corrupt("a state"))?, at: at()?, owner: owner()? })
+        };
+        Ok(Some(match self.kind {
+            Kind::NeedsBody => return Ok(None),
+            Kind::First => Outcome::First(Grant {
+                token: Token(self.token.ok_or_else(|| corrupt("a token"))?),
+                week,
+                until: at()?,
+                attempt: attempts()?,
+                suspect: self.suspect.unwrap_or(false),
+            }),
+            Kind::Duplicate => Outcome::Duplicate(prior()?),
+            Kind::Busy => Outcome::Busy { until: at().ok(), owner: owner()? }, // no time: its week is being dropped
+            Kind::RetryLater => Outcome::RetryLater { at: at()?, attempts: attempts()? },
+            Kind::Wait => Outcome::Wait { on: seq().ok() },
+            Kind::Stale => Outcome::Stale { last: seq()? },
+            Kind::Parked => Outcome::Parked { behind: seq()? },
+            Kind::Dead => Outcome::Dead { at: at()?, attempts: attempts()? },
+            Kind::Mismatch => Outcome::Mismatch(prior()?),
+            Kind::TooOld => Outcome::TooOld { week },
+        }))
     }
-    Ok(())
-}
-
-fn outcome(week: Week, answer: &Answer) -> Result<Outcome> {
-    let (_, kind, token, at, attempts, state, owner, seq, suspect, _) = answer;
-    let corrupt = |what: &str| Error::Corrupt(format!("an answer of kind {kind} without {what}"));
-    let at = || at.map(Time::from_micros).ok_or_else(|| corrupt("a time"));
-    let attempts = || attempts.map(|n| n as u32).ok_or_else(|| corrupt("attempts"));
-    let seq = || seq.map(|n| n as u64).ok_or_else(|| corrupt("a seq"));
-    let owner = || owner.as_deref().map(Owner::new).transpose();
-    let prior = || -> Result<Prior> {
-        Ok(Prior { state: read::state(state.as_deref())?, at: at()?, owner: owner()? })
-    };
-    Ok(match kind {
-        1 => Outcome::First(Grant {
-            token: Token(token.ok_or_else(|| corrupt("a token"))?),
-            week,
-            until: at()?,
-            attempt: attempts()?,
-            suspect: suspect.unwrap_or(false),
-        }),
-        2 => Outcome::Duplicate(prior()?),
-        3 => Outcome::Busy { until: at().ok(), owner: owner()? }, // no time: its week is being dropped
-        4 => Outcome::RetryLater { at: at()?, attempts: attempts()? },
-        5 => Outcome::Wait { on: seq().ok() },
-        6 => Outcome::Stale { last: seq()? },
-        7 => Outcome::Parked { behind: seq()? },
-        8 => Outcome::Dead { at: at()?, attempts: attempts()? },
-        9 => Outcome::Mismatch(prior()?),
-        10 => Outcome::TooOld { week },
-        _ => return Err(Error::Corrupt(format!("an answer of unknown kind {kind}"))),
-    })
 }

@@ -31,7 +31,7 @@ pub(super) async fn read(inner: &Inner) -> Result<Epoch> {
     let mut tx = inner.begin().await?;
     // A statement that names a function it may not call fails, even if it never reaches the call.
     let allowed: bool = sqlx::query_scalar(ALLOWED)
-        .persistent(!inner.pooled())
+        .persistent(!inner.database.pooled())
         .fetch_one(&mut *tx)
         .await
         .map_err(|e| translate(what, e))?;
@@ -41,7 +41,7 @@ pub(super) async fn read(inner: &Inner) -> Result<Epoch> {
         "select array[{}, {guarded}] from {s}.meta m",
         PLAIN.replace("{s}", s)
     )))
-    .persistent(!inner.pooled())
+    .persistent(!inner.database.pooled())
     .fetch_one(&mut *tx)
     .await
     .map_err(|e| translate(what, e))?;

@@ -6,7 +6,10 @@ use crate::error::{Error, Source};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Meaning {
     /// Another transaction interfered; the same statement may succeed in a new transaction.
-    Serialization,
+    Conflict,
+    /// The key is taken. In a statement of hapax's own, another transaction has just inserted it,
+    /// and the statement sees that when it is sent again. In a handler's, the data is at fault.
+    Unique,
     /// A row was locked for longer than `lock_timeout`, or its week is being closed. Other rows of
     /// the batch are not affected.
     Locked,
@@ -32,7 +35,8 @@ pub(super) fn meaning(error: &sqlx::Error) -> Meaning {
         | sqlx::Error::WorkerCrashed => Meaning::Doubt,
         sqlx::Error::Database(error) => match error.code().as_deref().unwrap_or_default() {
             // 26000, 42P05: a pooler switched servers under a prepared statement.
-            "40001" | "40P01" | "26000" | "42P05" => Meaning::Serialization,
+            "40001" | "40P01" | "26000" | "42P05" => Meaning::Conflict,
+            "23505" => Meaning::Unique,
             // 55006: an entry would be reopened in a week that is being closed.
             "55P03" | "55006" => Meaning::Locked,
             "23514" => Meaning::NoWeek,
@@ -43,8 +47,13 @@ pub(super) fn meaning(error: &sqlx::Error) -> Meaning {
             code if code.starts_with("08") || code.starts_with("57P") || code.starts_with("53") => {
                 Meaning::Doubt
             }
+            // 54: a value is too large or too deep. P0001: a trigger on the table refused the row.
             // XX001: the stored state of an event contradicts itself.
-            code if code.starts_with("22") || code == "XX001" => Meaning::Data,
+            code if matches!(code.get(..2), Some("22" | "23" | "54"))
+                || matches!(code, "P0001" | "XX001") =>
+            {
+                Meaning::Data
+            }
             _ => Meaning::Other,
         },
         _ => Meaning::Other,
@@ -58,18 +67,34 @@ pub(super) fn is_refusal(error: &sqlx::Error) -> bool {
         sqlx::Error::Database(error) => error.code().unwrap_or_default(),
         _ => return false,
     };
-    !code.starts_with("40") && matches!(meaning(error), Meaning::Other | Meaning::Data | Meaning::NoWeek)
+    !code.starts_with("40")
+        && matches!(meaning(error), Meaning::Other | Meaning::Data | Meaning::NoWeek | Meaning::Unique)
+}
+
+/// The server's message, if a schema, table, function or column is missing.
+pub(super) fn missing(error: &sqlx::Error) -> Option<String> {
+    let code = error.as_database_error()?.code()?;
+    matches!(&*code, "3F000" | "42P01" | "42883" | "42703").then(|| text(error))
 }
 
 /// The error for the caller. `what` says what was being done.
 pub(in crate::backend) fn translate(what: &str, error: sqlx::Error) -> Error {
+    if matches!(
+        error,
+        sqlx::Error::Decode(_) | sqlx::Error::ColumnDecode { .. } | sqlx::Error::ColumnNotFound(_)
+    ) {
+        return Error::Corrupt(format!("{what}: {error}"));
+    }
+    if let Some(message) = missing(&error) {
+        return Error::Schema(format!("{message}; run `hapax ledger init`"));
+    }
     let source = |error: sqlx::Error| -> Option<Source> { Some(Box::new(error)) };
     let code = match &error {
         sqlx::Error::Database(db) => db.code().map(std::borrow::Cow::into_owned).unwrap_or_default(),
         _ => String::new(),
     };
     match meaning(&error) {
-        Meaning::Serialization | Meaning::Locked | Meaning::NoWeek => {
+        Meaning::Conflict | Meaning::Unique | Meaning::Locked | Meaning::NoWeek => {
             Error::Contended { what: what.into(), source: source(error) }
         }
         Meaning::Refused => {
@@ -82,9 +107,6 @@ pub(in crate::backend) fn translate(what: &str, error: sqlx::Error) -> Error {
         }
         Meaning::Data if code == "XX001" => Error::Corrupt(text(&error)),
         Meaning::Data => Error::invalid("event", text(&error)),
-        Meaning::Other if matches!(code.as_str(), "3F000" | "42P01" | "42883" | "42703") => {
-            Error::Schema(format!("{}; run `hapax ledger init`", text(&error)))
-        }
         // The statement took too long, but the server is reachable.
         Meaning::Other if code == "57014" => Error::Contended { what: what.into(), source: source(error) },
         Meaning::Other if code.starts_with("28") || code == "3D000" => Error::Unavailable {

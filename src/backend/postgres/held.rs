@@ -3,17 +3,18 @@
 
 use std::time::Duration;
 
-use sqlx::postgres::{PgArguments, PgRow};
-use sqlx::query::QueryAs;
-use sqlx::{AssertSqlSafe, PgConnection, Postgres, Row as _};
+use sqlx::postgres::PgRow;
+use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 
+use super::codes::{self, count, from_row, micros};
+use super::database::Select;
 use super::error::translate;
 use super::sweep::Present;
 use super::{Inner, read};
 use crate::clock::Time;
 use crate::error::Result;
 use crate::id::{Scope, Topic};
-use crate::ledger::{BODY_BYTES, Body, Due, Entry, HeldQuery, Marker, PublishedDead};
+use crate::ledger::{BODY_BYTES, Body, Due, Entry, HeldQuery, Marker, PublishedDead, State};
 
 /// Bodies, column by column. Header names are bytes, because a name may contain a NUL, which text
 /// cannot. All headers are in one flat array, because nested arrays must have equal lengths.
@@ -49,10 +50,7 @@ impl<'a> Bodies<'a> {
         }
     }
 
-    pub(super) fn bind<'q, O>(
-        &'q self,
-        query: QueryAs<'q, Postgres, O, PgArguments>,
-    ) -> QueryAs<'q, Postgres, O, PgArguments> {
+    pub(super) fn bind<'q, O>(&'q self, query: Select<'q, O>) -> Select<'q, O> {
         query
             .bind(&self.payloads)
             .bind(&self.names)
@@ -105,11 +103,11 @@ async fn entries(
     let mut statement = sqlx::query(AssertSqlSafe(sql))
         .persistent(false)
         .bind(scope.as_str())
-        .bind(i64::try_from(limit).unwrap_or(i64::MAX))
+        .bind(count(limit as u64))
         .bind(topics)
-        .bind(query.bytes_max.map(|max| i64::try_from(max).unwrap_or(i64::MAX)));
+        .bind(query.bytes_max.map(|max| count(max as u64)));
     if let Some(reserve) = reserve {
-        statement = statement.bind(i64::try_from(reserve.as_micros()).unwrap_or(i64::MAX).min(AGE_US_MAX));
+        statement = statement.bind(micros(reserve).min(AGE_US_MAX));
     }
     statement.fetch_all(connection).await.map_err(|e| translate("looking for what is held", e))
 }
@@ -123,7 +121,7 @@ pub(super) async fn due(inner: &Inner, scope: &Scope, query: &HeldQuery, limit: 
         "with present as materialized (select {s}.ledger_now() as now), \
          waiting as materialized (select e.scope, e.week, e.id, e.at, e.aggregate, e.seq, e.topic \
             from {s}.scope c join {s}.held e on e.scope = c.number \
-           where c.scope = $1 and e.header_names is not null and e.state in ('L', 'R', 'P') and e.at <= (select now from present)), \
+           where c.scope = $1 and e.header_names is not null and e.state in {waiting} and e.at <= (select now from present)), \
          heads as materialized (select g.scope, g.aggregate, g.last, g.parked, g.lease_until, g.lease_seq, \
              (select min(o) from unnest(g.retrying) o) as owed \
             from (select distinct scope, aggregate from waiting where aggregate is not null) w \
@@ -137,6 +135,7 @@ pub(super) async fn due(inner: &Inner, scope: &Scope, query: &HeldQuery, limit: 
          chosen as materialized (select scope, week, id, row_number() over (order by pg_catalog.random()) as place, \
              count(*) over () as claimable from ready e where n = 1 and {MATCHES} order by place limit $2), \
          {filled}",
+        waiting = codes::list([State::Leased, State::Retry, State::Parked]),
         filled = filled(s)
     );
     let from = format!("filled r join {s}.held e on e.scope = r.scope and e.week = r.week and e.id = r.id");
@@ -153,7 +152,7 @@ pub(super) async fn due(inner: &Inner, scope: &Scope, query: &HeldQuery, limit: 
     .fetch_one(&mut *connection)
     .await
     .map_err(|e| translate("counting what is held", e))?;
-    let entries = rows.iter().map(read::entry).collect::<Result<_>>()?;
+    let entries = rows.iter().map(|row| Ok(read::entry(row)?.0)).collect::<Result<_>>()?;
     Ok(Due { entries, claimable: claimable as u64, held: held as u64 })
 }
 
@@ -189,9 +188,10 @@ pub(super) async fn unpublished_dead(
          chosen as materialized (select e.scope, e.week, e.id, \
              row_number() over (order by coalesce(e.reserved, e.at), e.scope, e.week, e.id) as place \
             from {s}.scope c join {s}.held e on e.scope = c.number \
-           where c.scope = $1 and e.header_names is not null and e.state = 'X' and e.copied is distinct from e.token \
+           where c.scope = $1 and e.header_names is not null and e.state in {dead} and e.copied is distinct from e.token \
              and {MATCHES} and {only_free} order by place limit $2), {filled}{reserved} {} order by r.place",
         select(s, &format!("{from} r join {s}.held e {on}"), ""),
+        dead = codes::list([State::Dead]),
         filled = filled(s)
     );
     let mut tx = inner.begin().await?;
@@ -199,7 +199,7 @@ pub(super) async fn unpublished_dead(
     if reserve.is_some() {
         tx.commit().await.map_err(|e| translate("reserving what is dead", e))?;
     }
-    rows.iter().map(read::entry).collect()
+    rows.iter().map(|row| Ok(read::entry(row)?.0)).collect()
 }
 
 /// Records that dead events were published.
@@ -215,22 +215,14 @@ pub(super) async fn mark_dead_published(inner: &Inner, copied: &[PublishedDead])
         }
     }
     let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
-    let what = "noting what was copied out";
-    let mut tx = inner.begin().await?;
-    sqlx::query(AssertSqlSafe(format!(
+    let sql = format!(
         "update {s}.held h set copied = h.token from unnest($1::int[], $2::smallint[], $3::bytea[], $4::bigint[]) \
            as u(scope, week, id, token) \
-          where h.scope = u.scope and h.week = u.week and h.id = u.id and h.token = u.token and h.state = 'X'"
-    )))
-    .persistent(false)
-    .bind(&scopes)
-    .bind(&weeks)
-    .bind(&keys)
-    .bind(&tokens)
-    .execute(&mut *tx)
-    .await
-    .map_err(|e| translate(what, e))?;
-    tx.commit().await.map_err(|e| translate(what, e))
+          where h.scope = u.scope and h.week = u.week and h.id = u.id and h.token = u.token and h.state in {}",
+        codes::list([State::Dead])
+    );
+    let query = sqlx::query(AssertSqlSafe(sql)).bind(&scopes).bind(&weeks).bind(&keys).bind(&tokens);
+    inner.execute("recording what was published", query).await.map(drop)
 }
 
 pub(super) async fn set_markers(inner: &Inner, scope: &Scope, markers: &[Marker]) -> Result<()> {
@@ -258,7 +250,7 @@ pub(super) async fn set_markers_in(
     for marker in sorted {
         let sql = if marker.is_empty() { &delete } else { &upsert };
         let mut query = sqlx::query(AssertSqlSafe(sql.clone()))
-            .persistent(!inner.pooled())
+            .persistent(!inner.database.pooled())
             .bind(scope.as_str())
             .bind(marker.topic.as_str())
             .bind(marker.partition);
@@ -270,6 +262,10 @@ pub(super) async fn set_markers_in(
     Ok(())
 }
 
+from_row! {
+    struct MarkerRow { partition: i32, last: i64, tried: String }
+}
+
 /// The markers of partitions, ordered by partition.
 pub(super) async fn markers(
     inner: &Inner,
@@ -277,33 +273,24 @@ pub(super) async fn markers(
     topic: &Topic,
     partitions: &[i32],
 ) -> Result<Vec<Marker>> {
-    let s = &inner.settings.schema;
-    let rows: Vec<(i32, i64, String)> = sqlx::query_as(AssertSqlSafe(format!(
-        "select partition, last, tried from {s}.marker where scope = $1 and topic = $2 and partition = any ($3) order by 1"
-    )))
-    .persistent(false)
-    .bind(scope.as_str())
-    .bind(topic.as_str())
-    .bind(partitions)
-    .fetch_all(&mut *inner.begin().await?)
-    .await
-    .map_err(|e| translate("reading markers", e))?;
-    let marker =
-        |(partition, last, tried): (i32, i64, String)| Marker::stored(topic, partition, last, &tried);
-    rows.into_iter().map(marker).collect()
+    let sql = format!(
+        "select partition, last, tried from {}.marker where scope = $1 and topic = $2 and partition = any ($3) order by 1",
+        inner.settings.schema
+    );
+    let query = sqlx::query_as::<_, MarkerRow>(AssertSqlSafe(sql))
+        .bind(scope.as_str())
+        .bind(topic.as_str())
+        .bind(partitions);
+    let rows = inner.fetch_all("reading markers", query).await?;
+    rows.iter().map(|row| Marker::stored(topic, row.partition, row.last, &row.tried)).collect()
 }
 
 /// Deletes markers that were not set again within the retention: those of scopes no longer in use.
 pub(super) async fn forget_markers(inner: &Inner, now: &Present, retention_us: i64) -> Result<()> {
-    let s = &inner.settings.schema;
-    let mut tx = inner.begin().await?;
-    sqlx::query(AssertSqlSafe(format!(
-        "delete from {s}.marker where at < {now} - least($1, {AGE_US_MAX}) * interval '1 microsecond'"
-    )))
-    .persistent(false)
-    .bind(retention_us)
-    .execute(&mut *tx)
-    .await
-    .map_err(|e| translate("forgetting markers", e))?;
-    tx.commit().await.map_err(|e| translate("forgetting markers", e))
+    let sql = format!(
+        "delete from {}.marker where at < {now} - least($1, {AGE_US_MAX}) * interval '1 microsecond'",
+        inner.settings.schema
+    );
+    let query = sqlx::query(AssertSqlSafe(sql)).bind(retention_us);
+    inner.execute("forgetting markers", query).await.map(drop)
 }

@@ -7,27 +7,31 @@ use sqlx::AssertSqlSafe;
 
 use super::Inner;
 use super::claim::{Answer, Ready, Terms};
-use crate::ledger::Metadata;
+use super::codes::TRACKED;
+use crate::ledger::{Metadata, Mode, State};
 
-pub(super) const SQL: &str = "select o_token, o_at from {s}.claim_lone($1, $2, $3, $4, $5, $6, $7::text::\"char\", $8, $9, $10, $11, \
-     $12, $13::text::jsonb)";
+/// Answers as `claim_batch` does for a claim that is first; without a row if it might not be.
+pub(super) const SQL: &str = "select 0 as o_i, 1 as o_kind, o_token, o_at, 1 as o_attempts, $7::text as o_state, \
+     null::text as o_owner, null::bigint as o_seq, false as o_suspect, false as o_reused \
+     from {s}.claim_lone($1, $2, $3, $4, $5, $6, $7::text::\"char\", $8, $9, $10, $11, $12, $13::text::jsonb) \
+     where o_token is not null";
 
 /// Whether `claim_lone` can take a claim: one that writes nothing but its row.
 pub(super) fn is_plain(one: &Ready<'_>) -> bool {
-    Terms::of(one.claim).flags & 2 == 0
+    Terms::of(one.claim).flags & TRACKED == 0
 }
 
-/// Tries the claim. `None` if it is not, or might not be, the first of its id.
-pub(super) async fn first(inner: &Inner, one: &Ready<'_>) -> sqlx::Result<Option<Answer>> {
+/// Tries the claim. No answer: it is not, or might not be, the first of its id.
+pub(super) async fn first(inner: &Inner, one: &Ready<'_>) -> sqlx::Result<Vec<Answer>> {
     let terms = Terms::of(one.claim);
     let claim = one.claim;
     let origin = claim.origin.as_ref();
-    let state = match terms.mode {
-        "L" => "L",
-        "O" => "C",
-        _ => "D",
+    let state = match claim.mode {
+        Mode::Lease(_) => State::Leased,
+        Mode::Once { .. } => State::Claimed,
+        _ => State::Done,
     };
-    let (token, at): (Option<i64>, Option<i64>) = sqlx::query_as(AssertSqlSafe(Arc::clone(&inner.sql.lone)))
+    let query = sqlx::query_as(AssertSqlSafe(Arc::clone(&inner.sql.lone)))
         .bind(terms.lasting_us)
         .bind(claim.nonce.0)
         .bind(one.scope)
@@ -40,10 +44,6 @@ pub(super) async fn first(inner: &Inner, one: &Ready<'_>) -> sqlx::Result<Option
         .bind(origin.map(|origin| origin.topic.as_str()))
         .bind(origin.map(|origin| origin.partition))
         .bind(origin.map(|origin| origin.offset))
-        .bind(claim.metadata.as_ref().map(Metadata::as_str))
-        .fetch_one(&inner.pool)
-        .await?;
-    Ok(token.map(|token| {
-        (0, 1, Some(token), at, Some(1), Some(state.to_owned()), None, None, Some(false), Some(false))
-    }))
+        .bind(claim.metadata.as_ref().map(Metadata::as_str));
+    inner.database.fetch_all(query).await
 }

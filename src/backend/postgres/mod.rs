@@ -5,11 +5,13 @@
 //! them and reads the answers. It only keeps state that it can read again: scope numbers, and which
 //! weeks exist.
 
-mod begin;
 mod claim;
+mod codes;
 mod connect;
+mod database;
 mod epoch;
 mod error;
+mod executor;
 mod held;
 pub mod journal;
 mod lone;
@@ -28,7 +30,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use sqlx::{AssertSqlSafe, PgPool};
+use sqlx::postgres::PgArguments;
+use sqlx::query::Query;
+use sqlx::{AssertSqlSafe, PgPool, Postgres};
 
 pub use crate::backend::Migrate;
 /// The driver that transactions and pools come from, in the version that hapax was built with.
@@ -40,19 +44,19 @@ pub type PgTx = sqlx::PgTransaction<'static>;
 pub use journal::{PgJournal, PgJournalSettings};
 pub use schema::{ACCEPTS, VERSION, grants_sql, schema_sql};
 
-use self::begin::begin;
+use self::codes::{from_row, tenant_text};
+use self::database::{BEGIN, Database, Decoded, Select, begin};
+use self::executor::Executor;
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::{Scope, Tenant, Topic};
 use crate::ledger::{
     Audit, Capabilities, Claim, Claims, ConsumerStore, Cursor, Due, Entry, Epoch, Extend, Filter, Finding,
-    HeldQuery, Identity, Intervene, Intervened, Marker, Operations, Outcome, Page, PublishedDead, Settings,
-    Settle, Settled, Stat, SweepSettings, Swept, Week,
+    HeldQuery, Identity, Intervene, Intervened, Marker, MismatchRule, Operations, Outcome, Page,
+    PublishedDead, Settings, Settle, Settled, Stat, SweepSettings, Swept, Week,
 };
 pub(in crate::backend) use error::translate;
 pub(in crate::backend) use schema::check_name;
-
-use error::{Meaning, meaning};
 
 /// Whether a transaction pooler, which may switch servers between transactions, is in front of the
 /// database.
@@ -67,11 +71,6 @@ pub enum Pooling {
     /// up: some speed.
     Transaction,
 }
-
-/// Begins a transaction of hapax's own. Names in it resolve to PostgreSQL's built-ins, not to
-/// objects that someone put into a schema of the session's search path. Functions that run in a
-/// caller's transaction set their own search path.
-pub(in crate::backend) const BEGIN: &str = "BEGIN; SET LOCAL search_path = pg_catalog, pg_temp";
 
 /// Settings of a PostgreSQL ledger.
 #[derive(Debug, Clone)]
@@ -124,10 +123,8 @@ pub struct PgLedger(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    pool: PgPool,
+    database: Database,
     settings: PgSettings,
-    /// Whether every statement must run inside a transaction and must not be kept prepared.
-    pooled: AtomicBool,
     sql: Sql,
     owner: Option<i32>,
     /// Whether the server can limit how long a transaction takes (`transaction_timeout`).
@@ -198,16 +195,11 @@ impl PgLedger {
         let settings = settings.into();
         schema::check_name(&settings.schema)?;
         schema::prepare(&pool, &settings.schema, settings.migrate, settings.ledger.identity).await?;
-        let pooled = match settings.pooling {
-            Pooling::Session => false,
-            Pooling::Transaction => true,
-            Pooling::Detect => verify::is_pooled(&pool).await?,
-        };
+        let database = Database::new(pool.clone(), settings.pooling).await?;
         let limits_transactions = verify::limits_transactions(&pool).await?;
         let sql = Sql::new(&settings.schema);
         let mut inner = Inner {
-            pool,
-            pooled: AtomicBool::new(pooled),
+            database,
             sql,
             owner: None,
             limits_transactions,
@@ -219,14 +211,9 @@ impl PgLedger {
         };
         if let Some(owner) = &inner.settings.ledger.owner {
             let sql = format!("select {}.owner_number($1)", inner.settings.schema);
-            let mut tx = inner.begin().await?;
-            let number = sqlx::query_scalar(AssertSqlSafe(sql))
-                .persistent(false)
-                .bind(owner.as_str())
-                .fetch_one(&mut *tx)
-                .await
-                .map_err(|e| translate("registering the owner's name", e))?;
-            tx.commit().await.map_err(|e| translate("registering the owner's name", e))?;
+            let query = || sqlx::query_as(AssertSqlSafe(sql.clone())).bind(owner.as_str());
+            let (number,) =
+                Executor::new(&inner.database).run_one("registering the owner's name", query).await?;
             inner.owner = number;
         }
         if inner.settings.refuse {
@@ -237,14 +224,14 @@ impl PgLedger {
 
     /// The pool it uses.
     pub fn pool(&self) -> &PgPool {
-        &self.0.pool
+        self.0.database.pool()
     }
 
     /// Begins a transaction on its pool, for your effects and claims. Use this rather than
     /// `pool().begin()`: if the caller is cancelled (a client hung up, a timeout), no open
     /// transaction remains in the pool.
     pub async fn transaction(&self) -> Result<PgTx> {
-        begin(&self.0.pool, "BEGIN").await.map_err(|e| translate("beginning a transaction", e))
+        begin(self.pool(), "BEGIN").await.map_err(|e| translate("beginning a transaction", e))
     }
 
     /// The schema that holds it.
@@ -261,21 +248,33 @@ impl PgLedger {
 }
 
 impl Inner {
-    fn pooled(&self) -> bool {
-        self.pooled.load(Ordering::Relaxed)
+    async fn begin(&self) -> Result<PgTx> {
+        begin(self.database.pool(), BEGIN).await.map_err(|e| translate("opening a transaction", e))
     }
 
-    /// The server does not know a prepared statement, or already knows a new one: it changed under
-    /// the connection. So a pooler that was not detected at start-up is in front.
-    fn note_pooler(&self, error: &sqlx::Error) {
-        let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
-        if matches!(code.as_deref(), Some("26000" | "42P05")) && !self.pooled.swap(true, Ordering::Relaxed) {
-            tracing::warn!(target: "hapax", "a transaction pooler is in front of PostgreSQL: statements are no longer kept");
-        }
+    /// Runs one query in a transaction of its own. `what` says what is being done.
+    async fn fetch_all<T: Decoded>(&self, what: &str, query: Select<'_, T>) -> Result<Vec<T>> {
+        let mut tx = self.begin().await?;
+        query.persistent(false).fetch_all(&mut *tx).await.map_err(|e| translate(what, e))
     }
 
-    async fn begin(&self) -> Result<sqlx::PgTransaction<'static>> {
-        begin(&self.pool, BEGIN).await.map_err(|e| translate("opening a transaction", e))
+    /// The same, for a query that has exactly one row.
+    async fn fetch_one<T: Decoded>(&self, what: &str, query: Select<'_, T>) -> Result<T> {
+        let mut rows = self.fetch_all(what, query).await?;
+        rows.pop().ok_or_else(|| Error::Corrupt(format!("{what}: the server returned no row")))
+    }
+
+    /// Runs one statement in a transaction of its own and commits it. Returns how many rows it
+    /// changed.
+    async fn execute(&self, what: &str, query: Query<'_, Postgres, PgArguments>) -> Result<u64> {
+        let mut tx = self.begin().await?;
+        let done = query.persistent(false).execute(&mut *tx).await.map_err(|e| translate(what, e))?;
+        tx.commit().await.map_err(|e| translate(what, e))?;
+        Ok(done.rows_affected())
+    }
+
+    fn checks_fingerprints(&self) -> bool {
+        self.settings.ledger.mismatch == MismatchRule::Error
     }
 
     /// The number of (tenant, scope), if it is known to be committed.
@@ -299,23 +298,8 @@ impl Inner {
         if let Some(number) = self.known_scope(identity) {
             return Ok(number);
         }
-        let mut tries = 0;
-        let number = loop {
-            let mut tx = self.begin().await?;
-            let got = match self.scope_in(&mut tx, identity).await {
-                Ok((number, _)) => tx.commit().await.map(|()| number),
-                Err(error) => Err(error),
-            };
-            match got {
-                Ok(number) => break number,
-                Err(error)
-                    if tries < 5 && matches!(meaning(&error), Meaning::Serialization | Meaning::Doubt) =>
-                {
-                    tries += 1;
-                }
-                Err(error) => return Err(translate("registering a scope", error)),
-            }
-        };
+        let query = || self.scope_query(identity);
+        let number = Executor::new(&self.database).run_one("registering a scope", query).await?.number;
         self.remember_scope(identity, number);
         Ok(number)
     }
@@ -332,14 +316,11 @@ impl Inner {
         }
     }
 
-    async fn scope_in(&self, tx: &mut sqlx::PgConnection, identity: &Identity) -> sqlx::Result<(i32, bool)> {
-        let tenant = identity.tenant.as_ref().map_or("", Tenant::as_str);
+    /// Registers (tenant, scope), if necessary.
+    fn scope_query<'q>(&self, identity: &'q Identity) -> Select<'q, Registered> {
         sqlx::query_as(AssertSqlSafe(Arc::clone(&self.sql.scope)))
-            .persistent(!self.pooled())
-            .bind(tenant)
+            .bind(tenant_text(identity.tenant.as_ref()))
             .bind(identity.scope.as_str())
-            .fetch_one(tx)
-            .await
     }
 
     fn knows_week(&self, week: Week) -> bool {
@@ -360,49 +341,46 @@ impl Inner {
         if self.knows_week(week) {
             return Ok(());
         }
-        let ledger = &self.settings.ledger;
         let sql = format!(
             "select case when exists (select from {s}.dropped where week = $1 and scope_max >= $2) then null \
              else {s}.make_week($1, $3, $4, $5, $6) end",
             s = self.settings.schema
         );
-        let mut tries = 0;
-        loop {
-            let mut tx = self.begin().await?;
-            let made: sqlx::Result<Option<bool>> = sqlx::query_scalar(AssertSqlSafe(sql.clone()))
-                .persistent(false)
+        let (days_ahead, weeks_max) = self.week_limits();
+        let query = || {
+            sqlx::query_as::<_, (Option<bool>,)>(AssertSqlSafe(sql.clone()))
                 .bind(week.number())
                 .bind(scope)
-                .bind(i32::try_from(ledger.weeks_ahead.as_secs() / 86_400).unwrap_or(i32::MAX))
-                .bind(i32::try_from(ledger.weeks_max).unwrap_or(i32::MAX))
+                .bind(days_ahead)
+                .bind(weeks_max)
                 .bind(leased)
                 .bind(tenant.map(Tenant::as_str))
-                .fetch_one(&mut *tx)
-                .await;
-            let made = match made {
-                Ok(made) => tx.commit().await.map(|()| made),
-                Err(error) => Err(error),
-            };
-            match made {
-                // Made or barred, claims on it can be answered. If the week is missing for a newer
-                // scope, its claim finds out and clears this cache.
-                Ok(_) => {
-                    self.remember_week(week);
-                    return Ok(());
-                }
-                Err(error) if meaning(&error) == Meaning::Data => {
-                    let text =
-                        error.as_database_error().map_or_else(String::new, |db| db.message().to_owned());
-                    return Err(Error::invalid("event id", text));
-                }
-                Err(error)
-                    if tries < 5 && matches!(meaning(&error), Meaning::Serialization | Meaning::Doubt) =>
-                {
-                    tries += 1;
-                }
-                Err(error) => return Err(translate("making a week", error)),
-            }
-        }
+        };
+        let made = Executor::new(&self.database).run_one("making a week", query).await;
+        made.map_err(|error| match error {
+            Error::Invalid { problem, .. } => Error::invalid("event id", problem),
+            error => error,
+        })?;
+        // Made or barred, claims on it can be answered. If the week is missing for a newer scope,
+        // its claim finds out and clears this cache.
+        self.remember_week(week);
+        Ok(())
+    }
+
+    /// How many days ahead a week may be made, and how many weeks there may be.
+    fn week_limits(&self) -> (i32, i32) {
+        let ledger = &self.settings.ledger;
+        let days_ahead = i32::try_from(ledger.weeks_ahead.as_secs() / 86_400).unwrap_or(i32::MAX);
+        (days_ahead, i32::try_from(ledger.weeks_max).unwrap_or(i32::MAX))
+    }
+}
+
+from_row! { "o_",
+    /// The number of a scope.
+    struct Registered {
+        number: i32,
+        /// Whether this transaction registered it.
+        fresh: bool,
     }
 }
 
@@ -413,7 +391,7 @@ impl Claims for PgLedger {
     }
 
     async fn settle(&self, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
-        settle::settle(&self.0, settles).await
+        settle::settle(&self.0, &mut Executor::new(&self.0.database), settles).await
     }
 
     async fn extend(&self, extends: &[Extend]) -> Result<Vec<Result<Settled>>> {
@@ -447,7 +425,7 @@ impl Claims for PgLedger {
     fn parallel_batches(&self) -> usize {
         // Two running statements keep the server busy while the answers of a third are distributed
         // and its next claims gathered. More would only make batches smaller.
-        3.min(self.0.pool.options().get_max_connections() as usize).max(1)
+        3.min(self.pool().options().get_max_connections() as usize).max(1)
     }
 }
 

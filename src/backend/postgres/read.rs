@@ -1,9 +1,12 @@
 //! Reads entries: single ones, pages, and counts.
 
 use sqlx::postgres::PgRow;
-use sqlx::{AssertSqlSafe, PgConnection, Row as _};
+use sqlx::{AssertSqlSafe, FromRow as _, PgConnection};
 
 use super::Inner;
+use super::codes::{
+    ALONE, HELD, SUSPECT, TRACKED, UNORDERED, count, current_state, from_row, tenant, tenant_text,
+};
 use super::error::translate;
 use crate::clock::Time;
 use crate::error::{Error, Result};
@@ -15,90 +18,74 @@ use crate::ledger::{
     Week,
 };
 
-/// How a state is stored.
-pub(super) fn letter(state: State) -> &'static str {
-    match state {
-        State::Leased => "L",
-        State::Done => "D",
-        State::Retry => "R",
-        State::Dead => "X",
-        State::Claimed => "C",
-        State::Finished => "F",
-        State::Lost => "O",
-        State::Parked => "P",
-        State::Stale => "S",
-    }
-}
-
-pub(super) fn state(stored: Option<&str>) -> Result<State> {
-    State::ALL
-        .into_iter()
-        .find(|state| Some(letter(*state)) == stored)
-        .ok_or_else(|| Error::Corrupt(format!("an entry in state {stored:?}")))
-}
-
-/// The columns of a row: `e` is the entry or held row, `w` its owner, `h` its bytes.
+/// The columns of an [`EntryRow`]: `e` is the entry or held row, `w` its owner, `h` its bytes.
 pub(super) fn columns(schema: &str) -> String {
     format!(
-        "e.scope, e.week, e.id, e.state::text, e.token, e.nonce, e.attempts, {schema}.us(e.first_at), {schema}.us(e.at), \
-         w.name, e.fingerprint, e.aggregate, e.seq, e.topic, e.partition, e.\"offset\", e.metadata::text, e.note, e.flags, \
-         h.payload, h.header_names, h.header_values, h.key, {schema}.us(h.stamp)"
+        "e.scope as scope_number, e.week, e.id, e.state::text as state, e.token, e.nonce, e.attempts, \
+         {schema}.us(e.first_at) as first_at, {schema}.us(e.at) as at, w.name as owner, e.fingerprint, e.aggregate, e.seq, \
+         e.topic, e.partition, e.\"offset\", e.metadata::text as metadata, e.note, e.flags, \
+         h.payload, h.header_names, h.header_values, h.key, {schema}.us(h.stamp) as stamp"
     )
 }
 
-fn row(found: &PgRow) -> Result<Row> {
-    let flags: i16 = found.get(18);
-    let aggregate: Option<String> = found.get(11);
-    let seq: Option<i64> = found.get(12);
-    let topic: Option<String> = found.get(13);
-    let fingerprint: Option<Vec<u8>> = found.get(10);
-    let payload: Option<Vec<u8>> = found.get(19);
-    let names: Option<Vec<Vec<u8>>> = found.get(20);
-    let values: Option<Vec<Vec<u8>>> = found.get(21);
-    let order = match (aggregate, seq) {
-        (Some(aggregate), Some(seq)) => Some((Aggregate::new(aggregate)?, seq as u64)),
-        _ => None,
-    };
-    let origin = match topic {
-        Some(topic) => Some(Origin::new(
-            Topic::new(topic)?,
-            found.get::<Option<i32>, _>(14).unwrap_or(0),
-            found.get::<Option<i64>, _>(15).unwrap_or(0),
-        )),
-        None => None,
-    };
-    let body = names.map(|names| Body {
-        payload: payload.map(Into::into),
-        headers: names
-            .into_iter()
-            .map(|name| String::from_utf8_lossy(&name).into_owned())
-            .zip(values.unwrap_or_default())
-            .collect::<Headers>(),
-        key: found.get::<Option<Vec<u8>>, _>(22).map(Into::into),
-        timestamp: found.get::<Option<i64>, _>(23).map(Time::from_micros),
-    });
-    Ok(Row {
-        state: state(Some(found.get::<&str, _>(3)))?,
-        token: Token(found.get(4)),
-        nonce: Nonce(found.get(5)),
-        attempts: found.get::<i16, _>(6) as u32,
-        first_at: Time::from_micros(found.get(7)),
-        at: Time::from_micros(found.get(8)),
-        owner: found.get::<Option<String>, _>(9).map(Owner::new).transpose()?,
-        fingerprint: fingerprint.and_then(|bytes| <[u8; 16]>::try_from(bytes).ok()).map(Fingerprint),
-        order,
-        origin,
-        metadata: found.get::<Option<String>, _>(16).map(Metadata::new).transpose()?,
-        note: found.get::<Option<String>, _>(17).map(Into::into),
-        tracked: flags & 2 != 0,
-        alone: flags & 1 != 0,
-        suspect: flags & 8 != 0,
-        unordered: flags & 16 != 0,
-        body,
-    })
+from_row! {
+    /// A row of a week or of `held`.
+    struct EntryRow {
+        scope_number: i32, week: i16, id: Vec<u8>, state: State, token: i64, nonce: i64,
+        attempts: i16, first_at: i64, at: i64, owner: Option<String>, fingerprint: Option<Vec<u8>>,
+        aggregate: Option<String>, seq: Option<i64>, topic: Option<String>, partition: Option<i32>,
+        offset: Option<i64>, metadata: Option<String>, note: Option<String>, flags: i16,
+        payload: Option<Vec<u8>>, header_names: Option<Vec<Vec<u8>>>,
+        header_values: Option<Vec<Vec<u8>>>, key: Option<Vec<u8>>, stamp: Option<i64>,
+    }
 }
 
-pub(super) async fn find_scope(
+from_row! {
+    /// The names of a row's scope.
+    struct ScopeRow { tenant: String, scope: String }
+}
+
+impl EntryRow {
+    fn row(self) -> Result<Row> {
+        let order = match (self.aggregate, self.seq) {
+            (Some(aggregate), Some(seq)) => Some((Aggregate::new(aggregate)?, seq as u64)),
+            _ => None,
+        };
+        let (partition, offset) = (self.partition.unwrap_or(0), self.offset.unwrap_or(0));
+        let topic = self.topic.map(Topic::new).transpose()?;
+        let body = self.header_names.map(|names| Body {
+            payload: self.payload.map(Into::into),
+            headers: names
+                .into_iter()
+                .map(|name| String::from_utf8_lossy(&name).into_owned())
+                .zip(self.header_values.unwrap_or_default())
+                .collect::<Headers>(),
+            key: self.key.map(Into::into),
+            timestamp: self.stamp.map(Time::from_micros),
+        });
+        Ok(Row {
+            state: self.state,
+            token: Token(self.token),
+            nonce: Nonce(self.nonce),
+            attempts: self.attempts as u32,
+            first_at: Time::from_micros(self.first_at),
+            at: Time::from_micros(self.at),
+            owner: self.owner.map(Owner::new).transpose()?,
+            fingerprint: self.fingerprint.and_then(|bytes| <[u8; 16]>::try_from(bytes).ok()).map(Fingerprint),
+            order,
+            origin: topic.map(|topic| Origin::new(topic, partition, offset)),
+            metadata: self.metadata.map(Metadata::new).transpose()?,
+            note: self.note.map(Into::into),
+            tracked: self.flags & TRACKED != 0,
+            alone: self.flags & ALONE != 0,
+            suspect: self.flags & SUSPECT != 0,
+            unordered: self.flags & UNORDERED != 0,
+            body,
+        })
+    }
+}
+
+async fn find_scope(
     inner: &Inner,
     connection: &mut PgConnection,
     identity: &Identity,
@@ -107,12 +94,24 @@ pub(super) async fn find_scope(
     sqlx::query_scalar(AssertSqlSafe(format!(
         "select number from {s}.scope where tenant = $1 and scope = $2"
     )))
-    .persistent(!inner.pooled())
-    .bind(identity.tenant.as_ref().map_or("", Tenant::as_str))
+    .persistent(!inner.database.pooled())
+    .bind(tenant_text(identity.tenant.as_ref()))
     .bind(identity.scope.as_str())
     .fetch_optional(connection)
     .await
     .map_err(|e| translate("looking for a scope", e))
+}
+
+/// The number of (tenant, scope), if it is registered, as a transaction sees it.
+pub(super) async fn scope_in(
+    inner: &Inner,
+    connection: &mut PgConnection,
+    identity: &Identity,
+) -> Result<Option<i32>> {
+    match inner.known_scope(identity) {
+        Some(scope) => Ok(Some(scope)),
+        None => find_scope(inner, connection, identity).await,
+    }
 }
 
 /// A row and the number of its scope.
@@ -131,15 +130,11 @@ pub(super) async fn find(
 ) -> Result<Option<Found>> {
     let what = "reading an entry";
     let s = &inner.settings.schema;
-    let scope = match inner.known_scope(identity) {
-        Some(scope) => Some(scope),
-        None => find_scope(inner, &mut *connection, identity).await?,
-    };
-    let Some(scope) = scope else { return Ok(None) };
+    let Some(scope) = scope_in(inner, &mut *connection, identity).await? else { return Ok(None) };
     let lock = if lock { "for update of e" } else { "" };
     let in_week = format!(
         "select {} from {s}.entry e left join {s}.owner w on w.number = e.owner \
-         left join {s}.held h on (e.flags & 4::smallint) <> 0 and h.week = e.week and h.scope = e.scope and h.id = e.id \
+         left join {s}.held h on (e.flags & {HELD}::smallint) <> 0 and h.week = e.week and h.scope = e.scope and h.id = e.id \
          where e.week = $1 and e.scope = $2 and e.id = $3 {lock}",
         columns(s)
     );
@@ -149,8 +144,8 @@ pub(super) async fn find(
         columns(s)
     );
     for sql in [in_week, in_held] {
-        let found = sqlx::query(AssertSqlSafe(sql))
-            .persistent(!inner.pooled())
+        let found: Option<EntryRow> = sqlx::query_as(AssertSqlSafe(sql))
+            .persistent(!inner.database.pooled())
             .bind(week.number())
             .bind(scope)
             .bind(&*identity.id.key())
@@ -158,14 +153,19 @@ pub(super) async fn find(
             .await
             .map_err(|e| translate(what, e))?;
         if let Some(found) = found {
-            return Ok(Some(Found { scope, row: row(&found)? }));
+            return Ok(Some(Found { scope, row: found.row()? }));
         }
     }
     Ok(None)
 }
 
-/// A head as stored: last, lease (seq, token, until), retrying, parked, gap.
-type Stored = (Option<i64>, Option<i64>, Option<i64>, Option<i64>, Vec<i64>, Option<i64>, Option<i64>);
+from_row! {
+    /// The head of an aggregate.
+    struct HeadRow {
+        last: Option<i64>, lease_seq: Option<i64>, lease_token: Option<i64>,
+        lease_until: Option<i64>, retrying: Vec<i64>, parked: Option<i64>, gap_at: Option<i64>,
+    }
+}
 
 /// Reads and locks the head of a row's aggregate.
 pub(super) async fn head(
@@ -177,27 +177,27 @@ pub(super) async fn head(
     let Some((aggregate, _)) = &row.order else { return Ok(Head::default()) };
     let s = &inner.settings.schema;
     let sql = format!(
-        "select last, lease_seq, lease_token, {s}.us(lease_until), retrying, parked, {s}.us(gap_at) \
+        "select last, lease_seq, lease_token, {s}.us(lease_until) as lease_until, retrying, parked, {s}.us(gap_at) as gap_at \
          from {s}.head where scope = $1 and aggregate = $2 for update"
     );
-    let found: Option<Stored> = sqlx::query_as(AssertSqlSafe(sql))
-        .persistent(!inner.pooled())
+    let found: Option<HeadRow> = sqlx::query_as(AssertSqlSafe(sql))
+        .persistent(!inner.database.pooled())
         .bind(scope)
         .bind(aggregate.as_str())
         .fetch_optional(connection)
         .await
         .map_err(|e| translate("reading an aggregate's head", e))?;
-    Ok(found.map_or_else(Head::default, |(last, seq, token, until, retrying, parked, gap_at)| Head {
-        last: last.map(|n| n as u64),
-        lease: match (seq, token, until) {
+    Ok(found.map_or_else(Head::default, |head| Head {
+        last: head.last.map(|n| n as u64),
+        lease: match (head.lease_seq, head.lease_token, head.lease_until) {
             (Some(seq), Some(token), Some(until)) => {
                 Some(HeadLease { seq: seq as u64, token: Token(token), until: Time::from_micros(until) })
             }
             _ => None,
         },
-        retrying: retrying.into_iter().map(|n| n as u64).collect(),
-        parked: parked.map(|n| n as u64),
-        gap_at: gap_at.map(Time::from_micros),
+        retrying: head.retrying.into_iter().map(|n| n as u64).collect(),
+        parked: head.parked.map(|n| n as u64),
+        gap_at: head.gap_at.map(Time::from_micros),
     }))
 }
 
@@ -217,7 +217,7 @@ pub(super) async fn put_head(
          where scope = $1 and aggregate = $2"
     );
     let stored = sqlx::query(AssertSqlSafe(sql))
-        .persistent(!inner.pooled())
+        .persistent(!inner.database.pooled())
         .bind(scope)
         .bind(aggregate.as_str())
         .bind(head.last.map(|n| n as i64))
@@ -237,7 +237,7 @@ pub(super) async fn put_head(
 pub(super) async fn now_in(inner: &Inner, connection: &mut PgConnection) -> Result<Time> {
     let s = &inner.settings.schema;
     sqlx::query_scalar(AssertSqlSafe(format!("select {s}.us({s}.ledger_now())")))
-        .persistent(!inner.pooled())
+        .persistent(!inner.database.pooled())
         .fetch_one(connection)
         .await
         .map(Time::from_micros)
@@ -250,11 +250,12 @@ pub(super) async fn now(inner: &Inner) -> Result<Time> {
 
 pub(super) async fn get(inner: &Inner, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>> {
     let week = Week::route(inner.settings.ledger.identity, &identity.id, time)?;
-    let found = if inner.pooled() {
+    let found = if inner.database.pooled() {
         find(inner, &mut *inner.begin().await?, identity, week, false).await?
     } else {
         // A single query needs no transaction, which saves two round trips.
-        let mut connection = inner.pool.acquire().await.map_err(|e| translate("reading an entry", e))?;
+        let mut connection =
+            inner.database.pool().acquire().await.map_err(|e| translate("reading an entry", e))?;
         find(inner, &mut connection, identity, week, false).await?
     };
     Ok(found.map(|found| found.row.entry(identity.clone(), week)))
@@ -290,17 +291,12 @@ pub(super) async fn known(inner: &Inner, identities: &[Identity]) -> Result<Vec<
         return Ok(known);
     }
     let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
-    let query = sqlx::query_scalar::<_, i64>(AssertSqlSafe(std::sync::Arc::clone(&inner.sql.known)))
-        .persistent(!inner.pooled())
+    let query = sqlx::query_as::<_, (i64,)>(AssertSqlSafe(std::sync::Arc::clone(&inner.sql.known)))
         .bind(&scopes)
         .bind(&weeks)
         .bind(&keys);
-    let found = if inner.pooled() {
-        query.fetch_all(&mut *inner.begin().await?).await
-    } else {
-        query.fetch_all(&inner.pool).await
-    };
-    for place in found.map_err(|e| translate("looking for entries", e))? {
+    let found = inner.database.fetch_all(query).await.map_err(|e| translate("looking for entries", e))?;
+    for (place,) in found {
         if let Some(at) = usize::try_from(place - 1).ok().and_then(|at| places.get(at)) {
             known[*at] = true;
         }
@@ -308,15 +304,18 @@ pub(super) async fn known(inner: &Inner, identities: &[Identity]) -> Result<Vec<
     Ok(known)
 }
 
-/// Decodes an entry from the columns of a row, followed by the names of tenant and scope.
-pub(super) fn entry(found: &PgRow) -> Result<Entry> {
-    let tenant: String = found.get(24);
+/// An entry and its place in a listing, from [`columns`] and the names of tenant and scope.
+pub(super) fn entry(found: &PgRow) -> Result<(Entry, CursorParts)> {
+    let decoded = EntryRow::from_row(found).and_then(|row| Ok((row, ScopeRow::from_row(found)?)));
+    let (row, names) = decoded.map_err(|e| translate("reading an entry", e))?;
     let identity = Identity {
-        tenant: if tenant.is_empty() { None } else { Some(Tenant::new(tenant)?) },
-        scope: Scope::new(found.get::<String, _>(25))?,
-        id: EventId::from_key(&found.get::<Vec<u8>, _>(2))?,
+        tenant: tenant(names.tenant)?,
+        scope: Scope::new(names.scope)?,
+        id: EventId::from_key(&row.id)?,
     };
-    Ok(row(found)?.entry(identity, Week::from_number(found.get(1))?))
+    let place = CursorParts { week: row.week, scope: row.scope_number, key: row.id.clone() };
+    let week = Week::from_number(row.week)?;
+    Ok((row.row()?.entry(identity, week), place))
 }
 
 pub(super) async fn list(
@@ -332,21 +331,21 @@ pub(super) async fn list(
     // week.
     let held_only = !filter.states.is_empty()
         && filter.states.iter().all(|state| matches!(state, State::Dead | State::Parked));
-    let wanted = "\
-         and ($4::text is null or c.tenant = $4) and ($5::text is null or c.scope = $5) \
+    let wanted = format!(
+        "and ($4::text is null or c.tenant = $4) and ($5::text is null or c.scope = $5) \
          and ($6::bytea is null or e.id = $6) \
-         and (cardinality($7::text[]) = 0 or (case when e.state = 'C' and (e.flags & 2) <> 0 and e.at <= {s}.ledger_now() \
-              then 'O' else e.state::text end) = any ($7)) \
+         and (cardinality($7::text[]) = 0 or {state} = any ($7)) \
          and ($8::bigint is null or {s}.us(e.first_at) >= $8) and ($9::bigint is null or {s}.us(e.first_at) < $9) \
          and ($10::text is null or e.metadata ->> $10 = $11) \
          and ($13::text is null or e.aggregate = $13) and ($14::text is null or e.topic = $14) \
-         and ($15::int is null or e.partition = $15)"
-        .replace("{s}", s);
+         and ($15::int is null or e.partition = $15)",
+        state = current_state(s, "e")
+    );
     let page = "and ($1::smallint is null or (e.week, e.scope, e.id) > ($1, $2, $3)) order by e.week, e.scope, e.id limit $12";
     let in_weeks = format!(
         "(select {columns}, c.tenant, c.scope from {s}.entry e join {s}.scope c on c.number = e.scope \
          left join {s}.owner w on w.number = e.owner \
-         left join {s}.held h on (e.flags & 4::smallint) <> 0 and h.week = e.week and h.scope = e.scope and h.id = e.id \
+         left join {s}.held h on (e.flags & {HELD}::smallint) <> 0 and h.week = e.week and h.scope = e.scope and h.id = e.id \
          where true {wanted} {page})",
         columns = columns(s)
     );
@@ -369,7 +368,6 @@ pub(super) async fn list(
     } else {
         format!("select * from ({in_weeks} union all {in_held}) u order by 2, 1, 3 limit $12")
     };
-    let states: Vec<&str> = filter.states.iter().map(|state| letter(*state)).collect();
     let mut connection = inner.begin().await?;
     let rows = sqlx::query(AssertSqlSafe(sql))
         .persistent(false)
@@ -379,7 +377,7 @@ pub(super) async fn list(
         .bind(filter.tenant.as_ref().map(Tenant::as_str))
         .bind(filter.scope.as_ref().map(Scope::as_str))
         .bind(filter.id.as_ref().map(|id| id.key().into_owned()))
-        .bind(states)
+        .bind(&filter.states)
         .bind(filter.since.map(Time::as_micros))
         .bind(filter.until.map(Time::as_micros))
         .bind(filter.metadata.as_ref().map(|(key, _)| key))
@@ -392,91 +390,78 @@ pub(super) async fn list(
         .await
         .map_err(|e| translate(what, e))?;
     let more = rows.len() > limit;
-    let mut entries = Vec::with_capacity(rows.len().min(limit));
-    let mut last = None;
-    for found in rows.iter().take(limit) {
-        entries.push(entry(found)?);
-        last = Some(CursorParts { week: found.get(1), scope: found.get(0), key: found.get(2) });
-    }
-    Ok(Page { entries, next: if more { last.map(|parts| parts.encode()) } else { None } })
+    let page = rows.iter().take(limit).map(entry).collect::<Result<Vec<_>>>()?;
+    let next = page.last().filter(|_| more).map(|(_, place)| place.encode());
+    Ok(Page { entries: page.into_iter().map(|(entry, _)| entry).collect(), next })
+}
+
+from_row! {
+    /// How many entries of a scope are in a state.
+    struct Counted { tenant: String, scope: String, state: State, count: i64 }
+}
+
+from_row! {
+    struct DroppedRow { week: i16, at: i64 }
 }
 
 pub(super) async fn stat(inner: &Inner) -> Result<Stat> {
     let what = "counting entries";
     let s = &inner.settings.schema;
-    let mut connection = inner.begin().await?;
-    let now = now_in(inner, &mut connection).await?;
-    let counts: Vec<(String, String, String, i64)> = sqlx::query_as(AssertSqlSafe(format!(
-        "select c.tenant, c.scope, x.state, sum(x.n)::bigint from ( \
-           select e.scope, case when e.state = 'C' and (e.flags & 2) <> 0 and e.at <= {s}.ledger_now() then 'O' \
-                                else e.state::text end as state, count(*) n from {s}.entry e group by 1, 2 \
+    let now = now(inner).await?;
+    let counts = format!(
+        "select c.tenant, c.scope, x.state, sum(x.n)::bigint as count from ( \
+           select e.scope, {in_week} as state, count(*) n from {s}.entry e group by 1, 2 \
            union all \
-           select h.scope, case when h.state = 'C' and (h.flags & 2) <> 0 and h.at <= {s}.ledger_now() then 'O' \
-                                else h.state::text end, count(*) n from {s}.held h where not exists \
+           select h.scope, {in_held}, count(*) n from {s}.held h where not exists \
              (select from {s}.entry x where x.week = h.week and x.scope = h.scope and x.id = h.id) group by 1, 2 \
-         ) x join {s}.scope c on c.number = x.scope group by 1, 2, 3 order by 1, 2, 3"
-    )))
-    .persistent(false)
-    .fetch_all(&mut *connection)
-    .await
-    .map_err(|e| translate(what, e))?;
-    let weeks: Vec<i16> = weeks(inner, &mut connection).await?;
-    let dropped: Vec<(i16, i64)> = sqlx::query_as(AssertSqlSafe(format!(
-        "select week, {s}.us(at) from {s}.dropped where scope_max is not null order by week"
-    )))
-    .persistent(false)
-    .fetch_all(&mut *connection)
-    .await
-    .map_err(|e| translate(what, e))?;
-    let held: i64 = sqlx::query_scalar(AssertSqlSafe(format!(
-        "select count(*) from {s}.held where header_names is not null"
-    )))
-    .persistent(false)
-    .fetch_one(&mut *connection)
-    .await
-    .map_err(|e| translate(what, e))?;
+         ) x join {s}.scope c on c.number = x.scope group by 1, 2, 3 order by 1, 2, 3",
+        in_week = current_state(s, "e"),
+        in_held = current_state(s, "h")
+    );
+    let counts: Vec<Counted> = inner.fetch_all(what, sqlx::query_as(AssertSqlSafe(counts))).await?;
+    let weeks = format!(
+        "select split_part(c.relname, '_', 2)::smallint from pg_inherits i join pg_class c on c.oid = i.inhrelid \
+         where i.inhparent = '{s}.entry'::regclass order by 1"
+    );
+    let weeks: Vec<(i16,)> = inner.fetch_all(what, sqlx::query_as(AssertSqlSafe(weeks))).await?;
+    let dropped =
+        format!("select week, {s}.us(at) as at from {s}.dropped where scope_max is not null order by week");
+    let dropped: Vec<DroppedRow> = inner.fetch_all(what, sqlx::query_as(AssertSqlSafe(dropped))).await?;
+    let held = format!("select count(*) from {s}.held where header_names is not null");
+    let (held,): (i64,) = inner.fetch_one(what, sqlx::query_as(AssertSqlSafe(held))).await?;
     let mut rows = Vec::with_capacity(counts.len());
-    for (tenant, scope, letter, count) in counts {
-        let tenant = if tenant.is_empty() { None } else { Some(Tenant::new(tenant)?) };
-        rows.push((tenant, Scope::new(scope)?, state(Some(&letter))?, count as u64));
+    for counted in counts {
+        let scope = Scope::new(counted.scope)?;
+        rows.push((tenant(counted.tenant)?, scope, counted.state, counted.count as u64));
     }
-    let dropped = dropped
-        .into_iter()
-        .map(|(week, at)| Ok((Week::from_number(week)?, Time::from_micros(at))))
-        .collect::<Result<_>>()?;
+    let dropped =
+        dropped.into_iter().map(|row| Ok((Week::from_number(row.week)?, Time::from_micros(row.at))));
     Ok(Stat {
         now,
         counts: rows,
-        weeks: weeks.into_iter().map(Week::from_number).collect::<Result<_>>()?,
-        dropped,
+        weeks: weeks.into_iter().map(|(week,)| Week::from_number(week)).collect::<Result<_>>()?,
+        dropped: dropped.collect::<Result<_>>()?,
         held: held as u64,
     })
 }
 
-/// The numbers of the existing weeks.
-pub(super) async fn weeks(inner: &Inner, connection: &mut PgConnection) -> Result<Vec<i16>> {
-    let s = &inner.settings.schema;
-    sqlx::query_scalar(AssertSqlSafe(format!(
-        "select split_part(c.relname, '_', 2)::smallint from pg_inherits i join pg_class c on c.oid = i.inhrelid \
-         where i.inhparent = '{s}.entry'::regclass order by 1"
-    )))
-    .persistent(false)
-    .fetch_all(connection)
-    .await
-    .map_err(|e| translate("listing weeks", e))
+from_row! {
+    struct AuditRow { at: i64, by: String, what: String, identity: String, why: String }
 }
 
 pub(super) async fn audit(inner: &Inner, limit: usize) -> Result<Vec<Audit>> {
     let s = &inner.settings.schema;
-    let mut connection = inner.begin().await?;
-    let rows: Vec<(i64, String, String, String, String)> = sqlx::query_as(AssertSqlSafe(format!(
-        "select {s}.us(at), by, what, identity, why from {s}.audit order by number desc limit $1"
-    )))
-    .persistent(false)
-    .bind(limit as i64)
-    .fetch_all(&mut *connection)
-    .await
-    .map_err(|e| translate("reading the audit", e))?;
-    let line = |(at, by, what, identity, why)| Audit { at: Time::from_micros(at), by, what, identity, why };
+    let sql = format!(
+        "select {s}.us(at) as at, by, what, identity, why from {s}.audit order by number desc limit $1"
+    );
+    let query = sqlx::query_as::<_, AuditRow>(AssertSqlSafe(sql)).bind(count(limit as u64));
+    let rows = inner.fetch_all("reading the audit", query).await?;
+    let line = |row: AuditRow| Audit {
+        at: Time::from_micros(row.at),
+        by: row.by,
+        what: row.what,
+        identity: row.identity,
+        why: row.why,
+    };
     Ok(rows.into_iter().map(line).collect())
 }

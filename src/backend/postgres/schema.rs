@@ -1,9 +1,10 @@
 //! The ledger's schema: embedded, versioned, and safe when many processes start at once.
 
-use sqlx::{AssertSqlSafe, Executor, PgPool, Row};
+use sqlx::{AssertSqlSafe, Executor, PgPool};
 
-use super::BEGIN;
-use super::begin::begin;
+use super::PgTx;
+use super::codes::from_row;
+use super::database::{BEGIN, Decoded, begin};
 use super::error::translate;
 use crate::backend::Migrate;
 use crate::error::{Error, Result};
@@ -136,11 +137,9 @@ pub(super) async fn prepare(
     tx.commit().await.map_err(|e| translate(what, e))
 }
 
-/// The version and identity rule that a schema stores.
-struct Found {
-    version: i32,
-    accepts: i32,
-    identity: String,
+from_row! {
+    /// The version and identity rule that a schema stores.
+    struct Found { version: i32, accepts: i32, identity: String }
 }
 
 impl Found {
@@ -169,24 +168,26 @@ async fn found(pool: &PgPool, schema: &str) -> Result<Option<Found>> {
     found_in(&mut tx, schema).await
 }
 
-async fn found_in(tx: &mut sqlx::PgTransaction<'_>, schema: &str) -> Result<Option<Found>> {
+async fn found_in(tx: &mut PgTx, schema: &str) -> Result<Option<Found>> {
     let what = "reading the ledger's schema version";
+    let sql = format!("select version, accepts, identity from {schema}.meta");
+    read_meta(tx, schema, "meta", sql).await.map_err(|e| translate(what, e))
+}
+
+/// Reads a table of one row; `None` if there is no such table.
+pub(super) async fn read_meta<T: Decoded>(
+    tx: &mut PgTx,
+    schema: &str,
+    table: &str,
+    sql: String,
+) -> sqlx::Result<Option<T>> {
     // Not `to_regclass`: it may answer from a cache that is older than the lock we waited for.
     let there = "select exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace \
-                 where n.nspname = $1 and c.relname = 'meta')";
-    let there: bool = sqlx::query_scalar(there)
-        .persistent(false)
-        .bind(schema)
-        .fetch_one(&mut **tx)
-        .await
-        .map_err(|e| translate(what, e))?;
+                 where n.nspname = $1 and c.relname = $2)";
+    let there: bool =
+        sqlx::query_scalar(there).persistent(false).bind(schema).bind(table).fetch_one(&mut **tx).await?;
     if !there {
         return Ok(None);
     }
-    let row = sqlx::query(AssertSqlSafe(format!("select version, accepts, identity from {schema}.meta")))
-        .persistent(false)
-        .fetch_optional(&mut **tx)
-        .await
-        .map_err(|e| translate(what, e))?;
-    Ok(row.map(|row| Found { version: row.get(0), accepts: row.get(1), identity: row.get(2) }))
+    sqlx::query_as(AssertSqlSafe(sql)).persistent(false).fetch_optional(&mut **tx).await
 }

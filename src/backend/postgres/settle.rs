@@ -1,15 +1,15 @@
 //! Sends settlings and extensions. Both carry the token, so both can be sent again after any doubt.
 
+use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
-use sqlx::postgres::PgArguments;
-use sqlx::query::QueryAs;
-use sqlx::{AssertSqlSafe, Postgres};
+use sqlx::AssertSqlSafe;
 
-use super::begin::begin;
-use super::claim::{is_out_of_time, split};
-use super::error::{Meaning, meaning, translate};
+use super::codes::{from_row, micros, numbered};
+use super::database::Select;
+use super::error::translate;
+use super::executor::{Batch, Executor};
 use super::held::Bodies;
 use super::{Inner, read};
 use crate::clock::Time;
@@ -17,46 +17,83 @@ use crate::error::{Error, Result};
 use crate::id::EventId;
 use crate::ledger::transition;
 use crate::ledger::{
-    Body, Extend, Identity, Intervene, Intervened, Metadata, OnDead, Settle, Settled, Token, Verdict, Week,
+    Body, Extend, Identity, Intervene, Intervened, Metadata, OnDead, Settle, Settled, State, Token, Verdict,
+    Week,
 };
 
-const TRIES_MAX: u32 = 12;
+numbered! {
+    /// The kind of an answer.
+    enum Kind {
+        /// The token is not the current one; nothing was changed.
+        Fenced = 0,
+        /// Recorded, now or before.
+        Recorded = 1,
+    }
+}
 
-type Answer = (i32, i32, Option<i64>, Option<String>);
-type Query<'q> = QueryAs<'q, Postgres, Answer, PgArguments>;
+from_row! { "o_",
+    /// One row of an answer.
+    struct Answer {
+        /// The place of its settling in the statement, from 1. 0: it applies to all of them.
+        i: i32,
+        kind: Kind,
+        at: Option<i64>,
+        state: Option<State>,
+    }
+}
+
+impl Answer {
+    fn settled(&self) -> Result<Settled> {
+        match (self.kind, self.at) {
+            (Kind::Fenced, _) => Ok(Settled::Fenced { state: self.state }),
+            (Kind::Recorded, Some(at)) => Ok(Settled::Ok { at: Time::from_micros(at) }),
+            (Kind::Recorded, None) => Err(Error::Corrupt("a settling without a time".into())),
+        }
+    }
+}
 
 struct Ready<'a> {
     index: usize,
     scope: i32,
     week: Week,
-    key: std::borrow::Cow<'a, [u8]>,
+    key: Cow<'a, [u8]>,
     settle: &'a Settle,
 }
 
-pub(super) async fn settle(inner: &Inner, settles: &[Settle]) -> Result<Vec<Result<Settled>>> {
+/// Settles. A locked or bad row affects only itself.
+pub(super) async fn settle(
+    inner: &Inner,
+    executor: &mut Executor<'_>,
+    settles: &[Settle],
+) -> Result<Vec<Result<Settled>>> {
     let mut answers: Vec<Option<Result<Settled>>> = Vec::with_capacity(settles.len());
-    let mut done = Vec::new();
-    let mut finished = Vec::new();
-    let mut each = Vec::new();
+    let (mut done, mut finished, mut each) = (Vec::new(), Vec::new(), Vec::new());
     for (index, settle) in settles.iter().enumerate() {
         if let Err(error) = inner.settings.ledger.check_settle(settle) {
             answers.push(Some(Err(error)));
             continue;
         }
         // Nothing was ever claimed in an unknown scope; this lookup does not register it.
-        let Some(scope) = read::scope(inner, &settle.identity).await? else {
+        let scope = match executor.caller() {
+            Some(caller) => read::scope_in(inner, caller, &settle.identity).await?,
+            None => read::scope(inner, &settle.identity).await?,
+        };
+        let Some(scope) = scope else {
             answers.push(Some(Ok(Settled::Fenced { state: None })));
             continue;
         };
         answers.push(None);
         let one = Ready { index, scope, week: settle.week, key: settle.identity.id.key(), settle };
         match &settle.verdict {
-            Verdict::Done { .. } if settle.order.is_none() => done.push(one),
-            Verdict::Finished { .. } if settle.order.is_none() => finished.push(one),
+            // In a caller's transaction each settling must release what it does not change.
+            _ if !executor.is_own() || settle.order.is_some() => each.push(one),
+            Verdict::Done { .. } => done.push(one),
+            Verdict::Finished { .. } => finished.push(one),
             _ => each.push(one),
         }
     }
-    for (mut group, from, to) in [(done, "L", "D"), (finished, "C", "F")] {
+    let groups = [(done, State::Leased, State::Done), (finished, State::Claimed, State::Finished)];
+    for (mut group, from, to) in groups {
         group.sort_by(|a, b| (a.scope, &a.key, a.week).cmp(&(b.scope, &b.key, b.week)));
         // An UPDATE changes a row once, so a settling that repeats another of the batch is sent
         // separately.
@@ -71,150 +108,75 @@ pub(super) async fn settle(inner: &Inner, settles: &[Settle]) -> Result<Vec<Resu
                 })
                 .collect()
         };
-        send_parts(inner, &group, &mut answers, |slice| Columns::of(slice, Some((from, to)))).await?;
+        let (group, fast) = (&group, Some((from, to)));
+        executor.run(&mut Settles { inner, fast, group, answers: &mut answers }).await?;
         each.extend(repeats);
     }
-    send_parts(inner, &each, &mut answers, |slice| Columns::of(slice, None)).await?;
+    executor.run(&mut Settles { inner, fast: None, group: &each, answers: &mut answers }).await?;
     let missing = || Err(Error::Corrupt("a settling without an answer".into()));
     Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(missing)).collect())
 }
 
-fn body(settle: &Settle) -> Option<&Body> {
-    match &settle.verdict {
-        Verdict::Retry { body, .. } | Verdict::Dead { body, .. } => body.as_ref(),
-        _ => None,
-    }
+/// Settlings that share a statement.
+struct Settles<'a, 'o> {
+    inner: &'a Inner,
+    /// `Some` for the fast UPDATE from one state to another.
+    fast: Option<(State, State)>,
+    group: &'a [Ready<'a>],
+    /// By the settlings' places in the caller's list.
+    answers: &'o mut [Option<Result<Settled>>],
 }
 
-/// Settles in the caller's transaction, one by one with the full state machine. A locked or bad row
-/// affects only itself.
-pub(super) async fn settle_in(
-    inner: &Inner,
-    connection: &mut sqlx::PgConnection,
-    settles: &[Settle],
-) -> Result<Vec<Result<Settled>>> {
-    let fenced = || Ok(Settled::Fenced { state: None });
-    let mut answers: Vec<Result<Settled>> = settles.iter().map(|_| fenced()).collect();
-    let mut ready = Vec::with_capacity(settles.len());
-    for (index, settle) in settles.iter().enumerate() {
-        if let Err(error) = inner.settings.ledger.check_settle(settle) {
-            answers[index] = Err(error);
-            continue;
-        }
-        let scope = match inner.known_scope(&settle.identity) {
-            Some(scope) => Some(scope),
-            None => read::find_scope(inner, &mut *connection, &settle.identity).await?,
-        };
-        let Some(scope) = scope else { continue };
-        ready.push(Ready { index, scope, week: settle.week, key: settle.identity.id.key(), settle });
-    }
-    let mut parts = vec![0..ready.len()];
-    while let Some(part) = parts.pop().filter(|part| !part.is_empty()) {
-        let slice = &ready[part.clone()];
-        let savepoint = async |connection: &mut sqlx::PgConnection, sql: &'static str| {
-            sqlx::raw_sql(sql).execute(connection).await.map_err(|e| translate("settling", e))
-        };
-        savepoint(&mut *connection, "savepoint hapax_settle").await?;
-        let columns = Columns::of(slice, None);
-        let result = columns.query(inner, false).fetch_all(&mut *connection).await;
-        let end = match &result {
-            Ok(_) => "release savepoint hapax_settle",
-            Err(_) => "rollback to savepoint hapax_settle; release savepoint hapax_settle",
-        };
-        match result {
-            Ok(rows) => {
-                savepoint(&mut *connection, end).await?;
-                for row in &rows {
-                    if let Some(one) = slice.get(row.0 as usize - 1) {
-                        answers[one.index] = settled(row);
-                    }
-                }
-            }
-            Err(error) if matches!(meaning(&error), Meaning::Locked | Meaning::Data) => {
-                savepoint(&mut *connection, end).await?;
-                if slice.len() > 1 {
-                    split(&part, &mut parts);
-                } else {
-                    answers[slice[0].index] = Err(translate("settling", error));
-                }
-            }
-            Err(error) => return Err(translate("settling", error)),
-        }
-    }
-    Ok(answers)
-}
+impl Batch for Settles<'_, '_> {
+    type Answer = Answer;
 
-async fn send_parts<'a, 'r>(
-    inner: &Inner,
-    group: &'r [Ready<'a>],
-    answers: &mut [Option<Result<Settled>>],
-    columns: impl Fn(&'r [Ready<'a>]) -> Columns<'r>,
-) -> Result<()> {
-    if group.is_empty() {
-        return Ok(());
+    fn len(&self) -> usize {
+        self.group.len()
     }
-    let mut tries = 0;
-    let mut parts = vec![0..group.len()];
-    while let Some(part) = parts.pop() {
-        let slice = &group[part.clone()];
-        let columns = columns(slice);
+
+    async fn send(&self, executor: &mut Executor<'_>, part: Range<usize>) -> sqlx::Result<Vec<Answer>> {
+        let columns = Columns::of(&self.group[part]);
+        let query = match self.fast {
+            Some((from, to)) => columns.fast(self.inner, from, to),
+            None => columns.each(self.inner, executor.is_own()),
+        };
         crate::crash_point!("settle.sending");
-        match run(inner, columns.query(inner, true)).await {
-            Ok(rows) => {
-                crate::crash_point!("settle.answered");
-                for row in rows {
-                    if row.0 == 0 {
-                        for one in slice {
-                            answers[one.index] = Some(settled(&row));
-                        }
-                    } else if let Some(one) = slice.get(row.0 as usize - 1) {
-                        answers[one.index] = Some(settled(&row));
-                    }
-                }
+        let answers = executor.fetch_all(query).await?;
+        crate::crash_point!("settle.answered");
+        Ok(answers)
+    }
+
+    fn answered(&mut self, part: Range<usize>, answers: Vec<Answer>) -> Result<()> {
+        let slice = &self.group[part];
+        for answer in answers {
+            let of = match answer.i as usize {
+                0 => slice,
+                i => slice.get(i - 1..i).unwrap_or_default(),
+            };
+            for one in of {
+                self.answers[one.index] = Some(answer.settled());
             }
-            Err(error) => match trouble(inner, &error, slice.len(), &mut tries) {
-                Trouble::Split => split(&part, &mut parts),
-                Trouble::Alone => answers[slice[0].index] = Some(Err(translate("settling", error))),
-                Trouble::Again => {
-                    pause(tries).await;
-                    parts.insert(0, part);
-                }
-                Trouble::All => return Err(translate("settling", error)),
-            },
         }
+        Ok(())
     }
-    Ok(())
-}
 
-/// Runs a statement in a transaction of its own.
-async fn run(inner: &Inner, query: Query<'_>) -> sqlx::Result<Vec<Answer>> {
-    if inner.pooled() {
-        let mut tx = begin(&inner.pool, super::BEGIN).await?;
-        let rows = query.fetch_all(&mut *tx).await?;
-        tx.commit().await?;
-        return Ok(rows);
+    fn failed(&mut self, at: usize, error: sqlx::Error) {
+        self.answers[self.group[at].index] = Some(Err(self.error(error)));
     }
-    query.fetch_all(&inner.pool).await
-}
 
-fn settled((_, kind, at, state): &Answer) -> Result<Settled> {
-    if *kind == 1 {
-        let at = at.ok_or_else(|| Error::Corrupt("a settling without a time".into()))?;
-        return Ok(Settled::Ok { at: Time::from_micros(at) });
+    fn error(&self, error: sqlx::Error) -> Error {
+        translate("settling", error)
     }
-    Ok(Settled::Fenced { state: state.as_deref().map(|state| read::state(Some(state))).transpose()? })
 }
 
 /// Settlings, column by column.
 struct Columns<'a> {
-    /// `Some` for the fast UPDATE from one state to another.
-    fast: Option<(&'static str, &'static str)>,
     bodies: Bodies<'a>,
     scopes: Vec<i32>,
     weeks: Vec<i16>,
     keys: Vec<&'a [u8]>,
     tokens: Vec<i64>,
-    states: Vec<&'static str>,
+    states: Vec<State>,
     after: Vec<i64>,
     counted: Vec<bool>,
     notes: Vec<Option<&'a str>>,
@@ -226,7 +188,7 @@ struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    fn of(slice: &'a [Ready<'_>], fast: Option<(&'static str, &'static str)>) -> Self {
+    fn of(slice: &'a [Ready<'_>]) -> Self {
         let metadata = |settle: &'a Settle| match &settle.verdict {
             Verdict::Done { metadata } | Verdict::Finished { metadata } => {
                 metadata.as_ref().map(Metadata::as_str)
@@ -238,13 +200,12 @@ impl<'a> Columns<'a> {
         distinct_weeks.sort_unstable();
         distinct_weeks.dedup();
         Columns {
-            fast,
             bodies: Bodies::of(slice.iter().map(|one| body(one.settle))),
             scopes: slice.iter().map(|one| one.scope).collect(),
             weeks,
             keys: slice.iter().map(|one| &*one.key).collect(),
             tokens: slice.iter().map(|one| one.settle.token.0).collect(),
-            states: slice.iter().map(|one| read::letter(one.settle.verdict.state())).collect(),
+            states: slice.iter().map(|one| one.settle.verdict.state()).collect(),
             after: slice.iter().map(|one| after(one.settle)).collect(),
             counted: slice.iter().map(|one| counted(one.settle)).collect(),
             notes: slice.iter().map(|one| note(one.settle)).collect(),
@@ -265,22 +226,21 @@ impl<'a> Columns<'a> {
         }
     }
 
+    fn fast(&self, inner: &Inner, from: State, to: State) -> Select<'_, Answer> {
+        sqlx::query_as(AssertSqlSafe(Arc::clone(&inner.sql.settle_done)))
+            .bind(&self.scopes)
+            .bind(&self.weeks)
+            .bind(&self.keys)
+            .bind(&self.tokens)
+            .bind(&self.metadata)
+            .bind(&self.distinct_weeks)
+            .bind(from)
+            .bind(to)
+    }
+
     /// `own`: in a transaction of its own, not in a caller's.
-    fn query(&self, inner: &Inner, own: bool) -> Query<'_> {
-        let start =
-            |sql: &Arc<str>| sqlx::query_as(AssertSqlSafe(Arc::clone(sql))).persistent(!inner.pooled());
-        if let Some((from, to)) = self.fast {
-            return start(&inner.sql.settle_done)
-                .bind(&self.scopes)
-                .bind(&self.weeks)
-                .bind(&self.keys)
-                .bind(&self.tokens)
-                .bind(&self.metadata)
-                .bind(&self.distinct_weeks)
-                .bind(from)
-                .bind(to);
-        }
-        let query = start(&inner.sql.settle_each)
+    fn each(&self, inner: &Inner, own: bool) -> Select<'_, Answer> {
+        let query = sqlx::query_as(AssertSqlSafe(Arc::clone(&inner.sql.settle_each)))
             .bind(&self.scopes)
             .bind(&self.weeks)
             .bind(&self.keys)
@@ -316,6 +276,13 @@ fn note(settle: &Settle) -> Option<&str> {
     }
 }
 
+fn body(settle: &Settle) -> Option<&Body> {
+    match &settle.verdict {
+        Verdict::Retry { body, .. } | Verdict::Dead { body, .. } => body.as_ref(),
+        _ => None,
+    }
+}
+
 pub(super) async fn extend(inner: &Inner, extends: &[Extend]) -> Result<Vec<Result<Settled>>> {
     let mut scopes = Vec::with_capacity(extends.len());
     for extend in extends {
@@ -326,78 +293,58 @@ pub(super) async fn extend(inner: &Inner, extends: &[Extend]) -> Result<Vec<Resu
     // In key order, like every statement.
     let mut order: Vec<usize> = (0..extends.len()).collect();
     order.sort_by_key(|at| (scopes[*at], extends[*at].identity.id.key()));
-    let fenced = || Ok(Settled::Fenced { state: None });
-    let mut answers: Vec<Result<Settled>> = extends.iter().map(|_| fenced()).collect();
-    let mut tries = 0;
-    let mut parts = vec![0..order.len()];
-    while let Some(part) = parts.pop() {
-        let slice = &order[part.clone()];
-        let keys: Vec<_> = slice.iter().map(|at| extends[*at].identity.id.key()).collect();
+    let answers = extends.iter().map(|_| Ok(Settled::Fenced { state: None })).collect();
+    let mut batch = Extends { inner, extends, scopes, order, answers };
+    Executor::new(&inner.database).run(&mut batch).await?;
+    Ok(batch.answers)
+}
+
+struct Extends<'a> {
+    inner: &'a Inner,
+    extends: &'a [Extend],
+    scopes: Vec<i32>,
+    /// The places of the extensions, in the order in which they are sent.
+    order: Vec<usize>,
+    answers: Vec<Result<Settled>>,
+}
+
+impl Batch for Extends<'_> {
+    type Answer = Answer;
+
+    fn len(&self) -> usize {
+        self.order.len()
+    }
+
+    async fn send(&self, executor: &mut Executor<'_>, part: Range<usize>) -> sqlx::Result<Vec<Answer>> {
+        let slice = &self.order[part];
+        let each = || slice.iter().map(|at| &self.extends[*at]);
+        let keys: Vec<_> = each().map(|extend| extend.identity.id.key()).collect();
         let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
-        let query = sqlx::query_as(AssertSqlSafe(Arc::clone(&inner.sql.extend)))
-            .persistent(!inner.pooled())
-            .bind(slice.iter().map(|at| scopes[*at]).collect::<Vec<i32>>())
-            .bind(slice.iter().map(|at| extends[*at].week.number()).collect::<Vec<i16>>())
+        let query = sqlx::query_as(AssertSqlSafe(Arc::clone(&self.inner.sql.extend)))
+            .bind(slice.iter().map(|at| self.scopes[*at]).collect::<Vec<i32>>())
+            .bind(each().map(|extend| extend.week.number()).collect::<Vec<i16>>())
             .bind(&keys)
-            .bind(slice.iter().map(|at| extends[*at].token.0).collect::<Vec<i64>>())
-            .bind(slice.iter().map(|at| micros(extends[*at].lease)).collect::<Vec<i64>>());
-        match run(inner, query).await {
-            Ok(rows) => {
-                for row in &rows {
-                    if let Some(at) = slice.get(row.0 as usize - 1) {
-                        answers[*at] = settled(row);
-                    }
-                }
+            .bind(each().map(|extend| extend.token.0).collect::<Vec<i64>>())
+            .bind(each().map(|extend| micros(extend.lease)).collect::<Vec<i64>>());
+        executor.fetch_all(query).await
+    }
+
+    fn answered(&mut self, part: Range<usize>, answers: Vec<Answer>) -> Result<()> {
+        for answer in answers {
+            if let Some(at) = self.order[part.clone()].get((answer.i as usize).wrapping_sub(1)) {
+                self.answers[*at] = answer.settled();
             }
-            Err(error) => match trouble(inner, &error, slice.len(), &mut tries) {
-                Trouble::Split => split(&part, &mut parts),
-                Trouble::Alone => answers[slice[0]] = Err(translate("extending a lease", error)),
-                Trouble::Again => {
-                    pause(tries).await;
-                    parts.insert(0, part);
-                }
-                Trouble::All => return Err(translate("extending leases", error)),
-            },
         }
+        Ok(())
     }
-    Ok(answers)
-}
 
-fn micros(duration: Duration) -> i64 {
-    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
-}
-
-/// What to do about a statement that failed.
-enum Trouble {
-    /// Something in it is locked or bad: split it to find out which.
-    Split,
-    /// The error concerns this one alone.
-    Alone,
-    /// Send it again, after the others.
-    Again,
-    /// The error concerns all of them.
-    All,
-}
-
-fn trouble(inner: &Inner, error: &sqlx::Error, count: usize, tries: &mut u32) -> Trouble {
-    inner.note_pooler(error);
-    let kind = meaning(error);
-    match kind {
-        Meaning::Locked | Meaning::Data if count > 1 => Trouble::Split,
-        Meaning::Serialization | Meaning::Locked | Meaning::Doubt
-            if *tries < TRIES_MAX && !is_out_of_time(error) =>
-        {
-            *tries += 1;
-            Trouble::Again
-        }
-        Meaning::Data | Meaning::Locked => Trouble::Alone,
-        _ => Trouble::All,
+    fn failed(&mut self, at: usize, error: sqlx::Error) {
+        self.answers[self.order[at]] = Err(self.error(error));
     }
-}
 
-/// Gives other transactions time to end. The first retry is immediate.
-async fn pause(tries: u32) {
-    tokio::time::sleep(Duration::from_millis(u64::from(tries.saturating_sub(1)) * 10)).await;
+    fn error(&self, error: sqlx::Error) -> Error {
+        translate("extending a lease", error)
+    }
 }
 
 /// Intervenes in one transaction: locks the row, lets the transition function decide, and stores
@@ -441,14 +388,13 @@ pub(super) async fn intervene(inner: &Inner, intervene: &Intervene) -> Result<In
     let identity = intervene.identity.clone();
     let answer = |row: &transition::Row| row.clone().entry(identity.clone(), week);
     let result = Intervened { before: answer(&before.row), after: next.as_ref().map(answer) };
-    let letter = next.as_ref().map(|row| read::letter(row.state));
     let sql = format!("select {schema}.store($1, $2, $3, $4::text::\"char\", $5, $6, $7, $8, $9, $10)");
     sqlx::query(AssertSqlSafe(sql))
         .persistent(false)
         .bind(before.scope)
         .bind(week.number())
         .bind(&*EventId::key(&identity.id))
-        .bind(letter)
+        .bind(next.as_ref().map(|row| row.state))
         .bind(next.as_ref().map_or(0, |row| row.token.0))
         .bind(next.as_ref().map_or(0, |row| row.attempts as i32))
         .bind(next.as_ref().map_or(0, |row| row.at.as_micros()))

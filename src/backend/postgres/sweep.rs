@@ -6,11 +6,12 @@ use std::time::Instant;
 
 use sqlx::{AssertSqlSafe, PgConnection};
 
+use super::codes::{self, from_row, micros};
 use super::error::translate;
 use super::{Inner, held, pace, week};
 use crate::clock::Time;
 use crate::error::Result;
-use crate::ledger::{SweepSettings, Swept, Week};
+use crate::ledger::{State, SweepSettings, Swept, Week};
 
 pub(super) const WHAT: &str = "sweeping";
 
@@ -28,12 +29,12 @@ pub(super) async fn sweep(inner: &Inner, mut terms: SweepSettings, steps: u32) -
     let now = Present::of(inner, pace.swept_at);
     sweep_rows(inner, &now, paced, &mut swept).await?;
     if !terms.dry_run {
-        held::forget_markers(inner, &now, us(paced)).await?;
+        held::forget_markers(inner, &now, micros(paced.retention)).await?;
     }
     let end = Instant::now() + inner.settings.sweep_patience;
-    for (number, partition) in due(inner, &now, paced).await? {
-        let week = Week::from_number(number)?;
-        let leaving = week::Leaving { inner, week, partition, terms, now: &now, end };
+    for due in due(inner, &now, paced).await? {
+        let week = Week::from_number(due.week)?;
+        let leaving = week::Leaving { inner, week, partition: due.number, terms, now: &now, end };
         let gone = if terms.dry_run { Some(leaving.count().await?) } else { leaving.go_on(steps).await? };
         if let Some(gone) = gone {
             swept.weeks.push((week, gone.rows));
@@ -63,10 +64,6 @@ impl fmt::Display for Present {
     }
 }
 
-pub(super) fn us(terms: SweepSettings) -> i64 {
-    i64::try_from(terms.retention.as_micros()).unwrap_or(i64::MAX)
-}
-
 pub(super) async fn execute(connection: &mut PgConnection, sql: String) -> Result<u64> {
     sqlx::raw_sql(AssertSqlSafe(sql))
         .execute(connection)
@@ -78,31 +75,20 @@ pub(super) async fn execute(connection: &mut PgConnection, sql: String) -> Resul
 /// Deletes timeless entries by ranges of pages: this needs no index, and transactions stay short.
 async fn sweep_rows(inner: &Inner, now: &Present, terms: SweepSettings, swept: &mut Swept) -> Result<()> {
     let s = &inner.settings.schema;
-    let pages: i64 = {
-        let mut connection = inner.begin().await?;
-        sqlx::query_scalar(AssertSqlSafe(format!(
-            "select pg_relation_size('{s}.entry_0') / current_setting('block_size')::bigint"
-        )))
-        .persistent(false)
-        .fetch_one(&mut *connection)
-        .await
-        .map_err(|e| translate(WHAT, e))?
-    };
+    let pages = format!("select pg_relation_size('{s}.entry_0') / current_setting('block_size')::bigint");
+    let (pages,): (i64,) = inner.fetch_one(WHAT, sqlx::query_as(AssertSqlSafe(pages))).await?;
+    let ended = codes::list(State::ALL.into_iter().filter(|state| !state.is_open()));
     let old = format!(
-        "e.at < {now} - {} * interval '1 microsecond' and e.state in ('D', 'F', 'O', 'S', 'C')",
-        us(terms)
+        "e.at < {now} - {} * interval '1 microsecond' and e.state in {ended}",
+        micros(terms.retention)
     );
     if terms.dry_run {
-        let mut connection = inner.begin().await?;
-        let rows: i64 = sqlx::query_scalar(AssertSqlSafe(format!(
+        let sql = format!(
             "select (select count(*) from {s}.entry_0 e where {old}) \
                  + (select count(*) from {s}.held e where e.week > 0 and {old} and not exists \
                    (select from {s}.entry x where x.week = e.week and x.scope = e.scope and x.id = e.id))"
-        )))
-        .persistent(false)
-        .fetch_one(&mut *connection)
-        .await
-        .map_err(|e| translate(WHAT, e))?;
+        );
+        let (rows,): (i64,) = inner.fetch_one(WHAT, sqlx::query_as(AssertSqlSafe(sql))).await?;
         swept.rows += rows as u64;
         return Ok(());
     }
@@ -143,12 +129,16 @@ async fn sweep_rows(inner: &Inner, now: &Present, terms: SweepSettings, swept: &
     tx.commit().await.map_err(|e| translate(WHAT, e))
 }
 
-/// Weeks whose drop has begun, and weeks that may be dropped, each with its partition number.
-/// Touches are accurate to the hour, so an hour is added.
-async fn due(inner: &Inner, now: &Present, terms: SweepSettings) -> Result<Vec<(i16, i64)>> {
+from_row! {
+    /// A week and the number in its partition's name.
+    struct DueWeek { week: i16, number: i64 }
+}
+
+/// Weeks whose drop has begun, and weeks that may be dropped. Touches are accurate to the hour, so
+/// an hour is added.
+async fn due(inner: &Inner, now: &Present, terms: SweepSettings) -> Result<Vec<DueWeek>> {
     let s = &inner.settings.schema;
-    let mut connection = inner.begin().await?;
-    sqlx::query_as(AssertSqlSafe(format!(
+    let sql = format!(
         "select w.week, w.number from ( \
            select split_part(c.relname, '_', 2)::smallint as week, split_part(c.relname, '_', 3)::bigint as number \
              from pg_inherits i join pg_class c on c.oid = i.inhrelid \
@@ -158,43 +148,42 @@ async fn due(inner: &Inner, now: &Present, terms: SweepSettings) -> Result<Vec<(
            and coalesce((select max(t.at) from {s}.touch t where t.week = w.week), '-infinity') \
                < {now} - interval '1 hour' - $1 * interval '1 microsecond' \
          union all select d.week, d.number from {s}.dropped d where d.phase is not null order by 1"
-    )))
-    .persistent(false)
-    .bind(us(terms))
-    .fetch_all(&mut *connection)
-    .await
-    .map_err(|e| translate(WHAT, e))
+    );
+    inner.fetch_all(WHAT, sqlx::query_as(AssertSqlSafe(sql)).bind(micros(terms.retention))).await
+}
+
+from_row! { "o_",
+    /// How many awaited claims were due, and how many of them were marked as lost.
+    struct Marked { due: i64, lost: i64 }
 }
 
 /// Marks at-most-once claims as lost when their end is overdue.
 async fn mark_lost(inner: &Inner, terms: SweepSettings) -> Result<u64> {
     let s = &inner.settings.schema;
-    let overdue = "x.week = a.week and x.scope = a.scope and x.id = a.id and x.token = a.token and x.state = 'C' and x.at = a.at";
     if terms.dry_run {
-        let mut connection = inner.begin().await?;
-        let rows: i64 = sqlx::query_scalar(AssertSqlSafe(format!(
+        let overdue = format!(
+            "x.week = a.week and x.scope = a.scope and x.id = a.id and x.token = a.token and x.state in {} and x.at = a.at",
+            codes::list([State::Claimed])
+        );
+        let sql = format!(
             "select count(distinct (a.week, a.scope, a.id)) from {s}.awaited a where a.at <= {s}.ledger_now() \
              and (exists (select from {s}.entry x where {overdue}) or exists (select from {s}.held x where {overdue}))"
-        )))
-        .persistent(false)
-        .fetch_one(&mut *connection)
-        .await
-        .map_err(|e| translate(WHAT, e))?;
+        );
+        let (rows,): (i64,) = inner.fetch_one(WHAT, sqlx::query_as(AssertSqlSafe(sql))).await?;
         return Ok(rows as u64);
     }
     let mut lost = 0;
     loop {
         let mut tx = inner.begin().await?;
-        let (due, marked): (i64, i64) =
-            sqlx::query_as(AssertSqlSafe(format!("select * from {s}.mark_lost($1)")))
-                .persistent(false)
-                .bind(i32::try_from(terms.batch_max).unwrap_or(i32::MAX))
-                .fetch_one(&mut *tx)
-                .await
-                .map_err(|e| translate(WHAT, e))?;
+        let marked: Marked = sqlx::query_as(AssertSqlSafe(format!("select * from {s}.mark_lost($1)")))
+            .persistent(false)
+            .bind(i32::try_from(terms.batch_max).unwrap_or(i32::MAX))
+            .fetch_one(&mut *tx)
+            .await
+            .map_err(|e| translate(WHAT, e))?;
         tx.commit().await.map_err(|e| translate(WHAT, e))?;
-        lost += marked as u64;
-        if due < i64::from(terms.batch_max) {
+        lost += marked.lost as u64;
+        if marked.due < i64::from(terms.batch_max) {
             return Ok(lost);
         }
     }

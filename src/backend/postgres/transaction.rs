@@ -5,16 +5,18 @@ use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, PgConnection, PgTransaction};
 
-use super::begin::begin;
-use super::claim::{Ready, Target, run};
+use super::claim::{Ready, Unregistered, run};
+use super::codes::from_row;
+use super::database::begin;
 use super::error::{Meaning, is_refusal, meaning, translate};
+use super::executor::{Executor, in_savepoint};
 use super::{Inner, PgLedger, held, read, settle};
 use crate::error::{Error, Result, Source};
 use crate::id::{Scope, Tenant};
 use crate::ledger::{Claim, Marker, Outcome, Settle, Settled, TransactionalLedger, Week};
 
 /// How often a doubt is asked about: the server needs time to notice that a client is gone.
-const TRIES_MAX: u32 = 100;
+const ASKED_MAX: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(20);
 /// How long a connection may take to answer before it counts as busy.
 const PROBE_MAX: Duration = Duration::from_secs(1);
@@ -46,7 +48,7 @@ impl PgLedger {
         tx: &mut PgTransaction<'_>,
         settles: &[Settle],
     ) -> Result<Vec<Result<Settled>>> {
-        settle::settle_in(&self.0, &mut *tx, settles).await
+        settle::settle(&self.0, &mut Executor::in_transaction(&self.0.database, &mut *tx), settles).await
     }
 
     /// Sets markers in your transaction; see [`set_markers`](crate::ConsumerStore::set_markers).
@@ -63,32 +65,29 @@ impl PgLedger {
     /// same claim again and rolls it back, so it waits for a transaction that is still open instead
     /// of reading past it.
     pub async fn was_committed(&self, claim: &Claim) -> Result<bool> {
-        let mut tries = 0;
+        let mut asked = 0;
         loop {
             let mut tx = self.0.begin().await?;
             let outcome = self.claim_in(&mut tx, std::slice::from_ref(claim)).await;
             // Roll back whatever the outcome: a new claim must not stay.
             let undone = tx.rollback().await;
-            match outcome.map(|mut outcomes| outcomes.pop()) {
-                // The transaction in question still holds it, and will end.
-                Ok(Some(Ok(Outcome::Busy { until: None, .. }))) if tries < TRIES_MAX => {}
-                // Unknown is not "no".
-                Ok(Some(Ok(Outcome::Busy { until: None, .. }))) => {
-                    return Err(Error::Contended {
-                        what: "resolving a doubt: the transaction in question is still open".into(),
-                        source: None,
-                    });
-                }
-                Ok(Some(Err(error))) if error.is_retryable() && tries < TRIES_MAX => {}
-                Ok(Some(Err(error))) => return Err(error),
+            let outcome = outcome.and_then(|mut outcomes| outcomes.pop().transpose());
+            let unknown = match outcome {
+                // The transaction in question still holds it, and will end. Unknown is not "no".
+                Ok(Some(Outcome::Busy { until: None, .. })) => Error::Contended {
+                    what: "resolving a doubt: the transaction in question is still open".into(),
+                    source: None,
+                },
                 Ok(_) => {
                     undone.map_err(|e| translate("resolving a doubt", e))?;
                     break;
                 }
-                Err(error) if error.is_retryable() && tries < TRIES_MAX => {}
-                Err(error) => return Err(error),
+                Err(error) => error,
+            };
+            asked += 1;
+            if !unknown.is_retryable() || asked > ASKED_MAX {
+                return Err(unknown);
             }
-            tries += 1;
             tokio::time::sleep(PAUSE).await;
         }
         // The transaction in question has ended, so this read sees its commit.
@@ -107,7 +106,7 @@ async fn claim_in(
 ) -> Result<Vec<Result<Outcome>>> {
     let mut outcomes: Vec<Option<Result<Outcome>>> = Vec::with_capacity(claims.len());
     let mut ready = Vec::with_capacity(claims.len());
-    let mut stuck: Vec<&Claim> = Vec::new();
+    let mut unregistered = Unregistered::default();
     for (index, claim) in claims.iter().enumerate() {
         let week = match inner.settings.ledger.check(claim) {
             Ok(week) => week,
@@ -132,96 +131,80 @@ async fn claim_in(
                 Err(error) => return Err(error),
             }
         }
-        outcomes.push(None);
-        let scope = if let Some(scope) = inner.known_scope(&claim.identity) {
-            scope
-        } else {
-            let of_scope = |other: &&Claim| {
-                other.identity.scope == claim.identity.scope && other.identity.tenant == claim.identity.tenant
-            };
-            // If another open transaction is registering the scope, wait for it once, not once per
-            // claim.
-            let registered = if stuck.iter().any(of_scope) {
-                None
-            } else {
-                register_scope(inner, connection, claim).await?
-            };
-            let Some(scope) = registered else {
-                stuck.push(claim);
-                outcomes[index] = Some(Err(Error::Contended {
-                    what: "its scope is being registered by an open transaction".into(),
-                    source: None,
-                }));
-                continue;
-            };
-            scope
+        let scope = match inner.known_scope(&claim.identity) {
+            Some(scope) => Some(scope),
+            None if unregistered.has(claim) => None,
+            None => register_scope(inner, connection, claim).await?,
         };
-        ready.push(Ready { claim, index, scope, week, key: claim.identity.id.key() });
+        if let Some(scope) = scope {
+            outcomes.push(None);
+            ready.push(Ready { claim, index, scope, week, key: claim.identity.id.key() });
+        } else {
+            unregistered.add(claim);
+            outcomes.push(Some(Err(Unregistered::error())));
+        }
     }
-    run(inner, &mut Target::Caller(connection), ready, &mut outcomes).await?;
-    let missing = || Err(Error::Corrupt("a claim without an answer".into()));
-    Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(missing)).collect())
+    run(inner, &mut Executor::in_transaction(&inner.database, connection), ready, outcomes).await
 }
 
 /// The number of a claim's scope, registered in the caller's transaction if necessary. `None` if
 /// another open transaction is registering it; the caller's transaction is not affected.
 async fn register_scope(inner: &Inner, connection: &mut PgConnection, claim: &Claim) -> Result<Option<i32>> {
-    let what = "registering a scope";
-    let savepoint = async |connection: &mut PgConnection, sql: &'static str| {
-        sqlx::raw_sql(sql).execute(connection).await.map_err(|e| translate(what, e))
+    let query = inner.scope_query(&claim.identity).persistent(!inner.database.pooled());
+    let registered = match in_savepoint(connection, query).await {
+        Ok(mut registered) => registered.pop(),
+        Err(error) if meaning(&error) == Meaning::Locked => None,
+        Err(error) => return Err(translate("registering a scope", error)),
     };
-    savepoint(connection, "savepoint hapax_scope").await?;
-    match inner.scope_in(connection, &claim.identity).await {
-        Ok((scope, fresh)) => {
-            savepoint(connection, "release savepoint hapax_scope").await?;
-            // A scope that this transaction registered is gone if it rolls back.
-            if !fresh {
-                inner.remember_scope(&claim.identity, scope);
-            }
-            Ok(Some(scope))
-        }
-        Err(error) if meaning(&error) == Meaning::Locked => {
-            savepoint(connection, "rollback to savepoint hapax_scope; release savepoint hapax_scope").await?;
-            Ok(None)
-        }
-        Err(error) => Err(translate(what, error)),
+    // A scope that this transaction registered is gone if it rolls back.
+    if let Some(scope) = registered.as_ref().filter(|scope| !scope.fresh) {
+        inner.remember_scope(&claim.identity, scope.number);
+    }
+    Ok(registered.map(|scope| scope.number))
+}
+
+from_row! { "o_",
+    /// What is known about a week.
+    struct WeekState {
+        there: bool,
+        /// Whether it is being dropped.
+        leaves: bool,
+        /// It was dropped, and scopes up to this number may not use it again.
+        barred: Option<i32>,
+        /// Why it cannot be made.
+        refused: Option<String>,
     }
 }
 
 /// Whether a claim can proceed without making its week: the week exists, or it was dropped and the
 /// claim reports that. Returns false if the week must be made, and an error if it never can be.
 async fn has_week(inner: &Inner, connection: &mut PgConnection, claim: &Claim, week: Week) -> Result<bool> {
-    let ledger = &inner.settings.ledger;
-    let (s, number) = (&inner.settings.schema, week.number());
-    let (there, leaves, barred, refused): (bool, bool, Option<i32>, Option<String>) =
-        sqlx::query_as(AssertSqlSafe(format!(
-            "select o_there, o_leaves, o_barred, o_refused from {s}.week_state($1, $2, $3, $4)"
-        )))
-        .persistent(false)
-        .bind(i32::from(number))
-        .bind(i32::try_from(ledger.weeks_ahead.as_secs() / 86_400).unwrap_or(i32::MAX))
-        .bind(i32::try_from(ledger.weeks_max).unwrap_or(i32::MAX))
-        .bind(claim.identity.tenant.as_ref().map(Tenant::as_str))
-        .fetch_one(&mut *connection)
-        .await
-        .map_err(|e| translate("looking for a week", e))?;
-    if leaves {
+    let (days_ahead, weeks_max) = inner.week_limits();
+    let state: WeekState = sqlx::query_as(AssertSqlSafe(format!(
+        "select o_there, o_leaves, o_barred, o_refused from {}.week_state($1, $2, $3, $4)",
+        inner.settings.schema
+    )))
+    .persistent(false)
+    .bind(i32::from(week.number()))
+    .bind(days_ahead)
+    .bind(weeks_max)
+    .bind(claim.identity.tenant.as_ref().map(Tenant::as_str))
+    .fetch_one(&mut *connection)
+    .await
+    .map_err(|e| translate("looking for a week", e))?;
+    if state.leaves {
         return Ok(true); // it is being dropped, and the claim reports that
     }
-    if there {
+    if state.there {
         inner.remember_week(week);
         return Ok(true);
     }
-    if let Some(barred) = barred {
-        let scope = match inner.known_scope(&claim.identity) {
-            Some(scope) => Some(scope),
-            None => read::find_scope(inner, &mut *connection, &claim.identity).await?,
-        };
-        if scope.is_some_and(|scope| scope <= barred) {
-            return Ok(true);
-        }
+    if let Some(barred) = state.barred
+        && read::scope_in(inner, connection, &claim.identity).await?.is_some_and(|scope| scope <= barred)
+    {
+        return Ok(true);
     }
-    refused.map_or(Ok(false), |why| Err(Error::invalid("event id", why)))
+    state.refused.map_or(Ok(false), |why| Err(Error::invalid("event id", why)))
 }
 
 fn make_beside(ledger: PgLedger, claim: Claim) {
@@ -296,7 +279,7 @@ impl TransactionalLedger for PgLedger {
     fn is_contention(&self, error: &(dyn std::error::Error + 'static)) -> bool {
         error
             .downcast_ref::<sqlx::Error>()
-            .is_some_and(|error| matches!(meaning(error), Meaning::Serialization | Meaning::Locked))
+            .is_some_and(|error| matches!(meaning(error), Meaning::Conflict | Meaning::Locked))
     }
 
     fn is_doubt(&self, error: &(dyn std::error::Error + 'static)) -> bool {

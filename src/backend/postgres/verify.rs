@@ -3,6 +3,7 @@
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool, Row as _};
 
 use super::Inner;
+use super::codes::from_row;
 use super::error::translate;
 use crate::error::{Error, Result};
 use crate::ledger::{Finding, Level};
@@ -60,13 +61,22 @@ pub(super) fn enforce(findings: Vec<Finding>) -> Result<()> {
     })
 }
 
+from_row! {
+    /// What a server says of itself.
+    struct Server {
+        fsync: String, full_page_writes: String, synchronous_commit: String, number: i32,
+        version: String, read_only: bool, async_standbys: i64,
+    }
+}
+
 /// Checks the server's settings and state.
 pub(super) async fn check_server(connection: &mut PgConnection, pooled: bool) -> Result<Vec<Finding>> {
-    let row = sqlx::query(
-        "select current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'), \
-         current_setting('server_version_num')::int, current_setting('server_version'), \
-         current_setting('transaction_read_only'), pg_is_in_recovery(), \
-         (select count(*) from pg_stat_replication where sync_state = 'async')",
+    let server: Server = sqlx::query_as(
+        "select current_setting('fsync') as fsync, current_setting('full_page_writes') as full_page_writes, \
+         current_setting('synchronous_commit') as synchronous_commit, \
+         current_setting('server_version_num')::int as number, current_setting('server_version') as version, \
+         current_setting('transaction_read_only') = 'on' or pg_is_in_recovery() as read_only, \
+         (select count(*) from pg_stat_replication where sync_state = 'async') as async_standbys",
     )
     .persistent(false)
     .fetch_one(connection)
@@ -74,8 +84,7 @@ pub(super) async fn check_server(connection: &mut PgConnection, pooled: bool) ->
     .map_err(|e| translate(WHAT, e))?;
     let mut findings = Vec::new();
     let mut find = |level, check, message: String| findings.push(Finding { level, check, message });
-    for (at, check) in [(0, "fsync"), (1, "full_page_writes")] {
-        let value: String = row.get(at);
+    for (check, value) in [("fsync", server.fsync), ("full_page_writes", server.full_page_writes)] {
         match value.as_str() {
             "on" => find(Level::Fine, check, format!("{check} is on")),
             _ => find(
@@ -85,18 +94,17 @@ pub(super) async fn check_server(connection: &mut PgConnection, pooled: bool) ->
             ),
         }
     }
-    let commit: String = row.get(2);
-    match commit.as_str() {
+    match server.synchronous_commit.as_str() {
         "off" => find(
             Level::Refusal,
             "synchronous_commit",
             "synchronous_commit is off: an acknowledged claim could be lost after its offset was committed"
                 .into(),
         ),
-        _ => find(Level::Fine, "synchronous_commit", format!("synchronous_commit is {commit}")),
+        commit => find(Level::Fine, "synchronous_commit", format!("synchronous_commit is {commit}")),
     }
-    let (number, version): (i32, String) = (row.get(3), row.get(4));
-    if number < OLDEST {
+    let version = server.version;
+    if server.number < OLDEST {
         find(
             Level::Refusal,
             "version",
@@ -105,7 +113,7 @@ pub(super) async fn check_server(connection: &mut PgConnection, pooled: bool) ->
     } else {
         find(Level::Fine, "version", format!("PostgreSQL {version}"));
     }
-    if row.get::<bool, _>(6) || row.get::<String, _>(5) == "on" {
+    if server.read_only {
         find(
             Level::Refusal,
             "writable",
@@ -114,7 +122,7 @@ pub(super) async fn check_server(connection: &mut PgConnection, pooled: bool) ->
     } else {
         find(Level::Fine, "writable", "the database takes writes".into());
     }
-    let standbys: i64 = row.get(7);
+    let standbys = server.async_standbys;
     if standbys > 0 {
         find(
             Level::Warning,
@@ -141,16 +149,10 @@ pub(super) async fn check_server(connection: &mut PgConnection, pooled: bool) ->
 }
 
 pub(super) async fn check(inner: &Inner) -> Result<Vec<Finding>> {
-    let mut tx = inner.begin().await?;
-    let mut findings = check_server(&mut tx, inner.pooled()).await?;
+    let mut findings = check_server(&mut *inner.begin().await?, inner.database.pooled()).await?;
     let s = &inner.settings.schema;
-    let skipped: i64 = sqlx::query_scalar(AssertSqlSafe(format!(
-        "select count(*) from {s}.dropped where phase is not null"
-    )))
-    .persistent(false)
-    .fetch_one(&mut *tx)
-    .await
-    .map_err(|e| translate(WHAT, e))?;
+    let sql = format!("select count(*) from {s}.dropped where phase is not null");
+    let (skipped,): (i64,) = inner.fetch_one(WHAT, sqlx::query_as(AssertSqlSafe(sql))).await?;
     if skipped > 0 {
         let message = format!("{skipped} week(s) are being dropped; the next sweep goes on with it");
         findings.push(Finding { level: Level::Warning, check: "sweep", message });

@@ -31,13 +31,12 @@ use std::time::{Duration, Instant};
 use sqlx::{AssertSqlSafe, PgConnection};
 
 use super::Inner;
+use super::codes::{HELD, from_row, micros, open_states};
 use super::error::translate;
-use super::sweep::{Present, WHAT, execute, us};
+use super::sweep::{Present, WHAT, execute};
 use crate::error::{Error, Result};
 use crate::ledger::{SweepSettings, Week};
 
-/// States that must outlive their week.
-const OPEN: &str = "('L', 'R', 'X', 'P')";
 /// How often to poll while waiting.
 const POLL_MIN: Duration = Duration::from_millis(5);
 const POLL_MAX: Duration = Duration::from_millis(250);
@@ -62,12 +61,24 @@ pub(super) struct Gone {
 /// The phase of a drop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// Not begun, or over.
-    None,
     Closed,
     Moving,
     Moved,
     Empty,
+}
+
+impl Phase {
+    const ALL: [Phase; 4] = [Phase::Closed, Phase::Moving, Phase::Moved, Phase::Empty];
+
+    /// How it is stored.
+    fn name(self) -> &'static str {
+        match self {
+            Phase::Closed => "closed",
+            Phase::Moving => "moving",
+            Phase::Moved => "moved",
+            Phase::Empty => "empty",
+        }
+    }
 }
 
 /// A week that is being dropped, and how long this sweep may wait.
@@ -119,7 +130,7 @@ impl Leaving<'_> {
 
     /// Whether the drop has been going on for longer than another sweeper would wait.
     async fn is_overdue(&self) -> Result<bool> {
-        let patience = i64::try_from(self.inner.settings.sweep_patience.as_micros()).unwrap_or(i64::MAX);
+        let patience = micros(self.inner.settings.sweep_patience);
         let sql = format!(
             "select {s}.us({s}.ledger_now()) - {s}.us(at) > {patience} from {s}.dropped where {} and phase is not null",
             self.mine(),
@@ -130,23 +141,23 @@ impl Leaving<'_> {
 
     async fn step(&self) -> Result<Step> {
         match self.phase().await? {
-            Phase::None => self.close().await,
-            Phase::Closed => {
-                if !self.is_waited_for("closed").await? {
+            None => self.close().await,
+            Some(Phase::Closed) => {
+                if !self.is_waited_for(Phase::Closed).await? {
                     return Ok(Step::Later);
                 }
                 crate::crash_point!("sweep.waited");
                 self.begin_moving().await
             }
-            Phase::Moving => self.move_all().await,
-            Phase::Moved => {
-                if !self.is_waited_for("moved").await? {
+            Some(Phase::Moving) => self.move_all().await,
+            Some(Phase::Moved) => {
+                if !self.is_waited_for(Phase::Moved).await? {
                     return Ok(Step::Later);
                 }
                 crate::crash_point!("sweep.waited_again");
-                self.enter("moved", "phase = 'empty'").await
+                self.enter(Phase::Moved, Phase::Empty, "").await
             }
-            Phase::Empty => {
+            Some(Phase::Empty) => {
                 if !self.detach().await? {
                     return Ok(Step::Later);
                 }
@@ -156,17 +167,13 @@ impl Leaving<'_> {
         }
     }
 
-    async fn phase(&self) -> Result<Phase> {
+    /// The phase of the drop; `None` if it has not begun, or is over.
+    async fn phase(&self) -> Result<Option<Phase>> {
         let sql = format!("select phase from {}.dropped where {}", self.schema(), self.mine());
-        let phase: Option<Option<String>> = self.ask(&mut *self.inner.begin().await?, sql).await?;
-        Ok(match phase.flatten().as_deref() {
-            Some("closed") => Phase::Closed,
-            Some("moving") => Phase::Moving,
-            Some("moved") => Phase::Moved,
-            Some("empty") => Phase::Empty,
-            Some(other) => return Err(Error::Corrupt(format!("a week in phase {other}"))),
-            None => Phase::None,
-        })
+        let stored: Option<Option<String>> = self.ask(&mut *self.inner.begin().await?, sql).await?;
+        let Some(stored) = stored.flatten() else { return Ok(None) };
+        let phase = Phase::ALL.into_iter().find(|phase| phase.name() == stored);
+        phase.map(Some).ok_or_else(|| Error::Corrupt(format!("a week in phase {stored:?}")))
     }
 
     async fn ask<T>(&self, connection: &mut PgConnection, sql: String) -> Result<Option<T>>
@@ -195,7 +202,7 @@ impl Leaving<'_> {
         let closed = self
             .execute(format!(
                 "insert into {s}.dropped as d (week, at, since, number, phase, scope_closed) \
-                 select {week}, n.now, n.now - {retention} * interval '1 microsecond', {partition}, 'closed', \
+                 select {week}, n.now, n.now - {retention} * interval '1 microsecond', {partition}, '{closed}', \
                    (select max(c.number) from {s}.scope c) \
                    from (select {now} as now offset 0) n \
                   where to_regclass('{table}') is not null and coalesce((select max(t.at) from {s}.touch t where t.week = {week}), '-infinity') \
@@ -205,7 +212,8 @@ impl Leaving<'_> {
                   where d.phase is null and d.number is distinct from excluded.number",
                 now = self.now,
                 table = self.table(),
-                retention = us(self.terms)
+                closed = Phase::Closed.name(),
+                retention = micros(self.terms.retention)
             ))
             .await?;
         crate::crash_point!("sweep.closed");
@@ -213,10 +221,10 @@ impl Leaving<'_> {
     }
 
     /// Enters the next phase. If another sweeper was faster, it has done the same.
-    async fn enter(&self, from: &str, set: &str) -> Result<Step> {
-        let s = self.schema();
+    async fn enter(&self, from: Phase, to: Phase, set: &str) -> Result<Step> {
+        let (s, from, to) = (self.schema(), from.name(), to.name());
         self.execute(format!(
-            "update {s}.dropped set {set}, waits = null where {} and phase = '{from}'",
+            "update {s}.dropped set phase = '{to}', waits = null{set} where {} and phase = '{from}'",
             self.mine()
         ))
         .await?;
@@ -231,18 +239,18 @@ impl Leaving<'_> {
         let (s, table) = (self.schema(), self.table());
         // Nothing has been moved yet, so every scope that wrote to the week has a row in it.
         let set = format!(
-            "phase = 'moving', at = {s}.ledger_now(), scope_max = case when exists (select from {table}) then \
+            ", at = {s}.ledger_now(), scope_max = case when exists (select from {table}) then \
              greatest(scope_max, scope_closed, (select max(e.scope) from {table} e)) else scope_max end"
         );
-        self.enter("closed", &set).await
+        self.enter(Phase::Closed, Phase::Moving, &set).await
     }
 
     /// Whether all transactions that were open when this phase began have ended.
-    async fn is_waited_for(&self, phase: &str) -> Result<bool> {
+    async fn is_waited_for(&self, phase: Phase) -> Result<bool> {
         if crate::crash_point::mutant!("sweep does not wait") {
             return Ok(true);
         }
-        let (s, mine) = (self.schema(), self.mine());
+        let (s, mine, phase) = (self.schema(), self.mine(), phase.name());
         // The statement that makes the list sees the phase, so every transaction that is not on it
         // sees the phase too.
         self.execute(format!(
@@ -259,15 +267,12 @@ impl Leaving<'_> {
         }
         // Transactions of the list that were prepared have no session, so they are listed only now.
         let prepared = "select gid from pg_prepared_xacts where database = current_database()";
-        let listed: Vec<String> = sqlx::query_scalar(prepared)
-            .persistent(false)
-            .fetch_all(&mut *self.inner.begin().await?)
-            .await
-            .map_err(|e| translate(WHAT, e))?;
+        let listed: Vec<(String,)> = self.inner.fetch_all(WHAT, sqlx::query_as(prepared)).await?;
         if listed.is_empty() {
             return Ok(true);
         }
-        let listed: Vec<String> = listed.iter().map(|gid| format!("'{}'", gid.replace('\'', "''"))).collect();
+        let listed: Vec<String> =
+            listed.iter().map(|(gid,)| format!("'{}'", gid.replace('\'', "''"))).collect();
         let open = format!("select array({prepared} and gid = any (array[{}]))", listed.join(", "));
         self.wait_for("prepared transaction", &open).await
     }
@@ -297,7 +302,8 @@ impl Leaving<'_> {
         // Open rows, rows that ended so recently that a repeat must still be recognized, and rows
         // with bytes in `held`.
         let stays = format!(
-            "(state in {OPEN} or at >= (select since from {}.dropped where {}) or (flags & 4) <> 0)",
+            "(state in {} or at >= (select since from {}.dropped where {}) or (flags & {HELD}) <> 0)",
+            open_states(),
             self.schema(),
             self.mine()
         );
@@ -310,10 +316,9 @@ impl Leaving<'_> {
             if moved == max {
                 continue;
             }
-            let (rows, left) = self.look(&stays).await?;
+            let Looked { rows, matching: left } = self.look(&stays).await?;
             if left == 0 {
-                let set = format!("phase = 'moved', rows = held + {rows}");
-                return self.enter("moving", &set).await;
+                return self.enter(Phase::Moving, Phase::Moved, &format!(", rows = held + {rows}")).await;
             }
             if Instant::now() >= self.end {
                 tracing::warn!(target: "hapax", week = %self.week, "a week cannot be dropped yet: {left} of its rows are locked by open transactions; the next sweep goes on");
@@ -331,19 +336,18 @@ impl Leaving<'_> {
     }
 
     /// How many rows the partition has, and how many of them match a condition.
-    async fn look(&self, so: &str) -> Result<(i64, i64)> {
-        let sql = format!("select count(*), count(*) filter (where {so}) from {}", self.table());
-        sqlx::query_as(AssertSqlSafe(sql))
-            .persistent(false)
-            .fetch_one(&mut *self.inner.begin().await?)
-            .await
-            .map_err(|e| translate(WHAT, e))
+    async fn look(&self, so: &str) -> Result<Looked> {
+        let sql = format!(
+            "select count(*) as rows, count(*) filter (where {so}) as matching from {}",
+            self.table()
+        );
+        self.inner.fetch_one(WHAT, sqlx::query_as(AssertSqlSafe(sql))).await
     }
 
     /// What a drop would remove.
     pub async fn count(&self) -> Result<Gone> {
-        let (rows, open) = self.look(&format!("state in {OPEN}")).await?;
-        Ok(Gone { rows: rows as u64, held: open as u64 })
+        let looked = self.look(&format!("state in {}", open_states())).await?;
+        Ok(Gone { rows: looked.rows as u64, held: looked.matching as u64 })
     }
 
     /// Detaches the partition without blocking others, or finishes an interrupted detach. Returns
@@ -359,7 +363,8 @@ impl Leaving<'_> {
                     // This cannot run inside a transaction, so no setting can limit its time: it is
                     // cancelled instead.
                     let sql = format!("alter table {s}.entry detach partition {table} concurrently");
-                    let mut connection = self.inner.pool.acquire().await.map_err(|e| translate(WHAT, e))?;
+                    let mut connection =
+                        self.inner.database.pool().acquire().await.map_err(|e| translate(WHAT, e))?;
                     let detaching = execute(&mut connection, sql.clone());
                     tokio::pin!(detaching);
                     tokio::select! {
@@ -392,20 +397,17 @@ impl Leaving<'_> {
     async fn cancel(&self, sql: &str) -> Result<()> {
         tracing::warn!(target: "hapax", week = %self.week, "a week cannot be dropped yet: a transaction that reads the ledger is open; the next sweep goes on");
         let cancel = "select count(pg_cancel_backend(pid)) from pg_stat_activity where query = $1 and state = 'active'";
-        sqlx::query(cancel)
-            .persistent(false)
-            .bind(sql)
-            .execute(&mut *self.inner.begin().await?)
-            .await
-            .map(drop)
-            .map_err(|e| translate(WHAT, e))
+        self.inner.execute(WHAT, sqlx::query(cancel).bind(sql)).await.map(drop)
     }
 
     async fn drop_table(&self) -> Result<Step> {
         let (s, mine, table) = (self.schema(), self.mine(), self.table());
         let mut tx = self.inner.begin().await?;
         execute(&mut tx, "set local lock_timeout = '2s'".into()).await?;
-        let mine_still = format!("select true from {s}.dropped where {mine} and phase = 'empty' for update");
+        let mine_still = format!(
+            "select true from {s}.dropped where {mine} and phase = '{empty}' for update",
+            empty = Phase::Empty.name()
+        );
         if self.ask::<bool>(&mut tx, mine_still).await?.is_none() {
             return Ok(Step::Later); // another sweeper has dropped it
         }
@@ -438,6 +440,10 @@ impl Leaving<'_> {
         crate::crash_point!("sweep.dropped");
         Ok(Step::Gone(Gone { rows: rows as u64, held: held as u64 }))
     }
+}
+
+from_row! {
+    struct Looked { rows: i64, matching: i64 }
 }
 
 /// How a step ended.

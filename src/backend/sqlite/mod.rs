@@ -184,7 +184,8 @@ impl SqliteLedger {
     ) -> Result<Self> {
         let read = connect::open(path, access)?;
         let failed = |error| Error::unavailable("starting the ledger's threads", error);
-        let (write, writing) = writer::start(write, Arc::clone(&clock)).map_err(failed)?;
+        let (write, writing) =
+            requests::start(writer::Writer::new(write, Arc::clone(&clock))).map_err(failed)?;
         let (read, reading) = reader::start(read).map_err(failed)?;
         let threads = Threads(vec![writing, reading]);
         let path = path.to_owned();

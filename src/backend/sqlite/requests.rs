@@ -2,9 +2,12 @@
 //! disk.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
 
+use rusqlite::Connection;
 use tokio::sync::oneshot;
 
+use super::connect::{patiently, roll_back};
 use super::thread_gone;
 use crate::error::{Error, Result};
 
@@ -97,4 +100,42 @@ pub(crate) fn handle<K: Kind>(
         };
         work.answer(result);
     }
+}
+
+/// A writer that only runs requests.
+pub(crate) trait Writer: Kind + Send {
+    /// The name of its thread.
+    const THREAD: &'static str;
+    /// The most requests in one transaction.
+    const GROUP_MAX: usize;
+
+    fn conn(&self) -> &Connection;
+
+    /// Begins a transaction, runs the requests in it and commits. An error rolls it back.
+    fn transact(&mut self, run: impl FnMut(&mut Self::Context<'_>) -> Result<()>) -> Result<()>;
+
+    /// The transaction was rolled back.
+    fn rolled_back(&mut self) {}
+}
+
+/// Starts a writer's thread. It ends when its requests are dropped.
+pub(crate) fn start<W: Writer>(mut writer: W) -> std::io::Result<(Requests<W>, JoinHandle<()>)> {
+    let (send, receive) = Requests::new();
+    let serve = move || {
+        while let Ok(first) = receive.recv() {
+            handle(group(first, &receive, W::GROUP_MAX), |group| {
+                patiently(|| {
+                    let run = |tx: &mut W::Context<'_>| group.iter_mut().try_for_each(|work| work.run(tx));
+                    let done = writer.transact(run);
+                    if done.is_err() {
+                        roll_back(writer.conn());
+                        writer.rolled_back();
+                    }
+                    done
+                })
+            });
+        }
+    };
+    let thread = std::thread::Builder::new().name(W::THREAD.into()).spawn(serve)?;
+    Ok((send, thread))
 }

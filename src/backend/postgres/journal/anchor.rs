@@ -13,7 +13,8 @@ use std::sync::{Mutex, PoisonError};
 use serde::{Deserialize, Serialize};
 use sqlx::AssertSqlSafe;
 
-use super::{Inner, fail, number};
+use super::Inner;
+use crate::backend::postgres::codes::{count, from_row};
 use crate::error::{Error, Result};
 use crate::journal::{Checkpoint, Position, Stored, put_back};
 
@@ -78,15 +79,24 @@ pub(super) async fn check(inner: &Inner, position: u64, at: Option<i64>, relay: 
     if position == 0 {
         return Ok(());
     }
-    let sql = format!("select {DRAWN}, {}", is_same("$1", "$2")).replace("{s}", &inner.settings.schema);
-    let query = sqlx::query_as::<_, (i64, bool)>(AssertSqlSafe(sql)).bind(number(position)).bind(at);
-    let rows =
-        inner.fetch_all(query).await.map_err(|e| fail("checking whether the journal was restored", e))?;
-    let (drawn, same) = rows.first().copied().unwrap_or((0, true));
+    let sql = format!("select {DRAWN} as drawn, {} as same", is_same("$1", "$2"));
+    let query = sqlx::query_as::<_, Found>(AssertSqlSafe(sql.replace("{s}", &inner.settings.schema)))
+        .bind(count(position))
+        .bind(at);
+    let found = inner.fetch_first("checking whether the journal was restored", query).await?;
+    let Found { drawn, same } = found.unwrap_or(Found { drawn: 0, same: true });
     if drawn as u64 >= position && same {
         return Ok(());
     }
     Err(refused(inner, position, at, drawn as u64, relay).await?)
+}
+
+from_row! {
+    struct Found {
+        drawn: i64,
+        /// Whether the event is still the same.
+        same: bool,
+    }
 }
 
 /// The error, with a safe position to go back to: before anything that can have been appended
@@ -108,11 +118,10 @@ pub(super) async fn refused(
     );
     let query = sqlx::query_as::<_, (i64,)>(AssertSqlSafe(sql))
         .persistent(false)
-        .bind(number(position.min(drawn)))
+        .bind(count(position.min(drawn)))
         .bind(since - MARGIN_US);
-    let rows =
-        inner.fetch_all(query).await.map_err(|e| fail("checking how far the journal was restored", e))?;
-    let safe = Position::of(rows.first().map_or(0, |row| row.0 as u64));
+    let found = inner.fetch_first("checking how far the journal was restored", query).await?;
+    let safe = Position::of(found.map_or(0, |(position,)| position as u64));
     let found = if drawn < position {
         format!("the last position it has given out is {drawn}")
     } else {

@@ -3,16 +3,15 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
+use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
-use sqlx::postgres::PgArguments;
-use sqlx::query::QueryAs;
-use sqlx::{AssertSqlSafe, PgTransaction, Postgres};
+use sqlx::{AssertSqlSafe, PgTransaction};
 
-use super::{Inner, code, fail, number, tenant_text};
-use crate::backend::postgres::claim::is_out_of_time;
-use crate::backend::postgres::error::{Meaning, meaning};
+use super::{Inner, fail};
+use crate::backend::postgres::codes::{count, from_row, numbered, tenant_text};
+use crate::backend::postgres::database::Select;
+use crate::backend::postgres::executor::{Batch, Executor};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::event::{Event, Headers};
@@ -20,8 +19,6 @@ use crate::id::Kind;
 use crate::journal::{Append, Appended, Expected, JournalSettings, Placed, Placing, Position, Ready};
 use crate::ledger::MismatchRule;
 
-/// How often a statement is sent again after a conflict or a broken connection.
-const TRIES_MAX: u32 = 12;
 /// How long an append waits for the lock of its aggregate.
 const WAIT: &str = "2s";
 /// How long an append waits in a batch, where it holds the others back.
@@ -31,8 +28,32 @@ const EVENTS_MAX: usize = 1000;
 /// The most payload bytes in one statement, except for a single append.
 const BYTES_MAX: usize = 16 << 20;
 
-/// Event, kind, seq, position.
-type Answer = (i32, i32, Option<i64>, Option<i64>);
+numbered! {
+    /// What became of an event.
+    enum Decided {
+        New = 1,
+        Repeat = 2,
+        /// Its id is in the journal with other content, and the rule is to keep that.
+        Kept = 3,
+        /// Refused: the aggregate is at another seq than the append expects.
+        Conflict = 4,
+        /// Refused: its id is in the journal with other content.
+        Mismatch = 5,
+        /// Refused: another seq is next than the event's own.
+        WrongSeq = 6,
+    }
+}
+
+from_row! { "o_",
+    /// One row of an answer.
+    struct Answer {
+        /// The place of the event in the statement, from 1.
+        event: i32,
+        kind: Decided,
+        seq: Option<i64>,
+        position: Option<i64>,
+    }
+}
 
 pub(super) async fn append_in(
     inner: &Inner,
@@ -41,7 +62,7 @@ pub(super) async fn append_in(
 ) -> Result<Appended> {
     let ready = [append.check(&inner.settings.journal)?];
     let columns = Columns::of(&ready, inner);
-    let query = columns.query(inner, WAIT).persistent(!inner.pooled());
+    let query = columns.query(inner, WAIT).persistent(!inner.database.pooled());
     let answers = query.fetch_all(&mut **tx).await.map_err(|e| fail("appending", e))?;
     let mut outcomes = outcomes(&inner.settings.journal, &ready, &answers);
     outcomes.pop().unwrap_or_else(|| Err(Error::Corrupt("an append without an answer".into())))
@@ -49,34 +70,39 @@ pub(super) async fn append_in(
 
 pub(super) async fn append_many(inner: &Arc<Inner>, appends: &[Append]) -> Vec<Result<Appended>> {
     let mut answers: Vec<Option<Result<Appended>>> = Vec::with_capacity(appends.len());
-    let mut ready = Vec::with_capacity(appends.len());
-    for (index, append) in appends.iter().enumerate() {
+    let (mut ready, mut places) = (Vec::with_capacity(appends.len()), Vec::with_capacity(appends.len()));
+    for (place, append) in appends.iter().enumerate() {
         match append.check(&inner.settings.journal) {
             Ok(one) => {
                 answers.push(None);
-                ready.push((index, one));
+                ready.push(one);
+                places.push(place);
             }
             Err(error) => answers.push(Some(Err(error))),
         }
     }
-    let mut rest = &ready[..];
-    while !rest.is_empty() {
-        let (batch, later) = rest.split_at(batch_length(rest));
-        rest = later;
-        run(inner, batch, &mut answers).await;
+    let mut executor = Executor::new(&inner.database);
+    let (mut begin, mut failed) = (0, None);
+    while begin < ready.len() && failed.is_none() {
+        let batch = begin..begin + batch_length(&ready[begin..]);
+        begin = batch.end;
+        let (ready, places) = (&ready[batch.clone()], &places[batch]);
+        let mut batch = Appends { inner, ready, places, answers: &mut answers };
+        failed = executor.run(&mut batch).await.err();
     }
     if answers.iter().flatten().any(|answer| answer.as_ref().is_ok_and(|appended| !appended.is_repeat())) {
         super::wake::wake(inner);
     }
-    let missing = || Err(Error::Corrupt("an append without an answer".into()));
-    answers.into_iter().map(|answer| answer.unwrap_or_else(missing)).collect()
+    // What follows a failure was not sent: an aggregate's appends keep their order.
+    let error = failed.unwrap_or_else(|| Error::Corrupt("an append without an answer".into()));
+    answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(error.copy()))).collect()
 }
 
 /// How many of the first appends go into one statement: as many as fit, as long as none repeats an
 /// id of an earlier one.
-fn batch_length(ready: &[(usize, Ready<'_>)]) -> usize {
+fn batch_length(ready: &[Ready<'_>]) -> usize {
     let (mut ids, mut events, mut bytes) = (HashSet::new(), 0, 0);
-    for (count, (_, one)) in ready.iter().enumerate() {
+    for (count, one) in ready.iter().enumerate() {
         let append = one.append;
         events += append.events.len();
         bytes += append.events.iter().map(|event| event.payload.len()).sum::<usize>();
@@ -89,57 +115,45 @@ fn batch_length(ready: &[(usize, Ready<'_>)]) -> usize {
     ready.len()
 }
 
-/// Runs a batch. A part that meets a lock is halved, in order: two appends to one aggregate are
-/// never reordered.
-async fn run(inner: &Inner, batch: &[(usize, Ready<'_>)], answers: &mut [Option<Result<Appended>>]) {
-    let mut parts = vec![0..batch.len()];
-    let mut tries = 0;
-    while let Some(part) = parts.pop() {
-        let slice: Vec<Ready<'_>> = batch[part.clone()].iter().map(|(_, one)| one.clone()).collect();
-        let columns = Columns::of(&slice, inner);
+/// Appends that share a statement. Two appends to one aggregate are never reordered.
+struct Appends<'a, 'o> {
+    inner: &'a Inner,
+    ready: &'a [Ready<'a>],
+    /// Their places in the caller's list, and so in `answers`.
+    places: &'a [usize],
+    answers: &'o mut [Option<Result<Appended>>],
+}
+
+impl Batch for Appends<'_, '_> {
+    type Answer = Answer;
+
+    fn len(&self) -> usize {
+        self.ready.len()
+    }
+
+    async fn send(&self, executor: &mut Executor<'_>, part: Range<usize>) -> sqlx::Result<Vec<Answer>> {
+        let columns = Columns::of(&self.ready[part], self.inner);
         let wait = if columns.heads.len() > 1 { WAIT_AMONG_MANY } else { WAIT };
         crate::crash_point!("append.sending");
-        let error = match inner.fetch_all(columns.query(inner, wait)).await {
-            Ok(rows) => {
-                crate::crash_point!("append.answered");
-                for ((index, _), outcome) in
-                    batch[part].iter().zip(outcomes(&inner.settings.journal, &slice, &rows))
-                {
-                    answers[*index] = Some(outcome);
-                }
-                continue;
-            }
-            Err(error) => error,
-        };
-        let again = code(&error).as_deref() == Some("23505")
-            || match meaning(&error) {
-                Meaning::Serialization => true,
-                // If the append took effect, the retry is answered as a repeat.
-                Meaning::Doubt => !is_out_of_time(&error),
-                _ => false,
-            };
-        if meaning(&error) == Meaning::Locked && part.len() > 1 {
-            let middle = part.start + part.len() / 2;
-            parts.extend([middle..part.end, part.start..middle]);
-        } else if again && tries < TRIES_MAX {
-            tries += 1;
-            // Gives other transactions time to end, or the server time to come back. The first
-            // retry is immediate.
-            tokio::time::sleep(Duration::from_millis(u64::from(tries - 1) * 10)).await;
-            parts.push(part);
-        } else if part.len() > 1 && matches!(meaning(&error), Meaning::Data | Meaning::Other) {
-            // The server rejected the data of one append, but does not say which.
-            let middle = part.start + part.len() / 2;
-            parts.extend([middle..part.end, part.start..middle]);
-        } else {
-            let error = fail("appending", error);
-            if let Some(((last, _), others)) = batch[part].split_last() {
-                for (index, _) in others {
-                    answers[*index] = Some(Err(error.copy()));
-                }
-                answers[*last] = Some(Err(error));
-            }
+        let answers = executor.fetch_all(columns.query(self.inner, wait)).await?;
+        crate::crash_point!("append.answered");
+        Ok(answers)
+    }
+
+    fn answered(&mut self, part: Range<usize>, answers: Vec<Answer>) -> Result<()> {
+        let outcomes = outcomes(&self.inner.settings.journal, &self.ready[part.clone()], &answers);
+        for (place, outcome) in self.places[part].iter().zip(outcomes) {
+            self.answers[*place] = Some(outcome);
         }
+        Ok(())
+    }
+
+    fn failed(&mut self, at: usize, error: sqlx::Error) {
+        self.answers[self.places[at]] = Some(Err(self.error(error)));
+    }
+
+    fn error(&self, error: sqlx::Error) -> Error {
+        fail("appending", error)
     }
 }
 
@@ -186,7 +200,7 @@ impl<'a> Columns<'a> {
             aggregates: events().map(|(one, ..)| head(one).1).collect(),
             ids: each().map(|event| event.id.key()).collect(),
             fingerprints: events().map(|(one, _, at)| &one.fingerprints[at].0[..]).collect(),
-            seqs: each().map(|event| event.seq.map(number)).collect(),
+            seqs: each().map(|event| event.seq.map(count)).collect(),
             kinds: each().map(|event| event.kind.as_ref().map(Kind::as_str)).collect(),
             times: each().map(|event| event.time.map(Time::as_micros)).collect(),
             payloads: each().map(|event| &event.payload[..]).collect(),
@@ -197,7 +211,7 @@ impl<'a> Columns<'a> {
         }
     }
 
-    fn query<'q>(&'q self, inner: &Inner, wait: &'q str) -> QueryAs<'q, Postgres, Answer, PgArguments> {
+    fn query<'q>(&'q self, inner: &Inner, wait: &'q str) -> Select<'q, Answer> {
         if self.ids.len() == 1 {
             return sqlx::query_as(AssertSqlSafe(Arc::clone(&inner.sql.append_one)))
                 .bind(wait)
@@ -244,7 +258,7 @@ fn firsts<'a>(one: &'a Ready<'_>) -> impl Iterator<Item = usize> + 'a {
 
 fn expected(expected: Expected) -> Option<i64> {
     match expected {
-        Expected::Exact(seq) => Some(number(seq)),
+        Expected::Exact(seq) => Some(count(seq)),
         Expected::New => Some(0),
         Expected::Any => None,
     }
@@ -272,7 +286,7 @@ fn literal<'a>(headers: &'a Headers, half: impl Fn((&'a str, &'a [u8])) -> &'a [
 fn outcomes(settings: &JournalSettings, ready: &[Ready<'_>], answers: &[Answer]) -> Vec<Result<Appended>> {
     let mut by_event: Vec<Option<&Answer>> = Vec::new();
     for answer in answers {
-        let at = usize::try_from(answer.0).unwrap_or(0);
+        let at = usize::try_from(answer.event).unwrap_or(0);
         if by_event.len() <= at {
             by_event.resize(at + 1, None);
         }
@@ -286,8 +300,8 @@ fn outcomes(settings: &JournalSettings, ready: &[Ready<'_>], answers: &[Answer])
         let mut placed: Vec<Placed> = Vec::with_capacity(one.same.len());
         let found: Vec<Option<&Answer>> = mine.map(|at| by_event.get(at).copied().flatten()).collect();
         for (answer, at) in found.iter().zip(&sent) {
-            if let Some((_, kind @ 4.., seq, _)) = answer {
-                return Err(refusal(one.append, *at, *kind, seq.unwrap_or_default()));
+            if let Some(refused) = answer.and_then(|answer| answer.refusal(one.append, *at)) {
+                return Err(refused);
             }
         }
         for (at, first) in one.same.iter().enumerate() {
@@ -297,35 +311,43 @@ fn outcomes(settings: &JournalSettings, ready: &[Ready<'_>], answers: &[Answer])
                 continue;
             }
             let answer = sent.binary_search(&at).ok().and_then(|nth| found[nth]);
-            let Some((_, kind, Some(seq), Some(position))) = answer else {
+            let Some(&Answer { kind, seq: Some(seq), position: Some(position), .. }) = answer else {
                 return Err(Error::Corrupt("an append without an answer".into()));
             };
             let placing = match kind {
-                1 => Placing::New,
-                2 => Placing::Repeat,
+                Decided::New => Placing::New,
+                Decided::Repeat => Placing::Repeat,
                 _ => Placing::Kept,
             };
             if placing == Placing::Kept {
                 settings.kept(&one.append.events[at].id);
             }
-            placed.push(Placed { seq: *seq as u64, position: Position::of(*position as u64), placing });
+            placed.push(Placed { seq: seq as u64, position: Position::of(position as u64), placing });
         }
         Ok(Appended::new(placed))
     };
     ready.iter().map(&mut of).collect()
 }
 
-/// The error of an append that was refused at an event.
-fn refusal(append: &Append, at: usize, kind: i32, seq: i64) -> Error {
-    let event = &append.events[at];
-    match kind {
-        4 => Error::Conflict { expected: append.expected.to_string(), actual: format!("seq {seq}") },
-        5 => Error::Mismatch {
-            what: format!("{} is in the journal with other content, as seq {seq} of its aggregate", event.id),
-        },
-        _ => Error::Conflict {
-            expected: format!("seq {} for {}", event.seq.unwrap_or_default(), event.id),
-            actual: format!("seq {seq} is next"),
-        },
+impl Answer {
+    /// The error, if the append was refused at this event.
+    fn refusal(&self, append: &Append, at: usize) -> Option<Error> {
+        let (event, seq) = (&append.events[at], self.seq.unwrap_or_default());
+        match self.kind {
+            Decided::New | Decided::Repeat | Decided::Kept => None,
+            Decided::Conflict => {
+                Some(Error::Conflict { expected: append.expected.to_string(), actual: format!("seq {seq}") })
+            }
+            Decided::Mismatch => Some(Error::Mismatch {
+                what: format!(
+                    "{} is in the journal with other content, as seq {seq} of its aggregate",
+                    event.id
+                ),
+            }),
+            Decided::WrongSeq => Some(Error::Conflict {
+                expected: format!("seq {} for {}", event.seq.unwrap_or_default(), event.id),
+                actual: format!("seq {seq} is next"),
+            }),
+        }
     }
 }

@@ -18,20 +18,19 @@ mod sweep;
 mod wake;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use sqlx::postgres::PgArguments;
-use sqlx::query::{Query, QueryAs};
-use sqlx::{FromRow, PgPool, PgTransaction, Postgres};
+use sqlx::query::Query;
+use sqlx::{PgPool, PgTransaction, Postgres};
 
 pub use schema::{JOURNAL_ACCEPTS, JOURNAL_VERSION, journal_grants_sql, journal_schema_sql};
 
-use super::begin::begin;
-use super::error::translate;
+use super::database::{BEGIN, Database, Decoded, Select, begin};
+use super::error::{missing, translate};
 use super::schema::check_name;
-use super::{BEGIN, Migrate, Pooling, connect, verify};
+use super::{Migrate, Pooling, connect, verify};
 use crate::clock::Time;
 use crate::crash_point::mutant;
 use crate::error::{Error, Result};
@@ -110,11 +109,9 @@ pub struct PgJournal(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    pool: PgPool,
+    database: Database,
     settings: PgJournalSettings,
     id: String,
-    /// Whether every statement must run inside a transaction and must not be kept prepared.
-    pooled: AtomicBool,
     sql: Sql,
     horizon: read::Horizon,
     anchors: anchor::Anchors,
@@ -139,7 +136,8 @@ struct Sql {
 impl Sql {
     fn new(schema: &str) -> Self {
         let sql = |text: &str| -> Arc<str> { text.replace("{s}", schema).into() };
-        let read = |from: &str| sql(&format!("select {}, true, true from {from} j", read::COLUMNS));
+        let read =
+            |from: &str| sql(&format!("select {}, true as same, true as alive from {from} j", read::COLUMNS));
         let paged = |from: &str, bytes_max: &str, same: &str, alive: &str| {
             sql(&read::paged(from, bytes_max, same, alive))
         };
@@ -164,7 +162,10 @@ impl Sql {
             find: read("{s}.journal_find($1, $2)"),
             head: sql("select last from {s}.journal_head where tenant = $1 and aggregate = $2"),
             next: sql("select {s}.journal_next($1)"),
-            horizon: sql(&format!("select o_drawn, o_writers, {} from {{s}}.journal_horizon()", read::LIFE)),
+            horizon: sql(&format!(
+                "select o_drawn, o_writers, {} as o_life from {{s}}.journal_horizon()",
+                read::LIFE
+            )),
             save: sql(&format!(
                 "update {{s}}.journal_relay set checkpoint = $3::text::json, saved_at = {{s}}.journal_now() \
                  where relay = $1 and token = $2 and $4::bigint <= {} and {}",
@@ -192,22 +193,17 @@ impl PgJournal {
         let settings = settings.into();
         check_name(&settings.schema)?;
         let id = schema::prepare(&pool, &settings.schema, settings.migrate).await?;
-        let pooled = match settings.pooling {
-            Pooling::Session => false,
-            Pooling::Transaction => true,
-            Pooling::Detect => verify::is_pooled(&pool).await?,
-        };
+        let database = Database::new(pool.clone(), settings.pooling).await?;
         if settings.refuse {
             let mut tx = begin(&pool, BEGIN).await.map_err(|e| fail("checking the server", e))?;
-            verify::enforce(verify::check_server(&mut tx, pooled).await?)?;
+            verify::enforce(verify::check_server(&mut tx, database.pooled()).await?)?;
         }
         let inner = Inner {
             sql: Sql::new(&settings.schema),
             wake: wake::Wake::new(&settings.schema),
-            pooled: AtomicBool::new(pooled),
             horizon: read::Horizon::default(),
             anchors: anchor::Anchors::default(),
-            pool,
+            database,
             settings,
             id,
         };
@@ -216,14 +212,14 @@ impl PgJournal {
 
     /// The pool it uses.
     pub fn pool(&self) -> &PgPool {
-        &self.0.pool
+        self.0.database.pool()
     }
 
     /// Begins a transaction on its pool, for your effects and claims. Use this rather than
     /// `pool().begin()`: if the caller is cancelled (a client hung up, a timeout), no open
     /// transaction remains in the pool.
     pub async fn transaction(&self) -> Result<super::PgTx> {
-        begin(&self.0.pool, "BEGIN").await.map_err(|e| fail("beginning a transaction", e))
+        begin(self.pool(), "BEGIN").await.map_err(|e| fail("beginning a transaction", e))
     }
 
     /// The schema that holds it.
@@ -253,83 +249,34 @@ impl PgJournal {
 }
 
 impl Inner {
-    fn pooled(&self) -> bool {
-        self.pooled.load(Ordering::Relaxed)
+    fn pool(&self) -> &PgPool {
+        self.database.pool()
     }
 
-    /// The server does not know a prepared statement, or already knows a new one: it changed under
-    /// the connection. So a pooler that was not detected at start-up is in front.
-    fn note_pooler(&self, error: &sqlx::Error) {
-        if matches!(code(error).as_deref(), Some("26000" | "42P05"))
-            && !self.pooled.swap(true, Ordering::Relaxed)
-        {
-            tracing::warn!(target: "hapax", "a transaction pooler is in front of PostgreSQL: statements are no longer kept");
-        }
+    /// Runs one statement on its own. `what` says what is being done.
+    async fn fetch_all<T: Decoded>(&self, what: &str, query: Select<'_, T>) -> Result<Vec<T>> {
+        self.database.fetch_all(query).await.map_err(|e| fail(what, e))
     }
 
-    /// Runs one statement on its own.
-    async fn fetch_all<T>(&self, query: QueryAs<'_, Postgres, T, PgArguments>) -> sqlx::Result<Vec<T>>
-    where
-        T: Send + Unpin + for<'r> FromRow<'r, sqlx::postgres::PgRow>,
-    {
-        if !self.pooled() {
-            let answer = query.fetch_all(&self.pool).await;
-            return answer.inspect_err(|error| self.note_pooler(error));
-        }
-        let mut tx = begin(&self.pool, BEGIN_BRIEFLY).await?;
-        let rows = query.persistent(false).fetch_all(&mut *tx).await?;
-        tx.commit().await?;
-        Ok(rows)
+    /// The same, for a statement that has at most one row.
+    async fn fetch_first<T: Decoded>(&self, what: &str, query: Select<'_, T>) -> Result<Option<T>> {
+        Ok(self.fetch_all(what, query).await?.into_iter().next())
     }
 
     /// Runs one statement on its own and returns how many rows it changed.
     async fn execute(&self, what: &str, query: Query<'_, Postgres, PgArguments>) -> Result<u64> {
-        // A client that stalls between two statements of a transaction keeps its locks, and no
-        // other could take over. So one statement is its own transaction; where a pooler needs an
-        // explicit one, the server ends it.
-        let run = async {
-            if !self.pooled() {
-                let done = query.execute(&self.pool).await;
-                return done.inspect_err(|error| self.note_pooler(error)).map(|done| done.rows_affected());
-            }
-            let mut tx = begin(&self.pool, BEGIN_BRIEFLY).await?;
-            let done = query.persistent(false).execute(&mut *tx).await?;
-            tx.commit().await?;
-            Ok(done.rows_affected())
-        };
-        run.await.map_err(|e| fail(what, e))
+        self.database.execute(query).await.map_err(|e| fail(what, e))
     }
-}
-
-/// Begins a transaction that the server ends if its client stalls in it.
-const BEGIN_BRIEFLY: &str = "BEGIN; SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL idle_in_transaction_session_timeout = 5000";
-
-fn code(error: &sqlx::Error) -> Option<String> {
-    let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
-    code.map(std::borrow::Cow::into_owned)
 }
 
 /// The error for the caller. `what` says what was being done.
 fn fail(what: &str, error: sqlx::Error) -> Error {
-    match code(&error).as_deref() {
-        // The same id is being appended to two aggregates at once; a retry sees the one that
-        // committed first.
-        Some("23505") => Error::Contended { what: what.into(), source: Some(Box::new(error)) },
-        Some("3F000" | "42P01" | "42883" | "42703") => Error::Schema(format!(
-            "{} ({what}); is the journal's part of the schema there? Opening it with migrate `auto` makes it",
-            error.as_database_error().map_or_else(String::new, |db| db.message().to_owned())
+    match missing(&error) {
+        Some(message) => Error::Schema(format!(
+            "{message} ({what}); is there a journal in this schema? Opening it with migrate `auto` makes one"
         )),
-        _ => translate(what, error),
+        None => translate(what, error),
     }
-}
-
-/// A number in the database's type.
-fn number(of: u64) -> i64 {
-    i64::try_from(of).unwrap_or(i64::MAX)
-}
-
-fn tenant_text(tenant: Option<&Tenant>) -> &str {
-    tenant.map_or("", Tenant::as_str)
 }
 
 #[async_trait]

@@ -23,7 +23,8 @@ use std::sync::{Arc, PoisonError};
 use sqlx::AssertSqlSafe;
 use tokio::sync::Mutex;
 
-use super::{Inner, anchor, fail, number, tenant_text};
+use super::{Inner, anchor};
+use crate::backend::postgres::codes::{count, from_row, tenant, tenant_text};
 use crate::clock::Time;
 use crate::crash_point::mutant;
 use crate::error::{Error, Result};
@@ -36,7 +37,7 @@ use crate::journal::{EVENT_BYTES, Filling, JournalStat, Page, Position, ReadBatc
 const COUNTED_MAX: i64 = 100_000;
 
 /// The columns of [`Row`], from `j`.
-pub(super) const COLUMNS: &str = "j.position, j.seq, (extract(epoch from j.at) * 1000000::numeric)::bigint, j.time_us, j.tenant, j.aggregate, \
+pub(super) const COLUMNS: &str = "j.position, j.seq, (extract(epoch from j.at) * 1000000::numeric)::bigint as at, j.time_us, j.tenant, j.aggregate, \
      j.id, j.fingerprint, j.kind, j.trace, j.header_names, j.header_values, j.payload";
 
 /// SQL for the rows of a query, up to and including the one that reaches `bytes_max`, as
@@ -50,7 +51,7 @@ pub(super) fn paged(from: &str, bytes_max: &str, same: &str, alive: &str) -> Str
         )
     };
     format!(
-        "select {COLUMNS}, {same}, {alive} from (select j.*, sum({EVENT_BYTES} + octet_length(j.payload) + {} + {}) \
+        "select {COLUMNS}, {same} as same, {alive} as alive from (select j.*, sum({EVENT_BYTES} + octet_length(j.payload) + {} + {}) \
          over (rows between unbounded preceding and 1 preceding) as before from {from} j) j \
          where coalesce(j.before, 0) < greatest({bytes_max}::bigint, 1)",
         headers("header_names"),
@@ -58,27 +59,33 @@ pub(super) fn paged(from: &str, bytes_max: &str, same: &str, alive: &str) -> Str
     )
 }
 
-type Row = (
-    i64,
-    i64,
-    i64,
-    Option<i64>,
-    String,
-    String,
-    Vec<u8>,
-    Vec<u8>,
-    Option<String>,
-    Option<String>,
-    Option<Vec<Vec<u8>>>,
-    Option<Vec<Vec<u8>>>,
-    Vec<u8>,
-    bool, // whether the event before the page is unchanged
-    bool, // whether what is known to be decided still holds
-);
+from_row! {
+    /// An event as stored.
+    struct Row {
+        position: i64,
+        seq: i64,
+        at: i64,
+        time_us: Option<i64>,
+        tenant: String,
+        aggregate: String,
+        id: Vec<u8>,
+        fingerprint: Vec<u8>,
+        kind: Option<String>,
+        trace: Option<String>,
+        header_names: Option<Vec<Vec<u8>>>,
+        header_values: Option<Vec<Vec<u8>>>,
+        payload: Vec<u8>,
+        /// Whether the event before the page is unchanged.
+        same: bool,
+        /// Whether what is known to be decided still holds.
+        alive: bool,
+    }
+}
 
-/// Events and aggregates as counted, then as the server estimates them; the oldest event's time and
-/// the last position.
-type Counts = (i64, i64, i64, i64, Option<i64>, Option<i64>);
+from_row! { "o_",
+    /// How many positions were drawn, and who may still fill some of them.
+    struct Writers { drawn: Option<i64>, writers: Vec<String>, life: String }
+}
 
 /// SQL that identifies the life of a server, readable by every role: when it started, when it last
 /// recovered from a crash (which resets its statistics, even if only its processes were restarted),
@@ -108,7 +115,7 @@ impl Known {
         if mutant!("journal_skips_holes") {
             return u64::MAX;
         }
-        rows.first().filter(|row| row.14).map_or(0, |_| self.settled)
+        rows.first().filter(|row| row.alive).map_or(0, |_| self.settled)
     }
 }
 
@@ -173,12 +180,10 @@ impl Horizon {
 /// Looks for writers, and returns up to where everything is decided now.
 pub(super) async fn settle(inner: &Inner) -> Result<Known> {
     let mut watch = inner.horizon.watch.lock().await;
-    let query = sqlx::query_as::<_, (Option<i64>, Vec<String>, String)>(AssertSqlSafe(Arc::clone(
-        &inner.sql.horizon,
-    )));
-    let mut rows = inner.fetch_all(query).await.map_err(|e| fail("looking for writers", e))?;
-    let (drawn, writers, life) =
-        rows.pop().ok_or_else(|| Error::Corrupt("the journal's horizon is missing".into()))?;
+    let query = sqlx::query_as::<_, Writers>(AssertSqlSafe(Arc::clone(&inner.sql.horizon)));
+    let found = inner.fetch_first("looking for writers", query).await?;
+    let Writers { drawn, writers, life } =
+        found.ok_or_else(|| Error::Corrupt("the journal's horizon is missing".into()))?;
     if drawn.is_none() && *inner.horizon.known().life != *life {
         tracing::warn!(
             target: "hapax",
@@ -195,7 +200,7 @@ pub(super) async fn settle(inner: &Inner) -> Result<Known> {
 fn decided(after: u64, rows: &[Row], settled: u64) -> usize {
     let mut last = after;
     for (at, row) in rows.iter().enumerate() {
-        let position = row.0 as u64;
+        let position = row.position as u64;
         if !follows(last, position, settled) {
             return at;
         }
@@ -215,14 +220,14 @@ pub(super) async fn read(inner: &Inner, after: &Position, limit: usize) -> Resul
     let anchor = inner.anchors.at(from);
     let page = async |known: &Known| {
         let query = sqlx::query_as::<_, Row>(AssertSqlSafe(Arc::clone(&inner.sql.read)))
-            .bind(number(from))
-            .bind(number(limit.min(events_max(bytes_max)) as u64))
-            .bind(number(bytes_max as u64))
+            .bind(count(from))
+            .bind(count(limit.min(events_max(bytes_max)) as u64))
+            .bind(count(bytes_max as u64))
             .bind(anchor)
             .bind(known.life.to_string())
-            .bind(number(known.settled));
-        let rows = inner.fetch_all(query).await.map_err(|e| fail("reading the journal", e))?;
-        if limit > 0 && anchor.is_some() && rows.first().is_none_or(|row| !row.13) {
+            .bind(count(known.settled));
+        let rows = inner.fetch_all("reading the journal", query).await?;
+        if limit > 0 && anchor.is_some() && rows.first().is_none_or(|row| !row.same) {
             // An empty page does not say whether the event before it is unchanged.
             anchor::check(inner, from, anchor, None).await?;
         }
@@ -230,18 +235,18 @@ pub(super) async fn read(inner: &Inner, after: &Position, limit: usize) -> Resul
     };
     let known = inner.horizon.known(); // before the rows are read
     let mut rows = page(&known).await?;
-    let mut count = decided(from, &rows, known.settled_for(&rows));
-    if count < rows.len() {
+    let mut readable = decided(from, &rows, known.settled_for(&rows));
+    if readable < rows.len() {
         let known = settle(inner).await?;
-        let last = if count == 0 { from } else { rows[count - 1].0 as u64 };
-        if follows(last, rows[count].0 as u64, known.settled) {
+        let last = if readable == 0 { from } else { rows[readable - 1].position as u64 };
+        if follows(last, rows[readable].position as u64, known.settled) {
             // The missing event is there now or never will be: only another read can tell.
             rows = page(&known).await?;
-            count = decided(from, &rows, known.settled_for(&rows));
+            readable = decided(from, &rows, known.settled_for(&rows));
         }
     }
-    let at_hole = count < rows.len();
-    rows.truncate(count);
+    let at_hole = readable < rows.len();
+    rows.truncate(readable);
     let page = filled(rows, limit, bytes_max)?;
     inner.anchors.learn(&page.events);
     let next = page.events.last().map_or_else(|| after.clone(), |stored| stored.position.clone());
@@ -252,7 +257,7 @@ pub(super) async fn read(inner: &Inner, after: &Position, limit: usize) -> Resul
 fn filled(rows: Vec<Row>, limit: usize, bytes_max: usize) -> Result<Page> {
     let mut page = Filling::new(limit, bytes_max);
     for row in rows {
-        let taken = page.take(stored(row)?);
+        let taken = page.take(row.stored()?);
         debug_assert!(taken, "the server sends more than a page takes");
     }
     Ok(page.done())
@@ -261,41 +266,27 @@ fn filled(rows: Vec<Row>, limit: usize, bytes_max: usize) -> Result<Page> {
 /// The first position after `after` that has an event.
 pub(super) async fn next(inner: &Inner, after: u64) -> Result<Option<u64>> {
     let query = sqlx::query_as::<_, (Option<i64>,)>(AssertSqlSafe(Arc::clone(&inner.sql.next)));
-    let rows =
-        inner.fetch_all(query.bind(number(after))).await.map_err(|e| fail("reading the journal", e))?;
-    Ok(rows.first().and_then(|row| row.0).map(|position| position as u64))
+    let found = inner.fetch_first("reading the journal", query.bind(count(after))).await?;
+    Ok(found.and_then(|(position,)| position).map(|position| position as u64))
 }
 
-fn stored(row: Row) -> Result<Stored> {
-    let (
-        position,
-        seq,
-        at,
-        time,
-        tenant,
-        aggregate,
-        id,
-        fingerprint,
-        kind,
-        trace,
-        names,
-        values,
-        payload,
-        ..,
-    ) = row;
-    let strange = |what: &str| Error::Corrupt(format!("{what} of the event at position {position}"));
-    let mut event = Event::new(EventId::from_key(&id)?).payload(payload);
-    event.time = time.map(Time::from_micros);
-    event.kind = kind.map(Kind::new).transpose()?;
-    event.tenant = (!tenant.is_empty()).then(|| Tenant::new(tenant)).transpose()?;
-    event.trace = trace.map(|trace| TraceContext::parse(trace.as_bytes())).transpose()?;
-    let names = names.unwrap_or_default().into_iter().map(String::from_utf8);
-    let names = names.collect::<Result<Vec<_>, _>>().map_err(|_| strange("a header's name"))?;
-    event.headers = names.into_iter().zip(values.unwrap_or_default()).collect();
-    let fingerprint = fingerprint.try_into().map_err(|_| strange("the fingerprint"))?;
-    let position = Position::of(position as u64);
-    let aggregate = Aggregate::new(aggregate)?;
-    Ok(Stored::new(position, Time::from_micros(at), Fingerprint(fingerprint), event, aggregate, seq as u64))
+impl Row {
+    fn stored(self) -> Result<Stored> {
+        let strange =
+            |what: &str| Error::Corrupt(format!("{what} of the event at position {}", self.position));
+        let mut event = Event::new(EventId::from_key(&self.id)?).payload(self.payload);
+        event.time = self.time_us.map(Time::from_micros);
+        event.kind = self.kind.map(Kind::new).transpose()?;
+        event.tenant = tenant(self.tenant)?;
+        event.trace = self.trace.map(|trace| TraceContext::parse(trace.as_bytes())).transpose()?;
+        let names = self.header_names.unwrap_or_default().into_iter().map(String::from_utf8);
+        let names = names.collect::<Result<Vec<_>, _>>().map_err(|_| strange("a header's name"))?;
+        event.headers = names.into_iter().zip(self.header_values.unwrap_or_default()).collect();
+        let fingerprint = self.fingerprint.try_into().map_err(|_| strange("the fingerprint"))?;
+        let (position, at) = (Position::of(self.position as u64), Time::from_micros(self.at));
+        let aggregate = Aggregate::new(self.aggregate)?;
+        Ok(Stored::new(position, at, Fingerprint(fingerprint), event, aggregate, self.seq as u64))
+    }
 }
 
 pub(super) async fn read_aggregate(
@@ -309,11 +300,10 @@ pub(super) async fn read_aggregate(
     let query = sqlx::query_as::<_, Row>(AssertSqlSafe(Arc::clone(&inner.sql.read_aggregate)))
         .bind(tenant_text(tenant))
         .bind(aggregate.as_str())
-        .bind(number(from))
-        .bind(number(limit.min(events_max(bytes_max)) as u64))
-        .bind(number(bytes_max as u64));
-    let rows = inner.fetch_all(query).await.map_err(|e| fail("reading an aggregate", e))?;
-    filled(rows, limit, bytes_max)
+        .bind(count(from))
+        .bind(count(limit.min(events_max(bytes_max)) as u64))
+        .bind(count(bytes_max as u64));
+    filled(inner.fetch_all("reading an aggregate", query).await?, limit, bytes_max)
 }
 
 pub(super) async fn find(inner: &Inner, tenant: Option<&Tenant>, id: &EventId) -> Result<Option<Stored>> {
@@ -321,8 +311,7 @@ pub(super) async fn find(inner: &Inner, tenant: Option<&Tenant>, id: &EventId) -
     let query = sqlx::query_as::<_, Row>(AssertSqlSafe(Arc::clone(&inner.sql.find)))
         .bind(tenant_text(tenant))
         .bind(&*key);
-    let mut rows = inner.fetch_all(query).await.map_err(|e| fail("looking for an event", e))?;
-    rows.pop().map(stored).transpose()
+    inner.fetch_first("looking for an event", query).await?.map(Row::stored).transpose()
 }
 
 pub(super) async fn head(inner: &Inner, tenant: Option<&Tenant>, aggregate: &Aggregate) -> Result<u64> {
@@ -330,8 +319,8 @@ pub(super) async fn head(inner: &Inner, tenant: Option<&Tenant>, aggregate: &Agg
         .persistent(false) // planned for the table's current size
         .bind(tenant_text(tenant))
         .bind(aggregate.as_str());
-    let rows = inner.fetch_all(query).await.map_err(|e| fail("reading an aggregate's head", e))?;
-    Ok(rows.first().map_or(0, |row| row.0 as u64))
+    let found = inner.fetch_first("reading an aggregate's head", query).await?;
+    Ok(found.map_or(0, |(last,)| last as u64))
 }
 
 pub(super) async fn count_after(inner: &Inner, after: &Position, limit: u64) -> Result<u64> {
@@ -339,10 +328,21 @@ pub(super) async fn count_after(inner: &Inner, after: &Position, limit: u64) -> 
     let sql = format!("select count(*) from (select from {s}.journal where position > $1 limit $2) x");
     let query = sqlx::query_as::<_, (i64,)>(AssertSqlSafe(sql))
         .persistent(false)
-        .bind(number(after.number()))
-        .bind(number(limit));
-    let rows = inner.fetch_all(query).await.map_err(|e| fail("counting events", e))?;
-    Ok(rows.first().map_or(0, |row| row.0 as u64))
+        .bind(count(after.number()))
+        .bind(count(limit));
+    Ok(inner.fetch_first("counting events", query).await?.map_or(0, |(events,)| events as u64))
+}
+
+from_row! {
+    struct Counts {
+        events: i64,
+        aggregates: i64,
+        /// As the server estimates them.
+        events_about: i64,
+        aggregates_about: i64,
+        oldest_at: Option<i64>,
+        last: Option<i64>,
+    }
 }
 
 pub(super) async fn stat(inner: &Inner) -> Result<JournalStat> {
@@ -352,26 +352,24 @@ pub(super) async fn stat(inner: &Inner) -> Result<JournalStat> {
         format!("(select reltuples::bigint from pg_class where oid = '{s}.{table}'::regclass::oid)")
     };
     let sql = format!(
-        "select (select count(*) from (select from {s}.journal limit {few}) x), \
-         (select count(*) from (select from {s}.journal_head limit {few}) x), {}, {}, \
-         (select (extract(epoch from at) * 1000000::numeric)::bigint from {s}.journal order by position limit 1), \
-         (select position from {s}.journal order by position desc limit 1)",
+        "select (select count(*) from (select from {s}.journal limit {few}) x) as events, \
+         (select count(*) from (select from {s}.journal_head limit {few}) x) as aggregates, \
+         {} as events_about, {} as aggregates_about, \
+         (select (extract(epoch from at) * 1000000::numeric)::bigint from {s}.journal order by position limit 1) as oldest_at, \
+         (select position from {s}.journal order by position desc limit 1) as last",
         estimate("journal"),
         estimate("journal_head"),
     );
     let query = sqlx::query_as::<_, Counts>(AssertSqlSafe(sql)).persistent(false);
-    let rows = inner.fetch_all(query).await.map_err(|e| fail("counting events", e))?;
-    let Some((events, aggregates, events_about, aggregates_about, oldest, last)) = rows.into_iter().next()
-    else {
-        return Err(Error::Corrupt("the journal cannot be counted".into()));
-    };
+    let counts = inner.fetch_first("counting events", query).await?;
+    let counts = counts.ok_or_else(|| Error::Corrupt("the journal cannot be counted".into()))?;
     let of = |counted: i64, about: i64| if counted < few { counted } else { about.max(counted) } as u64;
     Ok(JournalStat {
-        events: of(events, events_about),
-        aggregates: of(aggregates, aggregates_about),
-        exact: events < few && aggregates < few,
-        oldest_at: oldest.map(Time::from_micros),
-        last: last.map(|position| Position::of(position as u64)),
+        events: of(counts.events, counts.events_about),
+        aggregates: of(counts.aggregates, counts.aggregates_about),
+        exact: counts.events < few && counts.aggregates < few,
+        oldest_at: counts.oldest_at.map(Time::from_micros),
+        last: counts.last.map(|position| Position::of(position as u64)),
     })
 }
 
@@ -381,9 +379,8 @@ pub(super) async fn now(inner: &Inner) -> Result<Time> {
         inner.settings.schema
     );
     let query = sqlx::query_as::<_, (i64,)>(AssertSqlSafe(sql)).persistent(false);
-    let rows = inner.fetch_all(query).await.map_err(|e| fail("reading the journal's clock", e))?;
-    let now = rows.first().ok_or_else(|| Error::Corrupt("the journal has no clock".into()))?;
-    Ok(Time::from_micros(now.0))
+    let now = inner.fetch_first("reading the journal's clock", query).await?;
+    now.map(|(now,)| Time::from_micros(now)).ok_or_else(|| Error::Corrupt("the journal has no clock".into()))
 }
 
 #[cfg(test)]

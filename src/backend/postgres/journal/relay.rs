@@ -7,9 +7,9 @@ use std::time::Duration;
 use sqlx::AssertSqlSafe;
 
 use super::anchor::{self, Anchored};
-use super::{BEGIN_BRIEFLY, Inner, fail, number};
-use crate::backend::postgres::BEGIN;
-use crate::backend::postgres::begin::begin;
+use super::{Inner, fail};
+use crate::backend::postgres::codes::{self, count, from_row};
+use crate::backend::postgres::database::{BEGIN, BEGIN_BRIEFLY, begin};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::{Owner, RelayName};
@@ -21,7 +21,7 @@ const TRIES_MAX: u32 = 5;
 
 fn micros(lease: Duration) -> i64 {
     // A century is long enough, and fits into a timestamp.
-    i64::try_from(lease.as_micros()).unwrap_or(i64::MAX).min(100 * 365 * 86_400 * 1_000_000)
+    codes::micros(lease).min(100 * 365 * 86_400 * 1_000_000)
 }
 
 fn parse(checkpoint: Option<String>) -> Result<Option<Anchored>> {
@@ -34,35 +34,43 @@ fn print(checkpoint: &Checkpoint, at: Option<i64>) -> Result<String> {
     serde_json::to_string(&anchored).map_err(|e| Error::Corrupt(format!("a checkpoint: {e}")))
 }
 
+from_row! {
+    /// The token of a relay's last leader, and its checkpoint.
+    struct Stored { token: i64, checkpoint: Option<String> }
+}
+
+from_row! {
+    struct Leader { owner: String, until: i64 }
+}
+
 pub(super) async fn acquire_leadership(
     inner: &Inner,
     relay: &RelayName,
     owner: &Owner,
     lease: Duration,
 ) -> Result<Leadership> {
-    let what = "taking the lead";
+    let what = "acquiring leadership";
     let s = &inner.settings.schema;
     let take = format!(
         "insert into {s}.journal_relay as r (relay, owner, until, token) \
          values ($1, $2, {s}.journal_now() + $3::bigint::float8 * interval '1 microsecond', nextval('{s}.journal_token'::regclass)) \
          on conflict (relay) do update set owner = excluded.owner, token = nextval('{s}.journal_token'::regclass), \
          until = {s}.journal_now() + $3::bigint::float8 * interval '1 microsecond' \
-         where r.owner is null or r.until is null or r.until <= {s}.journal_now() returning token, checkpoint::text"
+         where r.owner is null or r.until is null or r.until <= {s}.journal_now() returning token, checkpoint::text as checkpoint"
     );
     let who = format!(
-        "select owner, (extract(epoch from until) * 1000000::numeric)::bigint from {s}.journal_relay \
+        "select owner, (extract(epoch from until) * 1000000::numeric)::bigint as until from {s}.journal_relay \
          where relay = $1 and owner is not null and until is not null"
     );
     for _ in 0..TRIES_MAX {
-        let query = sqlx::query_as::<_, (i64, Option<String>)>(AssertSqlSafe(take.clone()))
+        let query = sqlx::query_as::<_, Stored>(AssertSqlSafe(take.clone()))
             .persistent(false)
             .bind(relay.as_str())
             .bind(owner.as_str())
             .bind(micros(lease));
-        let led = inner.fetch_all(query).await.map_err(|e| fail(what, e))?;
-        if let Some((token, checkpoint)) = led.into_iter().next() {
-            let token = Token(token);
-            let Some(Anchored { checkpoint, at }) = parse(checkpoint)? else {
+        if let Some(acquired) = inner.fetch_first(what, query).await? {
+            let token = Token(acquired.token);
+            let Some(Anchored { checkpoint, at }) = parse(acquired.checkpoint)? else {
                 return Ok(Leadership::Acquired { token, checkpoint: Checkpoint::start(&inner.id) });
             };
             let position = checkpoint.position.number();
@@ -73,15 +81,14 @@ pub(super) async fn acquire_leadership(
             inner.anchors.add(at.map(|at| (position, at)));
             return Ok(Leadership::Acquired { token, checkpoint });
         }
-        let query = sqlx::query_as::<_, (String, i64)>(AssertSqlSafe(who.clone()))
-            .persistent(false)
-            .bind(relay.as_str());
-        let found = inner.fetch_all(query).await.map_err(|e| fail(what, e))?;
-        if let Some((by, until)) = found.into_iter().next() {
-            return Ok(Leadership::Taken { by: Owner::new(by)?, until: Time::from_micros(until) });
+        let query =
+            sqlx::query_as::<_, Leader>(AssertSqlSafe(who.clone())).persistent(false).bind(relay.as_str());
+        if let Some(leader) = inner.fetch_first(what, query).await? {
+            let until = Time::from_micros(leader.until);
+            return Ok(Leadership::Taken { by: Owner::new(leader.owner)?, until });
         }
     }
-    Err(Error::Contended { what: format!("{what}: it changes hands all the time"), source: None })
+    Err(contended(what))
 }
 
 /// Changes the state of a leading relay. If no row changes, this relay does not lead.
@@ -119,18 +126,23 @@ pub(super) async fn save(
         .bind(relay.as_str())
         .bind(token.0)
         .bind(print(checkpoint, at)?)
-        .bind(number(position))
+        .bind(count(position))
         .bind(at);
     if inner.execute("saving a checkpoint", query).await? > 0 {
         return Ok(());
     }
     let sql = format!("select token from {}.journal_relay where relay = $1", inner.settings.schema);
     let query = sqlx::query_as::<_, (i64,)>(AssertSqlSafe(sql)).persistent(false).bind(relay.as_str());
-    let rows = inner.fetch_all(query).await.map_err(|e| fail("reading a relay's token", e))?;
-    if rows.first().is_some_and(|row| row.0 == token.0) {
+    let last = inner.fetch_first("reading a relay's token", query).await?;
+    if last.is_some_and(|(last,)| last == token.0) {
         anchor::check(inner, position, at, Some(relay.as_str())).await?;
     }
     Err(fenced(relay))
+}
+
+fn contended(what: &str) -> Error {
+    let what = format!("{what}: another relay took and released the leadership {TRIES_MAX} times meanwhile");
+    Error::Contended { what, source: None }
 }
 
 fn fenced(relay: &RelayName) -> Error {
@@ -142,7 +154,7 @@ pub(super) async fn release_leadership(inner: &Inner, relay: &RelayName, token: 
 }
 
 pub(super) async fn relays(inner: &Inner) -> Result<Vec<RelayState>> {
-    relays_in(inner, &mut *begin(&inner.pool, BEGIN).await.map_err(|e| fail("reading relays", e))?, false)
+    relays_in(inner, &mut *begin(inner.pool(), BEGIN).await.map_err(|e| fail("reading relays", e))?, false)
         .await
 }
 
@@ -164,24 +176,31 @@ pub(super) async fn relays_in(
         .fetch_all(connection)
         .await
         .map_err(|e| fail("reading relays", e))?;
-    rows.into_iter().map(state).collect()
+    rows.into_iter().map(Row::state).collect()
 }
 
 /// The columns of [`Row`].
-const COLUMNS: &str = "relay, owner, (extract(epoch from until) * 1000000::numeric)::bigint, token, checkpoint::text, \
-     (extract(epoch from saved_at) * 1000000::numeric)::bigint";
+const COLUMNS: &str = "relay, owner, (extract(epoch from until) * 1000000::numeric)::bigint as until, token, \
+     checkpoint::text as checkpoint, (extract(epoch from saved_at) * 1000000::numeric)::bigint as saved_at";
 
-type Row = (String, Option<String>, Option<i64>, i64, Option<String>, Option<i64>);
+from_row! {
+    struct Row {
+        relay: String, owner: Option<String>, until: Option<i64>, token: i64,
+        checkpoint: Option<String>, saved_at: Option<i64>,
+    }
+}
 
-fn state((relay, owner, until, token, checkpoint, saved_at): Row) -> Result<RelayState> {
-    Ok(RelayState::new(
-        RelayName::new(relay)?,
-        owner.map(Owner::new).transpose()?,
-        until.map(Time::from_micros),
-        Token(token),
-        parse(checkpoint)?.map(|anchored| anchored.checkpoint),
-        saved_at.map(Time::from_micros),
-    ))
+impl Row {
+    fn state(self) -> Result<RelayState> {
+        Ok(RelayState::new(
+            RelayName::new(self.relay)?,
+            self.owner.map(Owner::new).transpose()?,
+            self.until.map(Time::from_micros),
+            Token(self.token),
+            parse(self.checkpoint)?.map(|anchored| anchored.checkpoint),
+            self.saved_at.map(Time::from_micros),
+        ))
+    }
 }
 
 pub(super) async fn forget(inner: &Inner, relay: &RelayName) -> Result<RelayState> {
@@ -194,15 +213,19 @@ pub(super) async fn forget(inner: &Inner, relay: &RelayName) -> Result<RelayStat
     for _ in 0..TRIES_MAX {
         let query =
             sqlx::query_as::<_, Row>(AssertSqlSafe(forget.clone())).persistent(false).bind(relay.as_str());
-        let forgotten = inner.fetch_all(query).await.map_err(|e| fail(what, e))?;
-        if let Some(row) = forgotten.into_iter().next() {
-            return state(row);
+        if let Some(row) = inner.fetch_first(what, query).await? {
+            return row.state();
         }
         let known = relays(inner).await?.into_iter().find(|state| state.relay == *relay);
         // A relay that may be forgotten was released just now: try again.
         may_be_forgotten(relay, known, super::read::now(inner).await?)?;
     }
-    Err(Error::Contended { what: format!("{what}: it changes hands all the time"), source: None })
+    Err(contended(what))
+}
+
+from_row! {
+    /// The last position that was drawn, and when the event at a position was appended.
+    struct Drawn { drawn: i64, at: Option<i64> }
 }
 
 pub(super) async fn rewind(
@@ -214,36 +237,36 @@ pub(super) async fn rewind(
     to.must_be_of(&inner.id)?;
     let what = "rewinding a relay";
     let s = &inner.settings.schema;
-    let mut tx = begin(&inner.pool, BEGIN_BRIEFLY).await.map_err(|e| fail(what, e))?;
-    let before: Option<(Option<String>, i64)> = sqlx::query_as(AssertSqlSafe(format!(
-        "select checkpoint::text, token from {s}.journal_relay where relay = $1 for update"
+    let mut tx = begin(inner.pool(), BEGIN_BRIEFLY).await.map_err(|e| fail(what, e))?;
+    let before: Option<Stored> = sqlx::query_as(AssertSqlSafe(format!(
+        "select checkpoint::text as checkpoint, token from {s}.journal_relay where relay = $1 for update"
     )))
     .persistent(false)
     .bind(relay.as_str())
     .fetch_optional(&mut *tx)
     .await
     .map_err(|e| fail(what, e))?;
-    must_be_last(relay, if_token, before.as_ref().map(|row| Token(row.1)))?;
+    must_be_last(relay, if_token, before.as_ref().map(|before| Token(before.token)))?;
     let position = to.position.number();
-    let (drawn, now_there): (i64, Option<i64>) = sqlx::query_as(AssertSqlSafe(
+    let there: Drawn = sqlx::query_as(AssertSqlSafe(
         format!(
-            "select {}, (select (extract(epoch from a.at) * 1000000::numeric)::bigint \
-             from {{s}}.journal_read($1 - 1, 1) a where a.position = $1)",
+            "select {} as drawn, (select (extract(epoch from a.at) * 1000000::numeric)::bigint \
+             from {{s}}.journal_read($1 - 1, 1) a where a.position = $1) as at",
             anchor::DRAWN
         )
         .replace("{s}", s),
     ))
     .persistent(false)
-    .bind(number(position))
+    .bind(count(position))
     .fetch_one(&mut *tx)
     .await
     .map_err(|e| fail(what, e))?;
-    must_be_drawn(relay, &to.position, drawn as u64)?;
-    let before = parse(before.and_then(|row| row.0))?;
+    must_be_drawn(relay, &to.position, there.drawn as u64)?;
+    let before = parse(before.and_then(|before| before.checkpoint))?;
     // If the position does not change, its anchor stays: nothing has checked which event is there
     // now.
     let kept = before.as_ref().filter(|anchored| anchored.checkpoint.position == to.position);
-    let at = kept.map_or(now_there, |anchored| anchored.at);
+    let at = kept.map_or(there.at, |anchored| anchored.at);
     sqlx::query(AssertSqlSafe(format!(
         "insert into {s}.journal_relay (relay, token, checkpoint, saved_at) \
          values ($1, nextval('{s}.journal_token'::regclass), $2::text::json, {s}.journal_now()) \

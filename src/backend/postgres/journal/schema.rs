@@ -1,13 +1,14 @@
 //! The journal's part of the schema: embedded, with its own version, and safe when many processes
 //! start at once.
 
-use sqlx::{AssertSqlSafe, Executor, PgPool, Row as _};
+use sqlx::{AssertSqlSafe, Executor, PgPool};
 
 use super::fail;
 use crate::backend::Migrate;
-use crate::backend::postgres::BEGIN;
-use crate::backend::postgres::begin::begin;
-use crate::backend::postgres::schema::check_name;
+use crate::backend::postgres::PgTx;
+use crate::backend::postgres::codes::from_row;
+use crate::backend::postgres::database::{BEGIN, begin};
+use crate::backend::postgres::schema::{check_name, read_meta};
 use crate::error::{Error, Result};
 
 /// The schema version that this build writes.
@@ -98,11 +99,9 @@ pub(super) async fn prepare(pool: &PgPool, schema: &str, migrate: Migrate) -> Re
     found.ok_or_else(|| Error::Corrupt("a journal was made and is not there".into()))?.fits(schema)
 }
 
-/// The version and id that a journal stores.
-struct Found {
-    version: i32,
-    accepts: i32,
-    id: String,
+from_row! {
+    /// The version and id that a journal stores.
+    struct Found { version: i32, accepts: i32, id: String }
 }
 
 impl Found {
@@ -118,25 +117,8 @@ impl Found {
     }
 }
 
-async fn found_in(tx: &mut sqlx::PgTransaction<'_>, schema: &str) -> Result<Option<Found>> {
-    let what = "reading the journal's schema version";
-    // Not `to_regclass`: it may answer from a cache that is older than the lock we waited for.
-    let there = "select exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace \
-                 where n.nspname = $1 and c.relname = 'journal_meta')";
-    let there: bool = sqlx::query_scalar(there)
-        .persistent(false)
-        .bind(schema)
-        .fetch_one(&mut **tx)
-        .await
-        .map_err(|e| fail(what, e))?;
-    if !there {
-        return Ok(None);
-    }
-    let sql = format!("select version, accepts, journal_id::text from {schema}.journal_meta");
-    let row = sqlx::query(AssertSqlSafe(sql))
-        .persistent(false)
-        .fetch_optional(&mut **tx)
-        .await
-        .map_err(|e| fail(what, e))?;
-    Ok(row.map(|row| Found { version: row.get(0), accepts: row.get(1), id: row.get(2) }))
+async fn found_in(tx: &mut PgTx, schema: &str) -> Result<Option<Found>> {
+    let sql = format!("select version, accepts, journal_id::text as id from {schema}.journal_meta");
+    let found = read_meta(tx, schema, "journal_meta", sql).await;
+    found.map_err(|e| fail("reading the journal's schema version", e))
 }

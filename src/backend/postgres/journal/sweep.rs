@@ -4,18 +4,21 @@ use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, PgConnection};
 
-use super::{BEGIN_BRIEFLY, Inner, fail, number, relay};
-use crate::backend::postgres::begin::begin;
+use super::{Inner, fail, relay};
+use crate::backend::postgres::codes::{count, from_row, micros, tenant};
+use crate::backend::postgres::database::{BEGIN_BRIEFLY, begin};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::event::{Event, Fingerprint};
-use crate::id::{Aggregate, EventId, Tenant};
+use crate::id::{Aggregate, EventId};
 use crate::journal::{JournalSweep, Position, RelayState, Stored, is_behind, swept_up_to};
 
 const WHAT: &str = "sweeping the journal";
 
-/// Position, seq, tenant, aggregate, and whether the event is old enough.
-type Candidate = (i64, i64, String, String, bool);
+from_row! {
+    /// An event that may go.
+    struct Candidate { position: i64, seq: i64, tenant: String, aggregate: String, is_old: bool }
+}
 
 /// Removes up to `batch_max` events that may go. Events that another sweep removed first do not
 /// count; then it looks for others.
@@ -32,18 +35,19 @@ pub(super) async fn sweep(inner: &Inner, terms: &JournalSweep) -> Result<u64> {
 /// without an old event, because later events are newer. It skips events that a relay still needs.
 /// Returns how many events it found, and how many of them it removed itself.
 async fn step(inner: &Inner, terms: &JournalSweep) -> Result<(usize, u64)> {
-    let mut tx = begin(&inner.pool, BEGIN_BRIEFLY).await.map_err(|e| fail(WHAT, e))?;
+    let mut tx = begin(inner.pool(), BEGIN_BRIEFLY).await.map_err(|e| fail(WHAT, e))?;
     let relays = relay::relays_in(inner, &mut tx, true).await?;
     let Some(up_to) = swept_up_to(&relays) else { return Ok((0, 0)) };
     let (mut after, mut going) = (0, Vec::new());
     while going.len() < terms.batch_max {
         let page = page(inner, &mut tx, after, &up_to, terms).await?;
         let Some(last) = page.last() else { break };
-        after = last.0;
-        let is_old = page.iter().any(|candidate| candidate.4);
+        after = last.position;
+        let is_old = page.iter().any(|candidate| candidate.is_old);
         for candidate in page {
-            if going.len() < terms.batch_max && candidate.4 && !held_back(&relays, &candidate)? {
-                going.push(candidate.0);
+            let position = candidate.position;
+            if going.len() < terms.batch_max && candidate.is_old && !held_back(&relays, candidate)? {
+                going.push(position);
             }
         }
         if !is_old {
@@ -69,7 +73,7 @@ async fn page(
 ) -> Result<Vec<Candidate>> {
     let s = &inner.settings.schema;
     let sql = format!(
-        "select j.position, j.seq, j.tenant, j.aggregate, j.at < now.at - $3 * interval '1 microsecond' \
+        "select j.position, j.seq, j.tenant, j.aggregate, j.at < now.at - $3 * interval '1 microsecond' as is_old \
          from {s}.journal j cross join (select {s}.journal_now() as at offset 0) now \
          where j.position > $1 and j.position <= $2 order by j.position limit $4"
     );
@@ -78,27 +82,26 @@ async fn page(
     sqlx::query_as(AssertSqlSafe(sql))
         .persistent(false)
         .bind(after)
-        .bind(number(up_to.number()))
-        .bind(i64::try_from(older.as_micros()).unwrap_or(i64::MAX))
-        .bind(number(terms.batch_max.clamp(100, 10_000) as u64))
+        .bind(count(up_to.number()))
+        .bind(micros(older))
+        .bind(count(terms.batch_max.clamp(100, 10_000) as u64))
         .fetch_all(connection)
         .await
         .map_err(|e| fail(WHAT, e))
 }
 
-fn held_back(relays: &[RelayState], candidate: &Candidate) -> Result<bool> {
-    let (position, seq, tenant, aggregate, _) = candidate;
+fn held_back(relays: &[RelayState], candidate: Candidate) -> Result<bool> {
     // Only aggregate and seq matter.
     let nobody = EventId::new("-").map_err(|e| Error::Corrupt(e.to_string()))?;
     let mut event = Event::new(nobody);
-    event.tenant = (!tenant.is_empty()).then(|| Tenant::new(tenant)).transpose()?;
+    event.tenant = tenant(candidate.tenant)?;
     let stored = Stored::new(
-        Position::of(*position as u64),
+        Position::of(candidate.position as u64),
         Time::default(),
         Fingerprint([0; 16]),
         event,
-        Aggregate::new(aggregate)?,
-        *seq as u64,
+        Aggregate::new(candidate.aggregate)?,
+        candidate.seq as u64,
     );
     Ok(is_behind(relays, &stored))
 }

@@ -83,7 +83,7 @@ pub(super) fn wake(inner: &Arc<Inner>) {
         *inner.wake.sent.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         drop(due); // commits from here on schedule their own
         let query = sqlx::query_as::<_, (String, String)>(AssertSqlSafe(Arc::clone(&inner.sql.wake)));
-        if let Err(error) = inner.fetch_all(query.bind(&inner.wake.channel)).await {
+        if let Err(error) = inner.database.fetch_all(query.bind(&inner.wake.channel)).await {
             tracing::debug!(target: "hapax", %error, "a wake-up was not sent; readers look by themselves");
         }
     });
@@ -95,18 +95,18 @@ fn bump(signal: &watch::Sender<u64>) {
 
 /// Starts the listener, once, unless a pooler is in front: it would not forward notifications.
 fn listen(inner: &Inner) {
-    if inner.pooled() {
+    if inner.database.pooled() {
         return;
     }
     let mut listener = inner.wake.listener.lock().unwrap_or_else(PoisonError::into_inner);
     if listener.as_ref().is_none_or(JoinHandle::is_finished) {
-        let options = (*inner.pool.connect_options()).clone();
+        let options = (*inner.pool().connect_options()).clone();
         let (channel, signal) = (inner.wake.channel.clone(), inner.wake.signal.clone());
-        *listener = Some(tokio::spawn(hear(options, channel, signal)));
+        *listener = Some(tokio::spawn(receive(options, channel, signal)));
     }
 }
 
-async fn hear(options: PgConnectOptions, channel: String, signal: watch::Sender<u64>) {
+async fn receive(options: PgConnectOptions, channel: String, signal: watch::Sender<u64>) {
     // Its own connection, so that it takes none from the pool and returns none that is listening.
     let pool = PgPoolOptions::new()
         .max_connections(1)
@@ -115,7 +115,7 @@ async fn hear(options: PgConnectOptions, channel: String, signal: watch::Sender<
         .acquire_timeout(Duration::from_secs(10))
         .connect_lazy_with(options);
     loop {
-        let heard = async {
+        let listening = async {
             let mut listener = PgListener::connect_with(&pool).await?;
             listener.listen(&channel).await?;
             loop {
@@ -123,7 +123,7 @@ async fn hear(options: PgConnectOptions, channel: String, signal: watch::Sender<
                 listener.recv().await?;
             }
         };
-        let ended: sqlx::Result<()> = heard.await;
+        let ended: sqlx::Result<()> = listening.await;
         if let Err(error) = ended {
             tracing::debug!(target: "hapax", %error, "LISTEN failed; readers poll for appends instead");
         }

@@ -30,7 +30,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::connect::{self, Access};
-use super::{Threads, answer, reader};
+use super::{Threads, answer, reader, requests};
 use crate::clock::{Clock, SystemClock, Time};
 use crate::error::{Error, Result};
 use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
@@ -139,8 +139,13 @@ impl SqliteJournal {
         let last = watch::Sender::new(0);
         let failed = |error| Error::unavailable("starting the journal's threads", error);
         let id: Arc<str> = meta.journal.into();
-        let (write, writing) =
-            writer::start(write, Arc::clone(&clock), last.clone(), Arc::clone(&id)).map_err(failed)?;
+        let writer = writer::Writer {
+            conn: write,
+            clock: Arc::clone(&clock),
+            committed: last.clone(),
+            journal: Arc::clone(&id),
+        };
+        let (write, writing) = requests::start(writer).map_err(failed)?;
         let (read, reading) = reader::start(read).map_err(failed)?;
         let threads = Threads(vec![writing, reading]);
         let path = path.to_owned();

@@ -1,21 +1,17 @@
-//! The single writer thread.
+//! The single writer of the journal's file.
 
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 
 use rusqlite::Connection;
 use tokio::sync::watch;
 
 use super::append;
-use crate::backend::sqlite::connect::{begin, commit, patiently, roll_back};
+use crate::backend::sqlite::connect::{begin, commit};
 use crate::backend::sqlite::fault::Doing;
-use crate::backend::sqlite::requests::{self, Kind, Work};
+use crate::backend::sqlite::requests;
 use crate::clock::{Clock, Time};
 use crate::error::{Error, Result};
 use crate::journal::{Append, Appended, JournalSettings};
-
-/// The most requests in one transaction.
-const GROUP_MAX: usize = 256;
 
 /// One transaction's view of the journal.
 pub(super) struct JournalTx<'c> {
@@ -41,63 +37,36 @@ impl JournalTx<'_> {
     }
 }
 
-/// The requests to this thread work on the journal.
-pub(super) enum Rows {}
+/// Sends requests to the writer thread.
+pub(super) type Requests = requests::Requests<Writer>;
 
-impl Kind for Rows {
+pub(super) struct Writer {
+    pub(super) conn: Connection,
+    pub(super) clock: Arc<dyn Clock>,
+    /// The last position that was committed.
+    pub(super) committed: watch::Sender<u64>,
+    /// The journal's id.
+    pub(super) journal: Arc<str>,
+}
+
+impl requests::Kind for Writer {
     type Context<'c> = JournalTx<'c>;
 }
 
-/// Sends requests to the writer thread.
-pub(super) type Requests = requests::Requests<Rows>;
+impl requests::Writer for Writer {
+    const THREAD: &'static str = "hapax-journal-write";
+    const GROUP_MAX: usize = 256;
 
-/// Starts the thread. It ends when its requests are dropped.
-pub(super) fn start(
-    conn: Connection,
-    clock: Arc<dyn Clock>,
-    committed: watch::Sender<u64>,
-    journal: Arc<str>,
-) -> std::io::Result<(Requests, std::thread::JoinHandle<()>)> {
-    let (send, receive) = Requests::new();
-    let writer = Writer { conn, clock, committed, journal };
-    let thread = std::thread::Builder::new()
-        .name("hapax-journal-write".into())
-        .spawn(move || writer.serve(&receive))?;
-    Ok((send, thread))
-}
-
-struct Writer {
-    conn: Connection,
-    clock: Arc<dyn Clock>,
-    committed: watch::Sender<u64>,
-    journal: Arc<str>,
-}
-
-impl Writer {
-    fn serve(&self, requests: &Receiver<Box<dyn Work<Rows>>>) {
-        while let Ok(first) = requests.recv() {
-            requests::handle(requests::group(first, requests, GROUP_MAX), |group| self.transact(group));
-        }
+    fn conn(&self) -> &Connection {
+        &self.conn
     }
 
-    fn transact(&self, group: &mut [Box<dyn Work<Rows>>]) -> Result<()> {
-        patiently(|| {
-            let result = self.once(group);
-            if result.is_err() {
-                roll_back(&self.conn);
-            }
-            result
-        })
-    }
-
-    fn once(&self, group: &mut [Box<dyn Work<Rows>>]) -> Result<()> {
+    fn transact(&mut self, mut run: impl FnMut(&mut JournalTx<'_>) -> Result<()>) -> Result<()> {
         begin(&self.conn, "beginning a transaction of the journal")?;
         // Read the clock under the write lock, so that a later writer has a later time.
         let mut tx =
             JournalTx { conn: &self.conn, now: self.clock.now(), last: None, journal: &self.journal };
-        for work in group {
-            work.run(&mut tx)?;
-        }
+        run(&mut tx)?;
         let last = tx.last;
         crate::crash_point!("journal.commit.before");
         commit(&self.conn, "committing to the journal")?;
