@@ -12,10 +12,11 @@ use async_trait::async_trait;
 
 use crate::clock::{Clock, SystemClock, Time};
 use crate::error::Result;
+use crate::event::Record;
 use crate::id::{Aggregate, EventId, Scope, Tenant, Topic};
 use crate::ledger::transition::{Head, Row};
 use crate::ledger::{
-    Audit, Body, Capabilities, Claim, Claims, ConsumerStore, Cursor, CursorParts, Due, Entry, Epoch, Extend,
+    Audit, Capabilities, Claim, Claims, ConsumerStore, Cursor, CursorParts, Due, Entry, Epoch, Extend,
     Filter, Finding, Identity, Intervene, Intervened, Key, Level, Marker, Operations, Outcome, Pace, Page,
     PublishedDead, Rows, Settings, Settle, Settled, Share, Stat, State, SweepSettings, Swept, Token, Week,
     claim_rows, extend_rows, intervene_rows, may_sweep, runnable, settle_rows,
@@ -393,7 +394,8 @@ impl ConsumerStore for MemoryLedger {
             |scope, aggregate: &Aggregate| Ok(store.heads.get(&(scope, aggregate.clone())).cloned());
         let mine = |(_, row): &(&Key, &Row)| share.takes(row.origin.as_ref(), row.at, now);
         let entries = runnable(rows, (share.skip, limit), now, mine, head_of)?;
-        let count = share.fill(entries.iter().map(|(_, row)| row.body.as_ref().map_or(0, Body::bytes)));
+        let count =
+            share.fill(entries.iter().map(|(_, row)| row.body.as_ref().map_or(0, Record::memory_bytes)));
         let entries =
             entries.iter().take(count).map(|(key, row)| store.entry(key, row)).collect::<Result<_>>()?;
         Ok(Due { entries, held })
@@ -408,7 +410,7 @@ impl ConsumerStore for MemoryLedger {
             .filter(|(key, row)| store.copied.get(*key) != Some(&row.token))
             .filter(|(_, row)| share.takes(row.origin.as_ref(), row.at, now));
         let new: Vec<_> = new.skip(share.skip).take(limit).collect();
-        let count = share.fill(new.iter().map(|(_, row)| row.body.as_ref().map_or(0, Body::bytes)));
+        let count = share.fill(new.iter().map(|(_, row)| row.body.as_ref().map_or(0, Record::memory_bytes)));
         new.into_iter().take(count).map(|(key, row)| store.entry(key, row)).collect()
     }
 

@@ -7,12 +7,11 @@ use super::Inner;
 use super::error::translate;
 use crate::clock::Time;
 use crate::error::{Error, Result};
-use crate::event::{Fingerprint, Headers, Origin};
+use crate::event::{Fingerprint, Headers, Origin, Record};
 use crate::id::{Aggregate, EventId, Owner, Scope, Tenant, Topic};
 use crate::ledger::transition::{Head, HeadLease, Row};
 use crate::ledger::{
-    Audit, Body, Cursor, CursorParts, Entry, Filter, Identity, Metadata, Nonce, Page, Stat, State, Token,
-    Week,
+    Audit, Cursor, CursorParts, Entry, Filter, Identity, Metadata, Nonce, Page, Stat, State, Token, Week,
 };
 
 /// How a state is stored.
@@ -67,7 +66,7 @@ fn row(found: &PgRow) -> Result<Row> {
         )),
         None => None,
     };
-    let body = names.map(|names| Body {
+    let body = names.map(|names| Record {
         payload: payload.map(Into::into),
         headers: names
             .into_iter()

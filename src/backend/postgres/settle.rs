@@ -14,10 +14,11 @@ use super::held::Bodies;
 use super::{Inner, read};
 use crate::clock::Time;
 use crate::error::{Error, Result};
+use crate::event::Record;
 use crate::id::EventId;
 use crate::ledger::transition;
 use crate::ledger::{
-    Body, Extend, Identity, Intervene, Intervened, Metadata, OnDead, Settle, Settled, Token, Verdict, Week,
+    Extend, Identity, Intervene, Intervened, Metadata, OnDead, Settle, Settled, Token, Verdict, Week,
 };
 
 const TRIES_MAX: u32 = 12;
@@ -79,7 +80,7 @@ pub(super) async fn settle(inner: &Inner, settles: &[Settle]) -> Result<Vec<Resu
     Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(missing)).collect())
 }
 
-fn body(settle: &Settle) -> Option<&Body> {
+fn body(settle: &Settle) -> Option<&Record> {
     match &settle.verdict {
         Verdict::Retry { body, .. } | Verdict::Dead { body, .. } => body.as_ref(),
         _ => None,

@@ -10,10 +10,11 @@ use super::want::{Wants, member_key};
 use super::{RedisLedger, Result, codec, wants_of};
 use crate::clock::Time;
 use crate::error::Error;
+use crate::event::Record;
 use crate::id::{Aggregate, Scope, Topic};
 use crate::ledger::transition::{Head, Row};
 use crate::ledger::{
-    Body, Claims as _, Due, Entry, Filter, Key, Marker, PublishedDead, Rows as _, Share, State, runnable,
+    Claims as _, Due, Entry, Filter, Key, Marker, PublishedDead, Rows as _, Share, State, runnable,
 };
 
 /// How many entries of an index are read at once.
@@ -84,7 +85,7 @@ async fn read(ledger: &RedisLedger, keys: &[Key], share: &Share) -> Result<Vec<(
             if share.bytes_max.is_some_and(|max| bytes >= max) {
                 return Ok(found);
             }
-            bytes += row.body.as_ref().map_or(0, Body::bytes);
+            bytes += row.body.as_ref().map_or(0, Record::memory_bytes);
             found.push((key, row));
         }
         let each = (bytes / found.len().max(1)).max(1);

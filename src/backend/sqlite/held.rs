@@ -12,10 +12,11 @@ use super::ledger_tx::LedgerTx;
 use super::read::{Scopes, weeks};
 use crate::clock::Time;
 use crate::error::Result;
+use crate::event::Record;
 use crate::id::{Aggregate, EventId, Scope, Topic};
 use crate::ledger::transition::Row;
 use crate::ledger::{
-    Body, Due, Entry, Filter, Identity, Marker, PublishedDead, Rows, Share, Waiting, Week, runnable,
+    Due, Entry, Filter, Identity, Marker, PublishedDead, Rows, Share, Waiting, Week, runnable,
 };
 
 /// A held row, with its week, its scope's number and its key.
@@ -54,7 +55,7 @@ fn select(conn: &Connection, scopes: &[i32], which: &str, share: &Share, limit: 
                 }
                 let (week, key, stored): (i16, Vec<u8>, Stored) = row.doing("looking for what is held")?;
                 let row = stored.row()?;
-                bytes += row.body.as_ref().map_or(0, Body::bytes);
+                bytes += row.body.as_ref().map_or(0, Record::memory_bytes);
                 found.push((Week::from_number(week)?, *scope, key, row));
             }
         }
@@ -208,7 +209,7 @@ pub(super) fn unpublished_dead(
     let which = format!("{UNCOPIED} AND {}", is_mine(conn, share, now)?);
     let mut dead = select(conn, &numbers, &which, share, most)?;
     dead.drain(..share.skip.min(dead.len()));
-    let sizes = dead.iter().map(|(.., row)| row.body.as_ref().map_or(0, Body::bytes));
+    let sizes = dead.iter().map(|(.., row)| row.body.as_ref().map_or(0, Record::memory_bytes));
     let count = share.fill(sizes).min(limit);
     let entries = dead.into_iter().take(count);
     entries.map(|(week, number, key, row)| entry(&scopes, week, number, &key, row)).collect()
