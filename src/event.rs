@@ -140,6 +140,37 @@ impl Event {
     }
 }
 
+/// The content of a record: as published, as received, and as a ledger holds it while its event waits
+/// or is dead. Cloning shares the bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Record {
+    /// The partitioning key. Records with the same key share a partition and stay in order.
+    pub key: Option<Bytes>,
+    /// The content. `None` is a tombstone, which differs from an empty one.
+    pub payload: Option<Bytes>,
+    /// The headers.
+    pub headers: Headers,
+    /// When the producer created it. The bus fills it in if unset.
+    pub timestamp: Option<Time>,
+}
+
+impl Record {
+    /// Its size: key, payload and headers.
+    pub fn bytes(&self) -> usize {
+        let headers: usize = self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let part = |bytes: &Option<Bytes>| bytes.as_ref().map_or(0, Bytes::len);
+        part(&self.key) + part(&self.payload) + headers
+    }
+
+    /// Its approximate size in memory.
+    pub fn memory_bytes(&self) -> usize {
+        self.bytes() + RECORD_OVERHEAD_BYTES
+    }
+}
+
+/// What a record takes in memory besides its bytes.
+pub(crate) const RECORD_OVERHEAD_BYTES: usize = 256;
+
 /// The record an event came from.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Origin {

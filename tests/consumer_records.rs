@@ -204,7 +204,7 @@ async fn a_group_of_three_copies_each_dead_letter_once() {
 
 /// What waits in the ledger to be run, and can be at once.
 fn held(id: &str, from: &str, partition: i32) -> hapax::ledger::Claim {
-    use hapax::ledger::{Body, Claim, FailureSettings, Identity, Mode};
+    use hapax::ledger::{Claim, FailureSettings, Identity, Mode};
     let terms = FailureSettings {
         attempts_max: 9,
         backoff_base: Duration::ZERO,
@@ -214,7 +214,7 @@ fn held(id: &str, from: &str, partition: i32) -> hapax::ledger::Claim {
     let identity = Identity::new(hapax::Scope::new("mailer").unwrap(), hapax::EventId::new(id).unwrap());
     let mut claim = Claim::new(identity, Mode::Failed(terms));
     claim.hold = true;
-    claim.body = Some(Body { headers: record(id, None).headers, ..Body::default() });
+    claim.body = Some(Record { headers: record(id, None).headers, ..Record::default() });
     claim.origin = Some(hapax::event::Origin::new(topic(from), partition, 0));
     claim
 }
@@ -499,5 +499,5 @@ async fn dead_letters_that_are_too_large_are_copied_bare_and_block_nobody() {
     );
     let entry =
         ledger.get(&hapax::ledger::Identity::new(scope, hapax::EventId::new("large-0").unwrap()), None).await;
-    assert_eq!(entry.unwrap().unwrap().body.unwrap().payload.unwrap().len(), 1000);
+    assert_eq!(entry.unwrap().unwrap().row.body.unwrap().payload.unwrap().len(), 1000);
 }

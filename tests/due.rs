@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 
 use hapax::backend::sqlite::SqliteLedger;
 use hapax::clock::ManualClock;
-use hapax::ledger::{Body, Claim, HeldQuery, Ledger, Mode, Settings};
+use hapax::ledger::{Claim, HeldQuery, Ledger, Mode, Settings};
 use hapax::testing::{Harness, kit, noon};
 
 /// Waits with its bytes for its next run.
 fn failing(claim: Claim) -> Claim {
-    let body = Body { headers: [("name", "value")].into_iter().collect(), ..Body::default() };
+    let body = Record { headers: [("name", "value")].into_iter().collect(), ..Record::default() };
     Claim { mode: kit::failed(), hold: true, body: Some(body), ..claim }
 }
 

@@ -234,7 +234,7 @@ async fn marking_on_a_live_lease_writes_nothing() {
     let metadata = Metadata::new(r#"{"by":"hand"}"#).unwrap();
     assert!(matches!(guard.mark_processed("e", metadata.clone()).await.unwrap(), Outcome::Busy { .. }));
     let untouched = entry(&guard, "e").await;
-    assert_eq!((untouched.state, untouched.metadata), (State::Leased, None));
+    assert_eq!((untouched.state, untouched.row.metadata), (State::Leased, None));
     lease.release().await.unwrap();
     assert!(guard.mark_processed("e", metadata.clone()).await.unwrap().is_claimed());
     assert_eq!(entry(&guard, "e").await.metadata, Some(metadata));
@@ -358,7 +358,7 @@ async fn a_reused_id_is_a_mismatch_and_a_dead_event_keeps_its_bytes() {
     let event = |payload: &'static str| Event::new(EventId::new("e").unwrap()).payload(payload);
     let lease = first(guard.lease(&event("one")).await.unwrap());
     assert!(matches!(lease.fail_fatal("never").await.unwrap(), Failure::Dead { .. }));
-    assert_eq!(entry(&guard, "e").await.body.unwrap().payload.unwrap(), "one");
+    assert_eq!(entry(&guard, "e").await.row.body.unwrap().payload.unwrap(), "one");
     let work = || async { Ok::<_, String>(()) };
     assert_eq!(guard.process_if_new(&event("two"), work).await.unwrap(), ProcessingResult::Mismatch);
 }

@@ -17,8 +17,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hapax::backend::postgres::PgLedger;
+use hapax::event::Record;
 use hapax::ledger::{
-    Body, Claim, Claims as _, Intervention, LeaseSettings, Mode, OnDead, Operations as _, Order, OrderPolicy,
+    Claim, Claims as _, Intervention, LeaseSettings, Mode, OnDead, Operations as _, Order, OrderPolicy,
     Outcome, Settled, SweepSettings, Verdict,
 };
 use hapax::testing::{Harness as _, kit};
@@ -110,7 +111,7 @@ fn order(id: &str) -> Order {
 }
 
 fn retry_with_bytes(after: Duration) -> Verdict {
-    let body = Some(Body { payload: Some("bytes".into()), ..Body::default() });
+    let body = Some(Record { payload: Some("bytes".into()), ..Record::default() });
     Verdict::Retry { after, counted: true, note: None, body }
 }
 

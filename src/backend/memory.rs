@@ -13,10 +13,11 @@ use async_trait::async_trait;
 
 use crate::clock::{Clock, SystemClock, Time};
 use crate::error::Result;
+use crate::event::Record;
 use crate::id::{Aggregate, EventId, Scope, Tenant, Topic};
 use crate::ledger::transition::{Head, Row};
 use crate::ledger::{
-    Audit, Body, Capabilities, Claim, Claims, ConsumerStore, Cursor, CursorParts, Due, Entry, Epoch, Extend,
+    Audit, Capabilities, Claim, Claims, ConsumerStore, Cursor, CursorParts, Due, Entry, Epoch, Extend,
     Filter, Finding, HeldQuery, Identity, Intervene, Intervened, Key, Level, Marker, Operations, Outcome,
     Pace, Page, PublishedDead, Rows, Settings, Settle, Settled, Stat, State, SweepSettings, Swept, Token,
     Week, claim_rows, extend_rows, intervene_rows, may_sweep, runnable, settle_rows,
@@ -399,7 +400,7 @@ impl ConsumerStore for MemoryLedger {
             |scope, aggregate: &Aggregate| Ok(store.heads.get(&(scope, aggregate.clone())).cloned());
         let matches = |(_, row): &(&Key, &Row)| query.matches(row.origin.as_ref());
         let (entries, claimable) = runnable(rows, limit, now, matches, head_of)?;
-        let count = query.fill(entries.iter().map(|(_, row)| row.body.as_ref().map_or(0, Body::bytes)));
+        let count = query.fill(entries.iter().map(|(_, row)| row.body.as_ref().map_or(0, Record::memory_bytes)));
         let entries =
             entries.iter().take(count).map(|(key, row)| store.entry(key, row)).collect::<Result<_>>()?;
         Ok(Due { entries, claimable, held })
@@ -424,7 +425,7 @@ impl ConsumerStore for MemoryLedger {
             .collect();
         new.sort_by_key(|(key, row)| reserved(key).unwrap_or(row.at));
         new.truncate(limit);
-        new.truncate(query.fill(new.iter().map(|(_, row)| row.body.as_ref().map_or(0, Body::bytes))));
+        new.truncate(query.fill(new.iter().map(|(_, row)| row.body.as_ref().map_or(0, Record::memory_bytes))));
         let keys: Vec<Key> = new.iter().map(|(key, _)| (*key).clone()).collect();
         let entries = new.into_iter().map(|(key, row)| store.entry(key, row)).collect();
         if let Some(reserve) = reserve {

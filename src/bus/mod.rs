@@ -17,11 +17,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 
-use crate::clock::Time;
 use crate::error::{Error, Result};
-use crate::event::{Headers, Origin};
+use crate::event::Origin;
 use crate::id::Topic;
 
 pub(crate) mod assignments;
@@ -33,18 +31,7 @@ pub(crate) mod route;
 pub use crate::backend::sqlite::bus::{self as embedded, EmbeddedBus};
 pub use memory::MemoryBus;
 
-/// The content of a record, as published and as received. Cloning shares the bytes.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Record {
-    /// The partitioning key. Records with the same key share a partition and stay in order.
-    pub key: Option<Bytes>,
-    /// The content. `None` is a tombstone.
-    pub payload: Option<Bytes>,
-    /// The headers.
-    pub headers: Headers,
-    /// When the producer created it. The bus fills it in if unset.
-    pub timestamp: Option<Time>,
-}
+pub use crate::event::Record;
 
 /// A record as it arrives.
 #[derive(Debug, Clone, PartialEq, Eq)]

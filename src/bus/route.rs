@@ -1,7 +1,7 @@
 //! Routing: by key, or round robin. Also which names and partition counts a topic may have, so that
 //! what works on one bus works on the others.
 
-use super::{Record, TopicSettings};
+use super::TopicSettings;
 use crate::error::{Error, Result};
 use crate::id::Topic;
 
@@ -36,13 +36,6 @@ fn murmur2(data: &[u8]) -> u32 {
     }
     hash = (hash ^ (hash >> 13)).wrapping_mul(M);
     hash ^ (hash >> 15)
-}
-
-/// The size of a record for limits: key, payload and headers.
-pub(crate) fn bytes_of(record: &Record) -> usize {
-    let headers: usize = record.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
-    let part = |bytes: &Option<bytes::Bytes>| bytes.as_ref().map_or(0, bytes::Bytes::len);
-    part(&record.key) + part(&record.payload) + headers
 }
 
 /// Checks a topic's name.

@@ -10,10 +10,10 @@ use tokio::time::Instant;
 use super::Passed;
 use crate::bus::{Assignment, Partition, Received};
 use crate::error::Error;
-use crate::event::{Event, Fingerprint};
+use crate::event::{Event, Fingerprint, Record};
 use crate::guard::Delivery;
 use crate::id::{Aggregate, EventId, Tenant};
-use crate::ledger::{BODY_BYTES, Body, Epoch, Identity, Metadata, Week};
+use crate::ledger::{Epoch, Identity, Metadata, Week};
 
 /// The key that orders deliveries within this process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -67,21 +67,12 @@ pub enum Source {
 impl Arrival {
     /// Its approximate size in memory.
     pub(crate) fn bytes(&self) -> usize {
-        let record = &self.received.record;
-        let headers: usize = record.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
-        let of = |bytes: &Option<Bytes>| bytes.as_ref().map_or(0, Bytes::len);
-        of(&record.payload) + of(&record.key) + headers + BODY_BYTES
+        self.received.record.memory_bytes()
     }
 
     /// Its bytes, as stored with a held entry.
-    pub(crate) fn body(&self) -> Body {
-        let record = &self.received.record;
-        Body {
-            payload: record.payload.clone(),
-            headers: record.headers.clone(),
-            key: record.key.clone(),
-            timestamp: record.timestamp,
-        }
+    pub(crate) fn body(&self) -> Record {
+        self.received.record.clone()
     }
 
     /// Its fingerprint, which tells it from another event with the same id. `None` if it has

@@ -2,9 +2,9 @@
 
 use crate::clock::Time;
 use crate::error::Result;
-use crate::event::{Event, Fingerprint, Origin};
+use crate::event::{Event, Fingerprint, Origin, Record};
 use crate::id::{Aggregate, EventId, Tenant};
-use crate::ledger::{Body, Metadata};
+use crate::ledger::Metadata;
 
 /// One arrival of an event, from which a claim is made. Built from an [`Event`], or from an id
 /// alone if nothing else is known.
@@ -35,7 +35,7 @@ pub struct Delivery {
     /// JSON to store with the entry.
     pub metadata: Option<Metadata>,
     /// The event's bytes, stored with the entry if it dies.
-    pub body: Option<Body>,
+    pub body: Option<Record>,
 }
 
 impl Delivery {
@@ -101,7 +101,7 @@ impl Deliverable for &Delivery {
 
 impl Deliverable for &Event {
     fn delivery(self) -> Result<Delivery> {
-        let body = Body {
+        let body = Record {
             payload: Some(self.payload.clone()).filter(|payload| !payload.is_empty()),
             headers: self.headers.clone(),
             key: None, // an event does not know its record's key

@@ -11,10 +11,11 @@ use super::heartbeat::Heartbeat;
 use super::{Core, Deliverable, Delivery, Granted, Guard, LeaseLost, note};
 use crate::clock::Time;
 use crate::error::{Error, Result};
+use crate::event::Record;
 use crate::id::EventId;
 use crate::ledger::{
-    Batcher, Body, Extend, Identity, LeaseSettings, Ledger, Metadata, Mode, Order, Outcome, Settle, Settled,
-    Token, Verdict, Week,
+    Batcher, Extend, Identity, LeaseSettings, Ledger, Metadata, Mode, Order, Outcome, Settle, Settled, Token,
+    Verdict, Week,
 };
 use crate::telemetry::Meter;
 
@@ -104,7 +105,7 @@ pub struct Lease {
     run: Run,
     week: Week,
     order: Option<Order>,
-    body: Option<Body>,
+    body: Option<Record>,
     /// How long it lasts after it is granted or extended.
     duration: Duration,
     deadline: Instant,

@@ -12,8 +12,8 @@ use super::lease::{Failure, Lease, Run};
 use super::{Core, Deliverable, Delivery, Guard, jitter_permille};
 use crate::clock::Time;
 use crate::error::{Error, Result, Source};
-use crate::event::Origin;
-use crate::ledger::{Body, Identity, Ledger, Outcome};
+use crate::event::{Origin, Record};
+use crate::ledger::{Identity, Ledger, Outcome};
 
 /// The result of processing a delivery.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -121,7 +121,7 @@ pub struct DeadLetter {
     /// The record it came from, if known.
     pub origin: Option<Origin>,
     /// Its bytes, if the delivery included them.
-    pub body: Option<Body>,
+    pub body: Option<Record>,
 }
 
 /// The destination of dead events: a topic, a table, a person.
@@ -224,7 +224,7 @@ impl Core {
         if letter.reason.is_empty() {
             // It died in an earlier delivery; the ledger has the reason.
             let entry = self.batcher().ledger().get(&letter.key, time).await?;
-            letter.reason = entry.and_then(|entry| entry.note).unwrap_or_default().to_string();
+            letter.reason = entry.and_then(|entry| entry.row.note).unwrap_or_default().to_string();
         }
         let sent = to.send(&letter).await;
         if let Some(meter) = self.meter() {

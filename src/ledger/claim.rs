@@ -4,12 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-
 use super::{State, Week};
 use crate::clock::Time;
 use crate::error::{Error, Result};
-use crate::event::{Event, Fingerprint, Headers, Origin};
+use crate::event::{Event, Fingerprint, Origin, Record};
 use crate::id::{Aggregate, EventId, Owner, Scope, Tenant, Visible};
 
 /// The subject of a claim: (tenant, scope, event id). The absence of a tenant counts as one tenant.
@@ -276,7 +274,7 @@ pub struct Claim {
     /// The event's bytes. The ledger holds them if the claim itself ends as `parked` or `dead`, and
     /// with `hold` also if it counts a failure that ends as `retry`. An entry that is `dead` or
     /// `lost` without bytes takes them, so that it can be redriven.
-    pub body: Option<Body>,
+    pub body: Option<Record>,
     /// Whether an event that would have to wait is parked instead, with its bytes, so that its
     /// offset can be committed. It is [`due`](super::ConsumerStore::due) when its turn has come.
     pub hold: bool,
@@ -469,14 +467,14 @@ pub enum Verdict {
         /// What went wrong.
         note: Option<Arc<str>>,
         /// The event's bytes, if it is to wait in `held`.
-        body: Option<Body>,
+        body: Option<Record>,
     },
     /// It failed permanently.
     Dead {
         /// Why.
         note: Arc<str>,
         /// The event's bytes, for inspection and redrive.
-        body: Option<Body>,
+        body: Option<Record>,
     },
     /// An at-most-once run succeeded.
     Finished {
@@ -507,32 +505,6 @@ impl Verdict {
         }
     }
 }
-
-/// An event's bytes, stored while it waits or is dead.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Body {
-    /// The payload, unchanged. `None` if the record had none (a tombstone), which differs from an
-    /// empty one.
-    pub payload: Option<Bytes>,
-    /// The headers, unchanged.
-    pub headers: Headers,
-    /// The record's key, unchanged.
-    pub key: Option<Bytes>,
-    /// The record's own time.
-    pub timestamp: Option<Time>,
-}
-
-impl Body {
-    /// Approximate size in memory.
-    pub fn bytes(&self) -> usize {
-        let headers: usize = self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
-        let of = |bytes: &Option<Bytes>| bytes.as_ref().map_or(0, Bytes::len);
-        of(&self.payload) + of(&self.key) + headers + BODY_BYTES
-    }
-}
-
-/// Overhead of a body besides its bytes.
-pub(crate) const BODY_BYTES: usize = 256;
 
 /// The result of settling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

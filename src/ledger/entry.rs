@@ -1,14 +1,15 @@
 //! The contents of a ledger as people and tools see them: entries, pages, statistics, findings.
 
 use std::fmt;
-use std::sync::Arc;
+use std::ops::Deref;
 use std::time::Duration;
 
-use super::{Body, Identity, Metadata, Token, Week};
+use super::transition::Row;
+use super::{Identity, Week};
 use crate::clock::Time;
 use crate::error::{Error, Result};
-use crate::event::{Fingerprint, Origin};
-use crate::id::{Aggregate, EventId, Owner, Scope, Tenant, Topic};
+use crate::event::Record;
+use crate::id::{Aggregate, EventId, Scope, Tenant, Topic};
 
 /// The state of an entry. `docs/state-machine.md` is generated from the transition function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -84,46 +85,29 @@ impl std::str::FromStr for State {
     }
 }
 
-/// One entry of the ledger.
+/// One entry of the ledger: a row, and whose it is. The fields of the row read as if they were the
+/// entry's own (`entry.state`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     /// The event's identity.
     pub identity: Identity,
     /// The week it is stored in.
     pub week: Week,
-    /// Its state.
-    pub state: State,
-    /// The token of its last run.
-    pub token: Token,
-    /// How many runs counted.
-    pub attempts: u32,
-    /// When the ledger first saw it.
-    pub first_at: Time,
-    /// Leased: when the lease ends; retry: when it is due; otherwise: since when it has been in its
-    /// state.
-    pub at: Time,
-    /// Who ran it last, for humans.
-    pub owner: Option<Owner>,
-    /// Hash of the event's immutable part.
-    pub fingerprint: Option<Fingerprint>,
-    /// Its aggregate and seq.
-    pub order: Option<(Aggregate, u64)>,
-    /// The record it came from.
-    pub origin: Option<Origin>,
-    /// JSON stored with it.
-    pub metadata: Option<Metadata>,
-    /// The last error or reason.
-    pub note: Option<Arc<str>>,
-    /// Whether an at-most-once run reports its end.
-    pub tracked: bool,
-    /// The event's bytes, if it is held.
-    pub body: Option<Body>,
+    /// What is stored.
+    pub row: Row,
+}
+
+impl Deref for Entry {
+    type Target = Row;
+    fn deref(&self) -> &Row {
+        &self.row
+    }
 }
 
 impl Entry {
     /// Approximate size of its body in memory.
     pub fn bytes(&self) -> usize {
-        self.body.as_ref().map_or(0, Body::bytes)
+        self.body.as_ref().map_or(0, Record::memory_bytes)
     }
 }
 

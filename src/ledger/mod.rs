@@ -27,10 +27,9 @@ mod week;
 use std::time::Duration;
 
 pub(crate) use batcher::{Batcher, ClaimRef, gone, in_batch};
-pub(crate) use claim::BODY_BYTES;
 pub use claim::{
-    Baseline, Body, Claim, Extend, FailureSettings, Grant, Identity, LeaseSettings, Metadata, Mode, Nonce,
-    OnDead, Order, OrderPolicy, Outcome, Prior, Settle, Settled, Token, Verdict,
+    Baseline, Claim, Extend, FailureSettings, Grant, Identity, LeaseSettings, Metadata, Mode, Nonce, OnDead,
+    Order, OrderPolicy, Outcome, Prior, Settle, Settled, Token, Verdict,
 };
 pub use claims::Claims;
 pub use consumer_store::ConsumerStore;
@@ -51,6 +50,7 @@ pub(crate) use outage::Outage;
 pub(crate) use pace::Pace;
 pub(crate) use queue::Queue;
 pub use transactional::TransactionalLedger;
+pub use transition::Row;
 pub use week::{IdentityRule, Week};
 
 use crate::error::{Error, Result};

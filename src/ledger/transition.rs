@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{
-    Body, Claim, FailureSettings, Grant, MismatchRule, Mode, OnDead, Order, OrderPolicy, Outcome, Settle,
-    Settled, State, Token, Verdict, Week,
+    Claim, FailureSettings, Grant, MismatchRule, Mode, OnDead, Order, OrderPolicy, Outcome, Settle, Settled,
+    State, Token, Verdict, Week,
 };
 use crate::clock::Time;
+use crate::event::Record;
 use crate::id::Owner;
 
 mod intervene;
@@ -247,7 +248,7 @@ fn blank(claim: &Claim, at: Situation<'_>, state: State) -> Row {
 
 /// The bytes to store: those of the claim if it ends here, else those held before. An event that
 /// will never run needs none.
-fn body(claim: &Claim, at: Situation<'_>, state: State) -> Option<Body> {
+fn body(claim: &Claim, at: Situation<'_>, state: State) -> Option<Record> {
     let brought = match state {
         State::Stale => return None,
         State::Parked | State::Dead => claim.body.as_ref(),

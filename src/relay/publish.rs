@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 use super::answers::{Chunk, Unanswered, UnderWay};
 use super::behind::aggregate_of;
 use super::leadership::LeadershipHeartbeat;
-use super::record::{RecordEncoder, bytes_of};
+use super::record::RecordEncoder;
 use super::{End, RelaySettings};
 use crate::bus::Bus;
 use crate::error::{Error, Result};
@@ -149,7 +149,7 @@ impl Publisher {
                 break;
             }
             let record = self.encoder.record(stored);
-            if bytes_of(&record) > self.settings.large_bytes {
+            if record.bytes() > self.settings.large_bytes {
                 closed.extend(aggregate_of(stored));
             }
             if self.settings.route.is_some()

@@ -113,12 +113,6 @@ fn key(stored: &Stored) -> Bytes {
     }
 }
 
-/// The approximate size of a record on a bus.
-pub(super) fn bytes_of(record: &Record) -> usize {
-    let headers: usize = record.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
-    record.key.as_ref().map_or(0, Bytes::len) + record.payload.as_ref().map_or(0, Bytes::len) + headers
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

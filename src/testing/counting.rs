@@ -8,9 +8,9 @@ use super::kit::{
     is_fenced, latest, lease, lease_beside, named, one, open, ordered, retry, run, settle, settled, settling,
     sweep, there,
 };
-use crate::event::Headers;
+use crate::event::{Headers, Record};
 use crate::ledger::{
-    Body, Claims, ConsumerStore, HeldQuery, Ledger, Mode, OnDead, Operations, OrderPolicy, Outcome, Settled,
+    Claims, ConsumerStore, HeldQuery, Ledger, Mode, OnDead, Operations, OrderPolicy, Outcome, Settled,
     State, Verdict,
 };
 
@@ -217,15 +217,15 @@ pub async fn c6_held_bytes_are_kept_exactly(harness: &impl Harness) {
     let ledger = open(harness).await;
     let headers: Headers =
         [("k", &b"\xff\x00"[..]), ("k", &b""[..]), ("Ünï", &b"v"[..])].into_iter().collect();
-    let full = Body {
+    let full = Record {
         payload: Some(bytes::Bytes::from_static(b"\x00\xff\xfe not text")),
         headers,
         key: Some(bytes::Bytes::from_static(b"\x00 key \xff")),
         timestamp: Some(super::noon()),
     };
-    let empty = Body { payload: Some(bytes::Bytes::new()), ..full.clone() };
-    let tombstone = Body { payload: None, ..full.clone() };
-    for (id, body) in [("e", full), ("empty", empty), ("tombstone", tombstone), ("bare", Body::default())] {
+    let empty = Record { payload: Some(bytes::Bytes::new()), ..full.clone() };
+    let tombstone = Record { payload: None, ..full.clone() };
+    for (id, body) in [("e", full), ("empty", empty), ("tombstone", tombstone), ("bare", Record::default())] {
         let mine = claim(id, lease());
         let scope = mine.identity.scope.clone();
         let grant = first(&ledger, &mine).await;

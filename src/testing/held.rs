@@ -11,15 +11,15 @@ use super::kit::{
     is_fenced, latest, lease, lease_beside, one, open, run, settled, settling, strict, sweep, there, v7_at,
 };
 use crate::error::Error;
-use crate::event::{Headers, Origin};
+use crate::event::{Headers, Origin, Record};
 use crate::id::{Scope, Tenant, Topic};
 use crate::ledger::{
-    Body, Claim, Claims, ConsumerStore, Entry, Filter, HeldQuery, Identity, Intervention, Ledger, Marker,
+    Claim, Claims, ConsumerStore, Entry, Filter, HeldQuery, Identity, Intervention, Ledger, Marker,
     MismatchRule, Mode, Operations, Outcome, Settings, State, Verdict,
 };
 
-fn body(text: &'static str) -> Body {
-    Body {
+fn body(text: &'static str) -> Record {
+    Record {
         payload: Some(text.into()),
         headers: Headers::from_iter(
             [("a", &b"1\0"[..]), ("", b""), ("a", b"2")].map(|(n, v)| (n, Bytes::from(v))),
@@ -119,7 +119,7 @@ pub async fn c6_hold_parks_what_would_wait(harness: &impl Harness) {
         for seq in [6, 7] {
             assert_eq!(one(&ledger, &held(latest(seq))).await, Outcome::Parked { behind: 5 });
             let parked = there(&ledger, &latest(seq)).await;
-            assert_eq!((parked.state, parked.body), (State::Parked, Some(body("held"))));
+            assert_eq!((parked.state, parked.row.body), (State::Parked, Some(body("held"))));
         }
     }
     assert!(due(&ledger).await.is_empty());
@@ -153,7 +153,7 @@ pub async fn c5_refused_is_dead_beside_every_order(harness: &impl Harness) {
     }
     let found = there(&ledger, &refused).await;
     assert_eq!(
-        (found.state, found.note.as_deref(), found.body),
+        (found.state, found.note.as_deref(), found.body.clone()),
         (State::Dead, Some("not JSON"), Some(body("bad")))
     );
     run(&ledger, &latest(6)).await;
@@ -242,7 +242,7 @@ pub async fn c4_settling_and_marking_in_a_transaction(harness: &impl Harness) {
 /// due, and in turn of what is dead and reserved.
 pub async fn t79_what_is_held_comes_in_bounded_pages(harness: &impl Harness) {
     let ledger = open(harness).await;
-    let body = Body { payload: Some(vec![7; 10_000].into()), ..Body::default() };
+    let body = Record { payload: Some(vec![7; 10_000].into()), ..Record::default() };
     for n in 0..6 {
         let due = held(claim(&format!("due-{n}"), failed()));
         expect(&ledger, &Claim { body: Some(body.clone()), ..due }, "retry_later").await;
@@ -330,8 +330,8 @@ pub async fn order_drop_goes_on_past_the_dead_one(harness: &impl Harness) {
     assert_eq!(one(&ledger, &held(strict(2))).await, Outcome::Parked { behind: 1 });
     intervene(&ledger, &one_, Intervention::Drop).await.unwrap();
     let lost = there(&ledger, &one_).await;
-    assert_eq!((lost.state, lost.body), (State::Lost, None));
-    assert!(lost.note.unwrap().contains("ada"));
+    assert_eq!((lost.state, lost.row.body), (State::Lost, None));
+    assert!(lost.row.note.unwrap().contains("ada"));
     assert_eq!(ledger.audit(9).await.unwrap()[0].what, "drop");
     assert_eq!(due(&ledger).await, ["e2"]);
     run(&ledger, &strict(2)).await;

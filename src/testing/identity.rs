@@ -222,14 +222,14 @@ pub async fn entries_keep_what_they_were_given(harness: &impl Harness) {
     let entry = there(&ledger, &mine).await;
     assert_eq!(entry.identity, mine.identity);
     assert_eq!((entry.state, entry.token, entry.attempts), (State::Done, grant.token, 1));
-    assert_eq!((entry.fingerprint, entry.owner), (mine.fingerprint, settings.owner));
+    assert_eq!((entry.fingerprint, entry.owner.clone()), (mine.fingerprint, settings.owner));
     assert_eq!(entry.origin, mine.origin);
     assert_eq!(
-        entry.order.map(|(aggregate, seq)| (aggregate.as_str().to_owned(), seq)),
+        entry.row.order.map(|(aggregate, seq)| (aggregate.as_str().to_owned(), seq)),
         Some(("order-17".into(), 9))
     );
     let parse = |json: &str| serde_json::from_str::<serde_json::Value>(json).unwrap();
-    assert_eq!(parse(entry.metadata.unwrap().as_str()), parse(mine.metadata.unwrap().as_str()));
+    assert_eq!(parse(entry.row.metadata.unwrap().as_str()), parse(mine.metadata.unwrap().as_str()));
 }
 
 /// Metadata is kept within its limit, replaced by the settling, refused beyond it; nothing is changed then.
@@ -246,7 +246,7 @@ pub async fn metadata_has_a_limit(harness: &impl Harness) {
     assert_eq!(entry(&ledger, &big).await, None);
     let replaced = metadata(r#"{"result":"ok"}"#);
     settled(&ledger, &mine, &grant, Verdict::Done { metadata: Some(replaced) }).await;
-    let stored = there(&ledger, &mine).await.metadata.unwrap();
+    let stored = there(&ledger, &mine).await.row.metadata.unwrap();
     let stored: serde_json::Value = serde_json::from_str(stored.as_str()).unwrap();
     assert_eq!(stored, serde_json::json!({"result": "ok"}));
     assert_invalid(crate::ledger::Metadata::new("{\"a\":\"\\u0000\"}"), "NUL");

@@ -185,7 +185,7 @@ pub async fn c2_owner_is_not_a_token(harness: &impl Harness) {
     settled(&same_owner, &holder, &current, retry(LEASE)).await;
     assert!(is_fenced(settle(&same_owner, &zombie, &stale, done()).await));
     let entry = there(&ledger, &holder).await;
-    assert_eq!((entry.state, entry.owner.unwrap().as_str()), (State::Retry, "worker-1"));
+    assert_eq!((entry.state, entry.row.owner.unwrap().as_str()), (State::Retry, "worker-1"));
 }
 
 /// Tokens grow from run to run and from row to row, however often the ledger is opened.

@@ -13,8 +13,9 @@ use super::sweep::Present;
 use super::{Inner, read};
 use crate::clock::Time;
 use crate::error::Result;
+use crate::event::{RECORD_OVERHEAD_BYTES, Record};
 use crate::id::{Scope, Topic};
-use crate::ledger::{BODY_BYTES, Body, Due, Entry, HeldQuery, Marker, PublishedDead, State};
+use crate::ledger::{Due, Entry, HeldQuery, Marker, PublishedDead, State};
 
 /// Bodies, column by column. Header names are bytes, because a name may contain a NUL, which text
 /// cannot. All headers are in one flat array, because nested arrays must have equal lengths.
@@ -30,12 +31,12 @@ pub(super) struct Bodies<'a> {
 }
 
 impl<'a> Bodies<'a> {
-    pub(super) fn of(bodies: impl Iterator<Item = Option<&'a Body>> + Clone) -> Self {
+    pub(super) fn of(bodies: impl Iterator<Item = Option<&'a Record>> + Clone) -> Self {
         if bodies.clone().all(|body| body.is_none()) {
             return Bodies::default();
         }
         let headers = || bodies.clone().flatten().flat_map(|body| body.headers.iter());
-        let count = |body: Option<&Body>| body.map(|body| body.headers.iter().count() as i32);
+        let count = |body: Option<&Record>| body.map(|body| body.headers.iter().count() as i32);
         Bodies {
             payloads: Some(
                 bodies.clone().map(|body| body.and_then(|body| body.payload.as_deref())).collect(),
@@ -79,10 +80,10 @@ const AGE_US_MAX: i64 = 3_155_760_000_000_000;
 const MATCHES: &str = "($3::text[] is null or e.topic is null or e.topic = any ($3))";
 
 /// SQL for the first chosen rows that fit into the query's bytes, which [`entries`] binds. A row
-/// counts as in [`Body::bytes`].
+/// counts as in [`Record::memory_bytes`].
 fn filled(s: &str) -> String {
     format!(
-        "sized as (select r.*, sum(coalesce(octet_length(e.payload), 0) + coalesce(octet_length(e.key), 0) + {BODY_BYTES} \
+        "sized as (select r.*, sum(coalesce(octet_length(e.payload), 0) + coalesce(octet_length(e.key), 0) + {RECORD_OVERHEAD_BYTES} \
              + (select coalesce(sum(octet_length(n)), 0) from unnest(e.header_names || e.header_values) n)) \
              over (order by r.place rows between unbounded preceding and 1 preceding) as before \
             from chosen r join {s}.held e on e.scope = r.scope and e.week = r.week and e.id = r.id), \

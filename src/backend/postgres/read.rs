@@ -10,12 +10,11 @@ use super::codes::{
 use super::error::translate;
 use crate::clock::Time;
 use crate::error::{Error, Result};
-use crate::event::{Fingerprint, Headers, Origin};
+use crate::event::{Fingerprint, Headers, Origin, Record};
 use crate::id::{Aggregate, EventId, Owner, Scope, Tenant, Topic};
 use crate::ledger::transition::{Head, HeadLease, Row};
 use crate::ledger::{
-    Audit, Body, Cursor, CursorParts, Entry, Filter, Identity, Metadata, Nonce, Page, Stat, State, Token,
-    Week,
+    Audit, Cursor, CursorParts, Entry, Filter, Identity, Metadata, Nonce, Page, Stat, State, Token, Week,
 };
 
 /// The columns of an [`EntryRow`]: `e` is the entry or held row, `w` its owner, `h` its bytes.
@@ -53,7 +52,7 @@ impl EntryRow {
         };
         let (partition, offset) = (self.partition.unwrap_or(0), self.offset.unwrap_or(0));
         let topic = self.topic.map(Topic::new).transpose()?;
-        let body = self.header_names.map(|names| Body {
+        let body = self.header_names.map(|names| Record {
             payload: self.payload.map(Into::into),
             headers: names
                 .into_iter()

@@ -14,10 +14,11 @@ use super::held::Bodies;
 use super::{Inner, read};
 use crate::clock::Time;
 use crate::error::{Error, Result};
+use crate::event::Record;
 use crate::id::EventId;
 use crate::ledger::transition;
 use crate::ledger::{
-    Body, Extend, Identity, Intervene, Intervened, Metadata, OnDead, Settle, Settled, State, Token, Verdict,
+    Extend, Identity, Intervene, Intervened, Metadata, OnDead, Settle, Settled, State, Token, Verdict,
     Week,
 };
 
@@ -276,7 +277,7 @@ fn note(settle: &Settle) -> Option<&str> {
     }
 }
 
-fn body(settle: &Settle) -> Option<&Body> {
+fn body(settle: &Settle) -> Option<&Record> {
     match &settle.verdict {
         Verdict::Retry { body, .. } | Verdict::Dead { body, .. } => body.as_ref(),
         _ => None,

@@ -11,10 +11,10 @@ use bytes::Bytes;
 
 use crate::clock::Time;
 use crate::error::{Error, Result};
-use crate::event::{Fingerprint, Headers, Origin};
+use crate::event::{Fingerprint, Headers, Origin, Record};
 use crate::id::{Aggregate, Owner, Topic};
 use crate::ledger::transition::{Head, HeadLease, Row};
-use crate::ledger::{Body, Metadata, Nonce, State, Token};
+use crate::ledger::{Metadata, Nonce, State, Token};
 
 /// The length of the stamp that the server puts before a value.
 pub(super) const STAMP_BYTES: usize = 6;
@@ -190,7 +190,7 @@ pub(super) fn pack_row(row: &Row) -> Vec<u8> {
     to.0
 }
 
-fn pack_body(to: &mut Writer, body: &Body) {
+fn pack_body(to: &mut Writer, body: &Record) {
     if let Some(payload) = &body.payload {
         to.bytes(payload);
     }
@@ -320,7 +320,7 @@ pub(super) fn row(stored: &[u8]) -> Result<Row> {
     })
 }
 
-fn body(from: &mut Reader<'_>, flags: u16) -> Result<Body> {
+fn body(from: &mut Reader<'_>, flags: u16) -> Result<Record> {
     let has = |flag| flags & flag != 0;
     let payload = has(PAYLOAD).then(|| from.bytes().map(Bytes::copy_from_slice)).transpose()?;
     let count = from.number()?;
@@ -330,7 +330,7 @@ fn body(from: &mut Reader<'_>, flags: u16) -> Result<Body> {
     }
     let key = has(KEY).then(|| from.bytes().map(Bytes::copy_from_slice)).transpose()?;
     let timestamp = has(TIMESTAMP).then(|| from.time()).transpose()?;
-    Ok(Body { payload, headers: Headers::from_iter(headers), key, timestamp })
+    Ok(Record { payload, headers: Headers::from_iter(headers), key, timestamp })
 }
 
 /// Encodes a head, without its stamp.
@@ -431,7 +431,7 @@ mod tests {
             alone: false,
             suspect: true,
             unordered: true,
-            body: Some(Body {
+            body: Some(Record {
                 payload: Some(Bytes::from_static(b"\0\xff")),
                 headers: Headers::from_iter([("a", "1"), ("a", "")]),
                 key: Some(Bytes::new()),
@@ -439,7 +439,7 @@ mod tests {
             }),
             ..plain()
         };
-        let tombstone = Row { body: Some(Body::default()), ..plain() };
+        let tombstone = Row { body: Some(Record::default()), ..plain() };
         for row_ in [plain(), full, tombstone] {
             let stored = stamped(pack_row(&row_));
             assert_eq!(row(&stored).unwrap(), row_);

@@ -11,10 +11,11 @@ use super::want::{Wants, member, member_key};
 use super::{RedisLedger, Result, codec, wants_of};
 use crate::clock::Time;
 use crate::error::Error;
+use crate::event::Record;
 use crate::id::{Aggregate, Scope, Topic};
 use crate::ledger::transition::{Head, Row};
 use crate::ledger::{
-    Body, Claims as _, Due, Entry, Filter, HeldQuery, Key, Marker, PublishedDead, Rows as _, State, runnable,
+    Claims as _, Due, Entry, Filter, HeldQuery, Key, Marker, PublishedDead, Rows as _, State, runnable,
 };
 
 /// How many entries of an index are read at once.
@@ -83,7 +84,7 @@ async fn read(ledger: &RedisLedger, keys: &[Key], query: &HeldQuery) -> Result<V
             if query.bytes_max.is_some_and(|max| bytes >= max) {
                 return Ok(found);
             }
-            bytes += row.body.as_ref().map_or(0, Body::bytes);
+            bytes += row.body.as_ref().map_or(0, Record::memory_bytes);
             found.push((key, row));
         }
         let each = (bytes / found.len().max(1)).max(1);

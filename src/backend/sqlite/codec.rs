@@ -8,10 +8,10 @@ use rusqlite::{Row as Columns, Statement};
 
 use crate::clock::Time;
 use crate::error::{Error, Result};
-use crate::event::{Fingerprint, Headers, Origin};
+use crate::event::{Fingerprint, Headers, Origin, Record};
 use crate::id::{Aggregate, Owner, Topic};
 use crate::ledger::transition::{Head, HeadLease, Row};
-use crate::ledger::{Body, Metadata, Nonce, State, Token};
+use crate::ledger::{Metadata, Nonce, State, Token};
 
 /// The columns of an entry besides its key, in the order in which they are bound, from parameter 3.
 pub(super) const COLUMNS: &str = "state, token, nonce, attempts, first_at, at, flags, owner, fingerprint, topic, part, \
@@ -187,7 +187,7 @@ impl Stored {
             alone: flags & ALONE != 0,
             suspect: flags & SUSPECT != 0,
             unordered: flags & UNORDERED != 0,
-            body: payload.map(|payload| Body {
+            body: payload.map(|payload| Record {
                 payload: (flags & TOMBSTONE == 0).then(|| payload.into()),
                 headers: Headers::default(),
                 key: key.map(Bytes::from),

@@ -13,10 +13,11 @@ use super::ledger_tx::LedgerTx;
 use super::read::{Scopes, weeks};
 use crate::clock::Time;
 use crate::error::Result;
+use crate::event::Record;
 use crate::id::{Aggregate, EventId, Scope, Topic};
 use crate::ledger::transition::Row;
 use crate::ledger::{
-    Body, Due, Entry, Filter, HeldQuery, Identity, Marker, PublishedDead, Rows, Waiting, Week, runnable,
+    Due, Entry, Filter, HeldQuery, Identity, Marker, PublishedDead, Rows, Waiting, Week, runnable,
 };
 
 /// A held row, with its week, its scope's number and its key.
@@ -65,7 +66,7 @@ fn select(
                 let (week, key, place, stored): (i16, Vec<u8>, i64, Stored) =
                     row.doing("looking for what is held")?;
                 let row = stored.row()?;
-                bytes += row.body.as_ref().map_or(0, Body::bytes);
+                bytes += row.body.as_ref().map_or(0, Record::memory_bytes);
                 found.push((place, (Week::from_number(week)?, *scope, key, row)));
             }
         }
@@ -227,7 +228,7 @@ pub(super) fn unpublished_dead(
     }
     let most = i64::try_from(limit).unwrap_or(i64::MAX);
     let dead = select(conn, &numbers, &which, query, most)?;
-    let sizes = dead.iter().map(|(.., row)| row.body.as_ref().map_or(0, Body::bytes));
+    let sizes = dead.iter().map(|(.., row)| row.body.as_ref().map_or(0, Record::memory_bytes));
     let count = query.fill(sizes).min(limit);
     let entries = dead.into_iter().take(count);
     entries.map(|(week, number, key, row)| entry(&scopes, week, number, &key, row)).collect()

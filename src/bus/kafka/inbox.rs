@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
 
-use crate::bus::route::bytes_of;
 use crate::bus::{Assignment, BusEvent, Partition, Received};
 use crate::error::{Error, Result};
 
@@ -383,7 +382,7 @@ impl Inbox {
         for own in partitions {
             let count = own.records.len().min(RECORDS_MAX - records.len());
             records.extend(own.records.drain(..count));
-            own.bytes = own.records.iter().map(|r| bytes_of(&r.record)).sum();
+            own.bytes = own.records.iter().map(|r| r.record.bytes()).sum();
         }
         if !records.is_empty() {
             return Some(Ok(BusEvent::Records(records)));

@@ -30,7 +30,6 @@ use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 use super::begin::Beginnings;
 use super::inbox::{Inbox, Seek};
 use super::link::{Context, Link, meaning, meaning_of};
-use crate::bus::route::bytes_of;
 use crate::bus::{Partition, Received, Record, Start};
 use crate::clock::Time;
 use crate::error::Error;
@@ -335,7 +334,7 @@ pub(super) fn run(consumer: &MemberConsumer) -> End {
                 (idle, told) = (0, None);
                 member.link.delivered();
                 if let Some(received) = member.received(&message) {
-                    let bytes = bytes_of(&received.record);
+                    let bytes = received.record.bytes();
                     let _flow = inbox.flow();
                     if let Some(anew) = inbox.push(received, bytes) {
                         let _ = consumer.resume(&to_list(&[anew])); // it was assigned again and is not paused

@@ -15,7 +15,6 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 
 use super::link::{Context, Link, code, meaning};
 use super::settings::KafkaSettings;
-use crate::bus::route::bytes_of;
 use crate::bus::{OnAnswer, Record};
 use crate::error::{Error, Result};
 use crate::event::Origin;
@@ -168,7 +167,7 @@ impl Publishing<'_> {
         let record = &self.records[place];
         match code(error) {
             Some(Code::MessageSizeTooLarge | Code::MessageBatchTooLarge | Code::InvalidMessageSize) => {
-                let bytes = bytes_of(record) + FRAME_BYTES + HEADER_BYTES * record.headers.iter().count();
+                let bytes = record.bytes() + FRAME_BYTES + HEADER_BYTES * record.headers.iter().count();
                 let is = self.records.len() == 1 || self.limit.is_some_and(|limit| bytes >= limit);
                 self.takes_less.fetch_or(!is, Ordering::Relaxed);
                 is

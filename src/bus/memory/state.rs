@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::bus::assignments::GroupAssignment;
 use crate::bus::group::{Seat, Step, plan};
-use crate::bus::route::{bytes_of, check_offset, check_topic, fenced, no_partition, no_topic, partition_of};
+use crate::bus::route::{check_offset, check_topic, fenced, no_partition, no_topic, partition_of};
 use crate::bus::{Assignment, Partition, Received, Record, Start, Subscription, TopicInfo, TopicSettings};
 use crate::clock::Time;
 use crate::error::{Error, Result};
@@ -45,7 +45,7 @@ impl Log {
     fn remove_first(&mut self) {
         if let Some((_, record)) = self.records.pop_front() {
             self.oldest += 1;
-            self.bytes -= bytes_of(&record) as u64;
+            self.bytes -= record.bytes() as u64;
         }
     }
 
@@ -134,7 +134,7 @@ impl State {
             let log = &mut all.partitions[number as usize];
             log.sweep(&all.terms, now);
             origins.push(Ok(Origin::new(topic.clone(), number, log.end())));
-            log.bytes += bytes_of(record) as u64;
+            log.bytes += record.bytes() as u64;
             log.records
                 .push_back((now, Record { timestamp: record.timestamp.or(Some(now)), ..record.clone() }));
         }

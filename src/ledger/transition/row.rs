@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use crate::clock::Time;
-use crate::event::{Fingerprint, Origin};
+use crate::event::{Fingerprint, Origin, Record};
 use crate::id::{Aggregate, Owner};
-use crate::ledger::{Body, Entry, Identity, Metadata, Nonce, Prior, State, Token, Week};
+use crate::ledger::{Entry, Identity, Metadata, Nonce, Prior, State, Token, Week};
 
 /// An entry as it is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,29 +45,13 @@ pub struct Row {
     /// order.
     pub unordered: bool,
     /// The event's bytes while it is held.
-    pub body: Option<Body>,
+    pub body: Option<Record>,
 }
 
 impl Row {
     /// Turns the row into the entry of an identity.
     pub fn entry(self, identity: Identity, week: Week) -> Entry {
-        Entry {
-            identity,
-            week,
-            state: self.state,
-            token: self.token,
-            attempts: self.attempts,
-            first_at: self.first_at,
-            at: self.at,
-            owner: self.owner,
-            fingerprint: self.fingerprint,
-            order: self.order,
-            origin: self.origin,
-            metadata: self.metadata,
-            note: self.note,
-            tracked: self.tracked,
-            body: self.body,
-        }
+        Entry { identity, week, row: self }
     }
 
     /// Whether an at-most-once run should have reported its end by `now` and did not.

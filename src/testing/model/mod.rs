@@ -360,7 +360,7 @@ impl<H: Harness> Pair<'_, H> {
     async fn compare_entries(&mut self, claim: &Claim, _: &World) {
         let shape = |entry: Option<crate::ledger::Entry>| {
             entry.map_or("none".to_owned(), |e| {
-                let place = e.order.map(|(aggregate, seq)| format!("{aggregate} {seq}"));
+                let place = e.order.as_ref().map(|(aggregate, seq)| format!("{aggregate} {seq}"));
                 format!(
                     "{} runs {} at {} first {} {place:?} {:?} note {} tracked {} body {:?}",
                     e.state,

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use super::rng::Rng;
 use crate::clock::Time;
-use crate::event::{Fingerprint, Headers};
+use crate::event::{Fingerprint, Headers, Record};
 use crate::id::{Aggregate, EventId, Scope};
 use crate::ledger::{
-    Baseline, Body, Claim, FailureSettings, Identity, LeaseSettings, Mode, Nonce, OnDead, Order, OrderPolicy,
+    Baseline, Claim, FailureSettings, Identity, LeaseSettings, Mode, Nonce, OnDead, Order, OrderPolicy,
     Verdict,
 };
 
@@ -76,8 +76,8 @@ impl World {
 }
 
 /// Some bytes, or those of a tombstone.
-fn body(tombstone: bool) -> Body {
-    Body {
+fn body(tombstone: bool) -> Record {
+    Record {
         payload: (!tombstone).then(|| "bytes".into()),
         headers: Headers::from_iter([("a", "1"), ("b", "2")]),
         key: Some("key".into()),

@@ -255,7 +255,10 @@ pub async fn entries(
     let mut after = None;
     loop {
         let page = ledger.list(&filter, after.as_ref(), PAGE).await?;
-        found.extend(page.entries.into_iter().map(|entry| Entry { body: None, ..entry }));
+        found.extend(page.entries.into_iter().map(|mut entry| {
+            entry.row.body = None;
+            entry
+        }));
         after = page.next;
         if after.is_none() {
             break;

@@ -7,7 +7,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use super::schema::make_records;
 use crate::backend::sqlite::codec::{pack, unpack};
 use crate::backend::sqlite::fault::Doing;
-use crate::bus::route::{bytes_of, check_topic, no_partition, no_topic, partition_of};
+use crate::bus::route::{check_topic, no_partition, no_topic, partition_of};
 use crate::bus::{Partition, Received, Record, TopicInfo, TopicSettings};
 use crate::clock::Time;
 use crate::error::{Error, Result};
@@ -172,7 +172,7 @@ fn tails(conn: &Connection, topic: i64) -> Result<Vec<Tail>> {
 }
 
 fn check_size(topic: &Topic, record: &Record, max: usize) -> Result<()> {
-    let bytes = bytes_of(record);
+    let bytes = record.bytes();
     if bytes <= max {
         return Ok(());
     }
@@ -226,7 +226,7 @@ pub(super) fn read(
         };
         let origin = Origin::new(partition.topic.clone(), partition.number, row.get(0).doing(what)?);
         *records_left -= 1;
-        *bytes_left = bytes_left.saturating_sub(bytes_of(&record));
+        *bytes_left = bytes_left.saturating_sub(record.bytes());
         into.push(Received::new(record, origin));
     }
     Ok(())
