@@ -123,6 +123,8 @@ pub(crate) struct StoredRecord {
     seq: u64,
     /// In microseconds since 1970, by the journal's clock.
     at: i64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    previous: Option<Position>,
     #[serde(flatten)]
     event: EventRecord,
 }
@@ -136,6 +138,7 @@ impl StoredRecord {
             aggregate: event.aggregate.as_ref().map_or_else(String::new, |a| a.as_str().to_owned()),
             seq: stored.seq,
             at: stored.at.as_micros(),
+            previous: stored.previous.clone(),
             event: EventRecord::new(event, stored.fingerprint),
         }
     }
@@ -147,7 +150,9 @@ impl StoredRecord {
         let event = self.event.event(tenant.as_ref())?;
         let fingerprint = self.event.fingerprint()?;
         let at = Time::from_micros(self.at);
-        Ok(Stored::new(self.position.clone(), at, fingerprint, event, aggregate, self.seq))
+        let mut stored = Stored::new(self.position.clone(), at, fingerprint, event, aggregate, self.seq);
+        stored.previous.clone_from(&self.previous);
+        Ok(stored)
     }
 }
 
@@ -172,7 +177,9 @@ mod tests {
                 let fingerprint = event.fingerprint();
                 let position = Position::named(7, "a.b");
                 let aggregate = Aggregate::new("a b").unwrap();
-                let stored = Stored::new(position, Time::from_micros(5), fingerprint, event, aggregate, seq);
+                let at = Time::from_micros(5);
+                let mut stored = Stored::new(position, at, fingerprint, event, aggregate, seq);
+                stored.previous = tenant.then(|| Position::of(6));
                 let line = serde_json::to_string(&StoredRecord::new(&stored)).unwrap();
                 prop_assert!(!line.contains('\n'));
                 let back: StoredRecord = serde_json::from_str(&line).unwrap();

@@ -54,7 +54,7 @@ impl Lookback {
             // While no relay ran, events may have appeared late whose time is long past by now.
             cursor: Some(back(checkpoint.position.number(), settings)),
             looked_from: None,
-            next_pass: Instant::now(),
+            next_pass: Instant::now() + settings.lookback / PASSES,
             settings: Arc::clone(settings),
             floor,
         };
