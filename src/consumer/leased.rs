@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use tokio::time::Instant;
 
 use super::Passed;
-use super::arrival::{Arrival, Ending, Source};
+use super::arrival::{Arrival, Ending};
 use super::claim::{ConsumerContext, away};
 use super::dead::unclaimed_record;
 use super::handle::{Failed, Handled, Permits, within};
@@ -113,9 +113,7 @@ where
     R: Future<Output = Handled> + Send,
 {
     async fn work_one(&self, arrival: &mut Arrival) -> Ending {
-        let (Ok(event), Some(delivery)) = (arrival.event.clone(), arrival.delivery()) else {
-            return self.context.refuse_unreadable(arrival).await;
-        };
+        let (event, delivery) = (arrival.event.clone(), arrival.delivery());
         let settings = &self.context.settings;
         let terms = LeaseSettings {
             lease: settings.lease,
@@ -218,8 +216,7 @@ pub(super) async fn settle_failure(
     let pause =
         settings.guard().failure_terms().pause(lease.attempt()).max(failed.after().unwrap_or_default());
     // One that came from the ledger waits there, however short the pause: any member may run it then.
-    let from_ledger = matches!(arrival.source, Source::Held(..));
-    let held = (pause > settings.hold_max || from_ledger) && arrival.may_be_held();
+    let held = (pause > settings.hold_max || arrival.is_held()) && arrival.may_be_held();
     let verdict = Verdict::Retry {
         after: pause,
         counted: failed.is_counted(),
@@ -269,9 +266,7 @@ where
     R: Future<Output = Handled> + Send,
 {
     async fn work_one(&self, arrival: &mut Arrival) -> Ending {
-        let (Ok(event), Some(delivery)) = (arrival.event.clone(), arrival.delivery()) else {
-            return self.context.refuse_unreadable(arrival).await;
-        };
+        let (event, delivery) = (arrival.event.clone(), arrival.delivery());
         let limit = self.context.settings.handler_timeout;
         // Get the permit before the claim. After the claim the event counts as started, and is lost
         // if it does not end.

@@ -17,13 +17,13 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::arrival::{Arrival, Ending, Key, Source};
+use super::arrival::{Arrival, Delivered, Ending, Key, Queued, Source, Undecodable};
 use super::claim::ConsumerContext;
 use super::dead::{self, DeadLetterOutlet};
 use super::held::HeldFeed;
 use super::meter::Meter;
 use super::offsets::CommitPoint;
-use super::order::{KeyQueues, Lane};
+use super::order::{KeyQueues, Lane, LaneRun};
 use super::worker::{Suspects, Worker};
 use super::{Counts, OutagePolicy, Passed, Stop};
 use crate::bus::{Assignment, Partition, Subscriber};
@@ -52,7 +52,7 @@ pub(super) struct PartitionState {
 
 /// The window's answer for a batch, and the ledger's epoch if it was queried.
 struct Seen {
-    arrivals: Vec<Arrival>,
+    queued: Vec<Queued>,
     done: HashSet<Sighting>,
     epoch: Option<Epoch>,
 }
@@ -60,7 +60,7 @@ struct Seen {
 /// What a task reports for one lane.
 struct Ended {
     lane: Lane<Key>,
-    arrivals: Vec<Arrival>,
+    queued: Vec<Queued>,
     endings: Vec<Ending>,
 }
 
@@ -74,7 +74,7 @@ pub(super) struct Pipeline {
     pub(super) partitions: HashMap<Partition, PartitionState>,
     /// Cancel what still runs of released partitions.
     pub(super) released: Vec<watch::Sender<bool>>,
-    pub(super) queues: KeyQueues<Key, Arrival>,
+    pub(super) queues: KeyQueues<Key, Queued>,
     /// Suspects, each to run with nothing beside it.
     pub(super) alone: VecDeque<(Lane<Key>, Vec<Arrival>)>,
     pub(super) held: HeldFeed,
@@ -93,7 +93,7 @@ pub(super) struct Tasks {
     suspects: JoinSet<SuspectsAnswer>,
     lag: JoinSet<Option<i64>>,
     /// Batches that the window has yet to be asked about. `window` is asking about one.
-    unasked: VecDeque<Vec<Arrival>>,
+    unasked: VecDeque<Vec<Queued>>,
     window: JoinSet<Seen>,
     remember: Vec<Sighting>,
 }
@@ -227,26 +227,34 @@ impl Pipeline {
             }
             let mut lanes = Vec::new();
             let (max, per_key) = if batch_max == 1 { (room, 1) } else { (batch_max, batch_max) };
-            for mut run in self.queues.take(max, per_key) {
-                // An arrival that must run alone is split from the others of its lane.
-                let kind = |arrival: &Arrival| (arrival.alone, arrival.suspects_max);
-                let first = run.items.first().map_or((false, None), kind);
-                let same = run.items.iter().take_while(|arrival| kind(arrival) == first);
-                let count = same.take(first.1.unwrap_or(usize::MAX)).count();
-                let rest = run.items.split_off(count);
-                self.queues.put_back(&run.lane, rest);
-                let is_held = matches!(run.items.first(), Some(Arrival { source: Source::Held(..), .. }));
-                if first != (false, None) {
-                    self.alone.push_back((run.lane, run.items));
+            for LaneRun { lane, items } in self.queues.take(max, per_key) {
+                let (first, rest) = first_of(items);
+                self.queues.put_back(&lane, rest);
+                let arrivals = match first {
+                    First::Events(arrivals) => arrivals,
+                    First::Undecodable(undecodable) if room == 0 => {
+                        self.queues.give(lane, vec![Queued::Undecodable(undecodable)], None);
+                        continue;
+                    }
+                    First::Undecodable(undecodable) => {
+                        room -= 1;
+                        self.start_refusal(lane, undecodable);
+                        continue;
+                    }
+                };
+                let Some(first) = arrivals.first() else { continue };
+                let is_held = first.is_held();
+                if first.alone || first.suspects_max.is_some() {
+                    self.alone.push_back((lane, arrivals));
                 } else if is_held && batch_max > 1 && room == 0 {
-                    self.queues.give(run.lane, run.items, None);
+                    self.queues.give(lane, events(arrivals), None);
                 } else if is_held || batch_max == 1 {
                     // No marker covers a held event, so it runs separately: the others of a batch
                     // would have to wait for it.
                     room = room.saturating_sub(1);
-                    self.start(vec![(run.lane, run.items)]);
+                    self.start(vec![(lane, arrivals)]);
                 } else {
-                    lanes.push((run.lane, run.items));
+                    lanes.push((lane, arrivals));
                 }
             }
             if !lanes.is_empty() {
@@ -277,24 +285,36 @@ impl Pipeline {
 
     fn start(&mut self, lanes: Vec<(Lane<Key>, Vec<Arrival>)>) {
         for (_, arrivals) in &lanes {
-            self.count_in_flight(arrivals);
+            self.count_in_flight(arrivals.iter().map(|arrival| &arrival.delivered));
         }
         let (worker, context) = (Arc::clone(&self.worker), self.context.clone());
         self.tasks.running.spawn(async move {
             let (keys, mut arrivals): (Vec<_>, Vec<_>) = lanes.into_iter().unzip();
             let endings = work(&*worker, &context, &mut arrivals).await;
             let ended = keys.into_iter().zip(arrivals).zip(endings);
-            ended.map(|((lane, arrivals), endings)| Ended { lane, arrivals, endings }).collect()
+            ended
+                .map(|((lane, arrivals), endings)| Ended { lane, queued: events(arrivals), endings })
+                .collect()
         });
     }
 
-    fn count_in_flight(&mut self, arrivals: &[Arrival]) {
-        self.tasks.in_flight += arrivals.len();
-        for arrival in arrivals {
-            if let Some(own) = self.partition_of(arrival) {
+    /// Records an undecodable record as a dead letter.
+    fn start_refusal(&mut self, lane: Lane<Key>, undecodable: Undecodable) {
+        self.count_in_flight([&undecodable.delivered]);
+        let context = self.context.clone();
+        self.tasks.running.spawn(async move {
+            let ending = context.refuse_undecodable(&undecodable).await;
+            vec![Ended { lane, queued: vec![Queued::Undecodable(undecodable)], endings: vec![ending] }]
+        });
+    }
+
+    fn count_in_flight<'a>(&mut self, delivered: impl IntoIterator<Item = &'a Delivered>) {
+        for delivered in delivered {
+            self.tasks.in_flight += 1;
+            if let Some(own) = self.partition_of(delivered) {
                 own.running += 1;
                 if crate::crash_point::mutant!("commit before settle") {
-                    own.commit_point.finish(arrival.received.origin.offset);
+                    own.commit_point.finish(delivered.received.origin.offset);
                 }
             }
         }
@@ -307,42 +327,48 @@ impl Pipeline {
         // lanes are lost.
         let ended = ended.map_err(ended_badly)?;
         self.tasks.lone = false;
-        for Ended { lane, arrivals, endings } in ended {
-            self.tasks.in_flight -= arrivals.len();
-            for arrival in &arrivals {
-                if let Some(own) = self.partition_of(arrival) {
+        for Ended { lane, queued, endings } in ended {
+            self.tasks.in_flight -= queued.len();
+            for delivered in &queued {
+                if let Some(own) = self.partition_of(delivered) {
                     own.running -= 1;
                 }
             }
-            self.finish_lane(lane, arrivals, endings)?;
+            self.finish_lane(lane, queued, endings)?;
         }
         Ok(())
     }
 
-    fn finish_lane(&mut self, lane: Lane<Key>, arrivals: Vec<Arrival>, endings: Vec<Ending>) -> Result<()> {
-        let mut arrivals = arrivals.into_iter();
+    fn finish_lane(&mut self, lane: Lane<Key>, queued: Vec<Queued>, endings: Vec<Ending>) -> Result<()> {
+        let mut queued = queued.into_iter();
         let mut until = None;
         let mut rest = Vec::new();
         for ending in endings {
-            let Some(mut arrival) = arrivals.next() else { break };
+            let Some(mut next) = queued.next() else { break };
             match ending {
                 Ending::Passed(how) => {
-                    self.pass(&arrival, how);
+                    self.pass(&next, how);
                     self.note_too_old(how)?;
                     continue;
                 }
                 Ending::Later(after) => {
                     until = Some(Instant::now() + after);
-                    arrival.suspects_max = None; // it has run, here or elsewhere, and the process lives
+                    if let Queued::Event(arrival) = &mut next {
+                        arrival.suspects_max = None; // it has run, here or elsewhere, and the process lives
+                    }
                 }
-                Ending::Alone => arrival.alone = true,
+                Ending::Alone => {
+                    if let Queued::Event(arrival) = &mut next {
+                        arrival.alone = true;
+                    }
+                }
                 Ending::Cancelled => {}
                 Ending::Stop(error) => return Err(error),
                 Ending::Away(error) => match self.context.settings.outage {
                     OutagePolicy::FailFast => return Err(error),
-                    OutagePolicy::DeadLetter if self.dead_topic_of(&arrival).is_some() => {
+                    OutagePolicy::DeadLetter if self.dead_topic_of(&next).is_some() => {
                         self.meter.ledger_away();
-                        let rest = std::iter::once(arrival).chain(arrivals).collect();
+                        let rest = std::iter::once(next).chain(queued).collect();
                         self.copy_unclaimed(lane, rest, &error);
                         return Ok(());
                     }
@@ -353,19 +379,11 @@ impl Pipeline {
                     }
                 },
             }
-            rest.push(arrival);
+            rest.push(next);
             break;
         }
-        rest.extend(arrivals);
-        rest.retain(|arrival| self.is_ours(arrival));
-        if rest.first().is_some_and(|arrival| arrival.alone) && until.is_none() {
-            let more = rest.split_off(1);
-            if more.is_empty() {
-                self.alone.push_back((lane, rest));
-                return Ok(());
-            }
-            rest.extend(more); // the head runs alone, then the others in turn
-        }
+        rest.extend(queued);
+        rest.retain(|delivered| self.is_ours(delivered));
         // An event that came out of the ledger meanwhile may be the one the rest waits for.
         let strict = self.context.settings.is_strict();
         self.queues.give_among(lane, rest, until, |queued, given| queued.precedes(given, strict));
@@ -373,11 +391,11 @@ impl Pipeline {
     }
 
     /// Whether a delivery's partition is still assigned to this process under the same epoch.
-    fn is_ours(&self, arrival: &Arrival) -> bool {
+    fn is_ours(&self, delivered: &Delivered) -> bool {
         if self.state.draining.is_some() {
             return false;
         }
-        match &arrival.source {
+        match &delivered.source {
             Source::Held(..) => true,
             Source::Bus(assigned) => {
                 self.partitions.get(&assigned.partition).is_some_and(|own| own.assigned == *assigned)
@@ -385,20 +403,20 @@ impl Pipeline {
         }
     }
 
-    fn partition_of(&mut self, arrival: &Arrival) -> Option<&mut PartitionState> {
-        let Source::Bus(assigned) = &arrival.source else { return None };
+    fn partition_of(&mut self, delivered: &Delivered) -> Option<&mut PartitionState> {
+        let Source::Bus(assigned) = &delivered.source else { return None };
         self.partitions.get_mut(&assigned.partition).filter(|own| own.assigned == *assigned)
     }
 
     /// Finishes a delivery, so that the commit point may move past it.
-    fn pass(&mut self, arrival: &Arrival, how: Passed) {
-        arrival.span.record("consumer.ending", how.label());
+    fn pass(&mut self, queued: &Queued, how: Passed) {
+        queued.span.record("consumer.ending", how.label());
         self.held.note_activity();
         self.meter.passed(how);
-        let offset = arrival.received.origin.offset;
-        if let Some(own) = self.partition_of(arrival) {
+        let offset = queued.received.origin.offset;
+        if let Some(own) = self.partition_of(queued) {
             own.commit_point.finish(offset);
-            own.bytes = own.bytes.saturating_sub(arrival.bytes());
+            own.bytes = own.bytes.saturating_sub(queued.bytes());
             let position = own.commit_point.position().unwrap_or(i64::MIN);
             if own.suspects.as_ref().is_some_and(|suspects| suspects.last < position) {
                 own.suspects = None;
@@ -406,13 +424,15 @@ impl Pipeline {
                 self.worker.cleared(&partition);
             }
         }
-        if let Source::Held(identity, week) = &arrival.source {
+        if let Source::Held(identity, week) = &queued.source {
             self.held.finished(identity);
-            self.end_alias(arrival, identity.clone(), *week, how);
+            if let Queued::Event(arrival) = queued {
+                self.end_alias(arrival, identity.clone(), *week, how);
+            }
         }
         if matches!(how, Passed::Done | Passed::Finished)
             && self.window.is_some()
-            && let Some(sighting) = self.context.sighting_of(arrival)
+            && let Some(sighting) = self.context.sighting_of(queued)
         {
             self.tasks.remember.push(sighting);
         }
@@ -421,7 +441,7 @@ impl Pipeline {
     /// Settles the entry of a record that was refused under its location. It was redriven and could
     /// be read this time, so it now has its own id.
     fn end_alias(&self, arrival: &Arrival, refused: Identity, week: Week, how: Passed) {
-        let Some(identity) = self.context.identity_of(arrival) else { return };
+        let identity = self.context.identity_of(arrival);
         if identity == refused || matches!(how, Passed::Refused | Passed::TooOld) {
             return;
         }
@@ -445,21 +465,20 @@ impl Pipeline {
         Ok(())
     }
 
-    fn dead_topic_of(&self, arrival: &Arrival) -> Option<Topic> {
-        self.context.settings.dead_topic_of(&arrival.received.origin.topic)
+    fn dead_topic_of(&self, delivered: &Delivered) -> Option<Topic> {
+        self.context.settings.dead_topic_of(&delivered.received.origin.topic)
     }
 
     /// With the ledger unavailable and the policy to continue, copies the lane's first record. The
     /// copy is all that remains of it here.
-    fn copy_unclaimed(&mut self, lane: Lane<Key>, arrivals: Vec<Arrival>, error: &Error) {
-        let Some((first, topic)) =
-            arrivals.first().and_then(|first| Some((first, self.dead_topic_of(first)?)))
+    fn copy_unclaimed(&mut self, lane: Lane<Key>, queued: Vec<Queued>, error: &Error) {
+        let Some((first, topic)) = queued.first().and_then(|first| Some((first, self.dead_topic_of(first)?)))
         else {
             return;
         };
         let record = dead::unclaimed_record(&self.context, &first.received, &error.chain());
         let bus = Arc::clone(&self.context.bus);
-        self.count_in_flight(&arrivals);
+        self.count_in_flight(queued.iter().map(|queued| &**queued));
         self.tasks.running.spawn(async move {
             let published = bus.publish(&topic, &[record]).await;
             let ending = match published.map(|mut answers| answers.pop()) {
@@ -470,7 +489,7 @@ impl Pipeline {
                 }
                 Ok(None) => Ending::Later(Duration::from_secs(1)),
             };
-            vec![Ended { lane, arrivals, endings: vec![ending] }]
+            vec![Ended { lane, queued, endings: vec![ending] }]
         });
     }
 
@@ -511,19 +530,48 @@ pub(super) fn ended_badly(error: tokio::task::JoinError) -> Error {
     Error::Corrupt(format!("a task of the consumer ended badly: {error}"))
 }
 
-/// Runs lanes. A record without an event goes to the dead letters, and an unwanted one is stepped
-/// past.
+/// The first deliveries of a lane that may run together.
+enum First {
+    Events(Vec<Arrival>),
+    Undecodable(Undecodable),
+}
+
+/// Splits the deliveries of a lane into those that run first and the rest. An undecodable record is
+/// split from the others, and so is an event that must run alone.
+fn first_of(items: Vec<Queued>) -> (First, Vec<Queued>) {
+    let kind = |arrival: &Arrival| (arrival.alone, arrival.suspects_max);
+    let mut items = items.into_iter().peekable();
+    let mut arrivals: Vec<Arrival> = Vec::new();
+    while let Some(next) = items.next_if(|next| match (arrivals.first(), next) {
+        (None, _) => true,
+        (Some(first), Queued::Event(next)) => {
+            kind(first) == kind(next) && arrivals.len() < first.suspects_max.unwrap_or(usize::MAX)
+        }
+        (Some(_), Queued::Undecodable(_)) => false,
+    }) {
+        match next {
+            Queued::Event(arrival) => arrivals.push(arrival),
+            Queued::Undecodable(undecodable) => return (First::Undecodable(undecodable), items.collect()),
+        }
+    }
+    (First::Events(arrivals), items.collect())
+}
+
+fn events(arrivals: Vec<Arrival>) -> Vec<Queued> {
+    arrivals.into_iter().map(Queued::Event).collect()
+}
+
+/// Runs lanes. An unwanted event is stepped past.
 async fn work(
     worker: &dyn Worker,
     context: &ConsumerContext,
     lanes: &mut [Vec<Arrival>],
 ) -> Vec<Vec<Ending>> {
-    let [lane] = lanes else { return worker.work(lanes).await };
-    let [arrival] = lane.as_mut_slice() else { return worker.work(lanes).await };
-    let ending = match &arrival.event {
-        Err(reason) => context.refuse(arrival, reason).await,
-        Ok(event) if !context.settings.wants.matches(event) => context.step_past(arrival).await,
-        Ok(_) => return worker.work(lanes).await,
-    };
-    vec![vec![ending]]
+    if let [lane] = &mut *lanes
+        && let [arrival] = lane.as_mut_slice()
+        && !context.settings.wants.matches(&arrival.event)
+    {
+        return vec![vec![context.step_past(arrival).await]];
+    }
+    worker.work(lanes).await
 }

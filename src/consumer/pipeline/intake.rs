@@ -8,7 +8,7 @@ use super::partitions::suspect;
 use super::{Pipeline, Seen, ended_badly};
 use crate::bus::{BusEvent, Partition, Received};
 use crate::consumer::Passed;
-use crate::consumer::arrival::{Arrival, Source};
+use crate::consumer::arrival::{Arrival, Queued, Source};
 use crate::consumer::held::Looked;
 use crate::error::{Error, Result};
 
@@ -67,14 +67,13 @@ impl Pipeline {
                     received.origin.offset
                 )));
             }
-            let mut arrival =
-                self.context.arrival(received, Source::Bus(own.assigned.clone()), own.cancel.subscribe());
-            arrival.epoch = self.state.epoch;
-            own.bytes += arrival.bytes();
-            if self.is_wanted(&arrival) {
-                arrivals.push(arrival);
+            let source = Source::Bus(own.assigned.clone());
+            let queued = self.context.decode(received, source, own.cancel.subscribe(), self.state.epoch);
+            own.bytes += queued.bytes();
+            if self.is_wanted(&queued) {
+                arrivals.push(queued);
             } else {
-                self.pass(&arrival, Passed::Unwanted);
+                self.pass(&queued, Passed::Unwanted);
             }
         }
         if self.window.is_none() {
@@ -86,23 +85,23 @@ impl Pipeline {
         Ok(())
     }
 
-    pub(super) fn queue(&mut self, arrivals: Vec<Arrival>) {
+    pub(super) fn queue(&mut self, arrivals: Vec<Queued>) {
         self.held.note_activity();
-        for mut arrival in arrivals {
-            if !self.is_ours(&arrival) {
+        for mut queued in arrivals {
+            if !self.is_ours(&queued) {
                 continue;
             }
-            suspect(&self.partitions, &mut arrival);
-            self.put_in_order(arrival);
+            suspect(&self.partitions, &mut queued);
+            self.put_in_order(queued);
         }
     }
 
     /// Whether a delivery must go through the pipeline: a handler wants it, or a strict order has
     /// to step past it.
-    fn is_wanted(&self, arrival: &Arrival) -> bool {
+    fn is_wanted(&self, queued: &Queued) -> bool {
         let settings = &self.context.settings;
         let strict = settings.is_strict();
-        arrival.event.as_ref().map_or(true, |event| {
+        queued.arrival().is_none_or(|Arrival { event, .. }| {
             settings.wants.matches(event) || (strict && event.aggregate.is_some() && event.seq.is_some())
         })
     }
@@ -113,13 +112,12 @@ impl Pipeline {
         if !self.tasks.window.is_empty() {
             return;
         }
-        let (Some(window), Some(arrivals)) = (self.window.clone(), self.tasks.unasked.pop_front()) else {
+        let (Some(window), Some(queued)) = (self.window.clone(), self.tasks.unasked.pop_front()) else {
             return;
         };
         let context = self.context.clone();
         self.tasks.window.spawn(async move {
-            let sightings: Vec<_> =
-                arrivals.iter().filter_map(|arrival| context.sighting_of(arrival)).collect();
+            let sightings: Vec<_> = queued.iter().filter_map(|queued| context.sighting_of(queued)).collect();
             // A failing window logs that itself. Treat everything as unseen.
             let seen = window.seen(&sightings).await.unwrap_or_default();
             let seen =
@@ -132,7 +130,7 @@ impl Pipeline {
                 epoch = context.ledger.epoch().await.ok();
                 seen.retain(|sighting| epoch.is_some() && sighting.epoch == epoch);
             }
-            Seen { arrivals, done: seen, epoch }
+            Seen { queued, done: seen, epoch }
         });
     }
 
@@ -141,14 +139,14 @@ impl Pipeline {
         &mut self,
         answer: std::result::Result<Seen, tokio::task::JoinError>,
     ) -> Result<()> {
-        let Seen { arrivals, done, epoch } = answer.map_err(ended_badly)?;
+        let Seen { queued, done, epoch } = answer.map_err(ended_badly)?;
         self.state.epoch = epoch.or(self.state.epoch);
-        let mut unseen = Vec::with_capacity(arrivals.len());
-        for arrival in arrivals {
-            if self.context.sighting_of(&arrival).is_some_and(|sighting| done.contains(&sighting)) {
-                self.pass(&arrival, Passed::Window);
+        let mut unseen = Vec::with_capacity(queued.len());
+        for queued in queued {
+            if self.context.sighting_of(&queued).is_some_and(|sighting| done.contains(&sighting)) {
+                self.pass(&queued, Passed::Window);
             } else {
-                unseen.push(arrival);
+                unseen.push(queued);
             }
         }
         self.queue(unseen);
@@ -173,8 +171,8 @@ impl Pipeline {
     }
 
     /// Queues a delivery before those of its key that wait for it.
-    fn put_in_order(&mut self, arrival: Arrival) {
+    fn put_in_order(&mut self, queued: Queued) {
         let strict = self.context.settings.is_strict();
-        self.queues.push_before(arrival.key.clone(), arrival, |item, other| item.precedes(other, strict));
+        self.queues.push_before(queued.key.clone(), queued, |item, other| item.precedes(other, strict));
     }
 }

@@ -12,7 +12,7 @@ use super::ask::{self, SuspectsAnswer};
 use super::{PartitionState, Pipeline, ended_badly};
 use crate::bus::{Assignment, Partition};
 use crate::consumer::OutagePolicy;
-use crate::consumer::arrival::{Arrival, Source};
+use crate::consumer::arrival::{Queued, Source};
 use crate::consumer::claim::is_contention;
 use crate::consumer::offsets::CommitPoint;
 use crate::error::{Error, Result};
@@ -86,12 +86,12 @@ impl Pipeline {
 
     fn forget_queued(&mut self, gone: &[Assignment]) {
         let is_gone = |source: &Source| matches!(source, Source::Bus(assigned) if gone.contains(assigned));
-        self.queues.retain(|arrival| !is_gone(&arrival.source));
+        self.queues.retain(|queued| !is_gone(&queued.source));
         let mut waiting = std::mem::take(&mut self.alone);
         for (lane, mut arrivals) in waiting.drain(..) {
             arrivals.retain(|arrival| !is_gone(&arrival.source));
             if arrivals.is_empty() {
-                self.queues.give(lane, arrivals, None);
+                self.queues.give(lane, Vec::new(), None);
             } else {
                 self.alone.push_back((lane, arrivals));
             }
@@ -157,7 +157,7 @@ impl Pipeline {
             }
         }
         let partitions = &self.partitions;
-        self.queues.for_each(|arrival| suspect(partitions, arrival));
+        self.queues.for_each(|queued| suspect(partitions, queued));
         Ok(())
     }
 
@@ -295,7 +295,8 @@ impl Pipeline {
 }
 
 /// Makes a delivery run apart from all others if it is among the suspects of a process that died.
-pub(super) fn suspect(partitions: &HashMap<Partition, PartitionState>, arrival: &mut Arrival) {
+pub(super) fn suspect(partitions: &HashMap<Partition, PartitionState>, queued: &mut Queued) {
+    let Queued::Event(arrival) = queued else { return }; // no handler ran it
     let Source::Bus(assigned) = &arrival.source else { return };
     let suspects = partitions.get(&assigned.partition).and_then(|own| own.suspects.as_ref());
     let Some(suspects) = suspects.filter(|suspects| suspects.tried.contains(&arrival.received.origin.offset))
