@@ -27,11 +27,12 @@ pub enum Key {
 
 /// A delivery on its way through the pipeline.
 #[derive(Debug, Clone)]
+#[allow(clippy::large_enum_variant)] // nearly all are events, which need no allocation of their own
 pub enum Queued {
     /// An event.
     Event(Arrival),
     /// A record that no event could be decoded from. It becomes a dead letter.
-    Undecodable(Undecodable),
+    Undecodable(Box<Undecodable>),
 }
 
 /// What is known of any delivery.

@@ -14,7 +14,9 @@ use crate::error::{Error, Result};
 use crate::event::{Event, Fingerprint};
 use crate::guard::{Core, note};
 use crate::id::{EventId, Tenant};
-use crate::ledger::{Claim, Epoch, Identity, Ledger, Mode, Nonce, Outcome, Week};
+use crate::ledger::{
+    Claim, Epoch, FailureSettings, Identity, LeaseSettings, Ledger, Mode, Nonce, Outcome, Week,
+};
 use crate::window::Sighting;
 
 /// What every part needs: the guard's core, the ledger, the bus, the settings.
@@ -120,7 +122,11 @@ impl ConsumerContext {
         let held = arrival.is_held();
         let identity = Identity { tenant, scope, id: arrival.place_id()? };
         // A redriven record that still cannot be read has an entry already, which must die again.
-        let mode = if held { Mode::Failed(self.fatal_terms()) } else { Mode::Refused };
+        let mode = if held {
+            Mode::Failed(FailureSettings { attempts_max: 1, ..self.failure_settings() })
+        } else {
+            Mode::Refused
+        };
         let mut claim = Claim::new(identity, mode);
         // If the identity includes a time: a location has none, so the entry goes to the timeless
         // week.
@@ -178,7 +184,7 @@ impl ConsumerContext {
                 suspects_max: None,
                 apart: false,
             }),
-            Err(error) => Queued::Undecodable(Undecodable { delivered, reason: error.to_string() }),
+            Err(error) => Queued::Undecodable(Box::new(Undecodable { delivered, reason: error.to_string() })),
         }
     }
 
@@ -214,10 +220,15 @@ impl ConsumerContext {
         }
     }
 
-    fn fatal_terms(&self) -> crate::ledger::FailureSettings {
-        let mut terms = self.settings.guard().failure_terms();
-        terms.attempts_max = 1;
-        terms
+    /// How failures are counted.
+    pub(crate) fn failure_settings(&self) -> FailureSettings {
+        self.core.settings().failure_terms()
+    }
+
+    /// How an event is leased.
+    pub(crate) fn lease_settings(&self, arrival: &Arrival) -> LeaseSettings {
+        let ConsumerSettings { lease, attempts_max, .. } = *self.settings;
+        LeaseSettings { lease, attempts_max, alone: arrival.alone }
     }
 }
 

@@ -15,7 +15,7 @@ use super::Passed;
 use super::arrival::{Queued, Source};
 use super::claim::ConsumerContext;
 use super::meter::Meter;
-use super::pipeline::{Failing, ended_badly};
+use super::pipeline::{Failing, task_failed};
 use crate::bus::{Received, Record};
 use crate::error::Result;
 use crate::event::Origin;
@@ -98,7 +98,7 @@ impl HeldFeed {
     /// Returns the due events to queue, oldest first. `None` if nothing is known about them.
     pub(super) fn on_due(&mut self, looked: Looked, epoch: Option<Epoch>) -> Result<Option<Vec<Queued>>> {
         self.next_look = Instant::now() + self.context.settings.held_interval;
-        let due = match looked.map_err(ended_badly)? {
+        let due = match looked.map_err(task_failed)? {
             Ok(due) => due,
             Err(error) if error.is_retryable() => {
                 if self.failing.failed(&error) {

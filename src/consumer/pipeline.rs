@@ -6,10 +6,12 @@
 
 mod ask;
 mod end;
+mod health;
 mod intake;
 mod partitions;
+mod window;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,10 +31,11 @@ use super::{Counts, OutagePolicy, Passed, Stop};
 use crate::bus::{Assignment, Partition, Subscriber};
 use crate::error::{Error, Result};
 use crate::id::Topic;
-use crate::ledger::{Claim, Epoch, Identity, Mode, Week};
-use crate::window::{Sighting, Window};
+use crate::ledger::{Claim, Identity, Mode, Week};
 pub(super) use ask::Failing;
-use ask::{LAG_INTERVAL, Probed, SuspectsAnswer};
+use ask::{LAG_INTERVAL, SuspectsAnswer};
+pub(super) use health::LedgerHealth;
+pub(super) use window::WindowStage;
 
 /// A partition assigned to this process.
 pub(super) struct PartitionState {
@@ -47,14 +50,7 @@ pub(super) struct PartitionState {
     /// What was in flight when a process died, until all of it is finished.
     suspects: Option<Suspects>,
     /// Whether the ledger has yet to say if there are suspects. Nothing starts until it has.
-    unsure: bool,
-}
-
-/// The window's answer for a batch, and the ledger's epoch if it was queried.
-struct Seen {
-    queued: Vec<Queued>,
-    done: HashSet<Sighting>,
-    epoch: Option<Epoch>,
+    suspects_unknown: bool,
 }
 
 /// What a task reports for one lane.
@@ -67,7 +63,6 @@ struct Ended {
 pub(super) struct Pipeline {
     pub(super) context: ConsumerContext,
     pub(super) worker: Arc<dyn Worker>,
-    pub(super) window: Option<Arc<dyn Window>>,
     pub(super) subscriber: Box<dyn Subscriber>,
     pub(super) stop: watch::Receiver<Stop>,
     pub(super) meter: Arc<Meter>,
@@ -77,8 +72,10 @@ pub(super) struct Pipeline {
     pub(super) queues: KeyQueues<Key, Queued>,
     /// Suspects, each to run with nothing beside it.
     pub(super) alone: VecDeque<(Lane<Key>, Vec<Arrival>)>,
+    pub(super) window: WindowStage,
     pub(super) held: HeldFeed,
     pub(super) dead_letters: DeadLetterOutlet,
+    pub(super) ledger: LedgerHealth,
     pub(super) tasks: Tasks,
     pub(super) state: State,
 }
@@ -89,43 +86,31 @@ pub(super) struct Tasks {
     running: JoinSet<Vec<Ended>>,
     in_flight: usize,
     lone: bool,
-    probe: JoinSet<Result<Probed>>,
     suspects: JoinSet<SuspectsAnswer>,
     lag: JoinSet<Option<i64>>,
-    /// Batches that the window has yet to be asked about. `window` is asking about one.
-    unasked: VecDeque<Vec<Queued>>,
-    window: JoinSet<Seen>,
-    remember: Vec<Sighting>,
 }
 
 /// The pipeline's state.
-#[allow(clippy::struct_excessive_bools)] // each is a separate outage or limit
 pub(super) struct State {
-    away: bool,
     bus_away: bool,
     draining: Option<Instant>,
     next_commit: Instant,
     next_lag: Instant,
     too_old: u32,
-    /// The ledger's epoch, if there is a window. Read at start, when the ledger is back after an
-    /// outage, and whenever the window says "seen".
-    epoch: Option<Epoch>,
     /// Partitions that the bus has yet to accept back.
     unreleased: Vec<Assignment>,
     uncommitted: Failing,
 }
 
 impl State {
-    pub(super) fn new(epoch: Option<Epoch>) -> Self {
+    pub(super) fn new() -> Self {
         let now = Instant::now();
         State {
-            away: false,
             bus_away: false,
             draining: None,
             next_commit: now,
             next_lag: now,
             too_old: 0,
-            epoch,
             unreleased: Vec::new(),
             uncommitted: Failing::default(),
         }
@@ -136,12 +121,12 @@ impl Pipeline {
     /// Runs until it is told to stop or cannot continue. Either way it releases what it has.
     pub(super) async fn run(mut self) -> Result<Counts> {
         self.on_stop(false); // it may have been stopped before it started
-        let ran = self.go_on().await;
+        let ran = self.run_loop().await;
         self.end(ran).await
     }
 
     /// Takes deliveries along the path in the module's first line.
-    async fn go_on(&mut self) -> Result<()> {
+    async fn run_loop(&mut self) -> Result<()> {
         loop {
             self.start_runnable(); // claim → handle → settle
             let wake = self.next_wake();
@@ -150,8 +135,8 @@ impl Pipeline {
                 Some(ended) = self.tasks.running.join_next() => self.on_task_done(ended)?, // → commit point
                 Some(looked) = self.held.looked() => self.on_due(looked)?,
                 Some(copied) = self.dead_letters.copied() => self.dead_letters.on_copied(copied)?,
-                Some(answer) = self.tasks.window.join_next() => self.on_window_answer(answer)?,
-                Some(probed) = self.tasks.probe.join_next() => self.on_ledger_probed(probed)?,
+                Some(answer) = self.window.answer() => self.on_window_answer(answer)?,
+                Some(probed) = self.ledger.probed() => self.ledger.on_probed(probed)?,
                 Some(answer) = self.tasks.suspects.join_next() => self.on_suspects(answer)?,
                 Some(lag) = self.tasks.lag.join_next() => self.meter.lag(lag.ok().flatten()),
                 () = tokio::time::sleep_until(wake) => {}
@@ -166,17 +151,6 @@ impl Pipeline {
                 return Ok(());
             }
         }
-    }
-
-    /// Notes the ledger's answer. A permanent error ends the consumer.
-    fn on_ledger_probed(
-        &mut self,
-        probed: std::result::Result<Result<Probed>, tokio::task::JoinError>,
-    ) -> Result<()> {
-        let probed = probed.unwrap_or_else(|_| Ok(Probed::default()))?;
-        self.state.away = !probed.back;
-        self.state.epoch = probed.epoch.or(self.state.epoch);
-        Ok(())
     }
 
     fn next_wake(&self) -> Instant {
@@ -200,15 +174,15 @@ impl Pipeline {
             self.state.draining = Some(Instant::now() + self.context.settings.drain);
             self.queues.retain(|_| false);
             self.alone.clear();
-            self.tasks.unasked.clear();
+            self.window.clear();
         }
     }
 
     // --- out: claim → handle → settle, in tasks ---
 
     fn start_runnable(&mut self) {
-        let unsure = self.partitions.values().any(|own| own.unsure);
-        if self.state.away || unsure || self.state.draining.is_some() || self.tasks.lone {
+        let suspects_unknown = self.partitions.values().any(|own| own.suspects_unknown);
+        if self.ledger.is_away() || suspects_unknown || self.state.draining.is_some() || self.tasks.lone {
             return;
         }
         if !self.alone.is_empty() {
@@ -299,7 +273,7 @@ impl Pipeline {
     }
 
     /// Records an undecodable record as a dead letter.
-    fn start_refusal(&mut self, lane: Lane<Key>, undecodable: Undecodable) {
+    fn start_refusal(&mut self, lane: Lane<Key>, undecodable: Box<Undecodable>) {
         self.count_in_flight([&undecodable.delivered]);
         let context = self.context.clone();
         self.tasks.running.spawn(async move {
@@ -325,7 +299,7 @@ impl Pipeline {
     fn on_task_done(&mut self, ended: std::result::Result<Vec<Ended>, tokio::task::JoinError>) -> Result<()> {
         // Handlers' panics are caught where they happen. A panic here is a bug in hapax, and its
         // lanes are lost.
-        let ended = ended.map_err(ended_badly)?;
+        let ended = ended.map_err(task_failed)?;
         self.tasks.lone = false;
         for Ended { lane, queued, endings } in ended {
             self.tasks.in_flight -= queued.len();
@@ -373,8 +347,7 @@ impl Pipeline {
                         return Ok(());
                     }
                     OutagePolicy::DeadLetter | OutagePolicy::Pause => {
-                        self.state.away = true;
-                        self.meter.ledger_away();
+                        self.ledger.on_away();
                         until = Some(Instant::now() + Duration::from_millis(50));
                     }
                 },
@@ -430,11 +403,8 @@ impl Pipeline {
                 self.end_alias(arrival, identity.clone(), *week, how);
             }
         }
-        if matches!(how, Passed::Done | Passed::Finished)
-            && self.window.is_some()
-            && let Some(sighting) = self.context.sighting_of(queued)
-        {
-            self.tasks.remember.push(sighting);
+        if matches!(how, Passed::Done | Passed::Finished) {
+            self.window.on_done(queued);
         }
     }
 
@@ -496,21 +466,12 @@ impl Pipeline {
     /// Starts periodic work.
     fn run_periodic(&mut self) {
         let now = Instant::now();
-        if self.state.away && self.tasks.probe.is_empty() {
-            self.tasks.probe.spawn(ask::probe(Arc::clone(&self.context.ledger), self.window.is_some()));
-        }
-        if self.state.draining.is_none() && !self.state.away {
+        self.ledger.start();
+        if self.state.draining.is_none() && !self.ledger.is_away() {
             self.held.start(now);
             self.dead_letters.start(now);
         }
-        if self.tasks.remember.len() >= 500
-            || (now >= self.state.next_commit && !self.tasks.remember.is_empty())
-        {
-            let done = std::mem::take(&mut self.tasks.remember);
-            if let Some(window) = self.window.clone() {
-                tokio::spawn(async move { window.remember(&done).await });
-            }
-        }
+        self.window.remember(now >= self.state.next_commit);
         if now >= self.state.next_lag && self.tasks.lag.is_empty() {
             self.state.next_lag = now + LAG_INTERVAL;
             let at: Vec<_> =
@@ -526,14 +487,14 @@ impl Pipeline {
 /// Handlers' panics are caught where they happen. A panic here is a bug in hapax, and its
 /// deliveries are lost.
 #[allow(clippy::needless_pass_by_value)] // a `map_err` function
-pub(super) fn ended_badly(error: tokio::task::JoinError) -> Error {
+pub(super) fn task_failed(error: tokio::task::JoinError) -> Error {
     Error::Corrupt(format!("a task of the consumer ended badly: {error}"))
 }
 
 /// The first deliveries of a lane that may run together.
 enum First {
     Events(Vec<Arrival>),
-    Undecodable(Undecodable),
+    Undecodable(Box<Undecodable>),
 }
 
 /// Splits the deliveries of a lane into those that run first and the rest. An undecodable record is

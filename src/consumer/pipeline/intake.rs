@@ -1,11 +1,13 @@
 //! Intake: match → window → order.
 
-use std::collections::HashSet;
 use std::ops::Range;
 use std::time::Duration;
 
+use tokio::task::JoinError;
+
+use super::Pipeline;
 use super::partitions::suspect;
-use super::{Pipeline, Seen, ended_badly};
+use super::window::{self, Answered};
 use crate::bus::{BusEvent, Partition, Received};
 use crate::consumer::Passed;
 use crate::consumer::arrival::{Arrival, Queued, Source};
@@ -68,7 +70,7 @@ impl Pipeline {
                 )));
             }
             let source = Source::Bus(own.assigned.clone());
-            let queued = self.context.decode(received, source, own.cancel.subscribe(), self.state.epoch);
+            let queued = self.context.decode(received, source, own.cancel.subscribe(), self.ledger.epoch());
             own.bytes += queued.bytes();
             if self.is_wanted(&queued) {
                 arrivals.push(queued);
@@ -76,11 +78,8 @@ impl Pipeline {
                 self.pass(&queued, Passed::Unwanted);
             }
         }
-        if self.window.is_none() {
+        if let Some(arrivals) = self.window.ask(arrivals) {
             self.queue(arrivals);
-        } else {
-            self.tasks.unasked.push_back(arrivals);
-            self.ask_window();
         }
         Ok(())
     }
@@ -106,57 +105,23 @@ impl Pipeline {
         })
     }
 
-    /// Asks the window about one batch at a time, so that deliveries stay in order. Runs in a task,
-    /// because an unavailable window may be slow and the pipeline must not wait.
-    fn ask_window(&mut self) {
-        if !self.tasks.window.is_empty() {
-            return;
-        }
-        let (Some(window), Some(queued)) = (self.window.clone(), self.tasks.unasked.pop_front()) else {
-            return;
-        };
-        let context = self.context.clone();
-        self.tasks.window.spawn(async move {
-            let sightings: Vec<_> = queued.iter().filter_map(|queued| context.sighting_of(queued)).collect();
-            // A failing window logs that itself. Treat everything as unseen.
-            let seen = window.seen(&sightings).await.unwrap_or_default();
-            let seen =
-                sightings.into_iter().zip(seen).filter_map(|(sighting, seen)| seen.then_some(sighting));
-            let mut seen: HashSet<_> = seen.collect();
-            let mut epoch = None;
-            if !seen.is_empty() {
-                // The ledger may have been replaced since it was last asked, unnoticed. One that
-                // does not answer confirms nothing.
-                epoch = context.ledger.epoch().await.ok();
-                seen.retain(|sighting| epoch.is_some() && sighting.epoch == epoch);
-            }
-            Seen { queued, done: seen, epoch }
-        });
-    }
-
     /// Passes what the window knows to be done.
     pub(super) fn on_window_answer(
         &mut self,
-        answer: std::result::Result<Seen, tokio::task::JoinError>,
+        answer: std::result::Result<window::Answer, JoinError>,
     ) -> Result<()> {
-        let Seen { queued, done, epoch } = answer.map_err(ended_badly)?;
-        self.state.epoch = epoch.or(self.state.epoch);
-        let mut unseen = Vec::with_capacity(queued.len());
-        for queued in queued {
-            if self.context.sighting_of(&queued).is_some_and(|sighting| done.contains(&sighting)) {
-                self.pass(&queued, Passed::Window);
-            } else {
-                unseen.push(queued);
-            }
+        let Answered { seen, unseen, epoch } = self.window.on_answer(answer)?;
+        self.ledger.on_epoch(epoch);
+        for queued in seen {
+            self.pass(&queued, Passed::Window);
         }
         self.queue(unseen);
-        self.ask_window();
         Ok(())
     }
 
     /// Queues due events from the ledger as if they had just arrived.
     pub(super) fn on_due(&mut self, looked: Looked) -> Result<()> {
-        let due = self.held.on_due(looked, self.state.epoch)?;
+        let due = self.held.on_due(looked, self.ledger.epoch())?;
         if self.state.draining.is_some() {
             return Ok(());
         }

@@ -415,23 +415,22 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
 
     /// Counts a failed run in a separate transaction.
     async fn failed(&self, arrival: &mut Arrival, failed: &Failed) -> Ending {
-        let settings = &self.context.settings;
         arrival.apart = true;
-        let mut terms = settings.guard().failure_terms();
+        let mut settings = self.context.failure_settings();
         if !failed.is_counted() {
-            return Ending::Later(terms.pause(1).max(failed.after().unwrap_or_default()));
+            return Ending::Later(settings.pause(1).max(failed.after().unwrap_or_default()));
         }
         if failed.is_fatal() {
-            terms.attempts_max = 1;
+            settings.attempts_max = 1;
         }
         if let Some(after) = failed.after() {
-            (terms.backoff_base, terms.backoff_max) = (after, after.max(terms.backoff_max));
-            terms.jitter_permille = 1000;
+            (settings.backoff_base, settings.backoff_max) = (after, after.max(settings.backoff_max));
+            settings.jitter_permille = 1000;
         }
-        let claim = self.context.core.prepare(arrival.delivery(), Mode::Failed(terms)).map(|mut claim| {
+        let claim = self.context.core.prepare(arrival.delivery(), Mode::Failed(settings)).map(|mut claim| {
             claim.note = Some(note(failed));
             // The pause is known only once it is drawn, so keep the bytes from the start.
-            claim.hold = arrival.may_be_held() && terms.backoff_max > settings.hold_max;
+            claim.hold = arrival.may_be_held() && settings.backoff_max > self.context.settings.hold_max;
             claim
         });
         match async { self.context.core.claim_raw(claim?).await }.await {

@@ -9,23 +9,18 @@ use crate::consumer::claim::away;
 use crate::consumer::leased::{release_lease, settle_failure};
 use crate::error::{Error, Result};
 use crate::guard::Lease;
-use crate::ledger::{LeaseSettings, Outcome, Settled, Verdict};
+use crate::ledger::{Outcome, Settled, Verdict};
 
 impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
     /// Runs a delivery that no marker covers: the last of the suspects, or a held one. Its start is
     /// committed as a lease, so that a death of the process is recorded. Effect and settle are
     /// still one transaction.
     pub(super) async fn one(&self, arrival: &mut Arrival) -> Ending {
-        let settings = &self.context.settings;
-        if !settings.wants.matches(&arrival.event) {
+        if !self.context.settings.wants.matches(&arrival.event) {
             return self.context.step_past(arrival).await;
         }
-        let terms = LeaseSettings {
-            lease: settings.lease,
-            attempts_max: settings.attempts_max,
-            alone: arrival.alone,
-        };
-        match self.context.core.lease_on(arrival.delivery(), terms, self.context.holds(arrival)).await {
+        let settings = self.context.lease_settings(arrival);
+        match self.context.core.lease_on(arrival.delivery(), settings, self.context.holds(arrival)).await {
             // The answer took longer than the lease lasts. Nothing was started, and nothing counts.
             Ok(Outcome::First(lease)) if lease.is_lost() => release_lease(lease, Ending::Later(PAUSE)).await,
             Ok(Outcome::First(lease)) if lease.suspect() && !arrival.alone => {
