@@ -1,5 +1,6 @@
 //! One delivery on its way through the pipeline, and how it can end.
 
+use std::ops::Deref;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -24,18 +25,44 @@ pub enum Key {
     Record(Partition, Bytes),
 }
 
-/// A record on its way through the pipeline.
+/// A delivery on its way through the pipeline.
+#[derive(Debug, Clone)]
+#[allow(clippy::large_enum_variant)] // nearly all are events, which need no allocation of their own
+pub enum Queued {
+    /// An event.
+    Event(Arrival),
+    /// A record that no event could be decoded from. It becomes a dead letter.
+    Undecodable(Box<Undecodable>),
+}
+
+/// What is known of any delivery.
+#[derive(Debug, Clone)]
+pub struct Delivered {
+    pub(crate) received: Received,
+    pub(crate) source: Source,
+    pub(crate) key: Option<Key>,
+    /// True when the partition was lost or the process must end.
+    pub(crate) cancel: watch::Receiver<bool>,
+    /// Covers its time from arrival until it is finished.
+    pub(crate) span: tracing::Span,
+}
+
+/// A record that no event could be decoded from.
+#[derive(Debug, Clone)]
+pub struct Undecodable {
+    pub(crate) delivered: Delivered,
+    pub(crate) reason: String,
+}
+
+/// An event that was delivered.
 #[derive(Debug, Clone)]
 pub struct Arrival {
-    /// The event, or why there is none.
-    pub(crate) event: Result<Event, String>,
+    pub(crate) event: Event,
+    pub(crate) delivered: Delivered,
     /// Its fingerprint, computed on first use because it is not free.
     pub(crate) print: OnceLock<Option<Fingerprint>>,
     /// The ledger's epoch when it arrived, before any claim. The window knows the event under it.
     pub(crate) epoch: Option<Epoch>,
-    pub(crate) received: Received,
-    pub(crate) source: Source,
-    pub(crate) key: Option<Key>,
     /// Since when it has waited for others of its aggregate.
     pub(crate) waits: Option<Instant>,
     /// Whether it was redriven out of order. It is then claimed without its place in the aggregate,
@@ -49,10 +76,43 @@ pub struct Arrival {
     /// Whether it failed before, or was in another open transaction. It then runs outside of
     /// batches, since its neighbours would be undone, or wait, with it.
     pub(crate) apart: bool,
-    /// True when the partition was lost or the process must end.
-    pub(crate) cancel: watch::Receiver<bool>,
-    /// Covers its time from arrival until it is finished.
-    pub(crate) span: tracing::Span,
+}
+
+// Every delivery can be asked where it came from, whether or not it is an event.
+impl Deref for Arrival {
+    type Target = Delivered;
+    fn deref(&self) -> &Delivered {
+        &self.delivered
+    }
+}
+
+impl Deref for Queued {
+    type Target = Delivered;
+    fn deref(&self) -> &Delivered {
+        match self {
+            Queued::Event(arrival) => &arrival.delivered,
+            Queued::Undecodable(undecodable) => &undecodable.delivered,
+        }
+    }
+}
+
+impl Queued {
+    /// The event, if it is one.
+    pub(crate) fn arrival(&self) -> Option<&Arrival> {
+        match self {
+            Queued::Event(arrival) => Some(arrival),
+            Queued::Undecodable(_) => None,
+        }
+    }
+
+    /// Whether it goes before another delivery of its key. In a strict order the lower number runs
+    /// first anyway. Otherwise a delivery from the ledger goes first, because later ones wait for it
+    /// there.
+    pub(crate) fn precedes(&self, other: &Queued, strict: bool) -> bool {
+        let seq = |queued: &Queued| queued.arrival().and_then(|arrival| arrival.event.seq);
+        let may = strict || self.is_held();
+        may && seq(self).is_some() && seq(self) < seq(other)
+    }
 }
 
 /// Where a delivery came from.
@@ -64,7 +124,12 @@ pub enum Source {
     Held(Identity, Week),
 }
 
-impl Arrival {
+impl Delivered {
+    /// Whether it came from the ledger.
+    pub(crate) fn is_held(&self) -> bool {
+        matches!(self.source, Source::Held(..))
+    }
+
     /// Its approximate size in memory.
     pub(crate) fn bytes(&self) -> usize {
         self.received.record.memory_bytes()
@@ -73,23 +138,6 @@ impl Arrival {
     /// Its bytes, as stored with a held entry.
     pub(crate) fn body(&self) -> Record {
         self.received.record.clone()
-    }
-
-    /// Its fingerprint, which tells it from another event with the same id. `None` if it has
-    /// nothing to compare.
-    pub(crate) fn fingerprint(&self) -> Option<Fingerprint> {
-        *self.print.get_or_init(|| self.event.as_ref().ok()?.fingerprint_if_any())
-    }
-
-    /// The delivery to claim, or `None` if there is no event.
-    pub(crate) fn delivery(&self) -> Option<Delivery> {
-        let event = self.event.as_ref().ok()?;
-        let mut delivery = Delivery::of_event(event, self.fingerprint());
-        delivery.body = Some(self.body());
-        if self.unordered {
-            delivery.order = None;
-        }
-        Some(delivery)
     }
 
     /// The id for a record without a usable one, made of its location.
@@ -113,22 +161,40 @@ impl Arrival {
         !matches!(self.key, Some(Key::Record(..)))
     }
 
-    /// Its number within its aggregate.
-    pub(crate) fn seq(&self) -> Option<u64> {
-        self.event.as_ref().ok().and_then(|event| event.seq)
+    /// Whether it was cancelled.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        *self.cancel.borrow()
     }
 
-    /// Whether it goes before another arrival of its key. In a strict order the lower number runs
-    /// first anyway. Otherwise an arrival from the ledger goes first, because later ones wait for
-    /// it there.
-    pub(crate) fn precedes(&self, other: &Arrival, strict: bool) -> bool {
-        let may = strict || matches!(self.source, Source::Held(..));
-        may && self.seq().is_some() && self.seq() < other.seq()
+    /// Completes when it is cancelled.
+    pub(crate) async fn cancelled(&self) {
+        let mut cancel = self.cancel.clone();
+        if cancel.wait_for(|cancel| *cancel).await.is_err() {
+            std::future::pending::<()>().await; // the sender is gone, so it can never be cancelled
+        }
+    }
+}
+
+impl Arrival {
+    /// Its fingerprint, which tells it from another event with the same id. `None` if it has
+    /// nothing to compare.
+    pub(crate) fn fingerprint(&self) -> Option<Fingerprint> {
+        *self.print.get_or_init(|| self.event.fingerprint_if_any())
+    }
+
+    /// The delivery to claim.
+    pub(crate) fn delivery(&self) -> Delivery {
+        let mut delivery = Delivery::of_event(&self.event, self.fingerprint());
+        delivery.body = Some(self.body());
+        if self.unordered {
+            delivery.order = None;
+        }
+        delivery
     }
 
     /// The metadata to store with this run.
     pub(crate) fn metadata(&self, group: &str, took: Option<Duration>) -> Option<Metadata> {
-        let event = self.event.as_ref().ok()?;
+        let event = &self.event;
         let correlation = event
             .headers
             .get("correlation_id")
@@ -144,19 +210,6 @@ impl Arrival {
             "processing_time_ms": took.map(|took| u64::try_from(took.as_millis()).unwrap_or(u64::MAX)),
         });
         Metadata::try_from(json).ok()
-    }
-
-    /// Whether it was cancelled.
-    pub(crate) fn is_cancelled(&self) -> bool {
-        *self.cancel.borrow()
-    }
-
-    /// Completes when it is cancelled.
-    pub(crate) async fn cancelled(&self) {
-        let mut cancel = self.cancel.clone();
-        if cancel.wait_for(|cancel| *cancel).await.is_err() {
-            std::future::pending::<()>().await; // the sender is gone, so it can never be cancelled
-        }
     }
 }
 

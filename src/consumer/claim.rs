@@ -8,13 +8,15 @@ use tokio::time::Instant;
 
 use super::ConsumerSettings;
 use super::Passed;
-use super::arrival::{Arrival, Ending, Key, Source};
+use super::arrival::{Arrival, Delivered, Ending, Key, Queued, Source, Undecodable};
 use crate::bus::{Bus, Partition, Received};
 use crate::error::{Error, Result};
 use crate::event::{Event, Fingerprint};
 use crate::guard::{Core, note};
-use crate::id::EventId;
-use crate::ledger::{Claim, Identity, Ledger, Mode, Nonce, Outcome, Week};
+use crate::id::{EventId, Tenant};
+use crate::ledger::{
+    Claim, Epoch, FailureSettings, Identity, LeaseSettings, Ledger, Mode, Nonce, Outcome, Week,
+};
 use crate::window::Sighting;
 
 /// What every part needs: the guard's core, the ledger, the bus, the settings.
@@ -41,9 +43,7 @@ impl ConsumerContext {
             Outcome::Dead { .. } => Ending::Passed(Passed::Dead),
             Outcome::Parked { .. } => Ending::Passed(Passed::Parked),
             // Another member was faster. If it fails, the event is due again.
-            Outcome::Busy { .. } if matches!(arrival.source, Source::Held(..)) => {
-                Ending::Passed(Passed::Left)
-            }
+            Outcome::Busy { .. } if arrival.is_held() => Ending::Passed(Passed::Left),
             Outcome::Busy { until, .. } => match until {
                 Some(until) => match self.left(until).await {
                     Ok(left) => Ending::Later(left.clamp(PAUSE_MIN, BUSY_PAUSE_MAX)),
@@ -93,35 +93,40 @@ impl ConsumerContext {
         if left <= self.settings.hold_max || !arrival.may_be_held() {
             return Ok(Ending::Later(left.max(PAUSE_MIN)));
         }
-        let Some(delivery) = arrival.delivery() else { return Ok(Ending::Later(left)) };
+        let delivery = arrival.delivery();
         let time = delivery.time;
         let entry = self.ledger.get(&self.core.identity(delivery)?, time).await?;
         let held = entry.is_some_and(|entry| entry.body.is_some());
         Ok(if held { Ending::Passed(Passed::Held) } else { Ending::Later(left.min(self.settings.hold_max)) })
     }
 
-    /// Records a delivery that cannot run as a dead letter, under its location.
+    /// Records an event that cannot run as a dead letter, under its location.
     pub(crate) async fn refuse(&self, arrival: &Arrival, reason: &str) -> Ending {
-        match self.try_refuse(arrival, reason).await {
+        self.refuse_delivered(arrival, arrival.event.tenant.clone(), reason).await
+    }
+
+    /// The same for a record that is no event.
+    pub(crate) async fn refuse_undecodable(&self, undecodable: &Undecodable) -> Ending {
+        self.refuse_delivered(&undecodable.delivered, None, &undecodable.reason).await
+    }
+
+    async fn refuse_delivered(&self, arrival: &Delivered, tenant: Option<Tenant>, reason: &str) -> Ending {
+        match self.try_refuse(arrival, tenant, reason).await {
             Ok(()) => Ending::Passed(Passed::Refused),
             Err(error) => away(error),
         }
     }
 
-    /// The same for a record without an event. Workers should never get one, but if they do, it
-    /// must not be lost.
-    pub(crate) async fn refuse_unreadable(&self, arrival: &Arrival) -> Ending {
-        let reason = arrival.event.as_ref().err().map_or("it has no event", String::as_str);
-        self.refuse(arrival, reason).await
-    }
-
-    async fn try_refuse(&self, arrival: &Arrival, reason: &str) -> Result<()> {
-        let tenant = arrival.event.as_ref().ok().and_then(|event| event.tenant.clone());
+    async fn try_refuse(&self, arrival: &Delivered, tenant: Option<Tenant>, reason: &str) -> Result<()> {
         let scope = self.settings.scope.clone();
-        let held = matches!(arrival.source, Source::Held(..));
+        let held = arrival.is_held();
         let identity = Identity { tenant, scope, id: arrival.place_id()? };
         // A redriven record that still cannot be read has an entry already, which must die again.
-        let mode = if held { Mode::Failed(self.fatal_terms()) } else { Mode::Refused };
+        let mode = if held {
+            Mode::Failed(FailureSettings { attempts_max: 1, ..self.failure_settings() })
+        } else {
+            Mode::Refused
+        };
         let mut claim = Claim::new(identity, mode);
         // If the identity includes a time: a location has none, so the entry goes to the timeless
         // week.
@@ -145,15 +150,16 @@ impl ConsumerContext {
         self.core.claim_raw(claim).await.map(drop)
     }
 
-    /// Makes an arrival of a received record.
-    pub(crate) fn arrival(
+    /// Decodes a received record.
+    pub(crate) fn decode(
         &self,
         received: Received,
         source: Source,
         cancel: watch::Receiver<bool>,
-    ) -> Arrival {
+        epoch: Option<Epoch>,
+    ) -> Queued {
         let ordered = self.settings.order.is_some();
-        let event = self.settings.decoder.decode_for(&received, ordered).map_err(|error| error.to_string());
+        let event = self.settings.decoder.decode_for(&received, ordered);
         let key = match &event {
             _ if crate::crash_point::mutant!("claim before order") => None,
             Ok(Event { aggregate: Some(aggregate), seq: Some(_), tenant, .. }) if ordered => {
@@ -165,52 +171,47 @@ impl ConsumerContext {
             }),
         };
         let span = self.core.delivery_span(event.as_ref().ok(), &received.origin);
-        let print = OnceLock::new();
-        Arrival {
-            event,
-            print,
-            epoch: None,
-            received,
-            source,
-            key,
-            waits: None,
-            unordered: false,
-            alone: false,
-            suspects_max: None,
-            apart: false,
-            cancel,
-            span,
+        let delivered = Delivered { received, source, key, cancel, span };
+        match event {
+            Ok(event) => Queued::Event(Arrival {
+                event,
+                delivered,
+                print: OnceLock::new(),
+                epoch,
+                waits: None,
+                unordered: false,
+                alone: false,
+                suspects_max: None,
+                apart: false,
+            }),
+            Err(error) => Queued::Undecodable(Box::new(Undecodable { delivered, reason: error.to_string() })),
         }
     }
 
-    /// The identity of a delivery in the ledger, or `None` if it has no event.
-    pub(crate) fn identity_of(&self, arrival: &Arrival) -> Option<Identity> {
-        let event = arrival.event.as_ref().ok()?;
-        Some(Identity {
-            tenant: event.tenant.clone(),
-            scope: self.settings.scope.clone(),
-            id: event.id.clone(),
-        })
+    /// The identity of an event in the ledger.
+    pub(crate) fn identity_of(&self, arrival: &Arrival) -> Identity {
+        let Event { tenant, id, .. } = &arrival.event;
+        Identity { tenant: tenant.clone(), scope: self.settings.scope.clone(), id: id.clone() }
     }
 
     /// The identity of a delivery in the window, or `None` if there is no event or no ledger epoch.
-    pub(crate) fn sighting_of(&self, arrival: &Arrival) -> Option<Sighting> {
+    pub(crate) fn sighting_of(&self, queued: &Queued) -> Option<Sighting> {
+        let arrival = queued.arrival()?;
         let epoch = Some(arrival.epoch?);
-        Some(Sighting { identity: self.identity_of(arrival)?, fingerprint: arrival.fingerprint(), epoch })
+        Some(Sighting { identity: self.identity_of(arrival), fingerprint: arrival.fingerprint(), epoch })
     }
 
     /// Steps a strict order past an unwanted event by recording it as done.
     pub(crate) async fn step_past(&self, arrival: &mut Arrival) -> Ending {
-        let Some(delivery) = arrival.delivery() else { return self.refuse_unreadable(arrival).await };
-        let claim =
-            self.core.prepare(delivery, Mode::Done).map(|claim| Claim { hold: self.holds(arrival), ..claim });
+        let claim = self
+            .core
+            .prepare(arrival.delivery(), Mode::Done)
+            .map(|claim| Claim { hold: self.holds(arrival), ..claim });
         match async { self.core.claim_raw(claim?).await }.await {
             Ok(Outcome::First(_)) => Ending::Passed(Passed::Unwanted),
             // A process of the scope wants it after all. It stays held, and is not stepped past
             // when it is due.
-            Ok(Outcome::RetryLater { .. } | Outcome::Busy { .. })
-                if matches!(arrival.source, Source::Held(..)) =>
-            {
+            Ok(Outcome::RetryLater { .. } | Outcome::Busy { .. }) if arrival.is_held() => {
                 Ending::Passed(Passed::Held)
             }
             Ok(other) => self.unclaimed(other, arrival).await,
@@ -219,10 +220,15 @@ impl ConsumerContext {
         }
     }
 
-    fn fatal_terms(&self) -> crate::ledger::FailureSettings {
-        let mut terms = self.settings.guard().failure_terms();
-        terms.attempts_max = 1;
-        terms
+    /// How failures are counted.
+    pub(crate) fn failure_settings(&self) -> FailureSettings {
+        self.core.settings().failure_terms()
+    }
+
+    /// How an event is leased.
+    pub(crate) fn lease_settings(&self, arrival: &Arrival) -> LeaseSettings {
+        let ConsumerSettings { lease, attempts_max, .. } = *self.settings;
+        LeaseSettings { lease, attempts_max, alone: arrival.alone }
     }
 }
 

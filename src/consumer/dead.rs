@@ -12,7 +12,7 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
 use super::claim::ConsumerContext;
-use super::pipeline::ended_badly;
+use super::pipeline::task_failed;
 use crate::bus::{Received, Record};
 use crate::clock::{Clock as _, SystemClock};
 use crate::error::{Error, Result};
@@ -64,7 +64,7 @@ impl DeadLetterOutlet {
     /// Logs once that dead letters cannot be copied, and once that all of them can again.
     pub(super) fn on_copied(&mut self, copied: std::result::Result<Result<()>, JoinError>) -> Result<()> {
         let now = Instant::now();
-        match copied.map_err(ended_badly)? {
+        match copied.map_err(task_failed)? {
             Err(error) => {
                 if self.failing_until.is_none() {
                     tracing::warn!(target: "hapax", error = %error.chain(), "dead letters cannot be copied; they stay in the ledger, and it is tried again");
@@ -162,9 +162,9 @@ fn bare_record(context: &ConsumerContext, entry: &Entry) -> Record {
         "payload ({} bytes), headers ({bytes} bytes); the ledger has them",
         body.payload.as_ref().map_or(0, Bytes::len)
     );
-    let told = whole.headers.iter().filter(|(name, _)| name.starts_with("hapax-dead-"));
+    let about = whole.headers.iter().filter(|(name, _)| name.starts_with("hapax-dead-"));
     let short = |value: &[u8]| Bytes::copy_from_slice(&value[..value.len().min(BARE_BYTES_MAX)]);
-    let mut headers: Vec<_> = told.map(|(name, value)| (name.to_owned(), short(value))).collect();
+    let mut headers: Vec<_> = about.map(|(name, value)| (name.to_owned(), short(value))).collect();
     headers.push(("hapax-dead-id".to_owned(), entry.identity.id.as_str().into_owned().into()));
     headers.push(("hapax-dead-left-out".to_owned(), left_out.into()));
     Record {

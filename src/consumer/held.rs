@@ -12,10 +12,10 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
 use super::Passed;
-use super::arrival::{Arrival, Source};
+use super::arrival::{Queued, Source};
 use super::claim::ConsumerContext;
 use super::meter::Meter;
-use super::pipeline::{Failing, ended_badly};
+use super::pipeline::{Failing, task_failed};
 use crate::bus::{Received, Record};
 use crate::error::Result;
 use crate::event::Origin;
@@ -96,9 +96,9 @@ impl HeldFeed {
     }
 
     /// Returns the due events to queue, oldest first. `None` if nothing is known about them.
-    pub(super) fn on_due(&mut self, looked: Looked, epoch: Option<Epoch>) -> Result<Option<Vec<Arrival>>> {
+    pub(super) fn on_due(&mut self, looked: Looked, epoch: Option<Epoch>) -> Result<Option<Vec<Queued>>> {
         self.next_look = Instant::now() + self.context.settings.held_interval;
-        let due = match looked.map_err(ended_badly)? {
+        let due = match looked.map_err(task_failed)? {
             Ok(due) => due,
             Err(error) if error.is_retryable() => {
                 if self.failing.failed(&error) {
@@ -137,8 +137,8 @@ impl HeldFeed {
         }
     }
 
-    /// Makes an arrival of a due event, unless it is here already or this process does not want it.
-    fn take(&mut self, entry: Entry, epoch: Option<Epoch>) -> Option<Arrival> {
+    /// Takes a due event, unless it is here already or this process does not want it.
+    fn take(&mut self, entry: Entry, epoch: Option<Epoch>) -> Option<Queued> {
         // A strict order has to step past unwanted events, which may have been parked on the way.
         // Any other held event has run or was redriven, so some process of the scope wants it.
         let settings = &self.context.settings;
@@ -151,19 +151,20 @@ impl HeldFeed {
         }
         let received = received(&entry, settings.topics.first()?)?;
         let source = Source::Held(entry.identity.clone(), entry.week);
-        let mut arrival = self.context.arrival(received, source, self.cancel.subscribe());
-        if !steps_past && arrival.event.as_ref().is_ok_and(|event| !settings.wants.matches(event)) {
-            self.leave(entry.identity);
-            return None;
+        let mut queued = self.context.decode(received, source, self.cancel.subscribe(), epoch);
+        if let Queued::Event(arrival) = &mut queued {
+            if !steps_past && !settings.wants.matches(&arrival.event) {
+                self.leave(entry.identity);
+                return None;
+            }
+            if entry.order.is_none() {
+                // It was redriven out of order, or never had an order.
+                arrival.unordered = true;
+                arrival.delivered.key = None;
+            }
         }
-        self.taken.insert(entry.identity, arrival.bytes());
-        arrival.epoch = epoch;
-        if entry.order.is_none() {
-            // It was redriven out of order, or never had an order.
-            arrival.unordered = true;
-            arrival.key = None;
-        }
-        Some(arrival)
+        self.taken.insert(entry.identity, queued.bytes());
+        Some(queued)
     }
 
     /// Leaves a held event that this process does not want. It stays held. Counts it and logs the

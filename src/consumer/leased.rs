@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use tokio::time::Instant;
 
 use super::Passed;
-use super::arrival::{Arrival, Ending, Source};
+use super::arrival::{Arrival, Ending};
 use super::claim::{ConsumerContext, away};
 use super::dead::unclaimed_record;
 use super::handle::{Failed, Handled, Permits, within};
@@ -16,7 +16,7 @@ use super::worker::{Guarantee, Worker};
 use crate::error::Error;
 use crate::event::Event;
 use crate::guard::{Lease, Run, note};
-use crate::ledger::{LeaseSettings, Ledger, Outcome, Verdict};
+use crate::ledger::{Ledger, Outcome, Verdict};
 
 /// At least once, one live lease at a time: **exactly once if the sink dedups on the key** that the
 /// handler gets. Gives up: a crash after the effect runs the handler again.
@@ -113,16 +113,10 @@ where
     R: Future<Output = Handled> + Send,
 {
     async fn work_one(&self, arrival: &mut Arrival) -> Ending {
-        let (Ok(event), Some(delivery)) = (arrival.event.clone(), arrival.delivery()) else {
-            return self.context.refuse_unreadable(arrival).await;
-        };
-        let settings = &self.context.settings;
-        let terms = LeaseSettings {
-            lease: settings.lease,
-            attempts_max: settings.attempts_max,
-            alone: arrival.alone,
-        };
-        let outcome = match self.context.core.lease_on(delivery, terms, self.context.holds(arrival)).await {
+        let (event, delivery) = (arrival.event.clone(), arrival.delivery());
+        let settings = self.context.lease_settings(arrival);
+        let outcome = match self.context.core.lease_on(delivery, settings, self.context.holds(arrival)).await
+        {
             Ok(outcome) => outcome,
             Err(error @ Error::Invalid { .. }) => {
                 return self.context.refuse(arrival, &error.to_string()).await;
@@ -215,11 +209,10 @@ pub(super) async fn settle_failure(
         let verdict = Verdict::Dead { note: note(failed), body: Some(arrival.body()) };
         return settled(lease.settle(verdict).await, Ending::Passed(Passed::Dead));
     }
-    let pause =
-        settings.guard().failure_terms().pause(lease.attempt()).max(failed.after().unwrap_or_default());
+    let backoff = context.failure_settings().pause(lease.attempt());
+    let pause = backoff.max(failed.after().unwrap_or_default());
     // One that came from the ledger waits there, however short the pause: any member may run it then.
-    let from_ledger = matches!(arrival.source, Source::Held(..));
-    let held = (pause > settings.hold_max || from_ledger) && arrival.may_be_held();
+    let held = (pause > settings.hold_max || arrival.is_held()) && arrival.may_be_held();
     let verdict = Verdict::Retry {
         after: pause,
         counted: failed.is_counted(),
@@ -269,9 +262,7 @@ where
     R: Future<Output = Handled> + Send,
 {
     async fn work_one(&self, arrival: &mut Arrival) -> Ending {
-        let (Ok(event), Some(delivery)) = (arrival.event.clone(), arrival.delivery()) else {
-            return self.context.refuse_unreadable(arrival).await;
-        };
+        let (event, delivery) = (arrival.event.clone(), arrival.delivery());
         let limit = self.context.settings.handler_timeout;
         // Get the permit before the claim. After the claim the event counts as started, and is lost
         // if it does not end.

@@ -192,20 +192,21 @@ impl<L: Ledger> Consumer<L> {
         subscription.session_timeout = self.settings.session_timeout;
         let meter = Arc::new(meter);
         let pipeline = pipeline::Pipeline {
+            window: pipeline::WindowStage::new(context.clone(), self.window),
+            ledger: pipeline::LedgerHealth::new(Arc::clone(&context.ledger), Arc::clone(&meter), epoch),
             held: held::HeldFeed::new(context.clone(), Arc::clone(&meter)),
             dead_letters: dead::DeadLetterOutlet::new(context.clone()),
             worker: guarantee.worker(context.clone(), self.guard.ledger()),
             subscriber: context.bus.subscribe(subscription).await?,
             stop: self.handle.stop.subscribe(),
             context,
-            window: self.window,
             meter,
             partitions: HashMap::new(),
             released: Vec::new(),
             queues: KeyQueues::default(),
             alone: VecDeque::new(),
             tasks: pipeline::Tasks::default(),
-            state: pipeline::State::new(epoch),
+            state: pipeline::State::new(),
         };
         pipeline.run().await
     }
@@ -219,9 +220,9 @@ impl<L: Ledger> Consumer<L> {
                 Ok(Some(info)) => info.partitions,
                 _ => 1,
             };
-            let mut terms = TopicSettings::new(partitions);
-            terms.retention = None;
-            if let Err(error) = self.bus.create_topic(&dead, terms).await {
+            let mut settings = TopicSettings::new(partitions);
+            settings.retention = None;
+            if let Err(error) = self.bus.create_topic(&dead, settings).await {
                 tracing::warn!(target: "hapax", topic = %dead, error = %error.chain(), "the dead-letter topic could not be made");
             }
         }

@@ -6,10 +6,12 @@
 
 mod ask;
 mod end;
+mod health;
 mod intake;
 mod partitions;
+mod window;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,22 +19,23 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::arrival::{Arrival, Ending, Key, Source};
+use super::arrival::{Arrival, Delivered, Ending, Key, Queued, Source, Undecodable};
 use super::claim::ConsumerContext;
 use super::dead::{self, DeadLetterOutlet};
 use super::held::HeldFeed;
 use super::meter::Meter;
 use super::offsets::CommitPoint;
-use super::order::{KeyQueues, Lane};
+use super::order::{KeyQueues, Lane, LaneRun};
 use super::worker::{Suspects, Worker};
 use super::{Counts, OutagePolicy, Passed, Stop};
 use crate::bus::{Assignment, Partition, Subscriber};
 use crate::error::{Error, Result};
 use crate::id::Topic;
-use crate::ledger::{Claim, Epoch, Identity, Mode, Week};
-use crate::window::{Sighting, Window};
+use crate::ledger::{Claim, Identity, Mode, Week};
 pub(super) use ask::Failing;
-use ask::{LAG_INTERVAL, Probed, SuspectsAnswer};
+use ask::{LAG_INTERVAL, SuspectsAnswer};
+pub(super) use health::LedgerHealth;
+pub(super) use window::WindowStage;
 
 /// A partition assigned to this process.
 pub(super) struct PartitionState {
@@ -47,38 +50,32 @@ pub(super) struct PartitionState {
     /// What was in flight when a process died, until all of it is finished.
     suspects: Option<Suspects>,
     /// Whether the ledger has yet to say if there are suspects. Nothing starts until it has.
-    unsure: bool,
-}
-
-/// The window's answer for a batch, and the ledger's epoch if it was queried.
-struct Seen {
-    arrivals: Vec<Arrival>,
-    done: HashSet<Sighting>,
-    epoch: Option<Epoch>,
+    suspects_unknown: bool,
 }
 
 /// What a task reports for one lane.
 struct Ended {
     lane: Lane<Key>,
-    arrivals: Vec<Arrival>,
+    queued: Vec<Queued>,
     endings: Vec<Ending>,
 }
 
 pub(super) struct Pipeline {
     pub(super) context: ConsumerContext,
     pub(super) worker: Arc<dyn Worker>,
-    pub(super) window: Option<Arc<dyn Window>>,
     pub(super) subscriber: Box<dyn Subscriber>,
     pub(super) stop: watch::Receiver<Stop>,
     pub(super) meter: Arc<Meter>,
     pub(super) partitions: HashMap<Partition, PartitionState>,
     /// Cancel what still runs of released partitions.
     pub(super) released: Vec<watch::Sender<bool>>,
-    pub(super) queues: KeyQueues<Key, Arrival>,
+    pub(super) queues: KeyQueues<Key, Queued>,
     /// Suspects, each to run with nothing beside it.
     pub(super) alone: VecDeque<(Lane<Key>, Vec<Arrival>)>,
+    pub(super) window: WindowStage,
     pub(super) held: HeldFeed,
     pub(super) dead_letters: DeadLetterOutlet,
+    pub(super) ledger: LedgerHealth,
     pub(super) tasks: Tasks,
     pub(super) state: State,
 }
@@ -89,43 +86,31 @@ pub(super) struct Tasks {
     running: JoinSet<Vec<Ended>>,
     in_flight: usize,
     lone: bool,
-    probe: JoinSet<Result<Probed>>,
     suspects: JoinSet<SuspectsAnswer>,
     lag: JoinSet<Option<i64>>,
-    /// Batches that the window has yet to be asked about. `window` is asking about one.
-    unasked: VecDeque<Vec<Arrival>>,
-    window: JoinSet<Seen>,
-    remember: Vec<Sighting>,
 }
 
 /// The pipeline's state.
-#[allow(clippy::struct_excessive_bools)] // each is a separate outage or limit
 pub(super) struct State {
-    away: bool,
     bus_away: bool,
     draining: Option<Instant>,
     next_commit: Instant,
     next_lag: Instant,
     too_old: u32,
-    /// The ledger's epoch, if there is a window. Read at start, when the ledger is back after an
-    /// outage, and whenever the window says "seen".
-    epoch: Option<Epoch>,
     /// Partitions that the bus has yet to accept back.
     unreleased: Vec<Assignment>,
     uncommitted: Failing,
 }
 
 impl State {
-    pub(super) fn new(epoch: Option<Epoch>) -> Self {
+    pub(super) fn new() -> Self {
         let now = Instant::now();
         State {
-            away: false,
             bus_away: false,
             draining: None,
             next_commit: now,
             next_lag: now,
             too_old: 0,
-            epoch,
             unreleased: Vec::new(),
             uncommitted: Failing::default(),
         }
@@ -136,12 +121,12 @@ impl Pipeline {
     /// Runs until it is told to stop or cannot continue. Either way it releases what it has.
     pub(super) async fn run(mut self) -> Result<Counts> {
         self.on_stop(false); // it may have been stopped before it started
-        let ran = self.go_on().await;
+        let ran = self.run_loop().await;
         self.end(ran).await
     }
 
     /// Takes deliveries along the path in the module's first line.
-    async fn go_on(&mut self) -> Result<()> {
+    async fn run_loop(&mut self) -> Result<()> {
         loop {
             self.start_runnable(); // claim → handle → settle
             let wake = self.next_wake();
@@ -150,8 +135,8 @@ impl Pipeline {
                 Some(ended) = self.tasks.running.join_next() => self.on_task_done(ended)?, // → commit point
                 Some(looked) = self.held.looked() => self.on_due(looked)?,
                 Some(copied) = self.dead_letters.copied() => self.dead_letters.on_copied(copied)?,
-                Some(answer) = self.tasks.window.join_next() => self.on_window_answer(answer)?,
-                Some(probed) = self.tasks.probe.join_next() => self.on_ledger_probed(probed)?,
+                Some(answer) = self.window.answer() => self.on_window_answer(answer)?,
+                Some(probed) = self.ledger.probed() => self.ledger.on_probed(probed)?,
                 Some(answer) = self.tasks.suspects.join_next() => self.on_suspects(answer)?,
                 Some(lag) = self.tasks.lag.join_next() => self.meter.lag(lag.ok().flatten()),
                 () = tokio::time::sleep_until(wake) => {}
@@ -166,17 +151,6 @@ impl Pipeline {
                 return Ok(());
             }
         }
-    }
-
-    /// Notes the ledger's answer. A permanent error ends the consumer.
-    fn on_ledger_probed(
-        &mut self,
-        probed: std::result::Result<Result<Probed>, tokio::task::JoinError>,
-    ) -> Result<()> {
-        let probed = probed.unwrap_or_else(|_| Ok(Probed::default()))?;
-        self.state.away = !probed.back;
-        self.state.epoch = probed.epoch.or(self.state.epoch);
-        Ok(())
     }
 
     fn next_wake(&self) -> Instant {
@@ -200,15 +174,15 @@ impl Pipeline {
             self.state.draining = Some(Instant::now() + self.context.settings.drain);
             self.queues.retain(|_| false);
             self.alone.clear();
-            self.tasks.unasked.clear();
+            self.window.clear();
         }
     }
 
     // --- out: claim → handle → settle, in tasks ---
 
     fn start_runnable(&mut self) {
-        let unsure = self.partitions.values().any(|own| own.unsure);
-        if self.state.away || unsure || self.state.draining.is_some() || self.tasks.lone {
+        let suspects_unknown = self.partitions.values().any(|own| own.suspects_unknown);
+        if self.ledger.is_away() || suspects_unknown || self.state.draining.is_some() || self.tasks.lone {
             return;
         }
         if !self.alone.is_empty() {
@@ -227,26 +201,34 @@ impl Pipeline {
             }
             let mut lanes = Vec::new();
             let (max, per_key) = if batch_max == 1 { (room, 1) } else { (batch_max, batch_max) };
-            for mut run in self.queues.take(max, per_key) {
-                // An arrival that must run alone is split from the others of its lane.
-                let kind = |arrival: &Arrival| (arrival.alone, arrival.suspects_max);
-                let first = run.items.first().map_or((false, None), kind);
-                let same = run.items.iter().take_while(|arrival| kind(arrival) == first);
-                let count = same.take(first.1.unwrap_or(usize::MAX)).count();
-                let rest = run.items.split_off(count);
-                self.queues.put_back(&run.lane, rest);
-                let is_held = matches!(run.items.first(), Some(Arrival { source: Source::Held(..), .. }));
-                if first != (false, None) {
-                    self.alone.push_back((run.lane, run.items));
+            for LaneRun { lane, items } in self.queues.take(max, per_key) {
+                let (first, rest) = first_of(items);
+                self.queues.put_back(&lane, rest);
+                let arrivals = match first {
+                    First::Events(arrivals) => arrivals,
+                    First::Undecodable(undecodable) if room == 0 => {
+                        self.queues.give(lane, vec![Queued::Undecodable(undecodable)], None);
+                        continue;
+                    }
+                    First::Undecodable(undecodable) => {
+                        room -= 1;
+                        self.start_refusal(lane, undecodable);
+                        continue;
+                    }
+                };
+                let Some(first) = arrivals.first() else { continue };
+                let is_held = first.is_held();
+                if first.alone || first.suspects_max.is_some() {
+                    self.alone.push_back((lane, arrivals));
                 } else if is_held && batch_max > 1 && room == 0 {
-                    self.queues.give(run.lane, run.items, None);
+                    self.queues.give(lane, events(arrivals), None);
                 } else if is_held || batch_max == 1 {
                     // No marker covers a held event, so it runs separately: the others of a batch
                     // would have to wait for it.
                     room = room.saturating_sub(1);
-                    self.start(vec![(run.lane, run.items)]);
+                    self.start(vec![(lane, arrivals)]);
                 } else {
-                    lanes.push((run.lane, run.items));
+                    lanes.push((lane, arrivals));
                 }
             }
             if !lanes.is_empty() {
@@ -277,24 +259,36 @@ impl Pipeline {
 
     fn start(&mut self, lanes: Vec<(Lane<Key>, Vec<Arrival>)>) {
         for (_, arrivals) in &lanes {
-            self.count_in_flight(arrivals);
+            self.count_in_flight(arrivals.iter().map(|arrival| &arrival.delivered));
         }
         let (worker, context) = (Arc::clone(&self.worker), self.context.clone());
         self.tasks.running.spawn(async move {
             let (keys, mut arrivals): (Vec<_>, Vec<_>) = lanes.into_iter().unzip();
             let endings = work(&*worker, &context, &mut arrivals).await;
             let ended = keys.into_iter().zip(arrivals).zip(endings);
-            ended.map(|((lane, arrivals), endings)| Ended { lane, arrivals, endings }).collect()
+            ended
+                .map(|((lane, arrivals), endings)| Ended { lane, queued: events(arrivals), endings })
+                .collect()
         });
     }
 
-    fn count_in_flight(&mut self, arrivals: &[Arrival]) {
-        self.tasks.in_flight += arrivals.len();
-        for arrival in arrivals {
-            if let Some(own) = self.partition_of(arrival) {
+    /// Records an undecodable record as a dead letter.
+    fn start_refusal(&mut self, lane: Lane<Key>, undecodable: Box<Undecodable>) {
+        self.count_in_flight([&undecodable.delivered]);
+        let context = self.context.clone();
+        self.tasks.running.spawn(async move {
+            let ending = context.refuse_undecodable(&undecodable).await;
+            vec![Ended { lane, queued: vec![Queued::Undecodable(undecodable)], endings: vec![ending] }]
+        });
+    }
+
+    fn count_in_flight<'a>(&mut self, delivered: impl IntoIterator<Item = &'a Delivered>) {
+        for delivered in delivered {
+            self.tasks.in_flight += 1;
+            if let Some(own) = self.partition_of(delivered) {
                 own.running += 1;
                 if crate::crash_point::mutant!("commit before settle") {
-                    own.commit_point.finish(arrival.received.origin.offset);
+                    own.commit_point.finish(delivered.received.origin.offset);
                 }
             }
         }
@@ -305,67 +299,64 @@ impl Pipeline {
     fn on_task_done(&mut self, ended: std::result::Result<Vec<Ended>, tokio::task::JoinError>) -> Result<()> {
         // Handlers' panics are caught where they happen. A panic here is a bug in hapax, and its
         // lanes are lost.
-        let ended = ended.map_err(ended_badly)?;
+        let ended = ended.map_err(task_failed)?;
         self.tasks.lone = false;
-        for Ended { lane, arrivals, endings } in ended {
-            self.tasks.in_flight -= arrivals.len();
-            for arrival in &arrivals {
-                if let Some(own) = self.partition_of(arrival) {
+        for Ended { lane, queued, endings } in ended {
+            self.tasks.in_flight -= queued.len();
+            for delivered in &queued {
+                if let Some(own) = self.partition_of(delivered) {
                     own.running -= 1;
                 }
             }
-            self.finish_lane(lane, arrivals, endings)?;
+            self.finish_lane(lane, queued, endings)?;
         }
         Ok(())
     }
 
-    fn finish_lane(&mut self, lane: Lane<Key>, arrivals: Vec<Arrival>, endings: Vec<Ending>) -> Result<()> {
-        let mut arrivals = arrivals.into_iter();
+    fn finish_lane(&mut self, lane: Lane<Key>, queued: Vec<Queued>, endings: Vec<Ending>) -> Result<()> {
+        let mut queued = queued.into_iter();
         let mut until = None;
         let mut rest = Vec::new();
         for ending in endings {
-            let Some(mut arrival) = arrivals.next() else { break };
+            let Some(mut next) = queued.next() else { break };
             match ending {
                 Ending::Passed(how) => {
-                    self.pass(&arrival, how);
+                    self.pass(&next, how);
                     self.note_too_old(how)?;
                     continue;
                 }
                 Ending::Later(after) => {
                     until = Some(Instant::now() + after);
-                    arrival.suspects_max = None; // it has run, here or elsewhere, and the process lives
+                    if let Queued::Event(arrival) = &mut next {
+                        arrival.suspects_max = None; // it has run, here or elsewhere, and the process lives
+                    }
                 }
-                Ending::Alone => arrival.alone = true,
+                Ending::Alone => {
+                    if let Queued::Event(arrival) = &mut next {
+                        arrival.alone = true;
+                    }
+                }
                 Ending::Cancelled => {}
                 Ending::Stop(error) => return Err(error),
                 Ending::Away(error) => match self.context.settings.outage {
                     OutagePolicy::FailFast => return Err(error),
-                    OutagePolicy::DeadLetter if self.dead_topic_of(&arrival).is_some() => {
+                    OutagePolicy::DeadLetter if self.dead_topic_of(&next).is_some() => {
                         self.meter.ledger_away();
-                        let rest = std::iter::once(arrival).chain(arrivals).collect();
+                        let rest = std::iter::once(next).chain(queued).collect();
                         self.copy_unclaimed(lane, rest, &error);
                         return Ok(());
                     }
                     OutagePolicy::DeadLetter | OutagePolicy::Pause => {
-                        self.state.away = true;
-                        self.meter.ledger_away();
+                        self.ledger.on_away();
                         until = Some(Instant::now() + Duration::from_millis(50));
                     }
                 },
             }
-            rest.push(arrival);
+            rest.push(next);
             break;
         }
-        rest.extend(arrivals);
-        rest.retain(|arrival| self.is_ours(arrival));
-        if rest.first().is_some_and(|arrival| arrival.alone) && until.is_none() {
-            let more = rest.split_off(1);
-            if more.is_empty() {
-                self.alone.push_back((lane, rest));
-                return Ok(());
-            }
-            rest.extend(more); // the head runs alone, then the others in turn
-        }
+        rest.extend(queued);
+        rest.retain(|delivered| self.is_ours(delivered));
         // An event that came out of the ledger meanwhile may be the one the rest waits for.
         let strict = self.context.settings.is_strict();
         self.queues.give_among(lane, rest, until, |queued, given| queued.precedes(given, strict));
@@ -373,11 +364,11 @@ impl Pipeline {
     }
 
     /// Whether a delivery's partition is still assigned to this process under the same epoch.
-    fn is_ours(&self, arrival: &Arrival) -> bool {
+    fn is_ours(&self, delivered: &Delivered) -> bool {
         if self.state.draining.is_some() {
             return false;
         }
-        match &arrival.source {
+        match &delivered.source {
             Source::Held(..) => true,
             Source::Bus(assigned) => {
                 self.partitions.get(&assigned.partition).is_some_and(|own| own.assigned == *assigned)
@@ -385,20 +376,20 @@ impl Pipeline {
         }
     }
 
-    fn partition_of(&mut self, arrival: &Arrival) -> Option<&mut PartitionState> {
-        let Source::Bus(assigned) = &arrival.source else { return None };
+    fn partition_of(&mut self, delivered: &Delivered) -> Option<&mut PartitionState> {
+        let Source::Bus(assigned) = &delivered.source else { return None };
         self.partitions.get_mut(&assigned.partition).filter(|own| own.assigned == *assigned)
     }
 
     /// Finishes a delivery, so that the commit point may move past it.
-    fn pass(&mut self, arrival: &Arrival, how: Passed) {
-        arrival.span.record("consumer.ending", how.label());
+    fn pass(&mut self, queued: &Queued, how: Passed) {
+        queued.span.record("consumer.ending", how.label());
         self.held.note_activity();
         self.meter.passed(how);
-        let offset = arrival.received.origin.offset;
-        if let Some(own) = self.partition_of(arrival) {
+        let offset = queued.received.origin.offset;
+        if let Some(own) = self.partition_of(queued) {
             own.commit_point.finish(offset);
-            own.bytes = own.bytes.saturating_sub(arrival.bytes());
+            own.bytes = own.bytes.saturating_sub(queued.bytes());
             let position = own.commit_point.position().unwrap_or(i64::MIN);
             if own.suspects.as_ref().is_some_and(|suspects| suspects.last < position) {
                 own.suspects = None;
@@ -406,22 +397,21 @@ impl Pipeline {
                 self.worker.cleared(&partition);
             }
         }
-        if let Source::Held(identity, week) = &arrival.source {
+        if let Source::Held(identity, week) = &queued.source {
             self.held.finished(identity);
-            self.end_alias(arrival, identity.clone(), *week, how);
+            if let Queued::Event(arrival) = queued {
+                self.end_alias(arrival, identity.clone(), *week, how);
+            }
         }
-        if matches!(how, Passed::Done | Passed::Finished)
-            && self.window.is_some()
-            && let Some(sighting) = self.context.sighting_of(arrival)
-        {
-            self.tasks.remember.push(sighting);
+        if matches!(how, Passed::Done | Passed::Finished) {
+            self.window.on_done(queued);
         }
     }
 
     /// Settles the entry of a record that was refused under its location. It was redriven and could
     /// be read this time, so it now has its own id.
     fn end_alias(&self, arrival: &Arrival, refused: Identity, week: Week, how: Passed) {
-        let Some(identity) = self.context.identity_of(arrival) else { return };
+        let identity = self.context.identity_of(arrival);
         if identity == refused || matches!(how, Passed::Refused | Passed::TooOld) {
             return;
         }
@@ -445,21 +435,20 @@ impl Pipeline {
         Ok(())
     }
 
-    fn dead_topic_of(&self, arrival: &Arrival) -> Option<Topic> {
-        self.context.settings.dead_topic_of(&arrival.received.origin.topic)
+    fn dead_topic_of(&self, delivered: &Delivered) -> Option<Topic> {
+        self.context.settings.dead_topic_of(&delivered.received.origin.topic)
     }
 
     /// With the ledger unavailable and the policy to continue, copies the lane's first record. The
     /// copy is all that remains of it here.
-    fn copy_unclaimed(&mut self, lane: Lane<Key>, arrivals: Vec<Arrival>, error: &Error) {
-        let Some((first, topic)) =
-            arrivals.first().and_then(|first| Some((first, self.dead_topic_of(first)?)))
+    fn copy_unclaimed(&mut self, lane: Lane<Key>, queued: Vec<Queued>, error: &Error) {
+        let Some((first, topic)) = queued.first().and_then(|first| Some((first, self.dead_topic_of(first)?)))
         else {
             return;
         };
         let record = dead::unclaimed_record(&self.context, &first.received, &error.chain());
         let bus = Arc::clone(&self.context.bus);
-        self.count_in_flight(&arrivals);
+        self.count_in_flight(queued.iter().map(|queued| &**queued));
         self.tasks.running.spawn(async move {
             let published = bus.publish(&topic, &[record]).await;
             let ending = match published.map(|mut answers| answers.pop()) {
@@ -470,28 +459,19 @@ impl Pipeline {
                 }
                 Ok(None) => Ending::Later(Duration::from_secs(1)),
             };
-            vec![Ended { lane, arrivals, endings: vec![ending] }]
+            vec![Ended { lane, queued, endings: vec![ending] }]
         });
     }
 
     /// Starts periodic work.
     fn run_periodic(&mut self) {
         let now = Instant::now();
-        if self.state.away && self.tasks.probe.is_empty() {
-            self.tasks.probe.spawn(ask::probe(Arc::clone(&self.context.ledger), self.window.is_some()));
-        }
-        if self.state.draining.is_none() && !self.state.away {
+        self.ledger.start();
+        if self.state.draining.is_none() && !self.ledger.is_away() {
             self.held.start(now);
             self.dead_letters.start(now);
         }
-        if self.tasks.remember.len() >= 500
-            || (now >= self.state.next_commit && !self.tasks.remember.is_empty())
-        {
-            let done = std::mem::take(&mut self.tasks.remember);
-            if let Some(window) = self.window.clone() {
-                tokio::spawn(async move { window.remember(&done).await });
-            }
-        }
+        self.window.remember(now >= self.state.next_commit);
         if now >= self.state.next_lag && self.tasks.lag.is_empty() {
             self.state.next_lag = now + LAG_INTERVAL;
             let at: Vec<_> =
@@ -507,23 +487,52 @@ impl Pipeline {
 /// Handlers' panics are caught where they happen. A panic here is a bug in hapax, and its
 /// deliveries are lost.
 #[allow(clippy::needless_pass_by_value)] // a `map_err` function
-pub(super) fn ended_badly(error: tokio::task::JoinError) -> Error {
+pub(super) fn task_failed(error: tokio::task::JoinError) -> Error {
     Error::Corrupt(format!("a task of the consumer ended badly: {error}"))
 }
 
-/// Runs lanes. A record without an event goes to the dead letters, and an unwanted one is stepped
-/// past.
+/// The first deliveries of a lane that may run together.
+enum First {
+    Events(Vec<Arrival>),
+    Undecodable(Box<Undecodable>),
+}
+
+/// Splits the deliveries of a lane into those that run first and the rest. An undecodable record is
+/// split from the others, and so is an event that must run alone.
+fn first_of(items: Vec<Queued>) -> (First, Vec<Queued>) {
+    let kind = |arrival: &Arrival| (arrival.alone, arrival.suspects_max);
+    let mut items = items.into_iter().peekable();
+    let mut arrivals: Vec<Arrival> = Vec::new();
+    while let Some(next) = items.next_if(|next| match (arrivals.first(), next) {
+        (None, _) => true,
+        (Some(first), Queued::Event(next)) => {
+            kind(first) == kind(next) && arrivals.len() < first.suspects_max.unwrap_or(usize::MAX)
+        }
+        (Some(_), Queued::Undecodable(_)) => false,
+    }) {
+        match next {
+            Queued::Event(arrival) => arrivals.push(arrival),
+            Queued::Undecodable(undecodable) => return (First::Undecodable(undecodable), items.collect()),
+        }
+    }
+    (First::Events(arrivals), items.collect())
+}
+
+fn events(arrivals: Vec<Arrival>) -> Vec<Queued> {
+    arrivals.into_iter().map(Queued::Event).collect()
+}
+
+/// Runs lanes. An unwanted event is stepped past.
 async fn work(
     worker: &dyn Worker,
     context: &ConsumerContext,
     lanes: &mut [Vec<Arrival>],
 ) -> Vec<Vec<Ending>> {
-    let [lane] = lanes else { return worker.work(lanes).await };
-    let [arrival] = lane.as_mut_slice() else { return worker.work(lanes).await };
-    let ending = match &arrival.event {
-        Err(reason) => context.refuse(arrival, reason).await,
-        Ok(event) if !context.settings.wants.matches(event) => context.step_past(arrival).await,
-        Ok(_) => return worker.work(lanes).await,
-    };
-    vec![vec![ending]]
+    if let [lane] = &mut *lanes
+        && let [arrival] = lane.as_mut_slice()
+        && !context.settings.wants.matches(&arrival.event)
+    {
+        return vec![vec![context.step_past(arrival).await]];
+    }
+    worker.work(lanes).await
 }

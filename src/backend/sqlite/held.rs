@@ -222,10 +222,9 @@ pub(super) fn unpublished_dead(
     free: Option<Time>,
 ) -> Result<Vec<Entry>> {
     let (scopes, numbers) = of_scope(conn, scope)?;
-    let mut which = format!("{UNCOPIED} AND {}", matches(conn, query)?);
-    if let Some(now) = free {
-        which.push_str(&format!(" AND (reserved IS NULL OR reserved <= {})", now.as_micros()));
-    }
+    let free =
+        free.map_or("1".to_owned(), |now| format!("(reserved IS NULL OR reserved <= {})", now.as_micros()));
+    let which = format!("{UNCOPIED} AND {} AND {free}", matches(conn, query)?);
     let most = i64::try_from(limit).unwrap_or(i64::MAX);
     let dead = select(conn, &numbers, &which, query, most)?;
     let sizes = dead.iter().map(|(.., row)| row.body.as_ref().map_or(0, Record::memory_bytes));

@@ -1,4 +1,4 @@
-//! Queries to the ledger and the bus that run beside the pipeline.
+//! Queries that run beside the pipeline, and how long they have been failing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,35 +8,11 @@ use tokio::time::Instant;
 use crate::bus::{Assignment, Bus, Partition};
 use crate::consumer::worker::{Suspects, Worker};
 use crate::error::{Error, Result};
-use crate::ledger::{Epoch, Ledger};
 
 /// How often to query the ends of the partitions.
 pub(super) const LAG_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a retried operation may fail before it is logged.
 const FAILING_MAX: Duration = Duration::from_secs(30);
-
-/// Whether the ledger is back, and its epoch.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Probed {
-    pub(super) back: bool,
-    pub(super) epoch: Option<Epoch>,
-}
-
-/// Asks the ledger, after a short pause, whether it is available. Returns an error that is not
-/// retryable.
-pub(super) async fn probe(ledger: Arc<dyn Ledger>, epoch: bool) -> Result<Probed> {
-    let ask = async {
-        let epoch = if epoch { Some(ledger.epoch().await?) } else { None };
-        ledger.now().await?;
-        Ok::<_, Error>(Probed { back: true, epoch })
-    };
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    match tokio::time::timeout(Duration::from_secs(5), ask).await {
-        Ok(Err(error)) if error.is_retryable() => Ok(Probed::default()),
-        Ok(probed) => probed,
-        Err(_) => Ok(Probed::default()),
-    }
-}
 
 /// How many records lie between the positions and the ends of their partitions. `None` if the bus
 /// does not answer.
@@ -65,7 +41,7 @@ pub(super) async fn suspects(worker: Arc<dyn Worker>, assigned: Vec<Assignment>)
 #[derive(Default)]
 pub(in crate::consumer) struct Failing {
     since: Option<Instant>,
-    told: bool,
+    logged: bool,
 }
 
 impl Failing {
@@ -73,13 +49,13 @@ impl Failing {
     /// after a while if it may pass.
     pub(in crate::consumer) fn failed(&mut self, error: &Error) -> bool {
         let since = *self.since.get_or_insert_with(Instant::now);
-        let tell = !self.told && (!error.is_retryable() || since.elapsed() >= FAILING_MAX);
-        self.told |= tell;
-        tell
+        let log = !self.logged && (!error.is_retryable() || since.elapsed() >= FAILING_MAX);
+        self.logged |= log;
+        log
     }
 
     /// Notes a success. Returns true if the failure was logged, so this should be too.
     pub(in crate::consumer) fn succeeded(&mut self) -> bool {
-        std::mem::take(self).told
+        std::mem::take(self).logged
     }
 }

@@ -12,11 +12,9 @@ use crate::consumer::Stop;
 use crate::error::{Error, Result};
 
 /// How long an ending consumer waits for cancelled deliveries to be released.
-const GIVE_BACK_TIMEOUT: Duration = Duration::from_secs(5);
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long an ending consumer waits, at least, for the ledger to resolve its last claims.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long an ending consumer waits for its window.
-const REMEMBER_TIMEOUT: Duration = Duration::from_secs(2);
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a consumer that must end at once waits for the group.
 const LEAVE_NOW_TIMEOUT: Duration = Duration::from_millis(200);
 
@@ -32,7 +30,7 @@ impl Pipeline {
     /// Whether deliveries cancelled at the drain deadline still have not ended, because the ledger
     /// does not answer.
     pub(super) fn is_overdue(&self) -> bool {
-        self.state.draining.is_some_and(|deadline| Instant::now() >= deadline + GIVE_BACK_TIMEOUT)
+        self.state.draining.is_some_and(|deadline| Instant::now() >= deadline + CANCEL_TIMEOUT)
     }
 
     /// Releases what could not finish, commits and leaves. Returns the run's result, or the first
@@ -42,12 +40,12 @@ impl Pipeline {
         let mut ended = ran;
         if !now {
             if ended.is_err() {
-                self.give_back().await;
+                self.cancel_running().await;
             }
             if !self.tasks.running.is_empty() {
                 tracing::warn!(target: "hapax", "some deliveries did not end in time; their leases lapse");
             }
-            ended = self.settle_up(ended).await;
+            ended = self.commit_and_clear(ended).await;
         }
         let counts = self.meter.counts();
         let within = if now { LEAVE_NOW_TIMEOUT } else { COMMIT_TIMEOUT };
@@ -61,28 +59,24 @@ impl Pipeline {
     }
 
     /// After an error: cancels what runs and waits a limited time for it.
-    async fn give_back(&mut self) {
+    async fn cancel_running(&mut self) {
         self.drain();
         self.cancel_all();
-        let until = Instant::now() + GIVE_BACK_TIMEOUT;
+        let until = Instant::now() + CANCEL_TIMEOUT;
         while let Ok(Some(task)) = tokio::time::timeout_at(until, self.tasks.running.join_next()).await {
             // Note the result, so that it is committed. One error is enough, so ignore more.
             let _ = self.on_task_done(task);
         }
     }
 
-    async fn settle_up(&mut self, ran: Result<()>) -> Result<()> {
-        let deadline = self.state.draining.unwrap_or_else(Instant::now).max(Instant::now() + RELEASE_TIMEOUT);
+    async fn commit_and_clear(&mut self, ran: Result<()>) -> Result<()> {
+        let deadline = self.state.draining.unwrap_or_else(Instant::now).max(Instant::now() + RESOLVE_TIMEOUT);
         if tokio::time::timeout_at(deadline, self.context.core.release_doubtful()).await.is_err() {
             tracing::warn!(target: "hapax", "the ledger did not answer; claims that it may have granted are left to lapse");
         }
         // If the bus's offsets make no sense, nothing is known to be finished.
         let ran = if matches!(ran, Err(Error::Corrupt(_))) { ran } else { ran.and(self.commit().await) };
-        if let Some(window) = &self.window {
-            // Anything the window does not learn costs a claim, no more.
-            let done = std::mem::take(&mut self.tasks.remember);
-            let _ = tokio::time::timeout(REMEMBER_TIMEOUT, window.remember(&done)).await;
-        }
+        self.window.end().await;
         let positions = positions(self.partitions.values());
         self.clear_markers(&positions).await;
         ran

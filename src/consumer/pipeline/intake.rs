@@ -1,14 +1,16 @@
 //! Intake: match → window → order.
 
-use std::collections::HashSet;
 use std::ops::Range;
 use std::time::Duration;
 
+use tokio::task::JoinError;
+
+use super::Pipeline;
 use super::partitions::suspect;
-use super::{Pipeline, Seen, ended_badly};
+use super::window::{self, Answered};
 use crate::bus::{BusEvent, Partition, Received};
 use crate::consumer::Passed;
-use crate::consumer::arrival::{Arrival, Source};
+use crate::consumer::arrival::{Arrival, Queued, Source};
 use crate::consumer::held::Looked;
 use crate::error::{Error, Result};
 
@@ -67,98 +69,59 @@ impl Pipeline {
                     received.origin.offset
                 )));
             }
-            let mut arrival =
-                self.context.arrival(received, Source::Bus(own.assigned.clone()), own.cancel.subscribe());
-            arrival.epoch = self.state.epoch;
-            own.bytes += arrival.bytes();
-            if self.is_wanted(&arrival) {
-                arrivals.push(arrival);
+            let source = Source::Bus(own.assigned.clone());
+            let queued = self.context.decode(received, source, own.cancel.subscribe(), self.ledger.epoch());
+            own.bytes += queued.bytes();
+            if self.is_wanted(&queued) {
+                arrivals.push(queued);
             } else {
-                self.pass(&arrival, Passed::Unwanted);
+                self.pass(&queued, Passed::Unwanted);
             }
         }
-        if self.window.is_none() {
+        if let Some(arrivals) = self.window.ask(arrivals) {
             self.queue(arrivals);
-        } else {
-            self.tasks.unasked.push_back(arrivals);
-            self.ask_window();
         }
         Ok(())
     }
 
-    pub(super) fn queue(&mut self, arrivals: Vec<Arrival>) {
+    pub(super) fn queue(&mut self, arrivals: Vec<Queued>) {
         self.held.note_activity();
-        for mut arrival in arrivals {
-            if !self.is_ours(&arrival) {
+        for mut queued in arrivals {
+            if !self.is_ours(&queued) {
                 continue;
             }
-            suspect(&self.partitions, &mut arrival);
-            self.put_in_order(arrival);
+            suspect(&self.partitions, &mut queued);
+            self.put_in_order(queued);
         }
     }
 
     /// Whether a delivery must go through the pipeline: a handler wants it, or a strict order has
     /// to step past it.
-    fn is_wanted(&self, arrival: &Arrival) -> bool {
+    fn is_wanted(&self, queued: &Queued) -> bool {
         let settings = &self.context.settings;
         let strict = settings.is_strict();
-        arrival.event.as_ref().map_or(true, |event| {
+        queued.arrival().is_none_or(|Arrival { event, .. }| {
             settings.wants.matches(event) || (strict && event.aggregate.is_some() && event.seq.is_some())
         })
-    }
-
-    /// Asks the window about one batch at a time, so that deliveries stay in order. Runs in a task,
-    /// because an unavailable window may be slow and the pipeline must not wait.
-    fn ask_window(&mut self) {
-        if !self.tasks.window.is_empty() {
-            return;
-        }
-        let (Some(window), Some(arrivals)) = (self.window.clone(), self.tasks.unasked.pop_front()) else {
-            return;
-        };
-        let context = self.context.clone();
-        self.tasks.window.spawn(async move {
-            let sightings: Vec<_> =
-                arrivals.iter().filter_map(|arrival| context.sighting_of(arrival)).collect();
-            // A failing window logs that itself. Treat everything as unseen.
-            let seen = window.seen(&sightings).await.unwrap_or_default();
-            let seen =
-                sightings.into_iter().zip(seen).filter_map(|(sighting, seen)| seen.then_some(sighting));
-            let mut seen: HashSet<_> = seen.collect();
-            let mut epoch = None;
-            if !seen.is_empty() {
-                // The ledger may have been replaced since it was last asked, unnoticed. One that
-                // does not answer confirms nothing.
-                epoch = context.ledger.epoch().await.ok();
-                seen.retain(|sighting| epoch.is_some() && sighting.epoch == epoch);
-            }
-            Seen { arrivals, done: seen, epoch }
-        });
     }
 
     /// Passes what the window knows to be done.
     pub(super) fn on_window_answer(
         &mut self,
-        answer: std::result::Result<Seen, tokio::task::JoinError>,
+        answer: std::result::Result<window::Answer, JoinError>,
     ) -> Result<()> {
-        let Seen { arrivals, done, epoch } = answer.map_err(ended_badly)?;
-        self.state.epoch = epoch.or(self.state.epoch);
-        let mut unseen = Vec::with_capacity(arrivals.len());
-        for arrival in arrivals {
-            if self.context.sighting_of(&arrival).is_some_and(|sighting| done.contains(&sighting)) {
-                self.pass(&arrival, Passed::Window);
-            } else {
-                unseen.push(arrival);
-            }
+        let Answered { seen, unseen, epoch } = self.window.on_answer(answer)?;
+        self.ledger.on_epoch(epoch);
+        for queued in seen {
+            self.pass(&queued, Passed::Window);
         }
         self.queue(unseen);
-        self.ask_window();
         Ok(())
     }
 
     /// Queues due events from the ledger as if they had just arrived.
     pub(super) fn on_due(&mut self, looked: Looked) -> Result<()> {
-        let due = self.held.on_due(looked, self.state.epoch)?;
+        let due = self.held.on_due(looked, self.ledger.epoch())?;
         if self.state.draining.is_some() {
             return Ok(());
         }
@@ -173,8 +136,8 @@ impl Pipeline {
     }
 
     /// Queues a delivery before those of its key that wait for it.
-    fn put_in_order(&mut self, arrival: Arrival) {
+    fn put_in_order(&mut self, queued: Queued) {
         let strict = self.context.settings.is_strict();
-        self.queues.push_before(arrival.key.clone(), arrival, |item, other| item.precedes(other, strict));
+        self.queues.push_before(queued.key.clone(), queued, |item, other| item.precedes(other, strict));
     }
 }

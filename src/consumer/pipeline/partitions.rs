@@ -9,10 +9,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::ask::{self, SuspectsAnswer};
-use super::{PartitionState, Pipeline, ended_badly};
+use super::{PartitionState, Pipeline, task_failed};
 use crate::bus::{Assignment, Partition};
 use crate::consumer::OutagePolicy;
-use crate::consumer::arrival::{Arrival, Source};
+use crate::consumer::arrival::{Queued, Source};
 use crate::consumer::claim::is_contention;
 use crate::consumer::offsets::CommitPoint;
 use crate::error::{Error, Result};
@@ -22,11 +22,11 @@ use crate::error::{Error, Result};
 const DISTANCE_FACTOR: usize = 64;
 
 impl Pipeline {
-    pub(super) fn on_assigned(&mut self, given: Vec<Assignment>) {
+    pub(super) fn on_assigned(&mut self, assigned: Vec<Assignment>) {
         self.meter.rebalanced();
-        for assigned in given {
+        for assigned in assigned {
             let partition = assigned.partition.clone();
-            tracing::info!(target: "hapax", %partition, epoch = assigned.epoch, "partition given");
+            tracing::info!(target: "hapax", %partition, epoch = assigned.epoch, "partition assigned");
             let own = PartitionState {
                 assigned,
                 commit_point: CommitPoint::default(),
@@ -36,7 +36,7 @@ impl Pipeline {
                 paused: false,
                 cancel: watch::channel(false).0,
                 suspects: None,
-                unsure: true,
+                suspects_unknown: true,
             };
             self.partitions.insert(partition, own);
         }
@@ -86,12 +86,12 @@ impl Pipeline {
 
     fn forget_queued(&mut self, gone: &[Assignment]) {
         let is_gone = |source: &Source| matches!(source, Source::Bus(assigned) if gone.contains(assigned));
-        self.queues.retain(|arrival| !is_gone(&arrival.source));
+        self.queues.retain(|queued| !is_gone(&queued.source));
         let mut waiting = std::mem::take(&mut self.alone);
         for (lane, mut arrivals) in waiting.drain(..) {
             arrivals.retain(|arrival| !is_gone(&arrival.source));
             if arrivals.is_empty() {
-                self.queues.give(lane, arrivals, None);
+                self.queues.give(lane, Vec::new(), None);
             } else {
                 self.alone.push_back((lane, arrivals));
             }
@@ -121,13 +121,13 @@ impl Pipeline {
     /// Asks which deliveries of new partitions were in flight when a process died. Runs in a task,
     /// because a ledger that hangs must delay neither the group nor a stop.
     fn ask_for_suspects(&mut self) {
-        if self.state.away || !self.tasks.suspects.is_empty() {
+        if self.ledger.is_away() || !self.tasks.suspects.is_empty() {
             return;
         }
-        let unsure = self.partitions.values().filter(|own| own.unsure);
-        let unsure: Vec<_> = unsure.map(|own| own.assigned.clone()).collect();
-        if !unsure.is_empty() {
-            self.tasks.suspects.spawn(ask::suspects(Arc::clone(&self.worker), unsure));
+        let suspects_unknown = self.partitions.values().filter(|own| own.suspects_unknown);
+        let suspects_unknown: Vec<_> = suspects_unknown.map(|own| own.assigned.clone()).collect();
+        if !suspects_unknown.is_empty() {
+            self.tasks.suspects.spawn(ask::suspects(Arc::clone(&self.worker), suspects_unknown));
         }
     }
 
@@ -137,13 +137,12 @@ impl Pipeline {
         &mut self,
         answer: std::result::Result<SuspectsAnswer, tokio::task::JoinError>,
     ) -> Result<()> {
-        let SuspectsAnswer { assigned, suspects } = answer.map_err(ended_badly)?;
+        let SuspectsAnswer { assigned, suspects } = answer.map_err(task_failed)?;
         let fail_fast = self.context.settings.outage == OutagePolicy::FailFast;
         let suspects = match suspects {
             Ok(suspects) => suspects,
             Err(error) if error.is_retryable() && (!fail_fast || is_contention(&error)) => {
-                self.state.away = true; // it is asked again once the ledger answers
-                self.meter.ledger_away();
+                self.ledger.on_away(); // it is asked again once the ledger answers
                 return Ok(());
             }
             Err(error) => return Err(error),
@@ -151,13 +150,13 @@ impl Pipeline {
         for assigned in assigned {
             let same = |own: &&mut PartitionState| own.assigned == assigned;
             if let Some(own) = self.partitions.get_mut(&assigned.partition).filter(same) {
-                own.unsure = false;
+                own.suspects_unknown = false;
                 let of = suspects.iter().find(|suspects| suspects.partition == assigned.partition);
                 own.suspects = of.cloned();
             }
         }
         let partitions = &self.partitions;
-        self.queues.for_each(|arrival| suspect(partitions, arrival));
+        self.queues.for_each(|queued| suspect(partitions, queued));
         Ok(())
     }
 
@@ -295,7 +294,8 @@ impl Pipeline {
 }
 
 /// Makes a delivery run apart from all others if it is among the suspects of a process that died.
-pub(super) fn suspect(partitions: &HashMap<Partition, PartitionState>, arrival: &mut Arrival) {
+pub(super) fn suspect(partitions: &HashMap<Partition, PartitionState>, queued: &mut Queued) {
+    let Queued::Event(arrival) = queued else { return }; // no handler ran it
     let Source::Bus(assigned) = &arrival.source else { return };
     let suspects = partitions.get(&assigned.partition).and_then(|own| own.suspects.as_ref());
     let Some(suspects) = suspects.filter(|suspects| suspects.tried.contains(&arrival.received.origin.offset))

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use super::{BatchHandler, TransactionalLedger};
 use crate::bus::Partition;
 use crate::consumer::Passed;
-use crate::consumer::arrival::{Arrival, Ending, Key, Source};
+use crate::consumer::arrival::{Arrival, Ending, Key};
 use crate::consumer::claim::{ConsumerContext, away, is_contention};
 use crate::consumer::handle::{Failed, Handled};
 use crate::consumer::marks::Marks;
@@ -148,7 +148,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
                 continue;
             }
             if let [(lane, at)] = piece[..]
-                && is_held(&lanes[lane][at])
+                && lanes[lane][at].is_held()
             {
                 let ending = self.one(&mut lanes[lane][at]).await;
                 batch.end(lane, ending);
@@ -346,9 +346,8 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
                 Ok(Outcome::First(_)) => {
                     firsts.claim.get_or_insert_with(|| claim.clone());
                     // A strict order also steps past unwanted events.
-                    if let Ok(event) = &lanes[place.0][place.1].event
-                        && self.context.settings.wants.matches(event)
-                    {
+                    let event = &lanes[place.0][place.1].event;
+                    if self.context.settings.wants.matches(event) {
                         firsts.events.push(event.clone());
                         firsts.places.push(index);
                     }
@@ -402,8 +401,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
     }
 
     fn claim(&self, arrival: &Arrival) -> Result<Claim, String> {
-        arrival.event.as_ref().map_err(Clone::clone)?;
-        let mut delivery = arrival.delivery().ok_or("it cannot be claimed")?;
+        let mut delivery = arrival.delivery();
         delivery.metadata = arrival.metadata(&self.context.group, None);
         let mut claim = self.context.core.prepare(delivery, Mode::Done).map_err(|error| error.to_string())?;
         claim.hold = self.context.holds(arrival);
@@ -417,24 +415,22 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
 
     /// Counts a failed run in a separate transaction.
     async fn failed(&self, arrival: &mut Arrival, failed: &Failed) -> Ending {
-        let settings = &self.context.settings;
         arrival.apart = true;
-        let mut terms = settings.guard().failure_terms();
+        let mut settings = self.context.failure_settings();
         if !failed.is_counted() {
-            return Ending::Later(terms.pause(1).max(failed.after().unwrap_or_default()));
+            return Ending::Later(settings.pause(1).max(failed.after().unwrap_or_default()));
         }
         if failed.is_fatal() {
-            terms.attempts_max = 1;
+            settings.attempts_max = 1;
         }
         if let Some(after) = failed.after() {
-            (terms.backoff_base, terms.backoff_max) = (after, after.max(terms.backoff_max));
-            terms.jitter_permille = 1000;
+            (settings.backoff_base, settings.backoff_max) = (after, after.max(settings.backoff_max));
+            settings.jitter_permille = 1000;
         }
-        let Some(delivery) = arrival.delivery() else { return self.context.refuse_unreadable(arrival).await };
-        let claim = self.context.core.prepare(delivery, Mode::Failed(terms)).map(|mut claim| {
+        let claim = self.context.core.prepare(arrival.delivery(), Mode::Failed(settings)).map(|mut claim| {
             claim.note = Some(note(failed));
             // The pause is known only once it is drawn, so keep the bytes from the start.
-            claim.hold = arrival.may_be_held() && terms.backoff_max > settings.hold_max;
+            claim.hold = arrival.may_be_held() && settings.backoff_max > self.context.settings.hold_max;
             claim
         });
         match async { self.context.core.claim_raw(claim?).await }.await {
@@ -474,18 +470,13 @@ struct Firsts {
     claim: Option<Claim>,
 }
 
-/// Whether it comes from the ledger, so that no marker covers it.
-fn is_held(arrival: &Arrival) -> bool {
-    matches!(arrival.source, Source::Held(..))
-}
-
 /// Splits lanes into pieces to try together, the last piece first. Everything goes into one piece
 /// except lanes with a delivery that failed before or was held. Those follow, cut around that
 /// delivery, so that a repeated failure costs its neighbours nothing.
 fn in_pieces(lanes: &[Vec<Arrival>]) -> Vec<Places> {
     let mut together = Places::new();
     let mut pieces = Vec::new();
-    let apart = |arrival: &Arrival| arrival.apart || is_held(arrival);
+    let apart = |arrival: &Arrival| arrival.apart || arrival.is_held();
     for (lane, arrivals) in lanes.iter().enumerate() {
         if !arrivals.iter().any(apart) {
             together.extend((0..arrivals.len()).map(|at| (lane, at)));
@@ -505,7 +496,7 @@ fn in_pieces(lanes: &[Vec<Arrival>]) -> Vec<Places> {
 /// Completes when one of them is cancelled. Polls, since a batch covers few partitions and a stop
 /// is not urgent.
 async fn cancelled<'a>(arrivals: impl Iterator<Item = &'a Arrival> + Clone) {
-    while !arrivals.clone().any(Arrival::is_cancelled) {
+    while !arrivals.clone().any(|arrival| arrival.is_cancelled()) {
         tokio::time::sleep(PAUSE).await;
     }
 }

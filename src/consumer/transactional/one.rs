@@ -9,27 +9,18 @@ use crate::consumer::leased::{release_lease, settle_failure};
 use crate::consumer::{Failed, Passed};
 use crate::error::{Error, Result};
 use crate::guard::Lease;
-use crate::ledger::{LeaseSettings, Outcome, Settled, Verdict};
+use crate::ledger::{Outcome, Settled, Verdict};
 
 impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
     /// Runs a delivery that no marker covers: the last of the suspects, or a held one. Its start is
     /// committed as a lease, so that a death of the process is recorded. Effect and settle are
     /// still one transaction.
     pub(super) async fn one(&self, arrival: &mut Arrival) -> Ending {
-        if let Err(reason) = &arrival.event {
-            return self.context.refuse(arrival, reason).await;
-        }
-        if arrival.event.as_ref().is_ok_and(|event| !self.context.settings.wants.matches(event)) {
+        if !self.context.settings.wants.matches(&arrival.event) {
             return self.context.step_past(arrival).await;
         }
-        let Some(delivery) = arrival.delivery() else { return self.context.refuse_unreadable(arrival).await };
-        let settings = &self.context.settings;
-        let terms = LeaseSettings {
-            lease: settings.lease,
-            attempts_max: settings.attempts_max,
-            alone: arrival.alone,
-        };
-        match self.context.core.lease_on(delivery, terms, self.context.holds(arrival)).await {
+        let settings = self.context.lease_settings(arrival);
+        match self.context.core.lease_on(arrival.delivery(), settings, self.context.holds(arrival)).await {
             // The answer took longer than the lease lasts. Nothing was started, and nothing counts.
             Ok(Outcome::First(lease)) if lease.is_lost() => release_lease(lease, Ending::Later(PAUSE)).await,
             Ok(Outcome::First(lease)) if lease.suspect() && !arrival.alone => {
@@ -49,7 +40,6 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
     /// process dies, the server rolls back, and the event is free when its lease lapses.
     async fn run(&self, lease: Lease, arrival: &Arrival) -> Ending {
         crate::crash_point!("consumer.after-claim");
-        let Ok(event) = &arrival.event else { return self.context.refuse_unreadable(arrival).await };
         let mut tx = match self.begin().await {
             Ok(tx) => tx,
             Err(error) => return release_lease(lease, away(error)).await, // it did not run
@@ -67,7 +57,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
             }
         }
         let handled = tokio::select! {
-            handled = self.handle(&mut tx, std::slice::from_ref(event)) => handled,
+            handled = self.handle(&mut tx, std::slice::from_ref(&arrival.event)) => handled,
             () = arrival.cancelled() => {
                 self.undo(tx, std::future::ready(())).await;
                 return release_lease(lease, Ending::Cancelled).await;
