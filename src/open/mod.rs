@@ -1,16 +1,16 @@
-//! Opens backends by URL: [`ledger`], [`journal`], [`bus`]. `hapax::window::open` opens the filter in
+//! Opens backends by URL: [`ledger`], [`journal`], [`keys`], [`bus`]. `hapax::window::open` opens the filter in
 //! front of a ledger.
 //!
-//! | URL | ledger | journal | bus | feature |
-//! |---|---|---|---|---|
-//! | `memory:` | yes | yes | yes | |
-//! | `sqlite:FILE` | yes | yes | | `sqlite` |
-//! | `postgres://…` | yes | yes | | `postgres` |
-//! | `redis://…` | yes | | | `redis` |
-//! | `dir:PATH` | | yes | | |
-//! | `s3://BUCKET/PREFIX` | | yes | | `s3` |
-//! | `embedded:FILE` | | | yes | `sqlite` |
-//! | `kafka://HOST:PORT` | | | yes | `kafka` |
+//! | URL | ledger | journal | keys | bus | feature |
+//! |---|---|---|---|---|---|
+//! | `memory:` | yes | yes | yes | yes | |
+//! | `sqlite:FILE` | yes | yes | yes | | `sqlite` |
+//! | `postgres://…` | yes | yes | yes | | `postgres` |
+//! | `redis://…` | yes | | | | `redis` |
+//! | `dir:PATH` | | yes | | | |
+//! | `s3://BUCKET/PREFIX` | | yes | | | `s3` |
+//! | `embedded:FILE` | | | | yes | `sqlite` |
+//! | `kafka://HOST:PORT` | | | | yes | `kafka` |
 //!
 //! If a backend is not built in, the error names its feature. These functions return trait objects;
 //! open the type itself ([`PgLedger::connect`](crate::backend::postgres::PgLedger::connect)) to
@@ -28,6 +28,7 @@
 
 mod bus;
 mod journal;
+mod keys;
 mod ledger;
 
 use std::path::PathBuf;
@@ -43,6 +44,7 @@ use crate::backend::object::AllocatorSettings;
 use crate::bus::Bus;
 use crate::error::Result;
 use crate::journal::{Journal, JournalSettings};
+use crate::keyed::Keys;
 use crate::ledger::{Ledger, Settings};
 
 /// The settings to open any backend with; each backend uses its part.
@@ -117,4 +119,14 @@ pub async fn bus(url: &str) -> Result<Arc<dyn Bus>> {
 /// Opens a bus with your own settings. With a data directory, `embedded` needs no file.
 pub async fn bus_with(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Bus>> {
     bus::open(url, settings).await
+}
+
+/// Opens a store of keys for [keyed writes](crate::keyed): `memory:`, `sqlite:FILE` or `postgres://…`.
+pub async fn keys(url: &str) -> Result<Arc<dyn Keys>> {
+    keys_with(url, &OpenSettings::default()).await
+}
+
+/// Opens a store of keys with your own settings.
+pub async fn keys_with(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Keys>> {
+    keys::open(url, settings).await
 }

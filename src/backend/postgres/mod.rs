@@ -12,6 +12,7 @@ mod epoch;
 mod error;
 mod held;
 pub mod journal;
+pub mod keys;
 mod lone;
 mod pace;
 mod read;
@@ -38,6 +39,7 @@ pub use sqlx;
 pub type PgTx = sqlx::PgTransaction<'static>;
 
 pub use journal::{PgJournal, PgJournalSettings};
+pub use keys::{PgKeys, PgKeysSettings};
 pub use schema::{ACCEPTS, VERSION, grants_sql, schema_sql};
 
 use self::begin::begin;

@@ -14,6 +14,7 @@ pub(crate) mod connect;
 pub(crate) mod fault;
 mod held;
 pub mod journal;
+pub mod keys;
 mod ledger_tx;
 mod quick;
 mod read;
@@ -25,6 +26,7 @@ mod transaction;
 mod writer;
 
 pub use journal::SqliteJournal;
+pub use keys::SqliteKeys;
 pub use schema::schema_sql;
 pub use transaction::SqliteTransaction;
 
