@@ -157,7 +157,7 @@ fn configured<K: Keys + Clone>(keys: K, wait: Duration) -> KeyedLayer<K> {
 pub async fn pg_order(State(schema): State<String>, mut tx: KeyedTx, body: String) -> Response {
     let sql = format!("insert into {schema}.orders (body) values ($1) returning id");
     let number: i64 = sqlx::query_scalar(AssertSqlSafe(sql)).bind(&body).fetch_one(&mut **tx).await.unwrap();
-    if body == "roll back" {
+    if body == "undo" {
         tx.rollback();
     }
     answer_to(&body, number)
@@ -189,7 +189,7 @@ pub async fn sqlite_order(mut tx: KeyedSqlite, body: String) -> Response {
         tx.execute("INSERT INTO orders (body) VALUES (?1)", [text]).map(|_| tx.last_insert_rowid())
     });
     let number = inserted.await.unwrap().unwrap();
-    if body == "roll back" {
+    if body == "undo" {
         tx.rollback();
     }
     answer_to(&body, number)
@@ -236,8 +236,8 @@ async fn t100_a_hundred_posts_with_one_key_have_one_effect() {
             for _ in 0..100 {
                 let app = shop.app.clone();
                 tasks.spawn(async move {
-                    let first = send(&app, order("\"key\"", "7")).await;
-                    (first.status, post_until(&app, "key", "7").await)
+                    let first = send(&app, order("\"key\"", "book")).await;
+                    (first.status, post_until(&app, "key", "book").await)
                 });
             }
             let got = tasks.join_all().await;

@@ -7,7 +7,7 @@ async fn t113_refusals_undo_the_work_and_keep_the_answer_and_failures_undo_both(
     for shop in [pg_shop(4, Duration::ZERO).await, sqlite_shop(Duration::ZERO)] {
         for (body, status, kept) in [
             ("refuse", 422, true),
-            ("roll back", 201, true),
+            ("undo", 201, true),
             ("fail", 500, false),
             ("busy", 409, false),
             ("panic", 500, false),

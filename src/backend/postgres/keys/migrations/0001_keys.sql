@@ -140,7 +140,7 @@ begin
   -- never new, once it is forgotten.
   update {schema}.keys k
      set settled_at = v_now, status = p_status, headers = p_headers, body = p_body,
-         aged_from = greatest(v_now, least({schema}.key_time(p_key), v_now + interval '1 day'))
+         aged_from = greatest(v_now, least(coalesce({schema}.key_time(p_key), v_now), v_now + interval '1 day'))
    where k.tenant = p_tenant and k.key = p_key and k.token = p_token and k.settled_at is null;
   return found or exists (select from {schema}.keys k
                            where k.tenant = p_tenant and k.key = p_key and k.token = p_token and k.settled_at is not null);
