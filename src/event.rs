@@ -275,10 +275,10 @@ impl fmt::Display for TraceContext {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint(pub [u8; 16]);
 
-impl Fingerprint {
-    /// JSON nested deeper than this is hashed as raw bytes.
-    const DEPTH_MAX: usize = 128;
+/// JSON nested deeper than this is hashed as raw bytes.
+const DEPTH_MAX: usize = 128;
 
+impl Fingerprint {
     /// Hashes the immutable part of an event.
     pub fn of(kind: Option<&Kind>, aggregate: Option<&Aggregate>, seq: Option<u64>, payload: &[u8]) -> Self {
         let mut hash = Sha256::new();
@@ -296,21 +296,30 @@ impl Fingerprint {
         if let Some(seq) = seq {
             part(3, &seq.to_be_bytes());
         }
-        let mut canonical = Vec::with_capacity(payload.len());
-        // The depth is checked first: each level is parsed again by the next, which a hostile
-        // payload could exploit.
-        let shallow = depth(payload) <= Self::DEPTH_MAX;
-        let json = shallow.then(|| std::str::from_utf8(payload).ok()).flatten();
-        if json.is_some_and(|json| is_sound(json) && canonical_json(json, Self::DEPTH_MAX, &mut canonical)) {
-            part(4, &canonical);
-        } else {
-            part(5, payload);
+        match canonical(payload) {
+            Some(canonical) => part(4, &canonical),
+            None => part(5, payload),
         }
         let digest = hash.finalize();
         let mut half = [0; 16];
         half.copy_from_slice(&digest[..16]);
         Fingerprint(half)
     }
+}
+
+/// The canonical form of a JSON text: keys sorted, no white space, one way to write a string. `None`
+/// if it is not JSON, or nested too deeply.
+pub(crate) fn canonical(payload: &[u8]) -> Option<Vec<u8>> {
+    // The depth is checked first: each level is parsed again by the next, which a hostile payload
+    // could exploit.
+    let json = (depth(payload) <= DEPTH_MAX).then(|| std::str::from_utf8(payload).ok()).flatten()?;
+    let mut canonical = Vec::with_capacity(payload.len());
+    (is_sound(json) && canonical_json(json, DEPTH_MAX, &mut canonical)).then_some(canonical)
+}
+
+/// The members of a JSON object in their order, repeated ones too. `None` if it is none.
+pub(crate) fn members(json: &[u8]) -> Option<Vec<(String, &RawValue)>> {
+    serde_json::from_slice(json).ok().map(|Members(members)| members)
 }
 
 /// Whether a scalar is valid JSON. [`canonical_json`] itself parses and validates objects and

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! Start with [`Consumer`] to consume topics, with [`Guard`] if you have a loop of your own, and with [`Journal`] and [`Relay`] to
-//! publish what you write. [`open`] turns URLs into backends.
+//! publish what you write. [`keyed`] makes a client's retries harmless. [`open`] turns URLs into backends.
 //!
 //! | feature | what it adds |
 //! |---|---|
@@ -23,6 +23,7 @@
 //! | `redis` | ledger and window in Redis or Valkey |
 //! | `kafka`, `kafka-tls` | the Kafka bus; with TLS and SASL |
 //! | `http` | handlers over HTTP |
+//! | `axum` | `Idempotency-Key` for the routes of an axum service: `keyed::KeyedLayer` |
 //! | `s3` | journals in an object store |
 //! | `testing` | conformance suites, models, fault injection; never in production |
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -36,7 +37,10 @@ pub mod error;
 pub mod event;
 pub mod id;
 
-// The path of an event, in order. 1: stored and numbered.
+// The path of an event, in order. 0: written once, whatever a client repeats.
+pub mod keyed;
+
+// 1: stored and numbered.
 pub mod journal;
 
 // 2: published.

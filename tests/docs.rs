@@ -9,14 +9,15 @@ use hapax::Error;
 #[test]
 fn every_error_has_a_page() {
     let pages = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/errors");
-    for code in Error::CODES {
+    let codes: Vec<&str> = Error::CODES.into_iter().chain(hapax::keyed::PROBLEMS).collect();
+    for code in &codes {
         let page = std::fs::read_to_string(pages.join(format!("{code}.md"))).unwrap_or_default();
         assert!(
             page.starts_with(&format!("# `{code}`")),
             "docs/errors/{code}.md is missing or has another title"
         );
     }
-    assert_eq!(std::fs::read_dir(&pages).unwrap().count(), Error::CODES.len(), "a page without an error");
+    assert_eq!(std::fs::read_dir(&pages).unwrap().count(), codes.len(), "a page without an error");
     // The list is whole: a code that is not in it would have no page.
     let sample = [
         Error::Config(String::new()),

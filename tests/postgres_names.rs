@@ -291,6 +291,7 @@ async fn t88_the_statements_of_the_sql_page_run_as_written() {
     let admin = pool_to(&scratch.url(), 2).await;
     PgLedger::with_pool(admin.clone(), settings("hapax")).await.unwrap();
     PgJournal::with_pool(admin.clone(), PgJournalSettings::default()).await.unwrap();
+    hapax::backend::postgres::PgKeys::with_pool(admin.clone(), Default::default()).await.unwrap();
     run(&admin, "create table orders (id text, amount int)".into()).await;
     let (app, relay) = (format!("app_{}", scratch.name), format!("relay_{}", scratch.name));
     for role in [&app, &relay] {
@@ -308,7 +309,7 @@ async fn t88_the_statements_of_the_sql_page_run_as_written() {
             .unwrap_or_else(|e| panic!("{sql}\n{e}"));
         blocks += 1;
     }
-    assert_eq!(blocks, 6, "blocks of SQL on the page");
+    assert_eq!(blocks, 8, "blocks of SQL on the page");
     // What the grants on the page give is enough: the rest runs as that role.
     let service = pool_to(&scratch.url().replacen("postgres@", &format!("{app}@"), 1), 1).await;
     let mut inline = 0;

@@ -4,6 +4,7 @@
 //! It keeps the whole contract except durability: its content ends with the process.
 
 pub(crate) mod journal;
+pub(crate) mod keys;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,16 +1,16 @@
-//! Opens backends by URL: [`ledger`], [`journal`], [`bus`], and [`window`], the filter in front of a
-//! ledger.
+//! Opens backends by URL: [`ledger`], [`journal`], [`keys`], [`bus`], and [`window`], the filter in
+//! front of a ledger.
 //!
-//! | URL | ledger | journal | bus | window | feature |
-//! |---|---|---|---|---|---|
-//! | `memory:` | yes | yes | yes | yes | |
-//! | `sqlite:FILE` | yes | yes | | | `sqlite` |
-//! | `postgres://…` | yes | yes | | | `postgres` |
-//! | `redis://…` | yes | | | yes | `redis` |
-//! | `dir:PATH` | | yes | | | |
-//! | `s3://BUCKET/PREFIX` | | yes | | | `s3` |
-//! | `embedded:FILE` | | | yes | | `sqlite` |
-//! | `kafka://HOST:PORT` | | | yes | | `kafka` |
+//! | URL | ledger | journal | keys | bus | window | feature |
+//! |---|---|---|---|---|---|---|
+//! | `memory:` | yes | yes | yes | yes | yes | |
+//! | `sqlite:FILE` | yes | yes | yes | | | `sqlite` |
+//! | `postgres://…` | yes | yes | yes | | | `postgres` |
+//! | `redis://…` | yes | | | | yes | `redis` |
+//! | `dir:PATH` | | yes | | | | |
+//! | `s3://BUCKET/PREFIX` | | yes | | | | `s3` |
+//! | `embedded:FILE` | | | | yes | | `sqlite` |
+//! | `kafka://HOST:PORT` | | | | yes | | `kafka` |
 //!
 //! If a backend is not built in, the error names its feature. These functions return trait objects;
 //! open the type itself ([`PgLedger::connect`](crate::backend::postgres::PgLedger::connect)) to
@@ -30,6 +30,7 @@
 
 mod bus;
 mod journal;
+mod keys;
 mod ledger;
 mod window;
 
@@ -46,6 +47,7 @@ use crate::backend::object::AllocatorSettings;
 use crate::bus::Bus;
 use crate::error::Result;
 use crate::journal::{Journal, JournalSettings};
+use crate::keyed::Keys;
 use crate::ledger::{Ledger, Settings};
 use crate::window::{Window, WindowSettings};
 
@@ -127,4 +129,15 @@ pub async fn bus_with(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Bus>
 /// [`OutageWindow`](crate::window::OutageWindow) decides what an unavailable server means.
 pub fn window(url: &str, settings: WindowSettings) -> Result<Arc<dyn Window>> {
     window::open(url, settings)
+}
+
+/// Opens a store of keys for [keyed writes](crate::keyed): `memory:`, `sqlite:FILE` or
+/// `postgres://…`.
+pub async fn keys(url: &str) -> Result<Arc<dyn Keys>> {
+    keys_with(url, &OpenSettings::default()).await
+}
+
+/// Opens a store of keys with your own settings.
+pub async fn keys_with(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Keys>> {
+    keys::open(url, settings).await
 }

@@ -31,6 +31,7 @@ mod forward;
 pub mod journal;
 #[cfg(feature = "kafka")]
 pub mod kafka;
+pub mod keyed;
 pub mod kit;
 mod memory;
 pub mod mutants;

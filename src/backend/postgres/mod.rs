@@ -14,6 +14,7 @@ mod error;
 mod executor;
 mod held;
 pub mod journal;
+pub mod keys;
 mod lone;
 mod pace;
 mod read;
@@ -42,6 +43,7 @@ pub use sqlx;
 pub type PgTx = sqlx::PgTransaction<'static>;
 
 pub use journal::{PgJournal, PgJournalSettings};
+pub use keys::{PgKeys, PgKeysSettings};
 pub use schema::{ACCEPTS, VERSION, grants_sql, schema_sql};
 
 use self::codes::{from_row, tenant_text};

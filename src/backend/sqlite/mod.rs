@@ -15,6 +15,7 @@ pub(crate) mod connect;
 pub(crate) mod fault;
 mod held;
 pub mod journal;
+pub mod keys;
 mod ledger_tx;
 mod quick;
 mod read;
@@ -26,6 +27,7 @@ mod transaction;
 mod writer;
 
 pub use journal::SqliteJournal;
+pub use keys::SqliteKeys;
 pub use schema::schema_sql;
 pub use transaction::SqliteTransaction;
 

@@ -146,9 +146,9 @@ impl SqliteLedger {
     }
 }
 
-/// A consumer's transaction on the ledger's file. Effects go through its connection.
+/// A transaction on the file that hapax opened for a handler. Effects go through its connection.
 #[derive(Debug)]
-pub struct SqliteTransaction(Connection);
+pub struct SqliteTransaction(pub(super) Connection);
 
 impl std::ops::Deref for SqliteTransaction {
     type Target = Connection;

@@ -1,0 +1,184 @@
+//! Keys in the memory of this process, for tests and for services that may forget them.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::clock::{Clock, SystemClock, Time};
+use crate::error::Result;
+use crate::id::Tenant;
+use crate::keyed::decide::{self, Decision, Row};
+use crate::keyed::{
+    Answer, Begin, Begun, Ended, IdempotencyKey, KeyEntry, KeyLease, KeyStatus, KeySweep, Keys,
+    KeysCapabilities, KeysInfo, ListKeys, Resolution, SweptKeys,
+};
+use crate::ledger::{Pace, Token};
+
+/// Keys in memory. Clones share them.
+#[derive(Debug, Clone)]
+pub struct MemoryKeys(Arc<Inner>);
+
+struct Inner {
+    clock: Arc<dyn Clock>,
+    secret: [u8; 32],
+    store: Mutex<Store>,
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("MemoryKeys") // neither the secret nor anybody's answers
+    }
+}
+
+type Name = (Option<Tenant>, IdempotencyKey);
+
+#[derive(Debug, Default)]
+struct Store {
+    rows: BTreeMap<Name, Row>,
+    token: i64,
+    horizon: Option<Time>,
+    pace: Option<Pace>,
+}
+
+impl Default for MemoryKeys {
+    fn default() -> Self {
+        MemoryKeys::with_clock(Arc::new(SystemClock))
+    }
+}
+
+impl MemoryKeys {
+    /// An empty store on a clock of your own.
+    pub fn with_clock(clock: Arc<dyn Clock>) -> Self {
+        MemoryKeys(Arc::new(Inner { clock, secret: new_secret(), store: Mutex::default() }))
+    }
+
+    fn store(&self) -> MutexGuard<'_, Store> {
+        self.0.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, of: &KeyLease, change: impl FnOnce(&mut Row, Time) -> Result<()>) -> Result<()> {
+        let mut store = self.store();
+        let row = store.rows.get_mut(&(of.tenant.clone(), of.key.clone()));
+        change(row.ok_or_else(|| decide::gone(of))?, self.0.clock.now())
+    }
+}
+
+/// 32 random bytes.
+pub(in crate::backend) fn new_secret() -> [u8; 32] {
+    use sha2::Digest as _;
+    let mut hash = sha2::Sha256::new();
+    for _ in 0..4 {
+        hash.update(uuid::Uuid::new_v4());
+    }
+    hash.finalize().into()
+}
+
+#[async_trait]
+impl Keys for MemoryKeys {
+    async fn begin(&self, begin: &Begin) -> Result<Begun> {
+        begin.check()?;
+        let mut store = self.store();
+        let now = self.0.clock.now();
+        let name = (begin.tenant.clone(), begin.key.clone());
+        let decision = decide::decide(store.rows.get(&name), begin, store.horizon, now);
+        let token = match decision {
+            Decision::Answer(begun) => return Ok(begun),
+            Decision::Renew => {
+                let Some(row) = store.rows.get_mut(&name) else { return Ok(Begun::Expired) };
+                row.renew(begin, now);
+                row.token
+            }
+            Decision::Insert | Decision::TakeOver => {
+                store.token += 1;
+                let token = Token(store.token);
+                store.rows.insert(name, Row::begun(begin, token, now, true));
+                token
+            }
+        };
+        Ok(Begun::First(KeyLease { tenant: begin.tenant.clone(), key: begin.key.clone(), token }))
+    }
+
+    async fn extend(&self, of: &KeyLease, lease: Duration) -> Result<()> {
+        crate::keyed::check_lease(lease)?;
+        self.change(of, |row, now| row.extend(of, lease, now))
+    }
+
+    async fn finish(&self, of: &KeyLease, answer: &Answer) -> Result<()> {
+        answer.check()?;
+        self.change(of, |row, now| row.finish(of, answer, now))
+    }
+
+    async fn release(&self, of: &KeyLease, ended: Ended) -> Result<()> {
+        self.change(of, |row, now| row.release(of, ended, now))
+    }
+
+    async fn get(&self, tenant: Option<&Tenant>, key: &IdempotencyKey) -> Result<KeyStatus> {
+        let store = self.store();
+        let row = store.rows.get(&(tenant.cloned(), key.clone()));
+        Ok(row.map_or_else(|| decide::missing(key, store.horizon), |row| row.status(self.0.clock.now())))
+    }
+
+    async fn resolve(&self, of: &KeyLease, how: &Resolution) -> Result<()> {
+        if let Resolution::Answer(answer) = how {
+            answer.check()?;
+        }
+        let mut store = self.store();
+        let row = store.rows.get_mut(&(of.tenant.clone(), of.key.clone()));
+        let row = row.ok_or_else(|| of.not_unknown("there is no such key"))?;
+        row.resolve(of, how, self.0.clock.now())
+    }
+
+    async fn list(&self, which: &ListKeys) -> Result<Vec<KeyEntry>> {
+        let store = self.store();
+        let now = self.0.clock.now();
+        let after = which.after.clone().map_or(Bound::Unbounded, Bound::Excluded);
+        let rows = store.rows.range((after, Bound::Unbounded));
+        Ok(rows
+            .filter(|((tenant, _), _)| which.tenant.is_none() || *tenant == which.tenant)
+            .filter(|(_, row)| !which.open_only || row.settled.is_none())
+            .take(which.limit())
+            .map(|((tenant, key), row)| KeyEntry {
+                tenant: tenant.clone(),
+                key: key.clone(),
+                state: row.word(now),
+                token: row.token,
+                begun_at: row.begun_at,
+                settled_at: row.settled.as_ref().map(|settled| settled.at),
+                status: row.settled.as_ref().map(|settled| settled.answer.status),
+            })
+            .collect())
+    }
+
+    async fn sweep(&self, terms: &KeySweep) -> Result<SweptKeys> {
+        terms.check()?;
+        let mut store = self.store();
+        let Some(plan) = terms.plan(store.pace, self.0.clock.now()) else {
+            return Ok(SweptKeys { skipped: true, ..SweptKeys::default() });
+        };
+        store.pace = Some(plan.pace);
+        let before = store.rows.len();
+        if let Some(horizon) = plan.horizon {
+            store.horizon = store.horizon.max(Some(horizon));
+            store.rows.retain(|_, row| !row.is_old(horizon));
+        }
+        let keys = (before - store.rows.len()) as u64;
+        Ok(SweptKeys { keys, skipped: false, paused_until: plan.pace.paused_until })
+    }
+
+    async fn info(&self) -> Result<KeysInfo> {
+        let store = self.store();
+        let swept_at = store.pace.map(|pace| pace.swept_at);
+        Ok(KeysInfo { now: self.0.clock.now(), horizon: store.horizon, swept_at })
+    }
+
+    fn secret(&self) -> &[u8; 32] {
+        &self.0.secret
+    }
+
+    fn capabilities(&self) -> KeysCapabilities {
+        KeysCapabilities { backend: "memory", durable: false, shared: false, transactional: false }
+    }
+}

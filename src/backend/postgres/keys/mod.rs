@@ -1,0 +1,523 @@
+//! Keys of writes in PostgreSQL, 15 or newer.
+//!
+//! A request begins and ends by one call of a SQL function each (`migrations/`): on its own for a
+//! leased run, or in the caller's transaction, so that the key, the writes and the answer commit
+//! together. A second request with the key finds the row of an open transaction locked, and answers
+//! that it runs after a short wait. Nothing here needs a session.
+
+#[cfg(feature = "axum")]
+mod open;
+mod schema;
+mod sweep;
+mod transaction;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use sqlx::postgres::PgRow;
+use sqlx::{AssertSqlSafe, PgPool, Postgres, Row as _};
+
+#[cfg(feature = "axum")]
+pub(crate) use open::PgOpenKey;
+pub use schema::{KEYS_ACCEPTS, KEYS_VERSION, keys_grants_sql, keys_schema_sql};
+
+use super::begin::begin;
+use super::error::{Meaning, meaning, translate};
+use super::schema::check_name;
+use super::{BEGIN, Migrate, Pooling, connect, verify};
+use crate::clock::Time;
+use crate::error::{Error, Result};
+use crate::id::Tenant;
+use crate::keyed::{
+    AfterFailure, Answer, Begin, Begun, Ended, IdempotencyKey, Kept, KeyEntry, KeyLease, KeyStatus, KeySweep,
+    Keys, KeysCapabilities, KeysInfo, ListKeys, Resolution, SweptKeys, check_lease,
+};
+use crate::ledger::Token;
+
+/// How long a request waits for an open transaction that holds its key.
+const WAIT: &str = "100ms";
+/// How often a statement in doubt, or one that met others, is sent again.
+const TRIES_MAX: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Settings of keys in PostgreSQL.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct PgKeysSettings {
+    /// The schema that holds them, alone or beside a ledger and a journal.
+    pub schema: String,
+    /// Whether to create or update their tables.
+    pub migrate: Migrate,
+    /// The maximum number of connections.
+    pub pool_max: u32,
+    /// How long to wait for a connection.
+    pub acquire_timeout: Duration,
+    /// Whether a transaction pooler is in front.
+    pub pooling: Pooling,
+    /// Whether to refuse a server that cannot keep the guarantees (no fsync, asynchronous commit,
+    /// read-only, too old).
+    pub refuse: bool,
+}
+
+impl Default for PgKeysSettings {
+    fn default() -> Self {
+        PgKeysSettings {
+            schema: "hapax".into(),
+            migrate: Migrate::Auto,
+            pool_max: 20,
+            acquire_timeout: Duration::from_secs(10),
+            pooling: Pooling::Detect,
+            refuse: true,
+        }
+    }
+}
+
+/// Keys in PostgreSQL. Clones share them.
+///
+/// ```no_run
+/// use hapax::backend::postgres::{PgKeys, PgKeysSettings};
+/// use hapax::keyed::{Answer, Begin, Begun};
+///
+/// # async fn order(url: &str, begin: Begin) -> Result<(), Box<dyn std::error::Error>> {
+/// let keys = PgKeys::connect(url, PgKeysSettings::default()).await?;
+/// let mut tx = keys.transaction().await?;
+/// if let Begun::First(lease) = keys.begin_in(&mut tx, &begin).await? {
+///     sqlx::query("insert into orders values (17, 7)").execute(&mut *tx).await?;
+///     keys.finish_in(&mut tx, &lease, &Answer::new(201, "order 17")).await?;
+///     tx.commit().await?; // the key, the row and the answer
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct PgKeys(Arc<Inner>);
+
+struct Inner {
+    pool: PgPool,
+    settings: PgKeysSettings,
+    secret: [u8; 32],
+    /// Whether every statement must run inside a transaction and must not be kept prepared.
+    pooled: AtomicBool,
+    /// Whether the server can limit how long a transaction takes.
+    #[cfg_attr(not(feature = "axum"), allow(dead_code))]
+    limits: bool,
+    sql: Sql,
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PgKeys").field("schema", &self.settings.schema).finish_non_exhaustive()
+    }
+}
+
+/// Statements with the schema's name in them.
+struct Sql {
+    begin: Arc<str>,
+    finish: Arc<str>,
+    extend: Arc<str>,
+    release: Arc<str>,
+    resolve: Arc<str>,
+    get: Arc<str>,
+    list: Arc<str>,
+    info: Arc<str>,
+}
+
+/// A time in microseconds since 1970; the end of a lease for ever is the greatest number.
+fn us(at: &str) -> String {
+    format!(
+        "case when {at} = 'infinity'::timestamptz then 9223372036854775807 else (extract(epoch from {at}) * 1000000)::bigint end"
+    )
+}
+
+/// The state of a key as a word; `v_now` is the time.
+const STATE: &str = "case when k.settled_at is not null then 'done' when now.at < k.until then 'running' \
+                     when now.at < k.held_until then 'outcome-unknown' else 'free' end";
+
+impl Sql {
+    fn new(schema: &str) -> Self {
+        let sql = |text: &str| -> Arc<str> { text.replace("{s}", schema).into() };
+        let now = "(select {s}.keys_now() as at) now";
+        let held = "k.tenant = $1 and k.key = $2 and k.token = $3 and k.settled_at is null";
+        Sql {
+            begin: sql(&format!(
+                "select o_kind, o_token, {}, o_mine, o_parts, o_status, o_headers, o_body \
+                 from {{s}}.keys_begin($1, $2, $3, $4, $5, $6, $7, $8)",
+                us("o_at")
+            )),
+            finish: sql("select {s}.keys_finish($1, $2, $3, $4, $5, $6)"),
+            extend: sql(&format!(
+                "update {{s}}.keys k set until = now.at + $4 * interval '1 microsecond', \
+                 held_until = case when k.held_until = 'infinity'::timestamptz then k.held_until \
+                 else now.at + $4 * interval '1 microsecond' + (k.held_until - k.until) end from {now} where {held}"
+            )),
+            // $4: whether it did nothing.
+            release: sql(&format!(
+                "update {{s}}.keys k set until = now.at, held_until = case when $4 then now.at \
+                 when k.held_until = 'infinity'::timestamptz then k.held_until else now.at + (k.held_until - k.until) end \
+                 from {now} where {held}"
+            )),
+            resolve: sql(&format!(
+                "update {{s}}.keys k set held_until = now.at from {now} \
+                 where {held} and now.at >= k.until and now.at < k.held_until"
+            )),
+            get: sql(&format!(
+                "select {STATE}, {}, {}, {}, k.status, k.headers, k.body from {{s}}.keys k, {now} where k.tenant = $1 and k.key = $2",
+                us("k.until"),
+                us("k.begun_at"),
+                us("k.settled_at")
+            )),
+            list: sql(&format!(
+                "select k.tenant, k.key, {STATE}, k.token, {}, {}, k.status from {{s}}.keys k, {now} \
+                 where ($1::text is null or k.tenant = $1) and (not $2 or k.settled_at is null) \
+                 and ($3::text is null or (k.tenant, k.key) > ($3, $4)) order by k.tenant, k.key limit $5",
+                us("k.begun_at"),
+                us("k.settled_at")
+            )),
+            info: sql(&format!(
+                "select {}, {}, {} from {{s}}.keys_meta m",
+                us("{s}.keys_now()"),
+                us("m.horizon"),
+                us("m.swept_at")
+            )),
+        }
+    }
+}
+
+impl PgKeys {
+    /// Connects by URL, as [`PgLedger::connect`](super::PgLedger::connect) does.
+    pub async fn connect(url: &str, settings: PgKeysSettings) -> Result<Self> {
+        let pool = connect::open_pool("keys.url", url, settings.pool_max, settings.acquire_timeout).await?;
+        PgKeys::with_pool(pool, settings).await
+    }
+
+    /// Uses a pool of your own, so that keys and rows share connections and transactions.
+    pub async fn with_pool(pool: PgPool, settings: PgKeysSettings) -> Result<Self> {
+        check_name(&settings.schema)?;
+        let secret = schema::prepare(&pool, &settings.schema, settings.migrate).await?;
+        let pooled = match settings.pooling {
+            Pooling::Session => false,
+            Pooling::Transaction => true,
+            Pooling::Detect => verify::is_pooled(&pool).await?,
+        };
+        if settings.refuse {
+            let mut tx = begin(&pool, BEGIN).await.map_err(|e| fail("checking the server", e))?;
+            verify::enforce(verify::check_server(&mut tx, pooled).await?)?;
+        }
+        let limits = verify::limits_transactions(&pool).await?;
+        let sql = Sql::new(&settings.schema);
+        let pooled = AtomicBool::new(pooled);
+        Ok(PgKeys(Arc::new(Inner { pool, settings, secret, pooled, limits, sql })))
+    }
+
+    /// The pool it uses.
+    pub fn pool(&self) -> &PgPool {
+        &self.0.pool
+    }
+
+    /// The schema that holds them.
+    pub fn schema(&self) -> &str {
+        &self.0.settings.schema
+    }
+
+    /// Begins a transaction on its pool; see [`PgLedger::transaction`](super::PgLedger::transaction).
+    pub async fn transaction(&self) -> Result<super::PgTx> {
+        begin(&self.0.pool, "BEGIN").await.map_err(|e| fail("beginning a transaction", e))
+    }
+}
+
+/// The error for the caller. `what` says what was being done.
+fn fail(what: &str, error: sqlx::Error) -> Error {
+    let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
+    match code.as_deref() {
+        Some("3F000" | "42P01" | "42883" | "42703") => Error::Schema(format!(
+            "{} ({what}); are the keys' tables there? Opening them with migrate `auto` makes them",
+            error.as_database_error().map_or_else(String::new, |db| db.message().to_owned())
+        )),
+        Some("22023") => {
+            Error::invalid("request", error.as_database_error().map_or("", |db| db.message()).to_owned())
+        }
+        // What a COMMIT would answer with a rollback that is no error.
+        Some("25P02") => Error::Refused {
+            what: format!(
+                "a statement of the transaction failed before, and nothing of it can be kept ({what})"
+            ),
+            source: Some(Box::new(error)),
+        },
+        _ => translate(what, error),
+    }
+}
+
+type Statement<'q> = sqlx::query::Query<'q, Postgres, sqlx::postgres::PgArguments>;
+
+impl Inner {
+    fn pooled(&self) -> bool {
+        self.pooled.load(Ordering::Relaxed)
+    }
+
+    fn query(&self, sql: &Arc<str>) -> Statement<'static> {
+        sqlx::query(AssertSqlSafe(Arc::clone(sql))).persistent(!self.pooled())
+    }
+
+    /// Runs a statement that can be repeated, on its own; again if its answer was lost or others were
+    /// in the way.
+    async fn run(&self, what: &str, statement: impl Fn() -> Statement<'static>) -> Result<Vec<PgRow>> {
+        let mut tries = 1;
+        loop {
+            let answer = if self.pooled() {
+                async {
+                    let mut tx = begin(&self.pool, BEGIN).await?;
+                    let rows = statement().persistent(false).fetch_all(&mut *tx).await?;
+                    tx.commit().await.map(|()| rows)
+                }
+                .await
+            } else {
+                statement().fetch_all(&self.pool).await
+            };
+            let error = match answer {
+                Ok(rows) => return Ok(rows),
+                Err(error) => error,
+            };
+            let again = matches!(meaning(&error), Meaning::Doubt | Meaning::Serialization);
+            // A full pool is no doubt: waiting again would only make it fuller.
+            if !again || matches!(error, sqlx::Error::PoolTimedOut) || tries == TRIES_MAX {
+                return Err(fail(what, error));
+            }
+            let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
+            if matches!(code.as_deref(), Some("26000" | "42P05")) {
+                self.pooled.store(true, Ordering::Relaxed); // a pooler is in front after all
+            }
+            tokio::time::sleep(PAUSE * tries).await;
+            tries += 1;
+        }
+    }
+
+    /// A statement that changes the row of a lease, or none: then it was lost.
+    async fn change(&self, what: &str, sql: &Arc<str>, of: &KeyLease, bind: Change) -> Result<bool> {
+        let sql: Arc<str> = format!("{sql} returning 1").into();
+        let statement = || {
+            let query = self.query(&sql).bind(of.tenant_text().to_owned()).bind(of.key.as_str().to_owned());
+            let query = query.bind(of.token.0);
+            match bind {
+                Change::Time(us) => query.bind(us),
+                Change::Flag(flag) => query.bind(flag),
+                Change::Nothing => query,
+            }
+        };
+        Ok(!self.run(what, statement).await?.is_empty())
+    }
+
+    fn begin_statement(&self, begin: &Begin, wait: &str, leased: bool) -> Statement<'static> {
+        let micros = |time: Duration| i64::try_from(time.as_micros()).unwrap_or(i64::MAX / 4);
+        let hold = match begin.after_failure {
+            AfterFailure::Rerun => Some(0),
+            AfterFailure::Hold => None,
+            AfterFailure::HoldFor(time) => Some(micros(time)),
+        };
+        self.query(&self.sql.begin)
+            .bind(wait.to_owned())
+            .bind(begin.tenant_text().to_owned())
+            .bind(begin.key.as_str().to_owned())
+            .bind(begin.print.fingerprint.0.to_vec())
+            .bind(begin.print.parts_text())
+            .bind(begin.nonce.0)
+            .bind(leased.then(|| micros(begin.lease)))
+            .bind(hold)
+    }
+
+    fn finish_statement(&self, of: &KeyLease, answer: &Answer) -> Statement<'static> {
+        self.query(&self.sql.finish)
+            .bind(of.tenant_text().to_owned())
+            .bind(of.key.as_str().to_owned())
+            .bind(of.token.0)
+            .bind(i32::from(answer.status))
+            .bind(answer.headers_text())
+            .bind(answer.body.to_vec())
+    }
+}
+
+/// The last parameter of a statement that changes a row.
+#[derive(Clone, Copy)]
+enum Change {
+    Time(i64),
+    Flag(bool),
+    Nothing,
+}
+
+/// What `keys_begin` answered.
+fn begun(begin: &Begin, row: &PgRow) -> Result<Begun> {
+    let read = |e: sqlx::Error| fail("reading an answer about a key", e);
+    let at = || row.try_get::<Option<i64>, _>(2).map(|at| at.map(Time::from_micros)).map_err(read);
+    let time = || at().map(Option::unwrap_or_default);
+    Ok(match row.try_get::<i32, _>(0).map_err(read)? {
+        1 => Begun::First(KeyLease {
+            tenant: begin.tenant.clone(),
+            key: begin.key.clone(),
+            token: Token(row.try_get(1).map_err(read)?),
+        }),
+        2 => Begun::Running { until: at()? },
+        3 => {
+            Begun::Done(Kept { answer: answer_of(row, 5)?, at: time()?, mine: row.try_get(3).map_err(read)? })
+        }
+        4 => {
+            let parts: Option<String> = row.try_get(4).map_err(read)?;
+            Begun::Mismatch { differing: begin.print.differing(&parts.unwrap_or_default()) }
+        }
+        5 => Begun::Expired,
+        6 => Begun::OutcomeUnknown { since: time()? },
+        other => return Err(Error::Corrupt(format!("an answer of kind {other} about a key"))),
+    })
+}
+
+/// The answer in three columns: status, headers, body.
+fn answer_of(row: &PgRow, at: usize) -> Result<Answer> {
+    let read = |e: sqlx::Error| fail("reading a stored answer", e);
+    let status: Option<i32> = row.try_get(at).map_err(read)?;
+    let headers: Option<String> = row.try_get(at + 1).map_err(read)?;
+    let body: Option<Vec<u8>> = row.try_get(at + 2).map_err(read)?;
+    Answer::stored(
+        status.unwrap_or_default().into(),
+        headers.as_deref().unwrap_or("[]"),
+        body.unwrap_or_default(),
+    )
+}
+
+fn state(word: &str) -> &'static str {
+    match word {
+        "done" => "done",
+        "running" => "running",
+        "outcome-unknown" => "outcome-unknown",
+        _ => "free",
+    }
+}
+
+#[async_trait]
+impl Keys for PgKeys {
+    async fn begin(&self, begin: &Begin) -> Result<Begun> {
+        begin.check()?;
+        let rows = self.0.run("beginning a request", || self.0.begin_statement(begin, WAIT, true)).await?;
+        let row = rows.first().ok_or_else(|| Error::Corrupt("no answer about a key".into()))?;
+        begun(begin, row)
+    }
+
+    async fn extend(&self, of: &KeyLease, lease: Duration) -> Result<()> {
+        check_lease(lease)?;
+        let us = i64::try_from(lease.as_micros()).unwrap_or(i64::MAX);
+        let held = self.0.change("extending a lease", &self.0.sql.extend, of, Change::Time(us)).await?;
+        if held { Ok(()) } else { Err(of.fenced()) }
+    }
+
+    async fn finish(&self, of: &KeyLease, answer: &Answer) -> Result<()> {
+        answer.check()?;
+        let rows = self.0.run("storing an answer", || self.0.finish_statement(of, answer)).await?;
+        let stored = rows.first().is_some_and(|row| row.try_get(0).unwrap_or(false));
+        if stored { Ok(()) } else { Err(of.fenced()) }
+    }
+
+    async fn release(&self, of: &KeyLease, ended: Ended) -> Result<()> {
+        let undone = Change::Flag(ended == Ended::Undone);
+        let held = self.0.change("releasing a key", &self.0.sql.release, of, undone).await?;
+        if held { Ok(()) } else { Err(of.fenced()) }
+    }
+
+    async fn get(&self, tenant: Option<&Tenant>, key: &IdempotencyKey) -> Result<KeyStatus> {
+        let what = "looking for a key";
+        let (of, name) = (tenant.map_or("", Tenant::as_str).to_owned(), key.as_str().to_owned());
+        let statement = || self.0.query(&self.0.sql.get).bind(of.clone()).bind(name.clone());
+        let rows = self.0.run(what, statement).await?;
+        let Some(row) = rows.first() else {
+            // The horizon is read after the row was not found: a sweep raises it before it deletes.
+            return Ok(crate::keyed::decide::missing(key, self.info().await?.horizon));
+        };
+        let read = |e: sqlx::Error| fail(what, e);
+        let time = |at: usize| {
+            row.try_get::<Option<i64>, _>(at)
+                .map(|at| Time::from_micros(at.unwrap_or_default()))
+                .map_err(read)
+        };
+        Ok(match row.try_get::<String, _>(0).map_err(read)?.as_str() {
+            "done" => KeyStatus::Done(Kept { answer: answer_of(row, 4)?, at: time(3)?, mine: false }),
+            "running" => KeyStatus::Running { until: time(1)? },
+            "outcome-unknown" => KeyStatus::OutcomeUnknown { since: time(2)? },
+            _ => KeyStatus::Free,
+        })
+    }
+
+    async fn resolve(&self, of: &KeyLease, how: &Resolution) -> Result<()> {
+        let what = "deciding about a key";
+        if let Resolution::Answer(answer) = how {
+            answer.check()?;
+            // Only a key whose outcome is unknown: under its token nobody runs it meanwhile.
+            match self.get(of.tenant.as_ref(), &of.key).await? {
+                KeyStatus::OutcomeUnknown { .. } => {}
+                other => return Err(of.not_unknown(&format!("it is {}", other.word()))),
+            }
+            return match self.finish(of, answer).await {
+                Err(Error::Fenced { .. }) => Err(of.not_unknown("it has another token")),
+                other => other,
+            };
+        }
+        if self.0.change(what, &self.0.sql.resolve, of, Change::Nothing).await? {
+            return Ok(());
+        }
+        let found = self.get(of.tenant.as_ref(), &of.key).await?;
+        Err(of.not_unknown(&format!("it is {}, or has another token", found.word())))
+    }
+
+    async fn list(&self, which: &ListKeys) -> Result<Vec<KeyEntry>> {
+        let what = "listing keys";
+        let read = |e: sqlx::Error| fail(what, e);
+        let text = |tenant: &Option<Tenant>| tenant.as_ref().map_or("", Tenant::as_str).to_owned();
+        let rows = self
+            .0
+            .run(what, || {
+                self.0
+                    .query(&self.0.sql.list)
+                    .bind(which.tenant.as_ref().map(|tenant| tenant.as_str().to_owned()))
+                    .bind(which.open_only)
+                    .bind(which.after.as_ref().map(|(tenant, _)| text(tenant)))
+                    .bind(which.after.as_ref().map(|(_, key)| key.as_str().to_owned()))
+                    .bind(i64::try_from(which.limit()).unwrap_or(i64::MAX))
+            })
+            .await?;
+        let entry = |row: &PgRow| -> Result<KeyEntry> {
+            let tenant: String = row.try_get(0).map_err(read)?;
+            let settled_at: Option<i64> = row.try_get(5).map_err(read)?;
+            let status: Option<i32> = row.try_get(6).map_err(read)?;
+            Ok(KeyEntry {
+                tenant: if tenant.is_empty() { None } else { Some(Tenant::new(tenant)?) },
+                key: IdempotencyKey::new(row.try_get::<String, _>(1).map_err(read)?)?,
+                state: state(row.try_get::<String, _>(2).map_err(read)?.as_str()),
+                token: Token(row.try_get(3).map_err(read)?),
+                begun_at: Time::from_micros(row.try_get(4).map_err(read)?),
+                settled_at: settled_at.map(Time::from_micros),
+                status: status.and_then(|status| u16::try_from(status).ok()),
+            })
+        };
+        rows.iter().map(entry).collect()
+    }
+
+    async fn sweep(&self, terms: &KeySweep) -> Result<SweptKeys> {
+        sweep::sweep(&self.0, terms).await
+    }
+
+    async fn info(&self) -> Result<KeysInfo> {
+        let what = "reading the clock of the keys";
+        let rows = self.0.run(what, || self.0.query(&self.0.sql.info)).await?;
+        let row = rows.first().ok_or_else(|| Error::Corrupt("keys_meta is empty".into()))?;
+        let time = |at: usize| row.try_get::<Option<i64>, _>(at).map_err(|e| fail(what, e));
+        Ok(KeysInfo {
+            now: Time::from_micros(time(0)?.unwrap_or_default()),
+            horizon: time(1)?.map(Time::from_micros),
+            swept_at: time(2)?.map(Time::from_micros),
+        })
+    }
+
+    fn secret(&self) -> &[u8; 32] {
+        &self.0.secret
+    }
+
+    fn capabilities(&self) -> KeysCapabilities {
+        KeysCapabilities { backend: "postgres", durable: true, shared: true, transactional: true }
+    }
+}

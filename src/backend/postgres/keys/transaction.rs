@@ -1,0 +1,75 @@
+//! Keys in the caller's own transaction: exactly once.
+
+use std::time::Duration;
+
+use sqlx::{PgTransaction, Row as _};
+
+use super::{Inner, PgKeys, WAIT, begun, fail};
+use crate::error::{Error, Result};
+use crate::keyed::{Answer, Begin, Begun, KeyLease};
+
+/// How often a doubt is asked about: the server needs time to notice that a client is gone.
+const TRIES_MAX: u32 = 200;
+const PAUSE: Duration = Duration::from_millis(25);
+
+impl PgKeys {
+    /// Begins a request in your transaction. If it is `First`, do the work in the transaction, store
+    /// the answer with [`finish_in`](PgKeys::finish_in), and commit: the key, the work and the answer
+    /// are one. A rollback leaves no trace. On any other outcome nothing was changed or locked.
+    ///
+    /// If the answer to the COMMIT is lost, [`was_committed`](PgKeys::was_committed) says what became
+    /// of it.
+    pub async fn begin_in(&self, tx: &mut PgTransaction<'_>, begin: &Begin) -> Result<Begun> {
+        begin_in(&self.0, tx, begin, WAIT).await
+    }
+
+    /// Stores the answer in your transaction. `Fenced`: the transaction did not begin the request.
+    pub async fn finish_in(&self, tx: &mut PgTransaction<'_>, of: &KeyLease, answer: &Answer) -> Result<()> {
+        answer.check()?;
+        let row = self.0.finish_statement(of, answer).fetch_one(&mut **tx).await;
+        let row = row.map_err(|e| fail("storing an answer", e))?;
+        if row.try_get(0).unwrap_or(false) { Ok(()) } else { Err(of.fenced()) }
+    }
+
+    /// Whether a request whose COMMIT was never answered took effect; its answer if so. It begins the
+    /// same request (the same [`Begin`], with its nonce) again and rolls that back.
+    pub async fn was_committed(&self, begin: &Begin) -> Result<Option<Answer>> {
+        let mut tries = 0;
+        loop {
+            let asked = async {
+                // This waits for a transaction that is still open, instead of reading past it.
+                let opened = super::begin(&self.0.pool, "BEGIN").await;
+                let mut tx = opened.map_err(|e| fail("resolving a doubt", e))?;
+                let begun = begin_in(&self.0, &mut tx, begin, WAIT).await?;
+                tx.rollback().await.map_err(|e| fail("resolving a doubt", e))?;
+                Ok::<_, Error>(begun)
+            };
+            match asked.await {
+                Ok(Begun::Done(kept)) if kept.mine => return Ok(Some(kept.answer)),
+                Ok(Begun::Running { until: None }) if tries < TRIES_MAX => {}
+                Ok(Begun::Running { until: None }) => {
+                    return Err(Error::Contended {
+                        what: "resolving a doubt: the transaction in question is still open".into(),
+                        source: None,
+                    });
+                }
+                Ok(_) => return Ok(None),
+                Err(error) if error.is_retryable() && tries < TRIES_MAX => {}
+                Err(error) => return Err(error),
+            }
+            tries += 1;
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+}
+
+pub(super) async fn begin_in(
+    inner: &Inner,
+    tx: &mut PgTransaction<'_>,
+    begin: &Begin,
+    wait: &str,
+) -> Result<Begun> {
+    begin.check()?;
+    let row = inner.begin_statement(begin, wait, false).fetch_one(&mut **tx).await;
+    begun(begin, &row.map_err(|e| fail("beginning a request", e))?)
+}

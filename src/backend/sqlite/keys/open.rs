@@ -1,0 +1,151 @@
+//! Transactions that the layer opens for its handlers. Each has a thread of its own, because its
+//! statements block. The file has one writer, so a transaction has a time limit.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Instant;
+
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+
+use super::{Access, SqliteKeys, open_file, rows};
+use crate::backend::sqlite::SqliteTransaction;
+use crate::backend::sqlite::connect::{begin, commit, make_durable, patiently, roll_back, simple};
+use crate::error::{Error, Result};
+use crate::keyed::{Answer, Begin, Begun, KeyLease};
+
+type Job = Box<dyn FnOnce(&SqliteTransaction) + Send>;
+
+enum Message {
+    Run(Job),
+    Commit { answer: Answer, undo: bool, done: oneshot::Sender<Result<()>> },
+}
+
+/// A request that runs in a transaction of its own. Dropping it rolls back.
+pub(crate) struct SqliteOpenKey {
+    jobs: Sender<Message>,
+    interrupt: rusqlite::InterruptHandle,
+    pub(crate) lease: KeyLease,
+    deadline: Instant,
+}
+
+fn too_late() -> Error {
+    Error::Contended {
+        what: "the request's transaction took longer than its limit and was rolled back: it holds the file's only \
+               writer"
+            .into(),
+        source: None,
+    }
+}
+
+impl SqliteKeys {
+    /// Opens a transaction for a request and begins it there. It is rolled back unless it is committed
+    /// within `begin.lease`.
+    pub(crate) async fn open_key(&self, of: &Begin) -> Result<Result<SqliteOpenKey, Begun>> {
+        of.check()?;
+        let deadline = Instant::now() + of.lease;
+        // In turn within this process, without a thread that waits.
+        let turn = std::sync::Arc::clone(&self.0.turn).acquire_owned();
+        let turn = tokio::time::timeout_at(deadline.into(), turn).await.map_err(|_| too_late())?;
+        let turn = turn.map_err(|gone| Error::unavailable("waiting for the file's writer", gone))?;
+        let (keys, request) = (self.clone(), of.clone());
+        let (answer, begun) = oneshot::channel();
+        let (jobs, receive) = channel();
+        std::thread::Builder::new()
+            .name("hapax-keys-request".into())
+            .spawn(move || serve(&keys, &request, turn, deadline, &receive, answer))
+            .map_err(|error| Error::unavailable("starting a thread for a request", error))?;
+        match begun.await.map_err(|_| super::super::thread_gone())?? {
+            Ok((lease, interrupt)) => Ok(Ok(SqliteOpenKey { jobs, interrupt, lease, deadline })),
+            Err(other) => Ok(Err(other)),
+        }
+    }
+}
+
+type First = Result<Result<(KeyLease, rusqlite::InterruptHandle), Begun>>;
+
+/// The thread of one transaction.
+fn serve(
+    keys: &SqliteKeys,
+    request: &Begin,
+    turn: OwnedSemaphorePermit,
+    deadline: Instant,
+    jobs: &Receiver<Message>,
+    answer: oneshot::Sender<First>,
+) {
+    let begun = || -> Result<(SqliteTransaction, Begun)> {
+        let conn = open_file(&keys.0.path, Access::Write)?;
+        make_durable(&conn)?;
+        patiently(|| begin(&conn, "beginning a request"))?;
+        let begun = rows::begin(&conn, request, keys.0.clock.now(), false)?;
+        simple(&conn, "SAVEPOINT hapax_keyed", "beginning a request")?;
+        Ok((SqliteTransaction(conn), begun))
+    };
+    let (tx, lease) = match begun() {
+        Ok((tx, Begun::First(lease))) => (tx, lease),
+        // The connection is closed with its transaction, and rolls it back.
+        Ok((_, other)) => return drop(answer.send(Ok(Err(other)))),
+        Err(error) => return drop(answer.send(Err(error))),
+    };
+    if answer.send(Ok(Ok((lease.clone(), tx.get_interrupt_handle())))).is_err() {
+        return;
+    }
+    loop {
+        match jobs.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(Message::Run(job)) => job(&tx),
+            Ok(Message::Commit { answer, undo, done }) => {
+                let ended = end(keys, &tx, &lease, &answer, undo);
+                if ended.is_err() {
+                    roll_back(&tx);
+                }
+                drop((tx, turn)); // the next request may begin before this one is answered
+                let _ = done.send(ended); // the caller may be gone
+                return;
+            }
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return roll_back(&tx),
+        }
+    }
+}
+
+fn end(
+    keys: &SqliteKeys,
+    tx: &SqliteTransaction,
+    lease: &KeyLease,
+    answer: &Answer,
+    undo: bool,
+) -> Result<()> {
+    if undo {
+        simple(tx, "ROLLBACK TO hapax_keyed", "undoing a request's work")?;
+    }
+    keys.finish_in(tx, lease, answer)?;
+    crate::crash_point!("keyed.commit.before");
+    commit(tx, "committing a request")?;
+    crate::crash_point!("keyed.commit.after");
+    Ok(())
+}
+
+impl SqliteOpenKey {
+    /// Runs a function in the transaction, on its thread.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&SqliteTransaction) -> T + Send + 'static,
+    ) -> Result<T> {
+        let (answer, done) = oneshot::channel();
+        let job: Job = Box::new(move |tx| drop(answer.send(work(tx)))); // the caller may be gone
+        self.jobs.send(Message::Run(job)).map_err(|_| too_late())?;
+        match tokio::time::timeout_at(self.deadline.into(), done).await {
+            Ok(answer) => answer.map_err(|_| too_late()),
+            Err(_) => {
+                self.interrupt.interrupt();
+                Err(too_late())
+            }
+        }
+    }
+
+    /// Stores the answer and commits. With `undo` the request's work is undone first, and only the
+    /// answer stays.
+    pub(crate) async fn commit(self, answer: &Answer, undo: bool) -> Result<()> {
+        let (done, ended) = oneshot::channel();
+        let message = Message::Commit { answer: answer.clone(), undo, done };
+        self.jobs.send(message).map_err(|_| too_late())?;
+        ended.await.map_err(|_| too_late())?
+    }
+}

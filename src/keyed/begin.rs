@@ -1,0 +1,163 @@
+//! Beginning a request under its key, and ending it.
+
+use std::time::Duration;
+
+use super::{Answer, IdempotencyKey, RequestPrint};
+use crate::clock::Time;
+use crate::error::{Error, Result};
+use crate::id::Tenant;
+use crate::ledger::{Nonce, Token};
+
+/// The default length of a lease.
+const LEASE: Duration = Duration::from_secs(30);
+/// The bounds of a lease.
+const LEASE_MIN: Duration = Duration::from_millis(1);
+const LEASE_MAX: Duration = Duration::from_hours(24);
+
+/// What happens to a leased request that began and never ended: its process died, or its outcome
+/// could not be stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum AfterFailure {
+    /// The next request with the key runs it again. Gives up: exactly once; the effect must dedup on
+    /// the key, or may happen twice.
+    #[default]
+    Rerun,
+    /// It is never run again by itself: its outcome is unknown until a person decides. Gives up:
+    /// retries that succeed without help.
+    Hold,
+    /// As [`Hold`](AfterFailure::Hold), but only for this long after the lease has ended; then it
+    /// runs again.
+    HoldFor(Duration),
+}
+
+/// A request that begins.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Begin {
+    /// Whose key.
+    pub tenant: Option<Tenant>,
+    /// The key.
+    pub key: IdempotencyKey,
+    /// What the request is.
+    pub print: RequestPrint,
+    /// Makes the call repeatable after a lost acknowledgement.
+    pub nonce: Nonce,
+    /// How long it may run before it counts as failed, unless it extends its lease.
+    pub lease: Duration,
+    /// What happens if it never ends.
+    pub after_failure: AfterFailure,
+}
+
+impl Begin {
+    /// A request under a fresh nonce, with a lease of 30 seconds, to be run again after a failure.
+    pub fn new(tenant: Option<Tenant>, key: IdempotencyKey, print: RequestPrint) -> Self {
+        Begin {
+            tenant,
+            key,
+            print,
+            nonce: Nonce::random(),
+            lease: LEASE,
+            after_failure: AfterFailure::default(),
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        check_lease(self.lease)
+    }
+
+    pub(crate) fn tenant_text(&self) -> &str {
+        self.tenant.as_ref().map_or("", Tenant::as_str)
+    }
+}
+
+pub(crate) fn check_lease(lease: Duration) -> Result<()> {
+    if (LEASE_MIN..=LEASE_MAX).contains(&lease) {
+        return Ok(());
+    }
+    Err(Error::invalid("lease", format!("it is {lease:?}; it needs 1 millisecond to 24 hours")))
+}
+
+/// The right to run a request, and to store its answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyLease {
+    /// Whose key.
+    pub tenant: Option<Tenant>,
+    /// The key. Pass it on to whatever the request calls, so that it can dedup.
+    pub key: IdempotencyKey,
+    /// The fencing token: a later run has a higher one.
+    pub token: Token,
+}
+
+impl KeyLease {
+    pub(crate) fn tenant_text(&self) -> &str {
+        self.tenant.as_ref().map_or("", Tenant::as_str)
+    }
+
+    pub(crate) fn fenced(&self) -> Error {
+        Error::Fenced { what: format!("key {} is not held under token {} any more", self.key, self.token) }
+    }
+
+    pub(crate) fn not_unknown(&self, found: &str) -> Error {
+        Error::Conflict {
+            expected: format!("key {} with token {} and an unknown outcome", self.key, self.token),
+            actual: found.to_owned(),
+        }
+    }
+}
+
+/// A stored answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Kept {
+    /// The answer.
+    pub answer: Answer,
+    /// When it was stored, by the store's clock.
+    pub at: Time,
+    /// Whether it was stored under the nonce that asks: this very request committed.
+    pub mine: bool,
+}
+
+/// What a request is told when it begins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use = "only `First` may run"]
+pub enum Begun {
+    /// Run it, and finish or release it.
+    First(KeyLease),
+    /// Another request with the key runs.
+    Running {
+        /// When its lease ends; `None` if an open transaction holds it.
+        until: Option<Time>,
+    },
+    /// It was done before.
+    Done(Kept),
+    /// The key belongs to another request.
+    Mismatch {
+        /// Which parts differ, if that can be told; see [`RequestPrint::differing`].
+        differing: Vec<String>,
+    },
+    /// The key is a UUIDv7 from before the horizon: whether it was done is forgotten.
+    Expired,
+    /// A request with the key began and never ended.
+    OutcomeUnknown {
+        /// When it began.
+        since: Time,
+    },
+}
+
+/// How a run ended that has no answer to keep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// It did nothing: the next request with the key may run at once.
+    Undone,
+    /// It failed, and may have done something: [`AfterFailure`] decides.
+    Failed,
+}
+
+/// A person's decision about a key whose outcome is unknown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Resolution {
+    /// It did not happen: the next request with the key runs it.
+    Rerun,
+    /// It happened, and this is its answer.
+    Answer(Answer),
+}

@@ -1,0 +1,210 @@
+//! What a stored key means for a request: the rules as pure functions, for the stores that keep
+//! their rows in this process or in a file. PostgreSQL's functions say the same in SQL.
+
+use std::time::Duration;
+
+use super::{
+    AfterFailure, Answer, Begin, Begun, Ended, IdempotencyKey, Kept, KeyLease, KeyStatus, Resolution,
+};
+use crate::clock::Time;
+use crate::error::{Error, Result};
+use crate::event::Fingerprint;
+use crate::ledger::{Nonce, Token};
+
+/// No end.
+pub(crate) const FOREVER: Time = Time::from_micros(i64::MAX);
+/// How far ahead of the store's clock the time of a key may be and still count in full.
+const AHEAD_MAX: Duration = Duration::from_hours(24);
+
+/// A key as it is stored.
+#[derive(Debug, Clone)]
+pub(crate) struct Row {
+    pub token: Token,
+    pub nonce: Nonce,
+    pub fingerprint: Fingerprint,
+    pub parts: String,
+    pub begun_at: Time,
+    /// Until when it runs.
+    pub until: Time,
+    /// Until when nobody else may run it.
+    pub held_until: Time,
+    pub settled: Option<Settled>,
+}
+
+/// How it ended.
+#[derive(Debug, Clone)]
+pub(crate) struct Settled {
+    pub at: Time,
+    /// What the retention counts from.
+    pub aged_from: Time,
+    pub answer: Answer,
+}
+
+/// What to do for a request.
+#[derive(Debug)]
+pub(crate) enum Decision {
+    /// Store a new row.
+    Insert,
+    /// The row goes to this request, under a new token.
+    TakeOver,
+    /// The row is this request's already: renew its lease.
+    Renew,
+    /// Change nothing.
+    Answer(Begun),
+}
+
+/// Decides about a request. `horizon` is that of the last sweep.
+pub(crate) fn decide(row: Option<&Row>, begin: &Begin, horizon: Option<Time>, now: Time) -> Decision {
+    let Some(row) = row else {
+        return if is_expired(&begin.key, horizon) {
+            Decision::Answer(Begun::Expired)
+        } else {
+            Decision::Insert
+        };
+    };
+    if row.fingerprint != begin.print.fingerprint {
+        return Decision::Answer(Begun::Mismatch { differing: begin.print.differing(&row.parts) });
+    }
+    if let Some(settled) = &row.settled {
+        let kept = Kept { answer: settled.answer.clone(), at: settled.at, mine: row.nonce == begin.nonce };
+        return Decision::Answer(Begun::Done(kept));
+    }
+    // A transaction that committed without an answer has no lease to renew.
+    if row.nonce == begin.nonce && row.until > row.begun_at {
+        return Decision::Renew;
+    }
+    if now < row.until {
+        return Decision::Answer(Begun::Running { until: Some(row.until) });
+    }
+    if now < row.held_until {
+        return Decision::Answer(Begun::OutcomeUnknown { since: row.begun_at });
+    }
+    Decision::TakeOver
+}
+
+/// Whether a key that is not found was, or could have been, forgotten.
+pub(crate) fn is_expired(key: &IdempotencyKey, horizon: Option<Time>) -> bool {
+    horizon.is_some_and(|horizon| key.time().is_some_and(|time| time < horizon))
+}
+
+impl Row {
+    /// The row of a request that begins now. `leased` is false in a caller's transaction, which
+    /// commits it with an answer, or by mistake without one.
+    pub(crate) fn begun(begin: &Begin, token: Token, now: Time, leased: bool) -> Self {
+        let mut row = Row {
+            token,
+            nonce: begin.nonce,
+            fingerprint: begin.print.fingerprint,
+            parts: begin.print.parts_text(),
+            begun_at: now,
+            until: now,
+            held_until: FOREVER,
+            settled: None,
+        };
+        if leased {
+            row.renew(begin, now);
+        }
+        row
+    }
+
+    /// Renews the lease of the request that began it.
+    pub(crate) fn renew(&mut self, begin: &Begin, now: Time) {
+        self.until = now.plus(begin.lease);
+        self.held_until = match begin.after_failure {
+            AfterFailure::Rerun => self.until,
+            AfterFailure::Hold => FOREVER,
+            AfterFailure::HoldFor(time) => self.until.plus(time),
+        };
+    }
+
+    fn must_run(&self, of: &KeyLease) -> Result<()> {
+        if self.token == of.token && self.settled.is_none() { Ok(()) } else { Err(of.fenced()) }
+    }
+
+    pub(crate) fn extend(&mut self, of: &KeyLease, lease: Duration, now: Time) -> Result<()> {
+        self.must_run(of)?;
+        let held_for = self.held_until.since(self.until);
+        self.until = now.plus(lease);
+        if self.held_until != FOREVER {
+            self.held_until = self.until.plus(held_for);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn finish(&mut self, of: &KeyLease, answer: &Answer, now: Time) -> Result<()> {
+        if self.token == of.token && self.settled.is_some() {
+            return Ok(());
+        }
+        self.must_run(of)?;
+        self.settle(&of.key, answer, now);
+        Ok(())
+    }
+
+    fn settle(&mut self, key: &IdempotencyKey, answer: &Answer, now: Time) {
+        // A key from a clock that is ahead stays until its own time is old, so that it is expired, and
+        // never new, once it is forgotten.
+        let made = key.time().map_or(now, |time| time.min(now.plus(AHEAD_MAX)));
+        self.settled = Some(Settled { at: now, aged_from: now.max(made), answer: answer.clone() });
+    }
+
+    pub(crate) fn release(&mut self, of: &KeyLease, ended: Ended, now: Time) -> Result<()> {
+        self.must_run(of)?;
+        self.held_until = match ended {
+            Ended::Undone => now,
+            Ended::Failed if self.held_until == FOREVER => FOREVER,
+            Ended::Failed => now.plus(self.held_until.since(self.until)),
+        };
+        self.until = now;
+        Ok(())
+    }
+
+    pub(crate) fn resolve(&mut self, of: &KeyLease, how: &Resolution, now: Time) -> Result<()> {
+        let found = self.word(now);
+        if self.token != of.token || found != "outcome-unknown" {
+            return Err(of.not_unknown(&format!("it is {found} under token {}", self.token)));
+        }
+        match how {
+            Resolution::Rerun => self.held_until = now,
+            Resolution::Answer(answer) => self.settle(&of.key, answer, now),
+        }
+        Ok(())
+    }
+
+    /// The state as a word.
+    pub(crate) fn word(&self, now: Time) -> &'static str {
+        match &self.settled {
+            Some(_) => "done",
+            None if now < self.until => "running",
+            None if now < self.held_until => "outcome-unknown",
+            None => "free",
+        }
+    }
+
+    pub(crate) fn status(&self, now: Time) -> KeyStatus {
+        match &self.settled {
+            Some(settled) => {
+                KeyStatus::Done(Kept { answer: settled.answer.clone(), at: settled.at, mine: false })
+            }
+            None => match self.word(now) {
+                "running" => KeyStatus::Running { until: self.until },
+                "outcome-unknown" => KeyStatus::OutcomeUnknown { since: self.begun_at },
+                _ => KeyStatus::Free,
+            },
+        }
+    }
+
+    /// Whether a sweep up to `horizon` forgets it: settled before, or free to be run again since.
+    pub(crate) fn is_old(&self, horizon: Time) -> bool {
+        self.settled.as_ref().map_or(self.held_until, |settled| settled.aged_from) < horizon
+    }
+}
+
+/// The status of a key that is not stored.
+pub(crate) fn missing(key: &IdempotencyKey, horizon: Option<Time>) -> KeyStatus {
+    if is_expired(key, horizon) { KeyStatus::Expired } else { KeyStatus::Unknown }
+}
+
+/// The error for a lease of a key that is not stored any more.
+pub(crate) fn gone(of: &KeyLease) -> Error {
+    of.fenced()
+}

@@ -1,0 +1,256 @@
+//! `Idempotency-Key` for the routes of an axum service.
+
+mod flight;
+mod handle;
+mod problem;
+mod service;
+mod tx;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use axum::http::header::AUTHORIZATION;
+use axum::http::request::Parts;
+use axum::response::Response;
+use tower_layer::Layer;
+
+pub use service::KeyedService;
+#[cfg(feature = "sqlite")]
+pub use tx::KeyedSqlite;
+#[cfg(feature = "postgres")]
+pub use tx::KeyedTx;
+pub use tx::TransactionalKeys;
+
+use super::{AfterFailure, Keys, RETENTION};
+use crate::id::Tenant;
+
+/// Who asks.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Caller {
+    /// Whose keys and data.
+    pub tenant: Option<Tenant>,
+    /// Who it is, in words that do not change between retries. A key that another principal has used
+    /// is refused, and its answer not shown.
+    pub principal: Option<String>,
+}
+
+type CallerOf = dyn Fn(&Parts) -> Result<Caller, Response> + Send + Sync;
+
+/// What a layer is told.
+#[derive(Clone)]
+struct Settings {
+    required: bool,
+    wait: Duration,
+    lease: Duration,
+    timeout: Duration,
+    after_failure: AfterFailure,
+    replay_status: Option<StatusCode>,
+    canonical_json: bool,
+    tell_fields: bool,
+    body_bytes_max: usize,
+    answer_bytes_max: usize,
+    retention: Duration,
+    caller: Arc<CallerOf>,
+    transactions: Option<Arc<dyn tx::Transactions>>,
+}
+
+/// A tower layer that makes retries harmless: the first request with an `Idempotency-Key` runs, every
+/// later one gets its answer.
+///
+/// Put it *inside* the layers that authenticate and authorise, so that nobody unauthorised learns
+/// anything about a key. Requests without the header pass, unless it is
+/// [`required`](KeyedLayer::required); GET, HEAD, OPTIONS and TRACE always pass.
+///
+/// ```
+/// use axum::{Router, routing::post};
+/// use hapax::keyed::{KeyedLayer, MemoryKeys};
+/// # use tower::ServiceExt as _;
+/// # use axum::{body::Body, http::Request};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// let app: Router = Router::new()
+///     .route("/orders", post(|| async { "order 17" }))
+///     .layer(KeyedLayer::new(MemoryKeys::default()).required());
+/// # let request = || Request::post("/orders").header("Idempotency-Key", "\"k\"").body(Body::empty()).unwrap();
+/// # let first = app.clone().oneshot(request()).await.unwrap();
+/// # assert!(!first.headers().contains_key("idempotency-replayed"));
+/// # let again = app.clone().oneshot(request()).await.unwrap();
+/// # assert_eq!(again.headers()["idempotency-replayed"], "true");
+/// # let bare = Request::post("/orders").body(Body::empty()).unwrap();
+/// # assert_eq!(app.oneshot(bare).await.unwrap().status(), 400);
+/// # }
+/// ```
+///
+/// As above, a request runs under a *lease*: its effect is elsewhere, and
+/// [`after_failure`](KeyedLayer::after_failure) says what happens if its process dies. Where the
+/// effect is in the database of the keys, make the layer [`transactional`](KeyedLayer::transactional):
+/// the handler takes its transaction (`KeyedTx`, or `KeyedSqlite`), and its writes, the key and the
+/// answer commit together before the answer is sent.
+///
+/// ```no_run
+/// use axum::{Router, http::StatusCode, routing::post};
+/// use hapax::keyed::{KeyedLayer, KeyedTx};
+/// use hapax::backend::postgres::{PgKeys, PgKeysSettings};
+///
+/// async fn order(mut tx: KeyedTx) -> Result<(StatusCode, &'static str), StatusCode> {
+///     sqlx::query("insert into orders values (17)").execute(&mut **tx).await
+///         .map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
+///     Ok((StatusCode::CREATED, "order 17"))
+/// }
+///
+/// # async fn serve(url: &str) -> hapax::Result<Router> {
+/// let keys = PgKeys::connect(url, PgKeysSettings::default()).await?;
+/// let app = Router::new().route("/orders", post(order)).layer(KeyedLayer::new(keys).transactional());
+/// # Ok(app) }
+/// ```
+///
+/// Kept are answers of 2xx and 3xx, and definite refusals: 4xx but 401, 403, 408, 409, 412, 425, 428 and
+/// 429. After any other answer the next request with the key runs again, or is held. Errors of the
+/// layer are RFC 9457 problems with a stable `code`.
+#[derive(Clone)]
+pub struct KeyedLayer<K> {
+    keys: K,
+    settings: Settings,
+}
+
+impl<K: fmt::Debug> fmt::Debug for KeyedLayer<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyedLayer").field("keys", &self.keys).finish_non_exhaustive()
+    }
+}
+
+impl<K: Keys + Clone> KeyedLayer<K> {
+    /// A layer with these defaults: the key is optional, a running request is answered with 409, runs
+    /// are leased for 30 seconds at a time and may take a minute, failed ones run again, bodies and
+    /// answers may have 1 MiB, and the caller is whoever sends the same `Authorization` header.
+    pub fn new(keys: K) -> Self {
+        let by_authorization = |parts: &Parts| {
+            let header = parts.headers.get(AUTHORIZATION);
+            let principal = header.map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
+            Ok(Caller { tenant: None, principal })
+        };
+        let settings = Settings {
+            required: false,
+            wait: Duration::ZERO,
+            lease: Duration::from_secs(30),
+            timeout: Duration::from_secs(60),
+            after_failure: AfterFailure::Rerun,
+            replay_status: None,
+            canonical_json: false,
+            tell_fields: false,
+            body_bytes_max: 1 << 20,
+            answer_bytes_max: 1 << 20,
+            retention: RETENTION,
+            caller: Arc::new(by_authorization),
+            transactions: None,
+        };
+        KeyedLayer { keys, settings }
+    }
+
+    /// Refuses requests without a key: 400 `key-missing`.
+    #[must_use]
+    pub fn required(mut self) -> Self {
+        self.settings.required = true;
+        self
+    }
+
+    /// Says who asks. It may refuse a request with an answer of its own. Use it where tokens change
+    /// between retries, or where there are tenants.
+    #[must_use]
+    pub fn caller(
+        mut self,
+        caller: impl Fn(&Parts) -> Result<Caller, Response> + Send + Sync + 'static,
+    ) -> Self {
+        self.settings.caller = Arc::new(caller);
+        self
+    }
+
+    /// How long a request waits for one with the same key that runs, before it is answered with 409.
+    /// A request that waits holds no connection.
+    #[must_use]
+    pub fn wait(mut self, at_most: Duration) -> Self {
+        self.settings.wait = at_most;
+        self
+    }
+
+    /// What happens to a leased request that failed or never ended.
+    #[must_use]
+    pub fn after_failure(mut self, rule: AfterFailure) -> Self {
+        self.settings.after_failure = rule;
+        self
+    }
+
+    /// How long a lease lasts without being extended: after a crash, retries are answered with 409 for
+    /// so long. The layer extends the lease of a handler that runs.
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.settings.lease = lease;
+        self
+    }
+
+    /// How long a handler may take. A transaction is ended by the server after this time; on SQLite,
+    /// where it holds the file's only writer, after 5 seconds at most.
+    #[must_use]
+    pub fn timeout(mut self, at_most: Duration) -> Self {
+        self.settings.timeout = at_most;
+        self
+    }
+
+    /// The status of a replayed success, if it is not that of the original: 200 for a resource that
+    /// was created (201) before, for one.
+    #[must_use]
+    pub fn replay_status(mut self, status: StatusCode) -> Self {
+        self.settings.replay_status = Some(status);
+        self
+    }
+
+    /// Compares JSON bodies in canonical form: white space and the order of keys do not matter.
+    #[must_use]
+    pub fn canonical_json(mut self) -> Self {
+        self.settings.canonical_json = true;
+        self
+    }
+
+    /// Tells a client that reuses its own key which fields differ. It is always logged.
+    #[must_use]
+    pub fn tell_fields(mut self) -> Self {
+        self.settings.tell_fields = true;
+        self
+    }
+
+    /// The largest bodies of requests and answers, in bytes.
+    #[must_use]
+    pub fn bytes_max(mut self, request: usize, answer: usize) -> Self {
+        self.settings.body_bytes_max = request;
+        self.settings.answer_bytes_max = answer.min(super::ANSWER_BYTES_MAX);
+        self
+    }
+
+    /// How long answers are kept, as told to clients in the header `Idempotency-Key-Retention` (in
+    /// seconds). Give the sweeper the same.
+    #[must_use]
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.settings.retention = retention;
+        self
+    }
+}
+
+impl<K: TransactionalKeys + Clone> KeyedLayer<K> {
+    /// Runs each request in a transaction of the keys' database. A handler that fails, or answers 4xx,
+    /// has its writes undone.
+    #[must_use]
+    pub fn transactional(mut self) -> Self {
+        self.settings.transactions = Some(self.keys.transactions());
+        self
+    }
+}
+
+impl<S, K: Keys + Clone> Layer<S> for KeyedLayer<K> {
+    type Service = KeyedService<S>;
+
+    fn layer(&self, inner: S) -> KeyedService<S> {
+        KeyedService::new(inner, Arc::new(self.keys.clone()), self.settings.clone())
+    }
+}

@@ -1,0 +1,235 @@
+//! The order of checks, and who runs.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::OriginalUri;
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue, Method, Request};
+use axum::response::{IntoResponse as _, Response};
+use tokio::time::Instant;
+use tower_service::Service;
+use tracing::Instrument as _;
+
+use super::Settings;
+use super::flight::{Entered, Flights, Leader};
+use super::handle;
+use super::problem::{Problem, RETENTION, replayed};
+use crate::keyed::{Answer, Begin, Begun, IdempotencyKey, Keys, RequestParts, RequestPrint};
+
+/// The pause before a running request of another process is looked at again. It doubles.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+const PAUSE_MAX: Duration = Duration::from_millis(500);
+
+/// The service that [`KeyedLayer`](super::KeyedLayer) makes.
+#[derive(Clone)]
+pub struct KeyedService<S> {
+    inner: S,
+    layer: Arc<Shared>,
+}
+
+/// What all requests of a layer share.
+pub(super) struct Shared {
+    pub(super) keys: Arc<dyn Keys>,
+    pub(super) settings: Settings,
+    flights: Flights,
+}
+
+impl<S> KeyedService<S> {
+    pub(super) fn new(inner: S, keys: Arc<dyn Keys>, settings: Settings) -> Self {
+        KeyedService { inner, layer: Arc::new(Shared { keys, settings, flights: Flights::default() }) }
+    }
+}
+
+impl<S> fmt::Debug for KeyedService<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyedService").finish_non_exhaustive()
+    }
+}
+
+impl<S> Service<Request<Body>> for KeyedService<S>
+where
+    S: Service<Request<Body>, Response = Response, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send,
+{
+    type Response = Response;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        // The service that was polled ready is the one to be called.
+        let clone = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, clone);
+        let layer = Arc::clone(&self.layer);
+        Box::pin(async move {
+            let safe = [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE].contains(request.method());
+            let keyed = request.headers().contains_key("idempotency-key");
+            if safe || !(keyed || layer.settings.required) {
+                return inner.call(request).await;
+            }
+            let retention = layer.settings.retention.as_secs();
+            let mut response = match prepare(&layer, request).await {
+                // In a task of its own: a client that hangs up cancels nothing.
+                Ok((parts, body, begin)) => {
+                    let task = run(layer, inner, parts, body, begin).in_current_span();
+                    tokio::spawn(task).await.unwrap_or_else(|_| Problem::failed().into_response())
+                }
+                Err(response) => response,
+            };
+            response.headers_mut().insert(RETENTION, HeaderValue::from(retention));
+            Ok(response)
+        })
+    }
+}
+
+/// Checks a request in order: who asks, the key's syntax, the body's size; and takes its fingerprint.
+async fn prepare(layer: &Shared, request: Request<Body>) -> Result<(Parts, Bytes, Begin), Response> {
+    let settings = &layer.settings;
+    let (parts, body) = request.into_parts();
+    let caller = (settings.caller)(&parts)?;
+    let key = key_of(&parts.headers).map_err(Problem::into_response)?;
+    let limit = settings.body_bytes_max;
+    let body = to_bytes(body, limit).await.map_err(|error| {
+        let source = std::error::Error::source(&error);
+        if source.is_some_and(|source| source.is::<http_body_util::LengthLimitError>()) {
+            Problem::body_too_large(limit).into_response()
+        } else {
+            Problem::unreadable().into_response()
+        }
+    })?;
+    // As sent: a nested router strips its prefix.
+    let uri = parts.extensions.get::<OriginalUri>().map_or(&parts.uri, |OriginalUri(uri)| uri);
+    let request = RequestParts {
+        principal: caller.principal.as_deref(),
+        method: parts.method.as_str(),
+        target: uri.path_and_query().map_or("/", |target| target.as_str()),
+        body: &body,
+        canonical_json: settings.canonical_json,
+    };
+    let print = RequestPrint::of(layer.keys.secret(), &request);
+    let mut begin = Begin::new(caller.tenant, key, print);
+    begin.after_failure = settings.after_failure;
+    // A transaction ends with its handler, at the latest.
+    begin.lease = if settings.transactions.is_some() { settings.timeout } else { settings.lease };
+    Ok((parts, body, begin))
+}
+
+fn key_of(headers: &HeaderMap) -> Result<IdempotencyKey, Problem> {
+    let mut values = headers.get_all("idempotency-key").iter();
+    let value = values.next().ok_or_else(Problem::missing)?;
+    if values.next().is_some() {
+        return Err(Problem::invalid("Idempotency-Key is invalid: the header is there more than once"));
+    }
+    IdempotencyKey::from_header(value.as_bytes()).map_err(|error| Problem::invalid(error.to_string()))
+}
+
+/// Runs a request, or finds out what became of the one that ran.
+async fn run<S>(layer: Arc<Shared>, inner: S, parts: Parts, body: Bytes, begin: Begin) -> Response
+where
+    S: Service<Request<Body>, Response = Response, Error = Infallible> + Send + 'static,
+    S::Future: Send,
+{
+    let deadline = Instant::now() + layer.settings.wait;
+    loop {
+        match layer.flights.enter(&begin) {
+            Entered::Leader(leader) => {
+                return lead(&layer, inner, parts, body, &begin, deadline, &leader).await;
+            }
+            Entered::Mismatch(differing) => return mismatch(&layer, &begin, differing),
+            Entered::Follower(mut answer) => {
+                let over = tokio::time::timeout_at(deadline, answer.wait_for(Option::is_some)).await;
+                match over {
+                    Ok(Ok(known)) => {
+                        if let Some(known) = known.as_ref() {
+                            return replay(&layer, known);
+                        }
+                    }
+                    Ok(Err(_)) => {} // it ended without an answer that is kept: one of us is next
+                    Err(_) => return Problem::running().into_response(),
+                }
+            }
+        }
+    }
+}
+
+fn replay(layer: &Shared, answer: &Answer) -> Response {
+    replayed(answer, layer.settings.replay_status)
+}
+
+fn mismatch(layer: &Shared, begin: &Begin, differing: Vec<String>) -> Response {
+    tracing::warn!(
+        target: "hapax", key = %begin.key, differing = %differing.join(" "),
+        "a key was used again for another request"
+    );
+    // Another principal learns nothing about the request that has the key.
+    let tell = layer.settings.tell_fields && !differing.iter().any(|part| part == "principal");
+    Problem::mismatch(if tell { differing } else { Vec::new() }).into_response()
+}
+
+async fn lead<S>(
+    layer: &Shared,
+    inner: S,
+    parts: Parts,
+    body: Bytes,
+    begin: &Begin,
+    deadline: Instant,
+    leader: &Leader,
+) -> Response
+where
+    S: Service<Request<Body>, Response = Response, Error = Infallible> + Send + 'static,
+    S::Future: Send,
+{
+    let mut pause = PAUSE_MIN;
+    let begun = loop {
+        let begun = match &layer.settings.transactions {
+            None => layer.keys.begin(begin).await,
+            Some(transactions) => match transactions.open(begin).await {
+                Ok(Ok(open)) => {
+                    return handle::in_transaction(
+                        layer,
+                        inner,
+                        Request::from_parts(parts, Body::from(body)),
+                        open,
+                        leader,
+                    )
+                    .await;
+                }
+                Ok(Err(begun)) => Ok(begun),
+                Err(error) => Err(error),
+            },
+        };
+        match begun {
+            // Asked again in a while, with no connection until then.
+            Ok(Begun::Running { .. }) if Instant::now() + pause < deadline => {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(PAUSE_MAX);
+            }
+            Ok(begun) => break begun,
+            Err(error) => return Problem::of(&error).into_response(),
+        }
+    };
+    match begun {
+        Begun::First(lease) => {
+            handle::leased(layer, inner, Request::from_parts(parts, Body::from(body)), &lease, leader).await
+        }
+        Begun::Running { .. } => Problem::running().into_response(),
+        Begun::Done(kept) => {
+            let answer = Arc::new(kept.answer);
+            leader.done(Arc::clone(&answer));
+            replay(layer, &answer)
+        }
+        Begun::Mismatch { differing } => mismatch(layer, begin, differing),
+        Begun::Expired => Problem::expired().into_response(),
+        Begun::OutcomeUnknown { .. } => Problem::outcome_unknown().into_response(),
+    }
+}
