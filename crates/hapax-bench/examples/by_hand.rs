@@ -1,5 +1,5 @@
 //! The README's first program without hapax: Kafka to PostgreSQL with rdkafka and sqlx. It exists to
-//! be compared (docs/decisions/0019), and because it must compile to be compared.
+//! be compared (docs/decisions/0021), and because it must compile to be compared.
 //!
 //! It has the README program's main promise, and only that: an event has its effect once through
 //! crashes and rebalances. Compare what it does not have before you copy it.
