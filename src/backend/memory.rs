@@ -401,7 +401,8 @@ impl ConsumerStore for MemoryLedger {
             |scope, aggregate: &Aggregate| Ok(store.heads.get(&(scope, aggregate.clone())).cloned());
         let matches = |(_, row): &(&Key, &Row)| query.matches(row.origin.as_ref());
         let (entries, claimable) = runnable(rows, limit, now, matches, head_of)?;
-        let count = query.fill(entries.iter().map(|(_, row)| row.body.as_ref().map_or(0, Record::memory_bytes)));
+        let count =
+            query.fill(entries.iter().map(|(_, row)| row.body.as_ref().map_or(0, Record::memory_bytes)));
         let entries =
             entries.iter().take(count).map(|(key, row)| store.entry(key, row)).collect::<Result<_>>()?;
         Ok(Due { entries, claimable, held })
@@ -426,7 +427,9 @@ impl ConsumerStore for MemoryLedger {
             .collect();
         new.sort_by_key(|(key, row)| reserved(key).unwrap_or(row.at));
         new.truncate(limit);
-        new.truncate(query.fill(new.iter().map(|(_, row)| row.body.as_ref().map_or(0, Record::memory_bytes))));
+        new.truncate(
+            query.fill(new.iter().map(|(_, row)| row.body.as_ref().map_or(0, Record::memory_bytes))),
+        );
         let keys: Vec<Key> = new.iter().map(|(key, _)| (*key).clone()).collect();
         let entries = new.into_iter().map(|(key, row)| store.entry(key, row)).collect();
         if let Some(reserve) = reserve {

@@ -10,8 +10,8 @@ use super::kit::{
 };
 use crate::event::{Headers, Record};
 use crate::ledger::{
-    Claims, ConsumerStore, HeldQuery, Ledger, Mode, OnDead, Operations, OrderPolicy, Outcome, Settled,
-    State, Verdict,
+    Claims, ConsumerStore, HeldQuery, Ledger, Mode, OnDead, Operations, OrderPolicy, Outcome, Settled, State,
+    Verdict,
 };
 
 /// Being done and moving the order on is one step: whoever sees one sees the other.

@@ -11,8 +11,8 @@ use crate::error::Error;
 use crate::event::Record;
 use crate::id::{EventId, Scope, Tenant};
 use crate::ledger::{
-    Claim, Claims, ConsumerStore, Entry, Filter, HeldQuery, Identity, Intervention, Level, Mode,
-    Operations, Outcome, State, Verdict,
+    Claim, Claims, ConsumerStore, Entry, Filter, HeldQuery, Identity, Intervention, Level, Mode, Operations,
+    Outcome, State, Verdict,
 };
 
 const ALL: [Intervention; 7] = Intervention::ALL;

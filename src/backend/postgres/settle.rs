@@ -18,8 +18,7 @@ use crate::event::Record;
 use crate::id::EventId;
 use crate::ledger::transition;
 use crate::ledger::{
-    Extend, Identity, Intervene, Intervened, Metadata, OnDead, Settle, Settled, State, Token, Verdict,
-    Week,
+    Extend, Identity, Intervene, Intervened, Metadata, OnDead, Settle, Settled, State, Token, Verdict, Week,
 };
 
 numbered! {
