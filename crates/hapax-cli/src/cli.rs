@@ -17,7 +17,7 @@ use crate::failure::Failure;
     subcommand_help_heading = "Commands",
     after_help = "Exit codes: 0 done; 1 a promise or verification failed; 2 usage or configuration; \
                   3 a dependency is unavailable; 4 input rejected; 130 and 143 signals.\n\n\
-                  Example: hapax filter --id /event_id events.jsonl"
+                  Examples: hapax demo\n          hapax filter --id /event_id events.jsonl"
 )]
 pub struct Cli {
     #[command(flatten)]

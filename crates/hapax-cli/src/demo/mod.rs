@@ -27,6 +27,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
+use hapax::backend::sqlite::SqliteLedger;
+use hapax::ledger::Settings;
 use serde_json::json;
 
 pub use self::worker::{WorkerArgs, run as run_worker};
@@ -56,10 +58,10 @@ use crate::signal::Gate;
 #[command(after_help = "\
 Examples:
   hapax demo
-  hapax demo --seed 7 --json        the same orders, retries and copies every time; one line at the end
+  hapax demo --seed 7 --json        the same orders every time; one line of JSON at the end
   hapax demo --break claim          without the ledger's claims: customers are charged twice
-  hapax demo --break token          without tokens: a late worker overwrites a parcel
-  hapax demo --data shop            keep the files, to look into them with the other commands")]
+  hapax demo --break token          without tokens: a worker that wakes up late erases a parcel
+  hapax demo --data shop            keep the files, and say how to look into them")]
 pub struct DemoArgs {
     /// Repeat a run: the same orders, retries and copies. Chosen at random if not given
     #[arg(long, value_name = "N")]
@@ -70,6 +72,9 @@ pub struct DemoArgs {
     /// Break one of the ledger's checks, and see the witness notice. Exits with code 1
     #[arg(long = "break", value_enum, value_name = "CHECK")]
     broken: Option<Break>,
+    /// Keep the files here, in a directory that is empty or does not exist
+    #[arg(long, value_name = "DIR")]
+    data: Option<String>,
     // All of it is embedded, in one directory.
     #[arg(long, hide = true)]
     ledger: Option<String>,
@@ -88,7 +93,7 @@ pub async fn run(global: &Global, args: &DemoArgs, gate: &Gate) -> Result<u8, Fa
         }
     }
     let mut signals = gate.take_signals();
-    let place = Place::make(global.data.as_deref())?;
+    let place = Place::make(args.data.as_deref().or(global.data.as_deref()))?;
     let seed = args.seed.unwrap_or_else(|| RandomState::new().build_hasher().finish() % 1_000_000);
     let shared = Shared::new(args.events / 2 * 2);
     let mut crew = Crew::new(place.world(), args.broken, shared.clone());
@@ -125,7 +130,7 @@ async fn play(
     let mut random = Random(seed);
     let orders = Order::random(args.events / 2, &mut random);
     let title = format!(
-        "hapax demo, seed {seed}: {} orders, each charged once and shipped once?",
+        "hapax demo, seed {seed}: {} orders, each to be charged once and shipped once",
         grouped(orders.len() as u64)
     );
     let shows = Shows::on_this_terminal(json);
@@ -133,6 +138,7 @@ async fn play(
     let story = Story {
         journal: Arc::new(journal),
         bus: Arc::new(bus),
+        ledger: SqliteLedger::open_read_only(world.ledger(), Settings::default())?,
         shown: shared.clone(),
         witness: Witness::new(&world).map_err(unread)?,
         orders,
@@ -186,7 +192,7 @@ fn tell(
     if let Some(what) = args.broken {
         let name = what.name();
         print::line(&format!(
-            "This ledger was broken on purpose (--break {name}); without that flag nothing is lost or doubled."
+            "This ledger was broken on purpose (--break {name}); without it nothing is\nlost and nothing is doubled."
         ))?;
     }
     let again = args.broken.map_or(String::new(), |what| format!(" --break {}", what.name()));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use hapax::bus::{Bus, BusEvent, Record, Subscription};
 use hapax::event::Headers;
 use hapax::journal::{Append, Expected, Placing};
-use hapax::{Event, Journal, Kind, Topic};
+use hapax::{Event, EventId, Journal, Kind, Topic};
 use serde_json::json;
 use tokio::task::JoinSet;
 
@@ -72,14 +72,19 @@ impl Order {
         orders
     }
 
+    /// The id of the event that books the parcel.
+    pub fn shipped(&self) -> hapax::Result<EventId> {
+        EventId::new(format!("order-{}-shipped", self.number))
+    }
+
     /// What a client sends, the first time and every time: both events of the order, in one step.
     fn append(&self) -> hapax::Result<Append> {
-        let event = |what: &str, kind: &str| -> hapax::Result<Event> {
+        let event = |id: EventId, kind: &str| -> hapax::Result<Event> {
             let payload = json!({"order": self.number, "customer": self.customer, "cents": self.cents});
-            let event = Event::of(format!("order-{}-{what}", self.number))?;
-            Ok(event.kind(Kind::new(kind)?).payload(payload.to_string()))
+            Ok(Event::new(id).kind(Kind::new(kind)?).payload(payload.to_string()))
         };
-        Append::to(&self.customer, Expected::Any, [event("paid", PAID)?, event("shipped", SHIPPED)?])
+        let paid = EventId::new(format!("order-{}-paid", self.number))?;
+        Append::to(&self.customer, Expected::Any, [event(paid, PAID)?, event(self.shipped()?, SHIPPED)?])
     }
 }
 

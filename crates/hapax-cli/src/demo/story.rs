@@ -4,8 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use hapax::backend::sqlite::SqliteLedger;
 use hapax::bus::{Bus, Partition};
-use hapax::{Journal, Topic};
+use hapax::ledger::Identity;
+use hapax::{Journal, Ledger as _, Scope, Topic};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -45,6 +47,7 @@ const ACTS: [Act; 9] = [
 pub struct Story {
     pub journal: Arc<dyn Journal>,
     pub bus: Arc<dyn Bus>,
+    pub ledger: SqliteLedger,
     pub shown: Shared,
     pub witness: Witness,
     /// All orders, in the order in which they arrive.
@@ -162,6 +165,7 @@ impl Story {
         let next = Order { customer: held.customer.clone(), ..last.clone() };
         self.send(tasks, std::slice::from_ref(&next));
         self.until_booked(crew, tasks, &held.customer, next.number).await?;
+        self.until_done(crew, tasks, &next).await?;
         // The lease is over by now, or nobody else could have booked it.
         tokio::time::sleep_until(since + LEASE).await;
         let (token, newest) = crew.thaw(victim).await?;
@@ -187,6 +191,21 @@ impl Story {
         let end = Instant::now() + PATIENCE;
         while !self.witness.is_booked(customer, order).map_err(away)? {
             self.wait(crew, tasks, end, "for a parcel to be booked").await?;
+        }
+        Ok(())
+    }
+
+    /// Until the parcel of an order is done for the ledger too, so that no run books it again.
+    async fn until_done(
+        &self,
+        crew: &mut Crew,
+        tasks: &mut JoinSet<hapax::Result<()>>,
+        order: &Order,
+    ) -> Result<(), Failure> {
+        let end = Instant::now() + PATIENCE;
+        let parcel = [Identity::new(Scope::new(SHIPPING)?, order.shipped()?)];
+        while self.ledger.known(&parcel).await? != [true] {
+            self.wait(crew, tasks, end, "for a parcel to be done").await?;
         }
         Ok(())
     }

@@ -132,10 +132,8 @@ impl Shown {
     /// What went wrong, and what caught it.
     pub fn counts(&self) -> Vec<String> {
         let row = |count: u64, text: &str| format!("  {:>7}  {text}", grouped(count));
-        let lease = format!(
-            "lease    of a dead or frozen worker: ran out after {} s, another took over",
-            LEASE.as_secs()
-        );
+        let lease =
+            format!("lease    of a dead or frozen worker ran out ({} s): another took over", LEASE.as_secs());
         let rows = [
             "What went wrong".to_owned(),
             row(self.retried, "events sent again by clients that saw no answer"),
@@ -149,7 +147,7 @@ impl Shown {
             row(self.window(), "window   this worker did it a moment ago: skipped"),
             row(self.ledger(), "ledger   some worker did it before: skipped"),
             row(self.cut_short(), "bus      not finished by a dead or frozen worker: delivered again"),
-            row(self.charged_after, "database charge of a worker killed before COMMIT: rolled back, redone"),
+            row(self.charged_after, "database charge cut off by a kill before COMMIT: rolled back, redone"),
             row(self.booked_after, &lease),
             row(self.in_carrier(), "carrier  booked by a worker killed before it could say so: found"),
             row(self.fenced, "token    of a worker that woke up too late to write: refused"),
@@ -301,5 +299,41 @@ impl Drawing {
             self.printed = Instant::now();
             eprintln!("{:>5.1} s  {progress}", shared.elapsed().as_secs_f64());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_picture_fits_a_small_terminal() {
+        let worker = Counts { delivered: 1_000_000, window: 100_000, ledger: 100_000, in_carrier: 100_000 };
+        let many = 200_000;
+        let shown = Shown {
+            events: many,
+            sent: many,
+            retried: many,
+            relayed_again: many,
+            copied: many,
+            workers: [(1, worker)].into(),
+            effects: many,
+            booked_after: many,
+            charged_after: many,
+            ..Shown::default()
+        };
+        let lines = shown.picture("title", Duration::from_secs(59));
+        assert_eq!(lines.len(), LINES);
+        for line in lines {
+            assert!(line.chars().count() < 80, "{line}");
+        }
+    }
+
+    #[test]
+    fn numbers_have_commas() {
+        assert_eq!(
+            [0, 999, 1000, 10_000, 1_234_567].map(grouped),
+            ["0", "999", "1,000", "10,000", "1,234,567"]
+        );
     }
 }

@@ -185,7 +185,7 @@ async fn ship<L: Ledger>(
     let carrier = Carrier::open(&world.carrier()).map_err(|e| {
         Failure::dependency("unavailable", format!("the carrier's file cannot be opened: {e}"))
     })?;
-    let window = MemoryWindow::new(WindowSettings::new("demo"), 100_000)?;
+    let window = MemoryWindow::new(WindowSettings::new("demo").ttl(WindowSettings::TTL_MAX), 100_000)?;
     let consumer = consumer(bus, ledger, (SHIPPING, PARCELS), Some(Arc::new(window)))?;
     let handle = consumer.handle();
     let stopping = handle.clone();
