@@ -17,7 +17,7 @@ use crate::failure::Failure;
     subcommand_help_heading = "Commands",
     after_help = "Exit codes: 0 done; 1 a promise or verification failed; 2 usage or configuration; \
                   3 a dependency is unavailable; 4 input rejected; 130 and 143 signals.\n\n\
-                  Example: hapax filter --id /event_id events.jsonl"
+                  Examples: hapax demo\n          hapax filter --id /event_id events.jsonl"
 )]
 pub struct Cli {
     #[command(flatten)]
@@ -117,7 +117,7 @@ impl Global {
 }
 
 /// Quotes a word for the shell.
-fn quoted(text: &str) -> String {
+pub fn quoted(text: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"./_-:@,+=".contains(&b);
     if !text.is_empty() && text.bytes().all(plain) {
         return text.to_owned();
@@ -154,6 +154,11 @@ impl NoPlaces {
 // The descriptions of commands are on their arguments, together with the long help.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    #[cfg(unix)]
+    Demo(crate::demo::DemoArgs),
+    #[cfg(unix)]
+    #[command(hide = true)]
+    DemoWorker(crate::demo::WorkerArgs),
     Consume(Box<crate::consume::ConsumeArgs>),
     Produce(crate::produce::ProduceArgs),
     /// Append events to a journal, and look into it

@@ -7,6 +7,8 @@
 mod cli;
 mod config;
 mod consume;
+#[cfg(unix)]
+mod demo;
 mod doctor;
 mod exporters;
 mod failure;
@@ -52,6 +54,10 @@ fn run(cli: Cli) -> Result<u8, Failure> {
     exporters::log(global.log, global.json);
     let metrics = global.metrics.as_deref().map(exporters::Metrics::collect).transpose()?;
     let code = match cli.command {
+        #[cfg(unix)]
+        Command::Demo(args) => runtime.block_on(demo::run(global, &args, &gate)),
+        #[cfg(unix)]
+        Command::DemoWorker(args) => runtime.block_on(demo::run_worker(&args)),
         Command::Consume(args) => runtime.block_on(consume::run(global, &args, &gate, metrics.as_ref())),
         Command::Produce(args) => runtime.block_on(produce::run(global, &args)),
         Command::Journal(args) => runtime.block_on(journal::run(global, &args)),

@@ -144,6 +144,7 @@ fn a_memory_ledger_is_looked_into() {
 fn every_command_has_help_with_an_example() {
     let dir = dir();
     for args in [
+        "demo",
         "filter",
         "id make",
         "id derive",

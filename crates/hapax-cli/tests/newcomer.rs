@@ -23,8 +23,9 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-const COMMANDS: [&str; 47] = [
+const COMMANDS: [&str; 48] = [
     "",
+    "demo",
     "consume",
     "produce",
     "journal",

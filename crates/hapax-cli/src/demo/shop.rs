@@ -1,0 +1,205 @@
+//! What arrives: orders in random order, clients that send them again, and a network that delivers
+//! records twice.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax::bus::{Bus, BusEvent, Record, Subscription};
+use hapax::event::Headers;
+use hapax::journal::{Append, Expected, Placing};
+use hapax::{Event, EventId, Journal, Kind, Topic};
+use serde_json::json;
+use tokio::task::JoinSet;
+
+use super::view::Shared;
+use super::world::{PARCELS, PAYMENTS};
+
+/// The kinds of events: an order is paid, then shipped.
+pub const PAID: &str = "order.paid";
+pub const SHIPPED: &str = "order.shipped";
+/// How many clients send at once.
+const CLIENTS: usize = 16;
+/// One order in this many is sent again.
+const RETRIED: u64 = 5;
+/// Marks a copy that the demo put on the bus.
+const COPY: &str = "demo_copy";
+/// How many records gather before their copies are shuffled and published.
+const COPIES: usize = 100;
+
+/// A pseudo-random sequence (splitmix64): the same seed gives the same orders.
+#[derive(Debug, Clone)]
+pub struct Random(pub u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next() % end.max(1)
+    }
+
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.below(last as u64 + 1) as usize);
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Order {
+    pub number: u64,
+    pub customer: String,
+    pub cents: i64,
+}
+
+impl Order {
+    /// Orders 1 to `count`, of some twenty per customer, shuffled.
+    pub fn random(count: u64, random: &mut Random) -> Vec<Order> {
+        let customers = (count / 20).max(8);
+        let mut orders: Vec<_> = (1..=count)
+            .map(|number| Order {
+                number,
+                customer: format!("customer-{}", 1 + random.below(customers)),
+                cents: 100 + random.below(20_000) as i64,
+            })
+            .collect();
+        random.shuffle(&mut orders);
+        orders
+    }
+
+    /// The id of the event that books the parcel.
+    pub fn shipped(&self) -> hapax::Result<EventId> {
+        EventId::new(format!("order-{}-shipped", self.number))
+    }
+
+    /// What a client sends, the first time and every time: both events of the order, in one step.
+    fn append(&self) -> hapax::Result<Append> {
+        let event = |id: EventId, kind: &str| -> hapax::Result<Event> {
+            let payload = json!({"order": self.number, "customer": self.customer, "cents": self.cents});
+            Ok(Event::new(id).kind(Kind::new(kind)?).payload(payload.to_string()))
+        };
+        let paid = EventId::new(format!("order-{}-paid", self.number))?;
+        Append::to(&self.customer, Expected::Any, [event(paid, PAID)?, event(self.shipped()?, SHIPPED)?])
+    }
+}
+
+/// Sends orders to the journal, many clients at once. Some get no answer (so they believe) and send
+/// again, later and in another order.
+pub async fn send(
+    journal: Arc<dyn Journal>,
+    orders: Vec<Order>,
+    mut random: Random,
+    shown: Shared,
+) -> hapax::Result<()> {
+    let mut again: Vec<_> = orders.iter().filter(|_| random.below(RETRIED) == 0).cloned().collect();
+    random.shuffle(&mut again);
+    for round in [orders, again] {
+        let mut clients = JoinSet::new();
+        for client in 0..CLIENTS {
+            let mine: Vec<_> = round.iter().skip(client).step_by(CLIENTS).cloned().collect();
+            let (journal, shown) = (Arc::clone(&journal), shown.clone());
+            clients.spawn(async move {
+                for order in mine {
+                    let placed = journal.append(&order.append()?).await?.placed;
+                    let new = placed.iter().filter(|placed| placed.placing == Placing::New).count() as u64;
+                    shown.change(|shown| {
+                        shown.sent += new;
+                        shown.retried += placed.len() as u64 - new;
+                    });
+                }
+                hapax::Result::Ok(())
+            });
+        }
+        while let Some(sent) = clients.join_next().await {
+            sent.unwrap_or_else(|e| Err(hapax::Error::unavailable("a client", e)))?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads what the relay publishes, and publishes every other event once more: later, and in another
+/// order. Goes on until all events were there.
+pub async fn copy(bus: Arc<dyn Bus>, events: u64, mut random: Random, shown: Shared) -> hapax::Result<()> {
+    let topics = [Topic::new(PAYMENTS)?, Topic::new(PARCELS)?];
+    let mut records = bus.subscribe(Subscription::new("copies", topics)?).await?;
+    let mut seen = HashSet::new();
+    let mut copies = Vec::new();
+    let mut skip_next = None;
+    loop {
+        let all_seen = seen.len() as u64 >= events;
+        if copies.len() >= COPIES || all_seen {
+            publish(&*bus, &mut copies, &mut random, &shown).await?;
+        }
+        if all_seen {
+            shown.change(|shown| shown.all_published = true);
+            // The relay may publish some again; they are counted.
+        }
+        let next = match tokio::time::timeout(Duration::from_millis(200), records.next()).await {
+            Ok(next) => next?,
+            Err(_) => {
+                publish(&*bus, &mut copies, &mut random, &shown).await?;
+                continue;
+            }
+        };
+        let received = match next {
+            BusEvent::Records(received) => received,
+            BusEvent::Revoked(partitions) => {
+                records.release(&partitions).await?;
+                continue;
+            }
+            _ => continue,
+        };
+        for received in received {
+            let (topic, record) = (received.origin.topic, received.record);
+            if record.headers.get(COPY).is_some() {
+                continue;
+            }
+            let id = record.headers.get("eventId").map(<[u8]>::to_vec).unwrap_or_default();
+            if !seen.insert(id) {
+                shown.change(|shown| shown.relayed_again += 1);
+                continue;
+            }
+            // One of two, chosen at random.
+            let skip = skip_next.take().unwrap_or_else(|| {
+                let skip = random.below(2) == 0;
+                skip_next = Some(!skip);
+                skip
+            });
+            if !skip {
+                copies.push((topic, record));
+            }
+        }
+    }
+}
+
+async fn publish(
+    bus: &dyn Bus,
+    copies: &mut Vec<(Topic, Record)>,
+    random: &mut Random,
+    shown: &Shared,
+) -> hapax::Result<()> {
+    random.shuffle(copies);
+    for name in [PAYMENTS, PARCELS] {
+        let topic = Topic::new(name)?;
+        let of_topic = copies.iter().filter(|(of, _)| *of == topic).map(|(_, record)| {
+            let own = record.headers.iter().map(|(name, value)| (name.to_owned(), value.to_vec()));
+            let headers: Headers = own.chain([(COPY.to_owned(), b"1".to_vec())]).collect();
+            Record { headers, ..record.clone() }
+        });
+        let of_topic: Vec<_> = of_topic.collect();
+        if of_topic.is_empty() {
+            continue;
+        }
+        for answer in bus.publish(&topic, &of_topic).await? {
+            answer?;
+        }
+        shown.change(|shown| shown.copied += of_topic.len() as u64);
+    }
+    copies.clear();
+    Ok(())
+}

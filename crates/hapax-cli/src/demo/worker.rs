@@ -1,0 +1,280 @@
+//! The processes that do the work, and that the demo kills. They use the library as any user would:
+//! a relay, a transactional consumer and a leased one.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use hapax::backend::sqlite::{SqliteJournal, SqliteLedger, SqliteTransaction};
+use hapax::bus::{Bus, EmbeddedBus};
+use hapax::consumer::{
+    Consumer, Failed, Handled, LeasedHandler, Progress, TransactionalHandler, TransactionalLedger,
+};
+use hapax::guard::Run;
+use hapax::journal::JournalSettings;
+use hapax::ledger::Settings;
+use hapax::window::{MemoryWindow, Window, WindowSettings};
+use hapax::{Event, Ledger, Relay, Topic};
+use serde::Deserialize;
+
+use super::broken::{Break, Broken};
+use super::carrier::{Carrier, Put};
+use super::desk::{Counts, Desk, Said, Step, say};
+use super::world::{BILLING, PARCELS, PAYMENTS, RELAY, SHIPPING, World};
+use crate::failure::Failure;
+
+/// How long a worker may be silent before others may take over its events.
+pub const LEASE: Duration = Duration::from_secs(2);
+/// The same for its partitions.
+const SESSION: Duration = Duration::from_secs(3);
+/// How often a worker reports its counts.
+const REPORT: Duration = Duration::from_millis(50);
+
+#[derive(Debug, Args)]
+pub struct WorkerArgs {
+    #[arg(value_enum)]
+    role: Role,
+    #[arg(long)]
+    dir: std::path::PathBuf,
+    #[arg(long = "break", value_enum)]
+    broken: Option<Break>,
+}
+
+/// What a process does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Role {
+    /// Publishes the journal.
+    Relay,
+    /// Charges customers: transactional.
+    Billing,
+    /// Books parcels: leased.
+    Shipping,
+}
+
+impl Role {
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Relay => "relay",
+            Role::Billing => "billing",
+            Role::Shipping => "shipping",
+        }
+    }
+}
+
+/// What the events are about.
+#[derive(Debug, Deserialize)]
+struct Order {
+    order: u64,
+    customer: String,
+    cents: i64,
+}
+
+fn order_of(event: &Event) -> Result<Order, Failed> {
+    serde_json::from_slice(&event.payload).map_err(Failed::fatal)
+}
+
+pub async fn run(args: &WorkerArgs) -> Result<u8, Failure> {
+    let world = World::at(&args.dir);
+    let bus: Arc<dyn Bus> = Arc::new(EmbeddedBus::open(world.bus())?);
+    let desk = Arc::new(Desk::default());
+    if args.role == Role::Relay {
+        return publish(&world, bus, &desk).await;
+    }
+    let ledger = SqliteLedger::open(world.ledger(), Settings::default())?;
+    match (args.role, args.broken) {
+        (Role::Billing, None) => charge(bus, ledger, desk).await,
+        (Role::Billing, Some(what)) => charge(bus, Broken { inner: ledger, what }, desk).await,
+        (_, None) => ship(&world, bus, ledger, desk).await,
+        (_, Some(what)) => ship(&world, bus, Broken { inner: ledger, what }, desk).await,
+    }
+}
+
+/// Publishes what the shop appends, each kind of event to its topic.
+async fn publish(world: &World, bus: Arc<dyn Bus>, desk: &Arc<Desk>) -> Result<u8, Failure> {
+    let journal = Arc::new(SqliteJournal::open(world.journal(), JournalSettings::default())?);
+    let (payments, parcels) = (Topic::new(PAYMENTS)?, Topic::new(PARCELS)?);
+    let relay = Relay::builder(journal, bus)
+        .name(RELAY)
+        .topic(PAYMENTS)
+        .with(move |settings| {
+            settings.lease = LEASE;
+            settings.poll = Duration::from_millis(50);
+            settings.route = Some(Arc::new(move |stored| {
+                let parcel =
+                    stored.event.kind.as_ref().is_some_and(|kind| kind.as_str() == super::shop::SHIPPED);
+                if parcel { parcels.clone() } else { payments.clone() }
+            }));
+        })
+        .build()?;
+    let handle = relay.handle();
+    listen(desk, move || handle.stop())?;
+    relay.run().await?;
+    Ok(0)
+}
+
+fn listen(desk: &Arc<Desk>, stop: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
+    desk.listen(stop).map_err(|e| Failure::dependency("runtime", format!("no thread to listen: {e}")))
+}
+
+fn consumer<L: Ledger>(
+    bus: Arc<dyn Bus>,
+    ledger: L,
+    (scope, topic): (&str, &str),
+    window: Option<Arc<dyn Window>>,
+) -> Result<Consumer<L>, Failure> {
+    let mut builder = Consumer::builder(bus, ledger).scope(scope).topic(topic).with(|settings| {
+        settings.lease = LEASE;
+        settings.heartbeat = LEASE / 4;
+        settings.session_timeout = SESSION;
+        settings.concurrency = 16;
+        settings.batch_max = 50;
+        settings.in_flight_max = 400;
+        settings.commit_interval = Duration::from_millis(100);
+        // Nothing here fails for good: on a machine that stands still for seconds it is tried again.
+        settings.attempts_max = 1000;
+        settings.backoff_base = Duration::from_millis(50);
+        settings.backoff_max = Duration::from_millis(500);
+        settings.drain = Duration::from_secs(3);
+    });
+    if let Some(window) = window {
+        builder = builder.window(window);
+    }
+    Ok(builder.build()?)
+}
+
+/// Charges customers: the charge is a row in the ledger's own database, in the transaction of its
+/// claim.
+async fn charge<L>(bus: Arc<dyn Bus>, ledger: L, desk: Arc<Desk>) -> Result<u8, Failure>
+where
+    L: TransactionalLedger<Transaction = SqliteTransaction>,
+{
+    let consumer = consumer(bus, ledger, (BILLING, PAYMENTS), None)?;
+    let handle = consumer.handle();
+    let stopping = handle.clone();
+    listen(&desk, move || stopping.stop())?;
+    let reports = report(Arc::clone(&desk), move || handle.progress());
+    consumer.transactional(Charge { desk }).await?;
+    reports.end().await;
+    Ok(0)
+}
+
+struct Charge {
+    desk: Arc<Desk>,
+}
+
+impl TransactionalHandler<SqliteTransaction> for Charge {
+    async fn handle(&self, tx: &mut SqliteTransaction, event: &Event) -> Handled {
+        let Order { order, customer, cents } = order_of(event)?;
+        tx.prepare_cached("INSERT INTO charges (order_number, customer, cents) VALUES (?1, ?2, ?3)")?
+            .execute((order as i64, &customer, cents))?;
+        // Killed here, in the middle of the transaction.
+        self.desk.hold(Step::BeforeEffect, &customer, order);
+        Ok(())
+    }
+}
+
+/// Books parcels with the carrier, under a lease: key and token go with each booking.
+async fn ship<L: Ledger>(
+    world: &World,
+    bus: Arc<dyn Bus>,
+    ledger: L,
+    desk: Arc<Desk>,
+) -> Result<u8, Failure> {
+    let carrier = Carrier::open(&world.carrier()).map_err(|e| {
+        Failure::dependency("unavailable", format!("the carrier's file cannot be opened: {e}"))
+    })?;
+    let window = MemoryWindow::new(WindowSettings::new("demo").ttl(WindowSettings::TTL_MAX), 100_000)?;
+    let consumer = consumer(bus, ledger, (SHIPPING, PARCELS), Some(Arc::new(window)))?;
+    let handle = consumer.handle();
+    let stopping = handle.clone();
+    listen(&desk, move || stopping.stop())?;
+    let reports = report(Arc::clone(&desk), move || handle.progress());
+    consumer.leased(Ship { desk, carrier: Arc::new(carrier) }).await?;
+    reports.end().await;
+    Ok(0)
+}
+
+struct Ship {
+    desk: Arc<Desk>,
+    carrier: Arc<Carrier>,
+}
+
+impl LeasedHandler for Ship {
+    async fn handle(&self, event: &Event, run: &Run) -> Handled {
+        let (order, token) = (order_of(event)?, run.token().0);
+        let (desk, carrier) = (Arc::clone(&self.desk), Arc::clone(&self.carrier));
+        // On a thread of its own: losing the lease cancels the handler, but not what is on its way.
+        tokio::task::spawn_blocking(move || book(&desk, &carrier, &order, token)).await?
+    }
+}
+
+/// Reads the customer's document, adds the parcel, and writes it back.
+fn book(desk: &Desk, carrier: &Carrier, order: &Order, token: i64) -> Handled {
+    let Order { order, customer, .. } = order;
+    let mut booked = carrier.get(customer)?;
+    if booked.contains(order) {
+        desk.found_in_carrier(); // the run before got this far, and no further
+        return Ok(());
+    }
+    booked.push(*order);
+    let held = desk.hold(Step::BeforeEffect, customer, *order);
+    let put = carrier.put(customer, &booked, token)?;
+    let newest = match put {
+        Put::Written => None,
+        Put::Refused { newest } => Some(newest),
+    };
+    if held {
+        say(&Said::WentOn { token, newest });
+    }
+    if let Some(newest) = newest {
+        return Err(Failed::retryable(format!("the carrier has seen token {newest}; {token} is too old")));
+    }
+    desk.hold(Step::AfterEffect, customer, *order);
+    Ok(())
+}
+
+/// Reports counts until it is ended, and once more then.
+fn report(desk: Arc<Desk>, progress: impl Fn() -> Progress + Send + 'static) -> Reports {
+    let (end, mut ended) = tokio::sync::watch::channel(false);
+    let task = tokio::spawn(async move {
+        let mut last = Counts::default();
+        let (mut before, mut let_go) = (0u64, 0);
+        loop {
+            let over = tokio::time::timeout(REPORT, ended.wait_for(|over| *over)).await.is_ok();
+            let progress = progress();
+            let of = |label: &str| progress.passed.get(label).copied().unwrap_or(0);
+            let known = progress.passed.values().sum::<u64>() + progress.in_flight as u64;
+            // What is unfinished when a partition moves to another worker is delivered there again.
+            let_go += before.saturating_sub(known);
+            before = known;
+            let counts = Counts {
+                delivered: known + let_go,
+                window: of("window"),
+                ledger: of("duplicate"),
+                in_carrier: desk.in_carrier.load(Relaxed),
+            };
+            if counts != last {
+                say(&Said::Counts(counts));
+                last = counts;
+            }
+            if over {
+                return;
+            }
+        }
+    });
+    Reports { end, task }
+}
+
+struct Reports {
+    end: tokio::sync::watch::Sender<bool>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Reports {
+    async fn end(self) {
+        self.end.send_replace(true);
+        let _ = self.task.await; // the last report is for the view only
+    }
+}
