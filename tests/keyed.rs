@@ -62,14 +62,14 @@ impl KeysHarness for SqliteKeysHarness {
         let mut conn = Connection::open(self.file()).unwrap();
         conn.busy_timeout(Duration::from_secs(10)).unwrap();
         let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
-        let begun = keys.begin_in(&tx, begin)?;
-        if let (Begun::First(lease), Some(answer)) = (&begun, answer) {
+        let outcome = keys.begin_in(&tx, begin)?;
+        if let (Begun::First(lease), Some(answer)) = (&outcome, answer) {
             keys.finish_in(&tx, lease, answer)?;
         }
         if commit {
             tx.commit().unwrap();
         }
-        Ok(begun)
+        Ok(outcome)
     }
 }
 
@@ -127,8 +127,8 @@ impl KeysHarness for PgKeysHarness {
         commit: bool,
     ) -> Result<Begun> {
         let mut tx = keys.transaction().await?;
-        let begun = keys.begin_in(&mut tx, begin).await?;
-        if let (Begun::First(lease), Some(answer)) = (&begun, answer) {
+        let outcome = keys.begin_in(&mut tx, begin).await?;
+        if let (Begun::First(lease), Some(answer)) = (&outcome, answer) {
             keys.finish_in(&mut tx, lease, answer).await?;
         }
         if commit {
@@ -136,7 +136,7 @@ impl KeysHarness for PgKeysHarness {
         } else {
             tx.rollback().await.unwrap();
         }
-        Ok(begun)
+        Ok(outcome)
     }
 }
 
@@ -157,8 +157,8 @@ async fn t101_a_second_request_meets_an_open_transaction_and_goes_on() {
     let leased = keys.begin(&request("key", "{}")).await.unwrap();
     assert!(matches!(leased, Begun::Running { until: None }), "{leased:?}");
     let mut second = keys.transaction().await.unwrap();
-    let begun = keys.begin_in(&mut second, &request("key", "{}")).await.unwrap();
-    assert!(matches!(begun, Begun::Running { until: None }), "{begun:?}");
+    let outcome = keys.begin_in(&mut second, &request("key", "{}")).await.unwrap();
+    assert!(matches!(outcome, Begun::Running { until: None }), "{outcome:?}");
     assert!(started.elapsed() < Duration::from_secs(30), "it waited for the other");
     // The second transaction is still usable, and still open while the first one ends.
     sqlx::query("select 1").execute(&mut *second).await.unwrap();
@@ -182,8 +182,8 @@ async fn t102_an_old_snapshot_cannot_miss_the_horizon() {
     sqlx::query("select count(*) from pg_class").execute(&mut *tx).await.unwrap(); // the snapshot
     assert_eq!(keys.sweep(&hapax::keyed::KeySweep::new(hapax::keyed::RETENTION)).await.unwrap().keys, 1);
     let retry = Begin::new(None, begin.key.clone(), begin.print.clone());
-    let begun = keys.begin_in(&mut tx, &retry).await;
-    assert!(matches!(begun, Err(Error::Contended { .. }) | Ok(Begun::Done(_))), "{begun:?}");
+    let outcome = keys.begin_in(&mut tx, &retry).await;
+    assert!(matches!(outcome, Err(Error::Contended { .. }) | Ok(Begun::Done(_))), "{outcome:?}");
 }
 
 /// The two SQL functions, as another language calls them; the library sees what they did.
@@ -356,9 +356,9 @@ async fn t43_a_sweep_of_keys_that_was_killed_lets_no_key_look_new() {
         for begin in &requests {
             let retry = || Begin::new(None, begin.key.clone(), begin.print.clone());
             support::until("the server notices the kill", async || {
-                let begun = keys.begin(&retry()).await;
-                assert!(matches!(begun, Ok(Begun::Done(_) | Begun::Expired) | Err(_)), "{begun:?}");
-                begun.is_ok()
+                let outcome = keys.begin(&retry()).await;
+                assert!(matches!(outcome, Ok(Begun::Done(_) | Begun::Expired) | Err(_)), "{outcome:?}");
+                outcome.is_ok()
             })
             .await;
         }

@@ -131,7 +131,7 @@ async fn sweep(keys: &dyn Keys, retention: Duration) {
             "the clock of the keys moved on by more than half the retention since the sweep before; in case it leapt, no key is forgotten for a whole retention"
         ),
         Ok(swept) => {
-            tracing::info!(target: "hapax", keys = swept.keys, skipped = swept.skipped, "swept keys")
+            tracing::info!(target: "hapax", keys = swept.keys, skipped = swept.skipped, "swept keys");
         }
         Err(error) => {
             tracing::error!(target: "hapax", error = %error.chain(), "keys could not be swept; the next sweep will try again");

@@ -1,4 +1,5 @@
 //! The layer in front of real handlers and stores.
+#![allow(clippy::result_large_err, reason = "axum rejects with responses")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,5 @@
 //! What a handler can do with its transaction, and what it cannot break.
+#![allow(clippy::wildcard_imports, reason = "the same kit")]
 
 use super::*;
 

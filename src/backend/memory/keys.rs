@@ -85,7 +85,7 @@ impl Keys for MemoryKeys {
         let name = (begin.tenant.clone(), begin.key.clone());
         let decision = decide::decide(store.rows.get(&name), begin, store.horizon, now);
         let token = match decision {
-            Decision::Answer(begun) => return Ok(begun),
+            Decision::Answer(outcome) => return Ok(outcome),
             Decision::Renew => {
                 let Some(row) = store.rows.get_mut(&name) else { return Ok(Begun::Expired) };
                 row.renew(begin, now);

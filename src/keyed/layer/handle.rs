@@ -43,9 +43,8 @@ enum Fate {
 
 fn fate(status: StatusCode) -> Fate {
     match status.as_u16() {
-        200..=399 => Fate::Kept,
         401 | 403 | 408 | 409 | 412 | 425 | 428 | 429 => Fate::Undone,
-        400..=499 => Fate::Kept,
+        200..=499 => Fate::Kept,
         _ => Fate::Failed,
     }
 }

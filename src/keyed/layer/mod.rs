@@ -125,6 +125,7 @@ impl<K: Keys + Clone> KeyedLayer<K> {
     /// A layer with these defaults: the key is optional, a running request is answered with 409, runs
     /// are leased for 30 seconds at a time and may take a minute, failed ones run again, bodies and
     /// answers may have 1 MiB, and the caller is whoever sends the same `Authorization` header.
+    #[allow(clippy::result_large_err)] // axum rejects with responses
     pub fn new(keys: K) -> Self {
         let by_authorization = |parts: &Parts| {
             let header = parts.headers.get(AUTHORIZATION);

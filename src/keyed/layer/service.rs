@@ -101,7 +101,7 @@ async fn prepare(layer: &Shared, request: Request<Body>) -> Result<(Parts, Bytes
     let limit = settings.body_bytes_max;
     let body = to_bytes(body, limit).await.map_err(|error| {
         let source = std::error::Error::source(&error);
-        if source.is_some_and(|source| source.is::<http_body_util::LengthLimitError>()) {
+        if source.is_some_and(<dyn std::error::Error>::is::<http_body_util::LengthLimitError>) {
             Problem::body_too_large(limit).into_response()
         } else {
             Problem::unreadable().into_response()
@@ -190,8 +190,8 @@ where
     S::Future: Send,
 {
     let mut pause = PAUSE_MIN;
-    let begun = loop {
-        let begun = match &layer.settings.transactions {
+    let outcome = loop {
+        let outcome = match &layer.settings.transactions {
             None => layer.keys.begin(begin).await,
             Some(transactions) => match transactions.open(begin).await {
                 Ok(Ok(open)) => {
@@ -204,21 +204,21 @@ where
                     )
                     .await;
                 }
-                Ok(Err(begun)) => Ok(begun),
+                Ok(Err(outcome)) => Ok(outcome),
                 Err(error) => Err(error),
             },
         };
-        match begun {
+        match outcome {
             // Asked again in a while, with no connection until then.
             Ok(Begun::Running { .. }) if Instant::now() + pause < deadline => {
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(PAUSE_MAX);
             }
-            Ok(begun) => break begun,
+            Ok(outcome) => break outcome,
             Err(error) => return Problem::of(&error).into_response(),
         }
     };
-    match begun {
+    match outcome {
         Begun::First(lease) => {
             handle::leased(layer, inner, Request::from_parts(parts, Body::from(body)), &lease, leader).await
         }

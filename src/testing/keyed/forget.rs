@@ -54,7 +54,7 @@ pub async fn k9_a_v7_key_that_was_forgotten_is_expired_never_new(harness: &impl 
         assert_eq!(word(&keys, begin).await, "expired");
         assert_eq!(again(&harness.open().await, begin).await, Begun::Expired, "still");
         let inside = harness.in_transaction(&keys, begin, None, true).await;
-        assert!(!keys.capabilities().transactional || inside.is_ok_and(|begun| begun == Begun::Expired));
+        assert!(!keys.capabilities().transactional || inside.is_ok_and(|outcome| outcome == Begun::Expired));
     }
     let young = request(&v7(&keys, DAY * 2, false).await, "{}");
     first(&keys, &young).await;
@@ -144,7 +144,7 @@ pub async fn k9_a_leap_of_the_clock_forgets_nothing(harness: &impl KeysHarness) 
     let swept = sweep(&keys).await;
     assert!(swept.keys == 0 && swept.paused_until.is_some(), "{swept:?}");
     assert!(matches!(again(&keys, &begin).await, Begun::Done(_)));
-    assert_eq!(keys.info().await.unwrap().horizon.is_some(), true, "that of the first sweep");
+    assert!(keys.info().await.unwrap().horizon.is_some(), "that of the first sweep");
 }
 
 pub async fn k9_the_horizon_never_goes_back(harness: &impl KeysHarness) {

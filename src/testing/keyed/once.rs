@@ -22,8 +22,8 @@ pub async fn k1_of_100_at_once_one_is_first(harness: &impl KeysHarness) {
         });
     }
     let (mut firsts, mut running) = (0, 0);
-    while let Some(begun) = tasks.join_next().await {
-        match begun.expect("no panic") {
+    while let Some(outcome) = tasks.join_next().await {
+        match outcome.expect("no panic") {
             Begun::First(_) => firsts += 1,
             Begun::Running { .. } => running += 1,
             other => panic!("{other:?}"),
@@ -72,8 +72,8 @@ pub async fn k3_another_request_is_a_mismatch_in_every_state(harness: &impl Keys
     let keys = harness.open().await;
     let mismatch = async |key: &str, state: &str| {
         assert_eq!(word(&keys, &request(key, "a")).await, state);
-        let begun = keys.begin(&request(key, "b")).await.unwrap();
-        assert!(matches!(begun, Begun::Mismatch { .. }), "{state}: {begun:?}");
+        let outcome = keys.begin(&request(key, "b")).await.unwrap();
+        assert!(matches!(outcome, Begun::Mismatch { .. }), "{state}: {outcome:?}");
         assert_eq!(word(&keys, &request(key, "a")).await, state, "nothing was changed");
     };
     first(&keys, &request("running", "a")).await;
@@ -93,8 +93,8 @@ pub async fn k3_a_mismatch_names_what_differs_and_nothing_else(harness: &impl Ke
     done(&keys, &request("key", r#"{"item": 1, "card": "4111"}"#), "the answer").await;
     let other = keys.begin(&request("key", r#"{"item": 1, "card": "4242"}"#)).await.unwrap();
     assert_eq!(other, Begun::Mismatch { differing: vec!["/card".to_owned()] });
-    let begun = keys.begin(&opaque(&request("key", "{}"), [9; 16])).await.unwrap();
-    assert_eq!(begun, Begun::Mismatch { differing: Vec::new() }, "a print of one's own cannot tell");
+    let outcome = keys.begin(&opaque(&request("key", "{}"), [9; 16])).await.unwrap();
+    assert_eq!(outcome, Begun::Mismatch { differing: Vec::new() }, "a print of one's own cannot tell");
 }
 
 pub async fn k4_the_answer_comes_back_byte_for_byte(harness: &impl KeysHarness) {
@@ -151,11 +151,11 @@ pub async fn k12_a_transaction_is_all_or_nothing(harness: &impl KeysHarness) {
         return;
     }
     let stored = answer("17");
-    let begun = harness.in_transaction(&keys, &begin, Some(&stored), false).await.unwrap();
-    assert!(matches!(begun, Begun::First(_)), "{begun:?}");
+    let outcome = harness.in_transaction(&keys, &begin, Some(&stored), false).await.unwrap();
+    assert!(matches!(outcome, Begun::First(_)), "{outcome:?}");
     assert_eq!(word(&keys, &begin).await, "unknown", "a rollback leaves no trace");
-    let begun = harness.in_transaction(&keys, &begin, Some(&stored), true).await.unwrap();
-    assert!(matches!(begun, Begun::First(_)), "{begun:?}");
+    let outcome = harness.in_transaction(&keys, &begin, Some(&stored), true).await.unwrap();
+    assert!(matches!(outcome, Begun::First(_)), "{outcome:?}");
     match harness.in_transaction(&keys, &begin, Some(&answer("18")), true).await.unwrap() {
         Begun::Done(kept) => assert!(kept.mine && kept.answer == stored, "{kept:?}"),
         other => panic!("{other:?}"),
@@ -177,8 +177,8 @@ pub async fn k12_a_transaction_without_an_answer_never_runs_again(harness: &impl
         return; // the case above asserts that
     }
     let begin = request("key", "{}");
-    let begun = harness.in_transaction(&keys, &begin, None, true).await.unwrap();
-    let Begun::First(lease) = begun else { panic!("{begun:?}") };
+    let outcome = harness.in_transaction(&keys, &begin, None, true).await.unwrap();
+    let Begun::First(lease) = outcome else { panic!("{outcome:?}") };
     // Its work may be committed: whoever comes with the key, under any nonce, must not repeat it.
     for retry in [begin.clone(), Begin { nonce: Nonce::random(), ..begin.clone() }] {
         assert!(matches!(keys.begin(&retry).await.unwrap(), Begun::OutcomeUnknown { .. }));

@@ -40,9 +40,9 @@ impl PgKeys {
                 // This waits for a transaction that is still open, instead of reading past it.
                 let opened = super::begin(&self.0.pool, "BEGIN").await;
                 let mut tx = opened.map_err(|e| fail("resolving a doubt", e))?;
-                let begun = begin_in(&self.0, &mut tx, begin, WAIT).await?;
+                let outcome = begin_in(&self.0, &mut tx, begin, WAIT).await?;
                 tx.rollback().await.map_err(|e| fail("resolving a doubt", e))?;
-                Ok::<_, Error>(begun)
+                Ok::<_, Error>(outcome)
             };
             match asked.await {
                 Ok(Begun::Done(kept)) if kept.mine => return Ok(Some(kept.answer)),

@@ -89,7 +89,12 @@ fn serve(
         return;
     }
     loop {
-        match jobs.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        let message = jobs.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+        // A handler may have been told that its time was over: then nothing is committed.
+        if Instant::now() >= deadline {
+            return roll_back(&tx);
+        }
+        match message {
             Ok(Message::Run(job)) => job(&tx),
             Ok(Message::Commit { answer, undo, done }) => {
                 let ended = end(keys, &tx, &lease, &answer, undo);
@@ -122,6 +127,14 @@ fn end(
     Ok(())
 }
 
+impl Drop for SqliteOpenKey {
+    /// Whoever drops it waits for nothing: a statement that still runs is of a handler that was
+    /// cancelled, and would keep the file's writer.
+    fn drop(&mut self) {
+        self.interrupt.interrupt();
+    }
+}
+
 impl SqliteOpenKey {
     /// Runs a function in the transaction, on its thread.
     pub(crate) async fn run<T: Send + 'static>(
@@ -131,13 +144,11 @@ impl SqliteOpenKey {
         let (answer, done) = oneshot::channel();
         let job: Job = Box::new(move |tx| drop(answer.send(work(tx)))); // the caller may be gone
         self.jobs.send(Message::Run(job)).map_err(|_| too_late())?;
-        match tokio::time::timeout_at(self.deadline.into(), done).await {
-            Ok(answer) => answer.map_err(|_| too_late()),
-            Err(_) => {
-                self.interrupt.interrupt();
-                Err(too_late())
-            }
+        if let Ok(answer) = tokio::time::timeout_at(self.deadline.into(), done).await {
+            return answer.map_err(|_| too_late());
         }
+        self.interrupt.interrupt();
+        Err(too_late())
     }
 
     /// Stores the answer and commits. With `undo` the request's work is undone first, and only the

@@ -92,7 +92,7 @@ pub(super) fn begin(conn: &Connection, begin: &Begin, now: Time, leased: bool) -
     let found = find(conn, tenant, &begin.key)?;
     let horizon = info(conn, now)?.horizon;
     let row = match decide::decide(found.as_ref(), begin, horizon, now) {
-        Decision::Answer(begun) => return Ok(begun),
+        Decision::Answer(outcome) => return Ok(outcome),
         Decision::Renew => {
             let mut row = found.ok_or_else(|| Error::Corrupt("a key to renew is missing".into()))?;
             row.renew(begin, now);
