@@ -142,7 +142,7 @@ async fn publish(
     let mut uncopied = Vec::new();
     for (entry, answer) in entries.into_iter().zip(answers) {
         match answer {
-            Ok(_) => copied.push((entry.identity, entry.week, entry.token)),
+            Ok(_) => copied.push((entry.identity, entry.week, entry.row.token)),
             Err(error) => uncopied.push((entry, error)),
         }
     }

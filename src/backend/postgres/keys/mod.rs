@@ -23,7 +23,7 @@ use sqlx::{AssertSqlSafe, PgPool, Postgres, Row as _};
 pub(crate) use open::PgOpenKey;
 pub use schema::{KEYS_ACCEPTS, KEYS_VERSION, keys_grants_sql, keys_schema_sql};
 
-use super::begin::begin;
+use super::database::begin;
 use super::error::{Meaning, meaning, translate};
 use super::schema::check_name;
 use super::{BEGIN, Migrate, Pooling, connect, verify};
@@ -278,7 +278,7 @@ impl Inner {
                 Ok(rows) => return Ok(rows),
                 Err(error) => error,
             };
-            let again = matches!(meaning(&error), Meaning::Doubt | Meaning::Serialization);
+            let again = matches!(meaning(&error), Meaning::Doubt | Meaning::Conflict);
             // A full pool is no doubt: waiting again would only make it fuller.
             if !again || matches!(error, sqlx::Error::PoolTimedOut) || tries == TRIES_MAX {
                 return Err(fail(what, error));

@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, Executor as _};
 use super::transaction::begin_in;
 use super::{PgKeys, fail};
 use crate::backend::postgres::PgTx;
-use crate::backend::postgres::begin::begin;
+use crate::backend::postgres::database::begin;
 use crate::backend::postgres::error::is_refusal;
 use crate::error::Result;
 use crate::keyed::{Answer, Begin, Begun, KeyLease};

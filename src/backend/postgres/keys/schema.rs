@@ -6,7 +6,7 @@ use sqlx::{AssertSqlSafe, Executor, PgPool, Row as _};
 use super::fail;
 use crate::backend::Migrate;
 use crate::backend::postgres::BEGIN;
-use crate::backend::postgres::begin::begin;
+use crate::backend::postgres::database::begin;
 use crate::backend::postgres::schema::check_name;
 use crate::error::{Error, Result};
 

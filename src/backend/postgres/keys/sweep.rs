@@ -4,7 +4,7 @@ use sqlx::{AssertSqlSafe, PgTransaction};
 
 use super::{Inner, fail, us};
 use crate::backend::postgres::BEGIN;
-use crate::backend::postgres::begin::begin;
+use crate::backend::postgres::database::begin;
 use crate::clock::Time;
 use crate::error::Result;
 use crate::keyed::{KeySweep, SweptKeys};
