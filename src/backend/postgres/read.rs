@@ -36,7 +36,8 @@ pub(super) fn state(stored: Option<&str>) -> Result<State> {
         .ok_or_else(|| Error::Corrupt(format!("an entry in state {stored:?}")))
 }
 
-/// The columns of a row: `e` is the entry or held row, `w` its owner, `h` its bytes.
+/// The columns of a row: `e` is the entry or held row, `w` its owner, `h` its bytes. The reason is in
+/// the column `note`: another name would need a migration, and the SQL functions say `p_note` too.
 pub(super) fn columns(schema: &str) -> String {
     format!(
         "e.scope, e.week, e.id, e.state::text, e.token, e.nonce, e.attempts, {schema}.us(e.first_at), {schema}.us(e.at), \
@@ -88,7 +89,7 @@ fn row(found: &PgRow) -> Result<Row> {
         order,
         origin,
         metadata: found.get::<Option<String>, _>(16).map(Metadata::new).transpose()?,
-        note: found.get::<Option<String>, _>(17).map(Into::into),
+        reason: found.get::<Option<String>, _>(17).map(Into::into),
         tracked: flags & 2 != 0,
         alone: flags & 1 != 0,
         suspect: flags & 8 != 0,
