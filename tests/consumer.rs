@@ -216,7 +216,7 @@ async fn a_fatal_error_is_dead_at_once() {
     .await;
     assert_eq!(counts["dead"], 1);
     let entry = world.ledger.list(&Filter::default(), None, 9).await.unwrap().entries.remove(0);
-    assert_eq!((entry.attempts, entry.note.as_deref()), (1, Some("never")));
+    assert_eq!((entry.attempts, entry.reason.as_deref()), (1, Some("never")));
 }
 
 #[tokio::test]
@@ -237,7 +237,7 @@ async fn t30_what_cannot_be_decoded_is_a_dead_letter_and_stops_nobody() {
     assert_eq!(dead.len(), 2);
     let first = dead.iter().find(|entry| entry.identity.id.to_string() == "orders-0-0").unwrap();
     assert_eq!(first.body.as_ref().unwrap().payload, garbage.payload, "bytes untouched");
-    assert!(first.note.as_deref().unwrap().contains("no event id"));
+    assert!(first.reason.as_deref().unwrap().contains("no event id"));
 }
 
 #[tokio::test]

@@ -113,7 +113,7 @@ async fn postgres_a_deferred_constraint_fails_its_event_alone() {
     assert_eq!(rows, 31);
     let dead = dead(&ledger).await.remove(0);
     assert_eq!((dead.identity.id.to_string().as_str(), dead.attempts), (id, 3));
-    assert!(dead.note.as_deref().unwrap().contains("foreign key"), "{:?}", dead.note);
+    assert!(dead.reason.as_deref().unwrap().contains("foreign key"), "{:?}", dead.reason);
 
     // Nobody looked before the commit: it says the same.
     let limit = Duration::from_secs(30);
@@ -208,7 +208,7 @@ async fn postgres_a_handler_that_is_given_up_is_counted_soon() {
     let counts = run(builder, sleepy(), 8).await;
     assert_eq!((counts["done"], counts["dead"]), (7, 1), "{counts:?}");
     let dead = dead(&ledger).await.remove(0);
-    println!("{:?}", dead.note);
+    println!("{:?}", dead.reason);
     assert_eq!(dead.attempts, 3);
 }
 

@@ -156,7 +156,7 @@ async fn postgres_one_poison_event_costs_one_event_in_a_batch_handler() {
     assert!(!effects.contains(&"e-77".to_owned()));
     let filter = Filter { states: vec![State::Dead], ..Filter::default() };
     let dead = ledger.list(&filter, None, 9).await.unwrap().entries.remove(0);
-    assert_eq!((dead.attempts, dead.note.as_deref()), (5, Some("poison")));
+    assert_eq!((dead.attempts, dead.reason.as_deref()), (5, Some("poison")));
     assert_eq!(dead.row.body.unwrap().payload.as_deref().unwrap(), br#"{"event_id":"e-77"}"#);
 }
 

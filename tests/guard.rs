@@ -252,7 +252,7 @@ async fn at_most_once_is_never_retried_and_its_end_is_listed() {
     first(guard.try_claim_tracked("good", within).await.unwrap()).finished().await.unwrap();
     assert!(guard.is_processed("good").await.unwrap());
     first(guard.try_claim_tracked("bad", within).await.unwrap()).lost("push failed").await.unwrap();
-    assert_eq!(entry(&guard, "bad").await.note.as_deref(), Some("push failed"));
+    assert_eq!(entry(&guard, "bad").await.reason.as_deref(), Some("push failed"));
     drop(first(guard.try_claim_tracked("silent", within).await.unwrap()));
     entry_in(&guard, "silent", State::Lost).await;
     assert!(matches!(guard.try_claim("silent").await.unwrap(), Outcome::Duplicate(_)));

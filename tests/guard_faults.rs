@@ -37,7 +37,7 @@ async fn t27_a_failed_settle_is_not_a_failed_handler() {
     faults.settles_lost.store(7, Ordering::SeqCst);
     assert_eq!(succeed(&guard, "e").await.unwrap(), ProcessingResult::Success);
     let entry = entry(&guard, "e").await;
-    assert_eq!((entry.state, entry.attempts, entry.row.note), (State::Done, 1, None));
+    assert_eq!((entry.state, entry.attempts, entry.row.reason), (State::Done, 1, None));
 }
 
 #[tokio::test]

@@ -240,7 +240,7 @@ async fn a_payload_that_does_not_decode_is_a_dead_letter_after_one_attempt() {
     assert_eq!(counts["done"], 2, "{counts:?}");
     let filter = Filter { states: vec![State::Dead], ..Filter::default() };
     let dead = ledger.list(&filter, None, 10).await.unwrap();
-    let reason = dead.entries[0].note.clone().unwrap();
+    let reason = dead.entries[0].reason.clone().unwrap();
     assert_eq!((dead.entries.len(), dead.entries[0].attempts), (1, 1));
     assert!(reason.contains("does not decode") && reason.contains("expected i64"), "{reason}");
 }

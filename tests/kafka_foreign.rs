@@ -172,5 +172,5 @@ async fn t73_a_header_name_that_is_not_utf8_is_a_dead_letter_and_no_silence() {
     assert_eq!(body.payload.as_deref(), Some(&b"its bytes"[..]));
     assert_eq!(body.key.as_deref(), Some(&b"k"[..]));
     assert_eq!(body.headers.get("after"), Some(&b"it"[..]), "what can be read is kept");
-    assert!(dead.note.as_deref().is_some_and(|note| note.contains("UTF-8")), "{:?}", dead.note);
+    assert!(dead.reason.as_deref().is_some_and(|reason| reason.contains("UTF-8")), "{:?}", dead.reason);
 }

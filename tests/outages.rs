@@ -332,7 +332,7 @@ async fn t36_postgres_killed_while_a_process_recovers_and_while_a_sweep_runs() {
     until("they are dead letters", || async { world.copies().await == 2 }).await;
     until("and passed", || world.is_through()).await;
     let dead = world.entries(State::Dead).await;
-    assert!(dead.iter().all(|entry| entry.note.as_deref().unwrap().contains("was dropped")), "{dead:?}");
+    assert!(dead.iter().all(|entry| entry.reason.as_deref().unwrap().contains("was dropped")), "{dead:?}");
     println!(
         "280 of 280, 250 of them of a dropped week; 2 of it came again and are {} dead letters",
         dead.len()

@@ -184,7 +184,7 @@ async fn t22_an_event_that_kills_its_process_is_dead_lettered() {
     play(NAME, "worker", s, None).await; // the killer is told to be dead, all others run
     let ledger = kit::open(&harness).await;
     let killer = kit::there(&ledger, &kit::claim("event-0", kit::lease())).await;
-    println!("{}: {} after {} runs: {:?}", killer.identity, killer.state, killer.attempts, killer.note);
+    println!("{}: {} after {} runs: {:?}", killer.identity, killer.state, killer.attempts, killer.reason);
     assert_eq!((killer.state, killer.attempts), (State::Dead, ATTEMPTS_MAX));
     let done: i64 =
         ask(&harness.pool, format!("select count(*) from {s}.entries where state = 'done'")).await;

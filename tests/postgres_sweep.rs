@@ -375,7 +375,7 @@ async fn t65_the_end_of_an_at_most_once_claim_outlives_its_week() {
         let once = |n| kit::claim(&kit::v7_at(now, n).to_string(), Mode::Once { track: None });
         let ends = [
             (once(21), hapax::ledger::Verdict::Finished { metadata: None }),
-            (once(22), hapax::ledger::Verdict::Lost { note: "crashed".into() }),
+            (once(22), hapax::ledger::Verdict::Lost { reason: "crashed".into() }),
         ];
         let mut grants = Vec::new();
         for (claim, _) in &ends {
@@ -577,7 +577,7 @@ async fn t65_what_is_opened_again_outlives_its_week() {
         let once = |n| kit::claim(&kit::v7_at(now, n).to_string(), Mode::Once { track: None });
         let (lost, back) = (once(21), once(22));
         let grant = kit::first(&ledger, &lost).await;
-        let verdict = hapax::ledger::Verdict::Lost { note: "crashed".into() };
+        let verdict = hapax::ledger::Verdict::Lost { reason: "crashed".into() };
         kit::settled(&ledger, &lost, &grant, verdict).await;
         let grant = kit::first(&ledger, &back).await;
         let stage = Stage::on(harness).await;

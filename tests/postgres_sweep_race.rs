@@ -112,7 +112,7 @@ fn order(id: &str) -> Order {
 
 fn retry_with_bytes(after: Duration) -> Verdict {
     let body = Some(Record { payload: Some("bytes".into()), ..Record::default() });
-    Verdict::Retry { after, counted: true, note: None, body }
+    Verdict::Retry { after, counted: true, reason: None, body }
 }
 
 /// Whether a statement failed because others were in the way: nothing of its transaction stays.

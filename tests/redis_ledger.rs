@@ -221,7 +221,7 @@ async fn tls_is_refused_with_a_sentence() {
 async fn c8_a_batch_of_bad_claims_is_told() {
     let ledger = connect().await;
     let mut mine = claim("e", lease());
-    mine.note = Some("a\0b".into());
+    mine.reason = Some("a\0b".into());
     assert!(matches!(try_one(&ledger, &mine).await, Err(Error::Invalid { .. })));
 }
 

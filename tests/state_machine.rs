@@ -32,7 +32,7 @@ fn row(state: State, at: Time) -> Row {
         order: None,
         origin: None,
         metadata: None,
-        note: None,
+        reason: None,
         tracked: false,
         alone: true,
         suspect: false,
@@ -148,14 +148,14 @@ fn repeats(out: &mut String) {
 }
 
 fn verdicts() -> Vec<(&'static str, Verdict)> {
-    let retry = |counted| Verdict::Retry { after: MINUTE, counted, note: None, body: None };
+    let retry = |counted| Verdict::Retry { after: MINUTE, counted, reason: None, body: None };
     vec![
         ("done", Verdict::Done { metadata: None }),
         ("retry", retry(true)),
         ("given back", retry(false)),
-        ("dead", Verdict::Dead { note: "x".into(), body: None }),
+        ("dead", Verdict::Dead { reason: "x".into(), body: None }),
         ("finished", Verdict::Finished { metadata: None }),
-        ("lost", Verdict::Lost { note: "x".into() }),
+        ("lost", Verdict::Lost { reason: "x".into() }),
     ]
 }
 

@@ -288,7 +288,7 @@ impl Store {
         for row in self.rows.values_mut().chain(self.kept.values_mut()) {
             if row.is_overdue(now) {
                 row.state = State::Lost;
-                row.note = Some("its end was never reported".into());
+                row.reason = Some("its end was never reported".into());
                 swept.lost += 1;
             }
         }

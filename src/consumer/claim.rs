@@ -12,7 +12,7 @@ use super::arrival::{Arrival, Delivered, Ending, Key, Queued, Source, Undecodabl
 use crate::bus::{Bus, Partition, Received};
 use crate::error::{Error, Result};
 use crate::event::{Event, Fingerprint};
-use crate::guard::{Core, note};
+use crate::guard::{Core, reason_of};
 use crate::id::{EventId, Tenant};
 use crate::ledger::{
     Claim, Epoch, FailureSettings, Identity, LeaseSettings, Ledger, Mode, Nonce, Outcome, Week,
@@ -134,7 +134,7 @@ impl ConsumerContext {
             Source::Held(_, week) => week.moment(),
             Source::Bus(_) => Week::TIMELESS.moment(),
         });
-        claim.note = Some(note(reason));
+        claim.reason = Some(reason_of(reason));
         claim.body = Some(arrival.body());
         claim.origin = Some(arrival.received.origin.clone());
         let print = Fingerprint::of(None, None, None, arrival.body().payload.as_deref().unwrap_or_default());

@@ -183,7 +183,7 @@ fn dead_record(context: &ConsumerContext, entry: &Entry) -> Record {
     let body = entry.body.clone().unwrap_or_default();
     let mut headers: Vec<(String, Bytes)> =
         body.headers.iter().map(|(name, value)| (name.to_owned(), Bytes::copy_from_slice(value))).collect();
-    let reason = entry.note.as_deref().unwrap_or("unknown").to_owned();
+    let reason = entry.reason.as_deref().unwrap_or("unknown").to_owned();
     let mut add = |name: &str, value: String| headers.push((format!("hapax-dead-{name}"), value.into()));
     add("reason", reason);
     add("code", if entry.attempts == 0 { "refused" } else { "failed" }.to_owned());

@@ -15,7 +15,7 @@ use super::handle::{Failed, Handled, Permits, within};
 use super::worker::{Guarantee, Worker};
 use crate::error::Error;
 use crate::event::Event;
-use crate::guard::{Lease, Run, note};
+use crate::guard::{Lease, Run, reason_of};
 use crate::ledger::{Ledger, Outcome, Verdict};
 
 /// At least once, one live lease at a time: **exactly once if the sink dedups on the key** that the
@@ -206,7 +206,7 @@ pub(super) async fn settle_failure(
             let copy = unclaimed_record(context, &arrival.received, &failed.to_string());
             let _ = context.bus.publish(&topic, &[copy]).await;
         }
-        let verdict = Verdict::Dead { note: note(failed), body: Some(arrival.body()) };
+        let verdict = Verdict::Dead { reason: reason_of(failed), body: Some(arrival.body()) };
         return settled(lease.settle(verdict).await, Ending::Passed(Passed::Dead));
     }
     let backoff = context.failure_settings().pause(lease.attempt());
@@ -216,7 +216,7 @@ pub(super) async fn settle_failure(
     let verdict = Verdict::Retry {
         after: pause,
         counted: failed.is_counted(),
-        note: Some(note(failed)),
+        reason: Some(reason_of(failed)),
         body: held.then(|| arrival.body()),
     };
     let ending = if held { Ending::Passed(Passed::Held) } else { Ending::Later(pause) };

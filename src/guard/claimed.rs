@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::{Core, Deliverable, Delivery, Granted, Guard, note};
+use super::{Core, Deliverable, Delivery, Granted, Guard, reason_of};
 use crate::error::Result;
 use crate::ledger::{Identity, Ledger, Metadata, Mode, Outcome, Settle, Token, Verdict, Week};
 
@@ -78,7 +78,7 @@ impl Claimed {
 
     /// Reports that the run failed. The event does not run again, but is listed.
     pub async fn lost(self, reason: impl fmt::Display) -> Result<()> {
-        self.settle(Verdict::Lost { note: note(reason) }).await
+        self.settle(Verdict::Lost { reason: reason_of(reason) }).await
     }
 
     /// Reports the end.
@@ -114,8 +114,8 @@ impl Claimed {
 impl Drop for Claimed {
     fn drop(&mut self) {
         if self.tracked && self.guarded {
-            let note = "dropped before its end was reported (a panic, or a cancelled task)".into();
-            self.core.batcher().settle_later(self.settling(Verdict::Lost { note }));
+            let reason = "dropped before its end was reported (a panic, or a cancelled task)".into();
+            self.core.batcher().settle_later(self.settling(Verdict::Lost { reason }));
         }
     }
 }

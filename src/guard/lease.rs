@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::heartbeat::Heartbeat;
-use super::{Core, Deliverable, Delivery, Granted, Guard, LeaseLost, note};
+use super::{Core, Deliverable, Delivery, Granted, Guard, LeaseLost, reason_of};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::event::Record;
@@ -291,7 +291,7 @@ impl Lease {
 
     /// Settles the run as failed permanently. The event is dead.
     pub async fn fail_fatal(self, error: impl fmt::Display) -> Result<Failure> {
-        let verdict = Verdict::Dead { note: note(error), body: self.body.clone() };
+        let verdict = Verdict::Dead { reason: reason_of(error), body: self.body.clone() };
         self.settle_failure(verdict).await
     }
 
@@ -310,10 +310,10 @@ impl Lease {
     fn failure(&self, error: impl fmt::Display) -> Verdict {
         let terms = self.core.settings().failure_terms();
         if self.run.attempt >= terms.attempts_max {
-            return Verdict::Dead { note: note(error), body: self.body.clone() };
+            return Verdict::Dead { reason: reason_of(error), body: self.body.clone() };
         }
         let after = terms.pause(self.run.attempt);
-        Verdict::Retry { after, counted: true, note: Some(note(error)), body: None }
+        Verdict::Retry { after, counted: true, reason: Some(reason_of(error)), body: None }
     }
 
     pub(crate) async fn settle(mut self, verdict: Verdict) -> Result<Time> {

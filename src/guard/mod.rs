@@ -56,7 +56,7 @@ pub use settings::{GuardBuilder, GuardSettings};
 pub use transaction::InTransaction;
 
 use shared::Granted;
-pub(crate) use shared::note;
+pub(crate) use shared::reason_of;
 pub(crate) use shared::{Core, WeakCore};
 
 use crate::error::Result;
@@ -234,7 +234,7 @@ impl<L: Ledger> Guard<L> {
     pub async fn failed(&self, event: impl Deliverable, error: impl fmt::Display) -> Result<Outcome<Token>> {
         self.core.check_transactional()?;
         let mode = Mode::Failed(self.settings().failure_terms());
-        let granted = self.core.claim(event.delivery()?, mode, Some(note(error))).await?;
+        let granted = self.core.claim(event.delivery()?, mode, Some(reason_of(error))).await?;
         Ok(granted.map(|granted| granted.grant.token))
     }
 

@@ -224,7 +224,7 @@ impl Core {
         if letter.reason.is_empty() {
             // It died in an earlier delivery; the ledger has the reason.
             let entry = self.batcher().ledger().get(&letter.key, time).await?;
-            letter.reason = entry.and_then(|entry| entry.row.note).unwrap_or_default().to_string();
+            letter.reason = entry.and_then(|entry| entry.row.reason).unwrap_or_default().to_string();
         }
         let sent = to.send(&letter).await;
         if let Some(meter) = self.meter() {

@@ -220,10 +220,10 @@ impl Core {
         &self,
         delivery: Delivery,
         mode: Mode,
-        note: Option<Arc<str>>,
+        reason: Option<Arc<str>>,
     ) -> Result<Outcome<Granted>> {
         let mut claim = self.prepare(delivery, mode)?;
-        claim.note = note;
+        claim.reason = reason;
         self.claim_raw(claim).await
     }
 
@@ -388,25 +388,25 @@ impl Core {
 const SWEEP_BATCH_MAX: u32 = 10_000;
 
 /// The maximum length of a stored reason.
-const NOTE_BYTES_MAX: usize = 4096;
+const REASON_BYTES_MAX: usize = 4096;
 
 /// An error as it is stored: truncated, and without NUL, which PostgreSQL's text cannot hold.
-pub(crate) fn note(error: impl fmt::Display) -> Arc<str> {
+pub(crate) fn reason_of(error: impl fmt::Display) -> Arc<str> {
     let mut text = error.to_string();
     if text.contains('\0') {
         text = text.replace('\0', "\\0");
     }
-    text.truncate(text.floor_char_boundary(NOTE_BYTES_MAX));
+    text.truncate(text.floor_char_boundary(REASON_BYTES_MAX));
     text.into()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::note;
+    use super::reason_of;
 
     #[test]
     fn reasons_are_bounded_and_have_no_nul() {
-        assert_eq!(&*note("a\0b"), "a\\0b");
-        assert_eq!(note("ü".repeat(5000)).len(), 4096);
+        assert_eq!(&*reason_of("a\0b"), "a\\0b");
+        assert_eq!(reason_of("ü".repeat(5000)).len(), 4096);
     }
 }

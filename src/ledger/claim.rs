@@ -163,7 +163,7 @@ pub enum Mode {
     /// Count a failed attempt whose transaction, claim included, was rolled back. Never grants
     /// anything.
     Failed(FailureSettings),
-    /// The event cannot run at all (undecodable, no id, too old): record it as dead, with its note
+    /// The event cannot run at all (undecodable, no id, too old): record it as dead, with its reason
     /// and bytes, outside every order. If there is an entry already, its outcome is the answer and
     /// nothing changes. Never grants anything.
     Refused,
@@ -270,7 +270,7 @@ pub struct Claim {
     /// What the claimer intends to do.
     pub mode: Mode,
     /// What went wrong, for [`Mode::Failed`] and [`Mode::Refused`].
-    pub note: Option<Arc<str>>,
+    pub reason: Option<Arc<str>>,
     /// The event's bytes. The ledger holds them if the claim itself ends as `parked` or `dead`, and
     /// with `hold` also if it counts a failure that ends as `retry`. An entry that is `dead` or
     /// `lost` without bytes takes them, so that it can be redriven.
@@ -293,7 +293,7 @@ impl Claim {
             origin: None,
             metadata: None,
             mode,
-            note: None,
+            reason: None,
             body: None,
             hold: false,
             nonce: Nonce::random(),
@@ -465,14 +465,14 @@ pub enum Verdict {
         /// Whether the run counts as an attempt. A released lease does not.
         counted: bool,
         /// What went wrong.
-        note: Option<Arc<str>>,
+        reason: Option<Arc<str>>,
         /// The event's bytes, if it is to wait in `held`.
         body: Option<Record>,
     },
     /// It failed permanently.
     Dead {
-        /// Why.
-        note: Arc<str>,
+        /// Why it failed.
+        reason: Arc<str>,
         /// The event's bytes, for inspection and redrive.
         body: Option<Record>,
     },
@@ -483,15 +483,15 @@ pub enum Verdict {
     },
     /// An at-most-once run failed; its effect may be lost.
     Lost {
-        /// Why.
-        note: Arc<str>,
+        /// Why it failed.
+        reason: Arc<str>,
     },
 }
 
 impl Verdict {
     /// Releases the claim immediately, uncounted.
     pub fn release() -> Self {
-        Verdict::Retry { after: Duration::ZERO, counted: false, note: None, body: None }
+        Verdict::Retry { after: Duration::ZERO, counted: false, reason: None, body: None }
     }
 
     /// The state this verdict leads to.

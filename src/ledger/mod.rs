@@ -110,7 +110,7 @@ impl Settings {
         if let Some(metadata) = &claim.metadata {
             metadata.check_size(self.metadata_bytes_max)?;
         }
-        claim.note.as_deref().map_or(Ok(()), check_note)?;
+        claim.reason.as_deref().map_or(Ok(()), check_reason)?;
         if let Some(order) = &claim.order {
             check_seq(order.seq)?;
             if let OrderPolicy::Strict { baseline: Baseline::From(first), .. } = order.policy {
@@ -127,8 +127,8 @@ impl Settings {
             Verdict::Done { metadata } | Verdict::Finished { metadata } => {
                 metadata.as_ref().map_or(Ok(()), |metadata| metadata.check_size(self.metadata_bytes_max))
             }
-            Verdict::Retry { note, .. } => note.as_deref().map_or(Ok(()), check_note),
-            Verdict::Dead { note, .. } | Verdict::Lost { note } => check_note(note),
+            Verdict::Retry { reason, .. } => reason.as_deref().map_or(Ok(()), check_reason),
+            Verdict::Dead { reason, .. } | Verdict::Lost { reason } => check_reason(reason),
         }
     }
 }
@@ -140,22 +140,22 @@ fn check_seq(seq: u64) -> Result<()> {
     Ok(())
 }
 
-/// Checks that every backend can store a note.
-fn check_note(note: &str) -> Result<()> {
-    if note.contains('\0') {
-        return Err(Error::invalid("note", "it has a NUL character; NUL is not allowed"));
+/// Checks that every backend can store a reason.
+fn check_reason(reason: &str) -> Result<()> {
+    if reason.contains('\0') {
+        return Err(Error::invalid("reason", "it has a NUL character; NUL is not allowed"));
     }
-    if note.len() > NOTE_BYTES_MAX {
+    if reason.len() > REASON_BYTES_MAX {
         return Err(Error::invalid(
-            "note",
-            format!("it has {} bytes; the limit is {NOTE_BYTES_MAX}", note.len()),
+            "reason",
+            format!("it has {} bytes; the limit is {REASON_BYTES_MAX}", reason.len()),
         ));
     }
     Ok(())
 }
 
-/// The maximum size of a note.
-const NOTE_BYTES_MAX: usize = 64 * 1024;
+/// The maximum size of a reason.
+const REASON_BYTES_MAX: usize = 64 * 1024;
 
 /// A durable record of what took effect: all three parts, by who calls them. A type that implements
 /// the parts is a `Ledger`; code that has a `dyn Ledger` or an `L: Ledger` can call the methods of

@@ -237,7 +237,7 @@ fn blank(claim: &Claim, at: Situation<'_>, state: State) -> Row {
         order: claim.order.as_ref().map(|order| (order.aggregate.clone(), order.seq)),
         origin: claim.origin.clone().or_else(|| at.row.and_then(|row| row.origin.clone())),
         metadata: claim.metadata.clone().or_else(|| at.row.and_then(|row| row.metadata.clone())),
-        note: None,
+        reason: None,
         tracked: false,
         alone: false,
         suspect: false,
@@ -278,8 +278,8 @@ fn grant(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
         && lapsed
         && runs >= terms.attempts_max
     {
-        let note = format!("its process died or stopped answering in each of {runs} runs");
-        return dead(claim, at, runs, note);
+        let reason = format!("its process died or stopped answering in each of {runs} runs");
+        return dead(claim, at, runs, reason);
     }
     let mut row = blank(claim, at, State::Leased);
     row.attempts = runs + 1;
@@ -317,10 +317,10 @@ fn grant(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
     Step::new(Outcome::First(granted(&row, at.week)), Some(row), head)
 }
 
-fn dead(claim: &Claim, at: Situation<'_>, runs: u32, note: impl Into<Arc<str>>) -> Step<Outcome> {
+fn dead(claim: &Claim, at: Situation<'_>, runs: u32, reason: impl Into<Arc<str>>) -> Step<Outcome> {
     let mut row = blank(claim, at, State::Dead);
     row.attempts = runs;
-    row.note = Some(note.into());
+    row.reason = Some(reason.into());
     let head = claim.order.as_ref().map(|order| {
         let mut head = at.head.clone();
         head.begin(order);
@@ -335,20 +335,20 @@ fn dead(claim: &Claim, at: Situation<'_>, runs: u32, note: impl Into<Arc<str>>) 
 fn refuse(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
     let mut row = blank(claim, at, State::Dead);
     row.order = None;
-    row.note = Some(claim.note.clone().unwrap_or_else(|| "refused".into()));
+    row.reason = Some(claim.reason.clone().unwrap_or_else(|| "refused".into()));
     Step::new(Outcome::Dead { at: at.now, attempts: 0 }, Some(row), None)
 }
 
 fn fail(claim: &Claim, at: Situation<'_>, terms: FailureSettings) -> Step<Outcome> {
     let runs = counted(at.row) + 1;
     if runs >= terms.attempts_max {
-        let note = claim.note.clone().unwrap_or_else(|| "failed".into());
-        return dead(claim, at, runs, note);
+        let reason = claim.reason.clone().unwrap_or_else(|| "failed".into());
+        return dead(claim, at, runs, reason);
     }
     let mut row = blank(claim, at, State::Retry);
     row.attempts = runs;
     row.at = at.now.plus(terms.pause(runs));
-    row.note.clone_from(&claim.note);
+    row.reason.clone_from(&claim.reason);
     let head = claim.order.as_ref().map(|order| {
         let mut head = at.head.clone();
         head.begin(order);
@@ -386,7 +386,7 @@ pub fn settle(settle: &Settle, row: Option<&Row>, head: &Head, now: Time) -> Ste
         // lost instead.
         row.state = State::Lost;
         row.at = now;
-        row.note = Some("given back after its aggregate had moved on".into());
+        row.reason = Some("given back after its aggregate had moved on".into());
         return Step::new(Settled::Ok { at: now }, Some(row), None);
     }
     row.state = settle.verdict.state();
@@ -395,33 +395,33 @@ pub fn settle(settle: &Settle, row: Option<&Row>, head: &Head, now: Time) -> Ste
         Verdict::Done { metadata } | Verdict::Finished { metadata } => {
             row.metadata = metadata.clone().or(row.metadata);
             row.body = None;
-            row.note = None;
+            row.reason = None;
             if let Some(seq) = seq {
                 head.advance(seq.max(settle.advance_to.unwrap_or(0)));
                 head.lease = None;
             }
         }
-        Verdict::Retry { after, counted, note, body } => {
+        Verdict::Retry { after, counted, reason, body } => {
             row.at = now.plus(*after);
             if !counted {
                 row.attempts = row.attempts.saturating_sub(1);
             }
-            row.note = note.clone().or(row.note);
+            row.reason = reason.clone().or(row.reason);
             row.body = body.clone().or(row.body);
             if let Some(seq) = seq {
                 head.lease = None;
                 head.owe(seq);
             }
         }
-        Verdict::Dead { note, body } => {
-            row.note = Some(note.clone());
+        Verdict::Dead { reason, body } => {
+            row.reason = Some(reason.clone());
             row.body = body.clone().or(row.body);
             if let Some(seq) = seq {
                 let on_dead = settle.order.as_ref().map_or(OnDead::Park, |order| order.on_dead);
                 head.die(seq, Some(row.token), on_dead);
             }
         }
-        Verdict::Lost { note } => row.note = Some(note.clone()),
+        Verdict::Lost { reason } => row.reason = Some(reason.clone()),
     }
     Step::new(Settled::Ok { at: row.at }, Some(row), seq.map(|_| head))
 }

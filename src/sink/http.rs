@@ -209,7 +209,7 @@ fn accepted(body: &[u8], effect: &Effect) -> Handled {
     protocol::outcome(&fields)
 }
 
-/// The beginning of an answer, for the note.
+/// The beginning of an answer, for the reason.
 fn said(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body);
     let text: String = text.chars().filter(|c| !c.is_control()).take(200).collect();

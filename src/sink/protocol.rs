@@ -233,7 +233,7 @@ pub(crate) fn outcome(fields: &Map<String, Value>) -> Handled {
     }
 }
 
-/// Cleans external text for a note: limits its length and removes NUL, which ledgers cannot store.
+/// Cleans external text for a reason: limits its length and removes NUL, which ledgers cannot store.
 pub(crate) fn clean(text: &str) -> String {
     text.chars().filter(|c| *c != '\0').take(ERROR_CHARS_MAX).collect()
 }

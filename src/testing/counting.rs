@@ -97,7 +97,7 @@ pub async fn c5_lapsed_leases_count_and_end_dead(harness: &impl Harness) {
     }
     let entry = there(&ledger, &killer).await;
     assert_eq!((entry.state, entry.attempts), (State::Dead, ATTEMPTS_MAX));
-    assert!(entry.note.is_some(), "it says why");
+    assert!(entry.reason.is_some(), "it says why");
 }
 
 /// A bystander's lapsed lease makes it suspect but costs it nothing; only a death while alone counts.
@@ -152,7 +152,7 @@ pub async fn c5_counted_failures_end_dead(harness: &impl Harness) {
     let ledger = open(harness).await;
     for (attempt, pause) in [(1, 10), (2, 20)] {
         let mut failure = claim("e", failed());
-        failure.note = Some("boom".into());
+        failure.reason = Some("boom".into());
         let now = ledger.now().await.unwrap();
         match one(&ledger, &failure).await {
             Outcome::RetryLater { at, attempts } => {
@@ -161,7 +161,7 @@ pub async fn c5_counted_failures_end_dead(harness: &impl Harness) {
             }
             outcome => panic!("{outcome:?}"),
         }
-        assert_eq!(there(&ledger, &failure).await.note.as_deref(), Some("boom"));
+        assert_eq!(there(&ledger, &failure).await.reason.as_deref(), Some("boom"));
         expect(&ledger, &claim("e", Mode::Done), "retry_later").await;
         harness.advance(Duration::from_secs(pause)).await;
     }
@@ -229,7 +229,7 @@ pub async fn c6_held_bytes_are_kept_exactly(harness: &impl Harness) {
         let mine = claim(id, lease());
         let scope = mine.identity.scope.clone();
         let grant = first(&ledger, &mine).await;
-        let verdict = Verdict::Retry { after: LEASE, counted: true, note: None, body: Some(body.clone()) };
+        let verdict = Verdict::Retry { after: LEASE, counted: true, reason: None, body: Some(body.clone()) };
         settled(&ledger, &mine, &grant, verdict).await;
         assert_eq!(there(&ledger, &mine).await.body.as_ref(), Some(&body));
         assert!(ledger.stat().await.unwrap().held >= 1);
@@ -239,7 +239,7 @@ pub async fn c6_held_bytes_are_kept_exactly(harness: &impl Harness) {
         let next = another(&mine);
         let grant = first(&ledger, &next).await;
         assert_eq!(there(&ledger, &mine).await.body.as_ref(), Some(&body), "until it is done");
-        settled(&ledger, &next, &grant, Verdict::Dead { note: "poison".into(), body: None }).await;
+        settled(&ledger, &next, &grant, Verdict::Dead { reason: "poison".into(), body: None }).await;
         let dead = ledger.unpublished_dead(&scope, &HeldQuery::all(), 10, None).await.unwrap();
         assert_eq!(dead.last().and_then(|dead| dead.body.as_ref()), Some(&body));
         assert_eq!(there(&ledger, &mine).await.body, Some(body));

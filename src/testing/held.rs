@@ -144,16 +144,16 @@ pub async fn c6_what_was_overtaken_is_due_and_stale(harness: &impl Harness) {
     assert_eq!(ledger.due(&scope(), &HeldQuery::all(), 9).await.unwrap().held, 0);
 }
 
-/// What cannot run is dead at once, with note and bytes, and parks nobody; what is there already stays as it is.
+/// What cannot run is dead at once, with reason and bytes, and parks nobody; what is there already stays as it is.
 pub async fn c5_refused_is_dead_beside_every_order(harness: &impl Harness) {
     let ledger = open(harness).await;
-    let refused = with(Claim { mode: Mode::Refused, note: Some("not JSON".into()), ..latest(5) }, "bad");
+    let refused = with(Claim { mode: Mode::Refused, reason: Some("not JSON".into()), ..latest(5) }, "bad");
     for mine in [refused.clone(), refused.clone(), another(&refused)] {
         assert!(matches!(one(&ledger, &mine).await, Outcome::Dead { attempts: 0, .. }));
     }
     let found = there(&ledger, &refused).await;
     assert_eq!(
-        (found.state, found.note.as_deref(), found.body.clone()),
+        (found.state, found.reason.as_deref(), found.body.clone()),
         (State::Dead, Some("not JSON"), Some(body("bad")))
     );
     run(&ledger, &latest(6)).await;
@@ -175,7 +175,7 @@ pub async fn c10_refused_of_a_dropped_week_is_kept(harness: &impl Harness) {
     harness.advance(DAY * 30).await;
     sweep(&ledger, DAY * 7).await;
     expect(&ledger, &of(2), "too_old").await;
-    let refused = with(Claim { mode: Mode::Refused, note: Some("too old".into()), ..of(2) }, "old");
+    let refused = with(Claim { mode: Mode::Refused, reason: Some("too old".into()), ..of(2) }, "old");
     for mine in [refused.clone(), another(&refused), of(2)] {
         expect(&ledger, &mine, "dead").await;
     }
@@ -190,7 +190,7 @@ pub async fn c2_the_outlet_copies_once_per_death(harness: &impl Harness) {
     let mut stale = None;
     for _ in 0..2 {
         let grant = first(&ledger, &another(&mine)).await;
-        let verdict = Verdict::Dead { note: "poison".into(), body: Some(body("dead")) };
+        let verdict = Verdict::Dead { reason: "poison".into(), body: Some(body("dead")) };
         settled(&ledger, &mine, &grant, verdict).await;
         let out = ledger.unpublished_dead(&scope(), &HeldQuery::all(), 9, None).await.unwrap();
         assert_eq!(out.len(), 1);
@@ -253,7 +253,7 @@ pub async fn t79_what_is_held_comes_in_bounded_pages(harness: &impl Harness) {
     assert_eq!(due(&ledger).await.len(), 6);
     let all_dead = ids(&ledger.unpublished_dead(&scope(), &HeldQuery::all(), 9, None).await.unwrap());
     assert_eq!(all_dead.len(), 6);
-    for (bytes, count) in [(0, 0), (1, 1), (body.bytes(), 1), (body.bytes() + 1, 2), (1 << 30, 6)] {
+    for (bytes, count) in [(0, 0), (1, 1), (body.memory_bytes(), 1), (body.memory_bytes() + 1, 2), (1 << 30, 6)] {
         let query = HeldQuery { bytes_max: Some(bytes), ..HeldQuery::all() };
         let due = ledger.due(&scope(), &query, 9).await.unwrap();
         assert_eq!((due.entries.len(), due.held), (count, 12), "{bytes} bytes");
@@ -321,7 +321,7 @@ pub async fn order_drop_goes_on_past_the_dead_one(harness: &impl Harness) {
     let one_ = strict(1);
     let grant = first(&ledger, &one_).await;
     assert!(intervene(&ledger, &one_, Intervention::Drop).await.is_err());
-    let verdict = Verdict::Dead { note: "poison".into(), body: Some(body("dead")) };
+    let verdict = Verdict::Dead { reason: "poison".into(), body: Some(body("dead")) };
     settled(&ledger, &one_, &grant, verdict).await;
     assert_eq!(one(&ledger, &held(strict(2))).await, Outcome::Parked { behind: 1 });
     let mut dry = intervening(&one_, Intervention::Drop);
@@ -331,7 +331,7 @@ pub async fn order_drop_goes_on_past_the_dead_one(harness: &impl Harness) {
     intervene(&ledger, &one_, Intervention::Drop).await.unwrap();
     let lost = there(&ledger, &one_).await;
     assert_eq!((lost.state, lost.row.body), (State::Lost, None));
-    assert!(lost.row.note.unwrap().contains("ada"));
+    assert!(lost.row.reason.unwrap().contains("ada"));
     assert_eq!(ledger.audit(9).await.unwrap()[0].what, "drop");
     assert_eq!(due(&ledger).await, ["e2"]);
     run(&ledger, &strict(2)).await;

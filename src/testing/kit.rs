@@ -188,12 +188,12 @@ pub fn done() -> Verdict {
 
 /// Again after a pause, counted.
 pub fn retry(after: Duration) -> Verdict {
-    Verdict::Retry { after, counted: true, note: Some("boom".into()), body: None }
+    Verdict::Retry { after, counted: true, reason: Some("boom".into()), body: None }
 }
 
 /// It failed for good.
 pub fn dead() -> Verdict {
-    Verdict::Dead { note: "poison".into(), body: None }
+    Verdict::Dead { reason: "poison".into(), body: None }
 }
 
 /// Metadata.

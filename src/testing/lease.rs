@@ -281,7 +281,7 @@ pub async fn t25_dead_is_terminal_for_deliveries(harness: &impl Harness) {
     for mode in [lease(), Mode::Done, Mode::Once { track: None }, super::kit::failed()] {
         expect(&ledger, &claim("e", mode), "dead").await;
     }
-    assert_eq!(there(&ledger, &mine).await.note.as_deref(), Some("poison"));
+    assert_eq!(there(&ledger, &mine).await.reason.as_deref(), Some("poison"));
 }
 
 /// One claim succeeds; the other is busy and may not acknowledge before the first is through.

@@ -17,7 +17,7 @@ fn finished() -> Verdict {
 }
 
 fn lost() -> Verdict {
-    Verdict::Lost { note: "crashed".into() }
+    Verdict::Lost { reason: "crashed".into() }
 }
 
 /// A claim is the only one there will ever be, whether its end is reported or not, however late.
@@ -49,7 +49,7 @@ pub async fn once_finishes_or_is_lost(harness: &impl Harness) {
     settled(&ledger, &bad, &grants[1], lost()).await;
     assert_eq!(there(&ledger, &good).await.state, State::Finished);
     let entry = there(&ledger, &bad).await;
-    assert_eq!((entry.state, entry.note.as_deref()), (State::Lost, Some("crashed")));
+    assert_eq!((entry.state, entry.reason.as_deref()), (State::Lost, Some("crashed")));
     assert!(is_fenced(settle(&ledger, &good, &grants[0], lost()).await));
     assert!(is_fenced(settle(&ledger, &bad, &grants[1], finished()).await));
     for mine in [&good, &bad] {

@@ -228,7 +228,7 @@ pub async fn kill_then_redrive(harness: &impl Harness) {
         Outcome::Dead { .. } => {}
         outcome => panic!("{outcome:?}"),
     }
-    assert_eq!(there(&ledger, &mine).await.note.as_deref(), Some("a test"));
+    assert_eq!(there(&ledger, &mine).await.reason.as_deref(), Some("a test"));
     intervene(&ledger, &mine, Intervention::Redrive).await.unwrap();
     run(&ledger, &another(&mine)).await;
 }
@@ -247,7 +247,7 @@ pub async fn t69_what_was_killed_takes_its_bytes_from_the_next_delivery(harness:
         let grant = first(&ledger, &mine).await;
         match state {
             "retry" => drop(settled(&ledger, &mine, &grant, retry(LEASE)).await),
-            "lost" => drop(settled(&ledger, &mine, &grant, Verdict::Lost { note: "gone".into() }).await),
+            "lost" => drop(settled(&ledger, &mine, &grant, Verdict::Lost { reason: "gone".into() }).await),
             _ => {}
         }
         if state != "lost" {

@@ -295,7 +295,7 @@ pub async fn sweep_marks_what_is_lost(harness: &impl Harness) {
     assert_eq!(sweep(&ledger, DAY * 7).await.lost, 0, "once");
     let entry = there(&ledger, &tracked).await;
     assert_eq!(entry.state, State::Lost);
-    assert!(entry.note.is_some());
+    assert!(entry.reason.is_some());
     assert_eq!(there(&ledger, &plain).await.state, State::Claimed);
     let late = Verdict::Finished { metadata: None };
     let grant = crate::ledger::Grant {

@@ -43,7 +43,7 @@ fn done_retry_fatal(sample: Sample, body: &str) {
     seen.sort();
     assert_eq!(seen, ["a 1", "b 1", "b 2", "b 3", "c 1", "d 1", "d 2"]);
     let dead = entry(dir, "c");
-    assert_eq!((&dead["state"], &dead["note"]), (&"dead".into(), &"no such order".into()));
+    assert_eq!((&dead["state"], &dead["reason"]), (&"dead".into(), &"no such order".into()));
     // The same events again, from a producer that repeats itself: nothing runs.
     produce(dir, &lines(&[("a", ""), ("b", "retry"), ("c", "fatal"), ("d", "bug")]));
     let ran = consume(dir, &command, &[]).code(0);
@@ -90,8 +90,8 @@ if do == 'always' or (do == 'once' and request['attempt'] == 1): os.kill(os.getp
     let dead = entry(dir, "always");
     assert_eq!(dead["attempts"], 5);
     // The shell tells a death by signal 9 as 137, where it has not made way for the command.
-    let note = dead["note"].as_str().unwrap();
-    assert!(note.contains("signal: 9") || note.contains("137"), "{dead}");
+    let reason = dead["reason"].as_str().unwrap();
+    assert!(reason.contains("signal: 9") || reason.contains("137"), "{dead}");
     assert_eq!(effects(dir).iter().filter(|line| line.starts_with("once")).count(), 2);
 }
 
@@ -257,8 +257,8 @@ fn a_reply_that_makes_no_sense_is_a_failed_attempt() {
     std::fs::write(dir.path().join("odd.py"), script).unwrap();
     let ran = consume(dir.path(), "python3 odd.py", &[]).code(0);
     assert_eq!(count(&ran, "dead"), 1, "{}", ran.out);
-    let note = entry(dir.path(), "a")["note"].to_string();
-    assert!(note.contains("not exactly one of done, retry and fatal"), "{note}");
+    let reason = entry(dir.path(), "a")["reason"].to_string();
+    assert!(reason.contains("not exactly one of done, retry and fatal"), "{reason}");
 }
 
 fn is_alive(pid: &str) -> bool {

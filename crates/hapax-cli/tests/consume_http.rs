@@ -144,10 +144,13 @@ fn a_sink_may_answer_everything() {
     let ran = consume(dir, &server.url, &[]).code(0);
     println!("{}", ran.out.trim());
     assert_eq!((count(&ran, "done"), count(&ran, "dead")), (9, 4), "{}", ran.out);
-    let note = |id: &str| entry(dir, id)["note"].as_str().unwrap().to_owned();
-    assert_eq!(note("mismatch"), "the sink answered 422 Unprocessable Entity (another body under this key)");
-    assert_eq!(note("says-fatal"), "no such order");
-    assert!(note("moved").contains("redirects are not followed"), "{}", note("moved"));
+    let reason = |id: &str| entry(dir, id)["reason"].as_str().unwrap().to_owned();
+    assert_eq!(
+        reason("mismatch"),
+        "the sink answered 422 Unprocessable Entity (another body under this key)"
+    );
+    assert_eq!(reason("says-fatal"), "no such order");
+    assert!(reason("moved").contains("redirects are not followed"), "{}", reason("moved"));
     for (id, runs) in
         [("fine", 1), ("mismatch", 1), ("bad", 1), ("busy", 11), ("slow-down", 2), ("away", 3), ("moved", 5)]
     {
@@ -206,5 +209,5 @@ fn a_sink_that_is_not_there_costs_attempts_and_then_the_event_is_dead() {
     assert_eq!(ran.err.matches("the sink gives no answer").count(), 1, "told once: {}", ran.err);
     let entry = entry(dir.path(), "a");
     assert_eq!(entry["attempts"], 2);
-    assert!(entry["note"].as_str().unwrap().contains("the sink gave no answer"), "{entry}");
+    assert!(entry["reason"].as_str().unwrap().contains("the sink gave no answer"), "{entry}");
 }

@@ -360,7 +360,7 @@ impl<'a> Columns<'a> {
             partitions: column(slice, |claim| claim.origin.as_ref().map(|o| o.partition)),
             offsets: column(slice, |claim| claim.origin.as_ref().map(|o| o.offset)),
             metadata: column(slice, |claim| claim.metadata.as_ref().map(Metadata::as_str)),
-            notes: column(slice, |claim| claim.note.as_deref()),
+            notes: column(slice, |claim| claim.reason.as_deref()),
             aggregates: column(slice, |claim| claim.order.as_ref().map(|o| o.aggregate.as_str())),
             seqs: column(slice, |claim| claim.order.as_ref().map(|o| o.seq as i64)),
             bodies: Bodies::of(slice.iter().map(|one| one.claim.body.as_ref())),

@@ -18,6 +18,8 @@ use crate::ledger::{
 };
 
 /// The columns of an [`EntryRow`]: `e` is the entry or held row, `w` its owner, `h` its bytes.
+/// The reason is in the column `note`: another name would need a migration, and the SQL functions
+/// say `p_note` too.
 pub(super) fn columns(schema: &str) -> String {
     format!(
         "e.scope as scope_number, e.week, e.id, e.state::text as state, e.token, e.nonce, e.attempts, \
@@ -74,7 +76,7 @@ impl EntryRow {
             order,
             origin: topic.map(|topic| Origin::new(topic, partition, offset)),
             metadata: self.metadata.map(Metadata::new).transpose()?,
-            note: self.note.map(Into::into),
+            reason: self.note.map(Into::into),
             tracked: self.flags & TRACKED != 0,
             alone: self.flags & ALONE != 0,
             suspect: self.flags & SUSPECT != 0,

@@ -208,7 +208,7 @@ impl<'a> Columns<'a> {
             states: slice.iter().map(|one| one.settle.verdict.state()).collect(),
             after: slice.iter().map(|one| after(one.settle)).collect(),
             counted: slice.iter().map(|one| counted(one.settle)).collect(),
-            notes: slice.iter().map(|one| note(one.settle)).collect(),
+            notes: slice.iter().map(|one| reason(one.settle)).collect(),
             metadata: slice
                 .iter()
                 .any(|one| metadata(one.settle).is_some())
@@ -268,10 +268,10 @@ fn counted(settle: &Settle) -> bool {
     !matches!(settle.verdict, Verdict::Retry { counted: false, .. })
 }
 
-fn note(settle: &Settle) -> Option<&str> {
+fn reason(settle: &Settle) -> Option<&str> {
     match &settle.verdict {
-        Verdict::Retry { note, .. } => note.as_deref(),
-        Verdict::Dead { note, .. } | Verdict::Lost { note } => Some(note),
+        Verdict::Retry { reason, .. } => reason.as_deref(),
+        Verdict::Dead { reason, .. } | Verdict::Lost { reason } => Some(reason),
         _ => None,
     }
 }
@@ -398,7 +398,7 @@ pub(super) async fn intervene(inner: &Inner, intervene: &Intervene) -> Result<In
         .bind(next.as_ref().map_or(0, |row| row.token.0))
         .bind(next.as_ref().map_or(0, |row| row.attempts as i32))
         .bind(next.as_ref().map_or(0, |row| row.at.as_micros()))
-        .bind(next.as_ref().and_then(|row| row.note.as_deref()))
+        .bind(next.as_ref().and_then(|row| row.reason.as_deref()))
         .bind(next.as_ref().is_some_and(|row| row.body.is_none()) && before.row.body.is_some())
         .bind(next.as_ref().is_some_and(|row| row.unordered))
         .execute(&mut *tx)

@@ -28,7 +28,7 @@ const OWNER: u16 = 1 << 5;
 const FINGERPRINT: u16 = 1 << 6;
 const ORIGIN: u16 = 1 << 7;
 const METADATA: u16 = 1 << 8;
-const NOTE: u16 = 1 << 9;
+const REASON: u16 = 1 << 9;
 const BODY: u16 = 1 << 10;
 const KEY: u16 = 1 << 11;
 const TIMESTAMP: u16 = 1 << 12;
@@ -141,7 +141,7 @@ fn flags(row: &Row) -> u16 {
         (row.fingerprint.is_some(), FINGERPRINT),
         (row.origin.is_some(), ORIGIN),
         (row.metadata.is_some(), METADATA),
-        (row.note.is_some(), NOTE),
+        (row.reason.is_some(), REASON),
         (body.is_some(), BODY),
         (body.is_some_and(|body| body.key.is_some()), KEY),
         (body.is_some_and(|body| body.timestamp.is_some()), TIMESTAMP),
@@ -181,8 +181,8 @@ pub(super) fn pack_row(row: &Row) -> Vec<u8> {
     if let Some(metadata) = &row.metadata {
         to.bytes(metadata.as_str().as_bytes());
     }
-    if let Some(note) = &row.note {
-        to.bytes(note.as_bytes());
+    if let Some(reason) = &row.reason {
+        to.bytes(reason.as_bytes());
     }
     if let Some(body) = &row.body {
         pack_body(&mut to, body);
@@ -297,7 +297,7 @@ pub(super) fn row(stored: &[u8]) -> Result<Row> {
     let has = |flag| flags & flag != 0;
     let Origins { owner, fingerprint, origin } = Origins::read(&mut from, flags)?;
     let metadata = has(METADATA).then(|| sound(Metadata::new(from.text()?))).transpose()?;
-    let note = has(NOTE).then(|| from.text().map(Into::into)).transpose()?;
+    let reason = has(REASON).then(|| from.text().map(Into::into)).transpose()?;
     let body = has(BODY).then(|| body(&mut from, flags)).transpose()?;
     Ok(Row {
         state,
@@ -311,7 +311,7 @@ pub(super) fn row(stored: &[u8]) -> Result<Row> {
         order,
         origin,
         metadata,
-        note,
+        reason,
         tracked: has(TRACKED),
         alone: has(ALONE),
         suspect: has(SUSPECT),
@@ -404,7 +404,7 @@ mod tests {
             order: None,
             origin: None,
             metadata: None,
-            note: None,
+            reason: None,
             tracked: false,
             alone: true,
             suspect: false,
@@ -426,7 +426,7 @@ mod tests {
             order: Some((Aggregate::new("ä".repeat(255)).unwrap(), i64::MAX as u64)),
             origin: Some(Origin::new(Topic::new("orders").unwrap(), -1, i64::MIN)),
             metadata: Some(Metadata::new("{\"a\":1}").unwrap()),
-            note: Some("boom".into()),
+            reason: Some("boom".into()),
             tracked: true,
             alone: false,
             suspect: true,

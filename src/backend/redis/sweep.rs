@@ -102,7 +102,7 @@ async fn mark_lost(ledger: &RedisLedger, now: Time, terms: SweepSettings) -> Res
                             continue;
                         };
                         row.state = State::Lost;
-                        row.note = Some("its end was never reported".into());
+                        row.reason = Some("its end was never reported".into());
                         marked += 1;
                         if !terms.dry_run {
                             snapshot.put_quietly(key, &row)?;

@@ -14,6 +14,7 @@ use crate::ledger::transition::{Head, HeadLease, Row};
 use crate::ledger::{Metadata, Nonce, State, Token};
 
 /// The columns of an entry besides its key, in the order in which they are bound, from parameter 3.
+/// The reason is in `note`: another name would need a migration.
 pub(super) const COLUMNS: &str = "state, token, nonce, attempts, first_at, at, flags, owner, fingerprint, topic, part, \
      pos, aggregate, seq, metadata, note, payload, headers, key, stamp";
 
@@ -122,7 +123,7 @@ pub(super) fn has_rest(row: &Row) -> bool {
         || row.origin.is_some()
         || row.metadata.is_some()
         || row.order.is_some()
-        || row.note.is_some()
+        || row.reason.is_some()
         || row.body.is_some()
 }
 
@@ -139,7 +140,7 @@ pub(super) fn bind_rest(statement: &mut Statement<'_>, row: &Row, names: Names) 
     statement.raw_bind_parameter(15, aggregate)?;
     statement.raw_bind_parameter(16, seq)?;
     statement.raw_bind_parameter(17, row.metadata.as_ref().map(Metadata::as_str))?;
-    statement.raw_bind_parameter(18, row.note.as_deref())?;
+    statement.raw_bind_parameter(18, row.reason.as_deref())?;
     statement.raw_bind_parameter(
         19,
         Blob(row.body.as_ref().map(|body| body.payload.as_deref().unwrap_or_default())),
@@ -182,7 +183,7 @@ impl Stored {
             order: None,
             origin: None,
             metadata: None,
-            note: columns.get::<_, Option<String>>(15)?.map(Into::into),
+            reason: columns.get::<_, Option<String>>(15)?.map(Into::into),
             tracked: flags & TRACKED != 0,
             alone: flags & ALONE != 0,
             suspect: flags & SUSPECT != 0,

@@ -17,7 +17,7 @@ use crate::consumer::marks::Marks;
 use crate::consumer::worker::{Suspects, Worker};
 use crate::error::{Error, Result};
 use crate::event::Event;
-use crate::guard::note;
+use crate::guard::reason_of;
 use crate::ledger::{Claim, Mode, Outcome};
 
 pub(super) struct TransactionalWorker<L, H> {
@@ -428,7 +428,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
             settings.jitter_permille = 1000;
         }
         let claim = self.context.core.prepare(arrival.delivery(), Mode::Failed(settings)).map(|mut claim| {
-            claim.note = Some(note(failed));
+            claim.reason = Some(reason_of(failed));
             // The pause is known only once it is drawn, so keep the bytes from the start.
             claim.hold = arrival.may_be_held() && settings.backoff_max > self.context.settings.hold_max;
             claim

@@ -37,7 +37,7 @@ pub fn intervene(
         }
         Intervention::Kill => {
             next.state = State::Dead;
-            next.note = Some(intervene.why.as_str().into());
+            next.reason = Some(intervene.why.as_str().into());
             if let Some(seq) = seq {
                 head.die(seq, Some(row.token), OnDead::Park);
             }
@@ -45,7 +45,7 @@ pub fn intervene(
         Intervention::Drop => {
             next.state = State::Lost;
             next.body = None;
-            next.note = Some(format!("dropped by {}: {}", intervene.by, intervene.why).into());
+            next.reason = Some(format!("dropped by {}: {}", intervene.by, intervene.why).into());
             if let Some(seq) = seq {
                 head.pass(seq);
             }
@@ -57,7 +57,7 @@ pub fn intervene(
                 actual: "one that is not".into(),
             })?;
             head.pass(behind);
-            next.note = Some(
+            next.reason = Some(
                 format!("its aggregate was sent past seq {behind} by {}: {}", intervene.by, intervene.why)
                     .into(),
             );

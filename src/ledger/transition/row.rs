@@ -33,8 +33,8 @@ pub struct Row {
     pub origin: Option<Origin>,
     /// JSON stored with it.
     pub metadata: Option<Metadata>,
-    /// The last error or reason.
-    pub note: Option<Arc<str>>,
+    /// The reason of its state: the last error, or what was said when it was settled.
+    pub reason: Option<Arc<str>>,
     /// Whether the end of an at-most-once run will be reported.
     pub tracked: bool,
     /// Whether its run goes alone, so that a death of the process counts as an attempt.

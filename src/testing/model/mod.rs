@@ -362,13 +362,13 @@ impl<H: Harness> Pair<'_, H> {
             entry.map_or("none".to_owned(), |e| {
                 let place = e.order.as_ref().map(|(aggregate, seq)| format!("{aggregate} {seq}"));
                 format!(
-                    "{} runs {} at {} first {} {place:?} {:?} note {} tracked {} body {:?}",
+                    "{} runs {} at {} first {} {place:?} {:?} reason {} tracked {} body {:?}",
                     e.state,
                     e.attempts,
                     self.time(e.at),
                     self.time(e.first_at),
                     e.fingerprint,
-                    e.note.is_some(),
+                    e.reason.is_some(),
                     e.tracked,
                     e.body
                 )

@@ -121,7 +121,7 @@ pub(super) fn any_verdict(mode: Mode, rng: &mut Rng) -> Verdict {
     if other || matches!(mode, Mode::Once { .. }) {
         return match roll {
             0..6 => Verdict::Finished { metadata: None },
-            6..9 => Verdict::Lost { note: "crashed".into() },
+            6..9 => Verdict::Lost { reason: "crashed".into() },
             _ => Verdict::release(),
         };
     }
@@ -130,8 +130,8 @@ pub(super) fn any_verdict(mode: Mode, rng: &mut Rng) -> Verdict {
         4..8 => {
             let body = rng.chance(30).then(|| body(rng.chance(20)));
             let after = secs(rng.pick(&[0, 50, 350]));
-            Verdict::Retry { after, counted: rng.chance(70), note: Some("boom".into()), body }
+            Verdict::Retry { after, counted: rng.chance(70), reason: Some("boom".into()), body }
         }
-        _ => Verdict::Dead { note: "poison".into(), body: None },
+        _ => Verdict::Dead { reason: "poison".into(), body: None },
     }
 }

@@ -261,7 +261,7 @@ fn done(identity: Identity) -> Claim {
         origin: None,
         metadata: None,
         mode: Mode::Done,
-        note: None,
+        reason: None,
         body: None,
         hold: false,
         nonce: Nonce(0),

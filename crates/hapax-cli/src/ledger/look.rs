@@ -241,11 +241,11 @@ pub async fn list_page(
                 e.attempts.to_string(),
                 e.first_at.to_string(),
                 e.at.to_string(),
-                e.note.as_deref().map_or_else(|| "-".to_owned(), print::escaped),
+                e.reason.as_deref().map_or_else(|| "-".to_owned(), print::escaped),
             ]
         })
         .collect();
-    print::table(["tenant", "scope", "id", "state", "runs", "first seen", "at", "note"], &rows)?;
+    print::table(["tenant", "scope", "id", "state", "runs", "first seen", "at", "reason"], &rows)?;
     if let Some(next) = &page.next {
         print::line(&format!("more: --after {next}"))?;
     }
@@ -338,7 +338,7 @@ pub fn entry_json(entry: &Entry, payload: bool) -> Value {
         "partition": entry.origin.as_ref().map(|o| o.partition),
         "offset": entry.origin.as_ref().map(|o| o.offset),
         "metadata": metadata.map(|m| serde_json::from_str::<Value>(m.as_str()).unwrap_or_default()),
-        "note": entry.note.as_deref(),
+        "reason": entry.reason.as_deref(),
         "tracked": entry.tracked,
         "payload_bytes": body.and_then(|b| b.payload.as_deref()).map(<[u8]>::len),
         "headers": body.filter(|_| payload).map(|b| headers_json(&b.headers)),
