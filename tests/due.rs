@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hapax::backend::sqlite::SqliteLedger;
+use hapax::bus::Record;
 use hapax::clock::ManualClock;
 use hapax::ledger::{Claim, HeldQuery, Ledger, Mode, Settings};
 use hapax::testing::{Harness, kit, noon};

@@ -253,7 +253,9 @@ pub async fn t79_what_is_held_comes_in_bounded_pages(harness: &impl Harness) {
     assert_eq!(due(&ledger).await.len(), 6);
     let all_dead = ids(&ledger.unpublished_dead(&scope(), &HeldQuery::all(), 9, None).await.unwrap());
     assert_eq!(all_dead.len(), 6);
-    for (bytes, count) in [(0, 0), (1, 1), (body.memory_bytes(), 1), (body.memory_bytes() + 1, 2), (1 << 30, 6)] {
+    for (bytes, count) in
+        [(0, 0), (1, 1), (body.memory_bytes(), 1), (body.memory_bytes() + 1, 2), (1 << 30, 6)]
+    {
         let query = HeldQuery { bytes_max: Some(bytes), ..HeldQuery::all() };
         let due = ledger.due(&scope(), &query, 9).await.unwrap();
         assert_eq!((due.entries.len(), due.held), (count, 12), "{bytes} bytes");

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::event::Record;
 use crate::id::{EventId, Scope, Tenant};
 use crate::ledger::{
-    Claim, Claims, ConsumerStore, Entry, Filter, HeldQuery, Identity, Intervention, Level, Mode, Operations,
+    Claim, Claims, ConsumerStore, Filter, HeldQuery, Identity, Intervention, Level, Mode, Operations,
     Outcome, State, Verdict,
 };
 
