@@ -2,7 +2,7 @@
 #![cfg(all(feature = "testing", feature = "postgres"))]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a panic is how a test fails
 
-#[path = "support/postgres.rs"]
+#[path = "support/mod.rs"]
 mod support;
 
 use hapax::backend::postgres::{PgJournal, PgJournalSettings, PgLedger, Pooling};
@@ -10,7 +10,7 @@ use hapax::journal::{Append, Expected, Journal, Placing, Position};
 use hapax::ledger::{Claim, Ledger, Metadata};
 use hapax::testing::kit;
 use hapax::{Aggregate, Error, Event, EventId};
-use support::{ask, pool_to, run, settings};
+use support::postgres::{ask, pool_to, run, settings};
 
 fn batch(n: usize) -> Vec<Claim> {
     let metadata =

@@ -1,5 +1,6 @@
 //! What is emitted is what `docs/telemetry.md` and the constants of `hapax::telemetry` say, under every prefix, also for
 //! a recorder that is installed after the guard was made.
+#![cfg(feature = "testing")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,6 +22,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 
+#[path = "support/faulty.rs"]
 mod faulty;
 use faulty::Faulty;
 

@@ -21,10 +21,10 @@ pub struct Cluster {
 impl Cluster {
     /// A fresh one, running.
     pub async fn new() -> Self {
-        let pool = super::support::pool(1).await;
+        let pool = super::postgres::pool(1).await;
         let bin: String =
-            super::support::ask(&pool, "select setting from pg_config() where name = 'BINDIR'").await;
-        let data: String = super::support::ask(&pool, "show data_directory").await;
+            super::postgres::ask(&pool, "select setting from pg_config() where name = 'BINDIR'").await;
+        let data: String = super::postgres::ask(&pool, "show data_directory").await;
         let owner = std::fs::metadata(&data).expect("the test server is on this machine");
         let dir = tempfile::Builder::new().prefix("hapax-cluster").tempdir_in("/tmp").unwrap();
         let user = (owner.uid(), owner.gid());

@@ -109,8 +109,8 @@ pub const ROLE: &str = "HAPAX_TEST_ROLE";
 
 /// This test binary once more, as another process, to play a role in one test.
 pub fn child(test: &str, role: &str, schema: &str) -> tokio::process::Command {
-    let mut command = tokio::process::Command::new(std::env::current_exe().expect("this binary"));
-    command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
+    let mut command = tokio::process::Command::from(super::this::test(test));
+    command.arg("--test-threads=1");
     command.env(ROLE, role).env("HAPAX_TEST_SCHEMA", schema).kill_on_drop(true);
     command.stdout(std::process::Stdio::null());
     command

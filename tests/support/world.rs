@@ -18,7 +18,7 @@ use hapax::{Event, Topic};
 use sqlx::{AssertSqlSafe, PgPool};
 use tokio::process::Child;
 
-use super::support;
+use super::postgres as support;
 
 /// The broker of the tests.
 pub fn brokers() -> String {
@@ -350,8 +350,8 @@ fn is_mended() -> bool {
 /// Plays the worker if this process is one: then the test ends here.
 macro_rules! play {
     () => {
-        if let Some((_, schema)) = crate::support::role() {
-            return crate::world::worker(&schema).await;
+        if let Some((_, schema)) = crate::support::postgres::role() {
+            return crate::support::world::worker(&schema).await;
         }
     };
 }
@@ -359,8 +359,8 @@ macro_rules! play {
 /// Plays the worker if this process is one, else makes a world.
 macro_rules! world {
     ($test:literal, $partitions:expr) => {{
-        crate::world::play!();
-        crate::world::World::new($test, $partitions).await
+        crate::support::world::play!();
+        crate::support::world::World::new($test, $partitions).await
     }};
 }
 

@@ -1,0 +1,169 @@
+//! `hapax id`, `hapax config show`, configuration errors, help and exit codes.
+
+#![allow(missing_docs, clippy::unwrap_used, clippy::format_collect, clippy::duration_suboptimal_units)]
+
+use crate::common;
+use crate::common::{hapax, run};
+
+fn dir() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+#[test]
+fn ids_are_made_in_order() {
+    let dir = dir();
+    let ran = run(dir.path(), &["id", "make", "--count", "100"]).code(0);
+    let ids: Vec<_> = ran.out.lines().collect();
+    assert_eq!(ids.len(), 100);
+    assert!(ids.is_sorted() && ids.iter().all(|id| id.len() == 36 && id.as_bytes()[14] == b'7'));
+}
+
+#[test]
+fn derived_ids_follow_from_their_parts() {
+    let dir = dir();
+    let derive = |args: &[&str]| run(dir.path(), &[&["id", "derive"], args].concat()).code(0).out;
+    assert_eq!(derive(&["invoices", "a", "b"]), derive(&["invoices", "a", "b"]));
+    assert_ne!(derive(&["invoices", "ab", "c"]), derive(&["invoices", "a", "bc"]));
+    run(dir.path(), &["id", "derive", "invoices"]).code(2);
+    run(dir.path(), &["id", "derive", " ", "x"]).code(2);
+}
+
+#[test]
+fn ids_are_inspected() {
+    let dir = dir();
+    let v7 = "0190d3a0-5b7e-7c3a-9f51-2f6f1f3b7c10";
+    let report = run(dir.path(), &["id", "inspect", "--json", v7]).code(0).json();
+    assert_eq!(report["kind"], "uuid v7");
+    assert_eq!(report["week"], "2024-07-15");
+    assert!(report["time"].as_str().unwrap().starts_with("2024-07-2"));
+    let ran = run(dir.path(), &["id", "inspect", "order\u{1b}[2J-17", "  ", &v7.to_uppercase()]).code(4);
+    assert!(!ran.out.contains('\u{1b}') && ran.out.contains("order\\u{1b}[2J-17"), "{}", ran.out);
+    assert!(ran.out.contains("blank") && ran.out.contains("looks like a UUID"), "{}", ran.out);
+    // A time that no ledger takes, and one that is in no week.
+    for (id, part) in [
+        ("0372f1c8-5b7e-7c3a-9f51-2f6f1f3b7c10", "28 days"),
+        ("00000000-5b7e-7c3a-9f51-2f6f1f3b7c10", "2000 to 2100"),
+        ("ffffffff-5b7e-7c3a-9f51-2f6f1f3b7c10", "2000 to 2100"),
+    ] {
+        let report = run(dir.path(), &["id", "inspect", "--json", id]).code(0).json();
+        assert!(report["note"].as_str().is_some_and(|note| note.contains(part)), "{report}");
+    }
+    let long = "x".repeat(256);
+    let ran = run(dir.path(), &["id", "inspect", "--json", &long]).code(4);
+    assert!(ran.json()["problem"].as_str().unwrap().contains("255"));
+}
+
+#[test]
+fn config_says_where_values_came_from_and_hides_secrets() {
+    let dir = dir();
+    std::fs::write(dir.path().join("hapax.toml"), "[retry]\nattempts_max = 9\n").unwrap();
+    let show = |args: &[&str]| {
+        hapax(dir.path(), &[&["config", "show", "--set", "lease.timeout_s=60"], args].concat())
+            .env("HAPAX_LEDGER_URL", "postgres://app:s3cret@db/orders")
+            .env("PROCESSED_EVENT_OWNER", "pod-7")
+            .output()
+            .unwrap()
+            .into()
+    };
+    let ran: common::Ran = show(&[]);
+    let ran = ran.code(0);
+    assert!(!ran.out.contains("s3cret") && ran.out.contains("postgres://app:***@db/orders"), "{}", ran.out);
+    assert!(ran.out.contains("HAPAX_LEASE_OWNER, PROCESSED_EVENT_OWNER"), "{}", ran.out);
+    let ran: common::Ran = show(&["--json"]);
+    assert!(!ran.out.contains("s3cret"));
+    let json = ran.json();
+    let of = |key: &str| {
+        let settings = json["settings"].as_array().unwrap();
+        settings.iter().find(|setting| setting["key"] == key).unwrap().clone()
+    };
+    assert_eq!(
+        (of("lease.timeout_s")["from"].as_str(), of("lease.timeout_s")["value"].as_str()),
+        (Some("flag --set"), Some("60"))
+    );
+    assert_eq!(of("lease.owner")["from"], "environment PROCESSED_EVENT_OWNER");
+    assert_eq!(of("retry.attempts_max")["from"], "hapax.toml retry.attempts_max");
+    assert_eq!(of("ledger.pool_max")["from"], "default");
+}
+
+#[test]
+fn configuration_mistakes_are_sentences_and_exit_2() {
+    let dir = dir();
+    let with = |name: &str, value: &str| -> common::Ran {
+        hapax(dir.path(), &["config", "show", "--json"]).env(name, value).output().unwrap().into()
+    };
+    for (name, value, part) in [
+        ("HAPAX_LEDGER_ULR", "x", "HAPAX_LEDGER_ULR"),
+        ("PROCESSED_EVENT_OWNRE", "x", "PROCESSED_EVENT_OWNRE"),
+        ("HAPAX_LEDGER_RETENTION_DAYS", "0", "1 to 36500"),
+        ("PROCESSED_EVENT_HEARTBEAT_INTERVAL_SECONDS", "900", "shorter than"),
+        ("HAPAX_LEDGER_URL_FILE", "/no/such/file", "cannot be read"),
+        ("HAPAX_CONFIG", "/no/such.toml", "/no/such.toml"),
+    ] {
+        let ran = with(name, value).code(2);
+        assert!(ran.err.contains(part), "{name}: {}", ran.err);
+        // Whoever looks for the right name finds it all the same.
+        assert!(ran.json()["settings"].as_array().is_some_and(|settings| settings.len() > 50), "{name}");
+        assert_eq!(ran.err_json()["error"]["code"], "config");
+    }
+    std::fs::write(dir.path().join("bad.toml"), "[ledger]\nulr = 1").unwrap();
+    let ran = run(dir.path(), &["config", "show", "--config", "bad.toml"]).code(2);
+    assert!(ran.err.contains("bad.toml") && ran.err.contains("ledger.ulr"), "{}", ran.err);
+    run(dir.path(), &["config", "show", "--set", "nonsense"]).code(2);
+    run(dir.path(), &["config", "show", "--set", "no.such=1"]).code(2);
+}
+
+#[test]
+fn an_unknown_ledger_is_named_without_its_password() {
+    let dir = dir();
+    let ran = run(dir.path(), &["ledger", "stat", "--ledger", "mysql://app:s3cret@db/x"]).code(2);
+    assert!(ran.err.contains("sqlite:FILE") && !ran.err.contains("s3cret"), "{}", ran.err);
+    let ran = run(dir.path(), &["ledger", "stat"]).code(3);
+    assert!(ran.err.contains("hapax ledger init"), "{}", ran.err);
+}
+
+#[test]
+fn a_memory_ledger_is_looked_into() {
+    let dir = dir();
+    let ledger = |args: &[&str]| run(dir.path(), &[&["ledger", "--ledger", "memory:"], args].concat());
+    assert!(ledger(&["check"]).code(0).out.contains("warning"));
+    assert_eq!(ledger(&["stat", "--json"]).code(0).json()["backend"], "memory");
+    assert_eq!(ledger(&["ls", "--json"]).code(0).json()["entries"].as_array().unwrap().len(), 0);
+    ledger(&["sweep", "--retention", "1d", "--dry-run"]).code(0);
+    ledger(&["show", "--scope", "s", "x"]).code(4);
+    ledger(&["ls", "--state", "nonsense"]).code(2);
+    ledger(&["ls", "--since", "soon"]).code(2);
+    ledger(&["retry", "--scope", "s", "x"]).code(2); // no --reason
+    ledger(&["retry", "--scope", "s", "--reason", " ", "--yes", "x"]).code(2);
+    ledger(&["forget", "--all", "--reason", "w", "--yes"]).code(2); // no filter
+    ledger(&["kill", "--scope", "s", "--reason", "w", "--yes", "x"]).code(4); // no such entry
+    ledger(&["schema"]).code(2);
+}
+
+#[test]
+fn every_command_has_help_with_an_example() {
+    let dir = dir();
+    for args in [
+        "demo",
+        "filter",
+        "id make",
+        "id derive",
+        "id inspect",
+        "config show",
+        "ledger init",
+        "ledger schema",
+        "ledger check",
+        "ledger stat",
+        "ledger ls",
+        "ledger show",
+        "ledger sweep",
+        "ledger retry",
+        "ledger release",
+        "ledger kill",
+        "ledger forget",
+    ] {
+        let args: Vec<_> = args.split(' ').chain(["--help"]).collect();
+        let ran = run(dir.path(), &args).code(0);
+        assert!(ran.out.contains("Example"), "{args:?}");
+    }
+    assert!(run(dir.path(), &["--version"]).code(0).out.starts_with("hapax "));
+}

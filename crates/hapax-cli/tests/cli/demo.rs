@@ -1,0 +1,142 @@
+//! `hapax demo`: nothing is lost or doubled, the witness notices a broken ledger, and nothing stays behind.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+#![cfg(unix)]
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::common::consume::wait_until;
+use crate::common::{Ran, hapax, run};
+
+/// One demo at a time: each has five processes.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A small demo, whose temporary directory is made in `dir`.
+fn demo(dir: &Path, args: &[&str]) -> Command {
+    let mut command = hapax(dir, &[&["demo", "--events", "300"], args].concat());
+    command.env("TMPDIR", dir);
+    command
+}
+
+fn ran(dir: &Path, args: &[&str]) -> Ran {
+    demo(dir, args).output().unwrap().into()
+}
+
+/// The arguments of all processes that work on files in `dir`.
+fn processes(dir: &Path) -> Vec<String> {
+    let listed = Command::new("ps").args(["-A", "-ww", "-o", "args="]).output().unwrap();
+    let dir = dir.to_str().unwrap();
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    listed
+        .lines()
+        .filter(|line| line.contains("demo-worker") && line.contains(dir))
+        .map(str::to_owned)
+        .collect()
+}
+
+fn is_empty(dir: &Path) -> bool {
+    std::fs::read_dir(dir).unwrap().next().is_none()
+}
+
+#[test]
+fn the_demo_loses_and_doubles_nothing() {
+    let _turn = turn();
+    let dir = tempfile::tempdir().unwrap();
+    let ran = ran(dir.path(), &["--seed", "7", "--json"]).code(0);
+    let last: serde_json::Value = serde_json::from_str(ran.out.lines().last().unwrap()).unwrap();
+    let of = |field: &str| last[field].as_u64().unwrap_or_else(|| panic!("no {field}: {last}"));
+    assert_eq!(
+        (of("events"), of("effects"), of("lost"), of("doubled"), of("seed")),
+        (300, 300, 0, 0, 7),
+        "{last}"
+    );
+    assert!(of("kills") >= 5 && of("retries") > 0 && of("fenced") == 1, "{last}");
+    assert!(of("deliveries") == 300 + of("duplicates") && of("duplicates") * 4 >= of("deliveries"), "{last}");
+    assert!(is_empty(dir.path()) && processes(dir.path()).is_empty());
+}
+
+/// With `--data` the files stay, and every command that it names works on them.
+#[test]
+fn the_demo_without_claims_charges_twice() {
+    let _turn = turn();
+    let dir = tempfile::tempdir().unwrap();
+    let ran = ran(dir.path(), &["--break", "claim", "--data", "my shop"]).code(1);
+    let doubled = ran.out.split("doubled ").nth(1).unwrap().split('.').next().unwrap();
+    assert!(doubled.parse::<u64>().unwrap() > 0 && ran.out.contains("lost 0"), "{}", ran.out);
+    assert!(ran.out.contains(" was charged 2 times") && ran.out.contains("broken on purpose"), "{}", ran.out);
+    assert!(ran.err.contains("killed worker") && ran.err.contains("froze worker"), "{}", ran.err);
+    let named: Vec<_> = ran.out.lines().filter_map(|line| line.strip_prefix("  hapax ")).collect();
+    assert!(named.len() >= 5, "{}", ran.out);
+    for arguments in named {
+        let line = format!("'{}' {arguments}", env!("CARGO_BIN_EXE_hapax"));
+        let looked = Command::new("sh").args(["-c", &line]).current_dir(dir.path()).output().unwrap();
+        assert!(looked.status.success(), "{line}: {}", String::from_utf8_lossy(&looked.stderr));
+    }
+    let again = run(dir.path(), &["demo", "--data", "my shop"]).code(2);
+    assert!(again.err.contains("is not empty"), "{}", again.err);
+}
+
+#[test]
+fn the_demo_without_tokens_loses_a_parcel() {
+    let _turn = turn();
+    let dir = tempfile::tempdir().unwrap();
+    let ran = ran(dir.path(), &["--break", "token"]).code(1);
+    let lost = ran.out.split("lost ").nth(1).unwrap().split(',').next().unwrap();
+    assert!(lost.parse::<u64>().unwrap() > 0 && ran.out.contains("has no parcel"), "{}", ran.out);
+    assert!(ran.err.contains("woke up and overwrote"), "{}", ran.err);
+    assert!(is_empty(dir.path()));
+}
+
+/// Ctrl-C while a worker is frozen: the hardest to get rid of.
+#[test]
+fn ctrl_c_ends_the_demo_and_leaves_nothing() {
+    let _turn = turn();
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = demo(dir.path(), &[]).spawn().unwrap();
+    let lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let mut rest = lines.skip_while(|line| !line.contains("froze worker"));
+    assert!(rest.next().is_some(), "it ended before it froze a worker");
+    assert!(processes(dir.path()).len() >= 5 && !is_empty(dir.path()));
+    let told = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(told.success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(is_empty(dir.path()));
+    wait_until("no process is left", || processes(dir.path()).is_empty());
+}
+
+/// A demo that is killed itself takes its workers with it, the frozen one too.
+#[test]
+fn a_killed_demo_leaves_no_process() {
+    let _turn = turn();
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = demo(dir.path(), &[]).spawn().unwrap();
+    let lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let mut rest = lines.skip_while(|line| !line.contains("froze worker"));
+    assert!(rest.next().is_some(), "it ended before it froze a worker");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    wait_until("no process is left", || processes(dir.path()).is_empty());
+}
+
+#[test]
+fn the_demo_takes_no_other_places() {
+    let dir = tempfile::tempdir().unwrap();
+    for flag in ["--ledger", "--journal", "--bus"] {
+        let ran = run(dir.path(), &["demo", flag, "memory:"]).code(2);
+        assert!(ran.err.contains(flag) && ran.err.contains("--data DIR"), "{}", ran.err);
+    }
+    run(dir.path(), &["demo", "--events", "10"]).code(2);
+    run(dir.path(), &["demo", "--break", "nothing"]).code(2);
+    let help = run(dir.path(), &["demo", "--help"]).code(0).out;
+    assert!(
+        help.contains("--break token") && !help.contains("demo-worker") && !help.contains("--ledger"),
+        "{help}"
+    );
+    assert!(is_empty(dir.path()));
+}

@@ -1,0 +1,186 @@
+//! `hapax dead`, `hapax parked` and `hapax doctor`: what could not be processed is one command away from going on.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use std::path::Path;
+
+use crate::common::consume::{Sample, consume, count, effects, entry, produce};
+use crate::common::{Ran, run};
+
+/// Fails for good while there is no file `fixed`.
+const UNTIL_FIXED: &str = "if do == 'break' and not os.path.exists('fixed'): raise Fatal('no such order')
+effect(request['id'])";
+
+const STRICT: [&str; 6] = ["--order", "strict", "--on-dead", "park", "--first-seq", "1"];
+
+fn line(id: &str, seq: u32, what: &str) -> String {
+    format!("{{\"event_id\":\"{id}\",\"aggregate_id\":\"order-1\",\"seq\":{seq},\"do\":\"{what}\"}}\n")
+}
+
+/// `a1` is dead, `a2` and `a3` are parked behind it, `b` of nothing is dead too.
+fn broken(dir: &Path) -> String {
+    let other = "{\"event_id\":\"b\",\"do\":\"break\",\"secret\":\"payload of b\"}\n";
+    produce(dir, &[&line("a1", 1, "break"), &line("a2", 2, ""), &line("a3", 3, ""), other].concat());
+    let command = Sample::Python.handler(dir, UNTIL_FIXED);
+    let ran = consume(dir, &command, &STRICT).code(0);
+    println!("{}", ran.out.trim());
+    assert_eq!(count(&ran, "dead"), 2, "{}", ran.out);
+    assert_eq!(effects(dir), Vec::<String>::new());
+    command
+}
+
+fn ids(ran: &Ran) -> Vec<String> {
+    let list = ran.json()["entries"].as_array().unwrap().clone();
+    let mut ids: Vec<_> = list
+        .iter()
+        .map(|entry| entry.get("before").unwrap_or(entry)["id"].as_str().unwrap().to_owned())
+        .collect();
+    ids.sort();
+    ids
+}
+
+#[test]
+fn dead_letters_are_listed_shown_and_redriven_in_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let command = broken(dir);
+    assert_eq!(ids(&run(dir, &["dead", "ls", "--json", "--scope", "mailer"]).code(0)), ["a1", "b"]);
+    assert_eq!(
+        ids(&run(dir, &["dead", "ls", "--json", "--aggregate", "order-1", "--topic", "orders"]).code(0)),
+        ["a1"]
+    );
+    assert_eq!(ids(&run(dir, &["parked", "ls", "--json", "--since", "1h"]).code(0)), ["a2", "a3"]);
+    assert_eq!(ids(&run(dir, &["dead", "ls", "--json", "--topic", "other"]).code(0)), Vec::<String>::new());
+    let table = run(dir, &["dead", "ls"]).code(0);
+    assert!(table.out.contains("no such order") && !table.out.contains("payload of b"), "{}", table.out);
+    // Payloads only when asked for.
+    let show = ["dead", "show", "--scope", "mailer", "b"];
+    assert!(!run(dir, &show).code(0).out.contains("payload of b"));
+    assert!(run(dir, &[&show[..], &["--payload"]].concat()).code(0).out.contains("payload of b"));
+    let ran = run(dir, &["dead", "show", "--scope", "mailer", "a2"]).code(4);
+    assert!(ran.err.contains("is parked, not dead"), "{}", ran.err);
+    // Nothing happens without consent.
+    let redrive = ["dead", "redrive", "--json", "--scope", "mailer", "--all", "--reason", "fixed in 1.4.2"];
+    assert_eq!(ids(&run(dir, &[&redrive[..], &["--dry-run"]].concat()).code(0)), ["a1", "b"]);
+    let ran = run(dir, &redrive).code(2);
+    assert!(ran.err.contains("--yes"), "{}", ran.err);
+    assert_eq!(entry(dir, "a1")["state"], "dead");
+    let ran = run(dir, &["dead", "redrive", "--all", "--yes", "--reason", "x"]).code(2);
+    assert!(ran.err.contains("narrow it down"), "{}", ran.err);
+    // With it everything runs, in order, once.
+    std::fs::write(dir.join("fixed"), "").unwrap();
+    run(dir, &[&redrive[..], &["--yes"]].concat()).code(0);
+    assert_eq!(entry(dir, "a1")["state"], "retry");
+    produce(dir, &line("a4", 4, ""));
+    let ran = consume(dir, &command, &STRICT).code(0);
+    println!("{}", ran.out.trim());
+    let ran_in_order: Vec<_> = effects(dir).into_iter().filter(|id| id.starts_with('a')).collect();
+    assert_eq!(ran_in_order, ["a1", "a2", "a3", "a4"]);
+    assert_eq!(effects(dir).len(), 5);
+    assert_eq!(ids(&run(dir, &["dead", "ls", "--json"]).code(0)), Vec::<String>::new());
+    assert_eq!(ids(&run(dir, &["parked", "ls", "--json"]).code(0)), Vec::<String>::new());
+    let audit = run(dir, &["ledger", "audit", "--json"]).code(0).json();
+    let audit = audit["audit"].as_array().unwrap();
+    assert_eq!(audit.len(), 2);
+    assert!(
+        audit
+            .iter()
+            .all(|row| row["by"] == "tester" && row["why"] == "fixed in 1.4.2" && row["what"] == "redrive")
+    );
+}
+
+#[test]
+fn parked_events_are_resumed_by_redriving_their_head() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let command = broken(dir);
+    let resume = ["parked", "resume", "--json", "--scope", "mailer", "--reason", "fixed", "--yes"];
+    std::fs::write(dir.join("fixed"), "").unwrap();
+    // Whichever of them is named, what they are behind is run.
+    let ran = run(dir, &[&resume[..], &["a3"]].concat()).code(0);
+    assert_eq!(ids(&ran), ["a1"]);
+    consume(dir, &command, &STRICT).code(0);
+    assert_eq!(effects(dir), ["a1", "a2", "a3"]);
+}
+
+#[test]
+fn parked_events_go_on_past_what_is_skipped_or_dropped() {
+    for skip in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        let command = broken(dir);
+        let change = [
+            "--json",
+            "--scope",
+            "mailer",
+            "--aggregate",
+            "order-1",
+            "--all",
+            "--reason",
+            "never existed",
+            "--yes",
+        ];
+        let act: &[&str] = if skip { &["parked", "skip"] } else { &["dead", "drop"] };
+        let ran = run(dir, &[act, &change].concat()).code(0);
+        assert_eq!(
+            ran.json()["entries"].as_array().unwrap().len(),
+            1,
+            "one moves the aggregate: {}",
+            ran.out
+        );
+        consume(dir, &command, &STRICT).code(0);
+        assert_eq!(effects(dir), ["a2", "a3"], "skip: {skip}");
+        assert_eq!(entry(dir, "a1")["state"], if skip { "dead" } else { "lost" });
+        if skip {
+            // Its turn has passed: only out of order.
+            std::fs::write(dir.join("fixed"), "").unwrap();
+            let redrive = ["dead", "redrive", "--scope", "mailer", "--reason", "late", "--yes", "a1"];
+            let ran = run(dir, &redrive).code(4);
+            assert!(ran.err.contains("mailer/a1") && ran.err.contains("out of order"), "{}", ran.err);
+            run(dir, &[&redrive[..], &["--out-of-order"]].concat()).code(0);
+            consume(dir, &command, &STRICT).code(0);
+            assert_eq!(effects(dir), ["a2", "a3", "a1"]);
+        }
+    }
+}
+
+#[test]
+fn doctor_says_what_is_wrong() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let doctor = |args: &[&str]| run(dir, &[&["doctor", "--json"], args].concat());
+    let levels = |ran: &Ran, level: &str| -> Vec<String> {
+        let list = ran.json()["findings"].as_array().unwrap().clone();
+        let of = list.iter().filter(|finding| finding["level"] == level);
+        of.map(|finding| finding["check"].as_str().unwrap().to_owned()).collect()
+    };
+    let nothing = doctor(&[]).code(3);
+    assert_eq!(levels(&nothing, "unreachable"), ["ledger", "bus"]);
+    assert!(!dir.join("hapax-data").exists(), "looking makes nothing");
+    produce(dir, "{}\n");
+    run(dir, &["ledger", "init"]).code(0);
+    let fine = doctor(&["--topic", "orders", "--scope", "mailer", "--window", "memory:"]).code(0);
+    assert!(
+        levels(&fine, "refusal").is_empty() && levels(&fine, "fine").contains(&"clock".to_owned()),
+        "{}",
+        fine.out
+    );
+    assert!(
+        levels(&fine, "fine")
+            .iter()
+            .chain(&levels(&fine, "warning"))
+            .any(|check| check.starts_with("window")),
+        "{}",
+        fine.out
+    );
+    let refused = doctor(&["--topic", "nope"]).code(1);
+    assert_eq!(levels(&refused, "refusal"), ["topic"]);
+    let short = doctor(&["--topic", "orders", "--set", "ledger.retention_days=1"]).code(0);
+    assert_eq!(levels(&short, "warning"), ["retention"]);
+    let away = doctor(&["--ledger", "postgres://127.0.0.1:1/x"]).code(3);
+    assert_eq!(levels(&away, "unreachable"), ["ledger"]);
+    let away = doctor(&["--window", "redis://127.0.0.1:1"]).code(3);
+    assert_eq!(levels(&away, "unreachable"), ["window"]);
+    let table = run(dir, &["doctor"]).code(0);
+    assert!(table.out.contains("embedded answers"), "{}", table.out);
+}

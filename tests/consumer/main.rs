@@ -1,0 +1,16 @@
+//! The consumer: its pipeline on the memory bus and Kafka, on every ledger.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod bus;
+mod due;
+mod failures;
+mod handlers;
+mod handover;
+mod mutants;
+mod pipeline;
+mod records;
+mod recovery;
+mod transactional;
+mod window;

@@ -1,0 +1,7 @@
+//! The documents and the scripts say what is there.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod pages;
+mod scripts;

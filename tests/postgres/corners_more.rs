@@ -1,0 +1,186 @@
+//! More corners of the PostgreSQL ledger: scopes under registration, limits, SQL functions.
+#![cfg(all(feature = "testing", feature = "postgres"))]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use crate::support::postgres as support;
+use std::time::Duration;
+
+use crate::support::postgres::{ask, ledger, run};
+use hapax::ledger::TransactionalLedger;
+use hapax::ledger::{Baseline, Claims, FailureSettings, Mode, Operations, SweepSettings};
+use hapax::testing::kit;
+use hapax::{EventId, Scope};
+use sqlx::AssertSqlSafe;
+
+/// A scope that is being registered by somebody's open transaction is not the neighbours' trouble.
+#[tokio::test]
+async fn c8_a_scope_that_is_being_registered_fails_only_its_own_claims() {
+    let ledger = ledger(8).await;
+    kit::run(&ledger, &kit::claim("warm", kit::lease())).await;
+    let mut fresh = kit::claim("a", Mode::Done);
+    fresh.identity.scope = Scope::new("fresh").unwrap();
+    let mut tx = ledger.pool().begin().await.unwrap();
+    assert!(
+        ledger.claim_in(&mut tx, std::slice::from_ref(&fresh)).await.unwrap().remove(0).unwrap().is_claimed()
+    );
+    let mut other = kit::another(&fresh);
+    other.identity.id = EventId::new("b").unwrap();
+    let answers = ledger.claim(&[other, kit::claim("c", Mode::Done)]).await;
+    tx.rollback().await.unwrap();
+    assert!(answers.as_ref().is_ok_and(|all| all[1].is_ok()), "{answers:.200?}");
+}
+
+#[tokio::test]
+async fn ids_have_one_key_in_rust_and_sql() {
+    let ledger = ledger(2).await;
+    let s = ledger.schema().to_owned();
+    for id in [
+        "0190A1B2-C3D4-7000-8000-000000000001",
+        "0190a1b2-c3d4-7000-8000-000000000001",
+        "sixteen-bytes-ab",
+        "üüüüüüüü",
+        "a\n",
+        "0190a1b2c3d470008000000000000001",
+        "{0190a1b2-c3d4-7000-8000-000000000001}",
+    ] {
+        let key: Vec<u8> = sqlx::query_scalar(AssertSqlSafe(format!("select {s}.id_key($1)")))
+            .bind(id)
+            .fetch_one(ledger.pool())
+            .await
+            .unwrap();
+        assert_eq!(key, EventId::new(id).unwrap().key().to_vec(), "{id}");
+    }
+}
+
+#[tokio::test]
+async fn a_sql_id_of_unicode_blanks_is_blank() {
+    let ledger = ledger(2).await;
+    let s = ledger.schema().to_owned();
+    for id in ["\u{3000}", "\u{a0}", "\u{2003}"] {
+        assert!(EventId::new(id).is_err());
+        let key: sqlx::Result<Vec<u8>> = sqlx::query_scalar(AssertSqlSafe(format!("select {s}.id_key($1)")))
+            .bind(id)
+            .fetch_one(ledger.pool())
+            .await;
+        assert!(key.is_err(), "{id:?}");
+    }
+}
+
+#[tokio::test]
+async fn failures_beyond_a_smallint_are_counted_or_dead() {
+    let ledger = ledger(2).await;
+    let terms = |attempts_max| {
+        Mode::Failed(FailureSettings {
+            attempts_max,
+            backoff_base: Duration::ZERO,
+            backoff_max: Duration::ZERO,
+            jitter_permille: 1,
+        })
+    };
+    kit::one(&ledger, &kit::claim("e", terms(100_000))).await.name();
+    run(ledger.pool(), format!("update {}.entry set attempts = 32767", ledger.schema())).await;
+    let outcome = kit::try_one(&ledger, &kit::claim("e", terms(32_768))).await;
+    assert!(outcome.as_ref().is_ok_and(|o| o.name() == "dead"), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn a_baseline_beyond_i64_is_invalid() {
+    let ledger = ledger(2).await;
+    let outcome = kit::try_one(&ledger, &kit::strict_from(Baseline::From(u64::MAX), 5)).await;
+    assert!(outcome.is_err(), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn a_sweep_with_batches_of_none_ends() {
+    let ledger = ledger(2).await;
+    kit::first(&ledger, &kit::claim("e", Mode::Done)).await;
+    let terms = SweepSettings { retention: Duration::from_secs(1), batch_max: 0, dry_run: false };
+    assert!(tokio::time::timeout(Duration::from_secs(3), ledger.sweep(terms)).await.is_ok());
+}
+
+/// A SQL caller that meets an id held by an open transaction.
+#[tokio::test]
+async fn a_sql_claim_of_a_busy_id_does_not_abort_the_transaction() {
+    let ledger = ledger(4).await;
+    let s = ledger.schema().to_owned();
+    let _: String = ask(ledger.pool(), format!("select outcome from {s}.claim_in('s', 'warm')")).await;
+    let mut one = ledger.pool().begin().await.unwrap();
+    let mut two = ledger.pool().begin().await.unwrap();
+    let sql = format!("select outcome from {s}.claim_in('s', 'e')");
+    let a: String = sqlx::query_scalar(AssertSqlSafe(sql.clone())).fetch_one(&mut *one).await.unwrap();
+    let b: sqlx::Result<String> = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&mut *two).await;
+    println!("{a} {b:?}");
+    assert_eq!(b.unwrap(), "busy");
+}
+
+/// A transaction that stands still is ended by the server, and from 17 on also one that keeps it busy: what it claimed is free.
+#[tokio::test]
+async fn t20_a_transaction_past_its_time_is_ended_by_the_server() {
+    let ledger = ledger(8).await;
+    let limited =
+        ask::<i32>(ledger.pool(), "select current_setting('server_version_num')::int").await >= 170_000;
+    let time_max = Duration::from_millis(500);
+    for (id, busy) in [("idle", false), ("busy", true)] {
+        let claim = kit::claim(id, Mode::Done);
+        let mut tx = TransactionalLedger::begin(&ledger, time_max, time_max * 9).await.unwrap();
+        let claimed = TransactionalLedger::claim_in(&ledger, &mut tx, std::slice::from_ref(&claim)).await;
+        assert!(claimed.unwrap().remove(0).unwrap().is_claimed());
+        let began = std::time::Instant::now();
+        if busy && !limited {
+            // An older server lets it go on for as long as it is heard of.
+            while began.elapsed() < time_max * 2 {
+                sqlx::query("select pg_sleep(0.05)").execute(&mut *tx).await.unwrap();
+            }
+            TransactionalLedger::commit(&ledger, tx).await.unwrap().unwrap();
+            continue;
+        }
+        if busy {
+            let error = loop {
+                if let Err(error) = sqlx::query("select pg_sleep(0.05)").execute(&mut *tx).await {
+                    break error;
+                }
+                assert!(began.elapsed() < Duration::from_secs(30), "it goes on and on");
+            };
+            println!("after {:?}: {error}", began.elapsed());
+            assert!(
+                ledger.is_doubt(&error) && ledger.is_lost(&mut tx).await,
+                "no failure of a handler: {error:?}"
+            );
+        }
+        // Whoever comes next waits for the server, not for the one that stands still.
+        support::until("the id is free", async || {
+            let answer = ledger.claim(&[kit::another(&claim)]).await.unwrap().remove(0);
+            answer.unwrap().is_claimed()
+        })
+        .await;
+        assert!(TransactionalLedger::commit(&ledger, tx).await.is_err(), "{id}: it was ended");
+    }
+}
+
+/// A row that the server refuses (here by somebody's trigger) is its own trouble, and not a reason to try again.
+#[tokio::test]
+async fn c8_a_row_that_a_trigger_refuses_fails_alone() {
+    let ledger = ledger(4).await;
+    let s = ledger.schema().to_owned();
+    kit::run(&ledger, &kit::claim("warm", kit::lease())).await;
+    run(
+        ledger.pool(),
+        format!(
+            "create function {s}.refuse() returns trigger language plpgsql as \
+             $$ begin if new.id = convert_to('event-7', 'UTF8') then raise exception 'not this one'; end if; \
+             return new; end $$; \
+             create trigger refuse before insert on {s}.entry for each row execute function {s}.refuse()"
+        ),
+    )
+    .await;
+    let claims: Vec<_> = (0..20).map(|n| kit::claim(&format!("event-{n}"), kit::lease())).collect();
+    for (n, outcome) in ledger.claim(&claims).await.unwrap().into_iter().enumerate() {
+        match outcome {
+            Ok(outcome) => assert!(n != 7 && outcome.is_claimed(), "event-{n}: {outcome:?}"),
+            Err(error) => {
+                assert!(n == 7 && !error.is_retryable(), "event-{n}: {error:?}");
+                assert!(error.chain().contains("not this one"), "{}", error.chain());
+            }
+        }
+    }
+}
