@@ -5,13 +5,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use clap::ValueEnum;
 use hapax::backend::sqlite::{SqliteLedger, SqliteTransaction};
-use hapax::consumer::{Handled, TransactionalLedger};
+use hapax::error::Source;
 use hapax::ledger::{
-    Audit, Capabilities, Claim, Cursor, Due, Entry, Epoch, Extend, Filter, Finding, Grant, Identity,
-    Intervene, Intervened, Marker, Outcome, Page, PublishedDead, Settings, Settle, Settled, Share, Stat,
-    SweepSettings, Swept, Token, Week,
+    Audit, Capabilities, Claim, Claims, ConsumerStore, Cursor, Due, Entry, Epoch, Extend, Filter, Finding,
+    Grant, HeldQuery, Identity, Intervene, Intervened, Marker, Operations, Outcome, Page, PublishedDead,
+    Settings, Settle, Settled, Stat, SweepSettings, Swept, Token, TransactionalLedger, Week,
 };
-use hapax::{Ledger, Result, Scope, Time, Topic};
+use hapax::{Result, Scope, Time, Topic};
 
 /// What is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -61,7 +61,7 @@ impl Broken {
 }
 
 #[async_trait]
-impl Ledger for Broken {
+impl Claims for Broken {
     async fn claim(&self, claims: &[Claim]) -> Result<Vec<Result<Outcome>>> {
         let mut outcomes = self.inner.claim(claims).await?;
         for outcome in outcomes.iter_mut().filter(|_| self.what == Break::Token) {
@@ -87,14 +87,33 @@ impl Ledger for Broken {
     async fn get(&self, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>> {
         self.inner.get(identity, time).await
     }
-    async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
-        self.inner.list(filter, after, limit).await
+    async fn now(&self) -> Result<Time> {
+        self.inner.now().await
     }
-    async fn due(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Due> {
-        self.inner.due(scope, share, limit).await
+    async fn epoch(&self) -> Result<Epoch> {
+        self.inner.epoch().await
     }
-    async fn unpublished_dead(&self, scope: &Scope, share: &Share, limit: usize) -> Result<Vec<Entry>> {
-        self.inner.unpublished_dead(scope, share, limit).await
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+    fn settings(&self) -> &Settings {
+        self.inner.settings()
+    }
+}
+
+#[async_trait]
+impl ConsumerStore for Broken {
+    async fn due(&self, scope: &Scope, query: &HeldQuery, limit: usize) -> Result<Due> {
+        self.inner.due(scope, query, limit).await
+    }
+    async fn unpublished_dead(
+        &self,
+        scope: &Scope,
+        query: &HeldQuery,
+        limit: usize,
+        reserve: Option<Duration>,
+    ) -> Result<Vec<Entry>> {
+        self.inner.unpublished_dead(scope, query, limit, reserve).await
     }
     async fn mark_dead_published(&self, entries: &[PublishedDead]) -> Result<()> {
         self.inner.mark_dead_published(entries).await
@@ -104,6 +123,13 @@ impl Ledger for Broken {
     }
     async fn markers(&self, scope: &Scope, topic: &Topic, partitions: &[i32]) -> Result<Vec<Marker>> {
         self.inner.markers(scope, topic, partitions).await
+    }
+}
+
+#[async_trait]
+impl Operations for Broken {
+    async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page> {
+        self.inner.list(filter, after, limit).await
     }
     async fn stat(&self) -> Result<Stat> {
         self.inner.stat().await
@@ -119,18 +145,6 @@ impl Ledger for Broken {
     }
     async fn check(&self) -> Result<Vec<Finding>> {
         self.inner.check().await
-    }
-    async fn now(&self) -> Result<Time> {
-        self.inner.now().await
-    }
-    async fn epoch(&self) -> Result<Epoch> {
-        self.inner.epoch().await
-    }
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-    fn settings(&self) -> &Settings {
-        self.inner.settings()
     }
 }
 
@@ -182,7 +196,7 @@ impl TransactionalLedger for Broken {
     async fn is_lost(&self, tx: &mut SqliteTransaction) -> bool {
         self.inner.is_lost(tx).await
     }
-    async fn commit(&self, tx: SqliteTransaction) -> Result<Handled> {
+    async fn commit(&self, tx: SqliteTransaction) -> Result<Result<(), Source>> {
         self.inner.commit(tx).await
     }
     async fn roll_back(&self, tx: SqliteTransaction) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use hapax::backend::sqlite::SqliteLedger;
 use hapax::bus::{Bus, Partition};
 use hapax::ledger::Identity;
-use hapax::{Journal, Ledger as _, Scope, Topic};
+use hapax::{Claims as _, Journal, Scope, Topic};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 

@@ -8,14 +8,12 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use hapax::backend::sqlite::{SqliteJournal, SqliteLedger, SqliteTransaction};
 use hapax::bus::{Bus, EmbeddedBus};
-use hapax::consumer::{
-    Consumer, Failed, Handled, LeasedHandler, Progress, TransactionalHandler, TransactionalLedger,
-};
+use hapax::consumer::{Consumer, Failed, Handled, LeasedHandler, Progress, TransactionalHandler};
 use hapax::guard::Run;
 use hapax::journal::JournalSettings;
 use hapax::ledger::Settings;
 use hapax::window::{MemoryWindow, Window, WindowSettings};
-use hapax::{Event, Ledger, Relay, Topic};
+use hapax::{Event, Ledger, Relay, Topic, TransactionalLedger};
 use serde::Deserialize;
 
 use super::broken::{Break, Broken};
