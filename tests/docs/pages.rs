@@ -80,7 +80,7 @@ fn sources() -> Vec<(String, String)> {
                 continue;
             }
             let name = path.strip_prefix(&src).unwrap().to_str().unwrap().replace('\\', "/");
-            if name.ends_with("tests.rs") || !name.ends_with(".rs") {
+            if name.ends_with("tests.rs") || path.extension().is_none_or(|end| end != "rs") {
                 continue;
             }
             let text = std::fs::read_to_string(&path).unwrap();
