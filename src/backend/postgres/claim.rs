@@ -10,7 +10,7 @@ use sqlx::AssertSqlSafe;
 
 use super::codes::{ALONE, TRACKED, from_row, micros, mode_letter, numbered};
 use super::database::Select;
-use super::error::{Meaning, meaning, translate};
+use super::error::{Meaning, translate};
 use super::executor::{Batch, Executor};
 use super::held::Bodies;
 use super::{Inner, lone};
@@ -235,6 +235,9 @@ struct Claims<'a, 'o> {
 }
 
 impl Batch for Claims<'_, '_> {
+    /// An id that is locked is busy.
+    const WAITS_FOR_LOCKS: bool = false;
+
     type Answer = Answer;
 
     fn len(&self) -> usize {
@@ -295,10 +298,10 @@ impl Batch for Claims<'_, '_> {
         Ok(())
     }
 
-    fn failed(&mut self, at: usize, error: sqlx::Error) {
-        self.outcomes[self.group[at].index] = Some(match meaning(&error) {
+    fn failed(&mut self, at: usize, meaning: Meaning, error: Error) {
+        self.outcomes[self.group[at].index] = Some(match meaning {
             Meaning::Locked => Ok(Outcome::Busy { until: None, owner: None }),
-            _ => Err(self.error(error)),
+            _ => Err(error),
         });
     }
 

@@ -8,7 +8,7 @@ use sqlx::AssertSqlSafe;
 
 use super::codes::{from_row, micros, numbered};
 use super::database::Select;
-use super::error::translate;
+use super::error::{Meaning, translate};
 use super::executor::{Batch, Executor};
 use super::held::Bodies;
 use super::{Inner, read};
@@ -128,6 +128,8 @@ struct Settles<'a, 'o> {
 }
 
 impl Batch for Settles<'_, '_> {
+    const WAITS_FOR_LOCKS: bool = true;
+
     type Answer = Answer;
 
     fn len(&self) -> usize {
@@ -160,8 +162,8 @@ impl Batch for Settles<'_, '_> {
         Ok(())
     }
 
-    fn failed(&mut self, at: usize, error: sqlx::Error) {
-        self.answers[self.group[at].index] = Some(Err(self.error(error)));
+    fn failed(&mut self, at: usize, _: Meaning, error: Error) {
+        self.answers[self.group[at].index] = Some(Err(error));
     }
 
     fn error(&self, error: sqlx::Error) -> Error {
@@ -309,6 +311,8 @@ struct Extends<'a> {
 }
 
 impl Batch for Extends<'_> {
+    const WAITS_FOR_LOCKS: bool = true;
+
     type Answer = Answer;
 
     fn len(&self) -> usize {
@@ -338,8 +342,8 @@ impl Batch for Extends<'_> {
         Ok(())
     }
 
-    fn failed(&mut self, at: usize, error: sqlx::Error) {
-        self.answers[self.order[at]] = Err(self.error(error));
+    fn failed(&mut self, at: usize, _: Meaning, error: Error) {
+        self.answers[self.order[at]] = Err(error);
     }
 
     fn error(&self, error: sqlx::Error) -> Error {
