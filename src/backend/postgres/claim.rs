@@ -97,9 +97,10 @@ pub(super) async fn claim(inner: &Inner, claims: &[Claim]) -> Result<Vec<Result<
     let mut ready: Vec<Ready<'_>> = Vec::with_capacity(claims.len());
     let mut unregistered = Unregistered::default();
     for (index, claim) in claims.iter().enumerate() {
-        let looked = match unregistered.has(claim) {
-            true => Err(Unregistered::error()),
-            false => look_up(inner, claim, index, ready.last()).await,
+        let looked = if unregistered.has(claim) {
+            Err(Unregistered::error())
+        } else {
+            look_up(inner, claim, index, ready.last()).await
         };
         match looked {
             Ok(one) => {

@@ -296,12 +296,12 @@ pub(super) async fn extend(inner: &Inner, extends: &[Extend]) -> Result<Vec<Resu
     let mut order: Vec<usize> = (0..extends.len()).collect();
     order.sort_by_key(|at| (scopes[*at], extends[*at].identity.id.key()));
     let answers = extends.iter().map(|_| Ok(Settled::Fenced { state: None })).collect();
-    let mut batch = Extends { inner, extends, scopes, order, answers };
+    let mut batch = Extensions { inner, extends, scopes, order, answers };
     Executor::new(&inner.database).run(&mut batch).await?;
     Ok(batch.answers)
 }
 
-struct Extends<'a> {
+struct Extensions<'a> {
     inner: &'a Inner,
     extends: &'a [Extend],
     scopes: Vec<i32>,
@@ -310,7 +310,7 @@ struct Extends<'a> {
     answers: Vec<Result<Settled>>,
 }
 
-impl Batch for Extends<'_> {
+impl Batch for Extensions<'_> {
     const WAITS_FOR_LOCKS: bool = true;
 
     type Answer = Answer;
