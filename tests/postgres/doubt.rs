@@ -201,8 +201,10 @@ async fn t99_a_cancelled_begin_leaves_no_transaction_in_the_pool() {
 /// A restarted server has closed every connection of the pool. The first call gets over all of them at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_gets_over_a_pool_whose_connections_are_all_dead() {
-    let ledger = support::ledger(8).await;
-    let witness = pool(1).await;
+    // A pool as hapax opens it: sqlx does not test connections before it hands them out.
+    let (witness, mut settings) = (pool(1).await, settings(&fresh_schema()));
+    settings.pool_max = 8;
+    let ledger = PgLedger::connect(&url(), settings).await.unwrap();
     let claim = kit::claim("after-the-restart", kit::lease());
     kit::run(&ledger, &kit::claim("warm-up", kit::lease())).await;
     let mut grant = None;

@@ -10,7 +10,7 @@ use sqlx::AssertSqlSafe;
 
 use super::codes::{ALONE, TRACKED, from_row, micros, mode_letter, numbered};
 use super::database::Select;
-use super::error::{Meaning, meaning, translate};
+use super::error::{Meaning, translate};
 use super::executor::{Batch, Executor};
 use super::held::Bodies;
 use super::{Inner, lone};
@@ -97,9 +97,10 @@ pub(super) async fn claim(inner: &Inner, claims: &[Claim]) -> Result<Vec<Result<
     let mut ready: Vec<Ready<'_>> = Vec::with_capacity(claims.len());
     let mut unregistered = Unregistered::default();
     for (index, claim) in claims.iter().enumerate() {
-        let looked = match unregistered.has(claim) {
-            true => Err(Unregistered::error()),
-            false => look_up(inner, claim, index, ready.last()).await,
+        let looked = if unregistered.has(claim) {
+            Err(Unregistered::error())
+        } else {
+            look_up(inner, claim, index, ready.last()).await
         };
         match looked {
             Ok(one) => {
@@ -235,6 +236,9 @@ struct Claims<'a, 'o> {
 }
 
 impl Batch for Claims<'_, '_> {
+    /// An id that is locked is busy.
+    const WAITS_FOR_LOCKS: bool = false;
+
     type Answer = Answer;
 
     fn len(&self) -> usize {
@@ -295,10 +299,10 @@ impl Batch for Claims<'_, '_> {
         Ok(())
     }
 
-    fn failed(&mut self, at: usize, error: sqlx::Error) {
-        self.outcomes[self.group[at].index] = Some(match meaning(&error) {
+    fn failed(&mut self, at: usize, meaning: Meaning, error: Error) {
+        self.outcomes[self.group[at].index] = Some(match meaning {
             Meaning::Locked => Ok(Outcome::Busy { until: None, owner: None }),
-            _ => Err(self.error(error)),
+            _ => Err(error),
         });
     }
 

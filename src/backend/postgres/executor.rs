@@ -2,7 +2,8 @@
 //! parts, or give up. No other module sends a statement again.
 //!
 //! - *A row is locked or bad* (55P03, 55006, 22…): the batch is split until that row is alone, and
-//!   the error concerns only that row.
+//!   the error concerns only that row. Batches that [wait for locks](Batch::WAITS_FOR_LOCKS) send a
+//!   locked row again, after the others; each time counts as a conflict.
 //! - *Another transaction was in the way* (40001, 40P01, 23505, a missing week): the statement is
 //!   sent again. The call gives up after [`CONFLICTS_MAX`] conflicts.
 //! - *The connection was lost*: it is unknown whether the statement took effect. It is sent again,
@@ -36,6 +37,10 @@ const SPLIT: usize = 8;
 
 /// Rows that are sent together, and apart where one of them is locked or bad.
 pub(super) trait Batch: Send + Sync {
+    /// Whether a row that is locked is sent again. Other statements of hapax hold locks for a short
+    /// time only.
+    const WAITS_FOR_LOCKS: bool;
+
     /// One row of an answer.
     type Answer: Send;
 
@@ -52,7 +57,7 @@ pub(super) trait Batch: Send + Sync {
     fn answered(&mut self, part: Range<usize>, answers: Vec<Self::Answer>) -> Result<()>;
 
     /// One row is locked or bad.
-    fn failed(&mut self, at: usize, error: sqlx::Error);
+    fn failed(&mut self, at: usize, meaning: Meaning, error: Error);
 
     /// A week of a part does not exist. `own`: not in a caller's transaction.
     fn week_missing(&self, _part: Range<usize>, _own: bool) -> impl Future<Output = Result<()>> + Send {
@@ -101,7 +106,7 @@ impl<'c> Executor<'c> {
 
     /// Runs a batch in as few statements as locks and bad rows allow. Its parts run in order. An
     /// error means that the rows without an answer were not sent, or that nothing is known of them.
-    pub(super) async fn run(&mut self, batch: &mut impl Batch) -> Result<()> {
+    pub(super) async fn run<B: Batch>(&mut self, batch: &mut B) -> Result<()> {
         let mut parts = vec![0..batch.len()];
         while let Some(part) = parts.pop().filter(|part| !part.is_empty()) {
             let error = match batch.send(self, part.clone()).await {
@@ -113,7 +118,14 @@ impl<'c> Executor<'c> {
             };
             match meaning(&error) {
                 Meaning::Locked | Meaning::Data if part.len() > 1 => split(&part, &mut parts),
-                Meaning::Locked | Meaning::Data => batch.failed(part.start, error),
+                meaning @ (Meaning::Locked | Meaning::Data) => {
+                    let waits = meaning == Meaning::Locked && B::WAITS_FOR_LOCKS;
+                    if waits && self.may_send_again(&error).await {
+                        parts.insert(0, part);
+                    } else {
+                        batch.failed(part.start, meaning, self.given_up(batch.error(error)));
+                    }
+                }
                 meaning => {
                     if meaning == Meaning::NoWeek {
                         batch.week_missing(part.clone(), self.is_own()).await?;
@@ -143,7 +155,7 @@ impl<'c> Executor<'c> {
             };
             match once.await {
                 Ok(row) => return Ok(row),
-                Err(error) if self.may_send_again(&error).await => {}
+                Err(error) if meaning(&error) != Meaning::Locked && self.may_send_again(&error).await => {}
                 Err(error) => return Err(self.given_up(translate(what, error))),
             }
         }
@@ -156,7 +168,7 @@ impl<'c> Executor<'c> {
             return false;
         }
         let (spent, max) = match (error, meaning(error)) {
-            (_, Meaning::Conflict | Meaning::Unique | Meaning::NoWeek) => {
+            (_, Meaning::Conflict | Meaning::Unique | Meaning::NoWeek | Meaning::Locked) => {
                 (&mut self.conflicts, CONFLICTS_MAX)
             }
             // The pool had no connection for as long as its timeout: that was waiting enough.

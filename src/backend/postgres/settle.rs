@@ -8,7 +8,7 @@ use sqlx::AssertSqlSafe;
 
 use super::codes::{from_row, micros, numbered};
 use super::database::Select;
-use super::error::translate;
+use super::error::{Meaning, translate};
 use super::executor::{Batch, Executor};
 use super::held::Bodies;
 use super::{Inner, read};
@@ -128,6 +128,8 @@ struct Settles<'a, 'o> {
 }
 
 impl Batch for Settles<'_, '_> {
+    const WAITS_FOR_LOCKS: bool = true;
+
     type Answer = Answer;
 
     fn len(&self) -> usize {
@@ -160,8 +162,8 @@ impl Batch for Settles<'_, '_> {
         Ok(())
     }
 
-    fn failed(&mut self, at: usize, error: sqlx::Error) {
-        self.answers[self.group[at].index] = Some(Err(self.error(error)));
+    fn failed(&mut self, at: usize, _: Meaning, error: Error) {
+        self.answers[self.group[at].index] = Some(Err(error));
     }
 
     fn error(&self, error: sqlx::Error) -> Error {
@@ -294,12 +296,12 @@ pub(super) async fn extend(inner: &Inner, extends: &[Extend]) -> Result<Vec<Resu
     let mut order: Vec<usize> = (0..extends.len()).collect();
     order.sort_by_key(|at| (scopes[*at], extends[*at].identity.id.key()));
     let answers = extends.iter().map(|_| Ok(Settled::Fenced { state: None })).collect();
-    let mut batch = Extends { inner, extends, scopes, order, answers };
+    let mut batch = Extensions { inner, extends, scopes, order, answers };
     Executor::new(&inner.database).run(&mut batch).await?;
     Ok(batch.answers)
 }
 
-struct Extends<'a> {
+struct Extensions<'a> {
     inner: &'a Inner,
     extends: &'a [Extend],
     scopes: Vec<i32>,
@@ -308,7 +310,9 @@ struct Extends<'a> {
     answers: Vec<Result<Settled>>,
 }
 
-impl Batch for Extends<'_> {
+impl Batch for Extensions<'_> {
+    const WAITS_FOR_LOCKS: bool = true;
+
     type Answer = Answer;
 
     fn len(&self) -> usize {
@@ -338,8 +342,8 @@ impl Batch for Extends<'_> {
         Ok(())
     }
 
-    fn failed(&mut self, at: usize, error: sqlx::Error) {
-        self.answers[self.order[at]] = Err(self.error(error));
+    fn failed(&mut self, at: usize, _: Meaning, error: Error) {
+        self.answers[self.order[at]] = Err(error);
     }
 
     fn error(&self, error: sqlx::Error) -> Error {

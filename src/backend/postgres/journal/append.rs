@@ -11,6 +11,7 @@ use sqlx::{AssertSqlSafe, PgTransaction};
 use super::{Inner, fail};
 use crate::backend::postgres::codes::{count, from_row, numbered, tenant_text};
 use crate::backend::postgres::database::Select;
+use crate::backend::postgres::error::Meaning;
 use crate::backend::postgres::executor::{Batch, Executor};
 use crate::clock::Time;
 use crate::error::{Error, Result};
@@ -125,6 +126,9 @@ struct Appends<'a, 'o> {
 }
 
 impl Batch for Appends<'_, '_> {
+    /// A single append has waited for its lock for long enough.
+    const WAITS_FOR_LOCKS: bool = false;
+
     type Answer = Answer;
 
     fn len(&self) -> usize {
@@ -148,8 +152,8 @@ impl Batch for Appends<'_, '_> {
         Ok(())
     }
 
-    fn failed(&mut self, at: usize, error: sqlx::Error) {
-        self.answers[self.places[at]] = Some(Err(self.error(error)));
+    fn failed(&mut self, at: usize, _: Meaning, error: Error) {
+        self.answers[self.places[at]] = Some(Err(error));
     }
 
     fn error(&self, error: sqlx::Error) -> Error {

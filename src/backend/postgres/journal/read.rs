@@ -84,7 +84,7 @@ from_row! {
 
 from_row! { "o_",
     /// How many positions were drawn, and who may still fill some of them.
-    struct Writers { drawn: Option<i64>, writers: Vec<String>, life: String }
+    struct HorizonRow { drawn: Option<i64>, writers: Vec<String>, life: String }
 }
 
 /// SQL that identifies the life of a server, readable by every role: when it started, when it last
@@ -180,9 +180,9 @@ impl Horizon {
 /// Looks for writers, and returns up to where everything is decided now.
 pub(super) async fn settle(inner: &Inner) -> Result<Known> {
     let mut watch = inner.horizon.watch.lock().await;
-    let query = sqlx::query_as::<_, Writers>(AssertSqlSafe(Arc::clone(&inner.sql.horizon)));
+    let query = sqlx::query_as::<_, HorizonRow>(AssertSqlSafe(Arc::clone(&inner.sql.horizon)));
     let found = inner.fetch_first("looking for writers", query).await?;
-    let Writers { drawn, writers, life } =
+    let HorizonRow { drawn, writers, life } =
         found.ok_or_else(|| Error::Corrupt("the journal's horizon is missing".into()))?;
     if drawn.is_none() && *inner.horizon.known().life != *life {
         tracing::warn!(
