@@ -164,7 +164,7 @@ impl Crew {
                 (number, Said::WillHold) => asked.retain(|other| *other != number),
                 // One that has not answered yet speaks of an earlier event, and was told to go on.
                 (number, Said::Holding(held)) if !asked.contains(&number) => {
-                    self.holders.push_back((number, held))
+                    self.holders.push_back((number, held));
                 }
                 _ => {}
             }

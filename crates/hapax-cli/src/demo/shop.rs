@@ -26,6 +26,8 @@ const RETRIED: u64 = 5;
 const COPY: &str = "demo_copy";
 /// How many records gather before their copies are shuffled and published.
 const COPIES: usize = 100;
+/// If nothing comes for this long, fewer are enough.
+const IDLE: Duration = Duration::from_millis(200);
 
 /// A pseudo-random sequence (splitmix64): the same seed gives the same orders.
 #[derive(Debug, Clone)]
@@ -139,14 +141,11 @@ pub async fn copy(bus: Arc<dyn Bus>, events: u64, mut random: Random, shown: Sha
             shown.change(|shown| shown.all_published = true);
             // The relay may publish some again; they are counted.
         }
-        let next = match tokio::time::timeout(Duration::from_millis(200), records.next()).await {
-            Ok(next) => next?,
-            Err(_) => {
-                publish(&*bus, &mut copies, &mut random, &shown).await?;
-                continue;
-            }
+        let Ok(next) = tokio::time::timeout(IDLE, records.next()).await else {
+            publish(&*bus, &mut copies, &mut random, &shown).await?;
+            continue;
         };
-        let received = match next {
+        let received = match next? {
             BusEvent::Records(received) => received,
             BusEvent::Revoked(partitions) => {
                 records.release(&partitions).await?;

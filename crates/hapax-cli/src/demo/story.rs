@@ -55,7 +55,7 @@ pub struct Story {
     pub random: Random,
 }
 
-fn away(error: rusqlite::Error) -> Failure {
+fn away(error: &rusqlite::Error) -> Failure {
     Failure::dependency("unavailable", format!("the effects cannot be read: {error}"))
 }
 
@@ -189,7 +189,7 @@ impl Story {
         order: u64,
     ) -> Result<(), Failure> {
         let end = Instant::now() + PATIENCE;
-        while !self.witness.is_booked(customer, order).map_err(away)? {
+        while !self.witness.is_booked(customer, order).map_err(|e| away(&e))? {
             self.wait(crew, tasks, end, "for a parcel to be booked").await?;
         }
         Ok(())

@@ -63,13 +63,13 @@ impl Role {
 
 /// What the events are about.
 #[derive(Debug, Deserialize)]
-struct Order {
+struct Payload {
     order: u64,
     customer: String,
     cents: i64,
 }
 
-fn order_of(event: &Event) -> Result<Order, Failed> {
+fn order_of(event: &Event) -> Result<Payload, Failed> {
     serde_json::from_slice(&event.payload).map_err(Failed::fatal)
 }
 
@@ -164,7 +164,7 @@ struct Charge {
 
 impl TransactionalHandler<SqliteTransaction> for Charge {
     async fn handle(&self, tx: &mut SqliteTransaction, event: &Event) -> Handled {
-        let Order { order, customer, cents } = order_of(event)?;
+        let Payload { order, customer, cents } = order_of(event)?;
         tx.prepare_cached("INSERT INTO charges (order_number, customer, cents) VALUES (?1, ?2, ?3)")?
             .execute((order as i64, &customer, cents))?;
         // Killed here, in the middle of the transaction.
@@ -209,8 +209,8 @@ impl LeasedHandler for Ship {
 }
 
 /// Reads the customer's document, adds the parcel, and writes it back.
-fn book(desk: &Desk, carrier: &Carrier, order: &Order, token: i64) -> Handled {
-    let Order { order, customer, .. } = order;
+fn book(desk: &Desk, carrier: &Carrier, order: &Payload, token: i64) -> Handled {
+    let Payload { order, customer, .. } = order;
     let mut booked = carrier.get(customer)?;
     if booked.contains(order) {
         desk.found_in_carrier(); // the run before got this far, and no further
