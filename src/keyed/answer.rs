@@ -58,6 +58,7 @@ impl Answer {
     }
 
     /// The headers as text: an array of names and values. A byte of a value is one character.
+    #[cfg(any(test, feature = "postgres", feature = "sqlite"))]
     pub(crate) fn headers_text(&self) -> String {
         let text = |value: &[u8]| value.iter().map(|byte| char::from(*byte)).collect::<String>();
         let pairs: Vec<_> = self.headers.iter().map(|(name, value)| (name, text(value))).collect();
@@ -65,6 +66,7 @@ impl Answer {
     }
 
     /// An answer as it was stored.
+    #[cfg(any(test, feature = "postgres", feature = "sqlite"))]
     pub(crate) fn stored(status: i64, headers: &str, body: Vec<u8>) -> Result<Self> {
         let corrupt = |what: &str| Error::Corrupt(format!("a stored answer: {what}"));
         let pairs: Vec<(String, String)> =

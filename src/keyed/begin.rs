@@ -65,6 +65,7 @@ impl Begin {
         check_lease(self.lease)
     }
 
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn tenant_text(&self) -> &str {
         self.tenant.as_ref().map_or("", Tenant::as_str)
     }
@@ -89,6 +90,7 @@ pub struct KeyLease {
 }
 
 impl KeyLease {
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn tenant_text(&self) -> &str {
         self.tenant.as_ref().map_or("", Tenant::as_str)
     }

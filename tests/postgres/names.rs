@@ -288,7 +288,12 @@ async fn t88_the_statements_of_the_sql_page_run_as_written() {
     let admin = pool_to(&scratch.url(), 2).await;
     PgLedger::with_pool(admin.clone(), settings("hapax")).await.unwrap();
     PgJournal::with_pool(admin.clone(), PgJournalSettings::default()).await.unwrap();
-    hapax::backend::postgres::PgKeys::with_pool(admin.clone(), Default::default()).await.unwrap();
+    hapax::backend::postgres::PgKeys::with_pool(
+        admin.clone(),
+        hapax::backend::postgres::PgKeysSettings::default(),
+    )
+    .await
+    .unwrap();
     run(&admin, "create table orders (id text, amount int)".into()).await;
     let (app, relay) = (format!("app_{}", scratch.name), format!("relay_{}", scratch.name));
     for role in [&app, &relay] {

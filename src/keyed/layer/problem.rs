@@ -110,6 +110,7 @@ impl Problem {
         )
     }
 
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(super) fn no_transaction() -> Self {
         let detail = "the handler takes a transaction, but its layer is not transactional, or its keys are in another database";
         Problem::new(
