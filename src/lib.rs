@@ -84,6 +84,6 @@ pub use ledger::{Claims, ConsumerStore, Ledger, Operations, Outcome, Transaction
 pub use relay::Relay;
 
 /// The README's programs, compiled and run as they stand there.
-#[cfg(all(doctest, feature = "postgres"))]
+#[cfg(all(doctest, feature = "postgres", feature = "axum"))]
 #[doc = include_str!("../README.md")]
 pub struct Readme;
