@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::OpenSettings;
-use crate::config::hide_password;
 use crate::error::{Error, Result};
 use crate::keyed::{Keys, MemoryKeys};
+use crate::secret::hide_password;
 
 pub(super) async fn open(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Keys>> {
     match url.split_once(':') {

@@ -302,16 +302,22 @@ async fn any_member_takes_what_is_due() {
     let claims: Vec<_> = (0..EVENTS).map(|n| held(&format!("e-{n}"), "orders", (n % 7) as i32)).collect();
     ledger.claim(&claims).await.unwrap();
     let (seen, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    // Nobody finishes an event before everybody has one, so that one cannot do it all.
+    let at_work = tokio::sync::watch::Sender::new(std::collections::BTreeSet::new());
     let mut running = Vec::new();
     for member in 0..3 {
         let consumer = consumer(&bus, &ledger).build().unwrap();
-        let (handle, seen) = (consumer.handle(), seen.clone());
+        let (handle, seen, at_work) = (consumer.handle(), seen.clone(), at_work.clone());
         running.push((
             handle,
             tokio::spawn(consumer.run(leased(move |event: Event, _| {
                 seen.send((member, event.id.to_string())).unwrap();
-                async {
-                    tokio::time::sleep(Duration::from_millis(5)).await; // so that one cannot do it all
+                at_work.send_modify(|members| {
+                    members.insert(member);
+                });
+                let mut at_work = at_work.subscribe();
+                async move {
+                    at_work.wait_for(|members| members.len() == 3).await.unwrap();
                     Ok(())
                 }
             }))),

@@ -7,9 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::support::postgres::{
-    PgHarness, Random, ask, child, ledger, pool, role, run, settings, until, until_waiting,
-};
+use crate::support::postgres::{PgHarness, Random, ask, child, ledger, pool, role, run, settings, until};
 use hapax::backend::postgres::PgLedger;
 use hapax::ledger::{
     Claim, Claims, Mode, OnDead, Operations, OrderPolicy, Outcome, Settle, SweepSettings, Week,
@@ -250,7 +248,14 @@ async fn t19_a_lease_granted_after_a_lock_wait_has_its_full_length() {
             let (ledger, again) = (ledger.clone(), kit::another(&claim));
             async move { kit::one(&ledger, &again).await }
         });
-        until_waiting(ledger.pool(), &format!("{schema}.claim_batch")).await;
+        let waits = format!(
+            "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%{schema}.claim_batch%' \
+             and pid <> pg_backend_pid()"
+        );
+        until("the claim waits, or has waited too long", async || {
+            waiting.is_finished() || ask::<i64>(ledger.pool(), waits.clone()).await > 0
+        })
+        .await;
         let released = ledger.now().await.unwrap();
         tx.rollback().await.unwrap();
         // Had it waited a tenth of a second it would be told `busy`, which is also fine, and shows nothing here.

@@ -1,5 +1,6 @@
 //! What tests of several areas share. Each program uses its part.
-#![allow(dead_code, unused_imports, unused_macros)]
+#![allow(dead_code, unused_imports, unused_macros)] // each program uses its part
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a panic is how a test fails
 
 #[cfg(all(feature = "testing", feature = "postgres"))]
 pub mod cluster;

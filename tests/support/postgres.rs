@@ -168,6 +168,8 @@ pub fn settings(schema: &str) -> PgSettings {
     let mut settings = PgSettings::default();
     schema.clone_into(&mut settings.schema);
     settings.pooling = hapax::backend::postgres::Pooling::Session;
+    // A drop waits for all transactions of the database, and other tests have some open for long.
+    settings.sweep_patience = Duration::from_secs(180);
     settings
 }
 

@@ -29,17 +29,32 @@ pub fn produce(broker: &str, topic: &str, records: &[RawRecord<'_>]) {
     body.extend(0_i32.to_be_bytes());
     body.extend((batch.len() as i32).to_be_bytes());
     body.extend(batch);
+    // A topic that was just made has no leader at first: 3 and 6 mean "ask again".
+    let end = std::time::Instant::now() + Duration::from_secs(60);
+    loop {
+        let error = send(broker, &body, topic);
+        if error == 0 {
+            return;
+        }
+        let again = matches!(error, 3 | 6) && std::time::Instant::now() < end;
+        assert!(again, "the broker's error code is {error}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// The broker's error code.
+fn send(broker: &str, body: &[u8], topic: &str) -> i16 {
     let mut stream = TcpStream::connect(broker).expect("the broker");
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     stream.write_all(&(body.len() as i32).to_be_bytes()).unwrap();
-    stream.write_all(&body).unwrap();
+    stream.write_all(body).unwrap();
     let mut length = [0; 4];
     stream.read_exact(&mut length).expect("an answer");
     let mut answer = vec![0; u32::from_be_bytes(length) as usize];
     stream.read_exact(&mut answer).expect("an answer");
     // correlation, one topic, its name, one partition, its number: then the error.
     let at = 4 + 4 + 2 + topic.len() + 4 + 4;
-    assert_eq!(i16::from_be_bytes([answer[at], answer[at + 1]]), 0, "the broker's error code");
+    i16::from_be_bytes([answer[at], answer[at + 1]])
 }
 
 fn batch(records: &[RawRecord<'_>]) -> Vec<u8> {

@@ -12,8 +12,14 @@ pub fn test(name: &str) -> Command {
     let is_it = |path: &&str| *path == name || path.ends_with(&format!("::{name}"));
     let found: Vec<&str> =
         list.lines().filter_map(|line| line.strip_suffix(": test")).filter(is_it).collect();
-    let [path] = found[..] else { panic!("`{name}` names {} tests of this program: {found:?}", found.len()) };
+    // Of equal names the outermost is meant; an inner one is named with its module.
+    let depth = |path: &&&str| path.matches("::").count();
+    let least = found.iter().map(|path| depth(&path)).min();
+    let outermost: Vec<_> = found.iter().filter(|path| Some(depth(path)) == least).collect();
+    let [path] = outermost[..] else {
+        panic!("`{name}` names {} tests of this program: {found:?}", found.len())
+    };
     let mut command = Command::new(program);
-    command.args([path, "--exact", "--nocapture"]);
+    command.args([*path, "--exact", "--nocapture"]);
     command
 }
