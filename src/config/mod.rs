@@ -21,6 +21,7 @@
 mod consumer;
 mod file;
 mod journal;
+mod kind;
 mod load;
 mod scoped;
 mod table;
@@ -33,8 +34,9 @@ use std::time::Duration;
 
 pub use consumer::ConsumerConfig;
 pub use journal::{JournalConfig, RelayConfig};
+pub use kind::Kind;
 pub use load::{Place, Sources, Value};
-pub use table::{ATTEMPTS_OF_SCOPE, Kind, SETTINGS, Setting, setting};
+pub use table::{ATTEMPTS_OF_SCOPE, SETTINGS, Setting, setting};
 
 pub use crate::backend::Migrate;
 use crate::error::{Error, Result};
