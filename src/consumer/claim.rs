@@ -212,7 +212,7 @@ impl ConsumerContext {
             // A process of the scope wants it after all. It stays held, and is not stepped past
             // when it is due.
             Ok(Outcome::RetryLater { .. } | Outcome::Busy { .. }) if arrival.is_held() => {
-                Ending::Passed(Passed::Held)
+                Ending::Passed(Passed::Left)
             }
             Ok(other) => self.unclaimed(other, arrival).await,
             Err(error @ Error::Invalid { .. }) => self.refuse(arrival, &error.to_string()).await,

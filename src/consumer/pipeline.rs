@@ -412,7 +412,8 @@ impl Pipeline {
     /// be read this time, so it now has its own id.
     fn end_alias(&self, arrival: &Arrival, refused: Identity, week: Week, how: Passed) {
         let identity = self.context.identity_of(arrival);
-        if identity == refused || matches!(how, Passed::Refused | Passed::TooOld) {
+        // Left to another process: until that one has settled it, its bytes are here alone.
+        if identity == refused || matches!(how, Passed::Refused | Passed::TooOld | Passed::Left) {
             return;
         }
         let core = self.context.core.clone();

@@ -296,6 +296,7 @@ impl Workers {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broker_that_is_killed_under_load_loses_nothing() {
     world::play!();
+    let _broker = crate::BROKER.lock().await;
     let lines = Lines::default();
     tracing::subscriber::set_global_default(tracing_subscriber::registry().with(lines.clone())).unwrap();
     let workers = Workers::new("a_broker_that_is_killed_under_load_loses_nothing").await;

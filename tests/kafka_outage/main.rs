@@ -5,3 +5,7 @@ mod support;
 
 mod consuming;
 mod relaying;
+
+/// One test at a time: each of them stops the broker.
+#[cfg(all(feature = "testing", feature = "kafka"))]
+static BROKER: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());

@@ -28,6 +28,7 @@ async fn services(command: &'static str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broker_that_is_gone_for_a_while_leaves_nobody_behind() {
+    let _broker = crate::BROKER.lock().await;
     let mut settings = settings();
     settings.publish_timeout = Duration::from_secs(4); // several tries while it is away
     let bus = Arc::new(connect(settings).await);

@@ -6,30 +6,25 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
+use crate::event::Fingerprint;
 use crate::id::Tenant;
-use crate::keyed::{Answer, Begin, IdempotencyKey, RequestPrint};
+use crate::keyed::{Answer, Begin, IdempotencyKey};
 
-type Name = (Option<Tenant>, IdempotencyKey);
+/// One request. Another request with the same key asks the store by itself: only the store knows
+/// which of them the key belongs to.
+type Name = (Option<Tenant>, IdempotencyKey, Fingerprint);
 /// The answer, once it is kept.
 type Known = Option<Arc<Answer>>;
 
 #[derive(Debug, Default, Clone)]
-pub(super) struct Flights(Arc<Mutex<HashMap<Name, Flight>>>);
-
-#[derive(Debug)]
-struct Flight {
-    print: RequestPrint,
-    answer: watch::Receiver<Known>,
-}
+pub(super) struct Flights(Arc<Mutex<HashMap<Name, watch::Receiver<Known>>>>);
 
 /// A request's part.
 pub(super) enum Entered {
     /// It goes to the store.
     Leader(Leader),
-    /// Another one does, for the same request; this is where its answer will be.
+    /// Another one does; this is where its answer will be.
     Follower(watch::Receiver<Known>),
-    /// Another one does, for another request.
-    Mismatch(Vec<String>),
 }
 
 /// The request that goes to the store; when it is dropped, the others go on.
@@ -40,21 +35,18 @@ pub(super) struct Leader {
 }
 
 impl Flights {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Name, Flight>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Name, watch::Receiver<Known>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn enter(&self, begin: &Begin) -> Entered {
-        let name = (begin.tenant.clone(), begin.key.clone());
+        let name = (begin.tenant.clone(), begin.key.clone(), begin.print.fingerprint);
         let mut flights = self.lock();
-        if let Some(flight) = flights.get(&name) {
-            if flight.print.fingerprint == begin.print.fingerprint {
-                return Entered::Follower(flight.answer.clone());
-            }
-            return Entered::Mismatch(begin.print.differing(&flight.print.parts_text()));
+        if let Some(answer) = flights.get(&name) {
+            return Entered::Follower(answer.clone());
         }
         let (answer, receiver) = watch::channel(None);
-        flights.insert(name.clone(), Flight { print: begin.print.clone(), answer: receiver });
+        flights.insert(name.clone(), receiver);
         Entered::Leader(Leader { flights: self.clone(), name, answer })
     }
 }
@@ -69,5 +61,31 @@ impl Leader {
 impl Drop for Leader {
     fn drop(&mut self) {
         self.flights.lock().remove(&self.name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+    use super::*;
+    use crate::keyed::{RequestParts, RequestPrint};
+
+    fn begin(key: &IdempotencyKey, body: &[u8]) -> Begin {
+        let request = RequestParts { method: "POST", target: "/orders", body, ..Default::default() };
+        Begin::new(None, key.clone(), RequestPrint::of(&[7; 32], &request))
+    }
+
+    /// A key may belong to a request that is done; only the store knows. So another request with the
+    /// key answers nobody, and is answered by nobody, but the store.
+    #[test]
+    fn requests_wait_only_for_the_same_request() {
+        let (flights, key) = (Flights::default(), IdempotencyKey::now_v7());
+        let first = flights.enter(&begin(&key, b"one"));
+        assert!(matches!(first, Entered::Leader(_)));
+        assert!(matches!(flights.enter(&begin(&key, b"one")), Entered::Follower(_)));
+        assert!(matches!(flights.enter(&begin(&key, b"two")), Entered::Leader(_)));
+        drop(first);
+        assert!(matches!(flights.enter(&begin(&key, b"one")), Entered::Leader(_)));
     }
 }

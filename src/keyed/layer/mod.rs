@@ -23,6 +23,8 @@ pub use tx::KeyedSqlite;
 pub use tx::KeyedTx;
 pub use tx::TransactionalKeys;
 
+use flight::Flights;
+
 use super::{AfterFailure, Keys, RETENTION};
 use crate::id::Tenant;
 
@@ -113,6 +115,8 @@ struct Settings {
 pub struct KeyedLayer<K> {
     keys: K,
     settings: Settings,
+    /// Shared by all services of the layer: axum makes one for each connection.
+    flights: Flights,
 }
 
 impl<K: fmt::Debug> fmt::Debug for KeyedLayer<K> {
@@ -147,7 +151,7 @@ impl<K: Keys + Clone> KeyedLayer<K> {
             caller: Arc::new(by_authorization),
             transactions: None,
         };
-        KeyedLayer { keys, settings }
+        KeyedLayer { keys, settings, flights: Flights::default() }
     }
 
     /// Refuses requests without a key: 400 `key-missing`.
@@ -252,6 +256,6 @@ impl<S, K: Keys + Clone> Layer<S> for KeyedLayer<K> {
     type Service = KeyedService<S>;
 
     fn layer(&self, inner: S) -> KeyedService<S> {
-        KeyedService::new(inner, Arc::new(self.keys.clone()), self.settings.clone())
+        KeyedService::new(inner, Arc::new(self.keys.clone()), self.settings.clone(), self.flights.clone())
     }
 }

@@ -42,8 +42,8 @@ pub(super) struct Shared {
 }
 
 impl<S> KeyedService<S> {
-    pub(super) fn new(inner: S, keys: Arc<dyn Keys>, settings: Settings) -> Self {
-        KeyedService { inner, layer: Arc::new(Shared { keys, settings, flights: Flights::default() }) }
+    pub(super) fn new(inner: S, keys: Arc<dyn Keys>, settings: Settings, flights: Flights) -> Self {
+        KeyedService { inner, layer: Arc::new(Shared { keys, settings, flights }) }
     }
 }
 
@@ -145,7 +145,6 @@ where
             Entered::Leader(leader) => {
                 return lead(&layer, inner, parts, body, &begin, deadline, &leader).await;
             }
-            Entered::Mismatch(differing) => return mismatch(&layer, &begin, differing),
             Entered::Follower(mut answer) => {
                 let over = tokio::time::timeout_at(deadline, answer.wait_for(Option::is_some)).await;
                 match over {
@@ -231,5 +230,26 @@ where
         Begun::Mismatch { differing } => mismatch(layer, begin, differing),
         Begun::Expired => Problem::expired().into_response(),
         Begun::OutcomeUnknown { .. } => Problem::outcome_unknown().into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tower_layer::Layer as _;
+
+    use super::*;
+    use crate::keyed::{KeyedLayer, MemoryKeys};
+
+    /// axum makes a service for each connection; a request waits for one of another connection too.
+    #[test]
+    fn services_of_a_layer_share_their_requests() {
+        let layer = KeyedLayer::new(MemoryKeys::default());
+        let (one, other) = (layer.layer(()), layer.layer(()));
+        let request = RequestParts { method: "POST", target: "/", body: b"", ..Default::default() };
+        let print = RequestPrint::of(one.layer.keys.secret(), &request);
+        let begin = Begin::new(None, IdempotencyKey::now_v7(), print);
+        let first = one.layer.flights.enter(&begin);
+        assert!(matches!(first, Entered::Leader(_)));
+        assert!(matches!(other.layer.flights.enter(&begin), Entered::Follower(_)));
     }
 }
