@@ -30,6 +30,10 @@ bench *ARGS="all":
 torture *ARGS:
     scripts/torture {{ARGS}}
 
+# the parsers of outside bytes
+fuzz *ARGS:
+    scripts/fuzz {{ARGS}}
+
 # scripts/test in a new, minimal Debian; needs root
 fresh *PARTS:
     scripts/fresh {{PARTS}}

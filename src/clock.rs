@@ -86,6 +86,23 @@ impl Clock for SystemClock {
     }
 }
 
+/// The pause that a `Retry-After` header asks for, given in seconds or as a date.
+#[cfg(any(feature = "http", feature = "client"))]
+pub(crate) fn retry_after(value: &str) -> Option<Duration> {
+    let text = value.trim();
+    if let Ok(seconds) = text.parse::<u64>() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let at = jiff::fmt::rfc2822::parse(text).ok()?.timestamp();
+    Some(Time::from_micros(at.as_microsecond()).since(SystemClock.now()))
+}
+
+/// A random number in 1..=1000, for pauses with full jitter: never 0, so that there is always a pause.
+pub(crate) fn jitter_permille() -> u16 {
+    let (high, low) = uuid::Uuid::new_v4().as_u64_pair();
+    ((high ^ low) % 1000) as u16 + 1
+}
+
 /// A clock that moves only on request, for tests.
 #[derive(Debug, Clone)]
 pub struct ManualClock(Arc<AtomicI64>);

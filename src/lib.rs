@@ -13,7 +13,8 @@
 //! ```
 //!
 //! Start with [`Consumer`] to consume topics, with [`Guard`] if you have a loop of your own, and with [`Journal`] and [`Relay`] to
-//! publish what you write. [`keyed`] makes a client's retries harmless. [`open`] turns URLs into backends.
+//! publish what you write. [`keyed`] makes a client's retries harmless, and [`records`] are written with
+//! their events. [`open`] turns URLs into backends.
 //!
 //! | feature | what it adds |
 //! |---|---|
@@ -23,7 +24,8 @@
 //! | `redis` | ledger and window in Redis or Valkey |
 //! | `kafka`, `kafka-tls` | the Kafka bus; with TLS and SASL |
 //! | `http` | handlers over HTTP |
-//! | `axum` | `Idempotency-Key` for the routes of an axum service: `keyed::KeyedLayer` |
+//! | `axum` | `Idempotency-Key` for the routes of an axum service: `keyed::KeyedLayer`; its `problem`s |
+//! | `client` | a client of `hapax serve` that never writes twice: `client::Client` |
 //! | `s3` | journals in an object store |
 //! | `testing` | conformance suites, models, fault injection; never in production |
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -39,6 +41,12 @@ pub mod id;
 
 // The path of an event, in order. 0: written once, whatever a client repeats.
 pub mod keyed;
+
+pub mod records;
+
+// The other end: a client of `hapax serve`.
+#[cfg(feature = "client")]
+pub mod client;
 
 // 1: stored and numbered.
 pub mod journal;
@@ -65,9 +73,12 @@ pub mod sink;
 pub mod sweep;
 
 // What surrounds it.
+pub mod access;
 pub mod backend;
 pub mod config;
 pub mod open;
+#[cfg(feature = "axum")]
+pub mod problem;
 pub mod telemetry;
 #[cfg(feature = "testing")]
 pub mod testing;

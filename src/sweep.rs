@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
+use crate::clock::jitter_permille;
 use crate::error::Error;
-use crate::guard::{Core, WeakCore, jitter_permille};
+use crate::guard::{Core, WeakCore};
 
 /// A running sweeper. A guard starts one on its own
 /// ([`sweep`](crate::guard::GuardSettings::sweep)); use

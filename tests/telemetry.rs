@@ -265,7 +265,7 @@ async fn live(guard: Guard<Faulty>, unguarded: Guard<Faulty>) {
         time: None,
         what: Intervention::Release,
         by: "test".into(),
-        why: "to lose it".into(),
+        reason: "to lose it".into(),
         out_of_order: false,
         dry_run: false,
     };

@@ -3,6 +3,7 @@
 //!
 //! It keeps the whole contract except durability: its content ends with the process.
 
+pub(crate) mod access;
 pub(crate) mod journal;
 pub(crate) mod keys;
 
@@ -19,9 +20,10 @@ use crate::id::{Aggregate, EventId, Scope, Tenant, Topic};
 use crate::ledger::transition::{Head, Row};
 use crate::ledger::{
     Audit, Capabilities, Claim, Claims, ConsumerStore, Cursor, CursorParts, Due, Entry, Epoch, Extend,
-    Filter, Finding, HeldQuery, Identity, Intervene, Intervened, Key, Level, Marker, Operations, Outcome,
-    Pace, Page, PublishedDead, Rows, Settings, Settle, Settled, Stat, State, SweepSettings, Swept, Token,
-    Week, claim_rows, extend_rows, intervene_rows, may_sweep, runnable, settle_rows,
+    Filter, Finding, HeldQuery, Identity, Intervene, Intervened, Key, LIST_BYTES_MAX, Level, Marker,
+    Operations, Outcome, Pace, Page, PublishedDead, Rows, Settings, Settle, Settled, Stat, State,
+    SweepSettings, Swept, Token, Week, claim_rows, extend_rows, intervene_rows, may_sweep, runnable,
+    settle_rows,
 };
 
 /// A ledger in memory. Clones share it.
@@ -240,7 +242,7 @@ impl Rows for Store {
             by: intervene.by.clone(),
             what: intervene.what.name().to_owned(),
             identity: intervene.identity.to_string(),
-            why: intervene.why.clone(),
+            reason: intervene.reason.clone(),
         });
         Ok(())
     }
@@ -481,6 +483,7 @@ impl Operations for MemoryLedger {
         let mut entries = Vec::new();
         let mut next = None;
         let mut last = None;
+        let mut bytes = 0;
         for (key, row) in all {
             if after.as_ref().is_some_and(|after| key <= after) {
                 continue;
@@ -489,12 +492,13 @@ impl Operations for MemoryLedger {
             if !filter.matches(&entry, row.is_overdue(now)) {
                 continue;
             }
-            if entries.len() == limit {
+            if entries.len() == limit || bytes >= LIST_BYTES_MAX {
                 next = last.map(|key: &Key| {
                     CursorParts { week: key.week.number(), scope: key.scope, key: key.id.clone() }.encode()
                 });
                 break;
             }
+            bytes += entry.page_bytes();
             entries.push(entry);
             last = Some(key);
         }
@@ -505,11 +509,13 @@ impl Operations for MemoryLedger {
         let store = self.lock();
         let now = store.now();
         let mut counts: BTreeMap<(i32, State), u64> = BTreeMap::new();
-        let mut held = 0;
+        let mut held: BTreeMap<i32, u64> = BTreeMap::new();
         for (key, row) in store.rows.iter().chain(&store.kept) {
             let state = if row.is_overdue(now) { State::Lost } else { row.state };
             *counts.entry((key.scope, state)).or_default() += 1;
-            held += u64::from(row.body.is_some());
+            if row.body.is_some() {
+                *held.entry(key.scope).or_default() += 1;
+            }
         }
         let counts = counts.into_iter().map(|((number, state), count)| {
             let (tenant, scope, _) = &store.scopes[number as usize];
@@ -520,7 +526,14 @@ impl Operations for MemoryLedger {
             counts: counts.collect(),
             weeks: store.weeks.keys().copied().collect(),
             dropped: store.dropped.iter().map(|(week, (at, _))| (*week, *at)).collect(),
-            held,
+            held: held.values().sum(),
+            held_by: held
+                .into_iter()
+                .map(|(number, count)| {
+                    let (tenant, scope, _) = &store.scopes[number as usize];
+                    (tenant.clone(), scope.clone(), count)
+                })
+                .collect(),
         })
     }
 

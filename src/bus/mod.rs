@@ -257,10 +257,17 @@ pub trait Bus: Send + Sync + 'static {
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>>;
 
     /// Creates a topic. Returns false if it exists already; it is then left unchanged.
-    async fn create_topic(&self, topic: &Topic, terms: TopicSettings) -> Result<bool>;
+    async fn create_topic(&self, topic: &Topic, settings: TopicSettings) -> Result<bool>;
 
     /// Facts about a topic, or `None` if it does not exist.
     async fn topic(&self, topic: &Topic) -> Result<Option<TopicInfo>>;
+
+    /// Answers once the bus could publish to a topic, as far as that can be known without publishing:
+    /// it changes nothing. `NotFound` if there is no such topic. For probes.
+    async fn probe(&self, topic: &Topic) -> Result<()> {
+        let missing = || crate::Error::NotFound(format!("topic {topic}"));
+        self.topic(topic).await?.map(drop).ok_or_else(missing)
+    }
 
     /// The offset of a partition's oldest record, and the offset after its newest.
     async fn range(&self, partition: &Partition) -> Result<(i64, i64)>;
@@ -312,11 +319,14 @@ impl<B: Bus + ?Sized> Bus for Arc<B> {
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
         (**self).subscribe(subscription).await
     }
-    async fn create_topic(&self, topic: &Topic, terms: TopicSettings) -> Result<bool> {
-        (**self).create_topic(topic, terms).await
+    async fn create_topic(&self, topic: &Topic, settings: TopicSettings) -> Result<bool> {
+        (**self).create_topic(topic, settings).await
     }
     async fn topic(&self, topic: &Topic) -> Result<Option<TopicInfo>> {
         (**self).topic(topic).await
+    }
+    async fn probe(&self, topic: &Topic) -> Result<()> {
+        (**self).probe(topic).await
     }
     async fn range(&self, partition: &Partition) -> Result<(i64, i64)> {
         (**self).range(partition).await

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use toml::de::{DeTable, DeValue};
 
-use super::load::{Place, Value, not_allowed};
+use super::load::{Place, Value};
 use super::table::Setting;
 use crate::error::{Error, Result};
 
@@ -30,11 +30,7 @@ impl Entry {
         let text = self.text.as_deref().map_err(|kind| {
             self.problem(&format!("{} is {kind}; it takes {}", self.key, setting.kind.range()))
         })?;
-        let place = Place::File(self.path.clone(), self.key.clone());
-        super::load::value(setting, place, text).map_err(|_| {
-            let said = format!("{} line {}: {}", self.path.display(), self.line, self.key);
-            not_allowed(&said, setting, text)
-        })
+        super::load::value(setting, Place::File(self.path.clone(), self.key.clone(), self.line), text)
     }
 }
 

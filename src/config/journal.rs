@@ -1,11 +1,9 @@
 //! `journal.*` and `relay.*`: where events are stored, and how they get to the bus.
 
-use std::time::Duration;
-
 use super::{Config, Migrate, Place, Typed, hide_password};
 use crate::backend::object::AllocatorSettings;
 use crate::error::Result;
-use crate::id::{RelayName, Topic};
+use crate::id::{Owner, RelayName, Topic};
 use crate::journal::JournalSettings;
 use crate::ledger::MismatchRule;
 use crate::open::OpenSettings;
@@ -27,48 +25,6 @@ pub struct JournalConfig {
     pub event_bytes_max: usize,
     /// What numbers the events of an object store.
     pub allocator: AllocatorSettings,
-}
-
-/// The relay's settings.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct RelayConfig {
-    /// The relay's name.
-    pub name: RelayName,
-    /// The topic it publishes to.
-    pub topic: Topic,
-    /// How long leadership lasts unless it is renewed.
-    pub lease: Duration,
-    /// How far it looks back; zero means not at all.
-    pub lookback: Duration,
-    /// How many events it looks back at per batch.
-    pub lookback_max: usize,
-    /// How many published ids it remembers.
-    pub dedup_max: usize,
-    /// How many of them its checkpoint stores.
-    pub dedup_checkpoint_max: usize,
-    /// How many events it reads and publishes per checkpoint.
-    pub batch_max: usize,
-    /// How many records it publishes before it waits for acknowledgements.
-    pub flush_max: usize,
-    /// How long it waits for acknowledgements.
-    pub flush_timeout: Duration,
-    /// How often it logs counts; zero means never.
-    pub log_interval: Duration,
-    /// How many aggregates may be behind, not counting parked ones.
-    pub behind_max: usize,
-    /// A record of more bytes than this is the last of its aggregate in its flush.
-    pub large_bytes: usize,
-    /// How long to wait before reading a journal again that gave no notification.
-    pub poll: Duration,
-    /// The pause after the first failure.
-    pub backoff_base: Duration,
-    /// The longest pause.
-    pub backoff_max: Duration,
-    /// The CloudEvents source; if unset, the journal's id.
-    pub source: Option<String>,
-    /// The CloudEvents dataschema, if any.
-    pub schema: Option<String>,
 }
 
 impl JournalConfig {
@@ -99,33 +55,32 @@ impl JournalConfig {
     }
 }
 
-impl RelayConfig {
-    pub(super) fn of(of: &Typed<'_>) -> Result<Self> {
-        let count = |key: &str| of.int(key).map(|number| number as usize);
-        let seconds = |key: &str| of.int(key).map(Duration::from_secs);
-        let millis = |key: &str| of.int(key).map(Duration::from_millis);
-        let set = |key: &str| of.text(key).map(|text| Some(text.to_owned()).filter(|text| !text.is_empty()));
-        Ok(RelayConfig {
-            name: of.name("relay.name", RelayName::new)?.map_or_else(|| RelayName::new("relay"), Ok)?,
-            topic: of.name("relay.topic", Topic::new)?.map_or_else(|| Topic::new("events"), Ok)?,
-            lease: millis("relay.lease_ms")?,
-            lookback: seconds("relay.lookback_s")?,
-            lookback_max: count("relay.lookback_max")?,
-            dedup_max: count("relay.dedup_max")?,
-            dedup_checkpoint_max: count("relay.dedup_checkpoint_max")?,
-            batch_max: count("relay.batch_max")?,
-            flush_max: count("relay.flush_max")?,
-            flush_timeout: seconds("relay.flush_timeout_s")?,
-            log_interval: seconds("relay.log_interval_s")?,
-            behind_max: count("relay.behind_max")?,
-            large_bytes: count("relay.large_bytes")?,
-            poll: millis("relay.poll_ms")?,
-            backoff_base: millis("relay.backoff_base_ms")?,
-            backoff_max: millis("relay.backoff_max_ms")?,
-            source: set("relay.source")?,
-            schema: set("relay.schema")?,
-        })
-    }
+/// The settings of a relay.
+pub(super) fn relay_settings(of: &Typed<'_>) -> Result<RelaySettings> {
+    let count = |key: &str| of.int(key).map(|number| number as usize);
+    let set = |key: &str| of.text(key).map(|text| Some(text.to_owned()).filter(|text| !text.is_empty()));
+    let name = of.name("relay.name", RelayName::new)?.map_or_else(|| RelayName::new("relay"), Ok)?;
+    let topic = of.name("relay.topic", Topic::new)?.map_or_else(|| Topic::new("events"), Ok)?;
+    let mut settings = RelaySettings::new(name, topic);
+    settings.owner = of.name("lease.owner", Owner::new)?;
+    settings.lease = of.millis("relay.lease_ms")?;
+    settings.lookback = of.seconds("relay.lookback_s")?;
+    settings.lookback_max = count("relay.lookback_max")?;
+    settings.dedup_max = count("relay.dedup_max")?;
+    settings.dedup_checkpoint_max = count("relay.dedup_checkpoint_max")?;
+    settings.batch_max = count("relay.batch_max")?;
+    settings.flush_max = Some(count("relay.flush_max")?);
+    settings.flush_timeout = of.seconds("relay.flush_timeout_s")?;
+    settings.log_interval = of.seconds("relay.log_interval_s")?;
+    settings.behind_max = count("relay.behind_max")?;
+    settings.large_bytes = count("relay.large_bytes")?;
+    settings.poll = of.millis("relay.poll_ms")?;
+    settings.backoff_base = of.millis("relay.backoff_base_ms")?;
+    settings.backoff_max = of.millis("relay.backoff_max_ms")?;
+    settings.source = set("relay.source")?;
+    settings.schema = set("relay.schema")?;
+    settings.telemetry_prefix = set("telemetry.prefix")?;
+    Ok(settings)
 }
 
 impl Config {
@@ -134,7 +89,7 @@ impl Config {
         let journal = JournalSettings {
             mismatch: self.journal.mismatch,
             event_bytes_max: self.journal.event_bytes_max,
-            telemetry_prefix: Some(self.telemetry_prefix.clone()).filter(|prefix| !prefix.is_empty()),
+            telemetry_prefix: self.prefix(),
             ..JournalSettings::default()
         };
         OpenSettings {
@@ -149,27 +104,7 @@ impl Config {
 
     /// The settings of a relay.
     pub fn relay_settings(&self) -> RelaySettings {
-        let relay = &self.relay;
-        let mut settings = RelaySettings::new(relay.name.clone(), relay.topic.clone());
-        settings.owner.clone_from(&self.lease.owner);
-        settings.lease = relay.lease;
-        settings.lookback = relay.lookback;
-        settings.lookback_max = relay.lookback_max;
-        settings.dedup_max = relay.dedup_max;
-        settings.dedup_checkpoint_max = relay.dedup_checkpoint_max;
-        settings.batch_max = relay.batch_max;
-        settings.flush_max = Some(relay.flush_max);
-        settings.flush_timeout = relay.flush_timeout;
-        settings.log_interval = relay.log_interval;
-        settings.behind_max = relay.behind_max;
-        settings.large_bytes = relay.large_bytes;
-        settings.poll = relay.poll;
-        settings.backoff_base = relay.backoff_base;
-        settings.backoff_max = relay.backoff_max;
-        settings.source.clone_from(&relay.source);
-        settings.schema.clone_from(&relay.schema);
-        settings.telemetry_prefix = Some(self.telemetry_prefix.clone()).filter(|prefix| !prefix.is_empty());
-        settings
+        self.relay.clone()
     }
 
     /// The URL of the journal, with its password hidden.

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 
 /// Variables of this repository's tools (tests, benches, servers), which are not settings. A name
 /// that ends in `_` is a prefix.
-const TOOLS: [&str; 18] = [
+const TOOLS: [&str; 19] = [
     "HAPAX_TEST_",
     "HAPAX_BENCH_",
     "HAPAX_PORT_",
@@ -23,6 +23,7 @@ const TOOLS: [&str; 18] = [
     "HAPAX_TESTS_AT_ONCE",
     "HAPAX_FRESH",
     "HAPAX_RACES",
+    "HAPAX_RACE_LANES",
     "HAPAX_CASES",
     "HAPAX_SEED",
     "HAPAX_BLESS",
@@ -33,6 +34,8 @@ const TOOLS: [&str; 18] = [
 ];
 /// Names the configuration file.
 const CONFIG_ENV: &str = "HAPAX_CONFIG";
+/// The flag that sets any setting.
+const SET: &str = "--set";
 /// Read if it exists and no other file is named.
 const CONFIG_FILE: &str = "hapax.toml";
 
@@ -46,8 +49,8 @@ pub enum Place {
     Env(String),
     /// A file that an environment variable names.
     EnvFile(String, PathBuf),
-    /// A key of the configuration file.
-    File(PathBuf, String),
+    /// A key of the configuration file, and its line.
+    File(PathBuf, String, usize),
     /// Not set.
     Default,
     /// Not set, and for this reason not the usual default.
@@ -60,9 +63,20 @@ impl fmt::Display for Place {
             Place::Flag(flag) => write!(f, "flag {flag}"),
             Place::Env(name) => write!(f, "environment {name}"),
             Place::EnvFile(name, path) => write!(f, "environment {name} ({})", path.display()),
-            Place::File(path, key) => write!(f, "{} {key}", path.display()),
+            Place::File(path, key, _) => write!(f, "{} {key}", path.display()),
             Place::Default => f.write_str("default"),
             Place::Because(why) => write!(f, "default: {why}"),
+        }
+    }
+}
+
+impl Place {
+    /// How a sentence about the value of a key begins: as it was given.
+    pub(super) fn said(&self, key: &str) -> String {
+        match self {
+            Place::Flag(flag) if flag == SET => format!("{SET} {key}"),
+            Place::File(path, key, line) => format!("{} line {line}: {key}", path.display()),
+            place => place.to_string(),
         }
     }
 }
@@ -270,9 +284,8 @@ impl Sources {
         let known = |name: &str| {
             SETTINGS.iter().any(|setting| {
                 let own = setting.env();
-                name == own
-                    || setting.older_env.contains(&name)
-                    || (setting.secret && name.strip_suffix("_FILE") == Some(&own))
+                let is = |name: &str| name == own || setting.older_env.contains(&name);
+                is(name) || (setting.secret && name.strip_suffix("_FILE").is_some_and(is))
             })
         };
         let names = self.env.iter().map(|(name, _)| name).filter(|name| is_ours(name));
@@ -321,10 +334,18 @@ fn derive(values: &mut [Value]) {
     let in_data = |file: &str| format!("sqlite:{}", data.join(file).display());
     let postgres = !text("journal.allocator_url").is_empty() || text("ledger.url").starts_with("postgres");
     let allocator = if postgres { "postgres" } else { "s3" };
+    let journal =
+        Some(text("journal.url")).filter(|url| !url.is_empty()).unwrap_or_else(|| in_data("journal.db"));
+    let (keys, keys_because) = if journal.starts_with("sqlite:") || journal.starts_with("postgres") {
+        (journal, "the journal's database")
+    } else {
+        (in_data("server.db"), "in data.dir")
+    };
     let derived = [
         ("journal.allocator", allocator.to_owned(), "no PostgreSQL is named"),
         ("ledger.url", in_data("ledger.db"), "in data.dir"),
         ("journal.url", in_data("journal.db"), "in data.dir"),
+        ("keys.url", keys, keys_because),
         ("relay.flush_max", text("relay.batch_max"), "as relay.batch_max"),
     ];
     for (key, text, why) in derived {
@@ -350,21 +371,23 @@ fn is_ours(name: &str) -> bool {
 pub(super) fn value(setting: &'static Setting, place: Place, text: &str) -> Result<Value> {
     match setting.kind.normal(text) {
         Some(text) => Ok(Value { setting, place, text }),
-        None => Err(not_allowed(&place.to_string(), setting, text)),
+        None => Err(not_allowed(&place.said(setting.key), setting, text)),
     }
 }
 
 /// The error for a value that a setting does not accept; `said` names its source.
 pub(super) fn not_allowed(said: &str, setting: &Setting, text: &str) -> Error {
-    let (key, range) = (setting.key, setting.kind.range());
+    let range = setting.kind.range();
+    // What names the key already does not repeat it.
+    let key = if said.ends_with(setting.key) { "it" } else { setting.key };
+    let is = |text: &str| if said.starts_with(SET) { format!("={text}") } else { format!(" = {text:?}") };
     if let Some(url) = setting.kind.url_of_file(text) {
-        return Error::Config(format!(
-            "{said} = {text:?} is not allowed: did you mean {url}? {key} takes {range}"
-        ));
+        let is = is(text);
+        return Error::Config(format!("{said}{is} is not allowed: did you mean {url}? {key} takes {range}"));
     }
     let shown = match shown(setting, text).as_str() {
         "***" => " (not shown: it may be a password)".to_owned(),
-        shown => format!(" = {shown:?}"),
+        shown => is(shown),
     };
     Error::Config(format!("{said}{shown} is not allowed: {key} takes {range}"))
 }

@@ -19,11 +19,15 @@
 //! Configuration uses the settings of every other module. None of them uses configuration.
 
 mod consumer;
+mod example;
 mod file;
 mod journal;
+mod keys;
 mod kind;
 mod load;
+mod records;
 mod scoped;
+mod serve;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -33,9 +37,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use consumer::ConsumerConfig;
-pub use journal::{JournalConfig, RelayConfig};
+pub use example::example;
+pub use journal::JournalConfig;
+pub use keys::KeysConfig;
 pub use kind::Kind;
 pub use load::{Place, Sources, Value};
+pub use records::RecordsConfig;
+pub use serve::{Secret, ServeConfig};
 pub use table::{ATTEMPTS_OF_SCOPE, SETTINGS, Setting, setting};
 
 pub use crate::backend::Migrate;
@@ -44,6 +52,7 @@ use crate::guard::{Guard, GuardSettings};
 use crate::id::{Owner, Scope};
 use crate::ledger::{IdentityRule, MismatchRule, Settings, SweepSettings};
 use crate::open::OpenSettings;
+use crate::relay::RelaySettings;
 pub use crate::secret::hide_password;
 use crate::window::{OnOutage, OutageWindow, Window, WindowSettings};
 
@@ -65,12 +74,18 @@ pub struct Config {
     pub window: WindowConfig,
     /// `journal.*`
     pub journal: JournalConfig,
+    /// `keys.*`
+    pub keys: KeysConfig,
+    /// `records.*`
+    pub records: RecordsConfig,
     /// `relay.*`
-    pub relay: RelayConfig,
+    pub relay: RelaySettings,
     /// The URL of the bus; may contain a password.
     pub bus_url: String,
-    /// `consumer.*`
+    /// `consumer.*`, besides [`consumer_settings`](Config::consumer_settings)
     pub consumer: ConsumerConfig,
+    /// `serve.*`
+    pub serve: ServeConfig,
     /// `telemetry.prefix`
     pub telemetry_prefix: String,
     values: Vec<Value>,
@@ -165,7 +180,7 @@ impl Config {
                 schema: of.text("ledger.schema")?.to_owned(),
                 migrate: if of.text("ledger.migrate")? == "check" { Migrate::Check } else { Migrate::Auto },
                 pool_max: of.int("ledger.pool_max")? as u32,
-                acquire_timeout: Duration::from_millis(of.int("ledger.acquire_timeout_ms")?),
+                acquire_timeout: of.millis("ledger.acquire_timeout_ms")?,
                 retention: Duration::from_secs(of.int("ledger.retention_days")? * 86_400),
                 identity: match of.text("ledger.identity")? {
                     "id_and_time" => IdentityRule::IdAndTime,
@@ -177,21 +192,21 @@ impl Config {
                 },
                 metadata_bytes_max: of.int("ledger.metadata_bytes_max")? as usize,
                 sweep: of.text("ledger.sweep")? == "true",
-                sweep_interval: Duration::from_secs(of.int("ledger.sweep_interval_s")?),
+                sweep_interval: of.seconds("ledger.sweep_interval_s")?,
             },
             dedup: DedupConfig {
                 default_scope: of.name("dedup.default_scope_id", Scope::new)?,
                 enabled: of.text("dedup.enabled")? == "true",
             },
             lease: LeaseConfig {
-                timeout: Duration::from_secs(of.int("lease.timeout_s")?),
-                heartbeat: Duration::from_secs(of.int("lease.heartbeat_s")?),
+                timeout: of.seconds("lease.timeout_s")?,
+                heartbeat: of.seconds("lease.heartbeat_s")?,
                 owner: of.name("lease.owner", Owner::new)?,
             },
             retry: RetryConfig {
                 attempts_max: of.int("retry.attempts_max")? as u32,
-                backoff_base: Duration::from_millis(of.int("retry.backoff_base_ms")?),
-                backoff_max: Duration::from_millis(of.int("retry.backoff_max_ms")?),
+                backoff_base: of.millis("retry.backoff_base_ms")?,
+                backoff_max: of.millis("retry.backoff_max_ms")?,
             },
             window: WindowConfig {
                 url: Some(of.text("window.url")?.to_owned()).filter(|url| !url.is_empty()),
@@ -206,9 +221,12 @@ impl Config {
                 },
             },
             journal: JournalConfig::of(&of)?,
-            relay: RelayConfig::of(&of)?,
+            keys: KeysConfig::of(&of)?,
+            records: RecordsConfig::of(&of)?,
+            relay: journal::relay_settings(&of)?,
             bus_url: of.text("bus.url")?.to_owned(),
             consumer: ConsumerConfig::of(&of)?,
+            serve: ServeConfig::of(&of)?,
             telemetry_prefix: of.text("telemetry.prefix")?.to_owned(),
             data_dir,
             values,
@@ -223,7 +241,9 @@ impl Config {
         if self.lease.heartbeat >= self.lease.timeout {
             return self.impossible("lease.heartbeat_s", "must be shorter than", "lease.timeout_s");
         }
-        if self.consumer.heartbeat >= self.consumer.lease {
+        // Of any scope: they differ in their attempts only.
+        let consumer = self.consumer_settings(Scope::new("any")?, Vec::new())?;
+        if consumer.heartbeat >= consumer.lease {
             return self.impossible("consumer.heartbeat_s", "must be shorter than", "consumer.lease_s");
         }
         if self.retry.backoff_base > self.retry.backoff_max {
@@ -232,6 +252,19 @@ impl Config {
                 "must not be longer than",
                 "retry.backoff_max_ms",
             );
+        }
+        if self.serve.admin_listen == Some(self.serve.listen) && self.serve.listen.port() != 0 {
+            let of = Typed(&self.values);
+            let name = |key: &'static str| match &of.at(key)?.place {
+                Place::Flag(flag) if flag != "--set" => Ok(flag.clone()),
+                _ => Ok::<_, Error>(key.to_owned()),
+            };
+            return Err(Error::Config(format!(
+                "{} and {} are the same address ({}); the second is for a port of its own",
+                name("serve.listen")?,
+                name("serve.admin_listen")?,
+                self.serve.listen
+            )));
         }
         if self.data_dir.as_os_str().is_empty() {
             return Err(Error::Config(format!("{} is empty", Typed(&self.values).at("data.dir")?.place)));
@@ -250,6 +283,11 @@ impl Config {
             other.text(),
             other.place
         )))
+    }
+
+    /// The prefix of metrics and spans, if one is set.
+    fn prefix(&self) -> Option<String> {
+        Some(self.telemetry_prefix.clone()).filter(|prefix| !prefix.is_empty())
     }
 
     /// Every setting with its value and where it came from.
@@ -323,7 +361,7 @@ impl Config {
         guard.retention = self.ledger.retention;
         guard.sweep = self.ledger.sweep;
         guard.sweep_interval = self.ledger.sweep_interval;
-        guard.telemetry_prefix = Some(self.telemetry_prefix.clone()).filter(|prefix| !prefix.is_empty());
+        guard.telemetry_prefix = self.prefix();
         guard
     }
 
@@ -348,8 +386,8 @@ impl Config {
         let Some(url) = &self.window.url else { return Ok(None) };
         let settings = WindowSettings::new(epoch).ttl(self.window.ttl);
         let window = crate::open::window(url, settings)?;
-        let prefix = Some(self.telemetry_prefix.as_str()).filter(|prefix| !prefix.is_empty());
-        Ok(Some(Arc::new(OutageWindow::new(window, self.window.outage).telemetry_prefix(prefix))))
+        let prefix = self.prefix();
+        Ok(Some(Arc::new(OutageWindow::new(window, self.window.outage).telemetry_prefix(prefix.as_deref()))))
     }
 
     /// The settings of a sweep, with transactions of 10,000 rows.
@@ -380,6 +418,14 @@ impl<'v> Typed<'v> {
     fn int(&self, key: &str) -> Result<u64> {
         let text = self.text(key)?;
         text.parse().map_err(|_| Error::Config(format!("{key} = {text:?} is not a whole number")))
+    }
+
+    fn seconds(&self, key: &str) -> Result<Duration> {
+        self.int(key).map(Duration::from_secs)
+    }
+
+    fn millis(&self, key: &str) -> Result<Duration> {
+        self.int(key).map(Duration::from_millis)
     }
 
     fn name<T>(&self, key: &str, make: impl Fn(&'v str) -> Result<T>) -> Result<Option<T>> {

@@ -1,7 +1,7 @@
 //! `consumer.<scope>.max_attempts`: the one setting that each scope can override.
 
 use super::file::Entry;
-use super::load::{Place, Sources, Value, agreed, value};
+use super::load::{Place, Sources, Value, agreed, not_allowed, value};
 use super::table::{ATTEMPTS_OF_SCOPE, Setting};
 use crate::error::Result;
 use crate::id::Scope;
@@ -46,7 +46,10 @@ impl Scoped {
         let of = |place, text: &str| value(setting(), place, text);
         let mut scoped = Scoped::default();
         for (scope, flag, text) in &sources.scoped_flags {
-            scoped.flags.push((scope.clone(), of(Place::Flag(flag.clone()), text)?));
+            let place = Place::Flag(flag.clone());
+            let said = place.said(&format!("consumer.{scope}.max_attempts"));
+            let value = of(place, text).map_err(|_| not_allowed(&said, setting(), text))?;
+            scoped.flags.push((scope.clone(), value));
         }
         for (name, text) in &sources.env {
             if is_variable(name) || WORKERS.iter().any(|(_, older)| older == name) {

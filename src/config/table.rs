@@ -1,6 +1,7 @@
 //! The one table of settings: `load` resolves its rows and `hapax config show` prints them.
 
 use super::kind::Kind;
+use super::serve::OF_SERVER;
 use crate::error::{Error, Result};
 use crate::guard::ATTEMPTS_MAX;
 use crate::words::nearest;
@@ -42,7 +43,7 @@ impl Setting {
     }
 }
 
-const fn row(key: &'static str, kind: Kind, default: &'static str, doc: &'static str) -> Setting {
+pub(super) const fn row(key: &'static str, kind: Kind, default: &'static str, doc: &'static str) -> Setting {
     Setting {
         key,
         aliases: &[],
@@ -61,7 +62,7 @@ const fn also(setting: Setting, older_env: &'static [&'static str]) -> Setting {
 }
 
 /// Sets what it means that the setting is unset.
-const fn unset(means: &'static str, setting: Setting) -> Setting {
+pub(super) const fn unset(means: &'static str, setting: Setting) -> Setting {
     Setting { unset: means, ..setting }
 }
 
@@ -83,6 +84,12 @@ const JOURNALS: Kind = Kind::Url(&[
     ("dir", "dir:PATH"),
     ("postgresql", ""),
 ]);
+const KEYS: Kind = Kind::Url(&[
+    ("memory", "memory:"),
+    ("sqlite", "sqlite:FILE"),
+    ("postgres", "postgres://USER@HOST/DATABASE"),
+    ("postgresql", ""),
+]);
 const WINDOWS: Kind = Kind::Url(&[
     ("memory", "memory:"),
     ("redis", "redis://HOST:PORT"),
@@ -98,7 +105,7 @@ const BUSES: Kind = Kind::Url(&[
 ]);
 const DATABASES: Kind = Kind::Url(&[("postgres", "postgres://USER@HOST/DATABASE"), ("postgresql", "")]);
 
-const fn int(min: u64, max: u64) -> Kind {
+pub(super) const fn int(min: u64, max: u64) -> Kind {
     Kind::Int { min, max }
 }
 
@@ -106,7 +113,21 @@ const fn int(min: u64, max: u64) -> Kind {
 const DAYS_MAX: u64 = 36_500;
 
 /// All settings, in the order in which they are shown.
-pub const SETTINGS: &[Setting] = &[
+pub const SETTINGS: &[Setting] = &joined::<{ OF_EVENTS.len() + OF_SERVER.len() }>(OF_EVENTS, OF_SERVER);
+
+/// Joins two lists; `N` is the length of both.
+const fn joined<const N: usize>(first: &[Setting], second: &[Setting]) -> [Setting; N] {
+    let mut all = [first[0]; N];
+    let mut at = 0;
+    while at < N {
+        all[at] = if at < first.len() { first[at] } else { second[at - first.len()] };
+        at += 1;
+    }
+    all
+}
+
+/// The settings of everything but the server.
+const OF_EVENTS: &[Setting] = &[
     Setting {
         flag: Some("--data"),
         ..row("data.dir", Kind::Text, "hapax-data", "where embedded data lives")
@@ -283,6 +304,50 @@ pub const SETTINGS: &[Setting] = &[
     also(
         row("journal.allocator_prefix", Kind::Name, "write_side", "what its rows are filed under"),
         &["EVENT_STORE_SEQUENCE_HANDLER_PREFIX"],
+    ),
+    Setting {
+        secret: true,
+        ..row(
+            "keys.url",
+            KEYS,
+            "",
+            "memory:, sqlite:FILE or postgres://…: the keys of writes, and what the server itself stores; unset: the journal's database, or sqlite:server.db in data.dir if that has no transactions",
+        )
+    },
+    Setting {
+        secret: true,
+        ..unset(
+            "keys.url",
+            row(
+                "keys.maintenance_url",
+                DATABASES,
+                "",
+                "keys.url with the role that sweeps and lists the keys of all tenants",
+            ),
+        )
+    },
+    also(
+        row("keys.retention_days", int(1, DAYS_MAX), "30", "how long the answer to a keyed write is kept"),
+        &["DATA_IDEMPOTENCY_KEY_RETENTION_DAYS"],
+    ),
+    unset(
+        "the owner",
+        row("records.app_role", Kind::Name, "", "the PostgreSQL role that reads and writes records"),
+    ),
+    unset(
+        "the owner",
+        row(
+            "records.maintenance_role",
+            Kind::Name,
+            "",
+            "the PostgreSQL role that counts records and sweeps keys of all tenants",
+        ),
+    ),
+    row(
+        "records.accept_bypass",
+        Kind::Bool,
+        "false",
+        "for development: whether a role that bypasses row security may use records",
     ),
     row("relay.name", Kind::Name, "relay", "which relay: one of a name leads at a time"),
     row("relay.topic", Kind::Name, "events", "where it publishes"),

@@ -228,12 +228,28 @@ fn t98_a_key_of_the_file_that_is_wrong_is_told_with_its_line_and_once() {
         ),
         (
             "ledger.url = 5",
-            "my.toml line 1: ledger.url (not shown: it may be a password) is not allowed: ledger",
+            "my.toml line 1: ledger.url (not shown: it may be a password) is not allowed: it takes",
         ),
     ] {
         let text = problem(&Sources::new().toml("my.toml", toml));
         assert!(text.contains(wanted) && text.matches("configuration").count() == 1, "{text}");
     }
+    let text = problem(&Sources::new().toml("my.toml", "# a\nserve.listen = 'nowhere'"));
+    assert!(text.contains("my.toml line 2: serve.listen = \"nowhere\" is no ADDRESS:PORT"), "{text}");
+    for (key, wanted) in [
+        ("keys.retention_days", "--set keys.retention_days=0 is not allowed: it takes a whole number"),
+        ("consumer.a.max_attempts", "--set consumer.a.max_attempts=0 is not allowed: "),
+    ] {
+        let text = problem(&Sources::new().flag(key, "--set", "0"));
+        assert!(text.contains(wanted), "{text}");
+    }
+    let listen =
+        |key, flag| Sources::new().flag("serve.listen", flag, "127.0.0.1:70").flag(key, flag, "localhost:70");
+    let text = problem(&listen("serve.admin_listen", "--set"));
+    assert!(
+        text.contains("serve.listen and serve.admin_listen are the same address (127.0.0.1:70)"),
+        "{text}"
+    );
     let hex = load(&Sources::new().toml("my.toml", "retry.attempts_max = 0x1_0")).unwrap();
     assert_eq!(hex.retry.attempts_max, 16);
 }
@@ -295,6 +311,8 @@ fn e_defaults_are_shown_with_what_they_come_to() {
         ("sqlite:d/ledger.db", "default: in data.dir")
     );
     assert_eq!(of("journal.url").shown(), "sqlite:d/journal.db");
+    assert_eq!(of("keys.url").shown(), "sqlite:d/journal.db");
+    assert_eq!(of("keys.url").place.to_string(), "default: the journal's database");
     assert_eq!(of("relay.flush_max").shown(), "200");
     assert_eq!(of("lease.owner").unset(), Some("host and process"));
     assert_eq!(of("consumer.dead_topic").unset(), Some("<topic>.dead"));
@@ -383,7 +401,7 @@ fn any_scope_may_have_its_own_number_of_runs() {
     let file = Sources::new()
         .toml("hapax.toml", "[consumer]\nconcurrency = 8\n[consumer.billing]\nmax_attempts = 3");
     let config = load(&file).unwrap();
-    assert_eq!(config.consumer.concurrency, 8);
+    assert_eq!(config.consumer_settings(scope("mailer"), Vec::new()).unwrap().concurrency, 8);
     assert_eq!(config.attempts_max(&scope("billing")).unwrap(), 3);
     assert_eq!(config.attempts_max(&scope("mailer")).unwrap(), 5);
     assert_eq!(config.consumer_settings(scope("billing"), Vec::new()).unwrap().attempts_max, 3);
@@ -434,4 +452,21 @@ fn the_allocator_that_is_shown_is_the_one_that_numbers() {
     assert_eq!(said("off"), "off environment EVENT_STORE_SEQUENCE_ALLOCATOR_MODE");
     // Refused when the journal is opened: no database is named.
     assert_eq!(said("postgres"), "postgres environment EVENT_STORE_SEQUENCE_ALLOCATOR_MODE");
+}
+
+#[test]
+fn keys_are_where_the_journal_is_if_it_has_transactions() {
+    let url = |journal: &str| {
+        let sources =
+            Sources::new().flag("data.dir", "--data", "d").flag("journal.url", "--journal", journal);
+        load(&sources).unwrap().keys.url
+    };
+    assert_eq!(url("postgres://localhost/app"), "postgres://localhost/app");
+    assert_eq!(url("sqlite:a.db"), "sqlite:a.db");
+    assert_eq!(url("dir:events"), "sqlite:d/server.db");
+    let days = load(&Sources::new().env([("DATA_IDEMPOTENCY_KEY_RETENTION_DAYS", "7")])).unwrap();
+    assert_eq!(days.keys.retention, Duration::from_secs(7 * 86_400));
+    assert_eq!(load(&Sources::new()).unwrap().keys.retention, crate::keyed::RETENTION);
+    let zero = problem(&Sources::new().env([("DATA_IDEMPOTENCY_KEY_RETENTION_DAYS", "0")]));
+    assert!(zero.contains("DATA_IDEMPOTENCY_KEY_RETENTION_DAYS") && zero.contains("1 to 36500"), "{zero}");
 }

@@ -222,7 +222,7 @@ impl ConsumerContext {
 
     /// How failures are counted.
     pub(crate) fn failure_settings(&self) -> FailureSettings {
-        self.core.settings().failure_terms()
+        self.core.settings().failure_settings()
     }
 
     /// How an event is leased.

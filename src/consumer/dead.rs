@@ -2,12 +2,21 @@
 //!
 //! An event is recorded as dead first, published second and marked as published third: a crash in
 //! between copies it again, and a zombie copies nothing that is not dead. A member reserves what it
-//! copies, so that a group copies each once. Whatever could not be copied stays reserved for a
-//! while, comes last afterwards, and so hides no other.
+//! copies, so that a group copies each once: it publishes to all topics at the same time, begins
+//! nothing once the reservation is over, marks what is published until the ledger has it, and ends
+//! that before it stops. Whatever could not be copied stays reserved for a while, comes last
+//! afterwards, and so hides no other.
+//!
+//! A reservation can end while its member still waits for the bus or cannot reach the ledger. The
+//! member therefore remembers what it has under way and does not begin that again. Another member
+//! may: only a reservation that outlasts the outage keeps it from copying such a letter once more.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::sync::Mutex;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
@@ -18,12 +27,18 @@ use crate::clock::{Clock as _, SystemClock};
 use crate::error::{Error, Result};
 use crate::event::Headers;
 use crate::id::Topic;
-use crate::ledger::{Entry, HeldQuery};
+use crate::ledger::{Entry, HeldQuery, PublishedDead};
 
 /// The most dead letters per batch.
 const LIMIT: usize = 200;
 /// How many batches may be under way, so that a topic that does not answer delays the others little.
 const BATCHES_MAX: usize = 4;
+/// The pauses while the ledger cannot be told what was published: from the first to the longest.
+const MARK_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// The dead letters that this member has reserved and not yet marked or given up. It is locked while
+/// the ledger is asked for more: an answer from before a mark is never compared with the set after it.
+type UnderWay = Arc<Mutex<BTreeSet<PublishedDead>>>;
 
 /// Copies dead letters, separately from everything else, since the bus may be unavailable while the
 /// ledger is not.
@@ -31,13 +46,20 @@ pub(super) struct DeadLetterOutlet {
     context: ConsumerContext,
     next: Instant,
     copying: JoinSet<Result<()>>,
+    under_way: UnderWay,
     /// Set while some dead letters could not be copied: when all of those were tried again.
     failing_until: Option<Instant>,
 }
 
 impl DeadLetterOutlet {
     pub(super) fn new(context: ConsumerContext) -> Self {
-        DeadLetterOutlet { context, next: Instant::now(), copying: JoinSet::new(), failing_until: None }
+        DeadLetterOutlet {
+            context,
+            next: Instant::now(),
+            copying: JoinSet::new(),
+            under_way: UnderWay::default(),
+            failing_until: None,
+        }
     }
 
     pub(super) fn next_wake(&self) -> Instant {
@@ -52,13 +74,18 @@ impl DeadLetterOutlet {
         }
         self.next = now + settings.held_interval;
         if self.copying.len() < BATCHES_MAX {
-            self.copying.spawn(copy(self.context.clone()));
+            self.copying.spawn(copy(self.context.clone(), Arc::clone(&self.under_way)));
         }
     }
 
     /// The result of the next batch that ends, or `None` if none is under way.
     pub(super) async fn copied(&mut self) -> Option<std::result::Result<Result<()>, JoinError>> {
         self.copying.join_next().await
+    }
+
+    /// Waits until all batches that are under way have ended.
+    pub(super) async fn finish(&mut self) {
+        while self.copying.join_next().await.is_some() {}
     }
 
     /// Logs once that dead letters cannot be copied, and once that all of them can again.
@@ -81,34 +108,78 @@ impl DeadLetterOutlet {
     }
 }
 
-/// Copies a batch of dead events, one publish per topic. One that cannot be published does not
-/// affect the others. Returns an error if some could not.
-async fn copy(context: ConsumerContext) -> Result<()> {
+/// Copies a batch of dead events, one publish per topic, all topics at the same time: one that does
+/// not answer would use up the time for which the others' letters are reserved. One that cannot be
+/// published does not affect the others. Returns an error if some could not.
+async fn copy(context: ConsumerContext, under_way: UnderWay) -> Result<()> {
+    let settings = &context.settings;
+    let mut busy = under_way.lock().await;
+    // Taken before the ledger is asked: its reservation begins later, so it ends later than ours.
+    let reserved_until = Instant::now() + settings.dead_reserve;
+    let mut failed = None;
+    let mut by_topic: BTreeMap<Topic, Vec<Entry>> = BTreeMap::new();
+    for entry in reserve(&context).await? {
+        if busy.contains(&key(&entry)) && !crate::crash_point::mutant!("copy what is under way") {
+            continue;
+        }
+        let from = entry.origin.as_ref().map(|origin| &origin.topic).or(settings.topics.first());
+        match from.and_then(|topic| settings.dead_topic_of(topic)) {
+            Some(topic) => {
+                busy.insert(key(&entry));
+                by_topic.entry(topic).or_default().push(entry);
+            }
+            None => failed = Some(Error::Config("dead letters have no topic to be copied to".into())),
+        }
+    }
+    drop(busy);
+    let mut topics = JoinSet::new();
+    for (topic, entries) in by_topic {
+        let (context, under_way) = (context.clone(), Arc::clone(&under_way));
+        topics.spawn(async move {
+            let keys: Vec<_> = entries.iter().map(key).collect();
+            let copied = copy_to(context, topic, entries, reserved_until).await;
+            let mut busy = under_way.lock().await;
+            for key in &keys {
+                busy.remove(key);
+            }
+            copied
+        });
+    }
+    while let Some(copied) = topics.join_next().await {
+        failed = copied.map_err(task_failed)?.err().or(failed);
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+/// Reserves the next dead events.
+async fn reserve(context: &ConsumerContext) -> Result<Vec<Entry>> {
     let settings = &context.settings;
     let query = HeldQuery {
         topics: Some(settings.topics.iter().cloned().collect()),
         bytes_max: Some((settings.in_flight_bytes_max / (4 * BATCHES_MAX)).max(1)),
     };
-    let reserve = Some(settings.dead_reserve);
-    let mut failed = None;
-    let mut by_topic: BTreeMap<Topic, Vec<Entry>> = BTreeMap::new();
-    for entry in context.ledger.unpublished_dead(&settings.scope, &query, LIMIT, reserve).await? {
-        let from = entry.origin.as_ref().map(|origin| &origin.topic).or(settings.topics.first());
-        match from.and_then(|topic| settings.dead_topic_of(topic)) {
-            Some(topic) => by_topic.entry(topic).or_default().push(entry),
-            None => failed = Some(Error::Config("dead letters have no topic to be copied to".into())),
-        }
-    }
-    for (topic, entries) in by_topic {
-        let whole = publish(&context, &topic, entries, dead_record).await?;
-        // Usually too large, because the record grew on its way here.
-        let (unfit, other): (Vec<_>, Vec<_>) =
-            whole.into_iter().partition(|(_, error)| matches!(error, Error::Invalid { .. }));
-        let unfit = unfit.into_iter().map(|(entry, _)| entry).collect();
-        let bare = publish(&context, &topic, unfit, bare_record).await?;
-        failed = bare.into_iter().chain(other).map(|(_, error)| error).next().or(failed);
-    }
-    failed.map_or(Ok(()), Err)
+    context.ledger.unpublished_dead(&settings.scope, &query, LIMIT, Some(settings.dead_reserve)).await
+}
+
+/// What names a dead letter: redriven and dead again, it is another.
+fn key(entry: &Entry) -> PublishedDead {
+    (entry.identity.clone(), entry.week, entry.row.token)
+}
+
+/// Copies dead events to one topic.
+async fn copy_to(
+    context: ConsumerContext,
+    topic: Topic,
+    entries: Vec<Entry>,
+    reserved_until: Instant,
+) -> Result<()> {
+    let whole = publish(&context, &topic, entries, dead_record, reserved_until).await?;
+    // Usually too large, because the record grew on its way here.
+    let (unfit, other): (Vec<_>, Vec<_>) =
+        whole.into_iter().partition(|(_, error)| matches!(error, Error::Invalid { .. }));
+    let unfit = unfit.into_iter().map(|(entry, _)| entry).collect();
+    let bare = publish(&context, &topic, unfit, bare_record, reserved_until).await?;
+    bare.into_iter().chain(other).next().map_or(Ok(()), |(_, error)| Err(error))
 }
 
 /// Publishes entries and marks the acknowledged ones as copied. Returns the others, each with its
@@ -118,9 +189,15 @@ async fn publish(
     topic: &Topic,
     entries: Vec<Entry>,
     record: impl Fn(&ConsumerContext, &Entry) -> Record,
+    reserved_until: Instant,
 ) -> Result<Vec<(Entry, Error)>> {
     if entries.is_empty() {
         return Ok(Vec::new());
+    }
+    if Instant::now() >= reserved_until {
+        // Another member may be copying them by now.
+        let what = "copying dead letters: it took longer than dead_reserve until they could be published";
+        return Err(Error::Contended { what: what.into(), source: None });
     }
     let records: Vec<_> = entries.iter().map(|entry| record(context, entry)).collect();
     let answers = match context.bus.publish(topic, &records).await {
@@ -142,14 +219,29 @@ async fn publish(
     let mut uncopied = Vec::new();
     for (entry, answer) in entries.into_iter().zip(answers) {
         match answer {
-            Ok(_) => copied.push((entry.identity, entry.week, entry.row.token)),
+            Ok(_) => copied.push(key(&entry)),
             Err(error) => uncopied.push((entry, error)),
         }
     }
-    if !copied.is_empty() {
-        context.ledger.mark_dead_published(&copied).await?;
-    }
+    mark(context, &copied).await?;
     Ok(uncopied)
+}
+
+/// Marks dead events as copied. While the ledger is away it is told again: an unmarked one would be
+/// copied once more.
+async fn mark(context: &ConsumerContext, copied: &[PublishedDead]) -> Result<()> {
+    let (mut pause, longest) = MARK_PAUSES;
+    while !copied.is_empty() {
+        match context.ledger.mark_dead_published(copied).await {
+            Err(error) if error.is_retryable() => {
+                tracing::debug!(target: "hapax", error = %error.chain(), "copied dead letters cannot be marked; it is tried again");
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(longest);
+            }
+            answer => return answer,
+        }
+    }
+    Ok(())
 }
 
 /// A reduced copy of a dead event that the topic does not accept in full: why it died, and where

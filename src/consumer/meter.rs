@@ -23,7 +23,8 @@ pub struct Progress {
     pub at_rest: bool,
     /// Events that the scope holds in the ledger.
     pub held: u64,
-    /// How many records this process's partitions are behind their ends, when last queried.
+    /// How many records this process's partitions are behind their ends, as last queried. `None`
+    /// until it is known of all of them.
     pub lag: Option<i64>,
 }
 
@@ -95,8 +96,13 @@ impl Meter {
     }
 
     pub(super) fn lag(&self, lag: Option<i64>) {
-        if let Some(lag) = lag {
-            self.change(|progress| progress.lag = Some(lag));
+        let mut shown = None;
+        self.change(|progress| {
+            let changed = std::mem::replace(&mut progress.lag, lag) != lag;
+            // Without a partition nothing is behind.
+            shown = lag.or((progress.partitions == 0).then_some(0)).filter(|_| changed);
+        });
+        if let Some(lag) = shown {
             self.metrics.lag(lag);
         }
     }

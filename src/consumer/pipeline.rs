@@ -33,7 +33,7 @@ use crate::error::{Error, Result};
 use crate::id::Topic;
 use crate::ledger::{Claim, Identity, Mode, Week};
 pub(super) use ask::Failing;
-use ask::{LAG_INTERVAL, SuspectsAnswer};
+use ask::{Extent, LAG_INTERVAL, SuspectsAnswer};
 pub(super) use health::LedgerHealth;
 pub(super) use window::WindowStage;
 
@@ -41,6 +41,8 @@ pub(super) use window::WindowStage;
 pub(super) struct PartitionState {
     pub(super) assigned: Assignment,
     pub(super) commit_point: CommitPoint,
+    /// `None` until the bus has told it.
+    extent: Option<Extent>,
     committed: Option<i64>,
     running: usize,
     /// Total size of unfinished deliveries.
@@ -87,7 +89,7 @@ pub(super) struct Tasks {
     in_flight: usize,
     lone: bool,
     suspects: JoinSet<SuspectsAnswer>,
-    lag: JoinSet<Option<i64>>,
+    extents: JoinSet<Option<Vec<(Assignment, Extent)>>>,
 }
 
 /// The pipeline's state.
@@ -138,7 +140,7 @@ impl Pipeline {
                 Some(answer) = self.window.answer() => self.on_window_answer(answer)?,
                 Some(probed) = self.ledger.probed() => self.ledger.on_probed(probed)?,
                 Some(answer) = self.tasks.suspects.join_next() => self.on_suspects(answer)?,
-                Some(lag) = self.tasks.lag.join_next() => self.meter.lag(lag.ok().flatten()),
+                Some(extents) = self.tasks.extents.join_next() => self.on_extents(extents.ok().flatten()),
                 () = tokio::time::sleep_until(wake) => {}
                 changed = self.stop.changed() => self.on_stop(changed.is_err()),
             }
@@ -473,12 +475,13 @@ impl Pipeline {
             self.dead_letters.start(now);
         }
         self.window.remember(now >= self.state.next_commit);
-        if now >= self.state.next_lag && self.tasks.lag.is_empty() {
+        if now >= self.state.next_lag && self.tasks.extents.is_empty() {
             self.state.next_lag = now + LAG_INTERVAL;
-            let at: Vec<_> =
-                self.partitions.iter().map(|(of, own)| (of.clone(), own.commit_point.position())).collect();
-            self.tasks.lag.spawn(ask::lag(Arc::clone(&self.context.bus), at));
+            let of = |own: &PartitionState| (own.assigned.clone(), own.commit_point.position().is_some());
+            let of = self.partitions.values().map(of).collect();
+            self.tasks.extents.spawn(ask::extents(self.context.clone(), of));
         }
+        self.meter.lag(self.lag());
         if self.state.draining.is_some_and(|deadline| now >= deadline) {
             self.cancel_all();
         }

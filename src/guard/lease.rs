@@ -308,7 +308,7 @@ impl Lease {
 
     /// The verdict for a failure of this run.
     fn failure(&self, error: impl fmt::Display) -> Verdict {
-        let terms = self.core.settings().failure_terms();
+        let terms = self.core.settings().failure_settings();
         if self.run.attempt >= terms.attempts_max {
             return Verdict::Dead { reason: reason_of(error), body: self.body.clone() };
         }
@@ -373,7 +373,7 @@ impl Drop for Lease {
 impl Core {
     pub(super) async fn lease(&self, delivery: Delivery) -> Result<Outcome<Lease>> {
         let sent = Instant::now();
-        let outcome = self.claim(delivery, Mode::Lease(self.settings().lease_terms()), None).await?;
+        let outcome = self.claim(delivery, Mode::Lease(self.settings().lease_settings()), None).await?;
         Ok(self.leased(outcome, sent).await?.map(|lease| lease.when_dropped(Dropped::Counts)))
     }
 
@@ -548,7 +548,7 @@ impl<L: Ledger> Guard<L> {
         events: impl IntoIterator<Item = D>,
     ) -> Result<Vec<Result<Outcome<Lease>>>> {
         let sent = Instant::now();
-        let mode = Mode::Lease(self.settings().lease_terms());
+        let mode = Mode::Lease(self.settings().lease_settings());
         let outcomes = self.core.claim_many(events, mode).await?;
         let counts = |lease: Lease| lease.when_dropped(Dropped::Counts);
         if !self.core.is_short(sent, self.settings().lease) {

@@ -37,6 +37,7 @@ mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod process;
+mod remote;
 mod settings;
 mod shared;
 #[cfg(feature = "sqlite")]
@@ -51,7 +52,8 @@ pub use delivery::{Deliverable, Delivery};
 pub use heartbeat::LeaseLost;
 pub use lease::{Failure, Lease, Run};
 pub use process::{DeadLetter, DeadLetters, ProcessingResult};
-pub(crate) use settings::{ATTEMPTS_MAX, jitter_permille};
+pub use remote::{RemoteEnd, RemoteRun, RemoteSettled};
+pub(crate) use settings::ATTEMPTS_MAX;
 pub use settings::{GuardBuilder, GuardSettings};
 pub use transaction::InTransaction;
 
@@ -233,7 +235,7 @@ impl<L: Ledger> Guard<L> {
     #[doc(alias = "mark_failed")]
     pub async fn failed(&self, event: impl Deliverable, error: impl fmt::Display) -> Result<Outcome<Token>> {
         self.core.check_transactional()?;
-        let mode = Mode::Failed(self.settings().failure_terms());
+        let mode = Mode::Failed(self.settings().failure_settings());
         let granted = self.core.claim(event.delivery()?, mode, Some(reason_of(error))).await?;
         Ok(granted.map(|granted| granted.grant.token))
     }

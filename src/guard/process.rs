@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use super::lease::{Failure, Lease, Run};
-use super::{Core, Deliverable, Delivery, Guard, jitter_permille};
-use crate::clock::Time;
+use super::{Core, Deliverable, Delivery, Guard};
+use crate::clock::{Time, jitter_permille};
 use crate::error::{Error, Result, Source};
 use crate::event::{Origin, Record};
 use crate::ledger::{Identity, Ledger, Outcome};

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::Guard;
+use crate::clock::jitter_permille;
 use crate::error::{Error, Result};
 use crate::id::{Scope, Tenant};
 use crate::ledger::{FailureSettings, LeaseSettings, Ledger, OnDead, OrderPolicy};
@@ -138,12 +139,12 @@ impl GuardSettings {
 
     /// A run counts from its start (`alone`): an event that kills its process must reach `dead`,
     /// and a guard cannot know what else was running.
-    pub(crate) fn lease_terms(&self) -> LeaseSettings {
+    pub(crate) fn lease_settings(&self) -> LeaseSettings {
         LeaseSettings { lease: self.lease, attempts_max: self.attempts_max, alone: true }
     }
 
     /// Backoff with full jitter.
-    pub(crate) fn failure_terms(&self) -> FailureSettings {
+    pub(crate) fn failure_settings(&self) -> FailureSettings {
         FailureSettings {
             attempts_max: self.attempts_max,
             backoff_base: self.backoff_base,
@@ -151,12 +152,6 @@ impl GuardSettings {
             jitter_permille: jitter_permille(),
         }
     }
-}
-
-/// A random number in 1..=1000: never 0, so that there is always a pause after a failure.
-pub(crate) fn jitter_permille() -> u16 {
-    let (high, low) = uuid::Uuid::new_v4().as_u64_pair();
-    ((high ^ low) % 1000) as u16 + 1
 }
 
 /// Builds a [`Guard`]. See [`Guard::builder`].

@@ -370,12 +370,12 @@ impl Core {
         use tracing::Instrument as _;
         let span =
             tracing::info_span!(target: "hapax", "dedup.sweep", otel.name = self.telemetry().span_name(2));
-        let terms = SweepSettings {
+        let settings = SweepSettings {
             retention: self.settings().retention,
             batch_max: SWEEP_BATCH_MAX,
             dry_run: false,
         };
-        let swept = self.shared.ledger.sweep(terms).instrument(span).await;
+        let swept = self.shared.ledger.sweep(settings).instrument(span).await;
         match &swept {
             Ok(swept) => self.telemetry().swept(swept),
             Err(_) => self.telemetry().sweep_failed(),

@@ -87,24 +87,24 @@ pub struct Archived {
 pub async fn archive(
     journal: &dyn Journal,
     store: &dyn Objects,
-    terms: &ArchiveSettings,
+    settings: &ArchiveSettings,
 ) -> Result<Archived> {
     must_keep_a_journal(store).await?;
     let mut archived = Archived::default();
     let (token, mut checkpoint) =
-        match journal.acquire_leadership(&terms.relay, &terms.owner, terms.lease).await? {
+        match journal.acquire_leadership(&settings.relay, &settings.owner, settings.lease).await? {
             Leadership::Acquired { token, checkpoint } => (token, checkpoint),
             Leadership::Taken { by, until } => {
                 let what = format!("{by} archives this journal already (until {until})");
                 return Err(Error::Contended { what, source: None });
             }
         };
-    let done = fill(journal, store, terms, token, &mut checkpoint, &mut archived).await;
-    let given_up = journal.release_leadership(&terms.relay, token).await;
+    let done = fill(journal, store, settings, token, &mut checkpoint, &mut archived).await;
+    let given_up = journal.release_leadership(&settings.relay, token).await;
     done?;
     given_up?;
-    if terms.sweep {
-        let sweep = JournalSweep::new(terms.older_than);
+    if settings.sweep {
+        let sweep = JournalSweep::new(settings.older_than);
         loop {
             let swept = journal.sweep(&sweep).await?;
             archived.swept += swept;
@@ -119,20 +119,20 @@ pub async fn archive(
 async fn fill(
     journal: &dyn Journal,
     store: &dyn Objects,
-    terms: &ArchiveSettings,
+    settings: &ArchiveSettings,
     token: Token,
     checkpoint: &mut Checkpoint,
     archived: &mut Archived,
 ) -> Result<()> {
-    continue_behind(journal, store, terms, token, checkpoint).await?;
+    continue_behind(journal, store, settings, token, checkpoint).await?;
     let others: Vec<_> =
-        journal.relays().await?.into_iter().filter(|relay| relay.relay != terms.relay).collect();
+        journal.relays().await?.into_iter().filter(|relay| relay.relay != settings.relay).collect();
     let Some(up_to) = swept_up_to(&others) else { return Ok(()) }; // no relay publishes
-    let cutoff = journal.now().await?.minus(terms.older_than);
+    let cutoff = journal.now().await?.minus(settings.older_than);
     let is_ripe = |stored: &Stored| stored.at < cutoff && stored.position <= up_to;
     loop {
         let mut file = File::default();
-        file.fill(journal, terms, &checkpoint.position, &is_ripe).await?;
+        file.fill(journal, settings, &checkpoint.position, &is_ripe).await?;
         let (Some(name), Some(last)) = (file.name, file.last) else { return Ok(()) };
         if store.create(&name, file.lines.into()).await? {
             archived.files += 1;
@@ -140,7 +140,7 @@ async fn fill(
         } else {
             // A former leader wrote it.
             let before = checkpoint.position.clone();
-            continue_behind(journal, store, terms, token, checkpoint).await?;
+            continue_behind(journal, store, settings, token, checkpoint).await?;
             if checkpoint.position == before {
                 return Err(Error::Corrupt(format!(
                     "{name} does not begin with the event that it is named by"
@@ -149,7 +149,7 @@ async fn fill(
             continue;
         }
         crash_point!("archive.written");
-        save(journal, terms, token, checkpoint, last).await?;
+        save(journal, settings, token, checkpoint, last).await?;
         crash_point!("archive.saved");
     }
 }
@@ -169,13 +169,13 @@ impl File {
     async fn fill(
         &mut self,
         journal: &dyn Journal,
-        terms: &ArchiveSettings,
+        settings: &ArchiveSettings,
         after: &Position,
         is_ripe: &(dyn Fn(&Stored) -> bool + Sync),
     ) -> Result<()> {
         let mut after = after.clone();
         loop {
-            let batch = journal.read(&after, terms.file_events_max - self.events).await?;
+            let batch = journal.read(&after, settings.file_events_max - self.events).await?;
             for stored in &batch.events {
                 if !is_ripe(stored) {
                     return Ok(());
@@ -186,7 +186,7 @@ impl File {
                 self.events += 1;
                 self.name.get_or_insert_with(|| file_name(journal.id(), stored));
                 self.last = Some(stored.position.clone());
-                if self.events >= terms.file_events_max || self.lines.len() >= terms.file_bytes_max {
+                if self.events >= settings.file_events_max || self.lines.len() >= settings.file_bytes_max {
                     return Ok(());
                 }
             }
@@ -200,14 +200,14 @@ impl File {
 
 async fn save(
     journal: &dyn Journal,
-    terms: &ArchiveSettings,
+    settings: &ArchiveSettings,
     token: Token,
     checkpoint: &mut Checkpoint,
     position: Position,
 ) -> Result<()> {
     checkpoint.position = position;
-    journal.save(&terms.relay, token, checkpoint).await?;
-    journal.renew_leadership(&terms.relay, token, terms.lease).await
+    journal.save(&settings.relay, token, checkpoint).await?;
+    journal.renew_leadership(&settings.relay, token, settings.lease).await
 }
 
 /// The directory of a journal's files.
@@ -235,7 +235,7 @@ fn file_name(journal: &str, first: &Stored) -> String {
 async fn continue_behind(
     journal: &dyn Journal,
     store: &dyn Objects,
-    terms: &ArchiveSettings,
+    settings: &ArchiveSettings,
     token: Token,
     checkpoint: &mut Checkpoint,
 ) -> Result<()> {
@@ -257,7 +257,7 @@ async fn continue_behind(
             archived = next.events.pop_front().map(|stored| stored.position);
         }
         if let Some(position) = archived {
-            save(journal, terms, token, checkpoint, position).await?;
+            save(journal, settings, token, checkpoint, position).await?;
         }
         if let Some(stored) = next.peek(journal).await?
             && file.last().is_some_and(|last| stored.position <= last.position)

@@ -48,7 +48,8 @@ pub struct Behind {
     /// When it fell behind, in microseconds since 1970 by the journal's clock.
     pub since: i64,
     /// How many attempts were made.
-    pub tries: u32,
+    #[serde(alias = "tries")]
+    pub attempts: u32,
     /// When the event to publish next was appended, in the same unit as `since`; 0 if unknown.
     #[serde(default)]
     pub appended: i64,
@@ -66,7 +67,7 @@ impl Behind {
             reason: reason.into(),
             poison,
             since: since.as_micros(),
-            tries: 1,
+            attempts: 1,
             appended: stored.at.as_micros(),
         }
     }

@@ -277,13 +277,19 @@ pub trait Journal: RelayStore {
 
     /// Permanently removes published events, or counts them; returns how many. The journal no
     /// longer knows the ids of removed events.
-    async fn sweep(&self, terms: &JournalSweep) -> Result<u64>;
+    async fn sweep(&self, sweep: &JournalSweep) -> Result<u64>;
 
     /// Sizes and ages.
     async fn stat(&self) -> Result<JournalStat>;
 
     /// The current time by the journal's clock.
     async fn now(&self) -> Result<Time>;
+
+    /// Answers once the journal could append: it asks whatever serves appends, and changes nothing.
+    /// For probes.
+    async fn probe(&self) -> Result<()> {
+        self.now().await.map(drop)
+    }
 
     /// The identity of this journal: created once, never changed, part of every checkpoint.
     fn id(&self) -> &str;
@@ -357,14 +363,17 @@ impl<J: Journal + ?Sized> Journal for Arc<J> {
     async fn wait(&self, after: &Position, at_most: Duration) -> Result<()> {
         (**self).wait(after, at_most).await
     }
-    async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
-        (**self).sweep(terms).await
+    async fn sweep(&self, sweep: &JournalSweep) -> Result<u64> {
+        (**self).sweep(sweep).await
     }
     async fn stat(&self) -> Result<JournalStat> {
         (**self).stat().await
     }
     async fn now(&self) -> Result<Time> {
         (**self).now().await
+    }
+    async fn probe(&self) -> Result<()> {
+        (**self).probe().await
     }
     fn id(&self) -> &str {
         (**self).id()

@@ -7,10 +7,13 @@ use crate::error::{Error, Result};
 /// The largest body that any store keeps, in bytes.
 pub const ANSWER_BYTES_MAX: usize = 16 << 20;
 
+/// The most bytes that the kept headers of an answer may have, names and values.
+pub(crate) const HEADER_BYTES_MAX: usize = 64 << 10;
+
 /// The headers of an answer that are kept, in lower case. What belongs to one exchange only is not:
 /// cookies, dates, traces, rates.
-pub const KEPT_HEADERS: [&str; 6] =
-    ["content-type", "content-language", "location", "etag", "last-modified", "link"];
+pub const KEPT_HEADERS: [&str; 7] =
+    ["content-type", "content-encoding", "content-language", "location", "etag", "last-modified", "link"];
 
 /// The answer to a request, as it is stored and replayed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,8 +51,8 @@ impl Answer {
             return bad(format!("its body has {} bytes; the limit is {ANSWER_BYTES_MAX}", self.body.len()));
         }
         let bytes: usize = self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
-        if bytes > 64 << 10 {
-            return bad(format!("its headers have {bytes} bytes; the limit is 65536"));
+        if bytes > HEADER_BYTES_MAX {
+            return bad(format!("its headers have {bytes} bytes; the limit is {HEADER_BYTES_MAX}"));
         }
         match self.headers.iter().find(|(name, _)| !KEPT_HEADERS.contains(&name.as_str())) {
             Some((name, _)) => bad(format!("the header {name:?} is not among those that are kept")),

@@ -117,6 +117,16 @@ pub struct Kept {
     pub at: Time,
     /// Whether it was stored under the nonce that asks: this very request committed.
     pub mine: bool,
+    /// The hashes of the request's parts.
+    pub(crate) parts: String,
+}
+
+impl Kept {
+    /// Whether the request was this principal's, by the hashes under the store's `secret`. False if its
+    /// principal is not known, as for requests of other languages.
+    pub fn is_of(&self, secret: &[u8; 32], principal: Option<&str>) -> bool {
+        RequestPrint::is_by(&self.parts, secret, principal)
+    }
 }
 
 /// What a request is told when it begins.
@@ -153,6 +163,39 @@ pub enum Ended {
     Undone,
     /// It failed, and may have done something: [`AfterFailure`] decides.
     Failed,
+}
+
+/// Who decided about a key whose outcome was unknown, and why. It is stored with the key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decided {
+    /// The person.
+    pub by: String,
+    /// The reason.
+    pub reason: String,
+}
+
+impl Decided {
+    /// A decision.
+    pub fn new(by: impl Into<String>, reason: impl Into<String>) -> Self {
+        Decided { by: by.into(), reason: reason.into() }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        for (name, text, chars_max) in [("by", &self.by, 255), ("reason", &self.reason, 1000)] {
+            let chars = text.chars().count();
+            let problem = if text.trim().is_empty() {
+                "it is blank".to_owned()
+            } else if chars > chars_max {
+                format!("it has {chars} characters; the limit is {chars_max}")
+            } else if text.contains('\0') {
+                "it contains a NUL".to_owned()
+            } else {
+                continue;
+            };
+            return Err(Error::invalid(name, problem));
+        }
+        Ok(())
+    }
 }
 
 /// A person's decision about a key whose outcome is unknown.

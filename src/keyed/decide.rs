@@ -4,11 +4,13 @@
 use std::time::Duration;
 
 use super::{
-    AfterFailure, Answer, Begin, Begun, Ended, IdempotencyKey, Kept, KeyLease, KeyStatus, Resolution,
+    AfterFailure, Answer, Begin, Begun, Decided, Ended, IdempotencyKey, Kept, KeyEntry, KeyLease, KeyStatus,
+    Resolution, Resolved,
 };
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::event::Fingerprint;
+use crate::id::Tenant;
 use crate::ledger::{Nonce, Token};
 
 /// No end.
@@ -29,6 +31,8 @@ pub(crate) struct Row {
     /// Until when nobody else may run it.
     pub held_until: Time,
     pub settled: Option<Settled>,
+    /// The last decision of a person about it.
+    pub resolved: Option<Resolved>,
 }
 
 /// How it ended.
@@ -66,8 +70,7 @@ pub(crate) fn decide(row: Option<&Row>, begin: &Begin, horizon: Option<Time>, no
         return Decision::Answer(Begun::Mismatch { differing: begin.print.differing(&row.parts) });
     }
     if let Some(settled) = &row.settled {
-        let kept = Kept { answer: settled.answer.clone(), at: settled.at, mine: row.nonce == begin.nonce };
-        return Decision::Answer(Begun::Done(kept));
+        return Decision::Answer(Begun::Done(row.kept(settled, row.nonce == begin.nonce)));
     }
     // A transaction that committed without an answer has no lease to renew.
     if row.nonce == begin.nonce && row.until > row.begun_at {
@@ -100,6 +103,7 @@ impl Row {
             until: now,
             held_until: FOREVER,
             settled: None,
+            resolved: None,
         };
         if leased {
             row.renew(begin, now);
@@ -147,8 +151,11 @@ impl Row {
         self.settled = Some(Settled { at: now, aged_from: now.max(made), answer: answer.clone() });
     }
 
-    pub(crate) fn release(&mut self, of: &KeyLease, ended: Ended, now: Time) -> Result<()> {
+    /// Ends the run. A `token` that was never used before fences whoever had the lease: a heartbeat that
+    /// comes late revives nothing.
+    pub(crate) fn release(&mut self, of: &KeyLease, ended: Ended, token: Token, now: Time) -> Result<()> {
         self.must_run(of)?;
+        self.token = token;
         self.held_until = match ended {
             Ended::Undone => now,
             Ended::Failed if self.held_until == FOREVER => FOREVER,
@@ -158,7 +165,43 @@ impl Row {
         Ok(())
     }
 
-    pub(crate) fn resolve(&mut self, of: &KeyLease, how: &Resolution, now: Time) -> Result<()> {
+    /// The row of a request that takes over one that never ended.
+    pub(crate) fn taken_over(
+        before: Option<&Row>,
+        begin: &Begin,
+        token: Token,
+        now: Time,
+        leased: bool,
+    ) -> Self {
+        let resolved = before.and_then(|before| before.resolved.clone());
+        Row { resolved, ..Row::begun(begin, token, now, leased) }
+    }
+
+    /// The row as it is listed.
+    pub(crate) fn entry(&self, tenant: Option<Tenant>, key: IdempotencyKey, now: Time) -> KeyEntry {
+        let settled = self.settled.as_ref();
+        KeyEntry {
+            tenant,
+            key,
+            state: self.word(now),
+            token: self.token,
+            begun_at: self.begun_at,
+            settled_at: settled.map(|settled| settled.at),
+            status: settled.map(|settled| settled.answer.status),
+            resolved: self.resolved.clone(),
+        }
+    }
+
+    /// Stores a person's decision, under a `token` that was never used before: whoever had the lease
+    /// can neither extend it nor store an answer of its own.
+    pub(crate) fn resolve(
+        &mut self,
+        of: &KeyLease,
+        how: &Resolution,
+        who: &Decided,
+        token: Token,
+        now: Time,
+    ) -> Result<()> {
         let found = self.word(now);
         if self.token != of.token || found != "outcome-unknown" {
             return Err(of.not_unknown(&format!("it is {found} under token {}", self.token)));
@@ -167,6 +210,8 @@ impl Row {
             Resolution::Rerun => self.held_until = now,
             Resolution::Answer(answer) => self.settle(&of.key, answer, now),
         }
+        self.token = token;
+        self.resolved = Some(Resolved { at: now, by: who.by.clone(), reason: who.reason.clone() });
         Ok(())
     }
 
@@ -182,15 +227,17 @@ impl Row {
 
     pub(crate) fn status(&self, now: Time) -> KeyStatus {
         match &self.settled {
-            Some(settled) => {
-                KeyStatus::Done(Kept { answer: settled.answer.clone(), at: settled.at, mine: false })
-            }
+            Some(settled) => KeyStatus::Done(self.kept(settled, false)),
             None => match self.word(now) {
-                "running" => KeyStatus::Running { until: self.until },
+                "running" => KeyStatus::Running { until: Some(self.until) },
                 "outcome-unknown" => KeyStatus::OutcomeUnknown { since: self.begun_at },
                 _ => KeyStatus::Free,
             },
         }
+    }
+
+    fn kept(&self, settled: &Settled, mine: bool) -> Kept {
+        Kept { answer: settled.answer.clone(), at: settled.at, mine, parts: self.parts.clone() }
     }
 
     /// Whether a sweep up to `horizon` forgets it: settled before, or free to be run again since.

@@ -1,11 +1,11 @@
 //! The key that a client sends with a write.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use uuid::Uuid;
+use uuid::{ContextV7, Timestamp, Uuid};
 
-use crate::clock::Time;
+use crate::clock::{Clock as _, SystemClock, Time};
 use crate::error::{Error, Result};
 
 /// The longest key, in characters.
@@ -69,10 +69,12 @@ impl IdempotencyKey {
         IdempotencyKey::new(text)
     }
 
-    /// A new key, a UUIDv7: 48 bits of time and 74 random bits. Keys made by one process are strictly
-    /// increasing, within a millisecond too.
+    /// A new key, a UUIDv7: 48 bits are the time in milliseconds, 6 are the same in all, and 74 are
+    /// drawn at random for each millisecond (the first of them is 0). Within a millisecond, and while
+    /// the clock is set back, the first 42 of these count up and the other 32 are random: keys made by
+    /// one process are strictly increasing.
     pub fn now_v7() -> Self {
-        IdempotencyKey(Uuid::now_v7().to_string().into())
+        IdempotencyKey(v7_at(&MADE, SystemClock.now()).to_string().into())
     }
 
     /// When the key was made, if it is a UUIDv7 in the form with hyphens.
@@ -87,6 +89,28 @@ impl IdempotencyKey {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// The value of an `Idempotency-Key` header: the quoted string of the draft.
+    ///
+    /// ```
+    /// use hapax::keyed::IdempotencyKey;
+    /// let key = IdempotencyKey::new(r#"a"b"#).unwrap();
+    /// assert_eq!(key.to_header(), r#""a\"b""#);
+    /// assert_eq!(IdempotencyKey::from_header(key.to_header().as_bytes()).unwrap(), key);
+    /// ```
+    pub fn to_header(&self) -> String {
+        format!("\"{}\"", self.0.replace('\\', "\\\\").replace('"', "\\\""))
+    }
+}
+
+/// What the keys of this process have counted.
+static MADE: Mutex<ContextV7> = Mutex::new(ContextV7::new());
+
+/// A UUIDv7 of a time, or of the latest time that was made, if that is later.
+fn v7_at(made: &Mutex<ContextV7>, now: Time) -> Uuid {
+    let us = u64::try_from(now.as_micros()).unwrap_or(0);
+    let nanos = u32::try_from(us % 1_000_000 * 1000).unwrap_or(0);
+    Uuid::new_v7(Timestamp::from_unix(made, us / 1_000_000, nanos))
 }
 
 /// The text of a quoted string whose first quotation mark is read already.
@@ -191,15 +215,54 @@ mod tests {
         }
     }
 
-    /// 74 random bits and a counter within the millisecond: no two are equal, and each is greater.
+    /// A million keys of several threads: no two are equal, and each thread's are increasing.
     #[test]
-    fn t08_keys_of_one_process_are_strictly_increasing() {
-        let mut last = IdempotencyKey::now_v7();
-        for _ in 0..100_000 {
-            let next = IdempotencyKey::now_v7();
-            assert!(next > last && next.time() >= last.time(), "{next} after {last}");
-            last = next;
+    fn t08_a_million_keys_of_many_threads_are_unique_and_increasing() {
+        let threads: Vec<_> = (0..8)
+            .map(|_| {
+                std::thread::spawn(|| {
+                    let keys: Vec<IdempotencyKey> = (0..125_000).map(|_| IdempotencyKey::now_v7()).collect();
+                    assert!(keys.windows(2).all(|two| two[0] < two[1] && two[0].time() <= two[1].time()));
+                    keys.iter()
+                        .map(|key| Uuid::parse_str(key.as_str()).unwrap().as_u128())
+                        .collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        let mut all: Vec<u128> = threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
+        assert_eq!(all.len(), 1_000_000);
+        all.sort_unstable();
+        assert!(all.windows(2).all(|two| two[0] < two[1]), "no two are equal");
+    }
+
+    #[test]
+    fn t08_keys_increase_within_a_millisecond_and_while_the_clock_goes_back() {
+        let made = Mutex::new(ContextV7::new());
+        let noon = Time::parse("2026-03-04T12:00:00Z").unwrap();
+        let mut last = v7_at(&made, noon);
+        let hour = std::time::Duration::from_hours(1);
+        for now in [noon, noon, noon.minus(hour), noon.minus(hour * 24), noon, noon.plus(hour)] {
+            for _ in 0..1000 {
+                let next = v7_at(&made, now);
+                assert!(next > last, "{next} after {last}");
+                last = next;
+            }
+            let time = IdempotencyKey::new(last.to_string()).unwrap().time().unwrap();
+            assert_eq!(time, now.max(noon), "the time does not go back");
         }
-        assert!(last.time().is_some());
+    }
+
+    /// 128 bits, less 48 of time, less 4 of version and 2 of variant: 74, not 80.
+    #[test]
+    fn t08_74_bits_are_not_fixed_by_the_time() {
+        let noon = Time::parse("2026-03-04T12:00:00Z").unwrap();
+        let (mut ones, mut zeros) = (0_u128, 0_u128);
+        for _ in 0..1000 {
+            let uuid = v7_at(&Mutex::new(ContextV7::new()), noon).as_u128();
+            ones |= uuid;
+            zeros |= !uuid;
+        }
+        let varying = (ones & zeros).count_ones();
+        assert_eq!(varying, 73, "74 bits, and the first is kept free for the count");
     }
 }

@@ -45,7 +45,7 @@ mod key;
 #[cfg(feature = "axum")]
 mod layer;
 mod print;
-mod sweep;
+pub(crate) mod sweep;
 
 use std::fmt;
 use std::sync::Arc;
@@ -55,14 +55,14 @@ use async_trait::async_trait;
 
 pub use answer::{ANSWER_BYTES_MAX, Answer, KEPT_HEADERS};
 pub(crate) use begin::check_lease;
-pub use begin::{AfterFailure, Begin, Begun, Ended, Kept, KeyLease, Resolution};
+pub use begin::{AfterFailure, Begin, Begun, Decided, Ended, Kept, KeyLease, Resolution};
 pub use key::{IdempotencyKey, KEY_CHARS_MAX};
 #[cfg(all(feature = "axum", feature = "sqlite"))]
 pub use layer::KeyedSqlite;
 #[cfg(all(feature = "axum", feature = "postgres"))]
 pub use layer::KeyedTx;
 #[cfg(feature = "axum")]
-pub use layer::{Caller, KeyedLayer, KeyedService, TransactionalKeys};
+pub use layer::{Caller, KeyedLayer, KeyedService, NotKept, TransactionalKeys};
 pub use print::{RequestParts, RequestPrint};
 pub use sweep::{KeySweep, KeySweeper, RETENTION, SweptKeys};
 
@@ -95,10 +95,10 @@ pub const PROBLEMS: [&str; 13] = [
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KeyStatus {
-    /// A request with it runs, under a lease that ends at this time.
+    /// A request with it runs.
     Running {
-        /// When the lease ends.
-        until: Time,
+        /// When its lease ends; `None` if an open transaction holds it.
+        until: Option<Time>,
     },
     /// A request with it began and its outcome is unknown; it runs again only when a person or its
     /// time limit decides so.
@@ -112,7 +112,7 @@ pub enum KeyStatus {
     Done(Kept),
     /// It is a UUIDv7 from before the last sweep's horizon: whatever it did was forgotten.
     Expired,
-    /// No request with it was kept.
+    /// No request with it was kept, and none runs.
     Unknown,
 }
 
@@ -140,7 +140,7 @@ pub struct KeyEntry {
     pub key: IdempotencyKey,
     /// `running`, `outcome-unknown`, `free` or `done`.
     pub state: &'static str,
-    /// The token of its last run.
+    /// The token of its last run, or of what ended that: a release, or a person's decision.
     pub token: Token,
     /// When that run began.
     pub begun_at: Time,
@@ -148,13 +148,28 @@ pub struct KeyEntry {
     pub settled_at: Option<Time>,
     /// The status of its answer.
     pub status: Option<u16>,
+    /// The last decision of a person about it.
+    pub resolved: Option<Resolved>,
 }
 
-/// Which keys to list, in the order of tenant and key.
+/// A decision about a key whose outcome was unknown, as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Resolved {
+    /// When, by the store's clock.
+    pub at: Time,
+    /// Who decided.
+    pub by: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// Which keys to list, in the order of tenant and key. A key that an open transaction has begun is not
+/// among them yet.
 #[derive(Debug, Clone, Default)]
 pub struct ListKeys {
-    /// Only this tenant's; `None` lists all tenants'.
-    pub tenant: Option<Tenant>,
+    /// Only those of this tenant (`Some(None)`: of no tenant); `None` lists all tenants'.
+    pub tenant: Option<Option<Tenant>>,
     /// Only keys that have no answer.
     pub open_only: bool,
     /// Only keys after this one, for the next page.
@@ -166,6 +181,12 @@ pub struct ListKeys {
 impl ListKeys {
     pub(crate) fn limit(&self) -> usize {
         if self.limit == 0 { 100 } else { self.limit.min(10_000) }
+    }
+
+    /// The tenant as it is stored, where no tenant is the empty text.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn tenant_text(&self) -> Option<&str> {
+        self.tenant.as_ref().map(|tenant| tenant.as_ref().map_or("", Tenant::as_str))
     }
 }
 
@@ -209,21 +230,25 @@ pub struct KeysInfo {
 /// 4. A key with an answer is `Done` with the original answer, byte for byte, for the whole
 ///    retention.
 /// 5. `finish`, `extend` and `release` carry the token. A stale token changes nothing and gets
-///    `Fenced`. Finishing again with the token that finished is Ok and changes nothing.
+///    `Fenced`. Finishing again with the token that finished is Ok and changes nothing. A release and
+///    a person's decision end the token too.
 /// 6. The same `begin` again, under its nonce, gets the same token while it runs, and its own answer
 ///    (`mine`) once it is done. So a lost acknowledgement is resolved by repeating the call.
 /// 7. Leases end by the store's clock. After that, `rerun` makes the next `begin` `First` with a
 ///    higher token; under `hold` it is `OutcomeUnknown` until `resolve` or the time limit decides.
+///    Who decided, and why, is stored in the same step.
 /// 8. A run that ended without an answer is released: one that did nothing can run again at once,
 ///    one whose outcome is unknown follows `after_failure`.
 /// 9. A sweep forgets keys that were settled longer ago than the retention, and no running or held
 ///    key. It remembers up to when it has forgotten (the horizon): a UUIDv7 key from before it that
 ///    is not found is `Expired`, never `First`. For other keys protection ends with the retention.
-///    The horizon never goes back.
-/// 10. `get` and `list` change nothing.
+///    The horizon never goes back. A sweep that returns has forgotten all of it, or did nothing
+///    (`skipped`), or is an error; no request keeps it from that.
+/// 10. `get`, `entry` and `list` change nothing.
 /// 11. Bad input is refused with a sentence and changes nothing.
 /// 12. In a caller's transaction, a key and its answer appear with the commit and never existed after
-///     a rollback. Meanwhile a second request gets `Running` after a short wait. A transaction that
+///     a rollback. Meanwhile a second request gets `Running` after a short wait, and `get` never says
+///     `Unknown`. A transaction that
 ///     commits without an answer leaves `OutcomeUnknown`, never a key that runs again. Where the
 ///     store has no transactions, this is `Unsupported`.
 #[async_trait]
@@ -240,21 +265,31 @@ pub trait Keys: fmt::Debug + Send + Sync + 'static {
     /// Ends a run without an answer. `Fenced`: the lease was lost, and nothing was changed.
     async fn release(&self, of: &KeyLease, ended: Ended) -> Result<()>;
 
-    /// What is known about a key.
+    /// What is known about a key. `Unknown` and `Free` are said only while no open transaction has begun
+    /// it: if that cannot be found out in time, this is [`Error::Contended`](crate::Error::Contended).
     async fn get(&self, tenant: Option<&Tenant>, key: &IdempotencyKey) -> Result<KeyStatus>;
 
     /// Decides about a key whose outcome is unknown, for an operator. The token is that of
-    /// [`list`](Keys::list). `Conflict`: its outcome is not, or no longer, unknown.
-    async fn resolve(&self, of: &KeyLease, how: &Resolution) -> Result<()>;
+    /// [`entry`](Keys::entry). `Conflict`: its outcome is not, or no longer, unknown.
+    async fn resolve(&self, of: &KeyLease, how: &Resolution, who: &Decided) -> Result<()>;
+
+    /// One key as it is listed.
+    async fn entry(&self, tenant: Option<&Tenant>, key: &IdempotencyKey) -> Result<Option<KeyEntry>>;
 
     /// Lists keys.
     async fn list(&self, which: &ListKeys) -> Result<Vec<KeyEntry>>;
 
     /// Forgets old keys, in batches. If another sweep runs, it does nothing.
-    async fn sweep(&self, terms: &KeySweep) -> Result<SweptKeys>;
+    async fn sweep(&self, sweep: &KeySweep) -> Result<SweptKeys>;
 
     /// The store's clock and what it has forgotten.
     async fn info(&self) -> Result<KeysInfo>;
+
+    /// Answers once the store could begin a request: it asks whatever serves writes, and changes
+    /// nothing. For probes.
+    async fn probe(&self) -> Result<()> {
+        self.info().await.map(drop)
+    }
 
     /// The secret under which requests are hashed: made with the store, never shown.
     fn secret(&self) -> &[u8; 32];
@@ -285,20 +320,28 @@ impl<K: Keys + ?Sized> Keys for Arc<K> {
         (**self).get(tenant, key).await
     }
 
-    async fn resolve(&self, of: &KeyLease, how: &Resolution) -> Result<()> {
-        (**self).resolve(of, how).await
+    async fn resolve(&self, of: &KeyLease, how: &Resolution, who: &Decided) -> Result<()> {
+        (**self).resolve(of, how, who).await
+    }
+
+    async fn entry(&self, tenant: Option<&Tenant>, key: &IdempotencyKey) -> Result<Option<KeyEntry>> {
+        (**self).entry(tenant, key).await
     }
 
     async fn list(&self, which: &ListKeys) -> Result<Vec<KeyEntry>> {
         (**self).list(which).await
     }
 
-    async fn sweep(&self, terms: &KeySweep) -> Result<SweptKeys> {
-        (**self).sweep(terms).await
+    async fn sweep(&self, sweep: &KeySweep) -> Result<SweptKeys> {
+        (**self).sweep(sweep).await
     }
 
     async fn info(&self) -> Result<KeysInfo> {
         (**self).info().await
+    }
+
+    async fn probe(&self) -> Result<()> {
+        (**self).probe().await
     }
 
     fn secret(&self) -> &[u8; 32] {

@@ -21,6 +21,9 @@ pub struct RequestParts<'r> {
     pub target: &'r str,
     /// The bytes of the body.
     pub body: &'r [u8],
+    /// The headers that count, as names in lower case and values, in an order that does not change.
+    /// Most requests are the same whatever their headers are.
+    pub headers: &'r [(&'r str, &'r [u8])],
     /// Whether a JSON body counts in canonical form, so that white space and the order of its keys do
     /// not matter.
     pub canonical_json: bool,
@@ -51,13 +54,17 @@ impl RequestPrint {
     /// assert_eq!(first.differing(&other.parts_text()), ["/amount"]);
     /// ```
     pub fn of(secret: &[u8; 32], request: &RequestParts<'_>) -> Self {
-        let RequestParts { principal, method, target, body, canonical_json } = *request;
+        let RequestParts { principal, method, target, body, headers, canonical_json } = *request;
         let whole_body = if canonical_json { canonical(body) } else { None };
         let body = whole_body.as_deref().unwrap_or(body);
         let mut hash = Sha256::new();
         hash.update(secret);
         hash.update([u8::from(principal.is_some())]);
         for part in [principal.unwrap_or_default().as_bytes(), method.as_bytes(), target.as_bytes(), body] {
+            hash.update((part.len() as u64).to_be_bytes());
+            hash.update(part);
+        }
+        for part in headers.iter().flat_map(|(name, value)| [name.as_bytes(), value]) {
             hash.update((part.len() as u64).to_be_bytes());
             hash.update(part);
         }
@@ -69,6 +76,7 @@ impl RequestPrint {
             of("method", method.as_bytes()),
             of("target", target.as_bytes()),
         ];
+        parts.extend(headers.iter().map(|(name, value)| of(&format!("header {name}"), value)));
         match fields(body) {
             Some(fields) => parts.extend(fields.iter().map(|(name, value)| of(name, value))),
             None => parts.push(of("body", body)),
@@ -86,8 +94,15 @@ impl RequestPrint {
         serde_json::to_string(&self.parts).unwrap_or_default()
     }
 
-    /// Which parts differ from stored ones: `principal`, `method`, `target`, `body`, or a field of a
-    /// JSON object as `/name`. Empty if that cannot be told.
+    /// Whether stored parts are of a request of this principal. False if they do not say whose it was.
+    pub(crate) fn is_by(stored: &str, secret: &[u8; 32], principal: Option<&str>) -> bool {
+        let stored: Vec<(String, String)> = serde_json::from_str(stored).unwrap_or_default();
+        let asks = part_hash(secret, "principal", principal.unwrap_or_default().as_bytes());
+        stored.iter().any(|(name, hash)| name == "principal" && *hash == asks)
+    }
+
+    /// Which parts differ from stored ones: `principal`, `method`, `target`, `body`, `header NAME`, or a
+    /// field of a JSON object as `/name`. Empty if that cannot be told.
     pub fn differing(&self, stored: &str) -> Vec<String> {
         let stored: Vec<(String, String)> = serde_json::from_str(stored).unwrap_or_default();
         if stored.is_empty() || self.parts.is_empty() {
@@ -138,6 +153,7 @@ mod tests {
             method: "POST",
             target: "/orders?x=1",
             body: br#"{"a": 1, "b": "two"}"#,
+            headers: &[("if-match", b"\"1\"")],
             canonical_json: false,
         }
     }
@@ -153,6 +169,8 @@ mod tests {
             (RequestParts { target: "/orders?x=2", ..base() }, "target"),
             (RequestParts { body: br#"{"a": 1, "b": "three"}"#, ..base() }, "/b"),
             (RequestParts { body: br#"{"a": 1}"#, ..base() }, "/b"),
+            (RequestParts { headers: &[], ..base() }, "header if-match"),
+            (RequestParts { headers: &[("if-match", b"\"2\"")], ..base() }, "header if-match"),
         ];
         for (other, part) in others {
             let other = RequestPrint::of(&SECRET, &other);
@@ -195,5 +213,22 @@ mod tests {
         let print = RequestPrint::of(&SECRET, &RequestParts { body: many.as_bytes(), ..base() });
         assert!(print.parts_text().contains("\"body\"") && !print.parts_text().contains("/f1"));
         assert!(RequestPrint::opaque(first.fingerprint).differing(&first.parts_text()).is_empty());
+    }
+
+    #[test]
+    fn parts_say_whose_request_it_was_to_who_has_the_secret() {
+        let stored = RequestPrint::of(&SECRET, &base()).parts_text();
+        assert!(RequestPrint::is_by(&stored, &SECRET, Some("ann")));
+        assert!(
+            !RequestPrint::is_by(&stored, &SECRET, Some("bob"))
+                && !RequestPrint::is_by(&stored, &SECRET, None)
+        );
+        assert!(!RequestPrint::is_by(&stored, &[2; 32], Some("ann")));
+        let opaque = RequestPrint::opaque(Fingerprint([7; 16])).parts_text();
+        assert!(!RequestPrint::is_by(&opaque, &SECRET, None) && !RequestPrint::is_by("", &SECRET, None));
+        // A field of the body that is called like it is another part.
+        let posed = RequestParts { principal: None, body: br#"{"principal": "ann"}"#, ..base() };
+        let posed = RequestPrint::of(&SECRET, &posed).parts_text();
+        assert!(!RequestPrint::is_by(&posed, &SECRET, Some("ann")));
     }
 }

@@ -7,21 +7,24 @@
 //! A statement with an unknown result is issued again unchanged, which is safe because claims carry
 //! nonces and settle requests carry tokens. If the result stays unknown, the callers get an error,
 //! and the batcher remembers the nonces of their claims: the next claim on such an event *is* the
-//! old one, so a caller is never blocked by its own earlier claim.
+//! old one, so a caller is never blocked by its own earlier claim. A claim that was sent before and
+//! meets an open transaction is not known to be busy either: that transaction may be its own first
+//! try. It stays in doubt until an answer decides it.
 //!
 //! A statement that asks for an id held by another open transaction has to wait. From then on the
 //! batcher claims that id alone until it is free, so that its neighbours do not wait with it.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::future::Future;
 use std::ops::Deref;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+use super::doubts::Doubts;
 use super::outage::Outage;
 use super::queue::{BATCH_MAX, Queue};
 use super::{Claim, Claims, Extend, Identity, Mode, Outcome, Settle, Settled, Verdict};
@@ -30,10 +33,6 @@ use crate::error::{Error, Result};
 /// Pauses before a statement with an unknown result is issued again. They are short: the caller
 /// decides about longer ones. Contention is not retried here, because each ledger has done so.
 const REISSUE_PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(200)];
-/// How many events with claims in doubt are remembered; any others wait for their lease to lapse.
-const DOUBTS_MAX: usize = 10_000;
-/// How many claims in doubt are remembered per event: any of its deliveries may have won.
-const DOUBTS_PER_EVENT_MAX: usize = 4;
 /// How many ids held by open transactions are remembered.
 const HELD_MAX: usize = 10_000;
 /// How many statements may wait for such ids at a time.
@@ -54,58 +53,6 @@ struct Inner {
     doubts: Doubts,
     held: Held,
     outage: Outage,
-}
-
-/// Claims whose result is unknown, by identity.
-#[derive(Default)]
-struct Doubts {
-    count: AtomicUsize,
-    /// Without their bytes: repeating them only asks whether they were granted.
-    claims: Mutex<HashMap<Identity, Vec<Claim>>>,
-}
-
-impl Doubts {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Identity, Vec<Claim>>> {
-        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Gives a claim the nonce of the oldest claim in doubt on the same event in the same mode.
-    /// Returns whether there was one.
-    fn settle(&self, claim: &mut Claim) -> bool {
-        if self.count.load(Ordering::Relaxed) == 0 {
-            return false;
-        }
-        let mut claims = self.lock();
-        let Some(doubted) = claims.get_mut(&claim.identity) else { return false };
-        let Some(at) = doubted.iter().position(|one| one.mode == claim.mode) else { return false };
-        claim.nonce = doubted.remove(at).nonce;
-        if doubted.is_empty() {
-            claims.remove(&claim.identity);
-            self.count.store(claims.len(), Ordering::Relaxed);
-        }
-        true
-    }
-
-    fn note(&self, claim: &Claim) {
-        if !matches!(claim.mode, Mode::Lease(_) | Mode::Once { .. }) {
-            return;
-        }
-        let mut claims = self.lock();
-        if claims.len() >= DOUBTS_MAX && !claims.contains_key(&claim.identity) {
-            return;
-        }
-        let doubted = claims.entry(claim.identity.clone()).or_default();
-        if doubted.len() < DOUBTS_PER_EVENT_MAX {
-            doubted.push(Claim { body: None, hold: false, ..claim.clone() });
-        }
-        self.count.store(claims.len(), Ordering::Relaxed);
-    }
-
-    fn take(&self) -> Vec<Claim> {
-        let mut claims = self.lock();
-        self.count.store(0, Ordering::Relaxed);
-        claims.drain().flat_map(|(_, claims)| claims).collect()
-    }
 }
 
 /// Ids that another open transaction held when they were last claimed.
@@ -229,7 +176,7 @@ impl Batcher {
     /// Claims one event. Not an `async fn`, so that the claim is moved only once: into the batch.
     pub(crate) fn claim(&self, mut claim: Claim) -> Result<Pending> {
         self.0.ledger.settings().check(&claim)?; // before it can spoil a batch
-        self.0.doubts.settle(&mut claim);
+        self.0.doubts.ask(&mut claim);
         let (send, receive) = oneshot::channel();
         if self.0.held.has(&claim.identity) {
             if self.0.lone.push(claim, send, HELD_RUNNERS_MAX) {
@@ -280,7 +227,7 @@ impl Batcher {
                     return all;
                 }
                 for claim in &mut batch {
-                    batcher.0.doubts.settle(claim);
+                    batcher.0.doubts.ask(claim);
                 }
                 all.extend(batcher.claim_batch(batch).await);
             }
@@ -289,6 +236,25 @@ impl Batcher {
             Ok(all) => all.into_iter().map(|one| one.and_then(Delivered::take)).collect(),
             Err(_) => (0..count).map(|_| Err(gone())).collect(),
         }
+    }
+
+    /// Claims under the nonces that the callers chose. A claim in doubt is theirs to repeat: it is
+    /// not remembered here, so that no other claim takes it over.
+    pub(crate) async fn claim_as_sent(&self, claims: &[Claim]) -> Vec<Result<Outcome>> {
+        let mut all = Vec::with_capacity(claims.len());
+        for batch in claims.chunks(BATCH_MAX) {
+            all.extend(in_batch(&self.0.outage, batch, |batch| self.0.ledger.claim(batch)).await);
+        }
+        all
+    }
+
+    /// Settles claims that already form a batch.
+    pub(crate) async fn settle_many(&self, settles: &[Settle]) -> Vec<Result<Settled>> {
+        let mut all = Vec::with_capacity(settles.len());
+        for batch in settles.chunks(BATCH_MAX) {
+            all.extend(in_batch(&self.0.outage, batch, |batch| self.0.ledger.settle(batch)).await);
+        }
+        all
     }
 
     /// Settles one claim. Safe to cancel: it is settled all the same.
@@ -331,11 +297,12 @@ impl Batcher {
                         doubtful.push(claim);
                     }
                 }
-                Err(error) if error.is_retryable() => {
+                Ok(outcome) if !is_held(&outcome) => {}
+                Err(error) if !error.is_retryable() => {}
+                Ok(_) | Err(_) => {
                     doubtful.push(claim);
                     tokio::time::sleep(REISSUE_PAUSES[0]).await;
                 }
-                Ok(_) | Err(_) => {}
             }
         }
     }
@@ -390,35 +357,42 @@ impl Batcher {
             while let Some((claim, answer)) = waiting.pop_front() {
                 let identity = claim.identity.clone();
                 let Some(delivered) = self.claim_batch(vec![claim]).await.pop() else { continue };
-                let outcome = delivered.as_ref().ok().and_then(|delivered| delivered.0.as_ref());
-                let held =
-                    outcome.filter(|(_, outcome)| is_held(outcome)).map(|(_, outcome)| outcome.clone());
+                let is_still_held = match &delivered {
+                    Ok(Delivered(answer)) => answer.as_ref().is_some_and(|(_, outcome)| is_held(outcome)),
+                    Err(error) => matches!(error, Error::Contended { .. }) && self.0.held.has(&identity),
+                };
                 let _ = answer.send(delivered);
-                let Some(held) = held else { continue };
+                if !is_still_held {
+                    continue;
+                }
                 let (same, others): (Vec<_>, Vec<_>) =
                     waiting.into_iter().partition(|(claim, _)| claim.identity == identity);
                 waiting = others.into();
                 for (claim, answer) in same {
-                    let claim = ClaimRef::alone(&self, claim);
-                    let _ = answer.send(Ok(Delivered(Some((claim, held.clone())))));
+                    let _ = answer.send(self.still_held(claim));
                 }
             }
         }
     }
 
+    /// The answer to a claim that was not sent, because another one on its id met an open
+    /// transaction.
+    fn still_held(&self, claim: Claim) -> Result<Delivered> {
+        if self.0.doubts.has(&claim) {
+            self.0.doubts.note(&claim);
+            return Err(undecided());
+        }
+        let held = Outcome::Busy { until: None, owner: None };
+        Ok(Delivered(Some((ClaimRef::alone(self, claim), held))))
+    }
+
     async fn claim_batch(&self, claims: Vec<Claim>) -> Vec<Result<Delivered>> {
-        let mut outcomes = in_batch(&self.0.outage, &claims, |batch| self.0.ledger.claim(batch)).await;
+        let was_reissued = AtomicBool::new(false);
+        let mut outcomes = self.send(&claims, &was_reissued).await;
+        let was_reissued = was_reissued.into_inner();
         let mut claims = claims;
         for (claim, outcome) in claims.iter_mut().zip(&mut outcomes) {
-            // The claim that is in the way may itself be one in doubt.
-            while outcome.as_ref().is_ok_and(|outcome| !outcome.is_claimed()) && self.0.doubts.settle(claim) {
-                *outcome = self.claim_alone(claim).await;
-            }
-            match outcome {
-                Ok(outcome) => self.0.held.note(&claim.identity, outcome),
-                Err(error) if error.is_retryable() => self.0.doubts.note(claim),
-                Err(_) => {}
-            }
+            self.resolve(claim, outcome, was_reissued).await;
         }
         let claimed = Arc::new(Claimed { batcher: self.clone(), claims });
         let deliver = |(at, outcome): (usize, Result<Outcome>)| {
@@ -427,9 +401,48 @@ impl Batcher {
         outcomes.into_iter().take(claimed.claims.len()).enumerate().map(deliver).collect()
     }
 
+    /// Notes what an answer says about doubts and held ids. While one says that a claim is not first,
+    /// asks for those in doubt on the same event: one of them may be what is in its way.
+    async fn resolve(&self, claim: &mut Claim, outcome: &mut Result<Outcome>, was_reissued: bool) {
+        let doubts = &self.0.doubts;
+        let mut was_sent_before = was_reissued || doubts.has(claim);
+        loop {
+            match outcome {
+                Err(error) if error.is_retryable() => return doubts.note(claim),
+                Err(_) => return doubts.decided(claim),
+                Ok(answer) => self.0.held.note(&claim.identity, answer),
+            }
+            if outcome.as_ref().is_ok_and(is_held) {
+                if was_sent_before {
+                    doubts.note(claim);
+                    *outcome = Err(undecided());
+                }
+                return;
+            }
+            doubts.decided(claim);
+            if outcome.as_ref().is_ok_and(Outcome::is_claimed) || !doubts.ask(claim) {
+                return;
+            }
+            was_sent_before = true;
+            *outcome = self.claim_alone(claim).await;
+        }
+    }
+
+    /// Sends claims. Notes whether some were sent again after their result was unknown.
+    async fn send(&self, claims: &[Claim], was_reissued: &AtomicBool) -> Vec<Result<Outcome>> {
+        in_batch(&self.0.outage, claims, |batch| {
+            Box::pin(async move {
+                let answer = self.0.ledger.claim(batch).await;
+                let is_unknown = answer.as_ref().is_err_and(Error::is_retryable);
+                was_reissued.fetch_or(is_unknown, Ordering::Relaxed);
+                answer
+            })
+        })
+        .await
+    }
+
     async fn claim_alone(&self, claim: &Claim) -> Result<Outcome> {
-        let one = std::slice::from_ref(claim);
-        let mut answers = in_batch(&self.0.outage, one, |batch| self.0.ledger.claim(batch)).await;
+        let mut answers = self.send(std::slice::from_ref(claim), &AtomicBool::new(false)).await;
         answers.pop().unwrap_or_else(|| Err(Error::Corrupt("a claim without an answer".into())))
     }
 
@@ -451,6 +464,14 @@ impl Batcher {
                 let _ = answer.send(outcome);
             }
         }
+    }
+}
+
+/// The answer to a claim that was sent before and met an open transaction, which may be its own.
+fn undecided() -> Error {
+    Error::Contended {
+        what: "claiming: the connection was lost before, and the first try may still be under way".into(),
+        source: None,
     }
 }
 

@@ -529,7 +529,7 @@ impl Settled {
             Settled::Ok { at } => Ok(at),
             Settled::Fenced { state } => Err(Error::Fenced {
                 what: match state {
-                    Some(state) => format!("{identity} is {state} now, under another token than {token}"),
+                    Some(state) => format!("{identity} is {state}, and token {token} cannot change that"),
                     None => format!("{identity} has no entry any more (token {token})"),
                 },
             }),

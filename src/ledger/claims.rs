@@ -41,6 +41,12 @@ pub trait Claims: Send + Sync + 'static {
     /// The ledger's current time.
     async fn now(&self) -> Result<Time>;
 
+    /// Answers once the ledger could write: it asks whatever serves claims, and changes nothing. For
+    /// probes.
+    async fn probe(&self) -> Result<()> {
+        self.now().await.map(drop)
+    }
+
     /// The ledger's current epoch, read anew with every call. A ledger that was restored, copied,
     /// failed over or (where a restart may lose data) restarted has a new one.
     async fn epoch(&self) -> Result<Epoch>;
@@ -76,6 +82,9 @@ impl<L: Claims + ?Sized> Claims for Arc<L> {
     }
     async fn now(&self) -> Result<Time> {
         (**self).now().await
+    }
+    async fn probe(&self) -> Result<()> {
+        (**self).probe().await
     }
     async fn epoch(&self) -> Result<Epoch> {
         (**self).epoch().await

@@ -1,5 +1,6 @@
 //! The contents of a ledger as people and tools see them: entries, pages, statistics, findings.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Deref;
 use std::time::Duration;
@@ -109,15 +110,30 @@ impl Entry {
     pub fn bytes(&self) -> usize {
         self.body.as_ref().map_or(0, Record::memory_bytes)
     }
+
+    /// What it counts on a page: its body and its texts, so that a page of entries without a body is
+    /// bounded too.
+    pub(crate) fn page_bytes(&self) -> usize {
+        let texts = self.metadata.as_ref().map_or(0, |metadata| metadata.as_str().len())
+            + self.reason.as_deref().map_or(0, str::len);
+        self.bytes() + texts + 256
+    }
 }
+
+/// How many bytes a page of a listing has. The entry that reaches it completes the page, so a page
+/// has at least one entry, however large.
+pub const LIST_BYTES_MAX: usize = 16 << 20;
 
 /// Which entries to list. An empty filter matches all.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
-    /// One tenant.
-    pub tenant: Option<Tenant>,
+    /// Only this tenant (`Some(None)`: the default tenant, which is one of its own); `None` matches all
+    /// tenants.
+    pub tenant: Option<Option<Tenant>>,
     /// One scope.
     pub scope: Option<Scope>,
+    /// Any of these scopes; an empty set matches nothing.
+    pub scopes: Option<BTreeSet<Scope>>,
     /// One id.
     pub id: Option<EventId>,
     /// Any of these states; empty matches all. A tracked at-most-once claim past its time counts as
@@ -138,11 +154,17 @@ pub struct Filter {
 }
 
 impl Filter {
+    /// Whether entries of this tenant and scope can match.
+    pub(crate) fn wants(&self, tenant: Option<&Tenant>, scope: &Scope) -> bool {
+        self.tenant.as_ref().is_none_or(|wanted| wanted.as_ref() == tenant)
+            && self.scope.as_ref().is_none_or(|wanted| scope == wanted)
+            && self.scopes.as_ref().is_none_or(|wanted| wanted.contains(scope))
+    }
+
     /// Whether an entry matches. `overdue` says that it is an at-most-once claim past its time.
     pub(crate) fn matches(&self, entry: &Entry, overdue: bool) -> bool {
         let state = if overdue { State::Lost } else { entry.state };
-        self.tenant.as_ref().is_none_or(|t| entry.identity.tenant.as_ref() == Some(t))
-            && self.scope.as_ref().is_none_or(|s| entry.identity.scope == *s)
+        self.wants(entry.identity.tenant.as_ref(), &entry.identity.scope)
             && self.id.as_ref().is_none_or(|id| entry.identity.id == *id)
             && (self.states.is_empty() || self.states.contains(&state))
             && self.since.is_none_or(|since| entry.first_at >= since)
@@ -231,6 +253,8 @@ pub struct Stat {
     pub dropped: Vec<(Week, Time)>,
     /// Events held with their bytes.
     pub held: u64,
+    /// The same by tenant and scope, without those that hold none.
+    pub held_by: Vec<(Option<Tenant>, Scope, u64)>,
 }
 
 /// What an operator may do to an entry outside its normal course. Each writes an audit row and
@@ -282,7 +306,7 @@ impl Intervention {
     }
 }
 
-/// A request to intervene: what, by whom and why.
+/// A request to intervene: what, by whom and for what reason.
 #[derive(Debug, Clone)]
 pub struct Intervene {
     /// The entry.
@@ -294,7 +318,7 @@ pub struct Intervene {
     /// Who does it, for the audit row.
     pub by: String,
     /// Why, for the audit row.
-    pub why: String,
+    pub reason: String,
     /// Allows [`Redrive`](Intervention::Redrive) and [`Retry`](Intervention::Retry) of an event
     /// whose aggregate has moved past it: from then on it runs without order.
     pub out_of_order: bool,
@@ -331,7 +355,7 @@ pub struct Audit {
     /// To which entry.
     pub identity: String,
     /// Why.
-    pub why: String,
+    pub reason: String,
 }
 
 /// What to sweep.

@@ -12,6 +12,7 @@ mod batcher;
 mod claim;
 mod claims;
 mod consumer_store;
+mod doubts;
 mod engine;
 mod entry;
 mod epoch;
@@ -40,8 +41,8 @@ pub(crate) use engine::{
 #[allow(unused_imports)]
 pub(crate) use entry::CursorParts;
 pub use entry::{
-    Audit, Capabilities, Cursor, Entry, Filter, Finding, Intervene, Intervened, Intervention, Level, Page,
-    Stat, State, SweepSettings, Swept,
+    Audit, Capabilities, Cursor, Entry, Filter, Finding, Intervene, Intervened, Intervention, LIST_BYTES_MAX,
+    Level, Page, Stat, State, SweepSettings, Swept,
 };
 pub use epoch::Epoch;
 pub use held::{Due, HeldQuery, Marker, PublishedDead, Reused};
@@ -187,9 +188,9 @@ const REASON_BYTES_MAX: usize = 64 * 1024;
 ///    resolved that way, never by reading.
 /// 8. Batches have per-event outcomes; a duplicate or a bad row never fails its neighbours. A call in
 ///    a caller's transaction that changes nothing holds nothing, so no other call waits for it.
-/// 9. Same id with a different fingerprint is a mismatch. Same fingerprint with a different time is
-///    just a duplicate. An event that is still to run stays in the order in which it was first
-///    claimed.
+/// 9. Same id with a different fingerprint is a mismatch, also under the same nonce. Same fingerprint
+///    with a different time is just a duplicate. An event that is still to run stays in the order in
+///    which it was first claimed.
 /// 10. An identity whose week was dropped since its scope began is too old, never a first. (A week
 ///     that had no entry forgets nothing when it is dropped, and bars no scope.) Open entries, and
 ///     those settled within the retention, outlive their week. While a week is being dropped, an id

@@ -12,7 +12,8 @@ use crate::error::Result;
 /// an event needs none of it. The contract of [`Ledger`](super::Ledger) applies.
 #[async_trait]
 pub trait Operations: Send + Sync + 'static {
-    /// Lists entries in key order, at most `limit` a page.
+    /// Lists entries in key order, at most `limit` a page, and about
+    /// [`LIST_BYTES_MAX`](super::LIST_BYTES_MAX) bytes. A cursor is made from an entry that the filter matches, and from no other.
     async fn list(&self, filter: &Filter, after: Option<&Cursor>, limit: usize) -> Result<Page>;
 
     /// Counts entries, weeks and held events.
@@ -25,7 +26,7 @@ pub trait Operations: Send + Sync + 'static {
     async fn audit(&self, limit: usize) -> Result<Vec<Audit>>;
 
     /// Forgets entries older than the retention.
-    async fn sweep(&self, terms: SweepSettings) -> Result<Swept>;
+    async fn sweep(&self, settings: SweepSettings) -> Result<Swept>;
 
     /// Prepares what will be needed soon, such as the coming week, so that no claim has to wait for
     /// it.
@@ -51,8 +52,8 @@ impl<L: Operations + ?Sized> Operations for Arc<L> {
     async fn audit(&self, limit: usize) -> Result<Vec<Audit>> {
         (**self).audit(limit).await
     }
-    async fn sweep(&self, terms: SweepSettings) -> Result<Swept> {
-        (**self).sweep(terms).await
+    async fn sweep(&self, settings: SweepSettings) -> Result<Swept> {
+        (**self).sweep(settings).await
     }
     async fn make_ahead(&self) -> Result<()> {
         (**self).make_ahead().await

@@ -23,6 +23,16 @@ impl Pace {
     /// What a sweep that begins now stores before it forgets anything. `before` is what the
     /// previous sweep stored.
     pub(crate) fn next(before: Option<Pace>, now: Time, retention: Duration) -> Self {
+        Pace::next_with(before, now, retention, LEAP_MIN)
+    }
+
+    /// The same where sweeps are rarer: a step of the clock of less than `leap_min` is no leap.
+    pub(crate) fn next_with(
+        before: Option<Pace>,
+        now: Time,
+        retention: Duration,
+        leap_min: Duration,
+    ) -> Self {
         let whole = now.plus(retention);
         let paused_until = match before {
             None => None,
@@ -30,7 +40,7 @@ impl Pace {
             // time.
             Some(Pace { paused_until: Some(until), .. }) => (now < until).then(|| until.min(whole)),
             Some(Pace { swept_at, .. }) => {
-                let leapt = now.since(swept_at) > (retention / 2).max(LEAP_MIN);
+                let leapt = now.since(swept_at) > (retention / 2).max(leap_min);
                 leapt.then_some(whole)
             }
         };

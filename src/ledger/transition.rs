@@ -75,13 +75,14 @@ pub fn claim(claim: &Claim, at: Situation<'_>) -> Step<Outcome> {
         return self::claim(&Claim { order: None, ..claim.clone() }, at);
     }
     let Some(row) = at.row else { return unsettled(claim, at) };
-    if let Some(again) = repeat(claim, row, at) {
-        return again;
-    }
+    // Before anything else: a nonce that is used for other content does not make it the same claim.
     let differs =
         matches!((row.fingerprint, claim.fingerprint), (Some(stored), Some(given)) if stored != given);
     if differs && at.mismatch == MismatchRule::Error {
         return Step::only(Outcome::Mismatch(row.prior()));
+    }
+    if let Some(again) = repeat(claim, row, at) {
+        return again;
     }
     let step = match closed(row, claim.mode, at) {
         Some(answer) => Step::new(answer, take_bytes(claim, row).filter(|_| !differs), None),

@@ -1,7 +1,7 @@
-//! Opens backends by URL: [`ledger`], [`journal`], [`keys`], [`bus`], and [`window`], the filter in
-//! front of a ledger.
+//! Opens backends by URL: [`ledger`], [`journal`], [`keys`], [`access`], [`bus`], and [`window`], the
+//! filter in front of a ledger.
 //!
-//! | URL | ledger | journal | keys | bus | window | feature |
+//! | URL | ledger | journal | keys, access | bus | window | feature |
 //! |---|---|---|---|---|---|---|
 //! | `memory:` | yes | yes | yes | yes | yes | |
 //! | `sqlite:FILE` | yes | yes | yes | | | `sqlite` |
@@ -28,10 +28,12 @@
 //! This module uses all backends and buses, to return them as their contracts.
 #![cfg_attr(not(feature = "postgres"), allow(rustdoc::broken_intra_doc_links))]
 
+mod access;
 mod bus;
 mod journal;
 mod keys;
 mod ledger;
+mod records;
 mod window;
 
 use std::path::PathBuf;
@@ -42,6 +44,7 @@ pub use bus::EMBEDDED_FILE;
 pub use journal::store;
 pub use ledger::{init_ledger, ledger_schema};
 
+use crate::access::Access;
 pub use crate::backend::Migrate;
 use crate::backend::object::AllocatorSettings;
 use crate::bus::Bus;
@@ -49,6 +52,7 @@ use crate::error::Result;
 use crate::journal::{Journal, JournalSettings};
 use crate::keyed::Keys;
 use crate::ledger::{Ledger, Settings};
+use crate::records::{Modules, Roles};
 use crate::window::{Window, WindowSettings};
 
 /// The settings to open any backend with; each backend uses its part.
@@ -140,4 +144,21 @@ pub async fn keys(url: &str) -> Result<Arc<dyn Keys>> {
 /// Opens a store of keys with your own settings.
 pub async fn keys_with(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Keys>> {
     keys::open(url, settings).await
+}
+
+/// Opens the modules of records in the database of a journal, with the rights of their owner:
+/// `sqlite:FILE` or `postgres://…`.
+pub async fn modules_with(url: &str, settings: &OpenSettings, roles: &Roles) -> Result<Arc<dyn Modules>> {
+    records::modules(url, settings, roles).await
+}
+
+/// Opens a store of [API tokens and audit rows](crate::access): `memory:`, `sqlite:FILE` or
+/// `postgres://…`. It may share the database of keys, a journal or a ledger.
+pub async fn access(url: &str) -> Result<Arc<dyn Access>> {
+    access_with(url, &OpenSettings::default()).await
+}
+
+/// Opens a store of API tokens with your own settings.
+pub async fn access_with(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Access>> {
+    access::open(url, settings).await
 }

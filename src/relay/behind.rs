@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::journal::{AggregateOf, Behind, Checkpoint, Position, Stored};
 
 /// After more failed attempts than this, an aggregate is tried with one event at a time.
-const FIRST_TRIES: u32 = 1;
+const FIRST_ATTEMPTS: u32 = 1;
 
 /// A waiting aggregate.
 #[derive(Debug)]
@@ -90,7 +90,7 @@ impl Waiters {
     }
 
     pub(super) fn add(&mut self, of: AggregateOf, behind: Behind, settings: &RelaySettings) {
-        let due = (!behind.poison).then(|| Instant::now() + settings.backoff(behind.tries));
+        let due = (!behind.poison).then(|| Instant::now() + settings.backoff(behind.attempts));
         self.all.insert(of, Waiting { behind, due, asked: None, more: true });
     }
 
@@ -122,7 +122,7 @@ impl Waiters {
     pub(super) fn stuck(&mut self, of: AggregateOf, mut behind: Behind, settings: &RelaySettings) {
         if let Some(before) = self.all.get(&of) {
             let same = before.behind.next == behind.next;
-            behind.tries = if same { before.behind.tries.saturating_add(1) } else { 1 };
+            behind.attempts = if same { before.behind.attempts.saturating_add(1) } else { 1 };
             behind.since = before.behind.since;
         }
         self.add(of, behind, settings);
@@ -140,7 +140,7 @@ impl Waiters {
                 return;
             }
             waiting.behind.next = last.seq + 1;
-            waiting.behind.tries = FIRST_TRIES;
+            waiting.behind.attempts = FIRST_ATTEMPTS;
             waiting.behind.position = last.position.clone();
             waiting.behind.appended = last.at.as_micros(); // approximate: the next event was appended later
             (waiting.due, waiting.asked) = (Some(Instant::now()), None);
@@ -152,7 +152,7 @@ impl Waiters {
     fn due(&self, awaited: &Awaited, batch_max: usize) -> Option<(AggregateOf, u64, usize)> {
         let now = Instant::now();
         let room = [awaited.room(batch_max, false), awaited.room(batch_max, true)];
-        let room = |waiting: &Waiting| room[usize::from(waiting.behind.tries > FIRST_TRIES)];
+        let room = |waiting: &Waiting| room[usize::from(waiting.behind.attempts > FIRST_ATTEMPTS)];
         let due = self.all.iter().filter(|(_, waiting)| waiting.due.is_some_and(|at| at <= now));
         let (of, waiting) =
             due.filter(|(_, waiting)| room(waiting) > 0).min_by_key(|(_, waiting)| waiting.due)?;
@@ -162,7 +162,7 @@ impl Waiters {
     /// When the next aggregate with room is due. The others wait for an answer.
     pub(super) fn next_at(&self, awaited: &Awaited, batch_max: usize) -> Option<Instant> {
         let room = [awaited.room(batch_max, false), awaited.room(batch_max, true)];
-        let has_room = |waiting: &&Waiting| room[usize::from(waiting.behind.tries > FIRST_TRIES)] > 0;
+        let has_room = |waiting: &&Waiting| room[usize::from(waiting.behind.attempts > FIRST_ATTEMPTS)] > 0;
         self.all.values().filter(has_room).filter_map(|waiting| waiting.due).min()
     }
 
@@ -188,7 +188,7 @@ impl Leading {
     /// the one it is stuck at up to the checkpoint, in order, without waiting for the answers.
     pub(super) async fn catch_up(&mut self) -> Result<(), End> {
         self.settle_answered().await?;
-        if self.tries > 0 {
+        if self.attempts > 0 {
             return Ok(()); // the bus takes nothing
         }
         let mut caught_up = false;

@@ -19,6 +19,8 @@ const HOLE_TOLD_AFTER: Duration = Duration::from_secs(10);
 pub struct Progress {
     /// Whether this process holds leadership.
     pub leads: bool,
+    /// Whether it asked for leadership, and does not hold it.
+    pub follows: bool,
     /// Records acknowledged by the bus.
     pub published: u64,
     /// Events skipped because they were already on the bus.
@@ -105,7 +107,7 @@ impl Meter {
         let position = &checkpoint.position;
         self.saved(checkpoint);
         let mut state = self.state();
-        state.progress.leads = true;
+        (state.progress.leads, state.progress.follows) = (true, false);
         state.progress.takeovers += 1;
         drop(state);
         self.metrics.lead("taken");
@@ -114,11 +116,16 @@ impl Meter {
 
     pub(super) fn leads_no_more(&self, cause: &'static str) {
         let mut state = self.state();
-        state.progress.leads = false;
+        (state.progress.leads, state.progress.follows) = (false, true);
         (state.oldest, state.oldest_behind, state.hole) = (None, None, None);
         drop(state);
         self.metrics.lead(cause);
         tracing::info!(target: "hapax::relay", relay = %self.name, cause, "leads no more");
+    }
+
+    /// Another process leads.
+    pub(super) fn follows(&self) {
+        self.state().progress.follows = true;
     }
 
     pub(super) fn looked(&self) {

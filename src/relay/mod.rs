@@ -194,7 +194,7 @@ impl Relay {
         mut stop: watch::Receiver<bool>,
     ) -> Result<Option<(Token, Checkpoint, Instant)>> {
         let owner = self.owner()?;
-        let mut tries = 0;
+        let mut attempts = 0;
         loop {
             let asked = Instant::now();
             let asking = self.journal.acquire_leadership(&self.settings.name, &owner, self.settings.lease);
@@ -218,7 +218,8 @@ impl Relay {
                     return Ok(Some((token, checkpoint, asked)));
                 }
                 Ok(Leadership::Taken { by, until }) => {
-                    tries = 0;
+                    attempts = 0;
+                    self.handle.meter.follows();
                     tracing::debug!(target: "hapax::relay", relay = %self.settings.name, %by, "someone else leads");
                     let left = match self.journal.now().await {
                         Ok(now) => until.since(now) + Duration::from_millis(5),
@@ -227,11 +228,11 @@ impl Relay {
                     left.min(self.settings.heartbeat())
                 }
                 Err(error) if error.is_retryable() => {
-                    tries += 1;
-                    if tries == 1 {
+                    attempts += 1;
+                    if attempts == 1 {
                         tracing::warn!(target: "hapax::relay", relay = %self.settings.name, error = %error.chain(), "the journal does not answer; the relay tries again");
                     }
-                    self.settings.backoff(tries).min(Duration::from_secs(5))
+                    self.settings.backoff(attempts).min(Duration::from_secs(5))
                 }
                 Err(error) => return Err(error),
             };
@@ -273,7 +274,7 @@ impl Relay {
             lookback,
             pace: pace::Pace::default(),
             ahead: None,
-            tries: 0,
+            attempts: 0,
             proved: true,
             taken: Instant::now(),
             awaited: answers::Awaited::default(),

@@ -52,7 +52,7 @@ pub async fn skip(journal: &dyn Journal, relay: &RelayName, of: &AggregateOf, se
         }
         behind.next += 1;
         behind.poison = false;
-        behind.tries = 0;
+        behind.attempts = 0;
         behind.reason = format!("seq {seq} was given up; this one has not been tried yet");
         // Without this, a relay that looks back would take it for a late event.
         if let Some(stored) = &given_up

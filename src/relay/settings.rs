@@ -125,9 +125,9 @@ impl RelaySettings {
         (self.lease / 10).min(Duration::from_secs(5))
     }
 
-    /// The pause before attempt `tries + 1`.
-    pub(super) fn backoff(&self, tries: u32) -> Duration {
-        let doubled = self.backoff_base.saturating_mul(1 << tries.saturating_sub(1).min(20));
+    /// The pause before attempt `attempts + 1`.
+    pub(super) fn backoff(&self, attempts: u32) -> Duration {
+        let doubled = self.backoff_base.saturating_mul(1 << attempts.saturating_sub(1).min(20));
         doubled.min(self.backoff_max)
     }
 

@@ -28,7 +28,7 @@ const OUTAGE_PAUSE_MAX: Duration = Duration::from_secs(5);
 const SHORT_PATIENCE: Duration = Duration::from_millis(250);
 /// After this many attempts, the only aggregate of a batch is left behind if the bus has accepted
 /// others.
-const TRIES_ALONE: u32 = 3;
+const ATTEMPTS_ALONE: u32 = 3;
 
 pub(super) struct Leading {
     pub(super) journal: Arc<dyn Journal>,
@@ -47,7 +47,7 @@ pub(super) struct Leading {
     pub(super) pace: Pace,
     pub(super) ahead: Option<Ahead>,
     /// How many attempts at the current batch have failed.
-    pub(super) tries: u32,
+    pub(super) attempts: u32,
     /// Whether the bus has accepted anything since a lone aggregate was last left behind.
     pub(super) proved: bool,
     /// When the bus last accepted something.
@@ -165,7 +165,7 @@ impl Leading {
         if mutant!("skip a hole at once") && batch.at_hole {
             batch.next = Position::of(batch.next.number() + 1);
         }
-        let mut tries = 0;
+        let mut attempts = 0;
         loop {
             let Leading { lookback: Some(lookback), journal, waiters, position, leadership, .. } = &mut *self
             else {
@@ -177,7 +177,7 @@ impl Leading {
             };
             match completed {
                 Err(error) if error.is_retryable() => {
-                    self.try_again("looking for late events", &error, &mut tries).await?;
+                    self.try_again("looking for late events", &error, &mut attempts).await?;
                 }
                 other => return other.map_err(End::from),
             }
@@ -230,7 +230,7 @@ impl Leading {
     /// Publishes a batch. Returns false if all or part of it must be retried from the checkpoint.
     async fn publish(&mut self, batch: &Batch) -> Result<bool, End> {
         if batch.events.is_empty() {
-            self.tries = 0; // the failed events are behind by now
+            self.attempts = 0; // the failed events are behind by now
             return Ok(true);
         }
         let mut flushed = self.flush(&batch.events).await?;
@@ -242,17 +242,17 @@ impl Leading {
             self.leave_unanswered(&mut flushed);
         }
         if let Some(outage) = &flushed.outage {
-            self.tries += 1;
-            if !(outage.alone && self.proved && self.tries >= TRIES_ALONE) {
+            self.attempts += 1;
+            if !(outage.alone && self.proved && self.attempts >= ATTEMPTS_ALONE) {
                 self.meter.away(&outage.error.chain());
                 self.meter.refresh();
-                let pause = self.settings.backoff(self.tries).min(OUTAGE_PAUSE_MAX);
+                let pause = self.settings.backoff(self.attempts).min(OUTAGE_PAUSE_MAX);
                 self.pause(pause).await?;
                 return Ok(false);
             }
             self.proved = false;
         }
-        self.tries = 0;
+        self.attempts = 0;
         let all_fit = self.leave_behind(&batch.events, std::mem::take(&mut flushed.failed));
         if !all_fit {
             self.save_begin(&batch.events).await?;

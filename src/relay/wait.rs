@@ -73,7 +73,7 @@ impl Leading {
     where
         F: Future<Output = Result<T>> + 'c,
     {
-        let (mut tries, mut stop) = (0, self.stop.clone());
+        let (mut attempts, mut stop) = (0, self.stop.clone());
         loop {
             let answer = tokio::select! {
                 answer = call() => answer,
@@ -81,18 +81,18 @@ impl Leading {
                 () = stopped_for(&mut stop, self.settings.flush_timeout) => return Err(End::Stopped),
             };
             match answer {
-                Err(error) if error.is_retryable() => self.try_again(doing, &error, &mut tries).await?,
+                Err(error) if error.is_retryable() => self.try_again(doing, &error, &mut attempts).await?,
                 other => return other.map_err(End::from),
             }
         }
     }
 
-    pub(super) async fn try_again(&self, doing: &str, error: &Error, tries: &mut u32) -> Result<(), End> {
-        *tries += 1;
-        if *tries == 1 {
+    pub(super) async fn try_again(&self, doing: &str, error: &Error, attempts: &mut u32) -> Result<(), End> {
+        *attempts += 1;
+        if *attempts == 1 {
             tracing::warn!(target: "hapax::relay", relay = %self.settings.name, doing, error = %error.chain(), "the journal does not answer; the relay tries again");
         }
-        self.pause(self.settings.backoff(*tries).min(Duration::from_secs(1))).await
+        self.pause(self.settings.backoff(*attempts).min(Duration::from_secs(1))).await
     }
 
     pub(super) async fn pause(&self, pause: Duration) -> Result<(), End> {

@@ -10,7 +10,7 @@ use reqwest::{Client, Response, Url};
 use serde_json::Value;
 
 use super::{Effect, Sink, key, protocol};
-use crate::clock::{Clock as _, SystemClock};
+use crate::clock::retry_after;
 use crate::consumer::{Failed, Handled};
 use crate::error::{Error, Result, chain};
 use crate::secret::hide_password;
@@ -157,13 +157,7 @@ impl HttpSink {
 
     /// The pause that an answer asks for, given in seconds or as a date.
     fn retry_after(&self, response: &Response) -> Option<Duration> {
-        let text = response.headers().get(RETRY_AFTER)?.to_str().ok()?.trim();
-        let after = if let Ok(seconds) = text.parse::<u64>() {
-            Duration::from_secs(seconds)
-        } else {
-            let at = jiff::fmt::rfc2822::parse(text).ok()?.timestamp();
-            crate::Time::from_micros(at.as_microsecond()).since(SystemClock.now())
-        };
+        let after = retry_after(response.headers().get(RETRY_AFTER)?.to_str().ok()?)?;
         Some(after.min(self.settings.retry_after_max))
     }
 }

@@ -76,6 +76,7 @@ macro_rules! __conformance_cases {
             }
             identity {
                 c9_other_fingerprint_is_a_mismatch
+                c9_a_nonce_does_not_hide_other_content
                 c9_warned_mismatch_is_answered_as_the_original
                 c9_other_time_is_a_duplicate
                 t10_one_id_with_two_times_is_claimed_once
@@ -144,6 +145,7 @@ macro_rules! __conformance_cases {
                 c5_refused_is_dead_beside_every_order
                 c10_refused_of_a_dropped_week_is_kept
                 c2_the_outlet_copies_once_per_death
+                t120_dead_letters_of_all_tenants_come_oldest_first
                 held_events_of_other_topics_are_left
                 a_reserved_dead_event_is_for_one_copier
                 c4_settling_and_marking_in_a_transaction
@@ -165,6 +167,8 @@ macro_rules! __conformance_cases {
                 interventions_dry_run_changes_nothing
                 listing_pages_through_everything_once
                 listing_filters
+                listing_pages_are_bounded_by_bytes
+                a_cursor_is_made_from_what_the_filter_matches
                 statistics_count_what_there_is
                 kill_then_redrive
                 t69_what_was_killed_takes_its_bytes_from_the_next_delivery

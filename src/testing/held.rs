@@ -274,6 +274,40 @@ pub async fn t79_what_is_held_comes_in_bounded_pages(harness: &impl Harness) {
     }
 }
 
+/// Dead letters are copied oldest first, whoever's they are: one tenant's do not hide another's.
+pub async fn t120_dead_letters_of_all_tenants_come_oldest_first(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let tenants = [Some("b"), None, Some("a")];
+    let tenant = |name: Option<&str>| name.map(|name| Tenant::new(name).unwrap());
+    // The tenants are numbered in this order, and their letters are mixed.
+    let mut ids = Vec::new();
+    for (n, name) in tenants.iter().cycle().enumerate().take(9) {
+        let mut dead = with(claim(&format!("dead-{n}"), Mode::Refused), "dead");
+        dead.identity.tenant = tenant(*name);
+        expect(&ledger, &dead, "dead").await;
+        ids.push(dead.identity.id.to_string());
+        harness.advance(Duration::from_millis(1)).await;
+    }
+    let look = async |limit: usize, reserve: Option<Duration>| -> Vec<String> {
+        let dead = ledger.unpublished_dead(&scope(), &HeldQuery::all(), limit, reserve).await.unwrap();
+        dead.iter().map(|entry| entry.identity.id.to_string()).collect()
+    };
+    assert_eq!(look(9, None).await, ids);
+    assert_eq!(look(2, None).await, ids[..2]);
+    for id in &ids {
+        assert_eq!(look(1, Some(LEASE)).await, std::slice::from_ref(id));
+        harness.advance(Duration::from_millis(1)).await;
+    }
+    // Those that were reserved before come last, in turn.
+    harness.advance(PAST_LEASE).await;
+    let mut fresh = with(claim("fresh", Mode::Refused), "dead");
+    fresh.identity.tenant = tenant(Some("c"));
+    harness.advance(PAST_LEASE).await;
+    expect(&ledger, &fresh, "dead").await;
+    assert_eq!(look(3, Some(LEASE)).await, ids[..3], "free again for longer than the fresh one is dead");
+    assert_eq!(look(7, Some(LEASE)).await, [&ids[3..], &["fresh".to_owned()]].concat());
+}
+
 /// The same claim again is told the same about the run before.
 pub async fn c7_a_repeat_is_as_suspect_as_the_first(harness: &impl Harness) {
     let ledger = open(harness).await;

@@ -15,6 +15,24 @@ use crate::ledger::{
     Week,
 };
 
+/// The nonce makes it the same claim; other content makes it another one, whoever sends it.
+pub async fn c9_a_nonce_does_not_hide_other_content(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    for (id, mode) in [("leased", lease()), ("once", Mode::Once { track: None }), ("done", Mode::Done)] {
+        let mut original = claim(id, mode);
+        original.fingerprint = Some(fingerprint(1));
+        let grant = first(&ledger, &original).await;
+        let before = there(&ledger, &original).await;
+        let reused = Claim { fingerprint: Some(fingerprint(2)), ..original.clone() };
+        match one(&ledger, &reused).await {
+            Outcome::Mismatch(prior) => assert_eq!(prior.state, before.state),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(there(&ledger, &original).await, before, "nothing was changed");
+        assert_eq!(first(&ledger, &original).await.token, grant.token, "the same claim again");
+    }
+}
+
 /// The same id for something else is a mismatch in every state, and the original stands.
 pub async fn c9_other_fingerprint_is_a_mismatch(harness: &impl Harness) {
     let ledger = open(harness).await;

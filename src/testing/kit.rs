@@ -228,7 +228,7 @@ pub fn intervening(claim: &Claim, what: Intervention) -> Intervene {
         time: claim.time,
         what,
         by: "ada".into(),
-        why: "a test".into(),
+        reason: "a test".into(),
         out_of_order: false,
         dry_run: false,
     }

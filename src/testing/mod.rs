@@ -24,10 +24,12 @@ use crate::ledger::{
     Claim, Ledger, Marker, Operations, Outcome, Settings, Settle, Settled, SweepSettings, Swept,
 };
 
+pub mod access;
 pub mod bus;
 mod cases;
 pub mod crash;
 mod forward;
+pub mod fuzz;
 pub mod journal;
 #[cfg(feature = "kafka")]
 pub mod kafka;
@@ -36,6 +38,7 @@ pub mod kit;
 mod memory;
 pub mod mutants;
 pub mod proxy;
+pub mod records;
 
 pub mod counting;
 pub mod doubt;

@@ -192,7 +192,7 @@ impl MutantLedger {
             time: None,
             what: Intervention::Forget,
             by: "mutant".into(),
-            why: String::new(),
+            reason: String::new(),
             out_of_order: false,
             dry_run: false,
         };

@@ -31,7 +31,7 @@ pub async fn interventions_fence_and_are_audited(harness: &impl Harness) {
         let audit = ledger.audit(10).await.unwrap();
         assert_eq!(audit.len(), n + 1);
         let row = &audit[0];
-        assert_eq!((row.what.as_str(), row.by.as_str(), row.why.as_str()), (what.name(), "ada", "a test"));
+        assert_eq!((row.what.as_str(), row.by.as_str(), row.reason.as_str()), (what.name(), "ada", "a test"));
         assert_eq!(row.identity, mine.identity.to_string());
         match done_.after {
             Some(after) => {
@@ -168,8 +168,14 @@ pub async fn listing_filters(harness: &impl Harness) {
     assert_eq!(count(Filter { states: vec![State::Dead], ..by() }).await, 1);
     assert_eq!(count(Filter { states: vec![State::Dead, State::Leased], ..by() }).await, 2);
     assert_eq!(count(Filter { scope: Some(Scope::new("other").unwrap()), ..by() }).await, 1);
-    assert_eq!(count(Filter { tenant: Some(Tenant::new("acme").unwrap()), ..by() }).await, 1);
-    assert_eq!(count(Filter { tenant: Some(Tenant::new("nobody").unwrap()), ..by() }).await, 0);
+    let tenant = |name: &str| Some(Some(Tenant::new(name).unwrap()));
+    assert_eq!(count(Filter { tenant: tenant("acme"), ..by() }).await, 1);
+    assert_eq!(count(Filter { tenant: tenant("nobody"), ..by() }).await, 0);
+    assert_eq!(count(Filter { tenant: Some(None), ..by() }).await, 2, "the default tenant is one of its own");
+    let scopes = |names: &[&str]| Some(names.iter().map(|name| Scope::new(name).unwrap()).collect());
+    assert_eq!(count(Filter { scopes: scopes(&["other"]), ..by() }).await, 1);
+    assert_eq!(count(Filter { scopes: scopes(&["other", "nobody"]), tenant: Some(None), ..by() }).await, 0);
+    assert_eq!(count(Filter { scopes: scopes(&[]), ..by() }).await, 0, "no scopes are not all scopes");
     assert_eq!(count(Filter { id: Some(tagged.identity.id.clone()), ..by() }).await, 2);
     assert_eq!(count(Filter { since: Some(later), ..by() }).await, 1);
     assert_eq!(count(Filter { until: Some(later), ..by() }).await, 2);
@@ -187,6 +193,67 @@ pub async fn listing_filters(harness: &impl Harness) {
     }
     let both = Filter { states: vec![State::Dead], metadata: metadata("region", "eu"), ..by() };
     assert_eq!(count(both).await, 0);
+}
+
+/// Entries with large bodies make short pages, and every entry is on one.
+pub async fn listing_pages_are_bounded_by_bytes(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let large = bytes::Bytes::from(vec![b'x'; 9 << 20]);
+    for id in ["a", "b", "c"] {
+        let claim = claim(id, lease());
+        let grant = first(&ledger, &claim).await;
+        let body = Some(crate::event::Record { payload: Some(large.clone()), ..Default::default() });
+        settled(&ledger, &claim, &grant, Verdict::Dead { reason: "large".into(), body }).await;
+    }
+    for states in [vec![State::Dead], vec![]] {
+        let filter = Filter { states, ..Filter::default() };
+        let (mut pages, mut ids, mut after) = (Vec::new(), Vec::new(), None);
+        loop {
+            let page = ledger.list(&filter, after.as_ref(), 100).await.unwrap();
+            pages.push(page.entries.len());
+            ids.extend(page.entries.iter().map(|entry| entry.identity.id.to_string()));
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        // The entry that reaches 16 MiB completes a page.
+        assert_eq!((pages, ids), (vec![2, 1], vec!["a".to_owned(), "b".to_owned(), "c".to_owned()]));
+    }
+}
+
+/// One tenant's page ends where its own entries end, whatever others have in between.
+pub async fn a_cursor_is_made_from_what_the_filter_matches(harness: &impl Harness) {
+    let ledger = open(harness).await;
+    let of = |tenant: Option<&str>, scope: &str, id: &str| {
+        let mut claim = claim(id, Mode::Done);
+        claim.identity.tenant = tenant.map(|name| Tenant::new(name).unwrap());
+        claim.identity.scope = Scope::new(scope).unwrap();
+        claim
+    };
+    let claims = [
+        of(None, "mine", "b-mine"),
+        of(None, "mine", "d-mine"),
+        of(None, "theirs", "a-other-scope"),
+        of(Some("acme"), "mine", "c-acme"),
+        of(Some("acme"), "mine", "e-acme"),
+    ];
+    for claim in &claims {
+        first(&ledger, claim).await;
+    }
+    let scopes = Some([Scope::new("mine").unwrap()].into());
+    for (tenant, wanted) in
+        [(None, ["b-mine", "d-mine"]), (Some(Tenant::new("acme").unwrap()), ["c-acme", "e-acme"])]
+    {
+        let filter = Filter { tenant: Some(tenant), scopes: Clone::clone(&scopes), ..Filter::default() };
+        let page = ledger.list(&filter, None, 1).await.unwrap();
+        assert_eq!(page.entries[0].identity.id.as_str(), wanted[0]);
+        let cursor = page.next.expect("there is one more").to_string();
+        let key = crate::ledger::CursorParts::decode(&cursor).unwrap().key;
+        assert_eq!(key, wanted[0].as_bytes(), "it is another's");
+        let page = ledger.list(&filter, Some(&cursor.parse().unwrap()), 1).await.unwrap();
+        assert_eq!((page.entries[0].identity.id.to_string(), page.next), (wanted[1].to_owned(), None));
+    }
 }
 
 /// Statistics count by tenant, scope and state, and reading writes nothing.

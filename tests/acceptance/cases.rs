@@ -162,7 +162,7 @@ async fn acceptance_6_failures_are_retried_then_dead_and_a_person_brings_them_ba
         time: None,
         what: Intervention::Redrive,
         by: "operator".into(),
-        why: "thought it was mended".into(),
+        reason: "thought it was mended".into(),
         dry_run: false,
         out_of_order: false,
     };

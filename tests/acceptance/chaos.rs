@@ -244,7 +244,7 @@ async fn t23_a_backoff_survives_a_rebalance_and_holds_back_its_successor() {
         time: None,
         what: Intervention::Skip,
         by: "operator".into(),
-        why: "10 is beyond repair".into(),
+        reason: "10 is beyond repair".into(),
         dry_run: false,
         out_of_order: false,
     };
@@ -259,7 +259,10 @@ async fn t24_a_parked_aggregate_is_redriven_while_new_events_arrive() {
     let world = world!("t24_a_parked_aggregate_is_redriven_while_new_events_arrive", 1);
     let dir = tempfile::tempdir().unwrap();
     let mended = dir.path().join("mended");
-    let _worker = world.spawn(&[("WORKER_ORDER", "latest"), ("WORKER_MENDED", mended.to_str().unwrap())]);
+    // So long that nobody sees the end of it: one that waited for what is queued behind it, until it is held, would wait for ever.
+    let hold = ("WORKER_HOLD_MS", "600000");
+    let _worker =
+        world.spawn(&[("WORKER_ORDER", "latest"), ("WORKER_MENDED", mended.to_str().unwrap()), hold]);
     let one = |n: u64| numbered(&format!("{}-{n}", if n == 2 { "broken" } else { "e" }), "order-1", n);
     let mut records: Vec<_> = (1..=6).map(one).collect();
     let garbage = b"\x00\xff{nope";
@@ -282,7 +285,7 @@ async fn t24_a_parked_aggregate_is_redriven_while_new_events_arrive() {
         time: None,
         what: Intervention::Redrive,
         by: "operator".into(),
-        why: "mended".into(),
+        reason: "mended".into(),
         dry_run: false,
         out_of_order: false,
     };
@@ -292,12 +295,7 @@ async fn t24_a_parked_aggregate_is_redriven_while_new_events_arrive() {
             world.ledger.intervene(&redrive).await.unwrap();
         }
     }
-    let began = tokio::time::Instant::now();
     assert_eq!(world.until_effects(30).await, 0);
-    assert!(
-        began.elapsed() < Duration::from_secs(25),
-        "one waited for what was queued behind it, until it was held"
-    );
     until("the offsets follow", || world.is_through()).await;
     let order: Vec<u64> =
         world.effect_order().await.iter().map(|id| id.rsplit_once('-').unwrap().1.parse().unwrap()).collect();

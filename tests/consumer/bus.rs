@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use crate::support::faulty;
+use crate::support::wait;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -33,6 +34,10 @@ struct Faults {
     over: AtomicBool,
     /// Records are delivered again under the same epoch.
     steps_back: AtomicBool,
+    /// The first fetch takes long: no records come.
+    fetch_stands: AtomicBool,
+    /// A partition was assigned.
+    assigned: AtomicBool,
 }
 
 /// A memory bus with faults to order.
@@ -77,6 +82,9 @@ impl Bus for Flaky {
 #[async_trait]
 impl Subscriber for Member {
     async fn next(&mut self) -> Result<BusEvent> {
+        while self.1.fetch_stands.load(Ordering::SeqCst) && self.1.assigned.load(Ordering::SeqCst) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         let ends = async {
             while !self.1.over.load(Ordering::SeqCst) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -86,6 +94,9 @@ impl Subscriber for Member {
             heard = self.0.next() => heard?,
             () = ends => return Err(Error::Refused { what: "a fault the test ordered".into(), source: None }),
         };
+        if let BusEvent::Assigned(_) = heard {
+            self.1.assigned.store(true, Ordering::SeqCst);
+        }
         if let BusEvent::Records(records) = &mut heard
             && self.1.steps_back.load(Ordering::SeqCst)
         {
@@ -175,13 +186,26 @@ fn consumer(bus: &Flaky) -> ConsumerBuilder<MemoryLedger> {
 }
 
 async fn until(what: &str, is: impl Fn() -> bool) {
-    for _ in 0..6000 {
-        if is() {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
+    wait::until(what, async || is()).await;
+}
+
+/// How far a consumer is behind is known while the first fetch still takes its time, and of a group that has read everything before
+/// there is something to read: `--until-idle` must neither end too early nor wait for ever.
+#[tokio::test]
+async fn t256_the_lag_is_known_before_anything_is_read() {
+    let (bus, _) = world(Faults { fetch_stands: true.into(), ..Faults::default() }, 10).await;
+    for lag in [10, 0] {
+        let consumer = consumer(&bus).build().unwrap();
+        let handle = consumer.handle();
+        let running = tokio::spawn(consumer.run(leased(|_: hapax::Event, _| async { Ok(()) })));
+        until("it is known", || handle.progress().lag.is_some()).await;
+        assert_eq!((handle.progress().lag, handle.progress().passed.len()), (Some(lag), 0));
+        bus.1.fetch_stands.store(false, Ordering::SeqCst);
+        until("all is read", || handle.progress().lag == Some(0)).await;
+        handle.stop();
+        let counts = running.await.unwrap().unwrap();
+        assert_eq!(counts.values().sum::<u64>(), lag.unsigned_abs());
     }
-    panic!("never came: {what}");
 }
 
 /// A pause that is not answered is asked for again, and so is a resume: neither ends the consumer.

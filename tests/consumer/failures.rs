@@ -185,11 +185,18 @@ async fn postgres_an_outage_of_the_handlers_own_is_counted() {
     assert!(dead(&ledger).await.iter().all(|entry| entry.attempts == 3));
 }
 
-fn sleepy() -> impl Guarantee<PgLedger> + 'static {
+/// A statement that does not end, and that no other test has.
+fn sleep_of(schema: &str) -> String {
+    format!("select pg_sleep(600) /* {schema} */")
+}
+
+fn sleepy(schema: &str) -> impl Guarantee<PgLedger> + 'static {
+    let sleep = sleep_of(schema);
     transactional::<PgLedger, _>(move |tx, event| {
+        let sleep = sleep.clone();
         Box::pin(async move {
             if event.id.to_string() == "e-3" {
-                sqlx::query("select pg_sleep(600)").execute(&mut **tx).await?;
+                sqlx::query(AssertSqlSafe(sleep)).execute(&mut **tx).await?;
             }
             Ok(())
         })
@@ -203,7 +210,7 @@ async fn postgres_a_handler_that_is_given_up_is_counted_soon() {
     let bus = bus(&records(8)).await;
     let builder =
         consumer(&bus, ledger.clone()).with(|settings| settings.handler_timeout = Duration::from_millis(300));
-    let counts = run(builder, sleepy(), 8).await;
+    let counts = run(builder, sleepy(ledger.schema()), 8).await;
     assert_eq!((counts["done"], counts["dead"]), (7, 1), "{counts:?}");
     let dead = dead(&ledger).await.remove(0);
     println!("{:?}", dead.reason);
@@ -221,10 +228,12 @@ async fn postgres_a_stop_does_not_wait_for_a_statement() {
     });
     let consumer = builder.build().unwrap();
     let handle = consumer.handle();
-    let running = tokio::spawn(consumer.run(sleepy()));
+    let running = tokio::spawn(consumer.run(sleepy(ledger.schema())));
     support::until("it sleeps", async || {
-        let sql =
-            "select count(*) from pg_stat_activity where query = 'select pg_sleep(600)' and state = 'active'";
+        let sql = format!(
+            "select count(*) from pg_stat_activity where query = '{}' and state = 'active'",
+            sleep_of(ledger.schema())
+        );
         support::ask::<i64>(ledger.pool(), sql).await > 0
     })
     .await;
@@ -312,7 +321,7 @@ async fn id_and_time_what_cannot_be_read_stops_nobody() {
         time: Some(hapax::Time::from_micros(0)),
         what: Intervention::Redrive,
         by: "tester".to_owned(),
-        why: "again".to_owned(),
+        reason: "again".to_owned(),
         out_of_order: false,
         dry_run: false,
     };

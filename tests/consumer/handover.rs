@@ -59,13 +59,11 @@ impl Log {
 }
 
 async fn until(what: &str, log: &Log, is: impl Fn() -> bool) {
-    for _ in 0..4500 {
-        if is() {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
+    let end = std::time::Instant::now() + Duration::from_secs(120);
+    while !is() {
+        assert!(std::time::Instant::now() < end, "never came: {what}; {:#?}", log.all());
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    panic!("never came: {what}; {:#?}", log.all());
 }
 
 struct Stage {

@@ -4,6 +4,7 @@
 mod support;
 
 mod bus;
+mod dead_letters;
 mod due;
 mod failures;
 mod handlers;

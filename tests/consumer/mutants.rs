@@ -121,7 +121,7 @@ async fn take_away(ledger: &MemoryLedger, run: &hapax::guard::Run) -> bool {
             time: None,
             what: Intervention::Release,
             by: "operator".into(),
-            why: "it hangs".into(),
+            reason: "it hangs".into(),
             dry_run: false,
             out_of_order: false,
         };
@@ -145,6 +145,10 @@ fn mutants_are_caught() {
         ),
         ("one_key_runs_in_order", &["claim before order"]),
         ("the_dead_letters_have_only_what_is_dead", &["publish before mark"]),
+        (
+            "t250_a_member_does_not_copy_a_letter_again_that_it_still_has_under_way",
+            &["copy what is under way"],
+        ),
     ] {
         assert!(runs(scenario, "none"), "{scenario} holds");
         for mutant in mutants {

@@ -2,6 +2,8 @@
 #![cfg(feature = "testing")]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use crate::support::wait::until;
+
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -84,17 +86,6 @@ impl World {
         let partition = Partition { topic: topic("orders"), number };
         self.bus.committed("mailer", &partition).await.unwrap()
     }
-}
-
-/// Waits for a state, never for a time.
-async fn until<F: Future<Output = bool>>(what: &str, mut is: impl FnMut() -> F) {
-    for _ in 0..6000 {
-        if is().await {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("never came: {what}");
 }
 
 type Counts = hapax::consumer::Counts;
@@ -375,7 +366,7 @@ async fn what_is_redriven_waits_for_somebody_who_wants_it() {
         time: None,
         what: Intervention::Redrive,
         by: "test".into(),
-        why: "fixed".into(),
+        reason: "fixed".into(),
         dry_run: false,
         out_of_order: false,
     };
@@ -424,7 +415,7 @@ async fn t24_a_dead_head_parks_its_successors_and_a_redrive_drains_them_in_order
         time: None,
         what: Intervention::Redrive,
         by: "test".into(),
-        why: "fixed".into(),
+        reason: "fixed".into(),
         dry_run: false,
         out_of_order: false,
     };
@@ -580,7 +571,7 @@ async fn what_is_redriven_out_of_order_runs_as_itself() {
         time: None,
         what: Intervention::Redrive,
         by: "tester".to_owned(),
-        why: "fixed".to_owned(),
+        reason: "fixed".to_owned(),
         out_of_order: true,
         dry_run: false,
     };

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
 use crate::support::faulty;
+use crate::support::wait::until;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -62,12 +63,7 @@ where
     let handle = consumer.handle();
     let running = tokio::spawn(consumer.run(leased(move |event, _| handler(event))));
     let dead = Partition { topic: topic("orders.dead"), number: 0 };
-    for _ in 0..3000 {
-        if bus.range(&dead).await.is_ok_and(|(_, end)| end == count) {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    until("the letters are there", async || bus.range(&dead).await.is_ok_and(|(_, end)| end == count)).await;
     handle.stop();
     running.await.unwrap().unwrap();
     let mut reader =
@@ -79,15 +75,6 @@ where
         }
     }
     letters
-}
-
-/// Waits for a state, never for a time.
-async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
-    let end = tokio::time::Instant::now() + Duration::from_secs(60);
-    while !is().await {
-        assert!(tokio::time::Instant::now() < end, "never came: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
 }
 
 fn header(record: &Record, name: &str) -> String {

@@ -4,7 +4,7 @@
 
 use crate::support::postgres as support;
 use crate::support::proxy;
-use std::future::Future;
+use crate::support::wait::until;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -22,16 +22,6 @@ fn topic() -> Topic {
 
 fn event(id: &str) -> Record {
     Record { payload: Some(serde_json::json!({ "event_id": id }).to_string().into()), ..Record::default() }
-}
-
-async fn until<F: Future<Output = bool>>(what: &str, mut is: impl FnMut() -> F) {
-    for _ in 0..12_000 {
-        if is().await {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("never came: {what}");
 }
 
 async fn bus(partitions: i32, records: &[Record]) -> Arc<MemoryBus> {
@@ -99,7 +89,7 @@ async fn t78_a_held_event_of_a_transactional_consumer_keeps_its_lease() {
                 if run == 0 {
                     return Err(Failed::retry_after("not yet", Duration::from_millis(300)));
                 }
-                tokio::time::sleep(Duration::from_secs(7)).await;
+                tokio::time::sleep(Duration::from_secs(7)).await; // longer than two leases
                 let insert = sqlx::query(sqlx::AssertSqlSafe(insert));
                 insert.bind(event.id.as_str()).execute(&mut **tx).await?;
                 Ok(())
@@ -197,7 +187,7 @@ async fn t89_a_stop_leaves_no_lease_of_a_claim_that_was_answered_late() {
     until("it was received", || async { handle.progress().in_flight == 1 }).await;
     tokio::time::sleep(Duration::from_millis(700)).await; // longer than the lease
     handle.stop();
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    tokio::time::sleep(Duration::from_millis(100)).await; // most of the time the stop is under way by then; it must do either way
     proxy.heal();
     running.await.unwrap().unwrap();
     assert!(entries(&ledger, State::Leased).await.is_empty(), "nothing is left in its hands");
@@ -224,7 +214,7 @@ async fn t89_a_stop_leaves_no_lease_of_a_claim_in_doubt() {
     until("it was granted", || async { !entries(&ledger, State::Leased).await.is_empty() }).await;
     tokio::time::sleep(Duration::from_millis(2500)).await; // it was asked again, and given up
     handle.stop();
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    tokio::time::sleep(Duration::from_millis(300)).await; // most of the time the stop is under way by then; it must do either way
     proxy.heal();
     running.await.unwrap().unwrap();
     assert!(entries(&ledger, State::Leased).await.is_empty(), "nothing is left in its hands");
@@ -434,7 +424,7 @@ async fn t78_a_held_event_takes_effect_where_transactions_are_snapshots() {
                 return Err(Failed::retry_after("not yet", Duration::from_millis(300)));
             }
             sqlx::query(sqlx::AssertSqlSafe(select)).execute(&mut **tx).await?; // from here on it is a snapshot
-            tokio::time::sleep(Duration::from_secs(2)).await;
+            tokio::time::sleep(Duration::from_secs(2)).await; // longer than a lease
             let insert = sqlx::query(sqlx::AssertSqlSafe(insert));
             insert.bind(event.id.as_str()).execute(&mut **tx).await?;
             Ok(())

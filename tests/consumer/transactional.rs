@@ -4,7 +4,7 @@
 
 use crate::support::postgres as support;
 use crate::support::proxy;
-use std::future::Future;
+use crate::support::wait::until;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -31,16 +31,6 @@ fn record(key: Option<&str>, json: serde_json::Value) -> Record {
         payload: Some(json.to_string().into()),
         ..Record::default()
     }
-}
-
-async fn until<F: Future<Output = bool>>(what: &str, mut is: impl FnMut() -> F) {
-    for _ in 0..6000 {
-        if is().await {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("never came: {what}");
 }
 
 async fn bus(records: &[Record]) -> Arc<MemoryBus> {

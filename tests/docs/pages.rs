@@ -9,7 +9,8 @@ use hapax::Error;
 #[test]
 fn every_error_has_a_page() {
     let pages = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/errors");
-    let codes: Vec<&str> = Error::CODES.into_iter().chain(hapax::keyed::PROBLEMS).collect();
+    let codes: Vec<&str> =
+        Error::CODES.into_iter().chain(hapax::keyed::PROBLEMS).chain(hapax::problem::CODES).collect();
     for code in &codes {
         let page = std::fs::read_to_string(pages.join(format!("{code}.md"))).unwrap_or_default();
         assert!(

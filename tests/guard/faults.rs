@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use hapax::error::{Result, Source};
-use hapax::guard::{DeadLetter, DeadLetters, ProcessingResult};
-use hapax::ledger::{Entry, Identity, State};
+use hapax::guard::{DeadLetter, DeadLetters, ProcessingResult, RemoteEnd, RemoteRun};
+use hapax::ledger::{Claim, Entry, Identity, LeaseSettings, Mode, State};
 use hapax::{Claims, Error, EventId, Guard, Outcome, Scope};
 
 use crate::support::faulty::{Faults, Faulty, one_of};
+use crate::support::wait::until;
 
 fn faulty() -> (Guard<Faulty>, Arc<Faults>) {
     let ledger = Faulty::default();
@@ -61,13 +62,7 @@ async fn a_caller_who_gives_up_on_settling_does_not_unsettle() {
     let Outcome::First(lease) = guard.lease("e").await.unwrap() else { panic!() };
     faults.settles_lost.store(5, Ordering::SeqCst);
     assert!(tokio::time::timeout(Duration::from_millis(10), lease.done()).await.is_err());
-    for _ in 0..500 {
-        if guard.is_processed("e").await.unwrap() {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("{:?}", entry(&guard, "e").await.state);
+    until("it is settled", async || guard.is_processed("e").await.unwrap()).await;
 }
 
 #[tokio::test]
@@ -99,7 +94,28 @@ async fn a_lost_acknowledgement_does_not_lose_an_at_most_once_event() {
     assert!(!guard.try_claim("e").await.unwrap().is_claimed());
 }
 
+/// The client whose claim is in doubt repeats it itself; meanwhile nobody else may have been given it.
 #[tokio::test]
+async fn t164_a_claim_in_doubt_of_another_process_is_taken_over_by_nobody() {
+    let (guard, faults) = faulty();
+    let identity = Identity::new(Scope::new("billing").unwrap(), EventId::new("e").unwrap());
+    let terms = LeaseSettings { lease: Duration::from_secs(600), attempts_max: 5, alone: true };
+    let claim = Claim::new(identity.clone(), Mode::Lease(terms));
+    faults.claims_unheard.store(3, Ordering::SeqCst);
+    let unheard = guard.claim_remote(vec![claim.clone()]).await.remove(0);
+    assert!(unheard.is_err_and(|error| error.is_retryable()));
+    let other = guard.claim_remote(vec![Claim::new(identity.clone(), Mode::Lease(terms))]).await.remove(0);
+    assert!(matches!(other, Ok(Outcome::Busy { .. })), "{other:?}");
+    let Ok(Outcome::First(grant)) = guard.claim_remote(vec![claim]).await.remove(0) else {
+        panic!("its own")
+    };
+    assert_eq!(grant.attempt, 1);
+    let run = RemoteRun { identity, time: None, token: grant.token };
+    let done = guard.settle_remote(&run, RemoteEnd::Done { metadata: None }).await.unwrap();
+    assert_eq!(done.state, State::Done);
+}
+
+#[tokio::test(start_paused = true)]
 async fn t39_a_failing_heartbeat_cancels_before_the_lease_ends() {
     let ledger = Faulty::default();
     let faults = Arc::clone(&ledger.faults);
@@ -116,7 +132,7 @@ async fn t39_a_failing_heartbeat_cancels_before_the_lease_ends() {
     assert_eq!(guard.process_if_new("short outage", work).await.unwrap(), ProcessingResult::Success);
 
     faults.extends_lost.store(u32::MAX, Ordering::SeqCst);
-    let started = std::time::Instant::now();
+    let started = tokio::time::Instant::now();
     let result =
         guard.process_if_new("long outage", std::future::pending::<Result<(), String>>).await.unwrap();
     assert_eq!(result, ProcessingResult::LeaseLost);

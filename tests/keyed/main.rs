@@ -2,8 +2,14 @@
 #![cfg(all(feature = "testing", feature = "postgres", feature = "sqlite"))]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a panic is how a test fails
 
+mod access;
+#[cfg(all(feature = "axum", feature = "client"))]
+mod client;
 #[cfg(feature = "axum")]
 mod keyed_layer;
+mod mutants;
+mod records;
+mod stores;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -337,7 +343,8 @@ async fn t43_a_sweep_of_keys_that_was_killed_lets_no_key_look_new() {
         println!("survived: {:?}", keys.sweep(&terms()).await);
         return;
     }
-    for hit in 1..=3 {
+    // The horizon, and three batches.
+    for hit in 1..=4 {
         let harness = PgKeysHarness::new().await;
         let keys = harness.open().await;
         let mut requests = Vec::new();

@@ -213,7 +213,8 @@ fn files_that_are_no_ledger_get_a_sentence() {
     std::fs::write(&text, "this is not a database, and it is long enough to be looked at as one".repeat(20))
         .unwrap();
     let error = SqliteLedger::open(&text, Settings::default()).unwrap_err();
-    assert!(matches!(error, Error::Corrupt(_)), "{error}");
+    assert!(matches!(error, Error::Config(_)), "{error}");
+    assert!(error.to_string().contains(&format!("{} is not an SQLite database", text.display())), "{error}");
     let nowhere = SqliteLedger::open(dir.path().join("no/such/dir/file"), Settings::default()).unwrap_err();
     assert!(matches!(nowhere, Error::Unavailable { .. }), "{nowhere}");
     let memory = SqliteLedger::open(":memory:", Settings::default()).unwrap_err();
@@ -467,7 +468,7 @@ async fn pages_follow_each_other_in_key_order() {
     seen.sort();
     seen.dedup();
     assert_eq!(seen.len(), 60);
-    let acme = Filter { tenant: Some(Tenant::new("acme").unwrap()), ..Filter::default() };
+    let acme = Filter { tenant: Some(Some(Tenant::new("acme").unwrap())), ..Filter::default() };
     assert_eq!(ledger.list(&acme, None, 100).await.unwrap().entries.len(), 30);
     let retrying = Filter { states: vec![State::Retry], ..Filter::default() };
     assert!(ledger.list(&retrying, None, 100).await.unwrap().entries.is_empty());
@@ -483,7 +484,7 @@ async fn a_dry_intervention_changes_nothing() {
         time: None,
         what: Intervention::Kill,
         by: "someone".into(),
-        why: "because".into(),
+        reason: "because".into(),
         out_of_order: false,
         dry_run: true,
     };

@@ -209,7 +209,7 @@ fn intervening(what: Intervention) -> Intervene {
         time: None,
         what,
         by: "ada".into(),
-        why: "why".into(),
+        reason: "why".into(),
         out_of_order: false,
         dry_run: false,
     }

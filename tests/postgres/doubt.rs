@@ -17,7 +17,11 @@ use sqlx::{AssertSqlSafe, PgPool};
 const CUTS: usize = 100;
 
 /// The independent record: one row per effect, unique in nothing, so that a double would show.
-async fn effect<'e>(database: impl sqlx::PgExecutor<'e>, schema: &str, id: &str) -> sqlx::Result<()> {
+pub(super) async fn effect<'e>(
+    database: impl sqlx::PgExecutor<'e>,
+    schema: &str,
+    id: &str,
+) -> sqlx::Result<()> {
     sqlx::query(AssertSqlSafe(format!("insert into {schema}.effect values ($1)")))
         .bind(id)
         .execute(database)
@@ -26,21 +30,21 @@ async fn effect<'e>(database: impl sqlx::PgExecutor<'e>, schema: &str, id: &str)
 }
 
 /// (ids with an effect, effects)
-async fn effects(pool: &PgPool, schema: &str, like: &str) -> (i64, i64) {
+pub(super) async fn effects(pool: &PgPool, schema: &str, like: &str) -> (i64, i64) {
     let count = |what: &str| format!("select count({what}) from {schema}.effect where id like '{like}%'");
     (ask(pool, count("distinct id")).await, ask(pool, count("*")).await)
 }
 
-struct Scene {
-    proxy: Proxy,
+pub(super) struct Scene {
+    pub proxy: Proxy,
     /// Through the proxy.
-    ledger: PgLedger,
+    pub ledger: PgLedger,
     /// Past it.
-    direct: PgPool,
-    schema: String,
+    pub direct: PgPool,
+    pub schema: String,
 }
 
-async fn scene() -> Scene {
+pub(super) async fn scene() -> Scene {
     let (direct, schema) = (pool(4).await, fresh_schema());
     PgLedger::with_pool(direct.clone(), settings(&schema)).await.expect("a fresh ledger");
     run(&direct, format!("create table {schema}.effect (id text not null)")).await;

@@ -360,7 +360,7 @@ async fn those_that_find_no_room_are_not_looked_for_again_and_again() {
     // All that has room is with the bus soon, and the rest is due.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let before = running.handle.progress().looks;
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    tokio::time::sleep(Duration::from_secs(1)).await; // the second in which nothing should happen
     let looks = running.handle.progress().looks - before;
     assert!(looks < 50, "{looks} looks in a second without anything to do");
     bus.let_go();

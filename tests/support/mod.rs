@@ -8,6 +8,8 @@ pub mod cluster;
 pub mod fake_s3;
 #[cfg(feature = "testing")]
 pub mod faulty;
+#[cfg(feature = "testing")]
+pub mod gated;
 #[cfg(all(feature = "testing", feature = "s3"))]
 pub mod objects;
 #[cfg(all(feature = "testing", feature = "postgres"))]
@@ -21,6 +23,7 @@ pub mod store;
 pub mod this;
 #[cfg(all(feature = "testing", feature = "redis"))]
 pub mod valkey;
+pub mod wait;
 #[cfg(all(feature = "testing", feature = "s3"))]
 pub mod watched;
 #[cfg(all(feature = "testing", feature = "postgres", feature = "kafka", feature = "http"))]

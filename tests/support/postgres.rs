@@ -79,14 +79,7 @@ where
     sqlx::query_scalar(AssertSqlSafe(sql.into())).fetch_one(pool).await.expect("an answer for the test")
 }
 
-/// Waits for a state, not for a time; a minute without it is a failure.
-pub async fn until(what: &str, mut there: impl AsyncFnMut() -> bool) {
-    let end = std::time::Instant::now() + Duration::from_secs(60);
-    while !there().await {
-        assert!(std::time::Instant::now() < end, "waited a minute until {what}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-}
+pub use crate::support::wait::until;
 
 /// Waits until a statement with this text in it waits for a lock.
 pub async fn until_waiting(pool: &PgPool, text: &str) {
@@ -132,7 +125,7 @@ impl Random {
             Ok(seed) => seed.parse().expect("HAPAX_TEST_SEED is a number"),
             Err(_) => uuid::Uuid::new_v4().as_u64_pair().0,
         };
-        println!("seed {seed} (HAPAX_TEST_SEED repeats it)");
+        eprintln!("seed {seed} (HAPAX_TEST_SEED repeats it)");
         Random(seed)
     }
 
@@ -159,8 +152,14 @@ impl Random {
     }
 }
 
+/// Runs a statement of the test; again if it met somebody who was still at work (a deadlock).
 pub async fn run(pool: &PgPool, sql: String) {
-    pool.execute(AssertSqlSafe(sql)).await.expect("a statement of the test");
+    let mut deadlocks = 0;
+    while let Err(error) = pool.execute(AssertSqlSafe(sql.clone())).await {
+        let code = error.as_database_error().and_then(|error| error.code().map(std::borrow::Cow::into_owned));
+        deadlocks += 1;
+        assert!(code.as_deref() == Some("40P01") && deadlocks < 10, "a statement of the test: {error:?}");
+    }
 }
 
 /// Settings for a schema.

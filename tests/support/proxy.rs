@@ -1,15 +1,16 @@
 //! A TCP proxy in front of PostgreSQL that loses what a test wants lost: the server's answer to a statement that it has
-//! executed and committed, or a COMMIT on its way there.
+//! executed and committed, or a COMMIT on its way there. It cuts the connection, or goes silent and keeps it open.
 #![allow(dead_code)] // each test binary uses its part
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a panic is how a test fails
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, tcp};
+use tokio::sync::watch;
 
 const PASS: u8 = 0;
 const ANSWER: u8 = 1;
@@ -24,6 +25,16 @@ struct Plan {
     /// What to lose next; taken by the first connection it applies to.
     lose: AtomicU8,
     lost: AtomicUsize,
+    cuts: watch::Sender<u64>,
+    silence: Mutex<Option<Silence>>,
+}
+
+/// Where a connection goes silent.
+struct Silence {
+    /// At the first message with this text.
+    at: Vec<u8>,
+    /// Whether the server still gets that message.
+    passed: bool,
 }
 
 impl Plan {
@@ -35,6 +46,16 @@ impl Plan {
         let mine = self.lose.compare_exchange(what, then, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         self.lost.fetch_add(usize::from(mine), Ordering::SeqCst);
         mine
+    }
+
+    /// Whether a connection goes silent with this message; if so, whether the message is passed on.
+    fn goes_silent(&self, message: &[u8]) -> Option<bool> {
+        let mut silence = self.silence.lock().unwrap();
+        let of = silence.as_ref()?;
+        message.windows(of.at.len()).any(|bytes| bytes == of.at).then(|| {
+            self.lost.fetch_add(1, Ordering::SeqCst);
+            silence.take().is_some_and(|of| of.passed)
+        })
     }
 
     fn refuses(&self) -> bool {
@@ -99,6 +120,17 @@ impl Proxy {
         self.plan.lose.store(COMMIT_ANSWER, Ordering::SeqCst);
     }
 
+    /// The next connection that sends this text goes silent: the server gets it, and whatever it answers is lost. The
+    /// connection stays open.
+    pub fn silence_after(&self, text: &str) {
+        *self.plan.silence.lock().unwrap() = Some(Silence { at: text.into(), passed: true });
+    }
+
+    /// The next connection that sends this text goes silent: the server does not even get it.
+    pub fn silence_before(&self, text: &str) {
+        *self.plan.silence.lock().unwrap() = Some(Silence { at: text.into(), passed: false });
+    }
+
     /// Keep what clients send until [`heal`](Proxy::heal): the server seems to be very slow.
     pub fn stall(&self) {
         self.plan.lose.store(STALL, Ordering::SeqCst);
@@ -107,6 +139,11 @@ impl Proxy {
     /// Close every connection that speaks, and refuse new ones, until [`heal`](Proxy::heal).
     pub fn refuse(&self) {
         self.plan.lose.store(REFUSE, Ordering::SeqCst);
+    }
+
+    /// Close every connection now. The server goes on with what it does until it wants to answer.
+    pub fn cut(&self) {
+        self.plan.cuts.send_modify(|cuts| *cuts += 1);
     }
 
     pub fn heal(&self) {
@@ -123,10 +160,12 @@ async fn carry(client: TcpStream, server: TcpStream, plan: Arc<Plan>) {
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
     // Whichever ends first takes the other with it: both halves close.
-    let mute = AtomicBool::new(false);
+    let (mute, silent) = (AtomicBool::new(false), AtomicBool::new(false));
+    let mut cuts = plan.cuts.subscribe();
     tokio::select! {
-        () = requests(from_client, to_server, &plan, &mute) => {}
-        () = answers(from_server, to_client, &plan, &mute) => {}
+        _ = cuts.changed() => {}
+        () = requests(from_client, to_server, &plan, &mute, &silent) => {}
+        () = answers(from_server, to_client, &plan, &mute, &silent) => {}
     }
 }
 
@@ -135,6 +174,7 @@ async fn requests(
     mut server: tcp::OwnedWriteHalf,
     plan: &Plan,
     mute: &AtomicBool,
+    silent: &AtomicBool,
 ) {
     let mut buffer = vec![0; 65536];
     while let Ok(count @ 1..) = client.read(&mut buffer).await {
@@ -143,6 +183,16 @@ async fn requests(
         }
         if plan.refuses() {
             return;
+        }
+        if silent.load(Ordering::SeqCst) {
+            continue; // until the client closes it
+        }
+        if let Some(passed) = plan.goes_silent(&buffer[..count]) {
+            silent.store(true, Ordering::SeqCst);
+            if passed && server.write_all(&buffer[..count]).await.is_err() {
+                return;
+            }
+            continue;
         }
         let commits = buffer[..count].windows(7).any(|bytes| bytes == b"COMMIT\0");
         if commits && plan.take(COMMIT_ANSWER) {
@@ -159,18 +209,25 @@ async fn answers(
     mut client: tcp::OwnedWriteHalf,
     plan: &Plan,
     mute: &AtomicBool,
+    silent: &AtomicBool,
 ) {
     let mut kept: Vec<u8> = Vec::new(); // of a statement whose answer will be lost
     let mut losing = false;
     loop {
         let mut head = [0; 5];
         if server.read_exact(&mut head).await.is_err() {
+            if silent.load(Ordering::SeqCst) {
+                std::future::pending::<()>().await; // the client does not learn that either
+            }
             return;
         }
         let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
         let mut body = vec![0; length - 4];
         if server.read_exact(&mut body).await.is_err() {
             return;
+        }
+        if silent.load(Ordering::SeqCst) {
+            continue;
         }
         // CommandComplete comes before the commit of a statement on its own; ReadyForQuery comes after it.
         losing |= mute.load(Ordering::SeqCst)

@@ -35,14 +35,7 @@ pub async fn connection() -> redis::aio::MultiplexedConnection {
     client.get_multiplexed_async_connection().await.expect("the test server answers")
 }
 
-/// Waits for a state, not for a time; a minute without it is a failure.
-pub async fn until(what: &str, mut there: impl AsyncFnMut() -> bool) {
-    let end = std::time::Instant::now() + Duration::from_secs(60);
-    while !there().await {
-        assert!(std::time::Instant::now() < end, "waited a minute until {what}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-}
+pub use crate::support::wait::until;
 
 /// A gate in front of the server: shut, it ends every connection and every new one.
 pub struct Gate {

@@ -47,16 +47,25 @@ pub fn record(key: Option<&str>, json: serde_json::Value) -> Record {
     }
 }
 
-/// Waits for a state, never for a time.
+/// As [`wait::until`](crate::support::wait::until), for tests that run as tasks: this future can be sent between threads.
 pub async fn until<F: Future<Output = bool>>(what: &str, mut is: impl FnMut() -> F) {
-    let end = tokio::time::Instant::now() + Duration::from_secs(120);
-    while tokio::time::Instant::now() < end {
-        if is().await {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
+    let end = std::time::Instant::now() + Duration::from_secs(120);
+    while !is().await {
+        assert!(std::time::Instant::now() < end, "never came: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    panic!("never came: {what}");
+}
+
+/// Asks until it is answered: on a busy machine a broker may lose its session, and its partitions their leader, for a moment.
+async fn answered<T, F: Future<Output = hapax::Result<T>>>(mut ask: impl FnMut() -> F) -> T {
+    let end = std::time::Instant::now() + Duration::from_secs(120);
+    loop {
+        match ask().await {
+            Ok(answer) => return answer,
+            Err(error) => assert!(error.is_retryable() && std::time::Instant::now() < end, "{error:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 /// What a test's processes share.
@@ -142,13 +151,17 @@ impl World {
         self.ledger.list(&filter, None, 10_000).await.expect("the ledger").entries
     }
 
+    async fn partitions(&self) -> i32 {
+        answered(|| self.bus.topic(&self.topic)).await.expect("the topic of the test").partitions
+    }
+
     /// What the group has committed, over all partitions.
     pub async fn committed(&self) -> i64 {
-        let partitions = self.bus.topic(&self.topic).await.unwrap().unwrap().partitions;
         let mut sum = 0;
-        for number in 0..partitions {
+        for number in 0..self.partitions().await {
             let partition = Partition { topic: self.topic.clone(), number };
-            sum += self.bus.committed("worker", &partition).await.unwrap().unwrap_or(0);
+            let committed = answered(|| self.bus.committed("worker", &partition)).await;
+            sum += committed.unwrap_or(0);
         }
         sum
     }
@@ -186,7 +199,7 @@ impl World {
     pub async fn copies(&self) -> i64 {
         let dead = Topic::new(format!("{}.dead", self.topic.as_str())).unwrap();
         let mut copies = 0;
-        for number in 0..self.bus.topic(&self.topic).await.unwrap().unwrap().partitions {
+        for number in 0..self.partitions().await {
             let partition = Partition { topic: dead.clone(), number };
             copies += self.bus.range(&partition).await.map_or(0, |(_, end)| end);
         }

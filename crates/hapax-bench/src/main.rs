@@ -12,6 +12,7 @@ mod append;
 mod claims;
 mod filter;
 mod harness;
+mod http;
 mod kafka;
 mod keys;
 mod lag;
@@ -98,6 +99,8 @@ enum Bench {
     Poll,
     /// From a journal to Kafka.
     Relay,
+    /// Keyed writes over HTTP, and replays.
+    Http,
     /// A consumer process, started by recovery and lag.
     #[value(hide = true)]
     Member,
@@ -106,7 +109,7 @@ enum Bench {
 }
 
 impl Bench {
-    const EACH: [Bench; 16] = [
+    const EACH: [Bench; 17] = [
         Bench::Claims,
         Bench::Lone,
         Bench::Lease,
@@ -123,6 +126,7 @@ impl Bench {
         Bench::Append,
         Bench::Poll,
         Bench::Relay,
+        Bench::Http,
     ];
 
     async fn run(self, options: &Options) -> Fallible<Vec<Report>> {
@@ -145,6 +149,7 @@ impl Bench {
             Bench::Append => append::run(options).await,
             Bench::Poll => Ok(vec![append::poll(options).await?]),
             Bench::Relay => relay::run(options).await,
+            Bench::Http => http::run(options).await,
             Bench::Member => member::run().await.map(|()| Vec::new()),
             Bench::All => {
                 Box::pin(async {

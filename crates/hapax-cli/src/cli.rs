@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use hapax::config::{Config, Sources, hide_password};
 
-use crate::exporters::Log;
+use crate::exporters::{Log, LogFormat};
 use crate::failure::Failure;
 
 /// Every event takes effect once.
@@ -51,6 +51,9 @@ pub struct Global {
     /// How much to log on standard error
     #[arg(long, global = true, value_name = "LEVEL", value_enum, default_value = "warn")]
     pub log: Log,
+    /// How the log is written [default: text, or json with --json]
+    #[arg(long, global = true, value_name = "FORMAT", value_enum)]
+    pub log_format: Option<LogFormat>,
     /// Write metrics to this file at the end (consume: also every 5 seconds), in Prometheus text
     /// format
     #[arg(long, global = true, value_name = "FILE")]
@@ -68,7 +71,13 @@ impl Global {
 
     /// The same, with flags of one command: key, flag, value.
     pub fn load_with(&self, flags: &[(&str, &str, Option<String>)]) -> Result<Config, Failure> {
-        Ok(Config::load(&self.sources(flags))?)
+        let config = Config::load(&self.sources(flags))?;
+        if config.data_dir.is_file() {
+            let said = if self.data.is_some() { "--data" } else { "data.dir" };
+            let told = format!("{said} {} is a file; it must be a directory", config.data_dir.display());
+            return Err(Failure::config(told));
+        }
+        Ok(config)
     }
 
     /// The sources of settings.
@@ -163,8 +172,11 @@ pub enum Command {
     Produce(crate::produce::ProduceArgs),
     /// Append events to a journal, and look into it
     Journal(Box<crate::journal::JournalArgs>),
+    /// Make modules of records, and see whether they are protected
+    Modules(crate::modules::ModulesArgs),
     /// Publish a journal to a bus: every event at least once, each aggregate's in order
     Relay(Box<crate::relay::RelayArgs>),
+    Serve(Box<crate::serve::ServeArgs>),
     /// Look at dead letters, run them again or drop them
     Dead(crate::letters::DeadArgs),
     /// Look at events that wait behind something unresolved, and release them
@@ -176,8 +188,15 @@ pub enum Command {
     Id(crate::id::IdArgs),
     /// Show the configuration
     Config(crate::config::ConfigArgs),
+    /// Look at the keys of writes, sweep them, decide about those whose outcome is unknown
+    Keys(Box<crate::keys::KeysArgs>),
+    Completions(crate::completions::CompletionsArgs),
     /// Inspect and maintain a ledger
     Ledger(crate::ledger::LedgerArgs),
+    /// Make, list, rotate and revoke the API tokens of the server
+    Token(crate::token::TokenArgs),
+    /// Show who did what on the server, and why
+    Audit(crate::token::AuditArgs),
 }
 
 /// Parses a number of partitions.

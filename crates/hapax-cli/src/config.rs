@@ -1,4 +1,4 @@
-//! `hapax config`: the settings and their sources.
+//! `hapax config`: the settings and their sources, and an example of the file.
 
 use clap::{Args, Subcommand};
 use hapax::config::{Config, Value};
@@ -22,10 +22,17 @@ enum ConfigCommand {
     /// mistakes, the rest is listed anyway, and every mistake is reported at the end.
     #[command(after_help = "Example: hapax config show --set lease.timeout_s=60")]
     Show,
+    /// Print a hapax.toml with every setting, commented out at its default
+    ///
+    /// Each setting has its description, what it takes, its variables and its flag.
+    #[command(after_help = "Example: hapax config example > hapax.toml")]
+    Example,
 }
 
 pub fn run(global: &Global, args: &ConfigArgs) -> Result<u8, Failure> {
-    let ConfigCommand::Show = args.command;
+    if let ConfigCommand::Example = args.command {
+        return print::line(hapax::config::example().trim_end()).map(|()| 0);
+    }
     let sources = global.sources(&[]);
     match Config::load(&sources) {
         Ok(config) => {

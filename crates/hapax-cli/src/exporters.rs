@@ -8,6 +8,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::prelude::*;
 
 use crate::failure::Failure;
+use crate::traces::Traces;
 
 /// How much to log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -22,6 +23,15 @@ pub enum Log {
     Info,
     /// Also how
     Debug,
+}
+
+/// How log lines are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people
+    Text,
+    /// A JSON object per line
+    Json,
 }
 
 /// The levels for the library and for the libraries below it. hapax itself reports when a server is
@@ -39,16 +49,26 @@ fn targets(level: Log) -> Targets {
     Targets::new().with_target("hapax", level).with_default(others)
 }
 
-/// Shows the library's spans and events on standard error: lines for people, or JSON.
-pub fn log(level: Log, json: bool) {
+/// Shows the library's spans and events on standard error: lines for people, or JSON. Spans also go to
+/// a collector of traces, if there is one.
+pub fn log(level: Log, json: bool, traces: Option<&Traces>) {
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
-    let shown = tracing_subscriber::registry();
+    let shown = tracing_subscriber::registry().with(traces.map(Traces::layer));
     // Keep a subscriber that is already installed.
     let _ = if json {
         shown.with(lines.json().with_filter(targets(level))).try_init()
     } else {
         shown.with(lines.with_target(false).with_filter(targets(level))).try_init()
     };
+}
+
+/// Starts collecting metrics, once in a process.
+pub fn recorder(prefix: &str) -> Result<PrometheusHandle, Failure> {
+    let handle = PrometheusBuilder::new()
+        .install_recorder()
+        .map_err(|e| Failure::config(format!("metrics cannot be collected: {e}")))?;
+    hapax::telemetry::describe(Some(prefix).filter(|prefix| !prefix.is_empty()));
+    Ok(handle)
 }
 
 /// Collects metrics and writes them to a file at the end (`consume`: also every few seconds), in
@@ -62,11 +82,12 @@ pub struct Metrics {
 impl Metrics {
     /// Starts collecting.
     pub fn collect(file: &Path) -> Result<Self, Failure> {
-        let handle = PrometheusBuilder::new()
-            .install_recorder()
-            .map_err(|e| Failure::config(format!("--metrics: {e}")))?;
-        hapax::telemetry::describe(None);
-        Ok(Metrics { file: file.to_owned(), handle })
+        Ok(Metrics { file: file.to_owned(), handle: recorder("")? })
+    }
+
+    /// What renders the metrics.
+    pub fn handle(&self) -> PrometheusHandle {
+        self.handle.clone()
     }
 
     /// Writes a temporary file and renames it, so that a collector never reads half of it.

@@ -64,6 +64,14 @@ impl Failure {
         Failure { message: format!("{what}: {}", self.message), ..self }
     }
 
+    /// Repeats the flags that were given in the commands that the message names, and says of a schema
+    /// only what is the matter.
+    #[must_use]
+    pub fn with_flags(self, flags: &str) -> Self {
+        let message = self.message.strip_prefix("schema: ").unwrap_or(&self.message);
+        Failure { message: message.replace("`hapax ", &format!("`hapax{flags} ")), ..self }
+    }
+
     /// Changes the exit code.
     #[must_use]
     pub fn exits(self, exit: u8) -> Self {

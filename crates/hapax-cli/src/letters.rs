@@ -90,10 +90,12 @@ pub async fn dead(global: &Global, args: &DeadArgs) -> Result<u8, Failure> {
         DeadCommand::Ls(args) => list(global, &*ledger, State::Dead, args).await,
         DeadCommand::Show(args) => show_if(global, &*ledger, args, Some(State::Dead)).await,
         DeadCommand::Redrive(args) => {
+            args.change.check()?;
             let steps = each(&*ledger, Intervention::Redrive, &args.change).await?;
             carry_out(global, &*ledger, steps, &args.change, args.out_of_order).await
         }
         DeadCommand::Drop(args) => {
+            args.check()?;
             let steps = each(&*ledger, Intervention::Drop, args).await?;
             carry_out(global, &*ledger, steps, args, false).await
         }
@@ -106,14 +108,14 @@ pub async fn parked(global: &Global, args: &ParkedArgs) -> Result<u8, Failure> {
         ParkedCommand::Ls(args) => list(global, &*ledger, State::Parked, args).await,
         ParkedCommand::Show(args) => show_if(global, &*ledger, args, Some(State::Parked)).await,
         ParkedCommand::Resume(args) => {
+            args.check()?;
             let steps = resume(&*ledger, args).await?;
             carry_out(global, &*ledger, steps, args, false).await
         }
         ParkedCommand::Skip(args) => {
-            // One event of an aggregate moves all of it.
-            let steps =
-                lowest(&*ledger, args).await?.into_iter().map(|entry| (Intervention::Skip, entry.identity));
-            carry_out(global, &*ledger, steps.collect(), args, false).await
+            args.check()?;
+            let steps = skip(&*ledger, args).await?;
+            carry_out(global, &*ledger, steps, args, false).await
         }
     }
 }
@@ -123,18 +125,19 @@ async fn list(global: &Global, ledger: &dyn Ledger, state: State, args: &ListArg
     list_page(global, ledger, &filter, &args.page).await
 }
 
-async fn each(
+/// An intervention in each of the chosen dead letters.
+pub async fn each(
     ledger: &dyn Ledger,
     what: Intervention,
     args: &ChangeArgs,
-) -> Result<Vec<(Intervention, Identity)>, Failure> {
+) -> hapax::Result<Vec<(Intervention, Identity)>> {
     let targets = targets(ledger, &[State::Dead], args).await?;
     Ok(targets.into_iter().map(|identity| (what, identity)).collect())
 }
 
 /// The dead events that the chosen parked events wait behind, in order; if there are none, the
 /// parked events themselves.
-async fn resume(ledger: &dyn Ledger, args: &ChangeArgs) -> Result<Vec<(Intervention, Identity)>, Failure> {
+pub async fn resume(ledger: &dyn Ledger, args: &ChangeArgs) -> hapax::Result<Vec<(Intervention, Identity)>> {
     let mut steps = Vec::new();
     for parked in lowest(ledger, args).await? {
         let mut heads = dead_heads(ledger, &parked).await?;
@@ -145,8 +148,7 @@ async fn resume(ledger: &dyn Ledger, args: &ChangeArgs) -> Result<Vec<(Intervent
                 actual:
                     "none: one before it never came; publish that, or go on without it (`hapax parked skip`)"
                         .into(),
-            }
-            .into());
+            });
         } else if heads.is_empty() {
             steps.push((Intervention::Retry, parked.identity));
         } else {
@@ -156,18 +158,24 @@ async fn resume(ledger: &dyn Ledger, args: &ChangeArgs) -> Result<Vec<(Intervent
     Ok(steps)
 }
 
+/// Lets the aggregates of the chosen parked events go on; one event of an aggregate moves all of it.
+pub async fn skip(ledger: &dyn Ledger, args: &ChangeArgs) -> hapax::Result<Vec<(Intervention, Identity)>> {
+    let lowest = lowest(ledger, args).await?;
+    Ok(lowest.into_iter().map(|entry| (Intervention::Skip, entry.identity)).collect())
+}
+
 /// Identifies a sequence of events that wait for each other: those of an aggregate, or a single
 /// event without one.
 type Line = (Option<Tenant>, Scope, Option<Aggregate>, Option<Identity>);
 
 /// The first of the chosen parked events of each aggregate, and all those without an aggregate.
-async fn lowest(ledger: &dyn Ledger, args: &ChangeArgs) -> Result<Vec<Entry>, Failure> {
+async fn lowest(ledger: &dyn Ledger, args: &ChangeArgs) -> hapax::Result<Vec<Entry>> {
     let chosen = if args.all {
         entries(ledger, &[State::Parked], &args.which).await?
     } else {
         let mut chosen = Vec::new();
         for identity in targets(ledger, &[State::Parked], args).await? {
-            let entry = ledger.get(&identity, args.time()).await?;
+            let entry = ledger.get(&identity, args.time).await?;
             chosen.push(entry.ok_or_else(|| hapax::Error::NotFound(format!("no entry for {identity}")))?);
         }
         chosen
@@ -188,10 +196,10 @@ async fn lowest(ledger: &dyn Ledger, args: &ChangeArgs) -> Result<Vec<Entry>, Fa
     Ok(first)
 }
 
-async fn dead_heads(ledger: &dyn Ledger, parked: &Entry) -> Result<Vec<Entry>, Failure> {
+async fn dead_heads(ledger: &dyn Ledger, parked: &Entry) -> hapax::Result<Vec<Entry>> {
     let Some((aggregate, seq)) = &parked.order else { return Ok(Vec::new()) };
     let filter = Filter {
-        tenant: parked.identity.tenant.clone(),
+        tenant: Some(parked.identity.tenant.clone()),
         scope: Some(parked.identity.scope.clone()),
         aggregate: Some(aggregate.clone()),
         states: vec![State::Dead],
@@ -201,11 +209,7 @@ async fn dead_heads(ledger: &dyn Ledger, parked: &Entry) -> Result<Vec<Entry>, F
     let mut after = None;
     loop {
         let page = ledger.list(&filter, after.as_ref(), PAGE).await?;
-        let below = |entry: &Entry| {
-            // No tenant counts as a tenant of its own, which the filter cannot express.
-            entry.identity.tenant == parked.identity.tenant
-                && entry.order.as_ref().is_some_and(|(_, of)| of < seq)
-        };
+        let below = |entry: &Entry| entry.order.as_ref().is_some_and(|(_, of)| of < seq);
         found.extend(page.entries.into_iter().filter(below));
         after = page.next;
         if after.is_none() {

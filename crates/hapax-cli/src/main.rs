@@ -5,6 +5,7 @@
 //! errors that end a command.
 
 mod cli;
+mod completions;
 mod config;
 mod consume;
 #[cfg(unix)]
@@ -15,14 +16,20 @@ mod failure;
 mod filter;
 mod id;
 mod journal;
+mod keys;
 mod ledger;
 mod letters;
 mod lines;
+mod modules;
 mod open;
 mod print;
 mod produce;
 mod relay;
+mod serve;
 mod signal;
+mod token;
+mod traces;
+mod who;
 
 use std::process::ExitCode;
 
@@ -51,7 +58,12 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         .map_err(|e| Failure::dependency("runtime", format!("no threads for the runtime: {e}")))?;
     let gate = signal::listen(&runtime)?;
     let global = &cli.global;
-    exporters::log(global.log, global.json);
+    let traces = traces::Traces::from_environment()?;
+    exporters::log(
+        global.log,
+        global.log_format.map_or(global.json, |format| format == exporters::LogFormat::Json),
+        traces.as_ref(),
+    );
     let metrics = global.metrics.as_deref().map(exporters::Metrics::collect).transpose()?;
     let code = match cli.command {
         #[cfg(unix)]
@@ -61,15 +73,24 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Consume(args) => runtime.block_on(consume::run(global, &args, &gate, metrics.as_ref())),
         Command::Produce(args) => runtime.block_on(produce::run(global, &args)),
         Command::Journal(args) => runtime.block_on(journal::run(global, &args)),
+        Command::Modules(args) => runtime.block_on(modules::run(global, &args)),
         Command::Relay(args) => runtime.block_on(relay::run(global, &args, &gate, metrics.as_ref())),
+        Command::Serve(args) => runtime.block_on(serve::run(global, &args, &gate, metrics.as_ref())),
         Command::Dead(args) => runtime.block_on(letters::dead(global, &args)),
         Command::Parked(args) => runtime.block_on(letters::parked(global, &args)),
         Command::Doctor(args) => runtime.block_on(doctor::run(global, &args)),
         Command::Filter(args) => filter::run(global, &args, &runtime, &gate),
         Command::Id(args) => id::run(global, &args),
         Command::Config(args) => config::run(global, &args),
+        Command::Keys(args) => runtime.block_on(keys::run(global, *args)),
+        Command::Token(args) => runtime.block_on(token::run(global, &args)),
+        Command::Audit(args) => runtime.block_on(token::audit(global, &args)),
+        Command::Completions(args) => completions::run(&args),
         Command::Ledger(args) => runtime.block_on(ledger::run(global, args)),
     };
+    if let Some(traces) = traces {
+        traces.end();
+    }
     metrics.map_or(Ok(()), |metrics| metrics.write())?;
     code
 }

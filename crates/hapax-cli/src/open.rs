@@ -3,8 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use hapax::access::Access;
 use hapax::bus::{Bus, TopicSettings};
 use hapax::config::{Config, sqlite_path};
+use hapax::keyed::Keys;
 use hapax::{Journal, Ledger, Topic, open};
 
 use crate::cli::Global;
@@ -44,6 +46,25 @@ pub async fn existing_journal(global: &Global, config: &Config) -> Result<Arc<dy
         }
     }
     open_journal(config).await
+}
+
+/// The keys, with the role that looks after those of all tenants (keys.maintenance_url).
+pub async fn kept_keys(config: &Config, keys: &Arc<dyn Keys>) -> Result<Arc<dyn Keys>, Failure> {
+    let Some(url) = &config.keys.maintenance_url else { return Ok(Arc::clone(keys)) };
+    let mut settings = config.keys_settings();
+    settings.migrate = open::Migrate::Check;
+    settings.pool_max = 2;
+    Ok(open::keys_with(url, &settings).await?)
+}
+
+/// Who may call and what operators did, with the role that looks after all tenants, if one is named:
+/// audit rows are swept by it.
+pub async fn kept_access(config: &Config, access: &Arc<dyn Access>) -> Result<Arc<dyn Access>, Failure> {
+    let Some(url) = &config.keys.maintenance_url else { return Ok(Arc::clone(access)) };
+    let mut settings = config.keys_settings();
+    settings.migrate = open::Migrate::Check;
+    settings.pool_max = 1;
+    Ok(open::access_with(url, &settings).await?)
 }
 
 /// The file or directory of a journal, if it has one.
@@ -89,6 +110,24 @@ pub async fn bus_with(config: &Config, topic: &Topic, create: Option<i32>) -> Re
         Some(_) => Ok(bus),
         None => Err(missing(config, topic, "--create PARTITIONS")),
     }
+}
+
+/// The partitions of a topic that the server makes on an embedded bus.
+const PARTITIONS: i32 = 4;
+
+/// Opens the bus for the relay of a server. Makes a missing topic on an embedded bus; on a server's bus
+/// its owner decides about partitions and replicas.
+pub async fn bus_for_relay(config: &Config) -> Result<Arc<dyn Bus>, Failure> {
+    let topic = &config.relay.topic;
+    let bus = bus(config).await?;
+    if bus.topic(topic).await?.is_some() {
+        return Ok(bus);
+    }
+    if embedded_file(config).is_none() {
+        return Err(missing(config, topic, "`hapax relay run --create PARTITIONS --once`"));
+    }
+    bus.create_topic(topic, TopicSettings::new(PARTITIONS)).await?;
+    Ok(bus)
 }
 
 /// Opens the bus to read topics, which must exist. Creates nothing.

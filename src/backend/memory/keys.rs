@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::id::Tenant;
 use crate::keyed::decide::{self, Decision, Row};
 use crate::keyed::{
-    Answer, Begin, Begun, Ended, IdempotencyKey, KeyEntry, KeyLease, KeyStatus, KeySweep, Keys,
+    Answer, Begin, Begun, Decided, Ended, IdempotencyKey, KeyEntry, KeyLease, KeyStatus, KeySweep, Keys,
     KeysCapabilities, KeysInfo, ListKeys, Resolution, SweptKeys,
 };
 use crate::ledger::{Pace, Token};
@@ -41,6 +41,13 @@ struct Store {
     token: i64,
     horizon: Option<Time>,
     pace: Option<Pace>,
+}
+
+impl Store {
+    fn draw(&mut self) -> Token {
+        self.token += 1;
+        Token(self.token)
+    }
 }
 
 impl Default for MemoryKeys {
@@ -92,9 +99,9 @@ impl Keys for MemoryKeys {
                 row.token
             }
             Decision::Insert | Decision::TakeOver => {
-                store.token += 1;
-                let token = Token(store.token);
-                store.rows.insert(name, Row::begun(begin, token, now, true));
+                let token = store.draw();
+                let row = Row::taken_over(store.rows.get(&name), begin, token, now, true);
+                store.rows.insert(name, row);
                 token
             }
         };
@@ -112,7 +119,8 @@ impl Keys for MemoryKeys {
     }
 
     async fn release(&self, of: &KeyLease, ended: Ended) -> Result<()> {
-        self.change(of, |row, now| row.release(of, ended, now))
+        let token = self.store().draw();
+        self.change(of, |row, now| row.release(of, ended, token, now))
     }
 
     async fn get(&self, tenant: Option<&Tenant>, key: &IdempotencyKey) -> Result<KeyStatus> {
@@ -121,14 +129,22 @@ impl Keys for MemoryKeys {
         Ok(row.map_or_else(|| decide::missing(key, store.horizon), |row| row.status(self.0.clock.now())))
     }
 
-    async fn resolve(&self, of: &KeyLease, how: &Resolution) -> Result<()> {
+    async fn resolve(&self, of: &KeyLease, how: &Resolution, who: &Decided) -> Result<()> {
+        who.check()?;
         if let Resolution::Answer(answer) = how {
             answer.check()?;
         }
         let mut store = self.store();
+        let token = store.draw();
         let row = store.rows.get_mut(&(of.tenant.clone(), of.key.clone()));
         let row = row.ok_or_else(|| of.not_unknown("there is no such key"))?;
-        row.resolve(of, how, self.0.clock.now())
+        row.resolve(of, how, who, token, self.0.clock.now())
+    }
+
+    async fn entry(&self, tenant: Option<&Tenant>, key: &IdempotencyKey) -> Result<Option<KeyEntry>> {
+        let name = (tenant.cloned(), key.clone());
+        let now = self.0.clock.now();
+        Ok(self.store().rows.get(&name).map(|row| row.entry(name.0.clone(), name.1.clone(), now)))
     }
 
     async fn list(&self, which: &ListKeys) -> Result<Vec<KeyEntry>> {
@@ -137,18 +153,10 @@ impl Keys for MemoryKeys {
         let after = which.after.clone().map_or(Bound::Unbounded, Bound::Excluded);
         let rows = store.rows.range((after, Bound::Unbounded));
         Ok(rows
-            .filter(|((tenant, _), _)| which.tenant.is_none() || *tenant == which.tenant)
+            .filter(|((tenant, _), _)| which.tenant.as_ref().is_none_or(|of| of == tenant))
             .filter(|(_, row)| !which.open_only || row.settled.is_none())
             .take(which.limit())
-            .map(|((tenant, key), row)| KeyEntry {
-                tenant: tenant.clone(),
-                key: key.clone(),
-                state: row.word(now),
-                token: row.token,
-                begun_at: row.begun_at,
-                settled_at: row.settled.as_ref().map(|settled| settled.at),
-                status: row.settled.as_ref().map(|settled| settled.answer.status),
-            })
+            .map(|((tenant, key), row)| row.entry(tenant.clone(), key.clone(), now))
             .collect())
     }
 
@@ -158,6 +166,11 @@ impl Keys for MemoryKeys {
         let Some(plan) = terms.plan(store.pace, self.0.clock.now()) else {
             return Ok(SweptKeys { skipped: true, ..SweptKeys::default() });
         };
+        if terms.dry_run {
+            let old = |horizon| store.rows.values().filter(|row| row.is_old(horizon)).count();
+            let keys = plan.horizon.map_or(0, old) as u64;
+            return Ok(SweptKeys { keys, skipped: false, paused_until: plan.pace.paused_until });
+        }
         store.pace = Some(plan.pace);
         let before = store.rows.len();
         if let Some(horizon) = plan.horizon {
@@ -165,6 +178,7 @@ impl Keys for MemoryKeys {
             store.rows.retain(|_, row| !row.is_old(horizon));
         }
         let keys = (before - store.rows.len()) as u64;
+        terms.forgot(keys);
         Ok(SweptKeys { keys, skipped: false, paused_until: plan.pace.paused_until })
     }
 

@@ -11,7 +11,7 @@ use sqlx::AssertSqlSafe;
 use super::codes::{ALONE, TRACKED, from_row, micros, mode_letter, numbered};
 use super::database::Select;
 use super::error::{Meaning, translate};
-use super::executor::{Batch, Executor};
+use super::executor::{Batch, Executor, Locked};
 use super::held::Bodies;
 use super::{Inner, lone};
 use crate::clock::Time;
@@ -213,8 +213,17 @@ pub(super) async fn run(
         let statement = Statement::Each;
         executor.run(&mut Claims { inner, statement, group, outcomes: &mut outcomes }).await?;
     }
-    let missing = || Err(Error::Corrupt("a claim without an answer".into()));
-    Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(missing)).collect())
+    let in_doubt = executor.is_in_doubt();
+    let answer = |outcome| match outcome {
+        // Its week is being dropped. It is not in it, but its own first try may yet put it there.
+        Some(Ok(Outcome::Busy { until: None, .. })) if in_doubt => {
+            let what = "claiming: the connection was lost, and the first try may still be under way".into();
+            Err(Error::Contended { what, source: None })
+        }
+        Some(outcome) => outcome,
+        None => Err(Error::Corrupt("a claim without an answer".into())),
+    };
+    Ok(outcomes.into_iter().map(answer).collect())
 }
 
 /// Which SQL function decides claims.
@@ -237,7 +246,7 @@ struct Claims<'a, 'o> {
 
 impl Batch for Claims<'_, '_> {
     /// An id that is locked is busy.
-    const WAITS_FOR_LOCKS: bool = false;
+    const LOCKED: Locked = Locked::IsAnswer;
 
     type Answer = Answer;
 

@@ -3,10 +3,41 @@
 use std::time::Duration;
 
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgSslMode};
-use sqlx::{ConnectOptions as _, Connection as _, PgPool};
+use sqlx::{ConnectOptions as _, Connection as _, PgConnection, PgPool};
 
 use super::error::{reword_errors, translate};
 use crate::error::{Error, Result};
+
+/// How long a connection that returns to its pool may take to answer.
+const RETURN_WITHIN: Duration = Duration::from_secs(5);
+/// A connection that was idle for longer is asked before it is used.
+const IDLE_MAX: Duration = Duration::from_secs(30);
+
+/// What hapax needs of a pool: a connection that does not answer is closed in time, and its place is
+/// free again. sqlx by itself waits for it for ever, and a network that went silent would take one
+/// connection after the other out of the pool. (One that goes silent in the very moment in which it
+/// returns, between hapax's question and sqlx's, is still waited for until the network gives up.)
+///
+/// Use it for pools of your own that you give to `with_pool`, and add to it what you like but
+/// `before_acquire` and `after_release`.
+pub fn pool_options() -> PgPoolOptions {
+    PgPoolOptions::new()
+        .test_before_acquire(false) // a broken connection is resolved like any other doubt
+        .before_acquire(|connection, of| {
+            Box::pin(async move {
+                if of.idle_for > IDLE_MAX {
+                    answers(connection).await?;
+                }
+                Ok(true)
+            })
+        })
+        .after_release(|connection, _| Box::pin(async move { answers(connection).await.map(|()| true) }))
+}
+
+async fn answers(connection: &mut PgConnection) -> sqlx::Result<()> {
+    let silent = |_| sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, "no answer"));
+    tokio::time::timeout(RETURN_WITHIN, connection.ping()).await.map_err(silent)?
+}
 
 /// Opens a pool. `name` is the setting the URL comes from.
 ///
@@ -36,10 +67,9 @@ pub(super) async fn open_pool(
     // slow.
     let options = options.disable_statement_logging();
     knock(&options, acquire_timeout).await?;
-    PgPoolOptions::new()
+    pool_options()
         .max_connections(pool_max)
         .acquire_timeout(acquire_timeout)
-        .test_before_acquire(false) // a broken connection is resolved like any other doubt
         .connect_with(options)
         .await
         .map_err(|e| translate("connecting to PostgreSQL", e))
@@ -48,7 +78,7 @@ pub(super) async fn open_pool(
 /// Opens one connection directly: a pool that is refused retries until its timeout, and then cannot
 /// say why.
 async fn knock(options: &PgConnectOptions, within: Duration) -> Result<()> {
-    let what = "connecting to PostgreSQL";
+    let what = &format!("connecting to PostgreSQL at {}:{}", options.get_host(), options.get_port());
     match tokio::time::timeout(within, sqlx::PgConnection::connect_with(options)).await {
         Ok(Ok(connection)) => {
             let _ = connection.close().await; // the server answered; nothing else matters

@@ -2,10 +2,11 @@
 //! pooler in front. Runs single statements and begins transactions.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::query::{Query, QueryAs};
-use sqlx::{FromRow, PgPool, Postgres, SqlSafeStr};
+use sqlx::{Connection as _, FromRow, PgPool, Postgres, SqlSafeStr};
 
 use super::{PgTx, Pooling, verify};
 use crate::error::Result;
@@ -38,6 +39,39 @@ pub(super) async fn begin(pool: &PgPool, statement: impl SqlSafeStr) -> sqlx::Re
     match tokio::spawn(async move { pool.begin_with(statement).await }).await {
         Ok(begun) => begun,
         Err(gone) => Err(sqlx::Error::Io(std::io::Error::other(gone))),
+    }
+}
+
+/// The same, on a connection that has answered just before, `within` some time.
+///
+/// A `BEGIN` cannot be given up (see [`begin`]), so one that gets no answer keeps its place in the pool
+/// until the network gives up. A question before it can: a connection that went silent is closed.
+pub(super) async fn begin_answered(
+    pool: &PgPool,
+    statement: impl SqlSafeStr,
+    within: Duration,
+) -> sqlx::Result<PgTx> {
+    let statement = statement.into_sql_str();
+    let mut asked = Asked(Some(pool.acquire().await?));
+    if let Some(connection) = &mut asked.0 {
+        let silent = |_| sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, "no answer"));
+        tokio::time::timeout(within, connection.ping()).await.map_err(silent)??;
+    }
+    let Some(connection) = asked.0.take() else { return Err(sqlx::Error::PoolClosed) };
+    match tokio::spawn(sqlx::Transaction::begin(connection, Some(statement))).await {
+        Ok(begun) => begun,
+        Err(gone) => Err(sqlx::Error::Io(std::io::Error::other(gone))),
+    }
+}
+
+/// A connection that was asked something. It is closed if its answer was not waited for, or was an error.
+struct Asked(Option<sqlx::pool::PoolConnection<Postgres>>);
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        if let Some(connection) = &mut self.0 {
+            connection.close_on_drop();
+        }
     }
 }
 

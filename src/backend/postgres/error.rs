@@ -39,7 +39,8 @@ pub(super) fn meaning(error: &sqlx::Error) -> Meaning {
             "23505" => Meaning::Unique,
             // 55006: an entry would be reopened in a week that is being closed.
             "55P03" | "55006" => Meaning::Locked,
-            "23514" => Meaning::NoWeek,
+            // Without a constraint: there is no partition for the row.
+            "23514" if error.constraint().is_none() => Meaning::NoWeek,
             "25006" | "42501" | "53100" => Meaning::Refused,
             // The server ended a transaction that was idle, or open, for too long, because its
             // client stalled.
@@ -47,16 +48,39 @@ pub(super) fn meaning(error: &sqlx::Error) -> Meaning {
             code if code.starts_with("08") || code.starts_with("57P") || code.starts_with("53") => {
                 Meaning::Doubt
             }
-            // 54: a value is too large or too deep. P0001: a trigger on the table refused the row.
             // XX001: the stored state of an event contradicts itself.
-            code if matches!(code.get(..2), Some("22" | "23" | "54"))
-                || matches!(code, "P0001" | "XX001") =>
-            {
-                Meaning::Data
-            }
-            _ => Meaning::Other,
+            "XX001" => Meaning::Data,
+            code if is_systemic(code) => Meaning::Other,
+            // The row's data (22, 23; 54: a value is too large or too deep), or whatever a trigger on
+            // the table raised to refuse the row, which may be a code of its own.
+            _ => Meaning::Data,
         },
         _ => Meaning::Other,
+    }
+}
+
+/// Whether the server itself raises a code of this class about the statement, the session or the
+/// server, and not about a row. What is in none of these classes comes from a row's data or from
+/// somebody's function.
+fn is_systemic(code: &str) -> bool {
+    const CLASSES: [&str; 19] = [
+        "0A", "0B", "24", "25", "26", "28", "2D", "34", "3B", "3D", "3F", "40", "42", "55", "57", "58", "F0",
+        "HV", "XX",
+    ];
+    code.get(..2).is_none_or(|class| CLASSES.contains(&class))
+}
+
+/// Whether an error that ends a call may be that of one row: a trigger may raise any code. Not those
+/// that are about the connection, the server's state or a missing object.
+pub(super) fn may_concern_one_row(error: &sqlx::Error) -> bool {
+    let Some(code) = error.as_database_error().and_then(sqlx::error::DatabaseError::code) else {
+        return false;
+    };
+    match meaning(error) {
+        Meaning::Unique | Meaning::NoWeek | Meaning::Data => true,
+        Meaning::Refused => code == "42501",
+        Meaning::Other => missing(error).is_none() && matches!(code.get(..2), Some("0A" | "42" | "55")),
+        Meaning::Conflict | Meaning::Locked | Meaning::Doubt => false,
     }
 }
 

@@ -1,14 +1,18 @@
 //! Sends statements, and decides what to do about one that fails: send it again, send its batch in
 //! parts, or give up. No other module sends a statement again.
 //!
-//! - *A row is locked or bad* (55P03, 55006, 22…): the batch is split until that row is alone, and
-//!   the error concerns only that row. Batches that [wait for locks](Batch::WAITS_FOR_LOCKS) send a
-//!   locked row again, after the others; each time counts as a conflict.
+//! - *A row is locked, bad or refused* (55P03, 55006, 22…, any error that a trigger raises): the
+//!   batch is split until that row is alone, and the error concerns only that row. Batches that
+//!   [wait for locks](Locked::IsSentAgain) send a locked row again, after the others; each time
+//!   counts as a conflict.
 //! - *Another transaction was in the way* (40001, 40P01, 23505, a missing week): the statement is
 //!   sent again. The call gives up after [`CONFLICTS_MAX`] conflicts.
 //! - *The connection was lost*: it is unknown whether the statement took effect. It is sent again,
 //!   which is safe because claims carry nonces, settlings tokens and appends ids. The call gives up
-//!   after [`LOST_MAX`] lost connections.
+//!   after [`LOST_MAX`] lost connections. A lock that it meets from then on may be that of its own
+//!   first try, which the server is still running: a batch for which a lock is an
+//!   [answer](Locked::IsAnswer) waits for it like for any conflict, and if it gives up, the call
+//!   fails. "Busy" would let the caller forget a claim that may yet be granted.
 //! - Any other error ends the call.
 //!
 //! All statements of one call share its [`Executor`], and so its budget, however often its batch is
@@ -22,7 +26,7 @@ use std::time::Duration;
 use sqlx::PgConnection;
 
 use super::database::{BEGIN, Database, Decoded, Select, begin};
-use super::error::{Meaning, meaning, translate};
+use super::error::{Meaning, may_concern_one_row, meaning, translate};
 use crate::error::{Error, Result};
 
 /// After this many conflicts with other transactions, a call gives up.
@@ -35,11 +39,21 @@ const PAUSE_STEP: Duration = Duration::from_millis(10);
 /// How many parts a batch is split into when something in it is locked or bad.
 const SPLIT: usize = 8;
 
+/// What becomes of a row that another transaction holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Locked {
+    /// That is the answer to it.
+    IsAnswer,
+    /// It fails, and its caller sends it again.
+    Fails,
+    /// It is sent again: other statements of hapax hold locks for a short time only.
+    IsSentAgain,
+}
+
 /// Rows that are sent together, and apart where one of them is locked or bad.
 pub(super) trait Batch: Send + Sync {
-    /// Whether a row that is locked is sent again. Other statements of hapax hold locks for a short
-    /// time only.
-    const WAITS_FOR_LOCKS: bool;
+    /// What becomes of a row that is locked.
+    const LOCKED: Locked;
 
     /// One row of an answer.
     type Answer: Send;
@@ -117,9 +131,20 @@ impl<'c> Executor<'c> {
                 Err(error) => error,
             };
             match meaning(&error) {
+                Meaning::Locked if B::LOCKED == Locked::IsAnswer && self.is_in_doubt() => {
+                    if !self.may_send_again(&error).await {
+                        return Err(self.given_up(batch.error(error)));
+                    }
+                    // At first as a whole: that is how the first try holds it.
+                    if part.len() > 1 && self.conflicts > CONFLICTS_MAX / 2 {
+                        split(&part, &mut parts);
+                    } else {
+                        parts.push(part);
+                    }
+                }
                 Meaning::Locked | Meaning::Data if part.len() > 1 => split(&part, &mut parts),
                 meaning @ (Meaning::Locked | Meaning::Data) => {
-                    let waits = meaning == Meaning::Locked && B::WAITS_FOR_LOCKS;
+                    let waits = meaning == Meaning::Locked && B::LOCKED == Locked::IsSentAgain;
                     if waits && self.may_send_again(&error).await {
                         parts.insert(0, part);
                     } else {
@@ -130,14 +155,25 @@ impl<'c> Executor<'c> {
                     if meaning == Meaning::NoWeek {
                         batch.week_missing(part.clone(), self.is_own()).await?;
                     }
-                    if !self.may_send_again(&error).await {
+                    if self.may_send_again(&error).await {
+                        parts.push(part);
+                    } else if !self.is_own() || !may_concern_one_row(&error) {
                         return Err(self.given_up(batch.error(error)));
+                    } else if part.len() > 1 {
+                        split(&part, &mut parts);
+                    } else {
+                        batch.failed(part.start, meaning, self.given_up(batch.error(error)));
                     }
-                    parts.push(part);
                 }
             }
         }
         Ok(())
+    }
+
+    /// Whether a statement of the call was sent again after its connection was lost. What its first
+    /// try did, or is still doing, is unknown.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        self.lost > 0
     }
 
     /// Runs one statement with one row as its answer, in a transaction of hapax's own. `what` says

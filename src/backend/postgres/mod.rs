@@ -5,6 +5,7 @@
 //! them and reads the answers. It only keeps state that it can read again: scope numbers, and which
 //! weeks exist.
 
+pub mod access;
 mod claim;
 mod codes;
 mod connect;
@@ -18,6 +19,7 @@ pub mod keys;
 mod lone;
 mod pace;
 mod read;
+pub mod records;
 mod schema;
 mod settle;
 mod sweep;
@@ -42,8 +44,11 @@ pub use sqlx;
 /// An open transaction, as transactional handlers receive it.
 pub type PgTx = sqlx::PgTransaction<'static>;
 
+pub use access::{PgAccess, PgAccessSettings};
+pub use connect::pool_options;
 pub use journal::{PgJournal, PgJournalSettings};
 pub use keys::{PgKeys, PgKeysSettings};
+pub use records::{PgModules, PgRecords, PgRecordsSettings, refuse_bypass};
 pub use schema::{ACCEPTS, VERSION, grants_sql, schema_sql};
 
 use self::codes::{from_row, tenant_text};
@@ -244,8 +249,8 @@ impl PgLedger {
     /// Sweeps, but stops after `steps` steps of each week's drop, as if killed there.
     #[cfg(feature = "testing")]
     #[doc(hidden)]
-    pub async fn sweep_part(&self, terms: SweepSettings, steps: u32) -> Result<Swept> {
-        sweep::sweep(&self.0, terms, steps).await
+    pub async fn sweep_part(&self, settings: SweepSettings, steps: u32) -> Result<Swept> {
+        sweep::sweep(&self.0, settings, steps).await
     }
 }
 
@@ -410,6 +415,10 @@ impl Claims for PgLedger {
 
     async fn now(&self) -> Result<Time> {
         read::now(&self.0).await
+    }
+
+    async fn probe(&self) -> Result<()> {
+        read::probe(&self.0).await
     }
 
     async fn epoch(&self) -> Result<Epoch> {

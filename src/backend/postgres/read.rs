@@ -1,5 +1,6 @@
 //! Reads entries: single ones, pages, and counts.
 
+use futures_util::TryStreamExt as _;
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, FromRow as _, PgConnection};
 
@@ -11,10 +12,11 @@ use super::error::translate;
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::event::{Fingerprint, Headers, Origin, Record};
-use crate::id::{Aggregate, EventId, Owner, Scope, Tenant, Topic};
+use crate::id::{Aggregate, EventId, Owner, Scope, Topic};
 use crate::ledger::transition::{Head, HeadLease, Row};
 use crate::ledger::{
-    Audit, Cursor, CursorParts, Entry, Filter, Identity, Metadata, Nonce, Page, Stat, State, Token, Week,
+    Audit, Cursor, CursorParts, Entry, Filter, Identity, LIST_BYTES_MAX, Metadata, Nonce, Page, Stat, State,
+    Token, Week,
 };
 
 /// The columns of an [`EntryRow`]: `e` is the entry or held row, `w` its owner, `h` its bytes.
@@ -249,6 +251,25 @@ pub(super) async fn now(inner: &Inner) -> Result<Time> {
     now_in(inner, &mut *inner.begin().await?).await
 }
 
+/// Asks for the clock, and whether the server takes writes: a standby answers reads.
+pub(super) async fn probe(inner: &Inner) -> Result<()> {
+    let s = &inner.settings.schema;
+    let sql = format!(
+        "select pg_catalog.current_setting('transaction_read_only'::text) from (select {s}.ledger_now() offset 0) as clock"
+    );
+    let query = sqlx::query_as::<_, (String,)>(AssertSqlSafe(sql));
+    must_take_writes(&inner.fetch_one("asking whether the ledger takes writes", query).await?.0)
+}
+
+/// What `transaction_read_only` says about a server.
+pub(super) fn must_take_writes(read_only: &str) -> Result<()> {
+    if read_only != "on" {
+        return Ok(());
+    }
+    let what = "the database is read-only: a standby, or default_transaction_read_only".into();
+    Err(Error::Refused { what, source: None })
+}
+
 pub(super) async fn get(inner: &Inner, identity: &Identity, time: Option<Time>) -> Result<Option<Entry>> {
     let week = Week::route(inner.settings.ledger.identity, &identity.id, time)?;
     let found = if inner.database.pooled() {
@@ -339,7 +360,7 @@ pub(super) async fn list(
          and ($8::bigint is null or {s}.us(e.first_at) >= $8) and ($9::bigint is null or {s}.us(e.first_at) < $9) \
          and ($10::text is null or e.metadata ->> $10 = $11) \
          and ($13::text is null or e.aggregate = $13) and ($14::text is null or e.topic = $14) \
-         and ($15::int is null or e.partition = $15)",
+         and ($15::int is null or e.partition = $15) and ($16::text[] is null or c.scope = any ($16))",
         state = current_state(s, "e")
     );
     let page = "and ($1::smallint is null or (e.week, e.scope, e.id) > ($1, $2, $3)) order by e.week, e.scope, e.id limit $12";
@@ -370,12 +391,12 @@ pub(super) async fn list(
         format!("select * from ({in_weeks} union all {in_held}) u order by 2, 1, 3 limit $12")
     };
     let mut connection = inner.begin().await?;
-    let rows = sqlx::query(AssertSqlSafe(sql))
+    let mut rows = sqlx::query(AssertSqlSafe(sql))
         .persistent(false)
         .bind(after.as_ref().map(|after| after.week))
         .bind(after.as_ref().map(|after| after.scope))
         .bind(after.as_ref().map(|after| &after.key[..]))
-        .bind(filter.tenant.as_ref().map(Tenant::as_str))
+        .bind(filter.tenant.as_ref().map(|tenant| tenant_text(tenant.as_ref())))
         .bind(filter.scope.as_ref().map(Scope::as_str))
         .bind(filter.id.as_ref().map(|id| id.key().into_owned()))
         .bind(&filter.states)
@@ -387,11 +408,19 @@ pub(super) async fn list(
         .bind(filter.aggregate.as_ref().map(Aggregate::as_str))
         .bind(filter.topic.as_ref().map(Topic::as_str))
         .bind(filter.partition)
-        .fetch_all(&mut *connection)
-        .await
-        .map_err(|e| translate(what, e))?;
-    let more = rows.len() > limit;
-    let page = rows.iter().take(limit).map(entry).collect::<Result<Vec<_>>>()?;
+        .bind(filter.scopes.as_ref().map(|scopes| scopes.iter().map(Scope::as_str).collect::<Vec<_>>()))
+        .fetch(&mut *connection);
+    let (mut page, mut bytes, mut more): (Vec<(Entry, CursorParts)>, usize, bool) = (Vec::new(), 0, false);
+    // Row by row: a page of large bodies ends before they are all in memory.
+    while let Some(row) = rows.try_next().await.map_err(|e| translate(what, e))? {
+        if page.len() == limit || bytes >= LIST_BYTES_MAX {
+            more = true;
+            break;
+        }
+        let found = entry(&row)?;
+        bytes += found.0.page_bytes();
+        page.push(found);
+    }
     let next = page.last().filter(|_| more).map(|(_, place)| place.encode());
     Ok(Page { entries: page.into_iter().map(|(entry, _)| entry).collect(), next })
 }
@@ -428,8 +457,15 @@ pub(super) async fn stat(inner: &Inner) -> Result<Stat> {
     let dropped =
         format!("select week, {s}.us(at) as at from {s}.dropped where scope_max is not null order by week");
     let dropped: Vec<DroppedRow> = inner.fetch_all(what, sqlx::query_as(AssertSqlSafe(dropped))).await?;
-    let held = format!("select count(*) from {s}.held where header_names is not null");
-    let (held,): (i64,) = inner.fetch_one(what, sqlx::query_as(AssertSqlSafe(held))).await?;
+    let held = format!(
+        "select c.tenant, c.scope, count(*) from {s}.held h join {s}.scope c on c.number = h.scope \
+         where h.header_names is not null group by 1, 2 order by 1, 2"
+    );
+    let held: Vec<(String, String, i64)> = inner.fetch_all(what, sqlx::query_as(AssertSqlSafe(held))).await?;
+    let held_by = held
+        .into_iter()
+        .map(|(of, scope, count)| Ok((tenant(of)?, Scope::new(scope)?, count as u64)))
+        .collect::<Result<Vec<_>>>()?;
     let mut rows = Vec::with_capacity(counts.len());
     for counted in counts {
         let scope = Scope::new(counted.scope)?;
@@ -442,7 +478,8 @@ pub(super) async fn stat(inner: &Inner) -> Result<Stat> {
         counts: rows,
         weeks: weeks.into_iter().map(|(week,)| Week::from_number(week)).collect::<Result<_>>()?,
         dropped: dropped.collect::<Result<_>>()?,
-        held: held as u64,
+        held: held_by.iter().map(|(.., count)| count).sum(),
+        held_by,
     })
 }
 
@@ -462,7 +499,7 @@ pub(super) async fn audit(inner: &Inner, limit: usize) -> Result<Vec<Audit>> {
         by: row.by,
         what: row.what,
         identity: row.identity,
-        why: row.why,
+        reason: row.why,
     };
     Ok(rows.into_iter().map(line).collect())
 }

@@ -9,7 +9,7 @@ use sqlx::AssertSqlSafe;
 use super::codes::{from_row, micros, numbered};
 use super::database::Select;
 use super::error::{Meaning, translate};
-use super::executor::{Batch, Executor};
+use super::executor::{Batch, Executor, Locked};
 use super::held::Bodies;
 use super::{Inner, read};
 use crate::clock::Time;
@@ -128,7 +128,7 @@ struct Settles<'a, 'o> {
 }
 
 impl Batch for Settles<'_, '_> {
-    const WAITS_FOR_LOCKS: bool = true;
+    const LOCKED: Locked = Locked::IsSentAgain;
 
     type Answer = Answer;
 
@@ -311,7 +311,7 @@ struct Extensions<'a> {
 }
 
 impl Batch for Extensions<'_> {
-    const WAITS_FOR_LOCKS: bool = true;
+    const LOCKED: Locked = Locked::IsSentAgain;
 
     type Answer = Answer;
 
@@ -431,7 +431,7 @@ async fn audit(
         .bind(&intervene.by)
         .bind(intervene.what.name())
         .bind(identity.to_string())
-        .bind(&intervene.why)
+        .bind(&intervene.reason)
         .execute(&mut **tx)
         .await
         .map(|_| ())

@@ -39,6 +39,16 @@ pub(super) fn manager(url: &str, timeout: Duration) -> Result<ConnectionManager>
     ConnectionManager::new_lazy_with_config(client, config).map_err(bad)
 }
 
+/// Names the server in an error of its opening; the driver's error says only that it was refused.
+pub(super) fn at(url: &str, error: Error) -> Error {
+    match error {
+        Error::Unavailable { what, source } => {
+            Error::Unavailable { what: format!("{}: {what}", hide_password(url)), source }
+        }
+        error => error,
+    }
+}
+
 /// Adds what was being done when a command failed.
 pub(super) trait Doing<T> {
     fn doing(self, what: &str) -> Result<T>;

@@ -38,7 +38,7 @@ pub(super) async fn due(ledger: &RedisLedger, scope: &Scope, query: &HeldQuery, 
         // Read all of them: those at the front may wait for later ones.
         for from in (0..).step_by(PART) {
             let until = now.as_micros().to_string();
-            let (count, rows, its_heads) = waiting(ledger, "due", *number, &until, from).await?;
+            let (count, rows, its_heads, _) = waiting(ledger, "due", *number, &until, from).await?;
             for (member, beginning) in rows {
                 let codec::Beginning { order, origin, .. } = codec::waiting(&beginning)?;
                 let matches = query.matches(origin.as_ref());
@@ -100,14 +100,14 @@ const FIRST_PART: usize = 8;
 type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// Part of a scope's waiting rows: how many members were read, the members with the start of their
-/// rows, and the heads of their aggregates.
+/// rows, the heads of their aggregates, and the rows' times in the index.
 async fn waiting(
     ledger: &RedisLedger,
     index: &str,
     scope: i32,
     until: &str,
     from: usize,
-) -> Result<(usize, Pairs, Pairs)> {
+) -> Result<(usize, Pairs, Pairs, Vec<f64>)> {
     let args = |script: &mut redis::ScriptInvocation<'_>| {
         script.arg(index_key(index, scope)).arg(scope).arg(until).arg(from).arg(PART);
         script.arg(codec::BEFORE_AGGREGATE).arg(codec::BEGINNING);
@@ -147,11 +147,10 @@ pub(super) async fn unpublished_dead(
     for number in numbers {
         let mut matching = Vec::new();
         for from in (0..).step_by(PART) {
-            let (count, rows, _) = waiting(ledger, "out", number, &until, from).await?;
-            for (member, beginning) in rows {
-                let codec::Beginning { at, origin, .. } = codec::waiting(&beginning)?;
-                if query.matches(origin.as_ref()) {
-                    matching.push((at, member_key(&member)?));
+            let (count, rows, _, times) = waiting(ledger, "out", number, &until, from).await?;
+            for ((member, beginning), time) in rows.into_iter().zip(times) {
+                if query.matches(codec::waiting(&beginning)?.origin.as_ref()) {
+                    matching.push((time, member_key(&member)?));
                 }
             }
             if count < PART || matching.len() >= limit {
@@ -160,9 +159,7 @@ pub(super) async fn unpublished_dead(
         }
         found.extend(matching);
     }
-    if reserve.is_none() {
-        found.sort_by_key(|(at, _)| *at);
-    }
+    found.sort_by(|(one, _), (other, _)| one.total_cmp(other)); // each tenant's are in order already
     let keys: Vec<Key> = found.into_iter().take(limit).map(|(_, key)| key).collect();
     let mut dead = read(ledger, &keys, query).await?;
     if let Some(reserve) = reserve {

@@ -151,12 +151,12 @@ impl RedisLedger {
         };
         let ledger = RedisLedger(Arc::new(inner));
         if settings.refuse {
-            let findings = check::findings(&ledger).await?;
+            let findings = check::findings(&ledger).await.map_err(|error| connect::at(&url, error))?;
             if let Some(finding) = findings.into_iter().find(|finding| finding.level == Level::Refusal) {
                 return Err(Error::Unsupported(finding.message));
             }
         }
-        ledger.enter(settings.migrate).await?;
+        ledger.enter(settings.migrate).await.map_err(|error| connect::at(&url, error))?;
         Ok(ledger)
     }
 

@@ -11,7 +11,8 @@ use crate::error::{Error, Result};
 use crate::id::EventId;
 use crate::ledger::transition::Row;
 use crate::ledger::{
-    Audit, Claims as _, Cursor, CursorParts, Entry, Filter, Identity, Key, Page, Stat, State, Week,
+    Audit, Claims as _, Cursor, CursorParts, Entry, Filter, Identity, Key, LIST_BYTES_MAX, Page, Stat, State,
+    Week,
 };
 
 /// How many fields one HSCAN asks for.
@@ -37,10 +38,7 @@ impl Scopes {
 
     /// The scope numbers that match a filter, in order.
     pub(super) fn wanted(&self, filter: &Filter) -> Vec<i32> {
-        let fits = |(tenant, scope): &Names| {
-            filter.tenant.as_ref().is_none_or(|wanted| tenant.as_ref() == Some(wanted))
-                && filter.scope.as_ref().is_none_or(|wanted| scope == wanted)
-        };
+        let fits = |(tenant, scope): &Names| filter.wants(tenant.as_ref(), scope);
         self.0.iter().filter(|(_, names)| fits(names)).map(|(number, _)| *number).collect()
     }
 
@@ -127,11 +125,14 @@ struct Lowest<'l> {
     now: Time,
     most: usize,
     entries: BTreeMap<Key, Entry>,
+    /// The bytes of the entries, and whether some were left out because there were too many.
+    bytes: usize,
+    cut: bool,
 }
 
 impl Lowest<'_> {
     fn take(&mut self, key: Key, stored: &[u8]) -> Result<()> {
-        let full = self.entries.len() >= self.most;
+        let full = self.cut || self.entries.len() >= self.most;
         if self.after.is_some_and(|after| key <= *after)
             || (full && self.entries.last_key_value().is_some_and(|(last, _)| key > *last))
         {
@@ -141,12 +142,31 @@ impl Lowest<'_> {
         let overdue = row.is_overdue(self.now);
         let entry = self.scopes.entry(&key, row)?;
         if self.filter.matches(&entry, overdue) {
-            self.entries.insert(key, entry);
+            self.bytes += entry.page_bytes();
+            // A scan may return a field twice while the hash grows or shrinks.
+            if let Some(before) = self.entries.insert(key, entry) {
+                self.bytes -= before.page_bytes();
+            }
             if self.entries.len() > self.most {
-                self.entries.pop_last();
+                self.pop();
+            }
+            // The entry that reaches the limit stays; those after it go to the next page.
+            while self.entries.len() > 1 && self.bytes_without_last() >= LIST_BYTES_MAX {
+                self.pop();
+                self.cut = true;
             }
         }
         Ok(())
+    }
+
+    fn bytes_without_last(&self) -> usize {
+        self.bytes - self.entries.last_key_value().map_or(0, |(_, last)| last.page_bytes())
+    }
+
+    fn pop(&mut self) {
+        if let Some((_, last)) = self.entries.pop_last() {
+            self.bytes -= last.page_bytes();
+        }
     }
 }
 
@@ -171,6 +191,8 @@ pub(super) async fn list(
         now: ledger.now().await?,
         most: limit.saturating_add(1),
         entries: BTreeMap::new(),
+        bytes: 0,
+        cut: false,
     };
     scan(ledger, ":kept", |field, stored| {
         let key = member_key(&field)?;
@@ -179,7 +201,7 @@ pub(super) async fn list(
     .await?;
     for week in weeks.into_keys().filter(|week| after.as_ref().is_none_or(|after| *week >= after.week)) {
         let beyond = |lowest: &Lowest<'_>| {
-            lowest.entries.len() >= lowest.most
+            (lowest.cut || lowest.entries.len() >= lowest.most)
                 && lowest.entries.last_key_value().is_some_and(|(last, _)| last.week < week)
         };
         if beyond(&lowest) {
@@ -200,6 +222,7 @@ pub(super) async fn list(
             scan(ledger, &week_key(week, scope), all).await?;
         }
     }
+    let cut = lowest.cut;
     let mut found = lowest.entries.into_iter();
     let mut entries = Vec::new();
     let mut last = None;
@@ -207,7 +230,7 @@ pub(super) async fn list(
         entries.push(entry);
         last = Some(key);
     }
-    let next = found.next().and(last);
+    let next = last.filter(|_| cut || found.next().is_some());
     let next =
         next.map(|key| CursorParts { week: key.week.number(), scope: key.scope, key: key.id }.encode());
     Ok(Page { entries, next })
@@ -219,12 +242,14 @@ pub(super) async fn stat(ledger: &RedisLedger) -> Result<Stat> {
     let scopes = Scopes::read(ledger).await?;
     let weeks = weeks(ledger).await?;
     let mut seen: BTreeMap<(i32, State), u64> = BTreeMap::new();
-    let mut held = 0;
+    let mut held: BTreeMap<i32, u64> = BTreeMap::new();
     let mut count = |scope: i32, stored: &[u8]| -> Result<()> {
         let row = codec::row(stored)?;
         let state = if row.is_overdue(now) { State::Lost } else { row.state };
         *seen.entry((scope, state)).or_default() += 1;
-        held += u64::from(row.body.is_some());
+        if row.body.is_some() {
+            *held.entry(scope).or_default() += 1;
+        }
         Ok(())
     };
     let numbers = scopes.wanted(&Filter::default());
@@ -247,16 +272,25 @@ pub(super) async fn stat(ledger: &RedisLedger) -> Result<Stat> {
     for (field, stored) in &kept {
         count(member_key(field)?.scope, stored)?;
     }
-    let counts = seen.into_iter().map(|((number, state), count)| {
+    let names = |number: i32| -> Result<Names> {
         let names = scopes.0.get(&number).ok_or_else(|| Error::Corrupt(format!("scope number {number}")))?;
-        Ok((names.0.clone(), names.1.clone(), state, count))
+        Ok((names.0.clone(), names.1.clone()))
+    };
+    let counts = seen.into_iter().map(|((number, state), count)| {
+        let (tenant, scope) = names(number)?;
+        Ok((tenant, scope, state, count))
+    });
+    let held_by = held.iter().map(|(number, count)| {
+        let (tenant, scope) = names(*number)?;
+        Ok((tenant, scope, *count))
     });
     Ok(Stat {
         now,
         counts: counts.collect::<Result<_>>()?,
         weeks: weeks.into_keys().collect(),
         dropped: dropped(ledger).await?,
-        held,
+        held: held.values().sum(),
+        held_by: held_by.collect::<Result<_>>()?,
     })
 }
 
@@ -295,7 +329,7 @@ pub(super) async fn audit(ledger: &RedisLedger, limit: usize) -> Result<Vec<Audi
             by: text("by")?,
             what: text("what")?,
             identity: text("identity")?,
-            why: text("why")?,
+            reason: text("why")?,
         })
     };
     lines

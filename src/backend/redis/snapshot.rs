@@ -420,7 +420,7 @@ impl Rows for RedisSnapshot {
             "by": intervene.by,
             "what": intervene.what.name(),
             "identity": intervene.identity.to_string(),
-            "why": intervene.why,
+            "why": intervene.reason,
         });
         self.audit.push(line.to_string());
         Ok(())

@@ -12,6 +12,7 @@ use super::connect::{Doing, info, manager};
 use crate::error::{Error, Result};
 use crate::event::Fingerprint;
 use crate::ledger::{Epoch, Finding, Level};
+use crate::secret::hide_password;
 use crate::window::{Sighting, Window, WindowSettings, key};
 
 /// How long the window may take to answer: it must never cost more than the claim it saves.
@@ -23,6 +24,8 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct RedisWindow {
     connection: ConnectionManager,
+    /// Its URL, without the password.
+    server: String,
     settings: WindowSettings,
 }
 
@@ -38,14 +41,14 @@ impl RedisWindow {
     /// prevent the start.
     pub fn new(url: &str, settings: WindowSettings) -> Result<Self> {
         settings.check()?;
-        Ok(RedisWindow { connection: manager(url, TIMEOUT)?, settings })
+        Ok(RedisWindow { connection: manager(url, TIMEOUT)?, server: hide_password(url), settings })
     }
 
     /// The same keys under another epoch.
     #[must_use]
     pub fn in_epoch(&self, epoch: impl Into<String>) -> Self {
         let settings = WindowSettings { epoch: epoch.into(), ..self.settings.clone() };
-        RedisWindow { connection: self.connection.clone(), settings }
+        RedisWindow { connection: self.connection.clone(), server: self.server.clone(), settings }
     }
 }
 
@@ -91,7 +94,7 @@ impl Window for RedisWindow {
             Err(error) => findings.push(Finding {
                 level: Level::Warning,
                 check: "window.server",
-                message: format!("the window does not answer: {}", error.chain()),
+                message: format!("the window at {} does not answer: {}", self.server, error.chain()),
             }),
             Ok(info) => findings.extend(judge(&info)),
         }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::fault::Doing;
 use crate::error::{Error, Result};
@@ -42,6 +42,17 @@ pub(crate) fn open_file(path: &Path, access: Access, what: &str) -> Result<Conne
         Connection::open_with_flags(path, flags).doing(&format!("opening the {what} {}", path.display()))?;
     conn.set_prepared_statement_cache_capacity(256);
     conn.busy_handler(Some(wait)).doing("setting how long to wait")?;
+    let read = conn.query_row("PRAGMA main.schema_version", [], |row| row.get::<_, i64>(0));
+    if read.is_err_and(|error| error.sqlite_error_code() == Some(ErrorCode::NotADatabase)) {
+        return Err(Error::Config(format!(
+            "{} is not an SQLite database; name another file as the {what}, nothing was changed",
+            path.display()
+        )));
+    }
+    if access == Access::Write && conn.is_readonly("main").doing("asking whether the file is read-only")? {
+        let told = format!("{} is read-only for this user; nothing was changed", path.display());
+        return Err(Error::Refused { what: told, source: None });
+    }
     Ok(conn)
 }
 
@@ -58,7 +69,7 @@ pub(crate) fn make_durable(conn: &Connection) -> Result<()> {
     // handler for that.
     let mode: String = patiently(|| {
         conn.query_row("PRAGMA main.journal_mode = WAL", [], |row| row.get(0))
-            .doing("setting the journal mode")
+            .doing(&format!("{}: setting the journal mode", conn.path().unwrap_or("the file")))
     })?;
     if mode != "wal" {
         return Err(Error::Unsupported(format!(

@@ -397,7 +397,7 @@ impl Rows for LedgerTx<'_> {
                     intervene.by,
                     intervene.what.name(),
                     intervene.identity.to_string(),
-                    intervene.why
+                    intervene.reason
                 ],
             )
             .doing("writing an audit row")?;

@@ -9,6 +9,7 @@
 //! makes claim and effect one transaction. The file must not be on a network file system: SQLite's
 //! locks do not work there.
 
+pub mod access;
 pub mod bus;
 pub(crate) mod codec;
 pub(crate) mod connect;
@@ -20,14 +21,17 @@ mod ledger_tx;
 mod quick;
 mod read;
 pub(crate) mod reader;
+pub mod records;
 pub(crate) mod requests;
 mod schema;
 mod sweep;
 mod transaction;
 mod writer;
 
+pub use access::SqliteAccess;
 pub use journal::SqliteJournal;
 pub use keys::SqliteKeys;
+pub use records::SqliteRecords;
 pub use schema::schema_sql;
 pub use transaction::SqliteTransaction;
 
@@ -240,6 +244,10 @@ impl Claims for SqliteLedger {
 
     async fn now(&self) -> Result<Time> {
         Ok(self.0.clock.now())
+    }
+
+    async fn probe(&self) -> Result<()> {
+        answer(self.0.write.send(|_| Ok(()))).await // an empty transaction, which costs no flush
     }
 
     async fn epoch(&self) -> Result<Epoch> {

@@ -15,7 +15,8 @@ use crate::error::{Error, Result};
 use crate::id::{EventId, Scope, Tenant};
 use crate::ledger::transition::Row;
 use crate::ledger::{
-    Audit, CursorParts, Entry, Epoch, Filter, Finding, Identity, Level, Page, Stat, State, Week,
+    Audit, CursorParts, Entry, Epoch, Filter, Finding, Identity, LIST_BYTES_MAX, Level, Page, Stat, State,
+    Week,
 };
 
 /// Identifies the ledger and its file. A file that replaced it has another inode and creation time.
@@ -157,13 +158,10 @@ impl Scopes {
 
     /// The scope numbers that match a filter; `None` if all do.
     pub(super) fn wanted(&self, filter: &Filter) -> Option<Vec<i32>> {
-        if filter.tenant.is_none() && filter.scope.is_none() {
+        if filter.tenant.is_none() && filter.scope.is_none() && filter.scopes.is_none() {
             return None;
         }
-        let fits = |(tenant, scope): &(Option<Tenant>, Scope)| {
-            filter.tenant.as_ref().is_none_or(|wanted| tenant.as_ref() == Some(wanted))
-                && filter.scope.as_ref().is_none_or(|wanted| scope == wanted)
-        };
+        let fits = |(tenant, scope): &(Option<Tenant>, Scope)| filter.wants(tenant.as_ref(), scope);
         Some(self.0.iter().filter(|(_, names)| fits(names)).map(|(number, _)| *number).collect())
     }
 }
@@ -186,29 +184,43 @@ impl Listing {
         let mut all: BTreeSet<Week> = weeks(conn)?.into_iter().collect();
         all.extend(numbers(conn, "SELECT DISTINCT week FROM main.hapax_kept")?);
         let mut entries = Vec::new();
+        let mut bytes = 0;
         let mut last: Option<CursorParts> = None;
         for week in all {
             if self.after.as_ref().is_some_and(|after| week.number() < after.week) {
                 continue;
             }
             let mut found: Vec<Listed> = Vec::new();
+            // Up to where every table was read.
+            let mut end: Option<(i32, Vec<u8>)> = None;
             for source in sources(conn, week)? {
                 let more = (self.limit - entries.len()).saturating_add(1);
-                found.append(&mut self.some(conn, &scopes, week, &source, more)?);
+                let (mut some, cut) = self.some(conn, &scopes, week, &source, more)?;
+                if let Some((key, _)) = some.last().filter(|_| cut)
+                    && end.as_ref().is_none_or(|end| key < end)
+                {
+                    end = Some(key.clone());
+                }
+                found.append(&mut some);
             }
             found.sort_by(|(a, _), (b, _)| a.cmp(b));
             for ((scope, key), entry) in found {
-                if entries.len() == self.limit {
+                let beyond = end.as_ref().is_some_and(|end| (scope, &key) > (end.0, &end.1));
+                if entries.len() == self.limit || bytes >= LIST_BYTES_MAX || beyond {
                     return Ok(Page { entries, next: last.map(|parts| parts.encode()) });
                 }
+                bytes += entry.page_bytes();
                 entries.push(entry);
                 last = Some(CursorParts { week: week.number(), scope, key });
+            }
+            if end.is_some() {
+                return Ok(Page { entries, next: last.map(|parts| parts.encode()) });
             }
         }
         Ok(Page { entries, next: None })
     }
 
-    /// At most `most` matching entries of one table.
+    /// At most `most` matching entries of one table, and whether a page's bytes ended it before.
     fn some(
         &self,
         conn: &Connection,
@@ -216,11 +228,11 @@ impl Listing {
         week: Week,
         source: &str,
         most: usize,
-    ) -> Result<Vec<Listed>> {
+    ) -> Result<(Vec<Listed>, bool)> {
         let (sql, values) = self.query(scopes, week, source);
         let mut statement = conn.prepare_cached(&sql).doing("listing")?;
         let mut rows = statement.query(params_from_iter(values)).doing("listing")?;
-        let mut found = Vec::new();
+        let (mut found, mut bytes) = (Vec::new(), 0);
         while let Some(columns) = rows.next().doing("listing")? {
             let read =
                 || Ok((columns.get(READ_COUNT)?, columns.get(READ_COUNT + 1)?, Stored::read(columns)?));
@@ -231,13 +243,17 @@ impl Listing {
             let identity = Identity { tenant, scope, id: EventId::from_key(&key)? };
             let entry = row.entry(identity, week);
             if self.filter.matches(&entry, overdue) {
+                bytes += entry.page_bytes();
                 found.push(((number, key), entry));
                 if found.len() == most {
                     break;
                 }
+                if bytes >= LIST_BYTES_MAX {
+                    return Ok((found, true));
+                }
             }
         }
-        Ok(found)
+        Ok((found, false))
     }
 
     /// SQL filters what it can; [`Filter::matches`] decides.
@@ -290,7 +306,7 @@ pub(super) fn stat(conn: &Connection, now: Time) -> Result<Stat> {
     let scopes = Scopes::read(conn)?;
     let weeks = weeks(conn)?;
     let mut counts: BTreeMap<(i32, State), u64> = BTreeMap::new();
-    let mut held = 0;
+    let mut held: BTreeMap<i32, u64> = BTreeMap::new();
     let tables = weeks.iter().map(|week| format!("main.hapax_entry_{}", week.number()));
     for table in tables.chain(["main.hapax_kept".to_owned()]) {
         let sql = format!(
@@ -306,14 +322,27 @@ pub(super) fn stat(conn: &Connection, now: Time) -> Result<Stat> {
             .doing("counting")?;
         for (scope, code, count, bodies) in rows {
             *counts.entry((scope, codec::state(code)?)).or_default() += count as u64;
-            held += bodies as u64;
+            if bodies > 0 {
+                *held.entry(scope).or_default() += bodies as u64;
+            }
         }
     }
     let counts = counts.into_iter().map(|((number, state), count)| {
         let (tenant, scope) = scopes.get(number)?.clone();
         Ok((tenant, scope, state, count))
     });
-    Ok(Stat { now, counts: counts.collect::<Result<_>>()?, weeks, dropped: dropped(conn)?, held })
+    let held_by = held.iter().map(|(number, count)| {
+        let (tenant, scope) = scopes.get(*number)?.clone();
+        Ok((tenant, scope, *count))
+    });
+    Ok(Stat {
+        now,
+        counts: counts.collect::<Result<_>>()?,
+        weeks,
+        dropped: dropped(conn)?,
+        held: held.values().sum(),
+        held_by: held_by.collect::<Result<_>>()?,
+    })
 }
 
 fn dropped(conn: &Connection) -> Result<Vec<(Week, Time)>> {
@@ -337,7 +366,7 @@ pub(super) fn audit(conn: &Connection, limit: usize) -> Result<Vec<Audit>> {
                     by: row.get(1)?,
                     what: row.get(2)?,
                     identity: row.get(3)?,
-                    why: row.get(4)?,
+                    reason: row.get(4)?,
                 })
             })?
             .collect()

@@ -1,5 +1,7 @@
 //! Claims in the caller's own transaction.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rusqlite::{Connection, OptionalExtension, Transaction};
@@ -147,8 +149,27 @@ impl SqliteLedger {
 }
 
 /// A transaction on the file that hapax opened for a handler. Effects go through its connection.
+///
+/// Only hapax commits it. SQLite ends a transaction by itself when the disk is full, when a statement is
+/// interrupted, or when one says so (`OR ROLLBACK`, `RAISE(ROLLBACK)`), and commits each later statement
+/// on its own: such a commit is refused, and so is a `COMMIT` of the handler.
 #[derive(Debug)]
-pub struct SqliteTransaction(pub(super) Connection);
+pub struct SqliteTransaction(pub(super) Connection, Arc<AtomicBool>);
+
+impl SqliteTransaction {
+    /// Guards a connection whose transaction has begun.
+    pub(super) fn guarded(mut conn: Connection) -> Result<Self> {
+        let may_commit = Arc::new(AtomicBool::new(false));
+        let asked = Arc::clone(&may_commit);
+        conn.commit_hook(Some(move || !asked.load(Ordering::Acquire))).doing("guarding a transaction")?;
+        Ok(SqliteTransaction(conn, may_commit))
+    }
+
+    /// Lets the next COMMIT pass. The handler must have ended.
+    pub(super) fn let_commit(&self) {
+        self.1.store(true, Ordering::Release);
+    }
+}
 
 impl std::ops::Deref for SqliteTransaction {
     type Target = Connection;
@@ -175,7 +196,7 @@ impl TransactionalLedger for SqliteLedger {
             let conn = super::connect::open(&path, super::connect::Access::Write)?;
             super::connect::make_durable(&conn)?;
             conn.execute_batch("BEGIN IMMEDIATE").doing("beginning a transaction")?;
-            Ok(SqliteTransaction(conn))
+            SqliteTransaction::guarded(conn)
         })
         .await
     }
@@ -220,6 +241,7 @@ impl TransactionalLedger for SqliteLedger {
     }
 
     async fn commit(&self, tx: SqliteTransaction) -> Result<Result<(), Source>> {
+        tx.let_commit();
         blocking(move || match tx.0.execute_batch("COMMIT") {
             // A deferred foreign key failed. The transaction is still open; closing the connection
             // rolls it back.

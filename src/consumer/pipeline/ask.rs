@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::bus::{Assignment, Bus, Partition};
+use crate::bus::{Assignment, Start};
+use crate::consumer::claim::ConsumerContext;
 use crate::consumer::worker::{Suspects, Worker};
 use crate::error::{Error, Result};
 
@@ -14,15 +15,33 @@ pub(super) const LAG_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a retried operation may fail before it is logged.
 const FAILING_MAX: Duration = Duration::from_secs(30);
 
-/// How many records lie between the positions and the ends of their partitions. `None` if the bus
-/// does not answer.
-pub(super) async fn lag(bus: Arc<dyn Bus>, at: Vec<(Partition, Option<i64>)>) -> Option<i64> {
-    let mut behind = 0;
-    for (partition, position) in at {
-        let (first, end) = bus.range(&partition).await.ok()?;
-        behind += end - position.unwrap_or(first).clamp(first, end);
+/// What is to be read of an assigned partition.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Extent {
+    /// Where reading began.
+    pub(super) start: i64,
+    /// The offset after its newest record, when last queried.
+    pub(super) end: i64,
+}
+
+/// The extents of partitions, each with whether something was read of it. `None` if the bus does not
+/// answer.
+pub(super) async fn extents(
+    context: ConsumerContext,
+    of: Vec<(Assignment, bool)>,
+) -> Option<Vec<(Assignment, Extent)>> {
+    let mut extents = Vec::with_capacity(of.len());
+    for (assigned, is_read) in of {
+        let partition = &assigned.partition;
+        let (first, end) = context.bus.range(partition).await.ok()?;
+        // What was read has a position of its own.
+        let committed =
+            if is_read { None } else { context.bus.committed(&context.group, partition).await.ok()? };
+        let unread = if context.settings.start == Start::Latest { end } else { first };
+        let start = committed.unwrap_or(unread).clamp(first, end);
+        extents.push((assigned, Extent { start, end }));
     }
-    Some(behind)
+    Some(extents)
 }
 
 /// The suspects of partitions, with the assignments at the time of the query.

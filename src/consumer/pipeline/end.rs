@@ -3,12 +3,13 @@
 
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::Pipeline;
 use super::partitions::{COMMIT_TIMEOUT, positions};
-use crate::consumer::Counts;
-use crate::consumer::Stop;
+use crate::consumer::dead::DeadLetterOutlet;
+use crate::consumer::{Counts, Stop};
 use crate::error::{Error, Result};
 
 /// How long an ending consumer waits for cancelled deliveries to be released.
@@ -55,6 +56,10 @@ impl Pipeline {
                 tracing::warn!(target: "hapax", "could not leave the group in time; the broker removes this member when its session times out");
             }
         }
+        if !now {
+            let draining = self.state.draining.filter(|_| ended.is_ok());
+            finish_copies(&mut self.dead_letters, &mut self.stop, draining).await;
+        }
         ended.map(|()| counts)
     }
 
@@ -80,5 +85,24 @@ impl Pipeline {
         let positions = positions(self.partitions.values());
         self.clear_markers(&positions).await;
         ran
+    }
+}
+
+/// Waits for copies of dead letters that are under way, up to the end of the drain. One that is cut
+/// off may have been published, and would be copied again. The partitions are released by now, so
+/// nobody waits for this.
+async fn finish_copies(
+    copies: &mut DeadLetterOutlet,
+    stop: &mut watch::Receiver<Stop>,
+    draining: Option<Instant>,
+) {
+    let now = Instant::now();
+    let deadline = draining.map_or(now + CANCEL_TIMEOUT, |deadline| deadline.max(now + RESOLVE_TIMEOUT));
+    let in_time = tokio::select! {
+        finished = tokio::time::timeout_at(deadline, copies.finish()) => finished.is_ok(),
+        Ok(_) = stop.wait_for(|stop| *stop == Stop::Now) => false,
+    };
+    if !in_time {
+        tracing::warn!(target: "hapax", "copies of dead letters were not answered in time; they may be made again");
     }
 }

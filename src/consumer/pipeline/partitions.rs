@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::ask::{self, SuspectsAnswer};
+use super::ask::{self, Extent, SuspectsAnswer};
 use super::{PartitionState, Pipeline, task_failed};
 use crate::bus::{Assignment, Partition};
 use crate::consumer::OutagePolicy;
@@ -30,6 +30,7 @@ impl Pipeline {
             let own = PartitionState {
                 assigned,
                 commit_point: CommitPoint::default(),
+                extent: None,
                 committed: None,
                 running: 0,
                 bytes: 0,
@@ -41,7 +42,29 @@ impl Pipeline {
             self.partitions.insert(partition, own);
         }
         self.meter.partitions(self.partitions.len());
+        self.state.next_lag = Instant::now();
+        self.meter.lag(None);
         self.ask_for_suspects();
+    }
+
+    pub(super) fn on_extents(&mut self, extents: Option<Vec<(Assignment, Extent)>>) {
+        for (assigned, extent) in extents.into_iter().flatten() {
+            if let Some(own) = self.partitions.get_mut(&assigned.partition)
+                && own.assigned == assigned
+            {
+                let start = own.extent.map_or(extent.start, |known| known.start);
+                own.extent = Some(Extent { start, ..extent });
+            }
+        }
+    }
+
+    /// How many records the partitions are behind their ends. `None` until that is known of all.
+    pub(super) fn lag(&self) -> Option<i64> {
+        let behind = |own: &PartitionState| {
+            let extent = own.extent?;
+            Some((extent.end - own.commit_point.position().unwrap_or(extent.start)).max(0))
+        };
+        if self.partitions.is_empty() { None } else { self.partitions.values().map(behind).sum() }
     }
 
     /// Commits what is finished and releases the partitions at once. Queued deliveries are dropped;

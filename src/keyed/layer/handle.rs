@@ -4,251 +4,260 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::{Body, Bytes, to_bytes};
-use axum::http::header::CONTENT_TYPE;
-use axum::http::{Request, StatusCode, response};
+use axum::body::{Body, Bytes};
+use axum::http::header::{ACCEPT_ENCODING, HeaderValue};
+use axum::http::{Request, response};
 use axum::response::{IntoResponse as _, Response};
-use tokio::time::Instant;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
 use tower_service::Service;
 use tracing::Instrument as _;
 
+use super::beat::{self, Heartbeat};
+use super::fate::{Fate, Handled, Routed, collect, kept};
 use super::flight::Leader;
 use super::problem::Problem;
 use super::service::Shared;
 use super::tx::{OpenRequest, Slot};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::keyed::{Answer, Ended, KeyLease};
 
 /// How often storing an answer is tried.
 const TRIES_MAX: u32 = 5;
+/// How long a client waits for the end of a handler that was stopped. The handler is waited for
+/// without it as long as that takes.
+const END_WAIT: Duration = Duration::from_secs(1);
 
-/// What a handler answered.
-enum Handled {
-    Answered(response::Parts, Bytes),
-    /// More than can be kept, or a stream.
-    TooLarge,
-    Panicked,
-    TooSlow,
-    /// Its lease was lost while it ran.
-    Lost,
-}
-
-/// What becomes of an answer.
-enum Fate {
-    Kept,
-    /// Nothing happened, and the same request may succeed later.
-    Undone,
-    Failed,
-}
-
-fn fate(status: StatusCode) -> Fate {
-    match status.as_u16() {
-        401 | 403 | 408 | 409 | 412 | 425 | 428 | 429 => Fate::Undone,
-        200..=499 => Fate::Kept,
-        _ => Fate::Failed,
-    }
-}
-
-/// Calls the handler and collects its answer.
-async fn call<S>(mut inner: S, request: Request<Body>, bytes_max: usize) -> Handled
-where
-    S: Service<Request<Body>, Response = Response, Error = Infallible>,
-{
-    let Ok(response) = inner.call(request).await;
-    let (parts, body) = response.into_parts();
-    let stream =
-        parts.headers.get(CONTENT_TYPE).is_some_and(|of| of.as_bytes().starts_with(b"text/event-stream"));
-    if stream {
-        return Handled::TooLarge;
-    }
-    match to_bytes(body, bytes_max).await {
-        Ok(bytes) => Handled::Answered(parts, bytes),
-        Err(_) => Handled::TooLarge,
-    }
-}
-
-/// Runs the handler in a task of its own, so that a panic ends only the task, for as long as `lost`
-/// does not end.
-async fn watched<S>(
-    layer: &Shared,
-    inner: S,
-    request: Request<Body>,
-    lost: impl Future<Output = ()>,
-) -> Handled
+/// Starts the handler in a task of its own, so that a panic ends only the task.
+fn start<S>(layer: &Shared, mut inner: S, mut request: Request<Body>) -> JoinHandle<Handled>
 where
     S: Service<Request<Body>, Response = Response, Error = Infallible> + Send + 'static,
     S::Future: Send,
 {
-    let task = call(inner, request, layer.settings.answer_bytes_max).in_current_span();
-    let mut task = tokio::spawn(task);
-    tokio::select! {
-        done = &mut task => return done.unwrap_or(Handled::Panicked),
-        () = tokio::time::sleep(layer.settings.timeout) => {}
-        () = lost => {
-            task.abort();
-            return Handled::Lost;
-        }
-    }
-    task.abort();
-    Handled::TooSlow
+    // The answer is kept for clients that may not decode what this one does. A layer outside of this
+    // one may encode it for each of them.
+    request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    let bytes_max = layer.settings.answer_bytes_max;
+    let task = async move {
+        let Ok(response) = inner.call(request).await;
+        collect(response, bytes_max).await
+    };
+    tokio::spawn(task.in_current_span())
 }
 
-fn kept(parts: &response::Parts, body: &Bytes) -> Answer {
-    let answer = Answer::new(parts.status.as_u16(), body.clone());
-    parts.headers.iter().fold(answer, |answer, (name, value)| answer.header(name.as_str(), value.as_bytes()))
+/// Waits for the end of something that goes on without its client after a while. `instead` is the
+/// answer then.
+async fn ended_soon(end: impl Future<Output = Response> + Send + 'static, instead: Problem) -> Response {
+    match timeout(END_WAIT, tokio::spawn(end.in_current_span())).await {
+        Ok(response) => response.unwrap_or_else(|_| Problem::failed().into_response()),
+        Err(_) => instead.into_response(),
+    }
 }
 
 fn sent(parts: response::Parts, body: Bytes) -> Response {
     Response::from_parts(parts, Body::from(body))
 }
 
-/// Runs a request under a lease.
-pub(super) async fn leased<S>(
-    layer: &Shared,
-    inner: S,
-    mut request: Request<Body>,
-    lease: &KeyLease,
-    leader: &Leader,
-) -> Response
-where
-    S: Service<Request<Body>, Response = Response, Error = Infallible> + Send + 'static,
-    S::Future: Send,
-{
-    request.extensions_mut().insert(lease.clone());
-    let handled = watched(layer, inner, request, heartbeat(layer, lease)).await;
-    crate::crash_point!("keyed.handled");
-    match handled {
-        Handled::Answered(parts, body) => {
-            let ended = match fate(parts.status) {
+/// A request that runs under a lease.
+pub(super) struct Leased {
+    pub(super) layer: Arc<Shared>,
+    pub(super) lease: KeyLease,
+    pub(super) leader: Leader,
+    pub(super) routed: Routed,
+}
+
+impl Leased {
+    /// Runs the handler. The lease was asked for at `asked`. Its heartbeat goes on until the handler
+    /// has ended and its answer is stored: a handler that was stopped still runs until it next waits,
+    /// and nobody may run the request beside it.
+    pub(super) async fn run<S>(self, inner: S, mut request: Request<Body>, asked: Instant) -> Response
+    where
+        S: Service<Request<Body>, Response = Response, Error = Infallible> + Send + 'static,
+        S::Future: Send,
+    {
+        let mut asked = asked;
+        if beat::is_late(&self.layer, asked) {
+            let before = asked + self.layer.settings.lease;
+            let Ok(extended) = beat::extend(&self.layer, &self.lease, before).await else {
+                self.release(Ended::Undone).await;
+                return Problem::running().into_response();
+            };
+            asked = extended;
+        }
+        request.extensions_mut().insert(self.lease.clone());
+        let mut heartbeat = Heartbeat::start(&self.layer, &self.lease, asked);
+        let mut task = start(&self.layer, inner, request);
+        let stopped: fn() -> Problem = tokio::select! {
+            handled = &mut task => {
+                crate::crash_point!("keyed.handled");
+                let handled = handled.unwrap_or(Handled::Ended);
+                return heartbeat.during(self.settle(handled, Problem::failed())).await;
+            }
+            () = tokio::time::sleep(self.layer.settings.timeout) => Problem::timeout,
+            () = heartbeat.lost() => Problem::running,
+        };
+        task.abort();
+        let end = async move {
+            // One that ends by itself all the same has an answer, and it is kept.
+            let handled = heartbeat.during(task).await.unwrap_or(Handled::Ended);
+            heartbeat.during(self.settle(handled, stopped())).await
+        };
+        ended_soon(end, stopped()).await
+    }
+
+    /// Stores the answer, or releases the key. `ended` is what to say of a handler without an answer.
+    async fn settle(&self, handled: Handled, ended: Problem) -> Response {
+        let limit = self.layer.settings.answer_bytes_max;
+        let (ended, response) = match handled {
+            Handled::Answered(parts, body) => match self.routed.fate(&parts, &body) {
                 Fate::Kept => {
                     let answer = kept(&parts, &body);
-                    return match finish(layer, lease, answer, leader).await {
-                        Ok(()) => sent(parts, body),
-                        Err(problem) => problem.into_response(),
-                    };
+                    return self
+                        .finish(answer)
+                        .await
+                        .map_or_else(Problem::into_response, |()| sent(parts, body));
                 }
-                Fate::Undone => Ended::Undone,
-                Fate::Failed => Ended::Failed,
-            };
-            release(layer, lease, ended).await;
-            sent(parts, body)
-        }
-        // It was done, and must not be run again only because of its answer.
-        Handled::TooLarge => {
-            let problem = Problem::answer_too_large(layer.settings.answer_bytes_max, true);
-            match finish(layer, lease, problem.answer(), leader).await {
-                Ok(()) => problem.into_response(),
-                Err(problem) => problem.into_response(),
-            }
-        }
-        Handled::Panicked => {
-            release(layer, lease, Ended::Failed).await;
-            Problem::failed().into_response()
-        }
-        Handled::TooSlow => {
-            release(layer, lease, Ended::Failed).await;
-            Problem::timeout().into_response()
-        }
-        Handled::Lost => Problem::running().into_response(),
-    }
-}
-
-/// Extends the lease for as long as it can; ends when it is lost, or may be.
-async fn heartbeat(layer: &Shared, lease: &KeyLease) {
-    let whole = layer.settings.lease;
-    let mut until = Instant::now() + whole;
-    loop {
-        tokio::time::sleep(whole / 3).await;
-        let asked = Instant::now();
-        match layer.keys.extend(lease, whole).await {
-            Ok(()) => until = asked + whole,
-            Err(Error::Fenced { .. }) => return,
-            // Stopped before another one may begin.
-            Err(_) if Instant::now() + whole / 3 >= until => return,
-            Err(_) => {}
-        }
-    }
-}
-
-/// Stores an answer. The error is what to answer instead.
-async fn finish(layer: &Shared, lease: &KeyLease, answer: Answer, leader: &Leader) -> Result<(), Problem> {
-    let mut tries = 1;
-    loop {
-        match layer.keys.finish(lease, &answer).await {
-            Ok(()) => {
-                crate::crash_point!("keyed.finished");
-                leader.done(Arc::new(answer));
-                return Ok(());
-            }
-            // Another run has the key: what that one answers is the answer.
-            Err(Error::Fenced { .. }) => return Err(Problem::running()),
-            Err(error) if error.is_retryable() && tries < TRIES_MAX => {
-                tokio::time::sleep(Duration::from_millis(50) * tries).await;
-                tries += 1;
-            }
-            // The request was done, so the client is told; a failure here is not the handler's.
-            Err(error) => {
-                tracing::error!(target: "hapax", key = %lease.key, error = %error.chain(), "the answer of a request could not be kept; a retry follows `after_failure`");
-                return Ok(());
-            }
-        }
-    }
-}
-
-async fn release(layer: &Shared, lease: &KeyLease, ended: Ended) {
-    if let Err(error) = layer.keys.release(lease, ended).await {
-        tracing::warn!(target: "hapax", key = %lease.key, error = %error.chain(), "a key could not be released; its lease will lapse");
-    }
-}
-
-/// Runs a request in its transaction.
-pub(super) async fn in_transaction<S>(
-    layer: &Shared,
-    inner: S,
-    mut request: Request<Body>,
-    open: Box<dyn OpenRequest>,
-    leader: &Leader,
-) -> Response
-where
-    S: Service<Request<Body>, Response = Response, Error = Infallible> + Send + 'static,
-    S::Future: Send,
-{
-    request.extensions_mut().insert(open.lease().clone());
-    let slot = Slot::new(open);
-    request.extensions_mut().insert(slot.clone());
-    let handled = watched(layer, inner, request, std::future::pending()).await;
-    let Some((open, undo)) = slot.close() else {
-        return match handled {
-            Handled::TooSlow => Problem::timeout().into_response(), // the handler's task is being ended
-            _ => Problem::in_use().into_response(),
+                Fate::Undone => (Ended::Undone, sent(parts, body)),
+                Fate::Failed => (Ended::Failed, sent(parts, body)),
+            },
+            Handled::TooLarge(fate) => match fate {
+                // It was done, and must not be run again only because of its answer.
+                Fate::Kept => {
+                    let problem = Problem::answer_too_large(limit, true);
+                    return self
+                        .finish(problem.answer())
+                        .await
+                        .map_or_else(Problem::into_response, |()| problem.into_response());
+                }
+                Fate::Undone => (Ended::Undone, Problem::answer_too_large(limit, false).into_response()),
+                Fate::Failed => (Ended::Failed, Problem::failed().into_response()),
+            },
+            // Nobody knows what a body that broke off was about to say.
+            Handled::Broken(fate) => match fate {
+                Fate::Undone => (Ended::Undone, Problem::failed().into_response()),
+                Fate::Kept | Fate::Failed => (Ended::Failed, Problem::failed().into_response()),
+            },
+            Handled::Ended => (Ended::Failed, ended.into_response()),
         };
-    };
-    let problem = match handled {
-        Handled::Answered(parts, body) => {
-            if !matches!(fate(parts.status), Fate::Kept) {
-                roll_back(open).await;
-                return sent(parts, body);
-            }
-            let answer = kept(&parts, &body);
-            return match open.commit(&answer, undo || parts.status.is_client_error()).await {
-                Ok(true) => {
-                    leader.done(Arc::new(answer));
-                    sent(parts, body)
+        self.release(ended).await;
+        response
+    }
+
+    /// Stores an answer. The error is what to answer instead.
+    async fn finish(&self, answer: Answer) -> Result<(), Problem> {
+        let mut tries = 1;
+        loop {
+            // A call without an answer is repeated: under its token it stores one answer.
+            match self.layer.bounded("storing an answer", self.layer.keys.finish(&self.lease, &answer)).await
+            {
+                Ok(()) => {
+                    crate::crash_point!("keyed.finished");
+                    self.leader.done(Arc::new(answer));
+                    return Ok(());
                 }
-                Ok(false) => Problem::not_committed().into_response(),
-                Err(error) => Problem::of(&error).into_response(),
-            };
+                // Another run has the key: what that one answers is the answer.
+                Err(Error::Fenced { .. }) => return Err(Problem::running()),
+                Err(error) if error.is_retryable() && tries < TRIES_MAX => {
+                    tokio::time::sleep(Duration::from_millis(50) * tries).await;
+                    tries += 1;
+                }
+                // The request was done, so the client is told; a failure here is not the handler's.
+                Err(error) => {
+                    tracing::error!(target: "hapax", key = %self.lease.key, error = %error.chain(), "the answer of a request could not be kept; a retry follows `after_failure`");
+                    return Ok(());
+                }
+            }
         }
-        Handled::TooLarge => Problem::answer_too_large(layer.settings.answer_bytes_max, false),
-        Handled::TooSlow => Problem::timeout(),
-        Handled::Panicked | Handled::Lost => Problem::failed(),
-    };
-    roll_back(open).await;
-    problem.into_response()
+    }
+
+    async fn release(&self, ended: Ended) {
+        let release = self.layer.keys.release(&self.lease, ended);
+        let released = self.layer.bounded("releasing a key", release).await;
+        if let Err(error) = released {
+            tracing::warn!(target: "hapax", key = %self.lease.key, error = %error.chain(), "a key could not be released; its lease will lapse");
+        }
+    }
 }
 
-async fn roll_back(open: Box<dyn OpenRequest>) {
-    if let Err(error) = open.roll_back().await {
-        tracing::warn!(target: "hapax", error = %error.chain(), "the transaction of a request could not be rolled back; the server will");
+/// A request that runs in a transaction.
+pub(super) struct InTransaction {
+    pub(super) layer: Arc<Shared>,
+    pub(super) leader: Leader,
+    pub(super) routed: Routed,
+}
+
+impl InTransaction {
+    /// Runs the handler. A handler that was stopped still runs until it next waits; the transaction
+    /// and with it the key are let go only after that, or by the server.
+    pub(super) async fn run<S>(
+        self,
+        inner: S,
+        mut request: Request<Body>,
+        open: Box<dyn OpenRequest>,
+    ) -> Response
+    where
+        S: Service<Request<Body>, Response = Response, Error = Infallible> + Send + 'static,
+        S::Future: Send,
+    {
+        request.extensions_mut().insert(open.lease().clone());
+        let slot = Slot::new(open);
+        request.extensions_mut().insert(slot.clone());
+        let mut task = start(&self.layer, inner, request);
+        if let Ok(handled) = timeout(self.layer.settings.timeout, &mut task).await {
+            return self.settle(handled.unwrap_or(Handled::Ended), &slot, Problem::failed()).await;
+        }
+        task.abort();
+        let end = async move {
+            let handled = task.await.unwrap_or(Handled::Ended);
+            self.settle(handled, &slot, Problem::timeout()).await
+        };
+        ended_soon(end, Problem::timeout()).await
+    }
+
+    /// Commits the answer with the handler's work, or rolls back. `ended` is what to say of a handler
+    /// without an answer.
+    async fn settle(&self, handled: Handled, slot: &Slot, ended: Problem) -> Response {
+        let Some((open, undo)) = slot.close() else {
+            return Problem::in_use().into_response();
+        };
+        let response = match handled {
+            Handled::Answered(parts, body) => {
+                if self.routed.fate(&parts, &body) == Fate::Kept {
+                    return self.commit(open, undo, parts, body).await;
+                }
+                sent(parts, body)
+            }
+            Handled::TooLarge(_) => {
+                Problem::answer_too_large(self.layer.settings.answer_bytes_max, false).into_response()
+            }
+            Handled::Broken(_) => Problem::failed().into_response(),
+            Handled::Ended => ended.into_response(),
+        };
+        self.roll_back(open).await;
+        response
+    }
+
+    async fn commit(
+        &self,
+        open: Box<dyn OpenRequest>,
+        undo: bool,
+        parts: response::Parts,
+        body: Bytes,
+    ) -> Response {
+        let (answer, within) = (kept(&parts, &body), self.layer.settings.store_timeout);
+        match open.commit(&answer, undo || parts.status.is_client_error(), within).await {
+            Ok(true) => {
+                self.leader.done(Arc::new(answer));
+                sent(parts, body)
+            }
+            Ok(false) => Problem::not_committed().into_response(),
+            Err(error) => Problem::of_store(&error).into_response(),
+        }
+    }
+
+    async fn roll_back(&self, open: Box<dyn OpenRequest>) {
+        if let Err(error) = open.roll_back(self.layer.settings.store_timeout).await {
+            tracing::warn!(target: "hapax", error = %error.chain(), "the transaction of a request could not be rolled back; the server will");
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! `Idempotency-Key` for the routes of an axum service.
 
+mod beat;
+mod fate;
 mod flight;
 mod handle;
 mod problem;
@@ -10,12 +12,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::StatusCode;
-use axum::http::header::AUTHORIZATION;
+use axum::http::header::{AUTHORIZATION, COOKIE};
 use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderName, StatusCode};
 use axum::response::Response;
+use sha2::{Digest as _, Sha256};
 use tower_layer::Layer;
 
+pub use fate::NotKept;
 pub use service::KeyedService;
 #[cfg(feature = "sqlite")]
 pub use tx::KeyedSqlite;
@@ -38,6 +42,27 @@ pub struct Caller {
     pub principal: Option<String>,
 }
 
+/// The headers that say who asks, where nobody else does.
+const CREDENTIALS: [HeaderName; 3] = [AUTHORIZATION, COOKIE, HeaderName::from_static("x-api-key")];
+
+/// Whoever sends the same credentials: all values of all of these headers, byte for byte. Hashed,
+/// because nobody needs to see them.
+fn by_credentials(headers: &HeaderMap) -> Option<String> {
+    let mut hash = Sha256::new();
+    let mut any = false;
+    for (n, name) in (0_u8..).zip(&CREDENTIALS) {
+        for value in headers.get_all(name) {
+            any = true;
+            hash.update([n]);
+            hash.update((value.len() as u64).to_be_bytes());
+            hash.update(value.as_bytes());
+        }
+    }
+    let mut half = [0; 16];
+    half.copy_from_slice(&hash.finalize()[..16]);
+    any.then(|| format!("credentials {:032x}", u128::from_be_bytes(half)))
+}
+
 type CallerOf = dyn Fn(&Parts) -> Result<Caller, Response> + Send + Sync;
 
 /// What a layer is told.
@@ -47,9 +72,11 @@ struct Settings {
     wait: Duration,
     lease: Duration,
     timeout: Duration,
+    store_timeout: Duration,
     after_failure: AfterFailure,
     replay_status: Option<StatusCode>,
     canonical_json: bool,
+    fingerprint_headers: Arc<[HeaderName]>,
     tell_fields: bool,
     body_bytes_max: usize,
     answer_bytes_max: usize,
@@ -62,8 +89,9 @@ struct Settings {
 /// later one gets its answer.
 ///
 /// Put it *inside* the layers that authenticate and authorise, so that nobody unauthorised learns
-/// anything about a key. Requests without the header pass, unless it is
-/// [`required`](KeyedLayer::required); GET, HEAD, OPTIONS and TRACE always pass.
+/// anything about a key, and *on routes* (`route_layer`), so that only handlers are behind it.
+/// Requests without the header pass, unless it is [`required`](KeyedLayer::required); GET, HEAD,
+/// OPTIONS and TRACE always pass.
 ///
 /// ```
 /// use axum::{Router, routing::post};
@@ -74,7 +102,7 @@ struct Settings {
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
 /// let app: Router = Router::new()
 ///     .route("/orders", post(|| async { "order 17" }))
-///     .layer(KeyedLayer::new(MemoryKeys::default()).required());
+///     .route_layer(KeyedLayer::new(MemoryKeys::default()).required());
 /// # let request = || Request::post("/orders").header("Idempotency-Key", "\"k\"").body(Body::empty()).unwrap();
 /// # let first = app.clone().oneshot(request()).await.unwrap();
 /// # assert!(!first.headers().contains_key("idempotency-replayed"));
@@ -104,13 +132,16 @@ struct Settings {
 ///
 /// # async fn serve(url: &str) -> hapax::Result<Router> {
 /// let keys = PgKeys::connect(url, PgKeysSettings::default()).await?;
-/// let app = Router::new().route("/orders", post(order)).layer(KeyedLayer::new(keys).transactional());
+/// let app = Router::new().route("/orders", post(order)).route_layer(KeyedLayer::new(keys).transactional());
 /// # Ok(app) }
 /// ```
 ///
-/// Kept are answers of 2xx and 3xx, and definite refusals: 4xx but 401, 403, 408, 409, 412, 425, 428 and
-/// 429. After any other answer the next request with the key runs again, or is held. Errors of the
-/// layer are RFC 9457 problems with a stable `code`.
+/// Kept are answers of 2xx and 3xx, and definite refusals: 4xx but those about who asks or when (401,
+/// 403, 407, 409, 412, 421, 425, 428, 429) and about how it was sent (406, 411, 413, 414, 415, 417, 426,
+/// 431): those say that nothing was done, and the next request with the key runs. So does an answer
+/// with [`NotKept`], and a router's own 404 and 405. After 408 and 5xx the next request runs again, or
+/// is held. Handlers are asked for answers without Content-Encoding; put compression outside of this
+/// layer. Errors of the layer are RFC 9457 problems with a stable `code`.
 #[derive(Clone)]
 pub struct KeyedLayer<K> {
     keys: K,
@@ -128,27 +159,27 @@ impl<K: fmt::Debug> fmt::Debug for KeyedLayer<K> {
 impl<K: Keys + Clone> KeyedLayer<K> {
     /// A layer with these defaults: the key is optional, a running request is answered with 409, runs
     /// are leased for 30 seconds at a time and may take a minute, failed ones run again, bodies and
-    /// answers may have 1 MiB, and the caller is whoever sends the same `Authorization` header.
+    /// answers may have 1 MiB, and the caller is whoever sends the same `Authorization`, `Cookie` and
+    /// `X-Api-Key` headers. A service that knows its callers by anything else (a client certificate, a
+    /// header of its own) must say so: [`caller`](KeyedLayer::caller).
     #[allow(clippy::result_large_err)] // axum rejects with responses
     pub fn new(keys: K) -> Self {
-        let by_authorization = |parts: &Parts| {
-            let header = parts.headers.get(AUTHORIZATION);
-            let principal = header.map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
-            Ok(Caller { tenant: None, principal })
-        };
+        let caller = |parts: &Parts| Ok(Caller { tenant: None, principal: by_credentials(&parts.headers) });
         let settings = Settings {
             required: false,
             wait: Duration::ZERO,
             lease: Duration::from_secs(30),
             timeout: Duration::from_secs(60),
+            store_timeout: Duration::from_secs(15),
             after_failure: AfterFailure::Rerun,
             replay_status: None,
             canonical_json: false,
+            fingerprint_headers: Arc::new([]),
             tell_fields: false,
             body_bytes_max: 1 << 20,
             answer_bytes_max: 1 << 20,
             retention: RETENTION,
-            caller: Arc::new(by_authorization),
+            caller: Arc::new(caller),
             transactions: None,
         };
         KeyedLayer { keys, settings, flights: Flights::default() }
@@ -161,14 +192,30 @@ impl<K: Keys + Clone> KeyedLayer<K> {
         self
     }
 
-    /// Says who asks. It may refuse a request with an answer of its own. Use it where tokens change
-    /// between retries, or where there are tenants.
+    /// Says who asks. It may refuse a request with an answer of its own. Use it where tokens or cookies
+    /// change between retries, where callers are known by anything else, or where there are tenants.
     #[must_use]
     pub fn caller(
         mut self,
         caller: impl Fn(&Parts) -> Result<Caller, Response> + Send + Sync + 'static,
     ) -> Self {
         self.settings.caller = Arc::new(caller);
+        self
+    }
+
+    /// Everybody is the same caller: whoever has the key gets its answer. For services without callers;
+    /// nothing but the key protects an answer then.
+    #[must_use]
+    #[allow(clippy::result_large_err)] // axum rejects with responses
+    pub fn anonymous(self) -> Self {
+        self.caller(|_| Ok(Caller::default()))
+    }
+
+    /// Headers that are part of the request: the same key with another value of one of these is another
+    /// request (422). Name those that decide what is written, such as `If-Match`.
+    #[must_use]
+    pub fn fingerprint_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
+        self.settings.fingerprint_headers = names.into_iter().collect();
         self
     }
 
@@ -188,18 +235,28 @@ impl<K: Keys + Clone> KeyedLayer<K> {
     }
 
     /// How long a lease lasts without being extended: after a crash, retries are answered with 409 for
-    /// so long. The layer extends the lease of a handler that runs.
+    /// so long. The layer extends the lease until the handler has ended and its answer is stored; if it
+    /// cannot, it stops the handler a third of this time before the lease ends.
     #[must_use]
     pub fn lease(mut self, lease: Duration) -> Self {
         self.settings.lease = lease;
         self
     }
 
-    /// How long a handler may take. A transaction is ended by the server after this time; on SQLite,
+    /// How long a handler may take. Then it is stopped where it next waits, and its client gets 504; its
+    /// key is free once it has ended. A transaction is ended by the server after this time; on SQLite,
     /// where it holds the file's only writer, after 5 seconds at most.
     #[must_use]
     pub fn timeout(mut self, at_most: Duration) -> Self {
         self.settings.timeout = at_most;
+        self
+    }
+
+    /// How long an answer of the store is waited for. Then a request that begins gets 503, a COMMIT is
+    /// in doubt and resolved by asking again, and the connection is not used any more.
+    #[must_use]
+    pub fn store_timeout(mut self, at_most: Duration) -> Self {
+        self.settings.store_timeout = at_most;
         self
     }
 
@@ -244,7 +301,7 @@ impl<K: Keys + Clone> KeyedLayer<K> {
 
 impl<K: TransactionalKeys + Clone> KeyedLayer<K> {
     /// Runs each request in a transaction of the keys' database. A handler that fails, or answers 4xx,
-    /// has its writes undone.
+    /// has its writes undone. In PostgreSQL `hapax.tenant` is the caller's tenant there, if it has one.
     #[must_use]
     pub fn transactional(mut self) -> Self {
         self.settings.transactions = Some(self.keys.transactions());

@@ -1,34 +1,22 @@
-//! What the layer answers by itself: problems (RFC 9457) with stable codes.
+//! What the layer answers by itself.
 
 use axum::body::Body;
-use axum::http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use axum::http::header::HeaderValue;
 use axum::http::{HeaderName, Response as HttpResponse, StatusCode};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 
 use crate::error::Error;
 use crate::keyed::Answer;
+use crate::keyed::answer::HEADER_BYTES_MAX;
+use crate::problem::MEDIA_TYPE;
+pub(super) use crate::problem::Problem;
 
 /// Set on an answer that was given before.
 pub(super) const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 /// How long answers are kept, in seconds.
 pub(super) const RETENTION: HeaderName = HeaderName::from_static("idempotency-key-retention");
 
-/// A problem.
-#[derive(Debug)]
-pub(super) struct Problem {
-    status: StatusCode,
-    code: &'static str,
-    title: &'static str,
-    detail: String,
-    fields: Vec<String>,
-    retry: bool,
-}
-
 impl Problem {
-    fn new(status: StatusCode, code: &'static str, title: &'static str, detail: impl Into<String>) -> Self {
-        Problem { status, code, title, detail: detail.into(), fields: Vec::new(), retry: false }
-    }
-
     pub(super) fn missing() -> Self {
         let detail = "this request needs an Idempotency-Key header: a new key, best a UUIDv7, made before the first try and \
                       sent again with every retry";
@@ -57,13 +45,21 @@ impl Problem {
             "The key belongs to another request",
             detail,
         );
-        Problem { fields, ..problem }
+        if fields.is_empty() { problem } else { problem.member("fields", fields) }
+    }
+
+    /// The key is another caller's; or the same caller's, known by another name since.
+    pub(super) fn another_caller() -> Self {
+        let detail = "another caller has used this key before, or this one did under another name (a token that was \
+                      replaced); if this is a retry, find out whether the request was done before a new key is made";
+        let title = "The key belongs to another caller";
+        Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "key-mismatch", title, detail)
+            .member("differs", vec!["principal"])
     }
 
     pub(super) fn running() -> Self {
         let detail = "a request with this key runs; send it again later to get its answer";
-        let problem = Problem::new(StatusCode::CONFLICT, "key-running", "The request runs", detail);
-        Problem { retry: true, ..problem }
+        Problem::new(StatusCode::CONFLICT, "key-running", "The request runs", detail).retry()
     }
 
     pub(super) fn outcome_unknown() -> Self {
@@ -80,7 +76,8 @@ impl Problem {
     pub(super) fn answer_too_large(limit: usize, done: bool) -> Self {
         let what = if done { "the request was done" } else { "nothing was done" };
         let detail = format!(
-            "the answer to a request with a key is kept, so it may not be a stream and may have {limit} bytes; {what}"
+            "the answer to a request with a key is kept, so it may not be a stream, and may have {limit} bytes and \
+             {HEADER_BYTES_MAX} of headers that are kept; {what}"
         );
         Problem::new(
             StatusCode::INTERNAL_SERVER_ERROR,
@@ -125,55 +122,24 @@ impl Problem {
     pub(super) fn not_committed() -> Self {
         let detail =
             "the database was lost before the request was committed; nothing was done, send it again";
-        let problem =
-            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", "The database is away", detail);
-        Problem { retry: true, ..problem }
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", "The database is away", detail).retry()
     }
 
     /// An error of the store. Its details are for the log, not for clients.
-    pub(super) fn of(error: &Error) -> Self {
+    pub(super) fn of_store(error: &Error) -> Self {
         tracing::warn!(target: "hapax", error = %error.chain(), "a keyed request could not be served");
-        let retry = error.is_retryable();
-        let (status, title) = if retry {
-            (StatusCode::SERVICE_UNAVAILABLE, "The store of keys is away or busy")
-        } else {
-            (StatusCode::INTERNAL_SERVER_ERROR, "The store of keys has failed")
-        };
-        let detail =
-            if retry { "send the request again with the same key" } else { "the service's log says why" };
-        Problem { retry, ..Problem::new(status, error.code(), title, detail) }
-    }
-
-    fn json(&self) -> String {
-        let mut body = serde_json::json!({
-            "type": format!("https://github.com/hapax-rs/hapax/blob/main/docs/errors/{}.md", self.code),
-            "title": self.title,
-            "status": self.status.as_u16(),
-            "code": self.code,
-            "detail": self.detail,
-        });
-        if !self.fields.is_empty() {
-            body["fields"] = serde_json::json!(self.fields);
+        if error.is_retryable() {
+            let detail = "send the request again with the same key";
+            let title = "The store of keys is away or busy";
+            return Problem::new(StatusCode::SERVICE_UNAVAILABLE, error.code(), title, detail).retry();
         }
-        body.to_string()
+        let title = "The store of keys has failed";
+        Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.code(), title, "the service's log says why")
     }
 
     /// The problem as an answer that is kept.
     pub(super) fn answer(&self) -> Answer {
-        Answer::new(self.status.as_u16(), self.json()).header("content-type", "application/problem+json")
-    }
-}
-
-impl IntoResponse for Problem {
-    fn into_response(self) -> Response {
-        let mut response = HttpResponse::new(Body::from(self.json()));
-        *response.status_mut() = self.status;
-        let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        if self.retry {
-            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
-        }
-        response
+        Answer::new(self.status().as_u16(), self.json().to_string()).header("content-type", MEDIA_TYPE)
     }
 }
 

@@ -13,19 +13,25 @@ use axum::extract::OriginalUri;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, Request};
 use axum::response::{IntoResponse as _, Response};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout, timeout_at};
 use tower_service::Service;
 use tracing::Instrument as _;
 
 use super::Settings;
+use super::fate::{Routed, is_too_large};
 use super::flight::{Entered, Flights, Leader};
-use super::handle;
+use super::handle::{InTransaction, Leased};
 use super::problem::{Problem, RETENTION, replayed};
+use crate::error::{Error, Result as StoreResult};
 use crate::keyed::{Answer, Begin, Begun, IdempotencyKey, Keys, RequestParts, RequestPrint};
 
 /// The pause before a running request of another process is looked at again. It doubles.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
+/// Nobody waits for a request of this process for longer, whatever the settings are.
+const PATIENCE_MAX: Duration = Duration::from_hours(1);
+/// How often a store that gives no answer is asked to begin a request.
+const TRIES_MAX: u32 = 3;
 
 /// The service that [`KeyedLayer`](super::KeyedLayer) makes.
 #[derive(Clone)]
@@ -39,6 +45,39 @@ pub(super) struct Shared {
     pub(super) keys: Arc<dyn Keys>,
     pub(super) settings: Settings,
     flights: Flights,
+}
+
+impl Shared {
+    /// Bounds a call to the store: one that hangs must not hold the request, and with it its key in
+    /// this process, for ever.
+    pub(super) async fn bounded<T>(
+        &self,
+        what: &str,
+        call: impl Future<Output = StoreResult<T>>,
+    ) -> StoreResult<T> {
+        let late = |late| Error::unavailable(what.to_owned(), late);
+        timeout(self.settings.store_timeout, call).await.map_err(late)?
+    }
+
+    /// Begins a leased request. A call without an answer may have been granted the key: it is repeated
+    /// under its nonce, and gets what it was granted.
+    async fn begin(&self, begin: &Begin) -> StoreResult<Begun> {
+        let mut tries = 1;
+        loop {
+            match timeout(self.settings.store_timeout, self.keys.begin(begin)).await {
+                Ok(outcome) => return outcome,
+                Err(late) if tries == TRIES_MAX => {
+                    return Err(Error::unavailable("beginning a request", late));
+                }
+                Err(_) => tries += 1,
+            }
+        }
+    }
+
+    /// How long requests wait for one of this process, before they ask the store themselves.
+    fn patience(&self) -> Duration {
+        self.settings.timeout.saturating_add(self.settings.store_timeout).min(PATIENCE_MAX)
+    }
 }
 
 impl<S> KeyedService<S> {
@@ -100,8 +139,7 @@ async fn prepare(layer: &Shared, request: Request<Body>) -> Result<(Parts, Bytes
     let key = key_of(&parts.headers).map_err(Problem::into_response)?;
     let limit = settings.body_bytes_max;
     let body = to_bytes(body, limit).await.map_err(|error| {
-        let source = std::error::Error::source(&error);
-        if source.is_some_and(<dyn std::error::Error>::is::<http_body_util::LengthLimitError>) {
+        if is_too_large(&error) {
             Problem::body_too_large(limit).into_response()
         } else {
             Problem::unreadable().into_response()
@@ -109,11 +147,15 @@ async fn prepare(layer: &Shared, request: Request<Body>) -> Result<(Parts, Bytes
     })?;
     // As sent: a nested router strips its prefix.
     let uri = parts.extensions.get::<OriginalUri>().map_or(&parts.uri, |OriginalUri(uri)| uri);
+    let names = settings.fingerprint_headers.iter();
+    let values = names.flat_map(|name| parts.headers.get_all(name).iter().map(move |of| (name.as_str(), of)));
+    let headers: Vec<_> = values.map(|(name, value)| (name, value.as_bytes())).collect();
     let request = RequestParts {
         principal: caller.principal.as_deref(),
         method: parts.method.as_str(),
         target: uri.path_and_query().map_or("/", |target| target.as_str()),
         body: &body,
+        headers: &headers,
         canonical_json: settings.canonical_json,
     };
     let print = RequestPrint::of(layer.keys.secret(), &request);
@@ -141,19 +183,20 @@ where
 {
     let deadline = Instant::now() + layer.settings.wait;
     loop {
-        match layer.flights.enter(&begin) {
+        match layer.flights.enter(&begin, layer.patience()) {
             Entered::Leader(leader) => {
-                return lead(&layer, inner, parts, body, &begin, deadline, &leader).await;
+                return lead(layer, inner, parts, body, &begin, deadline, leader).await;
             }
-            Entered::Follower(mut answer) => {
-                let over = tokio::time::timeout_at(deadline, answer.wait_for(Option::is_some)).await;
-                match over {
+            Entered::Follower(mut flight) => {
+                let at_most = deadline.min(flight.until);
+                match timeout_at(at_most, flight.answer.wait_for(Option::is_some)).await {
                     Ok(Ok(known)) => {
                         if let Some(known) = known.as_ref() {
                             return replay(&layer, known);
                         }
                     }
                     Ok(Err(_)) => {} // it ended without an answer that is kept: one of us is next
+                    Err(_) if Instant::now() < deadline => {} // it takes too long: the store is asked
                     Err(_) => return Problem::running().into_response(),
                 }
             }
@@ -166,46 +209,44 @@ fn replay(layer: &Shared, answer: &Answer) -> Response {
 }
 
 fn mismatch(layer: &Shared, begin: &Begin, differing: Vec<String>) -> Response {
-    tracing::warn!(
-        target: "hapax", key = %begin.key, differing = %differing.join(" "),
-        "a key was used again for another request"
-    );
+    // The names of fields are the client's: `?` escapes what would forge lines of the log.
+    tracing::warn!(target: "hapax", key = %begin.key, ?differing, "a key was used again for another request");
     // Another principal learns nothing about the request that has the key.
-    let tell = layer.settings.tell_fields && !differing.iter().any(|part| part == "principal");
-    Problem::mismatch(if tell { differing } else { Vec::new() }).into_response()
+    if differing.iter().any(|part| part == "principal") {
+        return Problem::another_caller().into_response();
+    }
+    Problem::mismatch(if layer.settings.tell_fields { differing } else { Vec::new() }).into_response()
 }
 
 async fn lead<S>(
-    layer: &Shared,
+    layer: Arc<Shared>,
     inner: S,
     parts: Parts,
     body: Bytes,
     begin: &Begin,
     deadline: Instant,
-    leader: &Leader,
+    leader: Leader,
 ) -> Response
 where
     S: Service<Request<Body>, Response = Response, Error = Infallible> + Send + 'static,
     S::Future: Send,
 {
+    let request = Request::from_parts(parts, Body::from(body));
+    let routed = Routed::of(&request);
     let mut pause = PAUSE_MIN;
-    let outcome = loop {
+    let (outcome, asked) = loop {
+        let asked = Instant::now();
         let outcome = match &layer.settings.transactions {
-            None => layer.keys.begin(begin).await,
-            Some(transactions) => match transactions.open(begin).await {
-                Ok(Ok(open)) => {
-                    return handle::in_transaction(
-                        layer,
-                        inner,
-                        Request::from_parts(parts, Body::from(body)),
-                        open,
-                        leader,
-                    )
-                    .await;
+            None => layer.begin(begin).await,
+            Some(transactions) => {
+                match layer.bounded("beginning a request", transactions.open(begin)).await {
+                    Ok(Ok(open)) => {
+                        return InTransaction { layer, leader, routed }.run(inner, request, open).await;
+                    }
+                    Ok(Err(outcome)) => Ok(outcome),
+                    Err(error) => Err(error),
                 }
-                Ok(Err(outcome)) => Ok(outcome),
-                Err(error) => Err(error),
-            },
+            }
         };
         match outcome {
             // Asked again in a while, with no connection until then.
@@ -213,21 +254,19 @@ where
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(PAUSE_MAX);
             }
-            Ok(outcome) => break outcome,
-            Err(error) => return Problem::of(&error).into_response(),
+            Ok(outcome) => break (outcome, asked),
+            Err(error) => return Problem::of_store(&error).into_response(),
         }
     };
     match outcome {
-        Begun::First(lease) => {
-            handle::leased(layer, inner, Request::from_parts(parts, Body::from(body)), &lease, leader).await
-        }
+        Begun::First(lease) => Leased { layer, lease, leader, routed }.run(inner, request, asked).await,
         Begun::Running { .. } => Problem::running().into_response(),
         Begun::Done(kept) => {
             let answer = Arc::new(kept.answer);
             leader.done(Arc::clone(&answer));
-            replay(layer, &answer)
+            replay(&layer, &answer)
         }
-        Begun::Mismatch { differing } => mismatch(layer, begin, differing),
+        Begun::Mismatch { differing } => mismatch(&layer, begin, differing),
         Begun::Expired => Problem::expired().into_response(),
         Begun::OutcomeUnknown { .. } => Problem::outcome_unknown().into_response(),
     }
@@ -248,8 +287,9 @@ mod tests {
         let request = RequestParts { method: "POST", target: "/", body: b"", ..Default::default() };
         let print = RequestPrint::of(one.layer.keys.secret(), &request);
         let begin = Begin::new(None, IdempotencyKey::now_v7(), print);
-        let first = one.layer.flights.enter(&begin);
+        let patience = one.layer.patience();
+        let first = one.layer.flights.enter(&begin, patience);
         assert!(matches!(first, Entered::Leader(_)));
-        assert!(matches!(other.layer.flights.enter(&begin), Entered::Follower(_)));
+        assert!(matches!(other.layer.flights.enter(&begin, patience), Entered::Follower(_)));
     }
 }

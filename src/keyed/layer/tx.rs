@@ -35,11 +35,12 @@ pub trait Transactions: Send + Sync {
 pub trait OpenRequest: Send {
     #[doc(hidden)]
     fn lease(&self) -> &KeyLease;
-    /// False: the acknowledgement was lost, and nothing was committed.
+    /// False: the acknowledgement was lost, and nothing was committed. `within` is how long an answer
+    /// of the store is waited for; then it counts as lost.
     #[doc(hidden)]
-    async fn commit(self: Box<Self>, answer: &Answer, undo: bool) -> Result<bool>;
+    async fn commit(self: Box<Self>, answer: &Answer, undo: bool, within: Duration) -> Result<bool>;
     #[doc(hidden)]
-    async fn roll_back(self: Box<Self>) -> Result<()>;
+    async fn roll_back(self: Box<Self>, within: Duration) -> Result<()>;
     #[doc(hidden)]
     fn as_any(&self) -> &dyn Any;
     #[doc(hidden)]
@@ -52,7 +53,9 @@ const SQLITE_MAX: Duration = Duration::from_secs(5);
 
 #[cfg(feature = "postgres")]
 mod postgres {
-    use super::{Answer, Any, Arc, Begin, Begun, KeyLease, OpenRequest, Result, Transactions, async_trait};
+    use super::{
+        Answer, Any, Arc, Begin, Begun, Duration, KeyLease, OpenRequest, Result, Transactions, async_trait,
+    };
     use crate::backend::postgres::PgKeys;
     use crate::backend::postgres::keys::PgOpenKey;
 
@@ -76,12 +79,12 @@ mod postgres {
             &self.lease
         }
 
-        async fn commit(self: Box<Self>, answer: &Answer, undo: bool) -> Result<bool> {
-            PgOpenKey::commit(*self, answer, undo).await
+        async fn commit(self: Box<Self>, answer: &Answer, undo: bool, within: Duration) -> Result<bool> {
+            PgOpenKey::commit(*self, answer, undo, within).await
         }
 
-        async fn roll_back(self: Box<Self>) -> Result<()> {
-            PgOpenKey::roll_back(*self).await
+        async fn roll_back(self: Box<Self>, within: Duration) -> Result<()> {
+            PgOpenKey::roll_back(*self, within).await
         }
 
         fn as_any(&self) -> &dyn Any {
@@ -97,10 +100,12 @@ mod postgres {
 #[cfg(feature = "sqlite")]
 mod sqlite {
     use super::{
-        Answer, Any, Arc, Begin, Begun, KeyLease, OpenRequest, Result, SQLITE_MAX, Transactions, async_trait,
+        Answer, Any, Arc, Begin, Begun, Duration, KeyLease, OpenRequest, Result, SQLITE_MAX, Transactions,
+        async_trait,
     };
     use crate::backend::sqlite::SqliteKeys;
     use crate::backend::sqlite::keys::SqliteOpenKey;
+    use crate::error::Error;
 
     impl super::TransactionalKeys for SqliteKeys {
         fn transactions(&self) -> Arc<dyn Transactions> {
@@ -123,11 +128,13 @@ mod sqlite {
             &self.lease
         }
 
-        async fn commit(self: Box<Self>, answer: &Answer, undo: bool) -> Result<bool> {
-            SqliteOpenKey::commit(*self, answer, undo).await.map(|()| true)
+        async fn commit(self: Box<Self>, answer: &Answer, undo: bool, within: Duration) -> Result<bool> {
+            let commit = SqliteOpenKey::commit(*self, answer, undo);
+            let late = |late| Error::unavailable("committing a request", late);
+            tokio::time::timeout(within, commit).await.map_err(late)?.map(|()| true)
         }
 
-        async fn roll_back(self: Box<Self>) -> Result<()> {
+        async fn roll_back(self: Box<Self>, _: Duration) -> Result<()> {
             drop(self); // its thread rolls back
             Ok(())
         }
@@ -281,6 +288,10 @@ pub struct KeyedSqlite(Taken<crate::backend::sqlite::keys::SqliteOpenKey>);
 impl KeyedSqlite {
     /// Runs a function in the transaction, on a thread that may block. [`Error::Contended`]: the
     /// transaction took too long, and was rolled back.
+    ///
+    /// A statement is interrupted at the limit; anything else that blocks is not. A function that waits
+    /// for something without SQL (a lock, a call of another service) keeps the file's only writer until
+    /// it returns, and all other writes wait. Do that before or after.
     ///
     /// [`Error::Contended`]: crate::Error::Contended
     pub async fn run<T: Send + 'static>(

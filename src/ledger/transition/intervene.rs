@@ -37,7 +37,7 @@ pub fn intervene(
         }
         Intervention::Kill => {
             next.state = State::Dead;
-            next.reason = Some(intervene.why.as_str().into());
+            next.reason = Some(intervene.reason.as_str().into());
             if let Some(seq) = seq {
                 head.die(seq, Some(row.token), OnDead::Park);
             }
@@ -45,7 +45,7 @@ pub fn intervene(
         Intervention::Drop => {
             next.state = State::Lost;
             next.body = None;
-            next.reason = Some(format!("dropped by {}: {}", intervene.by, intervene.why).into());
+            next.reason = Some(format!("dropped by {}: {}", intervene.by, intervene.reason).into());
             if let Some(seq) = seq {
                 head.pass(seq);
             }
@@ -58,7 +58,7 @@ pub fn intervene(
             })?;
             head.pass(behind);
             next.reason = Some(
-                format!("its aggregate was sent past seq {behind} by {}: {}", intervene.by, intervene.why)
+                format!("its aggregate was sent past seq {behind} by {}: {}", intervene.by, intervene.reason)
                     .into(),
             );
         }

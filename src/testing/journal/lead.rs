@@ -269,7 +269,7 @@ pub async fn j10_a_checkpoint_comes_back_whole<H: JournalHarness>(harness: &H) {
         reason: "it said: 'no', \\ and ü\n\"quoted\"".to_owned(),
         poison,
         since: 1_234_567_890_123_457,
-        tries: n,
+        attempts: n,
         appended: i64::from(n),
     };
     let checkpoint = Checkpoint {

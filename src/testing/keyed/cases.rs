@@ -37,15 +37,19 @@ macro_rules! __keys_cases {
             state {
                 k5_a_stale_token_changes_nothing
                 k5_finishing_twice_keeps_the_first_answer
+                k5_a_lease_that_was_released_or_decided_is_over
                 k7_a_lapsed_lease_runs_again
                 k7_a_lease_that_is_extended_does_not_lapse
                 k7_a_held_key_waits_for_a_person
                 k7_a_held_key_waits_for_its_time
                 k7_a_person_gives_the_answer
+                k7_who_decided_and_why_is_stored
                 k8_what_did_nothing_runs_again_at_once
                 k8_what_failed_follows_its_rule
                 k10_looking_changes_nothing
                 k10_keys_are_listed_in_pages
+                k10_no_tenant_is_a_tenant_of_its_own
+                k10_an_answer_says_whose_it_is
                 k11_bad_input_is_refused_with_a_sentence
             }
             forget {
@@ -56,6 +60,7 @@ macro_rules! __keys_cases {
                 k9_a_key_from_a_clock_that_is_ahead_is_never_new
                 k9_a_sweep_goes_in_batches
                 k9_one_of_many_sweepers_sweeps
+                k9_a_dry_run_counts_and_changes_nothing
                 k9_a_leap_of_the_clock_forgets_nothing
                 k9_the_horizon_never_goes_back
             }

@@ -118,11 +118,12 @@ pub async fn k9_a_sweep_goes_in_batches(harness: &impl KeysHarness) {
 pub async fn k9_one_of_many_sweepers_sweeps(harness: &impl KeysHarness) {
     let (one, two) = (harness.open().await, harness.open().await);
     let mut terms = KeySweep::new(RETENTION);
-    terms.unless_within = DAY / 2;
+    terms.unless_since = Some(one.info().await.unwrap().now);
     assert!(!one.sweep(&terms).await.unwrap().skipped);
     harness.advance(Duration::from_secs(60)).await;
     assert!(two.sweep(&terms).await.unwrap().skipped, "it was done a minute ago");
     harness.advance(DAY).await;
+    terms.unless_since = Some(one.info().await.unwrap().now);
     let mut tasks = tokio::task::JoinSet::new();
     for keys in [one.clone(), two, one, harness.open().await] {
         let terms = terms.clone();
@@ -133,6 +134,26 @@ pub async fn k9_one_of_many_sweepers_sweeps(harness: &impl KeysHarness) {
         swept += u32::from(!done.expect("no panic").skipped);
     }
     assert_eq!(swept, 1);
+}
+
+pub async fn k9_a_dry_run_counts_and_changes_nothing(harness: &impl KeysHarness) {
+    let keys = harness.open().await;
+    for n in 0..25 {
+        done(&keys, &request(&format!("key-{n}"), "{}"), "17").await;
+    }
+    let failed = request("failed", "{}");
+    let lease = first(&keys, &failed).await;
+    keys.release(&lease, Ended::Failed).await.unwrap();
+    days(harness, &keys, 30).await;
+    harness.advance(DAY).await;
+    let before = keys.info().await.unwrap();
+    let terms = KeySweep { dry_run: true, batch_max: 10, ..KeySweep::new(RETENTION) };
+    let swept = keys.sweep(&terms).await.unwrap();
+    assert_eq!((swept.keys, swept.skipped), (26, false));
+    assert_eq!(keys.list(&crate::keyed::ListKeys::default()).await.unwrap().len(), 26);
+    let after = keys.info().await.unwrap();
+    assert_eq!((after.horizon, after.swept_at), (before.horizon, before.swept_at));
+    assert_eq!(sweep(&keys).await.keys, 26);
 }
 
 pub async fn k9_a_leap_of_the_clock_forgets_nothing(harness: &impl KeysHarness) {

@@ -16,11 +16,12 @@ use crate::error::{Error, Result};
 use crate::event::Fingerprint;
 use crate::id::Tenant;
 use crate::keyed::{
-    Answer, Begin, Begun, IdempotencyKey, KeyLease, Keys, MemoryKeys, RequestParts, RequestPrint,
+    Answer, Begin, Begun, Decided, IdempotencyKey, KeyLease, Keys, MemoryKeys, RequestParts, RequestPrint,
 };
 
 mod cases;
 pub mod forget;
+pub mod mutants;
 pub mod once;
 pub mod state;
 
@@ -126,6 +127,11 @@ pub async fn done(keys: &impl Keys, begin: &Begin, body: &str) -> Answer {
 /// An answer with headers.
 pub fn answer(body: &str) -> Answer {
     Answer::new(201, body.to_owned()).header("Location", "/orders/17").header("ETag", b"\"caf\xe9\"".to_vec())
+}
+
+/// Whoever decides about a held key.
+pub fn person() -> Decided {
+    Decided::new("ann", "the provider says so")
 }
 
 /// Any key's state as a word.

@@ -2,9 +2,9 @@
 
 #![allow(missing_docs, reason = "the name of a case says what it shows")]
 
-use super::{KeysHarness, again, answer, done, first, opaque, request, request_of, word};
+use super::{KeysHarness, again, answer, done, first, opaque, person, request, request_of, word};
 use crate::error::Error;
-use crate::keyed::{Begin, Begun, Keys, Resolution};
+use crate::keyed::{Begin, Begun, KeyLease, Keys, Resolution};
 use crate::ledger::Nonce;
 
 pub async fn k1_of_100_at_once_one_is_first(harness: &impl KeysHarness) {
@@ -84,7 +84,8 @@ pub async fn k3_another_request_is_a_mismatch_in_every_state(harness: &impl Keys
     let lease = first(&keys, &hold).await;
     keys.release(&lease, crate::keyed::Ended::Failed).await.unwrap();
     mismatch("held", "outcome-unknown").await;
-    keys.resolve(&lease, &Resolution::Rerun).await.unwrap();
+    let token = keys.entry(None, &hold.key).await.unwrap().expect("it is stored").token;
+    keys.resolve(&KeyLease { token, ..lease }, &Resolution::Rerun, &person()).await.unwrap();
     mismatch("held", "free").await;
 }
 
@@ -183,6 +184,6 @@ pub async fn k12_a_transaction_without_an_answer_never_runs_again(harness: &impl
     for retry in [begin.clone(), Begin { nonce: Nonce::random(), ..begin.clone() }] {
         assert!(matches!(keys.begin(&retry).await.unwrap(), Begun::OutcomeUnknown { .. }));
     }
-    keys.resolve(&lease, &Resolution::Answer(answer("17"))).await.unwrap();
+    keys.resolve(&lease, &Resolution::Answer(answer("17")), &person()).await.unwrap();
     assert!(matches!(again(&keys, &begin).await, Begun::Done(_)));
 }

@@ -4,9 +4,12 @@
 
 use std::time::Duration;
 
-use super::{KeysHarness, again, answer, done, first, request, request_of, word};
+use super::{KeysHarness, again, answer, done, first, person, request, request_of, word};
 use crate::error::{Error, Result};
-use crate::keyed::{AfterFailure, Answer, Begin, Begun, Ended, KeyLease, Keys, ListKeys, Resolution};
+use crate::keyed::{
+    AfterFailure, Answer, Begin, Begun, Ended, KeyLease, KeyStatus, Keys, ListKeys, RequestParts,
+    RequestPrint, Resolution,
+};
 
 #[allow(clippy::needless_pass_by_value)] // an answer is looked at once
 fn fenced(answer: Result<()>) {
@@ -50,6 +53,32 @@ pub async fn k5_finishing_twice_keeps_the_first_answer(harness: &impl KeysHarnes
     }
 }
 
+pub async fn k5_a_lease_that_was_released_or_decided_is_over(harness: &impl KeysHarness) {
+    let keys = harness.open().await;
+    let over = async |lease: &KeyLease, begin: &Begin, state: &str| {
+        fenced(keys.extend(lease, begin.lease).await);
+        assert_eq!(word(&keys, begin).await, state, "a heartbeat that comes late revives nothing");
+        fenced(keys.release(lease, Ended::Failed).await);
+        fenced(keys.finish(lease, &answer("late")).await);
+        assert_eq!(word(&keys, begin).await, state);
+    };
+    for (n, ended) in [Ended::Undone, Ended::Failed].into_iter().enumerate() {
+        let begin = Begin { key: super::key(&format!("released-{n}")), ..held(AfterFailure::Rerun) };
+        let lease = first(&keys, &begin).await;
+        keys.release(&lease, ended).await.unwrap();
+        over(&lease, &begin, "free").await;
+        assert!(matches!(again(&keys, &begin).await, Begun::First(_)));
+    }
+    let resolutions = [(Resolution::Rerun, "free"), (Resolution::Answer(answer("17")), "done")];
+    for (n, (how, state)) in resolutions.into_iter().enumerate() {
+        let begin = Begin { key: super::key(&format!("decided-{n}")), ..held(AfterFailure::Hold) };
+        let lease = first(&keys, &begin).await;
+        harness.advance(begin.lease * 2).await;
+        keys.resolve(&lease, &how, &person()).await.unwrap();
+        over(&lease, &begin, state).await;
+    }
+}
+
 pub async fn k7_a_lapsed_lease_runs_again(harness: &impl KeysHarness) {
     let keys = harness.open().await;
     let begin = request("key", "{}");
@@ -84,15 +113,19 @@ pub async fn k7_a_held_key_waits_for_a_person(harness: &impl KeysHarness) {
     let keys = harness.open().await;
     let begin = held(AfterFailure::Hold);
     let lease = first(&keys, &begin).await;
-    let early = keys.resolve(&lease, &Resolution::Rerun).await;
+    let early = keys.resolve(&lease, &Resolution::Rerun, &person()).await;
     assert!(matches!(early, Err(Error::Conflict { .. })), "it still runs: {early:?}");
     harness.advance(Duration::from_hours(24 * 400)).await;
     assert!(matches!(again(&keys, &begin).await, Begun::OutcomeUnknown { .. }));
     let open = keys.list(&ListKeys { open_only: true, ..ListKeys::default() }).await.unwrap();
     assert_eq!((open.len(), open[0].state, open[0].token), (1, "outcome-unknown", lease.token));
     let other = KeyLease { token: crate::ledger::Token(lease.token.0 + 1000), ..lease.clone() };
-    assert!(matches!(keys.resolve(&other, &Resolution::Rerun).await, Err(Error::Conflict { .. })));
-    keys.resolve(&lease, &Resolution::Rerun).await.unwrap();
+    assert!(matches!(keys.resolve(&other, &Resolution::Rerun, &person()).await, Err(Error::Conflict { .. })));
+    let nobody = crate::keyed::Decided::new(" ", "because");
+    assert!(
+        keys.resolve(&lease, &Resolution::Rerun, &nobody).await.is_err_and(|error| error.code() == "invalid")
+    );
+    keys.resolve(&lease, &Resolution::Rerun, &person()).await.unwrap();
     assert!(matches!(again(&keys, &begin).await, Begun::First(_)));
     fenced(keys.finish(&lease, &answer("late")).await);
 }
@@ -112,13 +145,30 @@ pub async fn k7_a_person_gives_the_answer(harness: &impl KeysHarness) {
     let begin = held(AfterFailure::Hold);
     let lease = first(&keys, &begin).await;
     harness.advance(begin.lease * 2).await;
-    keys.resolve(&lease, &Resolution::Answer(answer("it was 17"))).await.unwrap();
+    keys.resolve(&lease, &Resolution::Answer(answer("it was 17")), &person()).await.unwrap();
     match again(&keys, &begin).await {
         Begun::Done(kept) => assert_eq!(kept.answer, answer("it was 17")),
         other => panic!("{other:?}"),
     }
-    let twice = keys.resolve(&lease, &Resolution::Answer(answer("no, 18"))).await;
+    let twice = keys.resolve(&lease, &Resolution::Answer(answer("no, 18")), &person()).await;
     assert!(matches!(twice, Err(Error::Conflict { .. })), "{twice:?}");
+}
+
+pub async fn k7_who_decided_and_why_is_stored(harness: &impl KeysHarness) {
+    let keys = harness.open().await;
+    let begin = held(AfterFailure::Hold);
+    let lease = first(&keys, &begin).await;
+    harness.advance(begin.lease * 2).await;
+    assert_eq!(keys.entry(None, &begin.key).await.unwrap().unwrap().resolved, None);
+    keys.resolve(&lease, &Resolution::Rerun, &person()).await.unwrap();
+    let Begun::First(next) = again(&keys, &begin).await else { panic!("it may run again") };
+    keys.finish(&next, &answer("17")).await.unwrap();
+    let entry = keys.entry(None, &begin.key).await.unwrap().unwrap();
+    let resolved = entry.resolved.clone().expect("it outlives the next run");
+    assert_eq!((resolved.by.as_str(), resolved.reason.as_str()), ("ann", "the provider says so"));
+    assert!(resolved.at <= entry.begun_at && entry.state == "done" && entry.token == next.token);
+    assert_eq!(keys.list(&ListKeys::default()).await.unwrap(), [entry]);
+    assert_eq!(keys.entry(crate::Tenant::new("acme").ok().as_ref(), &begin.key).await.unwrap(), None);
 }
 
 pub async fn k8_what_did_nothing_runs_again_at_once(harness: &impl KeysHarness) {
@@ -181,10 +231,41 @@ pub async fn k10_keys_are_listed_in_pages(harness: &impl KeysHarness) {
     }
     let names: Vec<_> = found.iter().map(|entry| (entry.tenant.clone(), entry.key.clone())).collect();
     assert!(names.is_sorted() && names.len() == 10, "{names:?}");
-    let acme = ListKeys { tenant: crate::Tenant::new("acme").ok(), ..ListKeys::default() };
+    let acme = ListKeys { tenant: Some(crate::Tenant::new("acme").ok()), ..ListKeys::default() };
     assert_eq!(keys.list(&acme).await.unwrap().len(), 5);
     let open = ListKeys { open_only: true, ..ListKeys::default() };
     assert!(keys.list(&open).await.unwrap().iter().all(|entry| entry.state == "running"));
+}
+
+pub async fn k10_no_tenant_is_a_tenant_of_its_own(harness: &impl KeysHarness) {
+    let keys = harness.open().await;
+    for tenant in [None, Some("acme"), Some("umbrella")] {
+        done(&keys, &request_of(tenant, "key", "{}"), "17").await;
+    }
+    for tenant in [None, Some("acme")] {
+        let tenant = tenant.map(|of| crate::Tenant::new(of).expect("a valid tenant"));
+        let of = ListKeys { tenant: Some(tenant.clone()), ..ListKeys::default() };
+        let found = keys.list(&of).await.unwrap();
+        assert_eq!(found.iter().map(|entry| entry.tenant.clone()).collect::<Vec<_>>(), [tenant]);
+    }
+    assert_eq!(keys.list(&ListKeys::default()).await.unwrap().len(), 3, "all tenants");
+}
+
+pub async fn k10_an_answer_says_whose_it_is(harness: &impl KeysHarness) {
+    let keys = harness.open().await;
+    let secret = *keys.secret();
+    let parts = RequestParts { principal: Some("ann"), method: "POST", target: "/", ..Default::default() };
+    let begin = Begin::new(None, super::key("key"), RequestPrint::of(&secret, &parts));
+    done(&keys, &begin, "17").await;
+    let KeyStatus::Done(got) = keys.get(None, &begin.key).await.unwrap() else { panic!("it is done") };
+    let Begun::Done(told) = again(&keys, &begin).await else { panic!("it is done") };
+    for kept in [got, told] {
+        assert!(kept.is_of(&secret, Some("ann")));
+        assert!(!kept.is_of(&secret, Some("bob")) && !kept.is_of(&secret, None));
+    }
+    done(&keys, &super::opaque(&request("other", "{}"), [3; 16]), "18").await;
+    let KeyStatus::Done(nobodys) = keys.get(None, &super::key("other")).await.unwrap() else { panic!() };
+    assert!(!nobodys.is_of(&secret, None), "it is not known whose it is");
 }
 
 pub async fn k11_bad_input_is_refused_with_a_sentence(harness: &impl KeysHarness) {

@@ -5,7 +5,7 @@
 //! moments that decide something lie closer than 30 s: a ledger on a real clock gives the same answers.
 
 mod leaving;
-mod rng;
+pub(crate) mod rng;
 mod spec;
 mod world;
 
@@ -316,7 +316,7 @@ impl<H: Harness> Pair<'_, H> {
             time: None,
             what,
             by: "ada".into(),
-            why: "a model".into(),
+            reason: "a model".into(),
             out_of_order: self.rng.chance(50),
             dry_run: self.rng.chance(20),
         };

@@ -24,6 +24,12 @@ use tower::ServiceExt as _;
 use crate::support::postgres::{ask, child, fresh_schema, pool, pool_to, role, run, until, url};
 use crate::support::proxy::Proxy;
 
+mod answers;
+mod callers;
+mod leases;
+mod processes;
+mod routes;
+mod silence;
 mod transactions;
 
 pub const PATIENCE: Duration = Duration::from_secs(90);
@@ -283,7 +289,7 @@ async fn t107_a_replay_is_the_original_without_what_belonged_to_one_exchange() {
 async fn t108_only_definite_answers_are_kept() {
     let (shop, runs) = memory_shop(Duration::ZERO);
     let mut expected = 0;
-    for status in [200, 201, 202, 204, 303, 400, 402, 404, 405, 410, 415, 422, 451] {
+    for status in [200, 201, 202, 204, 303, 400, 402, 404, 405, 410, 422, 451] {
         expected += 1;
         for _ in 0..2 {
             let got = send(&shop.app, order(&format!("key-{status}"), &status.to_string())).await;
@@ -291,7 +297,10 @@ async fn t108_only_definite_answers_are_kept() {
         }
         assert_eq!(runs.runs(), expected, "{status} is kept");
     }
-    for status in [401, 403, 408, 409, 412, 425, 428, 429, 500, 502, 503, 504] {
+    let about_the_caller_or_the_time = [401, 403, 407, 408, 409, 412, 421, 425, 428, 429];
+    let about_the_headers = [406, 411, 413, 414, 415, 417, 426, 431];
+    let failures = [500, 502, 503, 504];
+    for status in [&about_the_caller_or_the_time[..], &about_the_headers, &failures].concat() {
         for _ in 0..2 {
             expected += 1;
             let got = send(&shop.app, order(&format!("key-{status}"), &status.to_string())).await;
@@ -504,37 +513,6 @@ async fn t13_requests_that_wait_need_no_connection() {
     assert_eq!((replays, shop.rows().await), (19, 1));
 }
 
-/// Waiting is a setting of its own: a request may wait longer than a lease lasts, while the one that runs keeps its
-/// lease; and a worker that comes back late stores nothing.
-#[tokio::test]
-async fn t38_a_request_can_wait_and_a_late_one_overwrites_nothing() {
-    let keys = MemoryKeys::default();
-    let layer = KeyedLayer::new(keys.clone()).lease(Duration::from_millis(300)).wait(PATIENCE);
-    let runs = Arc::new(AtomicUsize::new(0));
-    let handler = {
-        let runs = Arc::clone(&runs);
-        move || async move {
-            tokio::time::sleep(Duration::from_millis(1200)).await;
-            format!("run {}", runs.fetch_add(1, Ordering::SeqCst) + 1)
-        }
-    };
-    // Two processes: each has its own layer, with the same keys.
-    let app = || Router::new().route("/orders", post(handler.clone())).layer(layer.clone());
-    let (one, two) = (app(), app());
-    let (first, second) = tokio::join!(send(&one, order("key", "x")), send(&two, order("key", "x")));
-    assert_eq!((first.body.as_str(), second.body.as_str()), ("run 1", "run 1"), "{second:?}");
-    assert!(first.replayed() != second.replayed());
-    // A late one: its lease has ended, another run has answered.
-    let begin = hapax::testing::keyed::request("late", "{}");
-    let brief = hapax::keyed::Begin::new(None, begin.key.clone(), begin.print.clone());
-    let mut brief = brief;
-    brief.lease = Duration::from_millis(1);
-    let late = hapax::testing::keyed::first(&keys, &brief).await;
-    tokio::time::sleep(Duration::from_millis(20)).await;
-    hapax::testing::keyed::done(&keys, &begin, "newer").await;
-    assert!(keys.finish(&late, &hapax::testing::keyed::answer("stale")).await.is_err());
-}
-
 /// A request that failed, under `hold`, is never run again by itself.
 #[tokio::test]
 async fn t111_a_held_request_waits_for_a_person() {
@@ -560,7 +538,9 @@ async fn t111_a_held_request_waits_for_a_person() {
     let held = open.iter().find(|entry| entry.key == key("fail")).unwrap();
     let lease = KeyLease { tenant: None, key: held.key.clone(), token: held.token };
     let known = hapax::keyed::Answer::new(201, "it was done");
-    keys.resolve(&lease, &hapax::keyed::Resolution::Answer(known)).await.unwrap();
+    keys.resolve(&lease, &hapax::keyed::Resolution::Answer(known), &hapax::testing::keyed::person())
+        .await
+        .unwrap();
     let got = send(&app, order("fail", "fail")).await;
     assert_eq!((got.status, got.body.as_str()), (201, "it was done"));
 }
@@ -596,119 +576,4 @@ async fn t112_streams_and_large_answers_are_bounded() {
 #[test]
 fn a_key_is_made_without_a_store() {
     assert!(IdempotencyKey::now_v7().time().is_some());
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn t31_a_lost_commit_of_a_request_is_resolved_by_its_nonce() {
-    let (direct, schema) = (pool(2).await, fresh_schema());
-    pg_keys(&direct, &schema).await;
-    let proxy = Proxy::new(&url()).await;
-    let lossy = pool_to(&proxy.url(&url()), 4).await;
-    let keys = PgKeys::with_pool(lossy, super::settings(&schema)).await.unwrap();
-    let app = pg_app(&schema, KeyedLayer::new(keys).transactional());
-    let rows = async || ask::<i64>(&direct, format!("select count(*) from {schema}.orders")).await;
-    for n in 0..10 {
-        let key = format!("acknowledged-{n}");
-        proxy.lose_commit_answer();
-        let got = send(&app, order(&key, "book")).await;
-        assert_eq!((got.status, got.replayed()), (201, false), "the server had committed: {got:?}");
-        assert_eq!(rows().await, n + 1);
-        let again = send(&app, order(&key, "book")).await;
-        assert_eq!((&again.body, again.replayed()), (&got.body, true));
-    }
-    assert_eq!(proxy.lost(), 10, "each was cut");
-    proxy.lose_commit();
-    let got = send(&app, order("lost", "book")).await;
-    assert_eq!((got.status, got.code().as_str()), (503, "unavailable"), "the server never saw it: {got:?}");
-    assert_eq!(got.headers["retry-after"], "1");
-    assert_eq!(rows().await, 10);
-    assert_eq!(post_until(&app, "lost", "book").await.status, 201);
-    assert_eq!(rows().await, 11);
-}
-
-/// Runs one request in a child that dies at a crash point.
-async fn die_at(point: &str, test: &str, store: &str, place: &str) {
-    let mut command = child(test, store, place);
-    command.env(hapax::testing::crash::VARIABLE, format!("{point}:1"));
-    let output = command.output().await.unwrap();
-    let signal = std::os::unix::process::ExitStatusExt::signal(&output.status);
-    assert_eq!(signal, Some(9), "{}", String::from_utf8_lossy(&output.stdout));
-}
-
-/// kill -9 between the commit and the answer, and just before the commit; then the client retries.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn t104_killed_between_commit_and_answer() {
-    const TEST: &str = "keyed_layer::t104_killed_between_commit_and_answer";
-    if let Some((store, place)) = role() {
-        let app = if store == "postgres" {
-            pg_app(&place, KeyedLayer::new(pg_keys(&pool(2).await, &place).await).transactional())
-        } else {
-            sqlite_app(KeyedLayer::new(sqlite_keys(place.as_ref())).transactional())
-        };
-        let got = send(&app, order("key", "book")).await;
-        println!("survived: {got:?}");
-        return;
-    }
-    for (point, replayed) in [("keyed.commit.after", true), ("keyed.commit.before", false)] {
-        let schema = fresh_schema();
-        die_at(point, TEST, "postgres", &schema).await;
-        let pool = pool(2).await;
-        let keys = pg_keys(&pool, &schema).await;
-        let got = post_until(&pg_app(&schema, KeyedLayer::new(keys).transactional()), "key", "book").await;
-        assert_eq!((got.status, got.replayed()), (201, replayed), "{point}: {got:?}");
-        assert!(got.body.ends_with(": book"));
-        assert_eq!(ask::<i64>(&pool, format!("select count(*) from {schema}.orders")).await, 1, "{point}");
-
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("shop.db");
-        die_at(point, TEST, "sqlite", file.to_str().unwrap()).await;
-        let app = sqlite_app(KeyedLayer::new(sqlite_keys(&file)).transactional());
-        let got = post_until(&app, "key", "book").await;
-        assert_eq!(
-            (got.status, got.replayed(), got.body.as_str()),
-            (201, replayed, "order 1: book"),
-            "{point}"
-        );
-        let conn = rusqlite::Connection::open(&file).unwrap();
-        let rows: i64 = conn.query_row("SELECT count(*) FROM orders", [], |row| row.get(0)).unwrap();
-        assert_eq!(rows, 1, "{point}");
-    }
-}
-
-/// kill -9 of a leased request: between its effect and its answer being kept, and after that. The key is not stuck: it
-/// runs again, or is held, as its rule says, once its lease has ended.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn t105_a_killed_request_leaves_no_stuck_key() {
-    const TEST: &str = "keyed_layer::t105_a_killed_request_leaves_no_stuck_key";
-    let app = |file: &std::path::Path, rule| {
-        let layer = KeyedLayer::new(SqliteKeys::open(file).unwrap());
-        Elsewhere::default().app(layer.lease(Duration::from_secs(1)).after_failure(rule))
-    };
-    let rule_of = |store: &str| if store == "hold" { AfterFailure::Hold } else { AfterFailure::Rerun };
-    if let Some((store, place)) = role() {
-        let got = send(&app(place.as_ref(), rule_of(&store)), order("key", "book")).await;
-        println!("survived: {got:?}");
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    for (store, point) in [("rerun", "keyed.handled"), ("rerun", "keyed.finished"), ("hold", "keyed.handled")]
-    {
-        let file = dir.path().join(format!("{store}-{point}.db"));
-        die_at(point, TEST, store, file.to_str().unwrap()).await;
-        let app = app(&file, rule_of(store));
-        let started = std::time::Instant::now();
-        let got = loop {
-            let got = send(&app, order("key", "book")).await;
-            if got.status != 409 || got.code() != "key-running" {
-                break got;
-            }
-            assert!(started.elapsed() < PATIENCE, "stuck");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        };
-        match (store, point) {
-            ("hold", _) => assert_eq!(got.code(), "outcome-unknown"),
-            (_, "keyed.finished") => assert!(got.replayed() && got.status == 201, "{got:?}"),
-            _ => assert!(!got.replayed() && got.status == 201, "{got:?}"),
-        }
-    }
 }

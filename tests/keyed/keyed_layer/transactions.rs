@@ -84,7 +84,7 @@ async fn t115_a_transaction_survives_clones_and_does_not_outlive_its_answer() {
     let keeps = move |mut tx: KeyedTx| async move {
         sqlx::query(AssertSqlSafe(insert)).execute(&mut **tx).await.unwrap();
         tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_millis(200)).await;
+            tokio::time::sleep(Duration::from_millis(200)).await; // past the answer
             drop(tx);
         });
         "answered too early"

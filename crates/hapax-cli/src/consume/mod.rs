@@ -105,8 +105,8 @@ pub struct ConsumeArgs {
     /// Where a group without committed offsets begins
     #[arg(long, value_enum, default_value_t = From::Earliest)]
     from: From,
-    /// Exit with code 0 once nothing has arrived for this many seconds; events that wait in the
-    /// ledger for a distant retry do not count
+    /// Exit with code 0 once all partitions are read to their ends and nothing has arrived for this
+    /// many seconds; events that wait in the ledger for a distant retry do not count
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     until_idle: Option<Duration>,
 }

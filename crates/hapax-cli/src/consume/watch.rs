@@ -20,8 +20,9 @@ const TICK: Duration = Duration::from_millis(100);
 const SHOWN_EVERY: Duration = Duration::from_millis(500);
 /// How often to write metrics.
 const WRITTEN_EVERY: Duration = Duration::from_secs(5);
-/// How long a group may take to assign partitions before idle time counts.
-const JOINING_MAX: Duration = Duration::from_secs(20);
+/// How long it must be quiet at least while the ends of the partitions are unknown or not reached: a
+/// group assigns partitions, or a fetch is slow. Markers of transactions keep an end out of reach.
+const BEHIND_MAX: Duration = Duration::from_secs(20);
 
 pub(super) struct Watch<'m> {
     metrics: Option<&'m Metrics>,
@@ -31,9 +32,12 @@ pub(super) struct Watch<'m> {
     pool: Option<Arc<Pool>>,
     line: bool,
     shown: Instant,
-    began: Instant,
     last: u64,
-    last_change: Option<Instant>,
+    last_change: Instant,
+    /// When the ends of the partitions were last unknown or not reached.
+    last_behind: Instant,
+    /// Whether something was in memory or finished yet.
+    worked: bool,
 }
 
 impl<'m> Watch<'m> {
@@ -54,9 +58,10 @@ impl<'m> Watch<'m> {
             pool,
             line,
             shown: now,
-            began: now,
             last: 0,
-            last_change: None,
+            last_change: now,
+            last_behind: now,
+            worked: false,
         }
     }
 
@@ -119,17 +124,18 @@ impl<'m> Watch<'m> {
         let now = Instant::now();
         // Progress may have released parked events: the consumer is idle only if the ledger was
         // checked since.
-        let busy = progress.in_flight > 0 || (self.last_change.is_some() && !progress.at_rest);
+        let busy = progress.in_flight > 0 || (self.worked && !progress.at_rest);
         if passed != self.last || busy {
+            self.worked = true;
             self.last = passed;
-            self.last_change = Some(now);
-        } else if self.last_change.is_none()
-            && (progress.partitions > 0 || now.duration_since(self.began) > JOINING_MAX)
-        {
-            self.last_change = Some(now);
+            self.last_change = now;
         }
-        let quiet = self.last_change.map_or(Duration::ZERO, |since| now.duration_since(since));
-        if self.until_idle.is_some_and(|idle| quiet >= idle) {
+        if progress.lag != Some(0) {
+            self.last_behind = now;
+        }
+        let quiet = now.duration_since(self.last_change);
+        let at_end = now.duration_since(self.last_behind);
+        if self.until_idle.is_some_and(|idle| quiet.min(at_end) >= idle || quiet >= idle.max(BEHIND_MAX)) {
             self.handle.stop();
         }
         if let Some(metrics) = self.metrics.filter(|_| now.duration_since(self.written) >= WRITTEN_EVERY) {

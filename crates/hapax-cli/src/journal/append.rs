@@ -238,6 +238,7 @@ impl<'a> Maker<'a> {
             Some(pointer) => Some(Kind::new(text_at(&value, pointer)?).map_err(|e| e.to_string())?),
             None => args.kind.clone(),
         };
+        event.kind.as_ref().map_or(Ok(()), hapax::records::check_kind).map_err(|e| e.to_string())?;
         if let Some(pointer) = &args.time_at {
             event = event.time(Time::parse(&text_at(&value, pointer)?).map_err(|e| e.to_string())?);
         }

@@ -90,31 +90,37 @@ pub struct ChangeArgs {
     pub all: bool,
     /// The event's time, if the ledger's identity includes it
     #[arg(long, value_parser = Time::parse)]
-    time: Option<Time>,
+    pub time: Option<Time>,
     /// At most this many, with --all
     #[arg(long, value_name = "N", requires = "all")]
     pub limit: Option<usize>,
     /// The reason, for the audit row
     #[arg(long, alias = "why", value_name = "R")]
-    reason: String,
-    /// The person, for the audit row [default: $USER]
+    pub reason: String,
+    /// The person, for the audit row [default: $USER, else the uid]
     #[arg(long, value_name = "NAME")]
-    by: Option<String>,
+    pub by: Option<String>,
     /// Say what would happen, change nothing
     #[arg(long)]
-    dry_run: bool,
+    pub dry_run: bool,
     /// Do not ask for confirmation
     #[arg(long)]
-    yes: bool,
+    pub yes: bool,
     /// The events
     #[arg(required_unless_present = "all")]
     pub ids: Vec<EventId>,
 }
 
 impl ChangeArgs {
-    /// The event's time, if the ledger's identity includes it.
-    pub fn time(&self) -> Option<Time> {
-        self.time
+    /// Refuses flags that name no entries, or all of them.
+    pub fn check(&self) -> Result<(), Failure> {
+        if !self.all && self.which.scope.is_none() {
+            return Err(Failure::config("--scope is missing: an event is named by scope and id"));
+        }
+        if self.all && self.which.is_empty() {
+            return Err(Failure::config("--all without a filter would be every entry; narrow it down"));
+        }
+        Ok(())
     }
 }
 
@@ -124,6 +130,7 @@ pub async fn act(
     what: Intervention,
     args: &ActArgs,
 ) -> Result<u8, Failure> {
+    args.change.check()?;
     let states = if args.state.is_empty() { states(what) } else { args.state.clone() };
     let targets = targets(ledger, &states, &args.change).await?;
     let steps = targets.into_iter().map(|identity| (what, identity)).collect();
@@ -142,20 +149,20 @@ pub async fn carry_out(
     if args.reason.trim().is_empty() {
         return Err(Failure::config("--reason is blank; the audit row needs a reason"));
     }
-    let by = who(args)?;
+    let by = crate::who::runs(args.by.as_deref())?;
     let request = |what: Intervention, identity: &Identity, dry_run| Intervene {
         identity: identity.clone(),
         time: args.time,
         what,
         by: by.clone(),
-        why: args.reason.clone(),
+        reason: args.reason.clone(),
         out_of_order,
         dry_run,
     };
     // Dry-run all of them first, so that a mistake in the list changes nothing at all.
     let mut plan = Vec::new();
     for (what, identity) in &steps {
-        plan.push(intervene(ledger, request(*what, identity, true)).await?);
+        plan.push(intervened(ledger, request(*what, identity, true)).await?);
     }
     if args.dry_run {
         report(global, "would ", &plan)?;
@@ -171,7 +178,7 @@ pub async fn carry_out(
     let line = std::io::stderr().is_terminal() && !global.json && steps.len() > 100;
     let mut done = Vec::new();
     for (what, identity) in &steps {
-        done.push(intervene(ledger, request(*what, identity, false)).await?);
+        done.push(intervened(ledger, request(*what, identity, false)).await?);
         if line && done.len() % 100 == 0 {
             eprint!("\r{} of {}", done.len(), steps.len());
         }
@@ -183,27 +190,23 @@ pub async fn carry_out(
     Ok(0)
 }
 
+async fn intervened(ledger: &dyn Ledger, request: Intervene) -> Result<(Intervention, Intervened), Failure> {
+    let identity = request.identity.to_string();
+    intervene(ledger, request).await.map_err(|error| Failure::from(error).about(&identity))
+}
+
 /// For a dead event, `retry` means a redrive.
-async fn intervene(ledger: &dyn Ledger, request: Intervene) -> Result<(Intervention, Intervened), Failure> {
-    let mut request = request;
+pub async fn intervene(
+    ledger: &dyn Ledger,
+    mut request: Intervene,
+) -> hapax::Result<(Intervention, Intervened)> {
     if request.what == Intervention::Retry {
         let entry = ledger.get(&request.identity, request.time).await?;
         if entry.is_some_and(|entry| entry.state == State::Dead) {
             request.what = Intervention::Redrive;
         }
     }
-    let done = ledger.intervene(&request).await;
-    let done = done.map_err(|error| Failure::from(error).about(&request.identity.to_string()))?;
-    Ok((request.what, done))
-}
-
-fn who(args: &ChangeArgs) -> Result<String, Failure> {
-    let user = || std::env::var("USER").ok().or_else(|| std::env::var("LOGNAME").ok());
-    let by = args.by.clone().or_else(user).filter(|by| !by.trim().is_empty());
-    if by.is_none() && args.dry_run {
-        return Ok("nobody".to_owned()); // a dry run leaves no audit row
-    }
-    by.ok_or_else(|| Failure::config("nobody is named for the audit row: $USER is not set, give --by NAME"))
+    Ok((request.what, ledger.intervene(&request).await?))
 }
 
 /// The states to which an intervention applies by default.
@@ -224,11 +227,11 @@ pub async fn targets(
     ledger: &dyn Ledger,
     states: &[State],
     args: &ChangeArgs,
-) -> Result<Vec<Identity>, Failure> {
+) -> hapax::Result<Vec<Identity>> {
     if !args.all {
         let scope = args.which.scope.clone();
         let scope =
-            scope.ok_or_else(|| Failure::config("--scope is missing: an event is named by scope and id"))?;
+            scope.ok_or_else(|| hapax::Error::invalid("scope", "an event is named by scope and id"))?;
         let identity = |id: &EventId| Identity {
             tenant: args.which.tenant.clone(),
             scope: scope.clone(),
@@ -242,14 +245,7 @@ pub async fn targets(
 }
 
 /// All entries that match the filters, by aggregate and seq.
-pub async fn entries(
-    ledger: &dyn Ledger,
-    states: &[State],
-    which: &WhichArgs,
-) -> Result<Vec<Entry>, Failure> {
-    if which.is_empty() {
-        return Err(Failure::config("--all without a filter would be every entry; narrow it down"));
-    }
+pub async fn entries(ledger: &dyn Ledger, states: &[State], which: &WhichArgs) -> hapax::Result<Vec<Entry>> {
     let filter = which.filter(ledger, states).await?;
     let mut found = Vec::new();
     let mut after = None;

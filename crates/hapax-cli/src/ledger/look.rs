@@ -20,7 +20,7 @@ pub struct FilterArgs {
 }
 
 /// Selects entries in any state.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub struct WhichArgs {
     /// Only this scope
     #[arg(long)]
@@ -28,6 +28,9 @@ pub struct WhichArgs {
     /// Only this tenant
     #[arg(long)]
     pub tenant: Option<Tenant>,
+    /// Whether no tenant means the default tenant, and not all of them
+    #[arg(skip)]
+    pub one_tenant: bool,
     /// Only this aggregate
     #[arg(long)]
     pub aggregate: Option<Aggregate>,
@@ -68,8 +71,9 @@ impl WhichArgs {
             _ => ledger.now().await?,
         };
         Ok(Filter {
-            tenant: self.tenant.clone(),
+            tenant: if self.one_tenant { Some(self.tenant.clone()) } else { self.tenant.clone().map(Some) },
             scope: self.scope.clone(),
+            scopes: None,
             id: None,
             states: states.to_vec(),
             since: self.since.map(|when| when.at(now)),
@@ -300,7 +304,7 @@ pub async fn audit(global: &Global, ledger: &dyn Ledger, args: &AuditArgs) -> Re
     let audit = ledger.audit(args.limit).await?;
     if global.json {
         let rows = audit.iter().map(|row| {
-            json!({"at": row.at.to_string(), "by": row.by, "what": row.what, "entry": row.identity, "why": row.why})
+            json!({"at": row.at.to_string(), "by": row.by, "what": row.what, "entry": row.identity, "reason": row.reason})
         });
         print::json(&json!({"audit": rows.collect::<Vec<_>>()}))?;
         return Ok(0);
@@ -309,10 +313,10 @@ pub async fn audit(global: &Global, ledger: &dyn Ledger, args: &AuditArgs) -> Re
         .iter()
         .map(|row| {
             let text = |text: &str| print::escaped(text);
-            [row.at.to_string(), text(&row.by), text(&row.what), text(&row.identity), text(&row.why)]
+            [row.at.to_string(), text(&row.by), text(&row.what), text(&row.identity), text(&row.reason)]
         })
         .collect();
-    print::table(["at", "by", "what", "entry", "why"], &rows)?;
+    print::table(["at", "by", "what", "entry", "reason"], &rows)?;
     Ok(0)
 }
 

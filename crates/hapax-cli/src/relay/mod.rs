@@ -168,7 +168,7 @@ fn leader(state: &RelayState, now: Time) -> Option<String> {
 fn behind_json(behind: &Behind) -> Value {
     json!({
         "tenant": behind.tenant, "aggregate": behind.aggregate, "seq": behind.next, "reason": behind.reason,
-        "parked": behind.poison, "since": Time::from_micros(behind.since).to_string(), "tries": behind.tries,
+        "parked": behind.poison, "since": Time::from_micros(behind.since).to_string(), "attempts": behind.attempts,
     })
 }
 

@@ -149,6 +149,8 @@ fn every_command_has_help_with_an_example() {
         "id derive",
         "id inspect",
         "config show",
+        "config example",
+        "completions",
         "ledger init",
         "ledger schema",
         "ledger check",
@@ -160,10 +162,73 @@ fn every_command_has_help_with_an_example() {
         "ledger release",
         "ledger kill",
         "ledger forget",
+        "token create",
+        "token ls",
+        "token revoke",
+        "token rotate",
+        "token generate",
+        "audit ls",
     ] {
         let args: Vec<_> = args.split(' ').chain(["--help"]).collect();
         let ran = run(dir.path(), &args).code(0);
         assert!(ran.out.contains("Example"), "{args:?}");
     }
     assert!(run(dir.path(), &["--version"]).code(0).out.starts_with("hapax "));
+}
+
+/// The example is a hapax.toml: as it is printed, and with every setting in effect.
+#[test]
+fn the_example_of_a_configuration_is_one() {
+    let dir = dir();
+    let example = run(dir.path(), &["config", "example"]).code(0).out;
+    let values = || run(dir.path(), &["config", "show", "--json"]).code(0).json()["settings"].clone();
+    let is_default = |value: &serde_json::Value| value["from"].as_str().unwrap().starts_with("default");
+    std::fs::write(dir.path().join("hapax.toml"), &example).unwrap();
+    let before = values();
+    assert!(before.as_array().unwrap().iter().all(is_default), "it sets nothing: {before}");
+    let lines = example.lines().map(|line| match line.strip_prefix('#') {
+        Some(setting) if setting.starts_with(|c: char| c.is_ascii_lowercase()) => setting,
+        _ => line,
+    });
+    std::fs::write(dir.path().join("hapax.toml"), lines.collect::<Vec<_>>().join("\n")).unwrap();
+    let after = values();
+    for (value, before) in after.as_array().unwrap().iter().zip(before.as_array().unwrap()) {
+        assert!(value["from"].as_str().unwrap().contains("hapax.toml"), "{value} is not in the example");
+        // Some defaults follow from other settings; named, they are what they are.
+        let is_the_default = [&before["value"], &value["default"]].contains(&&value["value"]);
+        assert!(is_the_default, "{value}, and not {before}");
+    }
+    // A mistake in the file does not keep the example back.
+    std::fs::write(dir.path().join("hapax.toml"), "[ledger]\nuri = 5").unwrap();
+    assert_eq!(run(dir.path(), &["config", "example"]).code(0).out, example);
+}
+
+#[test]
+fn every_shell_gets_completions() {
+    let dir = dir();
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let script = run(dir.path(), &["completions", shell]).code(0).out;
+        assert!(!script.contains("demo-worker"), "{shell} is offered what is our own");
+        for word in ["consume", "completions", "redrive", "json"] {
+            assert!(script.contains(word), "{shell} does not know {word}");
+        }
+    }
+    assert!(
+        run(dir.path(), &["completions", "tcsh"]).code(2).err.contains("elvish"),
+        "it names what there is"
+    );
+    let script = run(dir.path(), &["completions", "bash"]).out;
+    std::fs::write(dir.path().join("hapax.bash"), script).unwrap();
+    let complete = |words: &str, count: usize| {
+        let ask = format!(
+            "source ./hapax.bash; COMP_WORDS=({words}); COMP_CWORD={count}; _hapax hapax \"${{COMP_WORDS[{count}]}}\" \"${{COMP_WORDS[{}]}}\"; echo ${{COMPREPLY[@]}}",
+            count - 1
+        );
+        let ran =
+            std::process::Command::new("bash").args(["-c", &ask]).current_dir(dir.path()).output().unwrap();
+        String::from_utf8(ran.stdout).unwrap().trim().to_owned()
+    };
+    assert_eq!(complete("hapax conf", 1), "config");
+    assert_eq!(complete("hapax config ex", 2), "example");
+    assert_eq!(complete("hapax completions z", 2), "zsh");
 }

@@ -333,7 +333,7 @@ fn a_relay_says_what_does_nothing_and_status_says_whose_aggregate_is_parked() {
         let parked = serde_json::json!({
             "journal": journal.id(), "position": "0", "behind": [{
                 "tenant": "acme", "aggregate": "o-1", "next": 1, "position": "0", "reason": "too large",
-                "poison": true, "since": 1, "tries": 1,
+                "poison": true, "since": 1, "attempts": 1,
             }],
         });
         let name = hapax::RelayName::new("relay").unwrap();

@@ -106,7 +106,7 @@ fn a_list_with_a_mistake_changes_nothing() {
 fn sweeping_a_filters_state() {
     let dir = tempfile::tempdir().unwrap();
     run_with(dir.path(), &["filter", "--state", "ledger.db"], b"{\"event_id\":\"a\"}\n").code(0);
-    std::thread::sleep(Duration::from_millis(50));
+    std::thread::sleep(Duration::from_millis(50)); // the entry must be older than the retention
     let dry = ledger(dir.path(), &["sweep", "--retention", "1ms", "--dry-run", "--json"]).code(0).json();
     assert_eq!((dry["entries"].as_u64(), dry["dry_run"].as_bool()), (Some(1), Some(true)));
     assert_eq!(ledger(dir.path(), &["sweep", "--retention", "1ms", "--json"]).code(0).json()["entries"], 1);
@@ -137,8 +137,10 @@ fn a_rehearsal_needs_no_name() {
         command.env_remove("USER").env_remove("LOGNAME").output().unwrap().into()
     };
     release(&["--dry-run"]).code(0);
-    assert!(release(&["--yes"]).code(2).err.contains("--by"));
+    assert!(release(&["--yes", "--by", ""]).code(2).err.contains("--by is blank"));
     assert_eq!(state(dir.path(), "held"), "leased");
+    release(&["--yes"]).code(0); // by "uid N": a plain container names nobody
+    assert_ne!(state(dir.path(), "held"), "leased");
 }
 
 /// Whatever the command, only `init` makes something.

@@ -83,9 +83,9 @@ fn dead_letters_are_listed_shown_and_redriven_in_order() {
     let audit = audit["audit"].as_array().unwrap();
     assert_eq!(audit.len(), 2);
     assert!(
-        audit
-            .iter()
-            .all(|row| row["by"] == "tester" && row["why"] == "fixed in 1.4.2" && row["what"] == "redrive")
+        audit.iter().all(|row| row["by"] == "tester"
+            && row["reason"] == "fixed in 1.4.2"
+            && row["what"] == "redrive")
     );
 }
 

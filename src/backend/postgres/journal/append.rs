@@ -12,7 +12,7 @@ use super::{Inner, fail};
 use crate::backend::postgres::codes::{count, from_row, numbered, tenant_text};
 use crate::backend::postgres::database::Select;
 use crate::backend::postgres::error::Meaning;
-use crate::backend::postgres::executor::{Batch, Executor};
+use crate::backend::postgres::executor::{Batch, Executor, Locked};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::event::{Event, Headers};
@@ -127,7 +127,7 @@ struct Appends<'a, 'o> {
 
 impl Batch for Appends<'_, '_> {
     /// A single append has waited for its lock for long enough.
-    const WAITS_FOR_LOCKS: bool = false;
+    const LOCKED: Locked = Locked::Fails;
 
     type Answer = Answer;
 

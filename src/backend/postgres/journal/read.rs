@@ -383,6 +383,17 @@ pub(super) async fn now(inner: &Inner) -> Result<Time> {
     now.map(|(now,)| Time::from_micros(now)).ok_or_else(|| Error::Corrupt("the journal has no clock".into()))
 }
 
+/// Asks for the clock, and whether the server takes writes: a standby answers reads.
+pub(super) async fn probe(inner: &Inner) -> Result<()> {
+    let sql = format!(
+        "select pg_catalog.current_setting('transaction_read_only'::text) from (select {}.journal_now() offset 0) as clock",
+        inner.settings.schema
+    );
+    let query = sqlx::query_as::<_, (String,)>(AssertSqlSafe(sql)).persistent(false);
+    let said = inner.fetch_first("asking whether the journal takes writes", query).await?;
+    crate::backend::postgres::read::must_take_writes(said.as_ref().map_or("on", |(said,)| said))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,6 +8,8 @@
 #[cfg(feature = "axum")]
 mod open;
 mod schema;
+mod seen;
+mod sql;
 mod sweep;
 mod transaction;
 
@@ -22,7 +24,9 @@ use sqlx::{AssertSqlSafe, PgPool, Postgres, Row as _};
 #[cfg(feature = "axum")]
 pub(crate) use open::PgOpenKey;
 pub use schema::{KEYS_ACCEPTS, KEYS_VERSION, keys_grants_sql, keys_schema_sql};
+use sql::Sql;
 
+use self::seen::Seen;
 use super::database::begin;
 use super::error::{Meaning, meaning, translate};
 use super::schema::check_name;
@@ -31,16 +35,20 @@ use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::id::Tenant;
 use crate::keyed::{
-    AfterFailure, Answer, Begin, Begun, Ended, IdempotencyKey, Kept, KeyEntry, KeyLease, KeyStatus, KeySweep,
-    Keys, KeysCapabilities, KeysInfo, ListKeys, Resolution, SweptKeys, check_lease,
+    AfterFailure, Answer, Begin, Begun, Decided, Ended, IdempotencyKey, Kept, KeyEntry, KeyLease, KeyStatus,
+    KeySweep, Keys, KeysCapabilities, KeysInfo, ListKeys, Resolution, Resolved, SweptKeys, check_lease,
 };
 use crate::ledger::Token;
 
 /// How long a request waits for an open transaction that holds its key.
 const WAIT: &str = "100ms";
+/// How long a connection may take to answer before it is used.
+const SILENT: Duration = Duration::from_secs(5);
 /// How often a statement in doubt, or one that met others, is sent again.
 const TRIES_MAX: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(20);
+/// How often a request is begun again while its own first try, whose connection was lost, has it.
+const UNDECIDED_MAX: u32 = 30;
 
 /// Settings of keys in PostgreSQL.
 #[derive(Debug, Clone)]
@@ -111,79 +119,6 @@ impl std::fmt::Debug for Inner {
     }
 }
 
-/// Statements with the schema's name in them.
-struct Sql {
-    begin: Arc<str>,
-    finish: Arc<str>,
-    extend: Arc<str>,
-    release: Arc<str>,
-    resolve: Arc<str>,
-    get: Arc<str>,
-    list: Arc<str>,
-    info: Arc<str>,
-}
-
-/// A time in microseconds since 1970; the end of a lease for ever is the greatest number.
-fn us(at: &str) -> String {
-    format!(
-        "case when {at} = 'infinity'::timestamptz then 9223372036854775807 else (extract(epoch from {at}) * 1000000)::bigint end"
-    )
-}
-
-/// The state of a key as a word; `v_now` is the time.
-const STATE: &str = "case when k.settled_at is not null then 'done' when now.at < k.until then 'running' \
-                     when now.at < k.held_until then 'outcome-unknown' else 'free' end";
-
-impl Sql {
-    fn new(schema: &str) -> Self {
-        let sql = |text: &str| -> Arc<str> { text.replace("{s}", schema).into() };
-        let now = "(select {s}.keys_now() as at) now";
-        let held = "k.tenant = $1 and k.key = $2 and k.token = $3 and k.settled_at is null";
-        Sql {
-            begin: sql(&format!(
-                "select o_kind, o_token, {}, o_mine, o_parts, o_status, o_headers, o_body \
-                 from {{s}}.keys_begin($1, $2, $3, $4, $5, $6, $7, $8)",
-                us("o_at")
-            )),
-            finish: sql("select {s}.keys_finish($1, $2, $3, $4, $5, $6)"),
-            extend: sql(&format!(
-                "update {{s}}.keys k set until = now.at + $4 * interval '1 microsecond', \
-                 held_until = case when k.held_until = 'infinity'::timestamptz then k.held_until \
-                 else now.at + $4 * interval '1 microsecond' + (k.held_until - k.until) end from {now} where {held}"
-            )),
-            // $4: whether it did nothing.
-            release: sql(&format!(
-                "update {{s}}.keys k set until = now.at, held_until = case when $4 then now.at \
-                 when k.held_until = 'infinity'::timestamptz then k.held_until else now.at + (k.held_until - k.until) end \
-                 from {now} where {held}"
-            )),
-            resolve: sql(&format!(
-                "update {{s}}.keys k set held_until = now.at from {now} \
-                 where {held} and now.at >= k.until and now.at < k.held_until"
-            )),
-            get: sql(&format!(
-                "select {STATE}, {}, {}, {}, k.status, k.headers, k.body from {{s}}.keys k, {now} where k.tenant = $1 and k.key = $2",
-                us("k.until"),
-                us("k.begun_at"),
-                us("k.settled_at")
-            )),
-            list: sql(&format!(
-                "select k.tenant, k.key, {STATE}, k.token, {}, {}, k.status from {{s}}.keys k, {now} \
-                 where ($1::text is null or k.tenant = $1) and (not $2 or k.settled_at is null) \
-                 and ($3::text is null or (k.tenant, k.key) > ($3, $4)) order by k.tenant, k.key limit $5",
-                us("k.begun_at"),
-                us("k.settled_at")
-            )),
-            info: sql(&format!(
-                "select {}, {}, {} from {{s}}.keys_meta m",
-                us("{s}.keys_now()"),
-                us("m.horizon"),
-                us("m.swept_at")
-            )),
-        }
-    }
-}
-
 impl PgKeys {
     /// Connects by URL, as [`PgLedger::connect`](super::PgLedger::connect) does.
     pub async fn connect(url: &str, settings: PgKeysSettings) -> Result<Self> {
@@ -191,7 +126,8 @@ impl PgKeys {
         PgKeys::with_pool(pool, settings).await
     }
 
-    /// Uses a pool of your own, so that keys and rows share connections and transactions.
+    /// Uses a pool of your own, so that keys and rows share connections and transactions. Make it from
+    /// [`pool_options`](super::pool_options): connections that do not answer are closed then.
     pub async fn with_pool(pool: PgPool, settings: PgKeysSettings) -> Result<Self> {
         check_name(&settings.schema)?;
         let secret = schema::prepare(&pool, &settings.schema, settings.migrate).await?;
@@ -248,6 +184,22 @@ fn fail(what: &str, error: sqlx::Error) -> Error {
     }
 }
 
+/// What a statement returned.
+struct Ran {
+    rows: Vec<PgRow>,
+    /// An earlier try's answer was lost.
+    is_in_doubt: bool,
+}
+
+/// Whether a statement changed the row of a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Changed {
+    Yes,
+    No,
+    /// Not now; an earlier try, whose answer was lost, may have.
+    InDoubt,
+}
+
 type Statement<'q> = sqlx::query::Query<'q, Postgres, sqlx::postgres::PgArguments>;
 
 impl Inner {
@@ -262,11 +214,35 @@ impl Inner {
     /// Runs a statement that can be repeated, on its own; again if its answer was lost or others were
     /// in the way.
     async fn run(&self, what: &str, statement: impl Fn() -> Statement<'static>) -> Result<Vec<PgRow>> {
-        let mut tries = 1;
+        self.run_seeing(&Seen::Nothing, what, statement).await
+    }
+
+    /// The same, for a statement that row security must let through.
+    async fn run_seeing(
+        &self,
+        seen: &Seen,
+        what: &str,
+        statement: impl Fn() -> Statement<'static>,
+    ) -> Result<Vec<PgRow>> {
+        Ok(self.run_until(seen, what, statement, |_| true).await?.rows)
+    }
+
+    /// The same. If an answer was lost, the server may still be running the first try, and an answer
+    /// about its locks decides nothing (`is_decided`): the statement is run again until the first
+    /// try has ended.
+    async fn run_until(
+        &self,
+        seen: &Seen,
+        what: &str,
+        statement: impl Fn() -> Statement<'static>,
+        is_decided: impl Fn(&[PgRow]) -> bool,
+    ) -> Result<Ran> {
+        let (mut tries, mut undecided, mut is_in_doubt) = (1, 0, false);
         loop {
-            let answer = if self.pooled() {
+            let answer = if self.pooled() || *seen != Seen::Nothing {
                 async {
                     let mut tx = begin(&self.pool, BEGIN).await?;
+                    seen.tell(&mut tx).await?;
                     let rows = statement().persistent(false).fetch_all(&mut *tx).await?;
                     tx.commit().await.map(|()| rows)
                 }
@@ -275,9 +251,20 @@ impl Inner {
                 statement().fetch_all(&self.pool).await
             };
             let error = match answer {
-                Ok(rows) => return Ok(rows),
+                Ok(rows) if !is_in_doubt || is_decided(&rows) => return Ok(Ran { rows, is_in_doubt }),
+                Ok(_) if undecided == UNDECIDED_MAX => {
+                    let what =
+                        format!("{what}: the connection was lost, and the first try is still under way");
+                    return Err(Error::Contended { what, source: None });
+                }
+                Ok(_) => {
+                    undecided += 1;
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
                 Err(error) => error,
             };
+            is_in_doubt |= meaning(&error) == Meaning::Doubt;
             let again = matches!(meaning(&error), Meaning::Doubt | Meaning::Conflict);
             // A full pool is no doubt: waiting again would only make it fuller.
             if !again || matches!(error, sqlx::Error::PoolTimedOut) || tries == TRIES_MAX {
@@ -292,19 +279,26 @@ impl Inner {
         }
     }
 
-    /// A statement that changes the row of a lease, or none: then it was lost.
-    async fn change(&self, what: &str, sql: &Arc<str>, of: &KeyLease, bind: Change) -> Result<bool> {
+    /// A statement that changes the row of a lease, or none: then it was lost, or an earlier try whose
+    /// answer was lost has changed it. `bind` adds what comes after tenant, key and token.
+    async fn change(
+        &self,
+        what: &str,
+        sql: &Arc<str>,
+        of: &KeyLease,
+        bind: impl Fn(Statement<'static>) -> Statement<'static>,
+    ) -> Result<Changed> {
         let sql: Arc<str> = format!("{sql} returning 1").into();
         let statement = || {
             let query = self.query(&sql).bind(of.tenant_text().to_owned()).bind(of.key.as_str().to_owned());
-            let query = query.bind(of.token.0);
-            match bind {
-                Change::Time(us) => query.bind(us),
-                Change::Flag(flag) => query.bind(flag),
-                Change::Nothing => query,
-            }
+            bind(query.bind(of.token.0))
         };
-        Ok(!self.run(what, statement).await?.is_empty())
+        let ran = self.run_until(&Seen::tenant(of.tenant_text()), what, statement, |_| true).await?;
+        Ok(match ran {
+            Ran { rows, .. } if !rows.is_empty() => Changed::Yes,
+            Ran { is_in_doubt: true, .. } => Changed::InDoubt,
+            Ran { .. } => Changed::No,
+        })
     }
 
     fn begin_statement(&self, begin: &Begin, wait: &str, leased: bool) -> Statement<'static> {
@@ -336,14 +330,6 @@ impl Inner {
     }
 }
 
-/// The last parameter of a statement that changes a row.
-#[derive(Clone, Copy)]
-enum Change {
-    Time(i64),
-    Flag(bool),
-    Nothing,
-}
-
 /// What `keys_begin` answered.
 fn begun(begin: &Begin, row: &PgRow) -> Result<Begun> {
     let read = |e: sqlx::Error| fail("reading an answer about a key", e);
@@ -357,7 +343,13 @@ fn begun(begin: &Begin, row: &PgRow) -> Result<Begun> {
         }),
         2 => Begun::Running { until: at()? },
         3 => {
-            Begun::Done(Kept { answer: answer_of(row, 5)?, at: time()?, mine: row.try_get(3).map_err(read)? })
+            let parts: Option<String> = row.try_get(4).map_err(read)?;
+            Begun::Done(Kept {
+                answer: answer_of(row, 5)?,
+                at: time()?,
+                mine: row.try_get(3).map_err(read)?,
+                parts: parts.unwrap_or_default(),
+            })
         }
         4 => {
             let parts: Option<String> = row.try_get(4).map_err(read)?;
@@ -382,6 +374,30 @@ fn answer_of(row: &PgRow, at: usize) -> Result<Answer> {
     )
 }
 
+/// A key as it is listed.
+fn entry(row: &PgRow) -> Result<KeyEntry> {
+    let read = |e: sqlx::Error| fail("listing keys", e);
+    let time =
+        |at: usize| row.try_get::<Option<i64>, _>(at).map(|at| at.map(Time::from_micros)).map_err(read);
+    let text = |at: usize| row.try_get::<Option<String>, _>(at).map(Option::unwrap_or_default).map_err(read);
+    let tenant = text(0)?;
+    let status: Option<i32> = row.try_get(6).map_err(read)?;
+    let resolved = match time(7)? {
+        Some(at) => Some(Resolved { at, by: text(8)?, reason: text(9)? }),
+        None => None,
+    };
+    Ok(KeyEntry {
+        tenant: if tenant.is_empty() { None } else { Some(Tenant::new(tenant)?) },
+        key: IdempotencyKey::new(text(1)?)?,
+        state: state(&text(2)?),
+        token: Token(row.try_get(3).map_err(read)?),
+        begun_at: time(4)?.unwrap_or_default(),
+        settled_at: time(5)?,
+        status: status.and_then(|status| u16::try_from(status).ok()),
+        resolved,
+    })
+}
+
 fn state(word: &str) -> &'static str {
     match word {
         "done" => "done",
@@ -391,40 +407,13 @@ fn state(word: &str) -> &'static str {
     }
 }
 
-#[async_trait]
-impl Keys for PgKeys {
-    async fn begin(&self, begin: &Begin) -> Result<Begun> {
-        begin.check()?;
-        let rows = self.0.run("beginning a request", || self.0.begin_statement(begin, WAIT, true)).await?;
-        let row = rows.first().ok_or_else(|| Error::Corrupt("no answer about a key".into()))?;
-        begun(begin, row)
-    }
-
-    async fn extend(&self, of: &KeyLease, lease: Duration) -> Result<()> {
-        check_lease(lease)?;
-        let us = i64::try_from(lease.as_micros()).unwrap_or(i64::MAX);
-        let held = self.0.change("extending a lease", &self.0.sql.extend, of, Change::Time(us)).await?;
-        if held { Ok(()) } else { Err(of.fenced()) }
-    }
-
-    async fn finish(&self, of: &KeyLease, answer: &Answer) -> Result<()> {
-        answer.check()?;
-        let rows = self.0.run("storing an answer", || self.0.finish_statement(of, answer)).await?;
-        let stored = rows.first().is_some_and(|row| row.try_get(0).unwrap_or(false));
-        if stored { Ok(()) } else { Err(of.fenced()) }
-    }
-
-    async fn release(&self, of: &KeyLease, ended: Ended) -> Result<()> {
-        let undone = Change::Flag(ended == Ended::Undone);
-        let held = self.0.change("releasing a key", &self.0.sql.release, of, undone).await?;
-        if held { Ok(()) } else { Err(of.fenced()) }
-    }
-
-    async fn get(&self, tenant: Option<&Tenant>, key: &IdempotencyKey) -> Result<KeyStatus> {
+impl PgKeys {
+    /// What is committed about a key.
+    async fn committed(&self, tenant: &str, key: &IdempotencyKey) -> Result<KeyStatus> {
         let what = "looking for a key";
-        let (of, name) = (tenant.map_or("", Tenant::as_str).to_owned(), key.as_str().to_owned());
-        let statement = || self.0.query(&self.0.sql.get).bind(of.clone()).bind(name.clone());
-        let rows = self.0.run(what, statement).await?;
+        let statement =
+            || self.0.query(&self.0.sql.get).bind(tenant.to_owned()).bind(key.as_str().to_owned());
+        let rows = self.0.run_seeing(&Seen::tenant(tenant), what, statement).await?;
         let Some(row) = rows.first() else {
             // The horizon is read after the row was not found: a sweep raises it before it deletes.
             return Ok(crate::keyed::decide::missing(key, self.info().await?.horizon));
@@ -436,64 +425,134 @@ impl Keys for PgKeys {
                 .map_err(read)
         };
         Ok(match row.try_get::<String, _>(0).map_err(read)?.as_str() {
-            "done" => KeyStatus::Done(Kept { answer: answer_of(row, 4)?, at: time(3)?, mine: false }),
-            "running" => KeyStatus::Running { until: time(1)? },
+            "done" => KeyStatus::Done(Kept {
+                answer: answer_of(row, 4)?,
+                at: time(3)?,
+                mine: false,
+                parts: row.try_get(7).map_err(read)?,
+            }),
+            "running" => KeyStatus::Running { until: Some(time(1)?) },
             "outcome-unknown" => KeyStatus::OutcomeUnknown { since: time(2)? },
             _ => KeyStatus::Free,
         })
     }
+}
 
-    async fn resolve(&self, of: &KeyLease, how: &Resolution) -> Result<()> {
-        let what = "deciding about a key";
-        if let Resolution::Answer(answer) = how {
-            answer.check()?;
-            // Only a key whose outcome is unknown: under its token nobody runs it meanwhile.
-            match self.get(of.tenant.as_ref(), &of.key).await? {
-                KeyStatus::OutcomeUnknown { .. } => {}
-                other => return Err(of.not_unknown(&format!("it is {}", other.word()))),
-            }
-            return match self.finish(of, answer).await {
-                Err(Error::Fenced { .. }) => Err(of.not_unknown("it has another token")),
-                other => other,
-            };
+#[async_trait]
+impl Keys for PgKeys {
+    async fn begin(&self, begin: &Begin) -> Result<Begun> {
+        begin.check()?;
+        let statement = || self.0.begin_statement(begin, WAIT, true);
+        // Running, without an end: an open transaction has it, and that may be our own first try.
+        let is_decided = |rows: &[PgRow]| {
+            !rows
+                .first()
+                .map(|row| begun(begin, row))
+                .is_some_and(|answer| matches!(answer, Ok(Begun::Running { until: None })))
+        };
+        let ran = self.0.run_until(&Seen::Nothing, "beginning a request", statement, is_decided).await?;
+        let row = ran.rows.first().ok_or_else(|| Error::Corrupt("no answer about a key".into()))?;
+        begun(begin, row)
+    }
+
+    async fn extend(&self, of: &KeyLease, lease: Duration) -> Result<()> {
+        check_lease(lease)?;
+        let us = i64::try_from(lease.as_micros()).unwrap_or(i64::MAX);
+        match self.0.change("extending a lease", &self.0.sql.extend, of, |query| query.bind(us)).await? {
+            Changed::Yes => Ok(()),
+            Changed::No | Changed::InDoubt => Err(of.fenced()),
         }
-        if self.0.change(what, &self.0.sql.resolve, of, Change::Nothing).await? {
+    }
+
+    async fn finish(&self, of: &KeyLease, answer: &Answer) -> Result<()> {
+        answer.check()?;
+        let rows = self.0.run("storing an answer", || self.0.finish_statement(of, answer)).await?;
+        let stored = rows.first().is_some_and(|row| row.try_get(0).unwrap_or(false));
+        if stored { Ok(()) } else { Err(of.fenced()) }
+    }
+
+    async fn release(&self, of: &KeyLease, ended: Ended) -> Result<()> {
+        let undone = ended == Ended::Undone;
+        match self.0.change("releasing a key", &self.0.sql.release, of, |query| query.bind(undone)).await? {
+            // In doubt: by whom the lease was ended is not known, and that it has ended is what was asked.
+            Changed::Yes | Changed::InDoubt => Ok(()),
+            Changed::No => Err(of.fenced()),
+        }
+    }
+
+    async fn get(&self, tenant: Option<&Tenant>, key: &IdempotencyKey) -> Result<KeyStatus> {
+        let of = tenant.map_or("", Tenant::as_str);
+        match self.committed(of, key).await? {
+            KeyStatus::Unknown | KeyStatus::Free | KeyStatus::Expired => {}
+            known => return Ok(known),
+        }
+        let what = "looking for the transaction of a key";
+        let rows = self.0.run(what, || {
+            self.0.query(&self.0.sql.is_open).bind(of.to_owned()).bind(key.as_str().to_owned())
+        });
+        let is_open = rows.await?.first().is_some_and(|row| row.try_get(0).unwrap_or(false));
+        if is_open {
+            return Ok(KeyStatus::Running { until: None });
+        }
+        // A server shows what a transaction has committed before it lets its locks go.
+        self.committed(of, key).await
+    }
+
+    async fn resolve(&self, of: &KeyLease, how: &Resolution, who: &Decided) -> Result<()> {
+        let what = "deciding about a key";
+        who.check()?;
+        let decided = |query: Statement<'static>| query.bind(who.by.clone()).bind(who.reason.clone());
+        let changed = match how {
+            Resolution::Rerun => self.0.change(what, &self.0.sql.rerun, of, decided).await?,
+            Resolution::Answer(answer) => {
+                answer.check()?;
+                let answered = |query| {
+                    let query = decided(query).bind(i32::from(answer.status)).bind(answer.headers_text());
+                    query.bind(answer.body.to_vec())
+                };
+                self.0.change(what, &self.0.sql.answer, of, answered).await?
+            }
+        };
+        if changed == Changed::Yes {
             return Ok(());
         }
-        let found = self.get(of.tenant.as_ref(), &of.key).await?;
-        Err(of.not_unknown(&format!("it is {}, or has another token", found.word())))
+        let found = self.entry(of.tenant.as_ref(), &of.key).await?;
+        // Under another token, this very decision is that of the try whose answer was lost.
+        let is_ours = |entry: &KeyEntry| {
+            let decided = entry.resolved.as_ref();
+            entry.token > of.token && decided.is_some_and(|by| by.by == who.by && by.reason == who.reason)
+        };
+        if changed == Changed::InDoubt && found.as_ref().is_some_and(is_ours) {
+            return Ok(());
+        }
+        Err(of.not_unknown(&match found {
+            Some(found) => format!("it is {} under token {}", found.state, found.token),
+            None => "there is no such key".to_owned(),
+        }))
+    }
+
+    async fn entry(&self, tenant: Option<&Tenant>, key: &IdempotencyKey) -> Result<Option<KeyEntry>> {
+        let (of, name) = (tenant.map_or("", Tenant::as_str).to_owned(), key.as_str().to_owned());
+        let statement = || self.0.query(&self.0.sql.entry).bind(of.clone()).bind(name.clone());
+        let rows = self.0.run_seeing(&Seen::tenant(&of), "looking for a key", statement).await?;
+        rows.first().map(entry).transpose()
     }
 
     async fn list(&self, which: &ListKeys) -> Result<Vec<KeyEntry>> {
-        let what = "listing keys";
-        let read = |e: sqlx::Error| fail(what, e);
         let text = |tenant: &Option<Tenant>| tenant.as_ref().map_or("", Tenant::as_str).to_owned();
+        let seen = Seen::by(&self.0, which.tenant_text()).await?;
         let rows = self
             .0
-            .run(what, || {
+            .run_seeing(&seen, "listing keys", || {
                 self.0
                     .query(&self.0.sql.list)
-                    .bind(which.tenant.as_ref().map(|tenant| tenant.as_str().to_owned()))
+                    .bind(which.tenant_text().map(str::to_owned))
                     .bind(which.open_only)
                     .bind(which.after.as_ref().map(|(tenant, _)| text(tenant)))
                     .bind(which.after.as_ref().map(|(_, key)| key.as_str().to_owned()))
                     .bind(i64::try_from(which.limit()).unwrap_or(i64::MAX))
             })
             .await?;
-        let entry = |row: &PgRow| -> Result<KeyEntry> {
-            let tenant: String = row.try_get(0).map_err(read)?;
-            let settled_at: Option<i64> = row.try_get(5).map_err(read)?;
-            let status: Option<i32> = row.try_get(6).map_err(read)?;
-            Ok(KeyEntry {
-                tenant: if tenant.is_empty() { None } else { Some(Tenant::new(tenant)?) },
-                key: IdempotencyKey::new(row.try_get::<String, _>(1).map_err(read)?)?,
-                state: state(row.try_get::<String, _>(2).map_err(read)?.as_str()),
-                token: Token(row.try_get(3).map_err(read)?),
-                begun_at: Time::from_micros(row.try_get(4).map_err(read)?),
-                settled_at: settled_at.map(Time::from_micros),
-                status: status.and_then(|status| u16::try_from(status).ok()),
-            })
-        };
         rows.iter().map(entry).collect()
     }
 

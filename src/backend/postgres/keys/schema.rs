@@ -11,12 +11,13 @@ use crate::backend::postgres::schema::check_name;
 use crate::error::{Error, Result};
 
 /// The schema version that this build writes.
-pub const KEYS_VERSION: i32 = 1;
+pub const KEYS_VERSION: i32 = 2;
 /// The oldest build, by schema version, that can still use what this build writes.
-pub const KEYS_ACCEPTS: i32 = 1;
+pub const KEYS_ACCEPTS: i32 = 2;
 
 /// The step at index n brings the schema to version n + 1. A released step is never changed.
-const STEPS: [&str; KEYS_VERSION as usize] = [include_str!("migrations/0001_keys.sql")];
+const STEPS: [&str; KEYS_VERSION as usize] =
+    [include_str!("migrations/0001_keys.sql"), include_str!("migrations/0002_row_security.sql")];
 
 const WHAT: &str = "preparing the schema of the keys";
 
@@ -38,8 +39,8 @@ fn steps_sql(schema: &str, from: usize) -> String {
     (STEPS[from..].concat() + &last).replace("{schema}", schema)
 }
 
-/// The grants for a role that begins and finishes requests: rows and functions, no DDL. Sweeping also
-/// needs DELETE on `keys`.
+/// The grants for a role that begins and finishes requests: rows and functions, no DDL. Sweeping, and
+/// listing the keys of all tenants, also need DELETE on `keys` and UPDATE on `keys_meta`.
 pub fn keys_grants_sql(schema: &str, role: &str) -> Result<String> {
     check_name(schema)?;
     check_name(role)?;

@@ -1,30 +1,82 @@
-//! Forgetting old keys, a batch in each transaction.
+//! Forgetting old keys: the horizon in a transaction of its own, then a batch in each.
+//!
+//! No key that was forgotten looks new (clause 9): the horizon is committed before the first key is
+//! deleted, and `keys_begin` looks at the horizon after it has inserted a key. An insert that gets past
+//! a deletion comes after it, and so after the horizon. Whoever began before the horizon was raised has
+//! a row that is not old. So batches need no lock on the horizon, and no request keeps a sweep from
+//! going on, or the other way round. A sweep that is killed leaves old keys that are found; the next one
+//! forgets them.
+//!
+//! Sweeps exclude each other in each transaction, by an advisory lock: a batch that is locked by somebody
+//! else would look like the last one.
 
 use sqlx::{AssertSqlSafe, PgTransaction};
 
-use super::{Inner, fail, us};
-use crate::backend::postgres::BEGIN;
+use super::seen::Seen;
+use super::sql::us;
+use super::{Inner, PAUSE, TRIES_MAX, fail};
 use crate::backend::postgres::database::begin;
+use crate::backend::postgres::error::{Meaning, meaning};
 use crate::clock::Time;
 use crate::error::Result;
 use crate::keyed::{KeySweep, SweptKeys};
 use crate::ledger::Pace;
 
 const WHAT: &str = "sweeping keys";
+/// Begins a transaction of a sweep. If its process stops in it, the server ends it: other sweeps wait for
+/// it.
+const BEGIN: &str = "BEGIN; SET LOCAL search_path = pg_catalog, pg_temp; \
+                     SET LOCAL idle_in_transaction_session_timeout = 60000";
+/// How long a transaction of a sweep waits for another sweep's, or for a lock on the horizon. Both are
+/// held for one short transaction.
+const WAIT: &str = "10s";
 
-/// Sweeps. The horizon is committed before, or with, the first key that goes; whoever does not find a
-/// key afterwards finds the horizon.
+/// Sweeps. It forgets everything that is old, or says that it was skipped, or fails.
 pub(super) async fn sweep(inner: &Inner, terms: &KeySweep) -> Result<SweptKeys> {
     terms.check()?;
-    let mut swept = SweptKeys::default();
-    let mut tx = begin(&inner.pool, BEGIN).await.map_err(|e| fail(WHAT, e))?;
-    let Some(meta) = lock(inner, &mut tx).await? else {
-        return Ok(SweptKeys { skipped: true, ..swept });
+    if terms.dry_run {
+        return would_forget(inner, terms).await;
+    }
+    let Some((mut swept, horizon)) = begin_sweep(inner, terms).await? else {
+        return Ok(SweptKeys { skipped: true, ..SweptKeys::default() });
     };
-    let Some(plan) = terms.plan(meta.pace, meta.now) else {
-        return Ok(SweptKeys { skipped: true, ..swept });
-    };
-    swept.paused_until = plan.pace.paused_until;
+    let Some(horizon) = horizon else { return Ok(swept) };
+    let mut tries = 1;
+    loop {
+        let gone = match batch(inner, terms, horizon).await {
+            Ok(gone) => gone,
+            // A batch can be repeated: what is gone is gone.
+            Err(error) if may_repeat(&error) && tries < TRIES_MAX => {
+                tokio::time::sleep(PAUSE * tries).await;
+                tries += 1;
+                continue;
+            }
+            Err(error) => return Err(fail(WHAT, error)),
+        };
+        tries = 1;
+        swept.keys += gone;
+        terms.forgot(gone);
+        if gone < terms.batch_max as u64 {
+            return Ok(swept);
+        }
+    }
+}
+
+fn may_repeat(error: &sqlx::Error) -> bool {
+    matches!(meaning(error), Meaning::Doubt | Meaning::Conflict | Meaning::Locked)
+}
+
+/// Raises the horizon and stores when this sweep began. `None`: another sweep runs or has just run.
+/// Without a horizon there is nothing to forget.
+async fn begin_sweep(inner: &Inner, terms: &KeySweep) -> Result<Option<(SweptKeys, Option<Time>)>> {
+    let failed = |e: sqlx::Error| fail(WHAT, e);
+    let mut tx = begin(&inner.pool, BEGIN).await.map_err(failed)?;
+    let alone: bool = lock(inner, &mut tx, "pg_try_advisory_xact_lock").await.map_err(failed)?;
+    if !alone {
+        return Ok(None);
+    }
+    let Some(found) = meta(inner, &mut tx, "for update").await? else { return Ok(None) };
+    let Some(plan) = terms.plan(found.pace, found.now) else { return Ok(None) };
     let s = &inner.settings.schema;
     let time = |at: &str| format!("'epoch'::timestamptz + {at} * interval '1 microsecond'");
     let sql = format!(
@@ -40,24 +92,38 @@ pub(super) async fn sweep(inner: &Inner, terms: &KeySweep) -> Result<SweptKeys> 
         .bind(plan.horizon.map(Time::as_micros))
         .execute(&mut *tx)
         .await
-        .map_err(|e| fail(WHAT, e))?;
-    let Some(horizon) = plan.horizon else {
-        tx.commit().await.map_err(|e| fail(WHAT, e))?;
-        return Ok(swept);
-    };
-    loop {
-        let gone = forget(inner, &mut tx, terms, horizon).await?;
-        crate::crash_point!("keyed.sweep.commit");
-        tx.commit().await.map_err(|e| fail(WHAT, e))?;
-        swept.keys += gone;
-        if gone < terms.batch_max as u64 {
-            return Ok(swept);
-        }
-        tx = begin(&inner.pool, BEGIN).await.map_err(|e| fail(WHAT, e))?;
-        if lock(inner, &mut tx).await?.is_none() {
-            return Ok(swept); // another sweep goes on with it
-        }
-    }
+        .map_err(failed)?;
+    crate::crash_point!("keyed.sweep.commit");
+    tx.commit().await.map_err(failed)?;
+    let swept = SweptKeys { paused_until: plan.pace.paused_until, ..SweptKeys::default() };
+    Ok(Some((swept, plan.horizon)))
+}
+
+/// Forgets one batch.
+async fn batch(inner: &Inner, terms: &KeySweep, horizon: Time) -> sqlx::Result<u64> {
+    let mut tx = begin(&inner.pool, BEGIN).await?;
+    sqlx::query("select set_config('hapax.maintenance', 'on', true)")
+        .persistent(false)
+        .execute(&mut *tx)
+        .await?;
+    lock::<()>(inner, &mut tx, "pg_advisory_xact_lock").await?;
+    let gone = forget(inner, &mut tx, terms, horizon).await?;
+    crate::crash_point!("keyed.sweep.commit");
+    tx.commit().await?;
+    Ok(gone)
+}
+
+/// Takes the lock of sweeps until the transaction ends, with this function. Locks are waited for only for
+/// a while from here on.
+async fn lock<T>(inner: &Inner, tx: &mut PgTransaction<'_>, function: &str) -> sqlx::Result<T>
+where
+    T: for<'r> sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres> + Send + Unpin,
+{
+    let wait = format!("set local lock_timeout = '{WAIT}'");
+    sqlx::query(AssertSqlSafe(wait)).persistent(false).execute(&mut **tx).await?;
+    let sql = format!("select {function}(hashtextextended('hapax.keys.sweep', hashtextextended($1, 0)))");
+    let row = sqlx::query_scalar(AssertSqlSafe(sql)).persistent(false).bind(&inner.settings.schema);
+    row.fetch_one(&mut **tx).await
 }
 
 struct Meta {
@@ -65,37 +131,66 @@ struct Meta {
     pace: Option<Pace>,
 }
 
-/// Locks out other sweeps until the transaction ends; `None` if one is under way, or a request with an
-/// old key.
-async fn lock(inner: &Inner, tx: &mut PgTransaction<'_>) -> Result<Option<Meta>> {
+async fn meta(inner: &Inner, tx: &mut PgTransaction<'_>, lock: &str) -> Result<Option<Meta>> {
     let s = &inner.settings.schema;
+    // The rest of the transaction sees the keys of all tenants.
     let sql = format!(
-        "select {}, {}, {} from {s}.keys_meta for update skip locked",
+        "select {}, {}, {}, set_config('hapax.maintenance', 'on', true) from {s}.keys_meta {lock}",
         us(&format!("{s}.keys_now()")),
         us("swept_at"),
         us("paused_until")
     );
-    let row: Option<(i64, Option<i64>, Option<i64>)> = sqlx::query_as(AssertSqlSafe(sql))
+    let row: Option<(i64, Option<i64>, Option<i64>, String)> = sqlx::query_as(AssertSqlSafe(sql))
         .persistent(false)
         .fetch_optional(&mut **tx)
         .await
         .map_err(|e| fail(WHAT, e))?;
-    Ok(row.map(|(now, swept_at, paused_until)| {
+    Ok(row.map(|(now, swept_at, paused_until, _)| {
         let paused_until = paused_until.map(Time::from_micros);
         let pace = swept_at.map(|at| Pace { swept_at: Time::from_micros(at), paused_until });
         Meta { now: Time::from_micros(now), pace }
     }))
 }
 
-/// Deletes one batch: keys settled before the horizon, then those that failed, were free to run again,
-/// and never did.
-async fn forget(inner: &Inner, tx: &mut PgTransaction<'_>, terms: &KeySweep, horizon: Time) -> Result<u64> {
+/// What is old: keys settled before the horizon, and those that failed, were free to run again, and
+/// never did.
+const OLD: [&str; 2] = ["k.aged_from < h.at", "k.aged_from is null and k.held_until < h.at"];
+const HORIZON: &str = "with h as (select 'epoch'::timestamptz + $1 * interval '1 microsecond' as at)";
+
+/// Counts what a sweep would forget.
+async fn would_forget(inner: &Inner, terms: &KeySweep) -> Result<SweptKeys> {
+    Seen::by(inner, None).await?; // a role that sees one tenant only would count too few
+    let mut tx = begin(&inner.pool, BEGIN).await.map_err(|e| fail(WHAT, e))?;
+    let found = meta(inner, &mut tx, "").await?;
+    let Some(plan) = found.and_then(|meta| terms.plan(meta.pace, meta.now)) else {
+        return Ok(SweptKeys { skipped: true, ..SweptKeys::default() });
+    };
+    let mut swept = SweptKeys { paused_until: plan.pace.paused_until, ..SweptKeys::default() };
+    for old in OLD.iter().filter(|_| plan.horizon.is_some()) {
+        let sql = format!("{HORIZON} select count(*) from {}.keys k, h where {old}", inner.settings.schema);
+        let count: i64 = sqlx::query_scalar(AssertSqlSafe(sql))
+            .persistent(false)
+            .bind(plan.horizon.map(Time::as_micros))
+            .fetch_one(&mut *tx)
+            .await
+            .map_err(|e| fail(WHAT, e))?;
+        swept.keys += u64::try_from(count).unwrap_or(0);
+    }
+    Ok(swept)
+}
+
+/// Deletes one batch.
+async fn forget(
+    inner: &Inner,
+    tx: &mut PgTransaction<'_>,
+    terms: &KeySweep,
+    horizon: Time,
+) -> sqlx::Result<u64> {
     let s = &inner.settings.schema;
     let mut gone = 0;
-    for old in ["k.aged_from < h.at", "k.aged_from is null and k.held_until < h.at"] {
+    for old in OLD {
         let sql = format!(
-            "with h as (select 'epoch'::timestamptz + $1 * interval '1 microsecond' as at) \
-             delete from {s}.keys k using (select k.tenant, k.key from {s}.keys k, h where {old} \
+            "{HORIZON} delete from {s}.keys k using (select k.tenant, k.key from {s}.keys k, h where {old} \
              limit $2 for update of k skip locked) old where k.tenant = old.tenant and k.key = old.key"
         );
         let left = i64::try_from(terms.batch_max as u64 - gone).unwrap_or(i64::MAX);
@@ -104,8 +199,7 @@ async fn forget(inner: &Inner, tx: &mut PgTransaction<'_>, terms: &KeySweep, hor
             .bind(horizon.as_micros())
             .bind(left)
             .execute(&mut **tx)
-            .await
-            .map_err(|e| fail(WHAT, e))?;
+            .await?;
         gone += done.rows_affected();
     }
     Ok(gone)

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use sqlx::{PgTransaction, Row as _};
 
-use super::{Inner, PgKeys, WAIT, begun, fail};
+use super::{Inner, PgKeys, SILENT, WAIT, begun, fail};
+use crate::backend::postgres::database::begin_answered;
 use crate::error::{Error, Result};
 use crate::keyed::{Answer, Begin, Begun, KeyLease};
 
@@ -38,7 +39,7 @@ impl PgKeys {
         loop {
             let asked = async {
                 // This waits for a transaction that is still open, instead of reading past it.
-                let opened = super::begin(&self.0.pool, "BEGIN").await;
+                let opened = begin_answered(&self.0.pool, "BEGIN", SILENT).await;
                 let mut tx = opened.map_err(|e| fail("resolving a doubt", e))?;
                 let outcome = begin_in(&self.0, &mut tx, begin, WAIT).await?;
                 tx.rollback().await.map_err(|e| fail("resolving a doubt", e))?;

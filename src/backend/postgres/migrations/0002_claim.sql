@@ -68,6 +68,8 @@ begin
     p_token := nextval('{schema}.token'); -- after the locks too: a later run has a higher token
     o_state := e.state; o_owner := e.owner; o_at := {schema}.us(e.at); o_attempts := e.attempts; o_token := e.token;
     if v_have then
+      -- First: a nonce that is used for other content does not make it the same claim.
+      if p_check_fingerprint and e.fingerprint <> p_fingerprint then o_kind := 9; return; end if;
       if e.nonce = p_nonce then
         if p_mode = 'L' and e.state = 'L' and (p_aggregate is null or (h.lease_seq = p_seq and h.lease_token = e.token)) then
           e.at := v_now + p_for * interval '1 microsecond'; o_wrote := true;
@@ -82,7 +84,6 @@ begin
           o_kind := 4; return;
         end if;
       end if;
-      if p_check_fingerprint and e.fingerprint <> p_fingerprint then o_kind := 9; return; end if;
       o_reused := coalesce(e.fingerprint <> p_fingerprint, false);
       -- An entry that is dead or lost and has no held bytes takes them from the next delivery: a
       -- redrive needs them.

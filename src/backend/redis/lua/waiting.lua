@@ -4,17 +4,20 @@
 -- KEYS[1]: the ledger. ARGV: the ledger's id, life and last write; the index; the scope's number;
 -- the latest time; how many members to skip; how many to return at most; how many bytes of a row to
 -- return before and after its aggregate.
--- Returns how many members there were, rows as (member, start), and heads as (aggregate, head).
+-- Returns how many members there were, rows as (member, start), heads as (aggregate, head), and the
+-- rows' times.
 if is_other_life() then return redis.error_reply('HAPAXLIFE the script was meant for another life of the ledger') end
 local p = KEYS[1]
-local members = redis.call('ZRANGEBYSCORE', p .. ARGV[4], '-inf', ARGV[6], 'LIMIT', ARGV[7], ARGV[8])
+local found = redis.call('ZRANGEBYSCORE', p .. ARGV[4], '-inf', ARGV[6], 'WITHSCORES', 'LIMIT', ARGV[7], ARGV[8])
 local before, behind = tonumber(ARGV[9]), tonumber(ARGV[10])
-local rows, heads, seen = {}, {}, {}
-for _, member in ipairs(members) do
+local rows, heads, times, seen = {}, {}, {}, {}
+for n = 1, #found, 2 do
+  local member = found[n]
   local week, scope, id = string.match(member, '^(%-?%d+):(%d+):(.*)$')
   local row = redis.call('HGET', p .. ':w:' .. week .. ':' .. scope, id) or redis.call('HGET', p .. ':kept', member)
   if row then
     local length = string.byte(row, before - 1) * 256 + string.byte(row, before)
+    times[#times + 1] = found[n + 1]
     rows[#rows + 1] = member
     rows[#rows + 1] = string.sub(row, 1, before + length + behind)
     local aggregate = string.sub(row, before + 1, before + length)
@@ -25,4 +28,4 @@ for _, member in ipairs(members) do
     end
   end
 end
-return { #members, rows, heads }
+return { #found / 2, rows, heads, times }

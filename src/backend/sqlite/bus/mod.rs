@@ -155,6 +155,13 @@ impl Bus for EmbeddedBus {
         answer(self.0.read.send(move |conn| log::info(conn, &topic))).await
     }
 
+    async fn probe(&self, topic: &Topic) -> Result<()> {
+        let topic = topic.clone();
+        // A transaction that changes nothing costs no flush.
+        let found = answer(self.0.write.send(move |conn, _| log::info(conn, &topic))).await?;
+        found.map(drop).ok_or_else(|| crate::Error::NotFound("the topic".into()))
+    }
+
     async fn range(&self, partition: &Partition) -> Result<(i64, i64)> {
         let partition = partition.clone();
         let part = answer(self.0.read.send(move |conn| log::part(conn, &partition))).await??;

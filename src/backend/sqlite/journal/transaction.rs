@@ -2,11 +2,13 @@
 
 use rusqlite::{Connection, Transaction};
 
-use super::{SqliteJournal, append, schema};
+use super::{SqliteJournal, append, codec, schema};
 use crate::backend::sqlite::connect::must_be_durable;
 use crate::backend::sqlite::fault;
 use crate::backend::sqlite::transaction::SqliteTransaction;
+use crate::clock::Clock;
 use crate::error::{Error, Result};
+use crate::id::{Aggregate, Tenant};
 use crate::journal::{Append, Appended};
 
 /// A transaction in which events can be appended: rusqlite's own, or the one that a transactional
@@ -94,6 +96,21 @@ impl SqliteJournal {
             }
         };
         append::append(conn, append, &self.0.settings, self.0.clock.now(), &mut last)?
+    }
+
+    /// The seq of the last event of an aggregate, as a transaction sees it.
+    pub(crate) fn head_in(
+        &self,
+        conn: &Connection,
+        tenant: Option<&Tenant>,
+        aggregate: &Aggregate,
+    ) -> Result<u64> {
+        if schema::is_there(conn)? { codec::head(conn, tenant, aggregate) } else { Err(self.elsewhere()) }
+    }
+
+    /// The clock that its events are dated by.
+    pub(crate) fn clock(&self) -> &dyn Clock {
+        &*self.0.clock
     }
 
     fn elsewhere(&self) -> Error {

@@ -31,7 +31,7 @@ use crate::clock::{Clock, SystemClock, Time};
 use crate::error::{Error, Result};
 use crate::id::Tenant;
 use crate::keyed::{
-    Answer, Begin, Begun, Ended, IdempotencyKey, KeyEntry, KeyLease, KeyStatus, KeySweep, Keys,
+    Answer, Begin, Begun, Decided, Ended, IdempotencyKey, KeyEntry, KeyLease, KeyStatus, KeySweep, Keys,
     KeysCapabilities, KeysInfo, ListKeys, Resolution, SweptKeys, check_lease, decide,
 };
 
@@ -142,10 +142,12 @@ impl SqliteKeys {
         let path = path.as_ref();
         let found = open_file(path, Access::Read)?;
         if patiently(|| schema::current(&found))?.is_none() {
-            return Err(Error::Schema(format!(
-                "there are no keys in {}, or older ones, and migrate is `check`; open them once with `auto`",
-                path.display()
-            )));
+            let path = path.display();
+            return Err(Error::Schema(if schema::is_there(&found)? {
+                format!("the keys in {path} have an older schema, and migrate is `check`")
+            } else {
+                format!("there is no store of keys in {path} yet")
+            }));
         }
         drop(found);
         SqliteKeys::open(path)
@@ -225,6 +227,13 @@ impl SqliteKeys {
         )))
     }
 
+    /// What a request can be told from the reader's connection: a replay does not wait for the file's
+    /// only writer.
+    async fn peek(&self, request: &Begin) -> Result<Option<Begun>> {
+        let (request, clock) = (request.clone(), Arc::clone(&self.0.clock));
+        answer(self.0.read.send(move |conn| rows::peek(conn, &request, clock.now()))).await
+    }
+
     async fn write<T: Send + 'static>(
         &self,
         run: impl FnMut(&mut KeysTx<'_>) -> Result<T> + Send + 'static,
@@ -237,6 +246,9 @@ impl SqliteKeys {
 impl Keys for SqliteKeys {
     async fn begin(&self, request: &Begin) -> Result<Begun> {
         request.check()?;
+        if let Some(known) = self.peek(request).await? {
+            return Ok(known);
+        }
         let request = request.clone();
         self.write(move |tx| rows::begin(tx.conn, &request, tx.now, true)).await
     }
@@ -264,27 +276,47 @@ impl Keys for SqliteKeys {
     async fn release(&self, of: &KeyLease, ended: Ended) -> Result<()> {
         let of = of.clone();
         self.write(move |tx| {
-            let now = tx.now;
-            rows::change(tx.conn, &of, || decide::gone(&of), |row| row.release(&of, ended, now))
+            let (token, now) = (rows::draw(tx.conn)?, tx.now);
+            rows::change(tx.conn, &of, || decide::gone(&of), |row| row.release(&of, ended, token, now))
         })
         .await?
     }
 
     async fn get(&self, tenant: Option<&Tenant>, key: &IdempotencyKey) -> Result<KeyStatus> {
         let (tenant, key) = (tenant.map_or("", Tenant::as_str).to_owned(), key.clone());
-        let now = self.0.clock.now();
-        answer(self.0.read.send(move |conn| rows::status(conn, &tenant, &key, now))).await
+        // Looked at before the row: what has ended by then is in the file.
+        #[cfg(feature = "axum")]
+        let is_open = open::is_open(&self.0.secret, &tenant, &key);
+        #[cfg(not(feature = "axum"))]
+        let is_open = false;
+        let (of, name, now) = (tenant.clone(), key.clone(), self.0.clock.now());
+        let status = answer(self.0.read.send(move |conn| rows::status(conn, &of, &name, now))).await?;
+        match status {
+            KeyStatus::Unknown | KeyStatus::Free if is_open => Ok(KeyStatus::Running { until: None }),
+            // Another process may have begun it in a transaction that is open. Whoever has the write lock
+            // knows that there is none.
+            KeyStatus::Unknown | KeyStatus::Free => {
+                self.write(move |tx| rows::status(tx.conn, &tenant, &key, tx.now)).await
+            }
+            known => Ok(known),
+        }
     }
 
-    async fn resolve(&self, of: &KeyLease, how: &Resolution) -> Result<()> {
+    async fn entry(&self, tenant: Option<&Tenant>, key: &IdempotencyKey) -> Result<Option<KeyEntry>> {
+        let (tenant, key, now) = (tenant.cloned(), key.clone(), self.0.clock.now());
+        answer(self.0.read.send(move |conn| rows::entry(conn, tenant, &key, now))).await
+    }
+
+    async fn resolve(&self, of: &KeyLease, how: &Resolution, who: &Decided) -> Result<()> {
+        who.check()?;
         if let Resolution::Answer(answer) = how {
             answer.check()?;
         }
-        let (of, how) = (of.clone(), how.clone());
+        let (of, how, who) = (of.clone(), how.clone(), who.clone());
         self.write(move |tx| {
-            let now = tx.now;
+            let (token, now) = (rows::draw(tx.conn)?, tx.now);
             let gone = || of.not_unknown("there is no such key");
-            rows::change(tx.conn, &of, gone, |row| row.resolve(&of, &how, now))
+            rows::change(tx.conn, &of, gone, |row| row.resolve(&of, &how, &who, token, now))
         })
         .await?
     }
@@ -296,6 +328,10 @@ impl Keys for SqliteKeys {
 
     async fn sweep(&self, terms: &KeySweep) -> Result<SweptKeys> {
         terms.check()?;
+        if terms.dry_run {
+            let (terms, now) = (terms.clone(), self.0.clock.now());
+            return answer(self.0.read.send(move |conn| rows::would_forget(conn, &terms, now))).await;
+        }
         let begun = terms.clone();
         let (mut swept, horizon) = self.write(move |tx| rows::begin_sweep(tx.conn, &begun, tx.now)).await?;
         let Some(horizon) = horizon else { return Ok(swept) };
@@ -303,6 +339,7 @@ impl Keys for SqliteKeys {
             let batch = terms.clone();
             let gone = self.write(move |tx| rows::forget(tx.conn, &batch, horizon)).await?;
             swept.keys += gone;
+            terms.forgot(gone);
             if gone < terms.batch_max as u64 {
                 return Ok(swept);
             }
@@ -312,6 +349,10 @@ impl Keys for SqliteKeys {
     async fn info(&self) -> Result<KeysInfo> {
         let now = self.0.clock.now();
         answer(self.0.read.send(move |conn| rows::info(conn, now))).await
+    }
+
+    async fn probe(&self) -> Result<()> {
+        self.write(|_| Ok(())).await // an empty transaction, which costs no flush
     }
 
     fn secret(&self) -> &[u8; 32] {

@@ -1,7 +1,9 @@
 //! Transactions that the layer opens for its handlers. Each has a thread of its own, because its
 //! statements block. The file has one writer, so a transaction has a time limit.
 
+use std::collections::BTreeSet;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
@@ -10,7 +12,7 @@ use super::{Access, SqliteKeys, open_file, rows};
 use crate::backend::sqlite::SqliteTransaction;
 use crate::backend::sqlite::connect::{begin, commit, make_durable, patiently, roll_back, simple};
 use crate::error::{Error, Result};
-use crate::keyed::{Answer, Begin, Begun, KeyLease};
+use crate::keyed::{Answer, Begin, Begun, IdempotencyKey, KeyLease};
 
 type Job = Box<dyn FnOnce(&SqliteTransaction) + Send>;
 
@@ -27,6 +29,39 @@ pub(crate) struct SqliteOpenKey {
     deadline: Instant,
 }
 
+/// The keys that open transactions of this process have begun, of all its stores (a store is known by
+/// its secret, however often its file is open). Nobody else can see their rows.
+static OPEN: Mutex<BTreeSet<Name>> = Mutex::new(BTreeSet::new());
+
+/// Store, tenant, key.
+type Name = ([u8; 32], String, String);
+
+fn open_keys() -> MutexGuard<'static, BTreeSet<Name>> {
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether a transaction of this process has begun the key, and has not ended.
+pub(super) fn is_open(secret: &[u8; 32], tenant: &str, key: &IdempotencyKey) -> bool {
+    open_keys().contains(&(*secret, tenant.to_owned(), key.as_str().to_owned()))
+}
+
+/// A key is open until this is dropped.
+struct Opened(Name);
+
+impl Opened {
+    fn new(keys: &SqliteKeys, lease: &KeyLease) -> Self {
+        let name = (keys.0.secret, lease.tenant_text().to_owned(), lease.key.as_str().to_owned());
+        open_keys().insert(name.clone());
+        Opened(name)
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        open_keys().remove(&self.0);
+    }
+}
+
 fn too_late() -> Error {
     Error::Contended {
         what: "the request's transaction took longer than its limit and was rolled back: it holds the file's only \
@@ -41,6 +76,9 @@ impl SqliteKeys {
     /// within `begin.lease`.
     pub(crate) async fn open_key(&self, of: &Begin) -> Result<Result<SqliteOpenKey, Begun>> {
         of.check()?;
+        if let Some(known) = self.peek(of).await? {
+            return Ok(Err(known));
+        }
         let deadline = Instant::now() + of.lease;
         // In turn within this process, without a thread that waits.
         let turn = std::sync::Arc::clone(&self.0.turn).acquire_owned();
@@ -77,14 +115,17 @@ fn serve(
         patiently(|| begin(&conn, "beginning a request"))?;
         let begun = rows::begin(&conn, request, keys.0.clock.now(), false)?;
         simple(&conn, "SAVEPOINT hapax_keyed", "beginning a request")?;
-        Ok((SqliteTransaction(conn), begun))
+        Ok((SqliteTransaction::guarded(conn)?, begun))
     };
+    // Dropped after the transaction: whoever does not find the key open finds what it has committed.
+    let opened;
     let (tx, lease) = match begun() {
         Ok((tx, Begun::First(lease))) => (tx, lease),
         // The connection is closed with its transaction, and rolls it back.
         Ok((_, other)) => return drop(answer.send(Ok(Err(other)))),
         Err(error) => return drop(answer.send(Err(error))),
     };
+    opened = Opened::new(keys, &lease);
     if answer.send(Ok(Ok((lease.clone(), tx.get_interrupt_handle())))).is_err() {
         return;
     }
@@ -101,7 +142,7 @@ fn serve(
                 if ended.is_err() {
                     roll_back(&tx);
                 }
-                drop((tx, turn)); // the next request may begin before this one is answered
+                drop((tx, opened, turn)); // the next request may begin before this one is answered
                 let _ = done.send(ended); // the caller may be gone
                 return;
             }
@@ -117,11 +158,20 @@ fn end(
     answer: &Answer,
     undo: bool,
 ) -> Result<()> {
+    if tx.is_autocommit() {
+        return Err(Error::Refused {
+            what: "SQLite ended the request's transaction before (a full disk, OR ROLLBACK, a COMMIT that was refused), \
+                   and nothing of it can be kept"
+                .into(),
+            source: None,
+        });
+    }
     if undo {
         simple(tx, "ROLLBACK TO hapax_keyed", "undoing a request's work")?;
     }
     keys.finish_in(tx, lease, answer)?;
     crate::crash_point!("keyed.commit.before");
+    tx.let_commit();
     commit(tx, "committing a request")?;
     crate::crash_point!("keyed.commit.after");
     Ok(())

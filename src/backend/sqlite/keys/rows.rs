@@ -8,14 +8,15 @@ use crate::error::{Error, Result};
 use crate::event::Fingerprint;
 use crate::id::Tenant;
 use crate::keyed::decide::{self, Decision, Row, Settled};
+use crate::keyed::sweep::Plan;
 use crate::keyed::{
     Answer, Begin, Begun, IdempotencyKey, KeyEntry, KeyLease, KeyStatus, KeySweep, KeysInfo, ListKeys,
-    SweptKeys,
+    Resolved, SweptKeys,
 };
 use crate::ledger::{Nonce, Pace, Token};
 
 const COLUMNS: &str = "token, nonce, fingerprint, parts, begun_at, until, held_until, settled_at, aged_from, status, \
-                       headers, body";
+                       headers, body, resolved_at, resolved_by, resolved_why";
 
 /// Finds the row of a key.
 fn find(conn: &Connection, tenant: &str, key: &IdempotencyKey) -> Result<Option<Row>> {
@@ -54,14 +55,22 @@ fn decode(row: &SqlRow<'_>) -> Result<Row> {
         until: time(5)?,
         held_until: time(6)?,
         settled,
+        resolved: resolved(row)?,
     })
+}
+
+fn resolved(row: &SqlRow<'_>) -> Result<Option<Resolved>> {
+    let what = "reading who decided about a key";
+    let Some(at) = row.get::<_, Option<i64>>(12).doing(what)? else { return Ok(None) };
+    let (by, reason) = (row.get(13).doing(what)?, row.get(14).doing(what)?);
+    Ok(Some(Resolved { at: Time::from_micros(at), by, reason }))
 }
 
 fn save(conn: &Connection, tenant: &str, key: &IdempotencyKey, row: &Row) -> Result<()> {
     let settled = row.settled.as_ref();
     let sql = format!(
         "INSERT OR REPLACE INTO main.hapax_keys (tenant, key, {COLUMNS}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, \
-         ?12, ?13, ?14)"
+         ?12, ?13, ?14, ?15, ?16, ?17)"
     );
     conn.prepare_cached(&sql)
         .and_then(|mut statement| {
@@ -80,10 +89,22 @@ fn save(conn: &Connection, tenant: &str, key: &IdempotencyKey, row: &Row) -> Res
                 settled.map(|settled| settled.answer.status),
                 settled.map(|settled| settled.answer.headers_text()),
                 settled.map(|settled| settled.answer.body.to_vec()),
+                row.resolved.as_ref().map(|resolved| resolved.at.as_micros()),
+                row.resolved.as_ref().map(|resolved| &resolved.by),
+                row.resolved.as_ref().map(|resolved| &resolved.reason),
             ])
         })
         .doing("storing a key")?;
     Ok(())
+}
+
+/// What a request can be told without a change. `None`: it needs the writer.
+pub(super) fn peek(conn: &Connection, begin: &Begin, now: Time) -> Result<Option<Begun>> {
+    let found = find(conn, begin.tenant_text(), &begin.key)?;
+    match decide::decide(found.as_ref(), begin, info(conn, now)?.horizon, now) {
+        Decision::Answer(outcome) => Ok(Some(outcome)),
+        Decision::Insert | Decision::TakeOver | Decision::Renew => Ok(None),
+    }
 }
 
 /// Begins a request.
@@ -99,15 +120,19 @@ pub(super) fn begin(conn: &Connection, begin: &Begin, now: Time, leased: bool) -
             row
         }
         Decision::Insert | Decision::TakeOver => {
-            let token = conn
-                .prepare_cached("UPDATE main.hapax_keys_meta SET token = token + 1 RETURNING token")
-                .and_then(|mut statement| statement.query_row([], |row| row.get(0)))
-                .doing("drawing a token")?;
-            Row::begun(begin, Token(token), now, leased)
+            Row::taken_over(found.as_ref(), begin, draw(conn)?, now, leased)
         }
     };
     save(conn, tenant, &begin.key, &row)?;
     Ok(Begun::First(KeyLease { tenant: begin.tenant.clone(), key: begin.key.clone(), token: row.token }))
+}
+
+/// Draws a token that was never used before.
+pub(super) fn draw(conn: &Connection) -> Result<Token> {
+    conn.prepare_cached("UPDATE main.hapax_keys_meta SET token = token + 1 RETURNING token")
+        .and_then(|mut statement| statement.query_row([], |row| row.get(0)))
+        .doing("drawing a token")
+        .map(Token)
 }
 
 /// Changes the row of a lease. The inner error says why it was not changed; then nothing is written.
@@ -130,16 +155,31 @@ pub(super) fn status(conn: &Connection, tenant: &str, key: &IdempotencyKey, now:
     Ok(found.map_or_else(|| decide::missing(key, horizon), |row| row.status(now)))
 }
 
+/// The state of a key as a row, for listing.
+pub(super) fn entry(
+    conn: &Connection,
+    tenant: Option<Tenant>,
+    key: &IdempotencyKey,
+    now: Time,
+) -> Result<Option<KeyEntry>> {
+    let found = find(conn, tenant.as_ref().map_or("", Tenant::as_str), key)?;
+    Ok(found.map(|row| row.entry(tenant, key.clone(), now)))
+}
+
 pub(super) fn list(conn: &Connection, which: &ListKeys, now: Time) -> Result<Vec<KeyEntry>> {
     let what = "listing keys";
     let text = |tenant: &Option<Tenant>| tenant.as_ref().map_or("", Tenant::as_str).to_owned();
-    let sql = "SELECT tenant, key, token, begun_at, until, held_until, settled_at, status FROM main.hapax_keys \
-               WHERE (?1 IS NULL OR tenant = ?1) AND (NOT ?2 OR settled_at IS NULL) \
-               AND (?3 IS NULL OR (tenant, key) > (?3, ?4)) ORDER BY tenant, key LIMIT ?5";
-    let mut statement = conn.prepare_cached(sql).doing(what)?;
+    // Without the bodies: they may be large.
+    let columns = COLUMNS.replace("body", "x''");
+    let sql = format!(
+        "SELECT {columns}, tenant, key FROM main.hapax_keys \
+         WHERE (?1 IS NULL OR tenant = ?1) AND (NOT ?2 OR settled_at IS NULL) \
+         AND (?3 IS NULL OR (tenant, key) > (?3, ?4)) ORDER BY tenant, key LIMIT ?5"
+    );
+    let mut statement = conn.prepare_cached(&sql).doing(what)?;
     let mut rows = statement
         .query(params![
-            which.tenant.as_ref().map(Tenant::as_str),
+            which.tenant_text(),
             which.open_only,
             which.after.as_ref().map(|(tenant, _)| text(tenant)),
             which.after.as_ref().map(|(_, key)| key.as_str()),
@@ -148,25 +188,10 @@ pub(super) fn list(conn: &Connection, which: &ListKeys, now: Time) -> Result<Vec
         .doing(what)?;
     let mut found = Vec::new();
     while let Some(row) = rows.next().doing(what)? {
-        let tenant: String = row.get(0).doing(what)?;
-        let key: String = row.get(1).doing(what)?;
-        let time = |at: usize| row.get::<_, i64>(at).map(Time::from_micros).doing(what);
-        let settled_at: Option<i64> = row.get(6).doing(what)?;
-        let state = match settled_at {
-            Some(_) => "done",
-            None if now < time(4)? => "running",
-            None if now < time(5)? => "outcome-unknown",
-            None => "free",
-        };
-        found.push(KeyEntry {
-            tenant: if tenant.is_empty() { None } else { Some(Tenant::new(tenant)?) },
-            key: IdempotencyKey::new(key)?,
-            state,
-            token: Token(row.get(2).doing(what)?),
-            begun_at: time(3)?,
-            settled_at: settled_at.map(Time::from_micros),
-            status: row.get(7).doing(what)?,
-        });
+        let tenant: String = row.get(15).doing(what)?;
+        let key: String = row.get(16).doing(what)?;
+        let tenant = if tenant.is_empty() { None } else { Some(Tenant::new(tenant)?) };
+        found.push(decode(row)?.entry(tenant, IdempotencyKey::new(key)?, now));
     }
     Ok(found)
 }
@@ -182,18 +207,40 @@ pub(super) fn info(conn: &Connection, now: Time) -> Result<KeysInfo> {
         .doing("reading what sweeps have forgotten")
 }
 
+/// Plans a sweep by what the last one stored.
+fn plan(conn: &Connection, terms: &KeySweep, now: Time) -> Result<Option<Plan>> {
+    let paused: Option<i64> = conn
+        .query_row("SELECT paused_until FROM main.hapax_keys_meta", [], |row| row.get(0))
+        .doing("sweeping keys")?;
+    let paused_until = paused.map(Time::from_micros);
+    let before = info(conn, now)?.swept_at.map(|swept_at| Pace { swept_at, paused_until });
+    Ok(terms.plan(before, now))
+}
+
+/// Counts what a sweep would forget.
+pub(super) fn would_forget(conn: &Connection, terms: &KeySweep, now: Time) -> Result<SweptKeys> {
+    let Some(plan) = plan(conn, terms, now)? else {
+        return Ok(SweptKeys { skipped: true, ..SweptKeys::default() });
+    };
+    let mut swept = SweptKeys { paused_until: plan.pace.paused_until, ..SweptKeys::default() };
+    if let Some(horizon) = plan.horizon {
+        for old in OLD {
+            let sql = format!("SELECT count(*) FROM main.hapax_keys WHERE {old}");
+            let count: i64 =
+                conn.query_row(&sql, [horizon.as_micros()], |row| row.get(0)).doing("counting old keys")?;
+            swept.keys += count as u64;
+        }
+    }
+    Ok(swept)
+}
+
 /// Begins a sweep: stores the horizon. The horizon to forget up to, unless there is nothing to do.
 pub(super) fn begin_sweep(
     conn: &Connection,
     terms: &KeySweep,
     now: Time,
 ) -> Result<(SweptKeys, Option<Time>)> {
-    let what = "sweeping keys";
-    let paused: Option<i64> =
-        conn.query_row("SELECT paused_until FROM main.hapax_keys_meta", [], |row| row.get(0)).doing(what)?;
-    let paused_until = paused.map(Time::from_micros);
-    let before = info(conn, now)?.swept_at.map(|swept_at| Pace { swept_at, paused_until });
-    let Some(plan) = terms.plan(before, now) else {
+    let Some(plan) = plan(conn, terms, now)? else {
         return Ok((SweptKeys { skipped: true, ..SweptKeys::default() }, None));
     };
     conn.execute(
@@ -205,15 +252,18 @@ pub(super) fn begin_sweep(
             plan.horizon.map(Time::as_micros)
         ],
     )
-    .doing(what)?;
+    .doing("sweeping keys")?;
     let swept = SweptKeys { paused_until: plan.pace.paused_until, ..SweptKeys::default() };
     Ok((swept, plan.horizon))
 }
 
+/// What is old: keys settled before the horizon, and those that were free to run again and never did.
+const OLD: [&str; 2] = ["aged_from < ?1", "aged_from IS NULL AND held_until < ?1"];
+
 /// Forgets one batch.
 pub(super) fn forget(conn: &Connection, terms: &KeySweep, horizon: Time) -> Result<u64> {
     let mut gone = 0;
-    for old in ["aged_from < ?1", "aged_from IS NULL AND held_until < ?1"] {
+    for old in OLD {
         let sql = format!(
             "DELETE FROM main.hapax_keys WHERE rowid IN (SELECT rowid FROM main.hapax_keys WHERE {old} LIMIT ?2)"
         );

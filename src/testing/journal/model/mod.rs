@@ -221,7 +221,7 @@ impl<J: Journal> Run<J> {
                 reason: "it was refused".to_owned(),
                 poison: self.rng.chance(50),
                 since: 7,
-                tries: 1,
+                attempts: 1,
                 appended: 6,
             });
         }

@@ -3,6 +3,9 @@
 #![allow(dead_code, missing_docs, clippy::unwrap_used, clippy::format_push_string)]
 
 pub mod consume;
+#[cfg(feature = "postgres")]
+pub mod roles;
+pub mod serve;
 
 use std::io::Write as _;
 use std::path::Path;
@@ -14,7 +17,11 @@ pub fn hapax(dir: &Path, args: &[&str]) -> Command {
     command.args(args).current_dir(dir).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     for (name, _) in std::env::vars_os() {
         let ours = name.to_string_lossy();
-        if ours.starts_with("HAPAX_") || ours.starts_with("PROCESSED_EVENT_") || ours.starts_with("IM2BE_") {
+        if ours.starts_with("HAPAX_")
+            || ours.starts_with("PROCESSED_EVENT_")
+            || ours.starts_with("IM2BE_")
+            || ours.starts_with("OTEL_")
+        {
             command.env_remove(name);
         }
     }

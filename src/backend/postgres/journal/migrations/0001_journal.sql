@@ -25,6 +25,20 @@ create table {schema}.journal_head (
   primary key (tenant, aggregate)
 ) with (fillfactor = 80);
 
+-- A seq is never given twice: a head only rises, and stays. No append gives a number back.
+create function {schema}.journal_head_guard() returns trigger language plpgsql volatile
+set search_path = pg_catalog, pg_temp as $$
+begin
+  raise exception 'the head of an aggregate only rises, and stays: % % (seq %) of tenant "%"', lower(tg_op), old.aggregate, old.last, old.tenant;
+end $$;
+create trigger journal_head_rises before update on {schema}.journal_head for each row
+  when (new.last <= old.last or new.tenant <> old.tenant or new.aggregate <> old.aggregate)
+  execute function {schema}.journal_head_guard();
+create trigger journal_head_stays before delete on {schema}.journal_head for each row
+  when (old.last > 0) execute function {schema}.journal_head_guard();
+alter table {schema}.journal_head enable always trigger journal_head_rises;
+alter table {schema}.journal_head enable always trigger journal_head_stays;
+
 -- Events. A position is drawn in the INSERT: a transaction that has drawn one holds a write lock on
 -- this table, which readers look for.
 create table {schema}.journal (
@@ -153,33 +167,32 @@ create function {schema}.journal_append_one(
 ) returns table (o_event int, o_kind int, o_seq bigint, o_position bigint)
 language plpgsql volatile set lock_timeout = '2s' set enable_seqscan = off set enable_bitmapscan = off
 set search_path = pg_catalog, pg_temp as $$
-declare v_made boolean := false;
 begin
   perform set_config('lock_timeout', p_wait, true);
-  if p_expected is null or p_expected > 0 then
-    update {schema}.journal_head h set last = h.last + 1
-     where h.tenant = p_tenant and h.aggregate = p_aggregate and (p_expected is null or h.last = p_expected)
-    returning h.last into o_seq;
+  -- A head never goes back, so whatever could refuse the event is looked at before its head is raised.
+  -- If any seq is expected, the lock comes first: then a repeat that waited for the original finds it.
+  if p_expected is null then
+    perform from {schema}.journal_head h where h.tenant = p_tenant and h.aggregate = p_aggregate for update;
   end if;
-  if o_seq is null and coalesce(p_expected, 0) = 0 then
-    insert into {schema}.journal_head as h (tenant, aggregate, last) values (p_tenant, p_aggregate, 1)
-    on conflict do nothing returning h.last into o_seq;
-    v_made := o_seq is not null;
-  end if;
-  if o_seq is not null then
-    if coalesce(p_seq, o_seq) = o_seq then
+  if not exists (select from {schema}.journal k where k.tenant = p_tenant and k.id = p_id) then
+    if p_expected is null or p_expected > 0 then
+      update {schema}.journal_head h set last = h.last + 1
+       where h.tenant = p_tenant and h.aggregate = p_aggregate and (p_expected is null or h.last = p_expected)
+         and (p_seq is null or h.last + 1 = p_seq)
+      returning h.last into o_seq;
+    end if;
+    if o_seq is null and coalesce(p_expected, 0) = 0 and coalesce(p_seq, 1) = 1 then
+      insert into {schema}.journal_head as h (tenant, aggregate, last) values (p_tenant, p_aggregate, 1)
+      on conflict do nothing returning h.last into o_seq;
+    end if;
+    if o_seq is not null then
       insert into {schema}.journal as j (seq, at, time_us, tenant, aggregate, id, fingerprint, kind, trace, header_names, header_values, payload)
       values (o_seq, {schema}.journal_now(), p_time, p_tenant, p_aggregate, p_id, p_fingerprint, p_kind, p_trace, p_names::bytea[], p_values::bytea[], p_payload)
       on conflict (tenant, id) do nothing returning j.position into o_position;
-      if o_position is not null then
-        o_event := 1; o_kind := 1; return next; return;
+      if o_position is null then
+        raise exception 'its id was appended to another aggregate meanwhile' using errcode = '40001';
       end if;
-    end if;
-    -- It is not stored after all: give the seq back.
-    if v_made then
-      delete from {schema}.journal_head h where h.tenant = p_tenant and h.aggregate = p_aggregate;
-    else
-      update {schema}.journal_head h set last = h.last - 1 where h.tenant = p_tenant and h.aggregate = p_aggregate;
+      o_event := 1; o_kind := 1; return next; return;
     end if;
   end if;
   return query select * from {schema}.journal_append(p_wait, p_warn, array[p_tenant], array[p_aggregate], array[1], array[1],

@@ -34,6 +34,9 @@ create table {schema}.keys (
   parts       text not null,
   headers     text,
   body        bytea,
+  resolved_at  timestamptz,   -- the last decision of a person about it
+  resolved_by  text,
+  resolved_why text,
   primary key (tenant, key)
 ) with (fillfactor = 80);
 create index keys_aged on {schema}.keys (aged_from) where aged_from is not null;
@@ -45,6 +48,18 @@ create function {schema}.keys_now() returns timestamptz language sql volatile re
 create function {schema}.key_time(p_key text) returns timestamptz language sql immutable
   return case when p_key ~* '^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$' then
     timestamptz 'epoch' + ('x0000' || substr(p_key, 1, 8) || substr(p_key, 10, 4))::bit(64)::bigint * interval '1 millisecond' end;
+
+-- The advisory lock of a key that a caller's open transaction has begun. Nobody waits for it: it is how
+-- a look at the key sees a row that is not committed.
+create function {schema}.keys_lock(p_tenant text, p_key text) returns bigint language sql immutable
+  return hashtextextended(p_tenant || E'\n' || p_key, hashtextextended('{schema}', 0));
+
+-- Whether a caller's open transaction has begun the key.
+create function {schema}.keys_is_open(p_tenant text, p_key text) returns boolean language sql volatile
+  return exists (select from pg_locks l
+    where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+      and l.database = (select d.oid from pg_database d where d.datname = current_database())
+      and (l.classid::bigint << 32) | l.objid::bigint = {schema}.keys_lock(p_tenant, p_key));
 
 -- Begins a request. Kinds: 1 first, 2 running, 3 done, 4 mismatch, 5 expired, 6 outcome unknown.
 -- p_lease_us is null in a caller's transaction. p_hold_us: how long after the lease nobody runs it
@@ -68,25 +83,42 @@ begin
     v_held := case when p_lease_us is null or p_hold_us is null then 'infinity' else v_until + p_hold_us * interval '1 microsecond' end;
     o_mine := false;
     if r.token is null then
-      -- Keys are kept for at least a day. A share lock, so that no sweep raises the horizon between
-      -- this look and our insert, under any isolation.
-      if v_time < v_now - interval '1 day' then
-        select m.horizon into v_horizon from {schema}.keys_meta m for share;
-        if v_time < v_horizon and not exists (select from {schema}.keys k where k.tenant = p_tenant and k.key = p_key) then
-          o_kind := 5;
-          return;
-        end if;
-      end if;
       begin
         insert into {schema}.keys (token, nonce, begun_at, until, held_until, tenant, key, fingerprint, parts)
         values (nextval('{schema}.keys_token'), p_nonce, v_now, v_until, v_held, p_tenant, p_key, p_fingerprint, p_parts)
         on conflict (tenant, key) do nothing returning token into o_token;
-      exception when lock_not_available then
-        o_kind := 2; -- an open transaction holds it
-        return;
+        -- Keys are kept for at least a day. The horizon is looked at after the insert: a sweep commits it
+        -- before it deletes, so an insert that got past the deletion of this very key finds the horizon.
+        -- Nothing of keys_meta stays locked, so a sweep never waits for a request.
+        if o_token is not null and v_time < v_now - interval '1 day' then
+          if current_setting('transaction_isolation') = 'read committed' then
+            select m.horizon into v_horizon from {schema}.keys_meta m;
+          else
+            -- A snapshot may be older than the horizon: a lock on a row that was changed since is refused
+            -- (40001). It is let go at once.
+            begin
+              select m.horizon into v_horizon from {schema}.keys_meta m for share;
+              raise exception using errcode = 'KX002';
+            exception when sqlstate 'KX002' then null;
+            end;
+          end if;
+          if v_time < v_horizon then
+            raise exception using errcode = 'KX001'; -- undoes the insert
+          end if;
+        end if;
+      exception
+        when lock_not_available then
+          o_kind := 2; o_token := null; -- an open transaction holds it
+          return;
+        when sqlstate 'KX001' then
+          o_kind := 5; o_token := null;
+          return;
       end;
       if o_token is not null then
         o_kind := 1; o_at := v_until;
+        if p_lease_us is null then
+          perform pg_advisory_xact_lock_shared({schema}.keys_lock(p_tenant, p_key));
+        end if;
         return;
       end if;
       continue; -- it has just been committed
@@ -97,7 +129,7 @@ begin
     end if;
     o_token := r.token; o_mine := r.nonce = p_nonce;
     if r.settled_at is not null then
-      o_kind := 3; o_at := r.settled_at; o_status := r.status; o_headers := r.headers; o_body := r.body;
+      o_kind := 3; o_at := r.settled_at; o_parts := r.parts; o_status := r.status; o_headers := r.headers; o_body := r.body;
       return;
     end if;
     -- A transaction that committed without an answer has no lease to renew.
@@ -123,6 +155,9 @@ begin
     end if;
     if found then
       o_kind := 1; o_at := v_until;
+      if p_lease_us is null then
+        perform pg_advisory_xact_lock_shared({schema}.keys_lock(p_tenant, p_key));
+      end if;
       return;
     end if;
   end loop;
@@ -187,8 +222,9 @@ begin
   end if;
 end $$;
 
--- Stores the answer under the token of key_begin. Headers: an array of [name, value]. False if the
--- lease was lost: roll back.
+-- Stores the answer under the token of key_begin. Headers: an array of [name, value]. It never says
+-- "not stored" by its result, which many callers do not look at: it raises KF001, and a transaction
+-- that did the work cannot be committed without its answer.
 create function {schema}.key_finish(
   p_key text, p_token bigint, p_status int, p_body bytea default '', p_headers jsonb default '[]', p_tenant text default null
 ) returns boolean language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
@@ -204,9 +240,14 @@ begin
           or jsonb_typeof(h->0) <> 'string' or jsonb_typeof(h->1) <> 'string') then
     raise exception 'answer is invalid: its headers are not an array of [name, value]' using errcode = '22023';
   elsif exists (select from jsonb_array_elements(p_headers) h where lower(h->>0) not in
-        ('content-type', 'content-language', 'location', 'etag', 'last-modified', 'link')) then
+        ('content-type', 'content-encoding', 'content-language', 'location', 'etag', 'last-modified', 'link')) then
     raise exception 'answer is invalid: a header is not among those that are kept' using errcode = '22023';
+  elsif p_token is null then
+    raise exception 'token is invalid: it is null; key_begin returns one with the outcome first' using errcode = '22023';
+  elsif not {schema}.keys_finish(coalesce(p_tenant, ''), p_key, p_token, p_status,
+        (select coalesce(jsonb_agg(jsonb_build_array(lower(h->>0), h->>1)), '[]')::text from jsonb_array_elements(p_headers) h), p_body) then
+    raise exception 'key % is not held under token %; nothing was stored', p_key, p_token using errcode = 'KF001',
+      hint = 'This transaction did not begin the key, or rolled back since, or the lease was lost: roll back.';
   end if;
-  return {schema}.keys_finish(coalesce(p_tenant, ''), p_key, p_token, p_status,
-    (select coalesce(jsonb_agg(jsonb_build_array(lower(h->>0), h->>1)), '[]')::text from jsonb_array_elements(p_headers) h), p_body);
+  return true;
 end $$;

@@ -1,0 +1,284 @@
+//! What runs beside the requests: the relay and the sweepers.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use hapax::access::AuditSweep;
+use hapax::bus::Bus;
+use hapax::keyed::KeySweeper;
+use hapax::relay::{Progress, Relay, RelayHandle};
+use hapax::sweep::Sweeper;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::app::{Shared, With, stopped};
+use crate::failure::Failure;
+
+/// The pause before a relay that failed is started again; it doubles.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// How often it is looked whether audit rows are to be swept.
+const AUDIT: Duration = Duration::from_hours(1);
+/// How often the recorder of metrics tidies up.
+const UPKEEP: Duration = Duration::from_secs(5);
+
+/// The relay, as probes and statistics see it.
+#[derive(Debug, Clone, Default)]
+pub struct RelayStatus(Arc<Mutex<Seen>>);
+
+#[derive(Debug, Default)]
+struct Seen {
+    /// The last relay that was started.
+    handle: Option<RelayHandle>,
+    /// Whether it has ended with an error, or none could be made.
+    failed: bool,
+}
+
+/// What a relay does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RelayState {
+    /// It has not yet been told who leads.
+    Starting,
+    /// It publishes.
+    Leads,
+    /// Another process publishes.
+    Follows,
+    /// Nothing is published from here, and nothing will be until it has been started again.
+    Failed,
+}
+
+impl RelayState {
+    /// The state in a word.
+    pub fn word(self) -> &'static str {
+        match self {
+            RelayState::Starting => "starting",
+            RelayState::Leads => "leads",
+            RelayState::Follows => "follows",
+            RelayState::Failed => "failed",
+        }
+    }
+
+    /// Whether the relay does what it is for.
+    pub fn is_ready(self) -> bool {
+        matches!(self, RelayState::Leads | RelayState::Follows)
+    }
+}
+
+impl RelayStatus {
+    fn lock(&self) -> MutexGuard<'_, Seen> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn runs(&self, handle: RelayHandle) {
+        *self.lock() = Seen { handle: Some(handle), failed: false };
+    }
+
+    fn failed(&self) {
+        self.lock().failed = true;
+    }
+
+    /// What the relay does.
+    pub fn state(&self) -> RelayState {
+        let seen = self.lock();
+        match seen.handle.as_ref().map(RelayHandle::progress) {
+            _ if seen.failed => RelayState::Failed,
+            Some(progress) if progress.leads => RelayState::Leads,
+            Some(progress) if progress.follows => RelayState::Follows,
+            _ => RelayState::Starting,
+        }
+    }
+
+    /// Its progress, if it runs here.
+    pub fn progress(&self) -> Option<Progress> {
+        self.lock().handle.as_ref().map(RelayHandle::progress)
+    }
+}
+
+/// What runs until the server stops.
+pub struct Background {
+    relay: Option<JoinHandle<()>>,
+    status: RelayStatus,
+    upkeep: JoinHandle<()>,
+    audit: Option<JoinHandle<()>>,
+    _sweepers: (Option<Sweeper>, Option<KeySweeper>),
+}
+
+impl Background {
+    pub fn start(app: &Shared, bus: Option<Arc<dyn Bus>>, with: With) -> Result<Self, Failure> {
+        let entries = app.guard.settings().sweep.then(|| app.guard.spawn_sweeper());
+        let keys = || KeySweeper::spawn(Arc::clone(&app.kept_keys), app.config.keys.retention);
+        let sweepers = (entries, with.sweepers.then(keys).transpose()?);
+        let audit = with.sweepers.then(|| tokio::spawn(sweep_audit(Arc::clone(app))));
+        let relay = bus.map(|bus| tokio::spawn(publish(Arc::clone(app), bus)));
+        let metrics = app.metrics.clone();
+        let upkeep = tokio::spawn(async move {
+            let mut tick = tokio::time::interval(UPKEEP);
+            loop {
+                tick.tick().await;
+                metrics.run_upkeep();
+            }
+        });
+        Ok(Background { relay, status: app.relay.clone(), upkeep, audit, _sweepers: sweepers })
+    }
+
+    /// Stops it all; returns when the relay has given up its leadership.
+    pub async fn stop(self) {
+        self.upkeep.abort();
+        if let Some(audit) = &self.audit {
+            audit.abort(); // a sweep that is cut off is finished by the next
+        }
+        if let Some(handle) = &self.status.lock().handle {
+            handle.stop();
+        }
+        if let Some(relay) = self.relay {
+            let _ = relay.await; // it logged how it ended
+        }
+    }
+}
+
+/// Forgets audit rows after their retention, in one of all servers.
+async fn sweep_audit(app: Shared) {
+    let retention = app.config.serve.audit_retention;
+    let terms = AuditSweep::new(retention).unless_within((retention / 4).min(Duration::from_hours(20)));
+    let mut tick = tokio::time::interval(AUDIT);
+    loop {
+        tick.tick().await;
+        if let Err(error) = app.kept_access.sweep(&terms).await {
+            tracing::warn!(target: "hapax", error = %error.chain(), "audit rows could not be swept; it is tried again");
+        }
+    }
+}
+
+/// Publishes until the server stops. A relay waits for outages to end by itself; one that ends with an
+/// error, or in a panic, is started again, and is not ready until then.
+async fn publish(app: Shared, bus: Arc<dyn Bus>) {
+    let (journal, settings) = (Arc::clone(&app.journal), app.config.relay_settings());
+    let make = || Relay::new(Arc::clone(&journal), Arc::clone(&bus), settings.clone());
+    keep_publishing(make, &app.relay, app.stopping.clone()).await;
+}
+
+async fn keep_publishing(
+    make: impl Fn() -> hapax::Result<Relay>,
+    status: &RelayStatus,
+    mut stopping: watch::Receiver<bool>,
+) {
+    let mut pause = PAUSE_MIN;
+    loop {
+        let began = tokio::time::Instant::now();
+        let relay = match make() {
+            Ok(relay) => relay,
+            Err(error) => {
+                tracing::error!(target: "hapax", error = %error.chain(), "the relay cannot be started");
+                return status.failed();
+            }
+        };
+        status.runs(relay.handle());
+        if *stopping.borrow() {
+            return; // it was told before there was a handle to stop
+        }
+        match tokio::spawn(relay.run()).await {
+            Ok(Ok(_)) => return,
+            Ok(Err(error)) => {
+                tracing::error!(target: "hapax", error = %error.chain(), "the relay has failed; it is started again");
+            }
+            Err(error) => {
+                tracing::error!(target: "hapax", %error, "the relay has failed; it is started again");
+            }
+        }
+        status.failed();
+        if began.elapsed() > PAUSE_MAX {
+            pause = PAUSE_MIN;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = stopped(&mut stopping) => return,
+        }
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use async_trait::async_trait;
+    use hapax::bus::{
+        Capabilities, MemoryBus, Partition, Record, Subscriber, Subscription, TopicInfo, TopicSettings,
+    };
+    use hapax::config::{Config, Sources};
+    use hapax::event::Origin;
+    use hapax::journal::MemoryJournal;
+    use hapax::{Error, Result, Topic};
+
+    use super::*;
+
+    /// A bus that panics until it is mended.
+    struct Broken(AtomicBool, MemoryBus);
+
+    #[async_trait]
+    impl Bus for Broken {
+        async fn publish(&self, topic: &Topic, records: &[Record]) -> Result<Vec<Result<Origin>>> {
+            self.1.publish(topic, records).await
+        }
+        async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
+            self.1.subscribe(subscription).await
+        }
+        async fn create_topic(&self, topic: &Topic, settings: TopicSettings) -> Result<bool> {
+            self.1.create_topic(topic, settings).await
+        }
+        async fn topic(&self, topic: &Topic) -> Result<Option<TopicInfo>> {
+            assert!(!self.0.load(Ordering::SeqCst), "the bus is broken");
+            self.1.topic(topic).await
+        }
+        async fn range(&self, partition: &Partition) -> Result<(i64, i64)> {
+            self.1.range(partition).await
+        }
+        async fn committed(&self, group: &str, partition: &Partition) -> Result<Option<i64>> {
+            self.1.committed(group, partition).await
+        }
+        fn capabilities(&self) -> Capabilities {
+            self.1.capabilities()
+        }
+    }
+
+    async fn until(status: &RelayStatus, state: RelayState) {
+        for _ in 0..6000 {
+            if status.state() == state {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("it is {:?}, never {state:?}", status.state());
+    }
+
+    #[tokio::test]
+    async fn t233_a_relay_that_fails_is_not_ready_until_it_leads() {
+        let config = Config::load(&Sources::new()).unwrap();
+        let settings = config.relay_settings();
+        let (_stop, stopping) = watch::channel(false);
+        let status = RelayStatus::default();
+        assert_eq!(status.state(), RelayState::Starting, "there is none yet");
+        assert!(!status.state().is_ready());
+
+        let bus = Arc::new(Broken(AtomicBool::new(true), MemoryBus::default()));
+        let journal: Arc<dyn hapax::Journal> = Arc::new(MemoryJournal::default());
+        let (seen, broken) = (status.clone(), Arc::clone(&bus));
+        let relayed = settings.clone();
+        let make = move || {
+            let bus: Arc<dyn Bus> = Arc::<Broken>::clone(&broken);
+            Relay::new(Arc::clone(&journal), bus, relayed.clone())
+        };
+        let running = tokio::spawn(async move { keep_publishing(make, &seen, stopping).await });
+        until(&status, RelayState::Failed).await; // it panicked
+        bus.0.store(false, Ordering::SeqCst);
+        bus.create_topic(&settings.topic, TopicSettings::new(1)).await.unwrap();
+        until(&status, RelayState::Leads).await;
+        running.abort();
+
+        // One that cannot even be made.
+        let (_stop, stopping) = watch::channel(false);
+        let status = RelayStatus::default();
+        keep_publishing(|| Err(Error::Config("no".into())), &status, stopping).await;
+        assert_eq!(status.state(), RelayState::Failed);
+    }
+}

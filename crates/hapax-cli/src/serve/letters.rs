@@ -1,0 +1,427 @@
+//! Dead, held, parked and lost events over HTTP, for operators.
+
+use axum::extract::State;
+use hapax::access::Scopes;
+use hapax::ledger::{Entry, Filter, Identity, Intervene, Intervention, State as Is};
+use hapax::problem::Problem;
+use hapax::{Aggregate, Error, EventId, Scope, Time, Topic};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::app::{App, Shared};
+use super::audit::audit;
+use super::auth::{Caller, Operator};
+use super::extract::{Json, PAGE_MAX, Params, limit};
+use super::openapi::ProblemBody;
+use crate::ledger::act::{ChangeArgs, intervene};
+use crate::ledger::look::{WhichArgs, entry_json};
+use crate::letters;
+
+pub fn routes() -> OpenApiRouter<Shared> {
+    OpenApiRouter::new()
+        .routes(routes!(dead))
+        .routes(routes!(held))
+        .routes(routes!(parked))
+        .routes(routes!(lost))
+        .routes(routes!(redrive))
+        .routes(routes!(drop_dead))
+        .routes(routes!(release_parked))
+}
+
+/// Which entries.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct EntriesParams {
+    /// Only this scope.
+    #[param(min_length = 1, max_length = 255)]
+    scope: Option<String>,
+    /// Only this aggregate.
+    #[param(min_length = 1, max_length = 255)]
+    aggregate: Option<String>,
+    /// Only from this topic.
+    #[param(min_length = 1, max_length = 255)]
+    topic: Option<String>,
+    /// Only this event.
+    #[param(min_length = 1, max_length = 255)]
+    id: Option<String>,
+    /// First seen at or after this time (RFC 3339).
+    since: Option<String>,
+    /// First seen before this time (RFC 3339).
+    until: Option<String>,
+    /// With headers and payload.
+    #[serde(default)]
+    payload: bool,
+    /// At most this many (100 unless set). A page ends earlier once it has 16 MiB.
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<u64>,
+    /// Go on after a page, with its `next`.
+    after: Option<String>,
+    /// Those of all tenants.
+    #[serde(default)]
+    all_tenants: bool,
+}
+
+/// A page of entries.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct EntriesAnswer {
+    /// The entries: tenant, scope, id, state, token, attempts, times, order, origin, reason. There may be
+    /// none although there is a next page.
+    #[schema(value_type = Vec<Object>)]
+    entries: Vec<Value>,
+    /// Where the next page begins; none: this is the last.
+    next: Option<String>,
+}
+
+/// Lists dead letters, each with its reason
+#[utoipa::path(
+    get, path = "/v1/dead", tag = "letters", params(EntriesParams),
+    responses((status = 200, description = "The entries", body = EntriesAnswer))
+)]
+async fn dead(
+    Operator(caller): Operator,
+    State(app): State<Shared>,
+    Params(params): Params<EntriesParams>,
+) -> Result<Json<EntriesAnswer>, Problem> {
+    list(&app, &caller, &params, &[Is::Dead], |_| true).await
+}
+
+/// Lists parked events, which wait behind something unresolved
+#[utoipa::path(
+    get, path = "/v1/parked", tag = "letters", params(EntriesParams),
+    responses((status = 200, description = "The entries", body = EntriesAnswer))
+)]
+async fn parked(
+    Operator(caller): Operator,
+    State(app): State<Shared>,
+    Params(params): Params<EntriesParams>,
+) -> Result<Json<EntriesAnswer>, Problem> {
+    list(&app, &caller, &params, &[Is::Parked], |_| true).await
+}
+
+/// Lists lost events: at-most-once runs that failed, or did not report their end in time
+///
+/// None of them runs again by itself. An event that is dropped from the dead letters is lost too.
+#[utoipa::path(
+    get, path = "/v1/lost", tag = "letters", params(EntriesParams),
+    responses((status = 200, description = "The entries", body = EntriesAnswer))
+)]
+async fn lost(
+    Operator(caller): Operator,
+    State(app): State<Shared>,
+    Params(params): Params<EntriesParams>,
+) -> Result<Json<EntriesAnswer>, Problem> {
+    list(&app, &caller, &params, &[Is::Lost], |_| true).await
+}
+
+/// Lists held events: those that wait in the ledger with their bytes
+#[utoipa::path(
+    get, path = "/v1/held", tag = "letters", params(EntriesParams),
+    responses((status = 200, description = "The entries", body = EntriesAnswer))
+)]
+async fn held(
+    Operator(caller): Operator,
+    State(app): State<Shared>,
+    Params(params): Params<EntriesParams>,
+) -> Result<Json<EntriesAnswer>, Problem> {
+    list(&app, &caller, &params, &[Is::Retry, Is::Parked, Is::Dead, Is::Leased], |entry| entry.body.is_some())
+        .await
+}
+
+async fn list(
+    app: &App,
+    caller: &Caller,
+    params: &EntriesParams,
+    states: &[Is],
+    is_wanted: impl Fn(&Entry) -> bool,
+) -> Result<Json<EntriesAnswer>, Problem> {
+    if params.all_tenants {
+        caller.needs_all_tenants()?;
+    }
+    let limit = limit(params.limit, 100, PAGE_MAX)?;
+    // All of it is in the filter: a cursor, and an error, must not come from what is another's.
+    let filter = Filter {
+        tenant: (!params.all_tenants).then(|| caller.tenant.clone()),
+        scope: params.scope.as_deref().map(|scope| caller.scope(scope)).transpose()?,
+        scopes: match caller.scopes() {
+            Scopes::All => None,
+            Scopes::Only(scopes) => Some(scopes.clone()),
+        },
+        id: params.id.as_deref().map(EventId::new).transpose()?,
+        states: states.to_vec(),
+        since: params.since.as_deref().map(Time::parse).transpose()?,
+        until: params.until.as_deref().map(Time::parse).transpose()?,
+        metadata: None,
+        aggregate: params.aggregate.as_deref().map(Aggregate::new).transpose()?,
+        topic: params.topic.as_deref().map(Topic::new).transpose()?,
+        partition: None,
+    };
+    let after = params.after.as_deref().map(str::parse).transpose()?;
+    let page = app.ledger.list(&filter, after.as_ref(), limit).await?;
+    let wanted = page.entries.iter().filter(|entry| is_wanted(entry));
+    Ok(Json(EntriesAnswer {
+        entries: wanted.map(|entry| entry_json(entry, params.payload)).collect(),
+        next: page.next.map(|next| next.to_string()),
+    }))
+}
+
+/// Which entries to change, and why.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ChangeBody {
+    /// Whose effect it is.
+    #[schema(min_length = 1, max_length = 255)]
+    scope: String,
+    /// The events; or `all`.
+    #[serde(default)]
+    ids: Vec<String>,
+    /// Every event of the scope that matches the filters below.
+    #[serde(default)]
+    all: bool,
+    /// With `all`: only of this aggregate.
+    #[schema(min_length = 1, max_length = 255)]
+    aggregate: Option<String>,
+    /// With `all`: only from this topic.
+    #[schema(min_length = 1, max_length = 255)]
+    topic: Option<String>,
+    /// With `all`: at most this many.
+    #[schema(minimum = 1, maximum = 1000)]
+    limit: Option<u64>,
+    /// The event's time (RFC 3339), where the ledger's identity includes it.
+    #[schema(format = DateTime)]
+    time: Option<String>,
+    /// Why, for the audit row.
+    #[schema(min_length = 1, example = "fixed in 1.4.2")]
+    reason: String,
+    /// Say what would happen, change nothing.
+    #[serde(default)]
+    dry_run: bool,
+    /// Redrive: also events whose aggregate has moved past them. They then run without order.
+    #[serde(default)]
+    out_of_order: bool,
+    /// Release: how parked events go on (`resume` unless set).
+    how: Option<ReleaseHow>,
+}
+
+/// How parked events go on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ReleaseHow {
+    /// What they wait behind runs again: the dead event of their aggregate, or else themselves.
+    #[default]
+    Resume,
+    /// Their aggregates go on without what they wait behind.
+    Skip,
+}
+
+/// What was changed in one entry.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ChangedEntry {
+    /// What was done: `redrive`, `retry`, `drop` or `skip`; or would be done.
+    what: &'static str,
+    /// The event.
+    id: String,
+    /// The entry before.
+    #[schema(value_type = Option<Object>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    before: Option<Value>,
+    /// The entry after.
+    #[schema(value_type = Option<Object>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    after: Option<Value>,
+    /// Whether its bytes are not held, so that it runs only when it is delivered again.
+    needs_delivery: bool,
+    /// Why this one was not changed, although it could have been when all were looked at; the others were.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<ProblemBody>)]
+    problem: Option<Value>,
+}
+
+/// What was changed.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ChangedAnswer {
+    /// Whether nothing was changed, because only that was asked.
+    dry_run: bool,
+    /// Each entry.
+    entries: Vec<ChangedEntry>,
+    /// Whether more match: send the request again.
+    more: bool,
+}
+
+/// Runs dead letters again, with attempts reset, in the order of their aggregates
+#[utoipa::path(
+    post, path = "/v1/dead/redrive", tag = "letters", request_body = ChangeBody,
+    responses(
+        (status = 200, description = "They run again", body = ChangedAnswer),
+        (status = 404, description = "There is no such entry: `not-found`; nothing was changed", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 409, description = "One of them is not dead: `conflict`; nothing was changed", body = ProblemBody, content_type = "application/problem+json"),
+    )
+)]
+async fn redrive(
+    Operator(caller): Operator,
+    State(app): State<Shared>,
+    Json(body): Json<ChangeBody>,
+) -> Result<Json<ChangedAnswer>, Problem> {
+    only_for(body.how.is_some(), "how", "release")?;
+    let args = args(&app, &caller, &body)?;
+    let steps = letters::each(&*app.ledger, Intervention::Redrive, &args).await?;
+    carry_out(&app, &caller, steps, &args, &body).await
+}
+
+/// Gives dead letters up: removes their bytes, and their aggregates go on past them
+#[utoipa::path(
+    post, path = "/v1/dead/drop", tag = "letters", request_body = ChangeBody,
+    responses(
+        (status = 200, description = "They are lost", body = ChangedAnswer),
+        (status = 404, description = "There is no such entry: `not-found`; nothing was changed", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 409, description = "One of them is not dead: `conflict`; nothing was changed", body = ProblemBody, content_type = "application/problem+json"),
+    )
+)]
+async fn drop_dead(
+    Operator(caller): Operator,
+    State(app): State<Shared>,
+    Json(body): Json<ChangeBody>,
+) -> Result<Json<ChangedAnswer>, Problem> {
+    only_for(body.how.is_some(), "how", "release")?;
+    only_for(body.out_of_order, "out_of_order", "redrive")?;
+    let args = args(&app, &caller, &body)?;
+    let steps = letters::each(&*app.ledger, Intervention::Drop, &args).await?;
+    carry_out(&app, &caller, steps, &args, &body).await
+}
+
+/// Lets parked events go on
+#[utoipa::path(
+    post, path = "/v1/parked/release", tag = "letters", request_body = ChangeBody,
+    responses(
+        (status = 200, description = "They go on", body = ChangedAnswer),
+        (status = 404, description = "There is no such entry: `not-found`; nothing was changed", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 409, description = "One of them is not parked, or waits for an event that never came: `conflict`; nothing was changed", body = ProblemBody, content_type = "application/problem+json"),
+    )
+)]
+async fn release_parked(
+    Operator(caller): Operator,
+    State(app): State<Shared>,
+    Json(body): Json<ChangeBody>,
+) -> Result<Json<ChangedAnswer>, Problem> {
+    only_for(body.out_of_order, "out_of_order", "redrive")?;
+    let args = args(&app, &caller, &body)?;
+    let steps = match body.how.unwrap_or_default() {
+        ReleaseHow::Resume => letters::resume(&*app.ledger, &args).await?,
+        ReleaseHow::Skip => letters::skip(&*app.ledger, &args).await?,
+    };
+    carry_out(&app, &caller, steps, &args, &body).await
+}
+
+/// Refuses what means nothing for this request, rather than leave it unheard.
+fn only_for(given: bool, what: &'static str, route: &str) -> Result<(), Problem> {
+    if given { Err(Error::invalid(what, format!("it is only for {route}")).into()) } else { Ok(()) }
+}
+
+/// The same request as that of the command.
+fn args(app: &App, caller: &Caller, body: &ChangeBody) -> Result<ChangeArgs, Problem> {
+    let invalid =
+        |what, told: &str| -> Result<ChangeArgs, Problem> { Err(Error::invalid(what, told).into()) };
+    if body.all != body.ids.is_empty() {
+        return invalid("ids", "send ids, or all=true");
+    }
+    if !body.all && (body.aggregate.is_some() || body.topic.is_some() || body.limit.is_some()) {
+        return invalid("ids", "aggregate, topic and limit are only for all=true");
+    }
+    let max = app.config.serve.batch_max;
+    if body.ids.len() > max {
+        let told = format!("there are {}; 1 to {max} are allowed (serve.batch_max)", body.ids.len());
+        return invalid("ids", &told);
+    }
+    if body.reason.trim().is_empty() {
+        return invalid("reason", "it is blank; the audit row needs a reason");
+    }
+    if body.reason.chars().count() > 1000 || body.reason.contains('\0') {
+        return invalid("reason", "it must have 1 to 1000 characters, none of them NUL");
+    }
+    let scope: Scope = caller.scope(&body.scope)?;
+    let which = WhichArgs {
+        scope: Some(scope),
+        tenant: caller.tenant.clone(),
+        one_tenant: true,
+        aggregate: body.aggregate.as_deref().map(Aggregate::new).transpose()?,
+        topic: body.topic.as_deref().map(Topic::new).transpose()?,
+        ..WhichArgs::default()
+    };
+    Ok(ChangeArgs {
+        which,
+        all: body.all,
+        time: body.time.as_deref().map(Time::parse).transpose()?,
+        limit: None,
+        reason: body.reason.clone(),
+        by: Some(caller.principal.clone()),
+        dry_run: body.dry_run,
+        yes: true,
+        ids: body.ids.iter().map(EventId::new).collect::<Result<_, _>>()?,
+    })
+}
+
+/// Carries out an intervention in each entry: first a dry run of all, so that a mistake in the list changes
+/// nothing at all.
+async fn carry_out(
+    app: &App,
+    caller: &Caller,
+    mut steps: Vec<(Intervention, Identity)>,
+    args: &ChangeArgs,
+    body: &ChangeBody,
+) -> Result<Json<ChangedAnswer>, Problem> {
+    let limit = limit(body.limit, PAGE_MAX, PAGE_MAX)?;
+    let more = steps.len() > limit;
+    steps.truncate(limit);
+    let request = |what: Intervention, identity: &Identity, dry_run| Intervene {
+        identity: identity.clone(),
+        time: args.time,
+        what,
+        by: caller.principal.clone(),
+        reason: args.reason.clone(),
+        out_of_order: body.out_of_order,
+        dry_run,
+    };
+    let mut entries = Vec::with_capacity(steps.len());
+    for (what, identity) in &steps {
+        entries.push(changed(&intervene(&*app.ledger, request(*what, identity, true)).await?));
+    }
+    if !body.dry_run {
+        entries.clear();
+        for (what, identity) in &steps {
+            let action = format!("ledger.{}", what.name());
+            let step = match audit(app, caller, &action, &identity.to_string(), &args.reason).await {
+                Ok(()) => {
+                    let step = intervene(&*app.ledger, request(*what, identity, false)).await;
+                    step.map_err(|error| Problem::of(&error))
+                }
+                Err(problem) => Err(problem),
+            };
+            entries.push(match step {
+                Ok(step) => changed(&step),
+                Err(problem) => ChangedEntry {
+                    what: what.name(),
+                    id: identity.id.to_string(),
+                    before: None,
+                    after: None,
+                    needs_delivery: false,
+                    problem: Some(problem.json()),
+                },
+            });
+        }
+    }
+    Ok(Json(ChangedAnswer { dry_run: body.dry_run, entries, more }))
+}
+
+fn changed((what, step): &(Intervention, hapax::ledger::Intervened)) -> ChangedEntry {
+    ChangedEntry {
+        what: what.name(),
+        id: step.before.identity.id.to_string(),
+        before: Some(entry_json(&step.before, false)),
+        after: step.after.as_ref().map(|entry| entry_json(entry, false)),
+        needs_delivery: step.needs_delivery(),
+        problem: None,
+    }
+}

@@ -1,0 +1,112 @@
+//! The description of the API: made from the routes, completed with what every route may answer.
+
+use serde::Serialize;
+use serde_json::{Value, json};
+use utoipa::{OpenApi, ToSchema};
+
+/// What is described besides the routes.
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "hapax",
+        description = "Every event takes effect once. Errors are problems (RFC 9457); decide by their `code`, never by a text. \
+                       A request that failed for an unknown reason may be sent again as it was.",
+    ),
+    components(schemas(ProblemBody)),
+    tags(
+        (name = "claims", description = "Claim an event before its effect, settle it afterwards"),
+        (name = "journal", description = "Append events and read them"),
+        (name = "records", description = "Records of modules, written with their events under a key"),
+        (name = "keys", description = "Keys of writes"),
+        (name = "letters", description = "Dead, held, parked and lost events, for operators"),
+        (name = "tokens", description = "API tokens and the audit, for operators"),
+        (name = "server", description = "The server itself"),
+        (name = "probes", description = "For orchestrators and collectors"),
+    )
+)]
+pub struct Api;
+
+/// A problem (RFC 9457).
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ProblemBody {
+    /// The page that explains the code.
+    #[schema(format = "uri")]
+    r#type: String,
+    /// What kind of problem it is.
+    title: String,
+    /// The HTTP status.
+    #[schema(minimum = 400, maximum = 599)]
+    status: u16,
+    /// The stable code to decide by.
+    #[schema(example = "conflict")]
+    code: String,
+    /// A sentence about this request.
+    detail: String,
+}
+
+/// What every operation may answer.
+const ALWAYS: [(&str, &str); 10] = [
+    ("400", "The input is invalid: `invalid`"),
+    ("401", "The token is missing or not valid: `unauthenticated`"),
+    (
+        "403",
+        "The host, the origin or the caller's role is refused: `host-forbidden`, `origin-forbidden`, `forbidden`",
+    ),
+    ("408", "The request came too slowly; nothing was done: `request-timeout`"),
+    ("413", "The body is too large: `body-too-large`"),
+    ("429", "The caller sends too much: `rate-limited`"),
+    ("500", "The server failed; its log says why"),
+    ("501", "The backend cannot do this: `unsupported`, `not-built-in`"),
+    ("503", "A database is away or busy: `unavailable`, `contended`, `week-missing`, `overloaded`"),
+    ("504", "It took too long; a write goes on: `handler-timeout`"),
+];
+/// What operations with a body may answer besides.
+const WITH_BODY: [(&str, &str); 2] = [
+    ("415", "The body is not JSON: `media-type`"),
+    ("422", "The id or the key belongs to other content: `mismatch`, `key-mismatch`"),
+];
+
+/// The whole description as JSON.
+pub fn document(api: &utoipa::openapi::OpenApi) -> Value {
+    let mut document = serde_json::to_value(api).unwrap_or_default();
+    document["info"]["version"] = env!("CARGO_PKG_VERSION").into();
+    let token =
+        json!({"type": "http", "scheme": "bearer", "description": "An API token (`hapax token create`)"});
+    document["components"]["securitySchemes"] = json!({"token": token});
+    // Or none, where a server has no tokens and listens on this machine only.
+    document["security"] = json!([{"token": []}, {}]);
+    let Some(paths) = document["paths"].as_object_mut() else { return document };
+    for (path, item) in paths {
+        if path == "/healthz" || path == "/readyz" {
+            continue; // they ask nobody who calls, and say themselves what they answer
+        }
+        let Some(operations) = item.as_object_mut() else { continue };
+        for operation in operations.values_mut().filter(|operation| operation["responses"].is_object()) {
+            let with_body = operation["requestBody"].is_object();
+            let more = WITH_BODY.iter().filter(|_| with_body);
+            for (status, description) in ALWAYS.iter().chain(more) {
+                if operation["responses"][status].is_null() {
+                    operation["responses"][status] = problem(description);
+                }
+            }
+            operation["responses"]["431"] = json!({"description": "The head of the request is too large"});
+            let tenant = json!({
+                "name": "Hapax-Tenant", "in": "header", "required": false,
+                "description": "Whose data, where no credential says so",
+                "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+            });
+            match operation["parameters"].as_array_mut() {
+                Some(parameters) => parameters.push(tenant),
+                None => operation["parameters"] = json!([tenant]),
+            }
+        }
+    }
+    document
+}
+
+fn problem(description: &str) -> Value {
+    json!({
+        "description": description,
+        "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemBody"}}},
+    })
+}

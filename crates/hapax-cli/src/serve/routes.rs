@@ -1,0 +1,91 @@
+//! All routes.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::http::StatusCode;
+use axum::http::{Method, Uri};
+use axum::middleware::from_fn_with_state;
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
+use hapax::problem::Problem;
+use tokio::sync::Semaphore;
+use utoipa::OpenApi as _;
+use utoipa_axum::router::OpenApiRouter;
+
+use super::app::Shared;
+use super::auth::{self, Entrance};
+use super::front::{self, Front};
+use super::hosts::Hosts;
+use super::openapi::{self, Api};
+use super::{claims, health, journal, keys, letters, records, settle, stats, tokens};
+
+/// The routes for everybody.
+fn of_callers(app: &Shared) -> OpenApiRouter<Shared> {
+    OpenApiRouter::new()
+        .merge(claims::routes())
+        .merge(settle::routes())
+        .merge(journal::routes())
+        .merge(keys::routes())
+        .merge(stats::routes())
+        .merge(records::routes(app))
+}
+
+/// The routes for operators and collectors.
+fn of_operators() -> OpenApiRouter<Shared> {
+    OpenApiRouter::new()
+        .merge(keys::operators())
+        .merge(letters::routes())
+        .merge(stats::operators())
+        .merge(tokens::routes())
+        .merge(health::metrics_routes())
+}
+
+/// The routers of both listeners. If operators have a listener of their own, their routes are only
+/// there.
+pub fn build(app: &Shared, apart: bool) -> (Router, Router) {
+    let all = || OpenApiRouter::with_openapi(Api::openapi()).merge(health::probes());
+    let main =
+        if apart { all().merge(of_callers(app)) } else { all().merge(of_callers(app)).merge(of_operators()) };
+    let serve = &app.config.serve;
+    let admin = serve.admin_listen.unwrap_or(serve.listen);
+    let [work, admin_work] = app.work.clone();
+    let operators = all().merge(of_operators());
+    (finished(app, main, serve.listen, work), finished(app, operators, admin, admin_work))
+}
+
+fn finished(
+    app: &Shared,
+    described: OpenApiRouter<Shared>,
+    address: SocketAddr,
+    work: Arc<Semaphore>,
+) -> Router {
+    let (router, api) = described.split_for_parts();
+    let document: Arc<str> = openapi::document(&api).to_string().into();
+    let describe = get(move || async move {
+        let json = [(axum::http::header::CONTENT_TYPE, "application/json")];
+        (json, document.to_string()).into_response()
+    });
+    let front = Front { app: Arc::clone(app), hosts: Arc::new(Hosts::of(&app.config.serve)), work };
+    let entrance = Entrance { app: Arc::clone(app), loopback: address.ip().is_loopback() };
+    router
+        .route("/openapi.json", describe)
+        .fallback(unknown)
+        .method_not_allowed_fallback(not_allowed)
+        .layer(from_fn_with_state(Arc::clone(app), front::arrived))
+        .layer(from_fn_with_state(entrance, auth::authorise))
+        .layer(from_fn_with_state(front, front::front))
+        .with_state(Arc::clone(app))
+}
+
+async fn unknown(method: Method, uri: Uri) -> Response {
+    let told = format!("there is nothing to {method} at {}; GET /openapi.json lists all routes", uri.path());
+    Problem::new(StatusCode::NOT_FOUND, "route-unknown", "There is no such route", told).into_response()
+}
+
+async fn not_allowed(method: Method, uri: Uri) -> Response {
+    let told = format!("{} has no {method}; the header Allow says what it has", uri.path());
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "The method is not allowed", told)
+        .into_response()
+}

@@ -1,0 +1,264 @@
+//! Where records are: the database of the journal, which holds their keys too.
+
+use axum::extract::FromRequestParts;
+#[cfg(feature = "postgres")]
+use axum::http::StatusCode;
+use axum::http::request::Parts;
+use axum::response::{IntoResponse, Response};
+use hapax::backend::sqlite::{SqliteJournal, SqliteKeys, SqliteRecords};
+use hapax::config::{Config, Migrate, sqlite_path};
+use hapax::keyed::KeyedSqlite;
+use hapax::problem::Problem;
+#[cfg(feature = "postgres")]
+use hapax::records::ModuleSlug;
+use hapax::records::{Create, Delete, Record, Records, Update};
+use hapax::{Error, Result};
+
+use super::app::Shared;
+use crate::failure::Failure;
+
+/// Records and their keys.
+pub enum Store {
+    Sqlite {
+        keys: SqliteKeys,
+        records: SqliteRecords,
+    },
+    #[cfg(feature = "postgres")]
+    Postgres(Box<postgres::Postgres>),
+    /// This server has none; why not.
+    Nowhere(String),
+}
+
+/// A write of a record.
+pub enum Write {
+    Create(Create),
+    Update(Update),
+    Delete(Delete),
+}
+
+/// Refuses a role that bypasses row security where keys or records are in PostgreSQL, before anything is
+/// made with it.
+#[cfg(feature = "postgres")]
+pub async fn check_role(config: &Config) -> Result<()> {
+    let (url, accepted) = (&config.keys.url, config.records.accept_bypass);
+    if !url.starts_with("postgres:") && !url.starts_with("postgresql:") {
+        return Ok(());
+    }
+    let name = if *url == config.journal.url { "journal.url" } else { "keys.url" };
+    let timeout = config.keys_settings().acquire_timeout;
+    hapax::backend::postgres::refuse_bypass(name, url, timeout, accepted).await
+}
+
+#[cfg(not(feature = "postgres"))]
+#[allow(clippy::unused_async)] // has the signature of the built-in one
+pub async fn check_role(_: &Config) -> Result<()> {
+    Ok(())
+}
+
+impl Store {
+    /// Opens it. Records that were never made are opened once they are there.
+    pub async fn open(config: &Config) -> std::result::Result<Self, Failure> {
+        if let Err(error) = config.records_in_one_database() {
+            return Ok(Store::Nowhere(error.to_string()));
+        }
+        match sqlite_path(&config.journal.url) {
+            Some(path) => Ok(open_sqlite(config, path)?),
+            None => Ok(open_postgres(config).await?),
+        }
+    }
+
+    /// Opens what could not be opened at the start.
+    #[allow(clippy::unused_async)] // a file is open already
+    pub async fn ready(&self) -> Result<()> {
+        match self {
+            Store::Sqlite { .. } => Ok(()),
+            #[cfg(feature = "postgres")]
+            Store::Postgres(of) => of.ready().await,
+            Store::Nowhere(why) => Err(Error::Unsupported(why.clone())),
+        }
+    }
+
+    /// Refuses a module whose protection was changed. The others are served.
+    #[cfg_attr(not(feature = "postgres"), allow(clippy::unused_async, clippy::unused_self, unused_variables))]
+    pub async fn serves(&self, slug: &str) -> std::result::Result<(), Problem> {
+        // A name that no module can have is refused by the route.
+        #[cfg(feature = "postgres")]
+        if let (Store::Postgres(of), Ok(module)) = (self, ModuleSlug::new(slug)) {
+            return match of.records()?.check_module(&module).await {
+                Err(error @ Error::Refused { .. }) => Err(unprotected(&module, &error)),
+                other => Ok(other?),
+            };
+        }
+        Ok(())
+    }
+
+    /// For reading.
+    pub fn reader(&self) -> Result<&dyn Records> {
+        match self {
+            Store::Sqlite { records, .. } => Ok(records),
+            #[cfg(feature = "postgres")]
+            Store::Postgres(of) => Ok(of.records()?),
+            Store::Nowhere(why) => Err(Error::Unsupported(why.clone())),
+        }
+    }
+
+    /// Writes in the transaction of a request.
+    pub async fn write(&self, tx: Tx, write: Write) -> Result<Record> {
+        match (self, tx) {
+            (Store::Sqlite { records, .. }, Tx::Sqlite(mut tx)) => {
+                let records = records.clone();
+                let done = tx.run(move |tx| match &write {
+                    Write::Create(create) => records.create_in(tx, create),
+                    Write::Update(update) => records.update_in(tx, update),
+                    Write::Delete(delete) => records.delete_in(tx, delete),
+                });
+                done.await?
+            }
+            #[cfg(feature = "postgres")]
+            (Store::Postgres(of), Tx::Postgres(mut tx)) => {
+                let records = of.records()?;
+                match &write {
+                    Write::Create(create) => records.create_in(&mut tx, create).await,
+                    Write::Update(update) => records.update_in(&mut tx, update).await,
+                    Write::Delete(delete) => records.delete_in(&mut tx, delete).await,
+                }
+            }
+            #[cfg(feature = "postgres")]
+            _ => Err(Error::Unsupported("the transaction is of another database".into())),
+            #[cfg(not(feature = "postgres"))]
+            (Store::Nowhere(why), Tx::Sqlite(_)) => Err(Error::Unsupported(why.clone())),
+        }
+    }
+
+    /// Wakes those who wait for events.
+    #[cfg_attr(not(feature = "postgres"), allow(clippy::unused_self))] // files need no call
+    pub fn wake(&self) {
+        #[cfg(feature = "postgres")]
+        if let Store::Postgres(of) = self {
+            of.journal.wake();
+        }
+    }
+}
+
+/// What is wrong with it is for the log: it says how to get past it.
+#[cfg(feature = "postgres")]
+fn unprotected(module: &ModuleSlug, error: &Error) -> Problem {
+    tracing::error!(target: "hapax", error = %error.chain(), "a module is not served");
+    let told = format!(
+        "module {module} is not served, because its protection was changed; `hapax modules ls` says how, and it is served again \
+         once that is mended"
+    );
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", "The module is not served", told).retry()
+}
+
+fn open_sqlite(config: &Config, path: &std::path::Path) -> Result<Store> {
+    let settings = config.journal_settings();
+    let keys = if settings.migrate == Migrate::Auto {
+        SqliteKeys::open(path)?
+    } else {
+        SqliteKeys::open_existing(path)?
+    };
+    let journal = match settings.migrate {
+        Migrate::Auto => SqliteJournal::open(path, settings.journal)?,
+        Migrate::Check => SqliteJournal::open_existing(path, settings.journal)?,
+    };
+    match settings.migrate {
+        Migrate::Auto => Ok(Store::Sqlite { keys, records: SqliteRecords::open(&journal)? }),
+        Migrate::Check => match SqliteRecords::open_existing(&journal) {
+            Ok(records) => Ok(Store::Sqlite { keys, records }),
+            Err(error @ Error::Schema(_)) => Ok(Store::Nowhere(error.to_string())),
+            Err(error) => Err(error),
+        },
+    }
+}
+
+#[cfg(not(feature = "postgres"))]
+#[allow(clippy::unused_async)] // has the signature of the built-in one
+async fn open_postgres(_: &Config) -> Result<Store> {
+    Err(Error::NotBuiltIn { what: "PostgreSQL", feature: "postgres" })
+}
+
+#[cfg(feature = "postgres")]
+async fn open_postgres(config: &Config) -> Result<Store> {
+    Ok(Store::Postgres(Box::new(postgres::Postgres::open(config).await?)))
+}
+
+#[cfg(feature = "postgres")]
+mod postgres {
+    use hapax::backend::postgres::{
+        PgJournal, PgJournalSettings, PgKeys, PgKeysSettings, PgRecords, PgRecordsSettings,
+    };
+    use hapax::config::Config;
+    use hapax::{Error, Result};
+    use tokio::sync::OnceCell;
+
+    /// Keys, journal and records on one pool.
+    pub struct Postgres {
+        pub keys: PgKeys,
+        pub journal: PgJournal,
+        records: OnceCell<PgRecords>,
+        accept_bypass: bool,
+    }
+
+    impl Postgres {
+        pub async fn open(config: &Config) -> Result<Self> {
+            let settings = config.keys_settings();
+            let mut of_keys = PgKeysSettings::default();
+            of_keys.schema.clone_from(&settings.schema);
+            of_keys.migrate = settings.migrate;
+            of_keys.pool_max = settings.pool_max;
+            of_keys.acquire_timeout = settings.acquire_timeout;
+            let keys = PgKeys::connect(&config.keys.url, of_keys).await?;
+            let mut of_journal = PgJournalSettings::from(settings.journal);
+            of_journal.schema = settings.schema;
+            of_journal.migrate = settings.migrate;
+            let journal = PgJournal::with_pool(keys.pool().clone(), of_journal).await?;
+            let accept_bypass = config.records.accept_bypass;
+            let of = Postgres { keys, journal, records: OnceCell::new(), accept_bypass };
+            match of.ready().await {
+                Ok(()) | Err(Error::NotFound(_)) => Ok(of),
+                Err(error) => Err(error),
+            }
+        }
+
+        pub async fn ready(&self) -> Result<()> {
+            let mut settings = PgRecordsSettings::default();
+            settings.accept_bypass = self.accept_bypass;
+            match self.records.get_or_try_init(|| PgRecords::open(&self.journal, settings)).await {
+                Ok(_) => Ok(()),
+                Err(Error::Schema(_)) => Err(none()),
+                Err(error) => Err(error),
+            }
+        }
+
+        pub fn records(&self) -> Result<&PgRecords> {
+            self.records.get().ok_or_else(none)
+        }
+    }
+
+    fn none() -> Error {
+        Error::NotFound("there is no module; `hapax modules create SLUG` makes one".into())
+    }
+}
+
+/// The transaction that a key was begun in.
+pub enum Tx {
+    Sqlite(KeyedSqlite),
+    #[cfg(feature = "postgres")]
+    Postgres(hapax::keyed::KeyedTx),
+}
+
+impl FromRequestParts<Shared> for Tx {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Shared) -> std::result::Result<Self, Response> {
+        match &app.records {
+            Store::Sqlite { .. } => KeyedSqlite::from_request_parts(parts, app).await.map(Tx::Sqlite),
+            #[cfg(feature = "postgres")]
+            Store::Postgres(_) => {
+                hapax::keyed::KeyedTx::from_request_parts(parts, app).await.map(Tx::Postgres)
+            }
+            Store::Nowhere(why) => Err(Problem::of(&Error::Unsupported(why.clone())).into_response()),
+        }
+    }
+}

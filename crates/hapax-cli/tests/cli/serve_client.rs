@@ -1,0 +1,214 @@
+//! The Rust client against the real server: answers that get lost, and a server that is killed.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hapax::Event;
+use hapax::client::{ClaimOutcome, ClaimRequest, Client, ClientSettings, Error, Placing, PreparedWrite};
+use hapax::journal::Expected;
+use serde_json::json;
+use serde_json::value::RawValue;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::common::run;
+use crate::common::serve::{PATIENCE, Server};
+
+/// Forwards to a server that may come back at another port, and loses an answer if it is asked to: the server has
+/// done the work by then.
+#[derive(Clone)]
+struct Way {
+    to: Arc<Mutex<String>>,
+    lose: Arc<AtomicBool>,
+    /// With the lost answer the way is closed.
+    close: Arc<AtomicBool>,
+    lost: Arc<AtomicUsize>,
+    here: SocketAddr,
+}
+
+impl Way {
+    async fn to(server: &Server) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let here = listener.local_addr().unwrap();
+        let to = Arc::new(Mutex::new(server.address.clone()));
+        let way = Way { to, lose: Arc::default(), close: Arc::default(), lost: Arc::default(), here };
+        let accepting = way.clone();
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let way = accepting.clone();
+                tokio::spawn(async move { way.carry(client).await });
+            }
+        });
+        way
+    }
+
+    async fn carry(&self, mut client: TcpStream) {
+        let to = self.to.lock().unwrap().clone();
+        let Ok(mut server) = TcpStream::connect(to).await else { return };
+        let (mut request, mut answer) = (vec![0; 65_536], vec![0; 65_536]);
+        loop {
+            tokio::select! {
+                read = client.read(&mut request) => match read {
+                    Ok(bytes @ 1..) if server.write_all(&request[..bytes]).await.is_ok() => {}
+                    _ => return,
+                },
+                read = server.read(&mut answer) => match read {
+                    Ok(1..) if self.lose.swap(false, Ordering::SeqCst) => {
+                        if self.close.swap(false, Ordering::SeqCst) {
+                            "127.0.0.1:1".clone_into(&mut self.to.lock().unwrap());
+                        }
+                        self.lost.fetch_add(1, Ordering::SeqCst);
+                        return;
+                    }
+                    Ok(bytes @ 1..) if client.write_all(&answer[..bytes]).await.is_ok() => {}
+                    _ => return,
+                },
+            }
+        }
+    }
+
+    /// The next answer gets lost.
+    fn lose(&self) {
+        self.lose.store(true, Ordering::SeqCst);
+    }
+
+    fn lost(&self) -> usize {
+        self.lost.load(Ordering::SeqCst)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn t195_the_client_and_the_real_server_write_once() {
+    let dir = tempfile::tempdir().unwrap();
+    run(dir.path(), &["modules", "create", "orders"]).code(0);
+    let mut server = Server::start(dir.path(), &[]);
+    let way = Way::to(&server).await;
+    let mut settings = ClientSettings::default();
+    settings.deadline = PATIENCE;
+    settings.backoff_base = Duration::from_millis(10);
+    let client = Client::with_settings(&format!("http://{}", way.here), settings).unwrap();
+    assert_eq!(client.info().await.unwrap().key_retention_s, 30 * 86_400);
+
+    let orders = client.data("orders");
+    let created = orders.create(json!({"amount": 7})).await.unwrap();
+    assert_eq!((created.replayed, created.record.seq), (false, 1));
+    let id = created.record.id;
+    assert_eq!(orders.get(id).await.unwrap(), created.record);
+    way.lose();
+    let updated = orders.update(id, 1, json!({"amount": 8})).await.unwrap();
+    assert_eq!((updated.replayed, updated.record.seq), (true, 2));
+    let error = orders.update(id, 1, json!({"amount": 9})).await.unwrap_err();
+    assert!(matches!(error, Error::Conflict { expected: Some(1), actual: Some(2), .. }), "{error}");
+    let error = client.data("invoices").create(json!({})).await.unwrap_err();
+    assert!(matches!(error, Error::NotFound(_)), "{error}");
+
+    // The answer is lost, and the server dies before the client can ask again.
+    let write = orders.prepare_create(json!({"amount": 1.50})).unwrap();
+    let stored = serde_json::to_string(&write).unwrap();
+    way.close.store(true, Ordering::SeqCst);
+    way.lose();
+    let sending = tokio::spawn({
+        let (client, write) = (client.clone(), write.clone());
+        async move { client.send(&write).await }
+    });
+    while way.lost() < 2 {
+        tokio::time::sleep(Duration::from_millis(5)).await; // until the server has done it
+    }
+    server.signal("-KILL");
+    server.ended();
+    let server = Server::start(dir.path(), &[]);
+    way.to.lock().unwrap().clone_from(&server.address);
+    let written = sending.await.unwrap().unwrap();
+    assert!(written.replayed, "{written:?}");
+    // The next process of the client sends what was stored.
+    let again: PreparedWrite = serde_json::from_str(&stored).unwrap();
+    assert_eq!(client.send(&again).await.unwrap().record, written.record);
+    let deleted = orders.delete(id, 2).await.unwrap();
+    assert_eq!(deleted.record.seq, 3);
+    let page = orders.list(None, 10).await.unwrap();
+    assert_eq!(page.records.iter().map(|record| record.id).collect::<Vec<_>>(), [written.record.id]);
+    let events = server.get("/v1/journal/events?limit=100").is(200);
+    let kinds: Vec<_> = events["events"].as_array().unwrap().iter().map(|event| &event["kind"]).collect();
+    assert_eq!(kinds, ["record.created", "record.updated", "record.created", "record.deleted"], "{events}");
+    claims_and_appends(&client, &way).await;
+    a_dead_letter_has_its_content(&client, &server).await;
+}
+
+/// What the client says with a failure is there to be looked at, and to be run again.
+async fn a_dead_letter_has_its_content(client: &Client, server: &Server) {
+    let payload = RawValue::from_string(r#"{"amount": 12345678901234567890.12}"#.to_owned()).unwrap();
+    for id in ["of-the-request", "of-the-claim"] {
+        let mut request = ClaimRequest::new("mailer", id).unwrap();
+        if id == "of-the-request" {
+            request = request.payload(&payload).unwrap();
+        }
+        let ClaimOutcome::Claimed(claim) = client.claim(&request).await.unwrap() else { panic!() };
+        let claim = if id == "of-the-claim" { claim.with_payload(&payload).unwrap() } else { *claim };
+        claim.dead("no such order").await.unwrap();
+        let dead = server.get(&format!("/v1/dead?payload=true&id={id}")).is(200);
+        assert_eq!(dead["entries"][0]["payload"], payload.get(), "{dead}");
+    }
+}
+
+/// Twenty records of the largest size are more than one answer may have.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t207_the_client_reads_all_records_however_large_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    run(dir.path(), &["modules", "create", "orders"]).code(0);
+    let server = Server::start(dir.path(), &[]);
+    let mut settings = ClientSettings::default();
+    settings.deadline = PATIENCE;
+    settings.attempt_timeout = PATIENCE;
+    let client = Client::with_settings(&format!("http://{}", server.address), settings).unwrap();
+    let (orders, large) = (client.data("orders"), "x".repeat(880_000));
+    let mut made = Vec::new();
+    for n in 0..20 {
+        made.push(orders.create(json!({"n": n, "x": large})).await.unwrap().record.id);
+    }
+    made.sort();
+    let (mut records, mut seen) = (orders.records().page_max(1000), Vec::new());
+    while let Some(record) = records.next().await.unwrap() {
+        seen.push(record.id);
+    }
+    assert_eq!(seen, made);
+    let page = orders.list(None, 1000).await.unwrap();
+    assert!(page.records.len() < 20 && page.next.is_some());
+}
+
+async fn claims_and_appends(client: &Client, way: &Way) {
+    let request = ClaimRequest::new("mailer", "order-17-paid").unwrap().lease(Duration::from_secs(600));
+    way.lose();
+    let ClaimOutcome::Claimed(claim) = client.claim(&request).await.unwrap() else { panic!("it is new") };
+    let ClaimOutcome::Claimed(again) = client.claim(&request).await.unwrap() else { panic!("its own") };
+    assert_eq!(again.token, claim.token, "the same request, the same token");
+    let other = ClaimRequest::new("mailer", "order-17-paid").unwrap();
+    assert!(matches!(client.claim(&other).await.unwrap(), ClaimOutcome::Busy { until: Some(_) }));
+    assert!(claim.extend(Duration::from_secs(700)).await.unwrap() > claim.until);
+    way.lose();
+    claim.done().await.unwrap();
+    assert!(matches!(client.claim(&other).await.unwrap(), ClaimOutcome::Duplicate));
+
+    let lease = ClaimRequest::new("mailer", "order-18-paid").unwrap();
+    let ClaimOutcome::Claimed(late) = client.claim(&lease).await.unwrap() else { panic!("it is new") };
+    late.release().await.unwrap();
+    let next = ClaimRequest::new("mailer", "order-18-paid").unwrap();
+    let ClaimOutcome::Claimed(next) = client.claim(&next).await.unwrap() else { panic!("it was given back") };
+    let fenced = late.done().await.unwrap_err();
+    assert!(matches!(fenced, Error::Fenced(_)) && !fenced.in_doubt(), "{fenced}");
+    next.dead("no such order").await.unwrap();
+    assert!(matches!(client.claim(&lease).await.unwrap(), ClaimOutcome::Dead));
+
+    let paid = Event::of("order-19-paid").unwrap().payload(r#"{"amount": 7}"#);
+    let raw = Event::of("order-19-raw").unwrap().payload(&b"\xff\x00"[..]);
+    way.lose();
+    let appended = client.append("order-19", Expected::New, &[paid.clone(), raw]).await.unwrap();
+    assert_eq!((appended.last_seq, appended.events[0].placing), (2, Placing::Repeat), "{appended:?}");
+    let error = client.append("order-19", Expected::Exact(7), &[Event::of("x").unwrap()]).await.unwrap_err();
+    assert!(matches!(error, Error::Conflict { expected: Some(7), actual: Some(2), .. }), "{error}");
+    let error = client.append("order-19", Expected::Any, &[paid.payload("{}")]).await.unwrap_err();
+    assert!(matches!(error, Error::Mismatch(_)), "{error}");
+}

@@ -1,0 +1,138 @@
+//! What keeps tenants apart, looked at before records are used: the role, and the protection of each module.
+
+use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use sqlx::{PgConnection, PgPool};
+
+use super::fail;
+use super::modules::{Count, modules_in};
+use crate::backend::postgres::connect;
+use crate::backend::postgres::database::{BEGIN, begin};
+use crate::error::{Error, Result};
+use crate::records::{Module, ModuleSlug};
+
+/// Refuses a URL whose role bypasses row security, before anything is made with it. Keys and records are
+/// both kept apart by row security. `name` is the setting that has the URL. If the role is `accepted`, a
+/// warning says so.
+pub async fn refuse_bypass(name: &str, url: &str, acquire_timeout: Duration, accepted: bool) -> Result<()> {
+    let pool = connect::open_pool(name, url, 1, acquire_timeout).await?;
+    let checked = check_role(&pool, accepted).await;
+    pool.close().await;
+    checked
+}
+
+/// Refuses a role that row security does not bind.
+pub(super) async fn check_role(pool: &PgPool, accepted: bool) -> Result<()> {
+    let what = "looking at this role's rights";
+    let mut tx = begin(pool, BEGIN).await.map_err(|e| fail(what, e))?;
+    let (role, bypasses): (String, bool) = sqlx::query_as(
+        "select r.rolname::text, r.rolsuper or r.rolbypassrls from pg_roles r where r.rolname = current_user",
+    )
+    .persistent(false)
+    .fetch_one(&mut *tx)
+    .await
+    .map_err(|e| fail(what, e))?;
+    if !bypasses {
+        return Ok(());
+    }
+    if accepted {
+        tracing::warn!(target: "hapax", role, "this role bypasses row security, and that is accepted: only the statements of hapax keep tenants apart");
+        return Ok(());
+    }
+    Err(Error::Refused {
+        what: format!(
+            "the role {role} bypasses row security (a superuser, or BYPASSRLS), which keeps tenants apart; connect with another \
+             one (`hapax modules grants` prints its rights), or set records.accept_bypass for development"
+        ),
+        source: None,
+    })
+}
+
+/// The modules that are protected as they were made. Each is looked at before its first use. One that is
+/// not protected is refused alone, and looked at each time, so that it works again once it is mended.
+#[derive(Debug)]
+pub(super) struct Protection {
+    schema: String,
+    /// `None`: nothing is looked at.
+    sound: Option<Mutex<HashSet<ModuleSlug>>>,
+}
+
+impl Protection {
+    /// `accepted`: the role bypasses row security anyhow.
+    pub(super) fn new(schema: &str, accepted: bool) -> Self {
+        Protection { schema: schema.to_owned(), sound: (!accepted).then(Mutex::default) }
+    }
+
+    fn is_known(&self, module: &ModuleSlug) -> bool {
+        let Some(sound) = &self.sound else { return true };
+        sound.lock().unwrap_or_else(PoisonError::into_inner).contains(module)
+    }
+
+    fn learn(&self, module: &Module) -> Result<()> {
+        if !module.problems.is_empty() {
+            let (slug, problems) = (&module.slug, module.problems.join(", "));
+            let what = format!("the protection of module {slug} was changed: {problems}");
+            return Err(Error::Refused { what, source: None });
+        }
+        if let Some(sound) = &self.sound {
+            sound.lock().unwrap_or_else(PoisonError::into_inner).insert(module.slug.clone());
+        }
+        Ok(())
+    }
+
+    /// Looks at all modules. What is wrong with one is logged; the others can be used.
+    pub(super) async fn check_all(&self, pool: &PgPool) -> Result<()> {
+        if self.sound.is_none() {
+            return Ok(());
+        }
+        let mut tx = begin(pool, BEGIN).await.map_err(|e| fail("looking at modules", e))?;
+        for module in modules_in(&mut tx, &self.schema, None, Count::No).await? {
+            if let Err(error) = self.learn(&module) {
+                tracing::error!(target: "hapax", error = %error.chain(), "a module is not served");
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at a module that was not found protected before. One that does not exist passes: whoever
+    /// uses it is told.
+    pub(super) async fn check(&self, pool: &PgPool, module: &ModuleSlug) -> Result<()> {
+        if self.is_known(module) {
+            return Ok(());
+        }
+        let mut tx = begin(pool, BEGIN).await.map_err(|e| fail("looking at a module", e))?;
+        let found = modules_in(&mut tx, &self.schema, Some(module), Count::No).await?;
+        found.first().map_or(Ok(()), |module| self.learn(module))
+    }
+
+    /// The same in a transaction of the caller, whose search path stays as it is: waiting for a second
+    /// connection there could wait for ever.
+    pub(super) async fn check_in(&self, tx: &mut PgConnection, module: &ModuleSlug) -> Result<()> {
+        if self.is_known(module) {
+            return Ok(());
+        }
+        let before = "select pg_catalog.current_setting('search_path')";
+        let before: String = sqlx::query_scalar(before)
+            .persistent(false)
+            .fetch_one(&mut *tx)
+            .await
+            .map_err(|e| fail("looking at a module", e))?;
+        search_path(tx, "pg_catalog, pg_temp").await?;
+        let found = modules_in(tx, &self.schema, Some(module), Count::No).await?;
+        search_path(tx, &before).await?;
+        found.first().map_or(Ok(()), |module| self.learn(module))
+    }
+}
+
+/// Sets the search path until the transaction ends.
+async fn search_path(tx: &mut PgConnection, to: &str) -> Result<()> {
+    sqlx::query("select pg_catalog.set_config('search_path', $1, true)")
+        .persistent(false)
+        .bind(to)
+        .execute(tx)
+        .await
+        .map_err(|e| fail("looking at a module", e))?;
+    Ok(())
+}

@@ -1,0 +1,157 @@
+//! The tables of records and their migrations. They have their own version: the file also holds the
+//! journal, and may hold keys, a ledger and the user's tables.
+
+use rusqlite::{Connection, OptionalExtension, params};
+
+use crate::backend::sqlite::connect::immediate;
+use crate::backend::sqlite::fault::Doing;
+use crate::error::{Error, Result};
+
+/// The text of a UUID that is stored as 16 bytes.
+macro_rules! uuid {
+    ($blob:expr) => {
+        concat!(
+            "lower(substr(hex(",
+            $blob,
+            "), 1, 8) || '-' || substr(hex(",
+            $blob,
+            "), 9, 4) || '-' || substr(hex(",
+            $blob,
+            "), 13, 4) || '-' || substr(hex(",
+            $blob,
+            "), 17, 4) || '-' || substr(hex(",
+            $blob,
+            "), 21))"
+        )
+    };
+}
+
+/// Whether the last event of a record (`NEW` or `OLD`) is of a kind, and its seq compares so.
+macro_rules! last_event_is {
+    ($row:literal, $kind:literal, $seq:literal) => {
+        concat!(
+            "EXISTS (SELECT 1 FROM hapax_journal_aggregate a JOIN hapax_journal_event e ON e.aggregate = a.number AND e.seq = a.head
+        WHERE a.tenant = CASE ", $row, ".tenant WHEN zeroblob(16) THEN 0
+            ELSE (SELECT t.number FROM hapax_journal_tenant t WHERE t.tenant = ", uuid!(concat!($row, ".tenant")), ") END
+        AND a.aggregate = ", $row, ".module || '/' || ", uuid!(concat!($row, ".id")), "
+        AND a.head ", $seq, " ", $row, ".seq AND e.kind = '", $kind, "')"
+        )
+    };
+}
+
+/// The triggers, as SQLite stores them: a record is written with its event, under the event's seq, and the
+/// heads that seqs go on from only rise. An INSERT may not replace: then no trigger sees what goes.
+#[rustfmt::skip]
+pub(super) const TRIGGERS: [(&str, &str); 6] = [
+    ("hapax_record_created", concat!(
+"CREATE TRIGGER hapax_record_created BEFORE INSERT ON hapax_record
+    WHEN NOT ", last_event_is!("NEW", "record.created", "="), "
+    OR EXISTS (SELECT 1 FROM hapax_record r WHERE r.module = NEW.module AND r.tenant = NEW.tenant AND r.id = NEW.id)
+    BEGIN SELECT RAISE(ABORT, 'a record is created once, with its event: append record.created first'); END")),
+    ("hapax_record_updated", concat!(
+"CREATE TRIGGER hapax_record_updated BEFORE UPDATE ON hapax_record
+    WHEN NEW.seq <= OLD.seq OR NEW.module IS NOT OLD.module OR NEW.tenant IS NOT OLD.tenant OR NEW.id IS NOT OLD.id
+    OR NOT ", last_event_is!("NEW", "record.updated", "="), "
+    BEGIN SELECT RAISE(ABORT, 'a write of a record must raise its seq to that of its event, and keep its name'); END")),
+    ("hapax_record_deleted", concat!(
+"CREATE TRIGGER hapax_record_deleted BEFORE DELETE ON hapax_record
+    WHEN NOT ", last_event_is!("OLD", "record.deleted", ">"), "
+    BEGIN SELECT RAISE(ABORT, 'a record is deleted with its event: append record.deleted first'); END")),
+    ("hapax_record_head_made",
+"CREATE TRIGGER hapax_record_head_made BEFORE INSERT ON hapax_journal_aggregate
+    WHEN EXISTS (SELECT 1 FROM hapax_journal_aggregate a WHERE a.number = NEW.number OR a.tenant = NEW.tenant AND a.aggregate = NEW.aggregate)
+    BEGIN SELECT RAISE(ABORT, 'an aggregate has one head'); END"),
+    ("hapax_record_head_rises",
+"CREATE TRIGGER hapax_record_head_rises BEFORE UPDATE ON hapax_journal_aggregate
+    WHEN NEW.head < OLD.head OR NEW.number IS NOT OLD.number OR NEW.tenant IS NOT OLD.tenant OR NEW.aggregate IS NOT OLD.aggregate
+    BEGIN SELECT RAISE(ABORT, 'the head of an aggregate only rises'); END"),
+    ("hapax_record_head_stays",
+"CREATE TRIGGER hapax_record_head_stays BEFORE DELETE ON hapax_journal_aggregate WHEN OLD.head > 0
+    BEGIN SELECT RAISE(ABORT, 'the head of an aggregate stays'); END"),
+];
+
+/// The step at index n brings the schema to version n + 1. A released step is never changed.
+///
+/// Ids and tenants are 16 bytes; a tenant of zeros means no tenant. Times are microseconds since 1970.
+/// The heads that seqs go on from are the journal's. The first step makes [`TRIGGERS`] too.
+const MIGRATIONS: &[&str] = &["
+CREATE TABLE main.hapax_record_module (slug TEXT PRIMARY KEY, created_at INTEGER NOT NULL) STRICT;
+CREATE TABLE main.hapax_record (module TEXT NOT NULL, tenant BLOB NOT NULL, id BLOB NOT NULL, payload TEXT NOT NULL,
+    seq INTEGER NOT NULL CHECK (seq > 0), created_at INTEGER NOT NULL, updated_at INTEGER NOT NULL,
+    PRIMARY KEY (module, tenant, id)) STRICT;
+"];
+
+/// The version this build writes.
+const VERSION: i64 = MIGRATIONS.len() as i64;
+/// The oldest schema version whose builds may work on what this build writes.
+const ACCEPTS: i64 = 1;
+
+const META: &str = "
+CREATE TABLE main.hapax_record_meta (one INTEGER PRIMARY KEY CHECK (one = 1), version INTEGER NOT NULL,
+    accepts INTEGER NOT NULL) STRICT";
+
+/// Whether the connection's main database holds records.
+pub(super) fn is_there(conn: &Connection) -> Result<bool> {
+    conn.prepare_cached(
+        "SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = 'hapax_record_meta'",
+    )
+    .and_then(|mut statement| statement.exists([]))
+    .doing("looking for the tables of records")
+}
+
+/// The version of the tables in a file; an error if this build cannot use them.
+fn version(conn: &Connection) -> Result<i64> {
+    if !is_there(conn)? {
+        return Ok(0);
+    }
+    let found: Option<(i64, i64)> = conn
+        .query_row("SELECT version, accepts FROM main.hapax_record_meta", [], |row| {
+            Ok((row.get(0)?, row.get(1)?))
+        })
+        .optional()
+        .doing("reading the version of the tables of records")?;
+    let (version, accepts) = found.unwrap_or((0, 0));
+    if accepts > VERSION {
+        return Err(Error::Schema(format!(
+            "the file's records have version {version}, which accepts builds of version {accepts} and later; this build has \
+             version {VERSION}. Use a newer hapax; nothing was changed"
+        )));
+    }
+    Ok(version)
+}
+
+/// Whether the file needs no migration.
+pub(super) fn is_current(conn: &Connection) -> Result<bool> {
+    Ok(version(conn)? >= VERSION)
+}
+
+/// Brings the file to this build's schema. Several processes may do so at once: each checks again once
+/// it holds the lock.
+pub(super) fn migrate(conn: &Connection) -> Result<()> {
+    let what = "bringing the tables of records up to date";
+    if is_current(conn)? {
+        return Ok(());
+    }
+    immediate(conn, what, || {
+        let done = version(conn)?;
+        if done >= VERSION {
+            return Ok(());
+        }
+        if !is_there(conn)? {
+            conn.execute_batch(META).doing(what)?;
+        }
+        for step in MIGRATIONS.iter().skip(done as usize) {
+            conn.execute_batch(step).doing(what)?;
+        }
+        if done == 0 {
+            TRIGGERS.iter().try_for_each(|(_, sql)| conn.execute_batch(sql)).doing(what)?;
+        }
+        conn.execute(
+            "INSERT INTO main.hapax_record_meta (one, version, accepts) VALUES (1, ?1, ?2)
+             ON CONFLICT (one) DO UPDATE SET version = excluded.version, accepts = excluded.accepts",
+            params![VERSION, ACCEPTS],
+        )
+        .doing(what)?;
+        Ok(())
+    })
+}

@@ -1,0 +1,177 @@
+//! What a call can end with, by what a caller can do about it.
+
+use std::fmt;
+
+use super::problem::Problem;
+use crate::error::Source;
+
+/// The result of a call.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a call did not succeed. [`code`](Error::code) is stable and has a page in `docs/errors/`.
+///
+/// The client has repeated what may be repeated before it returns an error. Whether the call may
+/// have taken effect all the same, [`in_doubt`](Error::in_doubt) says.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// The input breaks a rule. Nothing was sent.
+    Invalid {
+        /// Which input.
+        what: &'static str,
+        /// What is wrong with it and what the limit is.
+        problem: String,
+    },
+    /// The record or the aggregate has another seq than expected: somebody else wrote first. Read it
+    /// and decide again; a new write has a new key. Nothing was changed.
+    Conflict {
+        /// The seq that was expected, if it is a number.
+        expected: Option<u64>,
+        /// The seq that was found, if it is a number.
+        actual: Option<u64>,
+        /// What the server says.
+        problem: Box<Problem>,
+    },
+    /// There is no such record or module.
+    NotFound(Box<Problem>),
+    /// The key belongs to another request. If the call is [in doubt](Error::in_doubt), that request
+    /// may be this one, sent before by another caller: a token that was replaced is another caller, a
+    /// rotated one is the same. Send it again with the token that it was first sent with. If it is not
+    /// in doubt, prepare the write again, which makes a new key.
+    KeyMismatch(Box<Problem>),
+    /// The key is older than answers are kept: whether the write was done is not known any more. Find
+    /// out before you prepare it again.
+    KeyExpired(Box<Problem>),
+    /// A write with this key began and never ended, and it is not run again by itself. Keep the
+    /// prepared write and send it again once an operator has decided.
+    OutcomeUnknown(Box<Problem>),
+    /// The id of an event was used before for another content. Nothing was changed.
+    Mismatch(Box<Problem>),
+    /// The token no longer holds the lease. Nothing was changed.
+    Fenced(Box<Problem>),
+    /// The credentials are missing, wrong or not enough.
+    Denied(Box<Problem>),
+    /// The server refuses the call for another reason; the problem's code says which.
+    Refused(Box<Problem>),
+    /// No answer of the server came within the deadline. Send the same prepared write again later.
+    Unavailable {
+        /// What was asked, and what came instead of an answer.
+        what: String,
+        /// How often it was asked.
+        attempts: u32,
+        /// Whether one of the attempts may have reached the server.
+        in_doubt: bool,
+        /// The server's last problem, if there was one.
+        problem: Option<Box<Problem>>,
+        /// The last error of the connection.
+        source: Option<Source>,
+    },
+}
+
+impl Error {
+    /// A stable name for this kind of error; `docs/errors/<code>.md` explains it.
+    pub fn code(&self) -> &str {
+        match self {
+            Error::Invalid { .. } => "invalid",
+            Error::Unavailable { problem: None, .. } => "unavailable",
+            _ => self.problem().map_or("unavailable", Problem::code),
+        }
+    }
+
+    /// The server's problem, if it answered with one.
+    pub fn problem(&self) -> Option<&Problem> {
+        match self {
+            Error::Invalid { .. } => None,
+            Error::Unavailable { problem, .. } => problem.as_deref(),
+            Error::Conflict { problem, .. }
+            | Error::NotFound(problem)
+            | Error::KeyMismatch(problem)
+            | Error::KeyExpired(problem)
+            | Error::OutcomeUnknown(problem)
+            | Error::Mismatch(problem)
+            | Error::Fenced(problem)
+            | Error::Denied(problem)
+            | Error::Refused(problem) => Some(problem),
+        }
+    }
+
+    /// Whether the call may have taken effect: an attempt got no answer, and no later answer says
+    /// what became of it. Sending the same [`PreparedWrite`](super::PreparedWrite) again is safe and
+    /// finds out; preparing the write anew could write twice.
+    pub fn in_doubt(&self) -> bool {
+        match self {
+            // The server looked the key or the token up before it answered so.
+            Error::Invalid { .. } | Error::Conflict { .. } | Error::Mismatch(_) | Error::Fenced(_) => false,
+            Error::KeyExpired(_) | Error::OutcomeUnknown(_) => true,
+            Error::Unavailable { in_doubt, .. } => *in_doubt,
+            // What has the key may be an earlier attempt of this very call, by another principal.
+            Error::KeyMismatch(problem) => problem.in_doubt || problem.differs == ["principal"],
+            Error::NotFound(problem) | Error::Denied(problem) | Error::Refused(problem) => problem.in_doubt,
+        }
+    }
+
+    /// Whether the same call may succeed later without any change.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Error::Unavailable { .. })
+    }
+
+    pub(super) fn invalid(what: &'static str, problem: impl Into<String>) -> Self {
+        Error::Invalid { what, problem: problem.into() }
+    }
+
+    /// The meaning of a problem that is no reason to try again.
+    pub(super) fn of(problem: Problem) -> Self {
+        let problem = Box::new(problem);
+        match problem.code() {
+            "conflict" => Error::Conflict { expected: problem.expected, actual: problem.actual, problem },
+            "not-found" => Error::NotFound(problem),
+            "key-mismatch" => Error::KeyMismatch(problem),
+            "key-expired" => Error::KeyExpired(problem),
+            "outcome-unknown" => Error::OutcomeUnknown(problem),
+            "mismatch" => Error::Mismatch(problem),
+            "fenced" => Error::Fenced(problem),
+            "unauthenticated" | "forbidden" | "host-forbidden" | "origin-forbidden" => Error::Denied(problem),
+            _ => Error::Refused(problem),
+        }
+    }
+}
+
+impl From<crate::Error> for Error {
+    fn from(error: crate::Error) -> Self {
+        match error {
+            crate::Error::Invalid { what, problem } => Error::Invalid { what, problem },
+            other => Error::Invalid { what: "the call", problem: other.chain() },
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Invalid { what, problem } => write!(f, "{what} is invalid: {problem}"),
+            Error::Unavailable { what, attempts, in_doubt, .. } => {
+                let times =
+                    if *attempts == 1 { "1 attempt".to_owned() } else { format!("{attempts} attempts") };
+                let effect = if *in_doubt { "; it may have taken effect" } else { "" };
+                write!(f, "unavailable after {times}: {what}{effect}")
+            }
+            Error::KeyMismatch(problem) if self.in_doubt() => write!(
+                f,
+                "{problem}; it may have taken effect: send it again with the same token (a rotated one is the same)"
+            ),
+            other => match other.problem() {
+                Some(problem) => problem.fmt(f),
+                None => f.write_str(other.code()),
+            },
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Unavailable { source: Some(source), .. } => Some(source.as_ref()),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Opens modules of records.
+
+use std::sync::Arc;
+
+use super::OpenSettings;
+use crate::error::{Error, Result};
+use crate::records::{Modules, Roles};
+use crate::secret::hide_password;
+
+pub(super) async fn modules(url: &str, settings: &OpenSettings, roles: &Roles) -> Result<Arc<dyn Modules>> {
+    match url.split_once(':') {
+        Some(("postgres" | "postgresql", _)) => open_postgres(url, settings, roles).await,
+        Some(("sqlite", path)) => {
+            let path = path.strip_prefix("//").unwrap_or(path);
+            if path.is_empty() {
+                return Err(Error::Config("sqlite: names no file; write sqlite:FILE".into()));
+            }
+            open_sqlite(path, settings).await
+        }
+        _ => Err(Error::Unsupported(format!(
+            "records need a journal in SQLite or PostgreSQL, and {:?} is neither; known are sqlite:FILE and \
+             postgres://USER@HOST/DATABASE",
+            hide_password(url)
+        ))),
+    }
+}
+
+#[cfg(feature = "postgres")]
+async fn open_postgres(url: &str, settings: &OpenSettings, roles: &Roles) -> Result<Arc<dyn Modules>> {
+    use crate::backend::postgres::PgModules;
+    Ok(Arc::new(PgModules::connect(url, &settings.schema, roles.clone(), settings.migrate).await?))
+}
+
+#[cfg(not(feature = "postgres"))]
+#[allow(clippy::unused_async)] // has the signature of the built-in one
+async fn open_postgres(_: &str, _: &OpenSettings, _: &Roles) -> Result<Arc<dyn Modules>> {
+    Err(Error::NotBuiltIn { what: "PostgreSQL", feature: "postgres" })
+}
+
+#[cfg(feature = "sqlite")]
+#[allow(clippy::unused_async)] // opening a file does not wait, unlike a server
+async fn open_sqlite(path: &str, settings: &OpenSettings) -> Result<Arc<dyn Modules>> {
+    use crate::backend::Migrate;
+    use crate::backend::sqlite::{SqliteJournal, SqliteRecords};
+    let journal = settings.journal.clone();
+    Ok(Arc::new(match settings.migrate {
+        Migrate::Auto => SqliteRecords::open(&SqliteJournal::open(path, journal)?)?,
+        Migrate::Check => SqliteRecords::open_existing(&SqliteJournal::open_existing(path, journal)?)?,
+    }))
+}
+
+#[cfg(not(feature = "sqlite"))]
+#[allow(clippy::unused_async)] // has the signature of the built-in one
+async fn open_sqlite(_: &str, _: &OpenSettings) -> Result<Arc<dyn Modules>> {
+    Err(Error::NotBuiltIn { what: "SQLite", feature: "sqlite" })
+}

@@ -1,0 +1,306 @@
+//! Records, what is written to them, and the events that writes append.
+
+use uuid::Uuid;
+
+use super::{ModuleSlug, Payload};
+use crate::clock::Time;
+use crate::error::{Error, Result};
+use crate::event::Event;
+use crate::id::{Aggregate, EventId, Kind, Tenant, Visible};
+use crate::journal::{Append, Appended, Expected, Placing};
+
+/// A record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Record {
+    /// Its id within the tenant and the module.
+    pub id: Uuid,
+    /// The module it belongs to.
+    pub module: ModuleSlug,
+    /// Its version, which is the seq of its last event. Every write raises it.
+    pub seq: u64,
+    /// Its content.
+    pub payload: Payload,
+    /// When it was created, by the store's clock.
+    pub created_at: Time,
+    /// When it was last written, by the store's clock.
+    pub updated_at: Time,
+}
+
+/// A record to create.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Create {
+    /// Whose record: `None`, or a UUID; see [`tenant_id`].
+    pub tenant: Option<Tenant>,
+    /// The module.
+    pub module: ModuleSlug,
+    /// Its id.
+    pub id: Uuid,
+    /// Its content.
+    pub payload: Payload,
+}
+
+impl Create {
+    /// A record without a tenant, under a new UUIDv7.
+    pub fn new(module: ModuleSlug, payload: Payload) -> Self {
+        Create { tenant: None, module, id: Uuid::now_v7(), payload }
+    }
+
+    /// Sets the tenant.
+    #[must_use]
+    pub fn tenant(mut self, tenant: Option<Tenant>) -> Self {
+        self.tenant = tenant;
+        self
+    }
+
+    /// Sets the id.
+    #[must_use]
+    pub fn id(mut self, id: Uuid) -> Self {
+        self.id = id;
+        self
+    }
+}
+
+/// New content for a record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Update {
+    /// Whose record.
+    pub tenant: Option<Tenant>,
+    /// The module.
+    pub module: ModuleSlug,
+    /// Which record.
+    pub id: Uuid,
+    /// The seq that the caller has seen. Mandatory: without it two writers would overwrite each other.
+    pub expected_seq: u64,
+    /// The new content, which replaces the old one.
+    pub payload: Payload,
+}
+
+impl Update {
+    /// New content for a record that has this seq, of no tenant.
+    pub fn new(module: ModuleSlug, id: Uuid, expected_seq: u64, payload: Payload) -> Self {
+        Update { tenant: None, module, id, expected_seq, payload }
+    }
+
+    /// Sets the tenant.
+    #[must_use]
+    pub fn tenant(mut self, tenant: Option<Tenant>) -> Self {
+        self.tenant = tenant;
+        self
+    }
+}
+
+/// A record to delete.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Delete {
+    /// Whose record.
+    pub tenant: Option<Tenant>,
+    /// The module.
+    pub module: ModuleSlug,
+    /// Which record.
+    pub id: Uuid,
+    /// The seq that the caller has seen.
+    pub expected_seq: u64,
+}
+
+impl Delete {
+    /// Deletes a record that has this seq, of no tenant.
+    pub fn new(module: ModuleSlug, id: Uuid, expected_seq: u64) -> Self {
+        Delete { tenant: None, module, id, expected_seq }
+    }
+
+    /// Sets the tenant.
+    #[must_use]
+    pub fn tenant(mut self, tenant: Option<Tenant>) -> Self {
+        self.tenant = tenant;
+        self
+    }
+}
+
+/// The UUID of a tenant: the nil UUID if there is none. A record's tenant is a UUID, in lower case and
+/// with hyphens, so that one tenant has one name in records, keys and journal.
+///
+/// ```
+/// use hapax::{Tenant, records::tenant_id};
+/// let tenant = Tenant::new("0190d3a0-5b7e-7c3a-9f51-2f6f1f3b7c10")?;
+/// assert_eq!(tenant_id(Some(&tenant))?.to_string(), tenant.as_str());
+/// assert!(tenant_id(None)?.is_nil());
+/// assert!(tenant_id(Some(&Tenant::new("acme")?)).is_err());
+/// # Ok::<(), hapax::Error>(())
+/// ```
+pub fn tenant_id(tenant: Option<&Tenant>) -> Result<Uuid> {
+    let Some(tenant) = tenant else { return Ok(Uuid::nil()) };
+    match Uuid::try_parse(tenant.as_str()) {
+        Ok(id) if id.is_nil() => {
+            Err(Error::invalid("tenant", "it is the nil UUID, which stands for no tenant; name none"))
+        }
+        Ok(id) if id.hyphenated().to_string() == tenant.as_str() => Ok(id),
+        _ => Err(Error::invalid(
+            "tenant",
+            format!("it is {tenant}; a record's tenant is a UUID in lower case and with hyphens"),
+        )),
+    }
+}
+
+/// How the kinds of the events of records begin. Only a write of a record appends such events.
+pub const KIND_PREFIX: &str = "record.";
+
+/// Refuses a kind that is reserved for the events of records: for services that append what their clients
+/// send. An event of that kind that no write appended would change the read models, and not the record.
+///
+/// ```
+/// use hapax::{Kind, records::check_kind};
+/// assert!(check_kind(&Kind::new("order.paid")?).is_ok());
+/// assert!(check_kind(&Kind::new("record.deleted")?).is_err());
+/// # Ok::<(), hapax::Error>(())
+/// ```
+pub fn check_kind(kind: &Kind) -> Result<()> {
+    if !kind.as_str().starts_with(KIND_PREFIX) {
+        return Ok(());
+    }
+    let told = format!(
+        "it is {}; kinds that begin with {KIND_PREFIX} are reserved for the events that writes of records append",
+        Visible(kind.as_str())
+    );
+    Err(Error::invalid("kind", told))
+}
+
+/// Both numbers of a conflict about a record's seq: what the writer expected, and what is there.
+pub fn conflict_seqs(error: &Error) -> Option<(u64, u64)> {
+    let Error::Conflict { expected, actual } = error else { return None };
+    let seq = |text: &str| text.strip_prefix("seq ")?.split(' ').next()?.parse().ok();
+    Some((seq(expected)?, seq(actual)?))
+}
+
+pub(crate) fn conflict(expected: u64, actual: u64) -> Error {
+    Error::Conflict { expected: format!("seq {expected}"), actual: format!("seq {actual}") }
+}
+
+pub(crate) fn no_module(module: &ModuleSlug) -> Error {
+    Error::NotFound(format!("there is no module {module}; `hapax modules create {module}` makes it"))
+}
+
+pub(crate) fn no_record(module: &ModuleSlug, id: Uuid) -> Error {
+    Error::NotFound(format!("there is no record {id} in module {module}"))
+}
+
+/// One write, without what its kind needs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Write<'w> {
+    Create(&'w Create),
+    Update(&'w Update),
+    Delete(&'w Delete),
+}
+
+/// What a store has of a record, read under the lock of its aggregate.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub seq: u64,
+    pub payload: Payload,
+    pub created_at: Time,
+}
+
+impl<'w> Write<'w> {
+    pub(crate) fn tenant(self) -> Option<&'w Tenant> {
+        match self {
+            Write::Create(write) => write.tenant.as_ref(),
+            Write::Update(write) => write.tenant.as_ref(),
+            Write::Delete(write) => write.tenant.as_ref(),
+        }
+    }
+
+    pub(crate) fn module(self) -> &'w ModuleSlug {
+        match self {
+            Write::Create(write) => &write.module,
+            Write::Update(write) => &write.module,
+            Write::Delete(write) => &write.module,
+        }
+    }
+
+    pub(crate) fn id(self) -> Uuid {
+        match self {
+            Write::Create(write) => write.id,
+            Write::Update(write) => write.id,
+            Write::Delete(write) => write.id,
+        }
+    }
+
+    pub(crate) fn aggregate(self) -> Result<Aggregate> {
+        Aggregate::new(format!("{}/{}", self.module(), self.id()))
+    }
+
+    /// What everybody can check before a store is asked.
+    pub(crate) fn check(self) -> Result<Uuid> {
+        if let Write::Create(create) = self
+            && create.id.is_nil()
+        {
+            return Err(Error::invalid("id", "a record's id is a UUID other than the nil one"));
+        }
+        tenant_id(self.tenant())
+    }
+
+    /// Whether the write may happen to what is there, for an aggregate whose last seq is `head`.
+    /// `None`: there is no such record.
+    pub(crate) fn decide(self, found: Option<&Found>, head: u64) -> Result<()> {
+        if let Some(found) = found.filter(|found| found.seq > head) {
+            return Err(Error::Corrupt(format!(
+                "record {} of module {} has seq {}, but its last event has seq {head}",
+                self.id(),
+                self.module(),
+                found.seq
+            )));
+        }
+        let expected = match self {
+            Write::Create(_) => return found.map_or(Ok(()), |found| Err(conflict(0, found.seq))),
+            Write::Update(update) => update.expected_seq,
+            Write::Delete(delete) => delete.expected_seq,
+        };
+        let found = found.ok_or_else(|| no_record(self.module(), self.id()))?;
+        if found.seq == expected { Ok(()) } else { Err(conflict(expected, found.seq)) }
+    }
+
+    /// The event of the write, for an aggregate whose last seq is `head`. Its id is a new UUIDv7: an id
+    /// that follows from the record could be appended by a stranger first, and two creators of one
+    /// record would share it, so that the journal would call the second a repeat instead of a conflict.
+    pub(crate) fn append(self, head: u64) -> Result<Append> {
+        let (aggregate, seq) = (self.aggregate()?, head + 1);
+        let (kind, payload) = match self {
+            Write::Create(write) => ("record.created", Some(&write.payload)),
+            Write::Update(write) => ("record.updated", Some(&write.payload)),
+            Write::Delete(_) => ("record.deleted", None),
+        };
+        let (id, module) = (self.id(), self.module());
+        let body = match payload {
+            Some(payload) => {
+                format!(r#"{{"id":"{id}","module":"{module}","seq":{seq},"payload":{}}}"#, payload.as_str())
+            }
+            None => format!(r#"{{"id":"{id}","module":"{module}","seq":{seq}}}"#),
+        };
+        let event =
+            Event::new(EventId::new(Uuid::now_v7().to_string())?).kind(Kind::new(kind)?).payload(body);
+        let append = Append::new(aggregate, Expected::Exact(head), [event]);
+        Ok(match self.tenant() {
+            Some(tenant) => append.tenant(tenant.clone()),
+            None => append,
+        })
+    }
+
+    /// The seq of the appended event. Only an event that this write appended may become the version of a
+    /// record.
+    pub(crate) fn appended(self, appended: &Appended, head: u64) -> Result<u64> {
+        let placed = appended.placed.first();
+        match placed {
+            Some(placed) if placed.placing == Placing::New && placed.seq == head + 1 => Ok(placed.seq),
+            _ => Err(Error::Mismatch {
+                what: format!(
+                    "the id of the event of {}/{} is in the journal already",
+                    self.module(),
+                    self.id()
+                ),
+            }),
+        }
+    }
+}
