@@ -104,7 +104,7 @@ num.network.threads=2
 num.io.threads=4
 # A broker that was killed is let in again only when its old session is over. A short session makes that quick, but a busy
 # machine then costs a living broker its session, and every partition its leader for a moment.
-broker.session.timeout.ms=${HAPAX_KAFKA_SESSION_MS:-18000}
+broker.session.timeout.ms=${HAPAX_SERVICES_KAFKA_SESSION_MS:-18000}
 broker.heartbeat.interval.ms=500
 END
 }

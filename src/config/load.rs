@@ -11,14 +11,13 @@ use crate::error::{Error, Result};
 
 /// Variables of this repository's tools (tests, benches, servers), which are not settings. A name
 /// that ends in `_` is a prefix.
-const TOOLS: [&str; 19] = [
+const TOOLS: [&str; 18] = [
     "HAPAX_TEST_",
     "HAPAX_BENCH_",
     "HAPAX_PORT_",
     "HAPAX_CRASH_",
     "HAPAX_CACHE",
-    "HAPAX_SERVICES_DIR",
-    "HAPAX_SERVICES_GRACE",
+    "HAPAX_SERVICES_",
     "HAPAX_README_RELEASE",
     "HAPAX_TESTS_AT_ONCE",
     "HAPAX_FRESH",
