@@ -86,15 +86,21 @@ impl Clock for SystemClock {
     }
 }
 
-/// The pause that a `Retry-After` header asks for, given in seconds or as a date.
+/// The pause that a `Retry-After` header asks for, given in seconds or as a date. A date counts from the
+/// answer's own `Date`, if it has one: the two clocks may differ.
 #[cfg(any(feature = "http", feature = "client"))]
-pub(crate) fn retry_after(value: &str) -> Option<Duration> {
+pub(crate) fn retry_after(value: &str, date: Option<&str>) -> Option<Duration> {
     let text = value.trim();
     if let Ok(seconds) = text.parse::<u64>() {
         return Some(Duration::from_secs(seconds));
     }
-    let at = jiff::fmt::rfc2822::parse(text).ok()?.timestamp();
-    Some(Time::from_micros(at.as_microsecond()).since(SystemClock.now()))
+    let parse = |text: &str| {
+        jiff::fmt::rfc2822::parse(text.trim())
+            .ok()
+            .map(|at| Time::from_micros(at.timestamp().as_microsecond()))
+    };
+    let from = date.and_then(parse).unwrap_or_else(|| SystemClock.now());
+    Some(parse(text)?.since(from))
 }
 
 /// A random number in 1..=1000, for pauses with full jitter: never 0, so that there is always a pause.

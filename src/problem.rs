@@ -98,7 +98,7 @@ impl Problem {
     pub fn of(error: &Error) -> Self {
         let (status, title) = match error {
             Error::Invalid { .. } => (StatusCode::BAD_REQUEST, "The input is invalid"),
-            Error::NotFound(_) => (StatusCode::NOT_FOUND, "There is no such thing"),
+            Error::NotFound(_) => (StatusCode::NOT_FOUND, "Not found"),
             Error::Conflict { .. } => (StatusCode::CONFLICT, "An expectation did not hold"),
             Error::Fenced { .. } => (StatusCode::CONFLICT, "The token cannot do this"),
             Error::Mismatch { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "The id belongs to other content"),
@@ -126,7 +126,10 @@ impl Problem {
     fn logged(error: &Error, status: StatusCode) -> Self {
         tracing::warn!(target: "hapax", error = %error.chain(), "a request could not be served");
         let (title, detail) = if status == StatusCode::SERVICE_UNAVAILABLE {
-            ("A database is away or busy", "the request was not carried out for sure; send it again")
+            (
+                "A database is away or busy",
+                "the request may or may not have been carried out; send the same request again",
+            )
         } else {
             ("The server has failed", "the server's log says why")
         };

@@ -12,9 +12,10 @@ use uuid::Uuid;
 
 use super::Client;
 use super::error::{Error, Result};
-use super::exchange::{AnswerTooLarge, Call, Reply};
+use super::exchange::{Call, Reply};
 use super::prepared::{Operation, PreparedWrite, check_module};
 use crate::clock::Time;
+use crate::id::Visible;
 
 /// The content of a record: JSON, as the server wrote it. Its numbers have all their digits.
 ///
@@ -89,6 +90,15 @@ pub struct Record {
 }
 
 impl Record {
+    /// The record, if it is the one that was asked for: of this module, with this id. Anything else is
+    /// somebody else's answer.
+    fn is(self, module: &str, id: Option<Uuid>) -> std::result::Result<Self, String> {
+        if self.module == module && id.is_none_or(|id| id == self.id) {
+            return Ok(self);
+        }
+        Err(format!("the answer is about record {} of {}", self.id, Visible(&self.module)))
+    }
+
     /// Its content as your type.
     pub fn payload_as<T: DeserializeOwned>(&self) -> Result<T> {
         serde_json::from_str(self.payload.as_str()).map_err(|error| {
@@ -185,24 +195,30 @@ impl Data {
         Data { client, module }
     }
 
-    /// Creates a record. Retries by itself; to be able to go on after a crash, use
-    /// [`prepare_create`](Data::prepare_create).
+    /// Creates a record. Retries by itself. If it fails without an answer, the error has the write with
+    /// its key ([`Error::prepared`]): send that again.
+    ///
+    /// If you drop the future, as a timeout around it does, or your process ends, the key is gone, and
+    /// nobody can find out whether the record was created. Then use
+    /// [`prepare_create`](Data::prepare_create), and send what you prepared again; the deadline belongs
+    /// into [`ClientSettings`](super::ClientSettings).
     pub async fn create(&self, payload: impl Serialize) -> Result<Written> {
         self.client.send(&self.prepare_create(payload)?).await
     }
 
-    /// Creates a record with an id that you choose.
+    /// Creates a record with an id that you choose. Retries and fails like [`create`](Data::create).
     pub async fn create_as(&self, id: Uuid, payload: impl Serialize) -> Result<Written> {
         self.client.send(&self.prepare_create_as(id, payload)?).await
     }
 
     /// Replaces the content of a record whose seq is `expected_seq`; otherwise it is a
-    /// [`Conflict`](Error::Conflict).
+    /// [`Conflict`](Error::Conflict). Retries and fails like [`create`](Data::create).
     pub async fn update(&self, id: Uuid, expected_seq: u64, payload: impl Serialize) -> Result<Written> {
         self.client.send(&self.prepare_update(id, expected_seq, payload)?).await
     }
 
     /// Deletes a record whose seq is `expected_seq`; otherwise it is a [`Conflict`](Error::Conflict).
+    /// Retries and fails like [`create`](Data::create).
     pub async fn delete(&self, id: Uuid, expected_seq: u64) -> Result<Written> {
         self.client.send(&self.prepare_delete(id, expected_seq)?).await
     }
@@ -245,7 +261,8 @@ impl Data {
             let problem = format!("the request would have {bytes} bytes; the limit is {limit}");
             return Err(Error::invalid("the payload", problem));
         }
-        PreparedWrite::new(&self.module, self.client.tenant_name().cloned(), operation, body)
+        let (server, tenant) = (self.client.server().to_owned(), self.client.tenant_name().cloned());
+        PreparedWrite::new(server, &self.module, tenant, operation, body)
     }
 
     /// Reads a record.
@@ -259,8 +276,11 @@ impl Data {
             url: self.client.url(&path, None),
             key: None,
             body: None,
+            in_doubt: false,
         };
-        self.client.call(&call, |reply| parse::<RecordBody>(reply)?.record()).await
+        self.client
+            .call(&call, |reply| parse::<RecordBody>(reply)?.record()?.is(&self.module, Some(id)))
+            .await
     }
 
     /// Reads up to `limit` records (1 to 1000) in the order of their ids, from behind `after` on.
@@ -269,18 +289,23 @@ impl Data {
         if !(1..=1000).contains(&limit) {
             return Err(Error::invalid("the limit", format!("{limit} is not in 1 to 1000")));
         }
-        let after = after.map_or_else(String::new, |after| format!("after={after}&"));
+        let from = after.map_or_else(String::new, |after| format!("after={after}&"));
         let call = Call {
             what: format!("listing records of {}", self.module),
             method: Method::GET,
-            url: self.client.url(&records_path(&self.module), Some(&format!("{after}limit={limit}"))),
+            url: self.client.url(&records_path(&self.module), Some(&format!("{from}limit={limit}"))),
             key: None,
             body: None,
+            in_doubt: false,
         };
         let page = |reply: &Reply| {
             let page: PageBody = parse(reply)?;
-            let records =
-                page.records.into_iter().map(RecordBody::record).collect::<std::result::Result<_, _>>()?;
+            // A cursor that does not move would go round for ever.
+            if page.next.is_some() && page.next <= after {
+                return Err("the server's cursor does not move".to_owned());
+            }
+            let record = |body: RecordBody| body.record()?.is(&self.module, None);
+            let records = page.records.into_iter().map(record).collect::<std::result::Result<_, _>>()?;
             Ok(Page { records, next: page.next })
         };
         self.client.call(&call, page).await
@@ -316,17 +341,12 @@ impl Records {
         while self.page.is_empty() && !self.ended {
             let page = match self.data.list(self.next, self.limit).await {
                 // The client reads no answer of that size; half of the records may fit.
-                Err(error) if is_too_large(&error) && self.limit > 1 => {
+                Err(error) if error.is_too_large() && self.limit > 1 => {
                     self.limit /= 2;
                     continue;
                 }
                 page => page?,
             };
-            // A cursor that does not move would go round for ever.
-            if page.next.is_some() && page.next <= self.next {
-                let problem = "the server's cursor does not move";
-                return Err(Error::invalid("the page", problem));
-            }
             self.ended = page.next.is_none();
             self.next = page.next;
             self.page = page.records.into();
@@ -335,14 +355,28 @@ impl Records {
     }
 }
 
-fn is_too_large(error: &Error) -> bool {
-    std::error::Error::source(error).is_some_and(<dyn std::error::Error>::is::<AnswerTooLarge>)
-}
-
 impl Client {
     /// Sends a prepared write until there is an answer, within the deadline. It takes effect once,
-    /// however often it is sent.
+    /// however often it is sent, also if this future is dropped: send it again then. Refuses a write
+    /// that was prepared for another server or tenant, which has not seen the key and would run the
+    /// write again.
     pub async fn send(&self, write: &PreparedWrite) -> Result<Written> {
+        if let Some(server) = write.server()
+            && server != self.server()
+        {
+            let problem = format!(
+                "it was prepared for {server}, and this is a client of {}; if both are one server, use send_anywhere",
+                self.server()
+            );
+            return Err(Error::invalid("the prepared write", problem));
+        }
+        self.send_anywhere(write).await
+    }
+
+    /// Like [`send`](Client::send), to a server with another URL than the write was prepared for.
+    /// Gives up: the check that it is the same server. Use it for one that has moved with its data, or
+    /// that is reached another way. Another server has not seen the key, and would run the write again.
+    pub async fn send_anywhere(&self, write: &PreparedWrite) -> Result<Written> {
         if write.tenant() != self.tenant_name() {
             let name = |tenant: Option<&crate::id::Tenant>| {
                 tenant
@@ -362,11 +396,15 @@ impl Client {
             url: self.url(&path, query.as_deref()),
             key: Some(write.key()),
             body: write.body().map(|body| bytes::Bytes::copy_from_slice(body.as_bytes())),
+            in_doubt: write.maybe_sent(),
         };
         let read = |reply: &Reply| {
-            let record = parse::<RecordBody>(reply)?.record()?;
+            let record = parse::<RecordBody>(reply)?.record()?.is(write.module(), write.record_id())?;
             Ok(Written { record, replayed: reply.replayed })
         };
-        self.call(&call, read).await
+        let sending = write.sending();
+        let answer = self.call(&call, read).await.map_err(|error| error.about(write));
+        sending.ended(answer.as_ref().map_or_else(Error::in_doubt, |_| true));
+        answer
     }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::exchange::AnswerTooLarge;
+use super::prepared::PreparedWrite;
 use super::problem::Problem;
 use crate::error::Source;
 
@@ -15,7 +17,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The input breaks a rule. Nothing was sent.
+    /// The input breaks a rule, and nothing was sent; or a payload does not fit the type that it is read
+    /// as.
     Invalid {
         /// Which input.
         what: &'static str,
@@ -34,10 +37,10 @@ pub enum Error {
     },
     /// There is no such record or module.
     NotFound(Box<Problem>),
-    /// The key belongs to another request. If the call is [in doubt](Error::in_doubt), that request
-    /// may be this one, sent before by another caller: a token that was replaced is another caller, a
-    /// rotated one is the same. Send it again with the token that it was first sent with. If it is not
-    /// in doubt, prepare the write again, which makes a new key.
+    /// The key belongs to another request. If the call is [in doubt](Error::in_doubt), that request may
+    /// be this one, sent before by another caller or in other bytes. A token that was replaced is another
+    /// caller, a rotated one is the same. Send the write as it was first sent: in the same bytes, with the
+    /// same token. If it is not in doubt, prepare the write again, which makes a new key.
     KeyMismatch(Box<Problem>),
     /// The key is older than answers are kept: whether the write was done is not known any more. Find
     /// out before you prepare it again.
@@ -47,22 +50,26 @@ pub enum Error {
     OutcomeUnknown(Box<Problem>),
     /// The id of an event was used before for another content. Nothing was changed.
     Mismatch(Box<Problem>),
-    /// The token no longer holds the lease. Nothing was changed.
+    /// The token no longer holds the lease, and this attempt changed nothing. If the call is [in
+    /// doubt](Error::in_doubt), an earlier attempt may have settled the run before the token was fenced.
     Fenced(Box<Problem>),
     /// The credentials are missing, wrong or not enough.
     Denied(Box<Problem>),
     /// The server refuses the call for another reason; the problem's code says which.
     Refused(Box<Problem>),
-    /// No answer of the server came within the deadline. Send the same prepared write again later.
+    /// No answer of the server came within the deadline. Send the same prepared write again later:
+    /// [`prepared`](Error::prepared) has it.
     Unavailable {
         /// What was asked, and what came instead of an answer.
         what: String,
         /// How often it was asked.
         attempts: u32,
-        /// Whether one of the attempts may have reached the server.
+        /// Whether one of the attempts, or one of an earlier call, may have reached the server.
         in_doubt: bool,
         /// The server's last problem, if there was one.
         problem: Option<Box<Problem>>,
+        /// The write that was sent, with its key.
+        prepared: Option<Box<PreparedWrite>>,
         /// The last error of the connection.
         source: Option<Source>,
     },
@@ -95,24 +102,82 @@ impl Error {
         }
     }
 
-    /// Whether the call may have taken effect: an attempt got no answer, and no later answer says
-    /// what became of it. Sending the same [`PreparedWrite`](super::PreparedWrite) again is safe and
-    /// finds out; preparing the write anew could write twice.
-    pub fn in_doubt(&self) -> bool {
+    /// The write that this error is about, with its key. If the error is [in doubt](Error::in_doubt),
+    /// store it and [send](super::Client::send) it again; a new write would have a new key, and could
+    /// write twice.
+    ///
+    /// ```no_run
+    /// # async fn run(client: hapax::client::Client, id: hapax::client::Uuid) -> Result<(), Box<dyn std::error::Error>> {
+    /// if let Err(error) = client.data("orders").delete(id, 3).await
+    ///     && error.in_doubt()
+    ///     && let Some(write) = error.prepared()
+    /// {
+    ///     std::fs::write("unfinished.json", serde_json::to_string(write)?)?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn prepared(&self) -> Option<&PreparedWrite> {
         match self {
-            // The server looked the key or the token up before it answered so.
-            Error::Invalid { .. } | Error::Conflict { .. } | Error::Mismatch(_) | Error::Fenced(_) => false,
-            Error::KeyExpired(_) | Error::OutcomeUnknown(_) => true,
-            Error::Unavailable { in_doubt, .. } => *in_doubt,
-            // What has the key may be an earlier attempt of this very call, by another principal.
-            Error::KeyMismatch(problem) => problem.in_doubt || problem.differs == ["principal"],
-            Error::NotFound(problem) | Error::Denied(problem) | Error::Refused(problem) => problem.in_doubt,
+            Error::Unavailable { prepared, .. } => prepared.as_deref(),
+            _ => self.problem().and_then(|problem| problem.prepared.as_ref()),
         }
     }
 
-    /// Whether the same call may succeed later without any change.
+    /// The same error, about this write.
+    pub(super) fn about(mut self, write: &PreparedWrite) -> Self {
+        match &mut self {
+            Error::Invalid { .. } => {}
+            Error::Unavailable { prepared, .. } => *prepared = Some(Box::new(write.clone())),
+            Error::Conflict { problem, .. }
+            | Error::NotFound(problem)
+            | Error::KeyMismatch(problem)
+            | Error::KeyExpired(problem)
+            | Error::OutcomeUnknown(problem)
+            | Error::Mismatch(problem)
+            | Error::Fenced(problem)
+            | Error::Denied(problem)
+            | Error::Refused(problem) => problem.prepared = Some(write.clone()),
+        }
+        self
+    }
+
+    /// Whether the call may have taken effect: an attempt got no answer, in this call or in an earlier
+    /// one of the same [`PreparedWrite`], and no later answer says what became of it. A write that was
+    /// read from a store counts as sent. Sending the same prepared write again is safe and finds out;
+    /// preparing the write anew could write twice.
+    pub fn in_doubt(&self) -> bool {
+        match self {
+            // The server looked the key or the id up before it answered so.
+            Error::Invalid { .. } | Error::Conflict { .. } | Error::Mismatch(_) => false,
+            Error::KeyExpired(_) | Error::OutcomeUnknown(_) => true,
+            Error::Unavailable { in_doubt, .. } => *in_doubt,
+            // What has the key may be an earlier attempt of this very write: by another principal, or in
+            // other bytes, if the server knows of no part that differs.
+            Error::KeyMismatch(problem) => {
+                let differs = &problem.differs;
+                problem.in_doubt
+                    || *differs == ["principal"]
+                    || (differs.is_empty() && problem.fields.is_empty())
+            }
+            // The server did the work, and could not keep its answer.
+            Error::Refused(problem) if problem.code() == "answer-too-large" => true,
+            // Repeated with the token that settled, a settling is accepted, unless the event has gone on since.
+            Error::Fenced(problem)
+            | Error::NotFound(problem)
+            | Error::Denied(problem)
+            | Error::Refused(problem) => problem.in_doubt,
+        }
+    }
+
+    /// Whether the same call may succeed later without any change. An answer that is larger than
+    /// [`answer_bytes_max`](super::ClientSettings::answer_bytes_max) is as large the next time.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Error::Unavailable { .. })
+        matches!(self, Error::Unavailable { .. }) && !self.is_too_large()
+    }
+
+    /// Whether the answer was larger than the client reads.
+    pub(super) fn is_too_large(&self) -> bool {
+        std::error::Error::source(self).is_some_and(<dyn std::error::Error>::is::<AnswerTooLarge>)
     }
 
     pub(super) fn invalid(what: &'static str, problem: impl Into<String>) -> Self {
@@ -157,7 +222,8 @@ impl fmt::Display for Error {
             }
             Error::KeyMismatch(problem) if self.in_doubt() => write!(
                 f,
-                "{problem}; it may have taken effect: send it again with the same token (a rotated one is the same)"
+                "{problem}; it may have taken effect: send exactly the bytes of the first attempt, with the same token \
+                 (a rotated one is the same)"
             ),
             other => match other.problem() {
                 Some(problem) => problem.fmt(f),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use reqwest::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER};
+use reqwest::header::{ACCEPT, CONTENT_TYPE, DATE, RETRY_AFTER};
 use reqwest::{Method, Response, Url};
 use tokio::time::Instant;
 
@@ -16,6 +16,8 @@ use crate::keyed::IdempotencyKey;
 
 /// How often to repeat what a repeat probably does not mend: a failing handler, a proxy's refusal.
 const A_FEW_TIMES: u32 = 5;
+/// No attempt begins with less time than this: it could only leave a doubt.
+const ATTEMPT_MIN: Duration = Duration::from_millis(50);
 
 /// What is asked. Every attempt sends the same bytes.
 #[derive(Debug)]
@@ -26,6 +28,8 @@ pub(super) struct Call<'c> {
     pub(super) url: Url,
     pub(super) key: Option<&'c IdempotencyKey>,
     pub(super) body: Option<bytes::Bytes>,
+    /// Whether it may have been sent before, by an earlier call.
+    pub(super) in_doubt: bool,
 }
 
 /// A success.
@@ -34,11 +38,24 @@ pub(super) struct Reply {
     /// Whether the server gave this answer before, to an earlier attempt or an equal request.
     pub(super) replayed: bool,
     pub(super) body: Vec<u8>,
+    pub(super) sent: Sent,
+}
+
+/// When a call was sent, by this process's clock.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sent {
+    /// Before its first attempt.
+    pub(super) first: Instant,
+    /// Before the attempt that was answered.
+    pub(super) last: Instant,
 }
 
 /// What came of one attempt.
 enum Attempt {
-    Reply(Reply),
+    Reply {
+        replayed: bool,
+        body: Vec<u8>,
+    },
     Problem {
         problem: Problem,
         after: Option<Duration>,
@@ -77,13 +94,15 @@ impl Client {
             return Err(Error::invalid("the request", format!("it has {bytes} bytes; the limit is {limit}")));
         }
         let deadline = Instant::now().checked_add(settings.deadline); // `None`: it is too far away
-        let mut course = Course::default();
+        let mut course = Course { in_doubt: call.in_doubt, ..Course::default() };
+        let first = Instant::now();
         loop {
+            let sent = Sent { first, last: Instant::now() };
             let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
             let attempt = self.attempt(call, left.min(settings.attempt_timeout)).await?;
             course.attempts = course.attempts.saturating_add(1);
             let (verdict, after) = match attempt {
-                Attempt::Reply(reply) => match read(&reply) {
+                Attempt::Reply { replayed, body } => match read(&Reply { replayed, body, sent }) {
                     Ok(value) => return Ok(value),
                     Err(odd) => {
                         course.note(odd, None, None);
@@ -104,7 +123,8 @@ impl Client {
                 return Err(course.end(call, verdict));
             }
             let pause = pause(settings, course.attempts, after);
-            let wakes = Instant::now().checked_add(pause).filter(|at| deadline.is_none_or(|end| *at < end));
+            let in_time = |at: &Instant| deadline.is_none_or(|end| *at + ATTEMPT_MIN < end);
+            let wakes = Instant::now().checked_add(pause).filter(in_time);
             let Some(wakes) = wakes else { return Err(course.end(call, verdict)) };
             tracing::debug!(
                 target: "hapax::client", call = %call.what, attempt = course.attempts, said = %course.said,
@@ -202,11 +222,12 @@ async fn read_body(response: &mut Response, bytes_max: usize) -> std::result::Re
 fn judge(response: &Response, body: Vec<u8>, after_max: Duration) -> Attempt {
     let header = |name| response.headers().get(name).and_then(|value| value.to_str().ok());
     let status = response.status();
-    let after = header(RETRY_AFTER.as_str()).and_then(retry_after).map(|after| after.min(after_max));
+    let after = header(RETRY_AFTER.as_str()).and_then(|after| retry_after(after, header(DATE.as_str())));
+    let after = after.map(|after| after.min(after_max));
     let kind = header(CONTENT_TYPE.as_str()).unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     if status.is_success() && kind == "application/json" {
-        return Attempt::Reply(Reply { replayed: header("idempotency-replayed") == Some("true"), body });
+        return Attempt::Reply { replayed: header("idempotency-replayed") == Some("true"), body };
     }
     if !status.is_success()
         && kind == "application/problem+json"
@@ -265,21 +286,20 @@ impl Course {
                 attempts: self.attempts,
                 in_doubt,
                 problem: problem.map(|problem| Box::new(Problem { in_doubt, ..problem })),
+                prepared: None,
                 source: self.source,
             },
         }
     }
 }
 
-/// Full jitter up to an exponential bound; after what the server asks for, if it asks.
+/// Full jitter up to an exponential bound, on top of what the server asks for: whoever asks everybody
+/// to come back in a second does not get them all at once, nor every second.
 fn pause(settings: &ClientSettings, attempts: u32, after: Option<Duration>) -> Duration {
     let doubled = 1_u32.checked_shl(attempts.saturating_sub(1)).unwrap_or(u32::MAX);
     let longest = settings.backoff_base.saturating_mul(doubled).min(settings.backoff_max);
     let jitter = longest.saturating_mul(u32::from(jitter_permille())) / 1000;
-    match after {
-        Some(after) => after.saturating_add(jitter.min(settings.backoff_base)),
-        None => jitter,
-    }
+    after.unwrap_or_default().saturating_add(jitter)
 }
 
 #[cfg(test)]
@@ -296,8 +316,30 @@ mod tests {
         let first = super::pause(&settings, 1, None);
         assert!(first <= settings.backoff_base, "{first:?}");
         let asked = super::pause(&settings, 9, Some(Duration::from_secs(30)));
-        assert!(asked >= Duration::from_secs(30) && asked <= Duration::from_secs(30) + settings.backoff_base);
+        assert!(asked > Duration::from_secs(30) && asked <= Duration::from_secs(30) + settings.backoff_max);
         let huge = super::pause(&settings, 1, Some(Duration::MAX));
         assert_eq!(huge, Duration::MAX);
+    }
+
+    /// A server that says "1" or "0" to everybody for a minute.
+    #[test]
+    fn t284_retry_after_does_not_switch_the_backoff_off() {
+        let settings = ClientSettings::default();
+        for after in [0, 1] {
+            let after = Duration::from_secs(after);
+            let longest = (0..100).map(|_| super::pause(&settings, 9, Some(after))).max().unwrap();
+            assert!(longest > after + 5 * settings.backoff_base, "{longest:?}");
+        }
+    }
+
+    /// The machine's clock may be years away from the server's.
+    #[test]
+    fn t284_a_date_to_come_back_counts_from_the_date_of_the_answer() {
+        let (now, later) = ("Sun, 06 Nov 1994 08:49:07 GMT", "Sun, 06 Nov 1994 08:49:37 GMT");
+        assert_eq!(retry_after(later, Some(now)), Some(Duration::from_secs(30)));
+        assert_eq!(retry_after(now, Some(later)), Some(Duration::ZERO));
+        assert_eq!(retry_after(later, None), Some(Duration::ZERO));
+        assert_eq!(retry_after(" 7 ", Some(now)), Some(Duration::from_secs(7)));
+        assert_eq!(retry_after("soon", Some(now)), None);
     }
 }

@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use super::Client;
 use super::data::parse;
 use super::error::{Error, Result};
-use super::exchange::Call;
+use super::exchange::{Call, Reply};
 use crate::event::Event;
 use crate::id::{Aggregate, Kind};
 use crate::journal::Expected;
@@ -48,9 +48,9 @@ struct HeaderBody<'e> {
 
 impl<'e> EventBody<'e> {
     fn of(event: &'e Event) -> Self {
-        // The server stores the bytes of a JSON value, without the white space around it, and takes a
-        // null for no payload. Anything else is sent as bytes: they are what was given, and what the
-        // fingerprint is made of.
+        // The server stores the bytes of a JSON value, without the white space around it. Anything else is
+        // sent as bytes: they are what was given, and what the fingerprint is made of. So is a null, which
+        // many a JSON parser on the way takes for no payload.
         let json = serde_json::from_slice::<&RawValue>(&event.payload).ok();
         let json = json.filter(|json| json.get().len() == event.payload.len() && json.get() != "null");
         let is_bytes = json.is_none() && !event.payload.is_empty();
@@ -129,7 +129,8 @@ pub struct Info {
 
 impl Client {
     /// Appends events to an aggregate: all of them, or none. An event that is there already, because
-    /// an answer was lost or because it was sent before, keeps its seq.
+    /// an answer was lost or because it was sent before, keeps its seq. An event that names another
+    /// aggregate or tenant, or a seq, is refused.
     ///
     /// ```no_run
     /// use hapax::{Event, client::Client, journal::Expected};
@@ -143,6 +144,9 @@ impl Client {
         let aggregate = Aggregate::new(aggregate)?;
         if events.is_empty() {
             return Err(Error::invalid("the events", "there are none; append at least one"));
+        }
+        for event in events {
+            self.check(&aggregate, event)?;
         }
         let body = AppendBody {
             aggregate: aggregate.as_str(),
@@ -161,8 +165,32 @@ impl Client {
             url: self.url(&["v1", "journal", "append"], None),
             key: None,
             body: Some(body.into()),
+            in_doubt: false,
         };
-        self.call(&call, parse::<Appended>).await
+        let read = |reply: &Reply| {
+            let appended: Appended = parse(reply)?;
+            let asked = events.iter().map(|event| event.id.as_str());
+            if !appended.events.iter().map(|placed| placed.id.as_str()).eq(asked) {
+                return Err("the answer is about other events".to_owned());
+            }
+            Ok(appended)
+        };
+        self.call(&call, read).await
+    }
+
+    /// What the request has no field for must not be lost in silence.
+    fn check(&self, aggregate: &Aggregate, event: &Event) -> Result<()> {
+        let odd = |problem: &str| Error::invalid("the event", format!("{} {problem}", event.id));
+        if event.aggregate.as_ref().is_some_and(|named| named != aggregate) {
+            return Err(odd("names another aggregate than the append"));
+        }
+        if event.tenant.is_some() && event.tenant.as_ref() != self.tenant_name() {
+            return Err(odd("names another tenant than the client (see Client::tenant)"));
+        }
+        if event.seq.is_some() {
+            return Err(odd("has a seq, which the server gives; say what is there with Expected::Exact"));
+        }
+        Ok(())
     }
 
     /// What the server is, and its limits.
@@ -173,6 +201,7 @@ impl Client {
             url: self.url(&["v1", "info"], None),
             key: None,
             body: None,
+            in_doubt: false,
         };
         self.call(&call, parse::<Info>).await
     }

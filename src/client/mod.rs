@@ -16,7 +16,8 @@
 //! that still runs. It decides by the `code` of the server's problem, never by the status; pauses grow
 //! with full jitter, `Retry-After` is respected, and a deadline ends it.
 //!
-//! To survive a crash of your own process, store the write before you send it: a [`PreparedWrite`]
+//! A write that ends without an answer comes back with its key: [`Error::prepared`]. To survive a crash
+//! of your own process, or a future that is dropped, store the write before you send it: a [`PreparedWrite`]
 //! is a serialisable value that holds its key.
 //!
 //! ```no_run
@@ -49,7 +50,7 @@ use std::time::Duration;
 use reqwest::Url;
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 
-pub use claims::{Claim, ClaimOutcome, ClaimRequest};
+pub use claims::{Claim, ClaimError, ClaimOutcome, ClaimRequest, Extended};
 pub use data::{Data, Page, Payload, Record, Records, Written};
 pub use error::{Error, Result};
 pub use journal::{Appended, Info, PlacedEvent, Placing};
@@ -77,7 +78,8 @@ pub struct ClientSettings {
     pub backoff_base: Duration,
     /// The longest pause.
     pub backoff_max: Duration,
-    /// The longest `Retry-After` to honour. One beyond the deadline ends the call.
+    /// The longest `Retry-After` to honour; pauses grow on top of it. One beyond the deadline ends the
+    /// call.
     pub retry_after_max: Duration,
     /// The largest request.
     pub body_bytes_max: usize,
@@ -207,6 +209,11 @@ impl Client {
         self.tenant.as_ref()
     }
 
+    /// The server's URL, as prepared writes name it.
+    pub(super) fn server(&self) -> &str {
+        self.base.as_str().trim_end_matches('/')
+    }
+
     /// The URL of a path of the server.
     pub(super) fn url(&self, path: &[impl AsRef<str>], query: Option<&str>) -> Url {
         let mut url = self.base.clone();
@@ -231,8 +238,9 @@ pub(crate) fn fuzz_problem(data: &[u8]) {
 fn base(url: &str) -> Result<Url> {
     let shown = hide_password(url);
     let bad = |problem: String| Error::invalid("the server's URL", problem);
-    let base = Url::parse(url)
-        .map_err(|error| bad(format!("{shown:?} is none ({error}); it is like http://127.0.0.1:7070")))?;
+    let base = Url::parse(url).map_err(|error| {
+        bad(format!("{shown:?} is not a URL ({error}); write it like http://127.0.0.1:7070"))
+    })?;
     if !matches!(base.scheme(), "http" | "https") {
         return Err(bad(format!("{shown:?} is {}; it must be http or https", base.scheme())));
     }
@@ -267,7 +275,7 @@ mod tests {
     #[test]
     fn bad_input_is_told_in_a_sentence_and_secrets_are_not_printed() {
         for (url, says) in [
-            ("", "is none"),
+            ("", "is not a URL"),
             ("ftp://h", "http or https"),
             ("http://u:s3cret@h", "use Client::token"),
             ("http://h?x=1", "query"),

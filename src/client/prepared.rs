@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -22,8 +24,9 @@ const VERSION: u32 = 1;
 /// unless configured otherwise). The bytes of the request are part of it, because the server
 /// compares them: a later version of your program or of this crate sends exactly the same.
 ///
-/// Send it to the service it was prepared for. Another service, or another tenant, has not seen its
-/// key.
+/// Send it to the server and the tenant it was prepared for. Another server or tenant has not seen the
+/// key and would run the write again. It therefore remembers both, and
+/// [`send`](super::Client::send) refuses any other.
 ///
 /// ```
 /// use hapax::client::{Client, PreparedWrite};
@@ -44,6 +47,51 @@ pub struct PreparedWrite {
     operation: Operation,
     /// The request's body, to the byte.
     body: Option<String>,
+    /// The URL of the server it was prepared for; none if it was stored without.
+    server: Option<String>,
+    maybe_sent: MaybeSent,
+}
+
+/// Whether the write may have reached a server before. Clones are the same write and share it. It is
+/// not stored: what comes back from a store may have been sent.
+#[derive(Debug, Clone, Default)]
+struct MaybeSent(Arc<AtomicBool>);
+
+/// Two writes are equal whether or not they were sent.
+impl PartialEq for MaybeSent {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for MaybeSent {}
+
+impl MaybeSent {
+    fn yes() -> Self {
+        MaybeSent(Arc::new(AtomicBool::new(true)))
+    }
+}
+
+/// A write on its way. Dropped before it has ended, because the caller gave up, it leaves the write in
+/// doubt.
+pub(super) struct Sending<'w> {
+    write: &'w PreparedWrite,
+    untouched: bool,
+}
+
+impl Sending<'_> {
+    /// It has ended; `in_doubt` if the server may have done the write.
+    pub(super) fn ended(mut self, in_doubt: bool) {
+        self.untouched = !in_doubt;
+    }
+}
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        if !self.untouched {
+            self.write.maybe_sent.0.store(true, Ordering::SeqCst);
+        }
+    }
 }
 
 /// What is written, and where.
@@ -72,10 +120,13 @@ struct Wire {
     expected_seq: Option<u64>,
     #[serde(default)]
     body: Option<String>,
+    #[serde(default)]
+    server: Option<String>,
 }
 
 impl PreparedWrite {
     pub(super) fn new(
+        server: String,
         module: &str,
         tenant: Option<Tenant>,
         operation: Operation,
@@ -88,6 +139,8 @@ impl PreparedWrite {
             module: module.to_owned(),
             operation,
             body,
+            server: Some(server),
+            maybe_sent: MaybeSent::default(),
         })
     }
 
@@ -97,11 +150,17 @@ impl PreparedWrite {
     }
 
     /// Replaces the key by one that you derive from what caused the write, such as the id of a form:
-    /// two processes that prepare the same write then have one key. Gives up: the expiry of UUIDv7
-    /// keys. A retry after the server's retention is a new write.
+    /// two processes that prepare the same write then have one key. Both must prepare the same content:
+    /// the server compares the JSON, in which the order of fields does not count and the digits of a
+    /// number do.
+    ///
+    /// Gives up: the expiry of UUIDv7 keys (a retry after the server's retention is a new write), and
+    /// knowing that nothing was sent: another process may have sent the key, so a write that fails is
+    /// [in doubt](Error::in_doubt).
     #[must_use]
     pub fn with_key(mut self, key: IdempotencyKey) -> Self {
         self.key = key;
+        self.maybe_sent = MaybeSent::yes();
         self
     }
 
@@ -112,6 +171,30 @@ impl PreparedWrite {
 
     pub(super) fn tenant(&self) -> Option<&Tenant> {
         self.tenant.as_ref()
+    }
+
+    pub(super) fn server(&self) -> Option<&str> {
+        self.server.as_deref()
+    }
+
+    /// Whether an attempt before may have reached the server.
+    pub(super) fn maybe_sent(&self) -> bool {
+        self.maybe_sent.0.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn sending(&self) -> Sending<'_> {
+        Sending { write: self, untouched: false }
+    }
+
+    /// The id of the record, unless the server chooses it.
+    pub(super) fn record_id(&self) -> Option<Uuid> {
+        match self.operation {
+            Operation::Update { id } | Operation::Delete { id, .. } => Some(id),
+            Operation::Create => {
+                let fields: BTreeMap<String, &RawValue> = serde_json::from_str(self.body()?).ok()?;
+                serde_json::from_str(fields.get("id")?.get()).ok()
+            }
+        }
     }
 
     pub(super) fn body(&self) -> Option<&str> {
@@ -152,6 +235,7 @@ impl fmt::Debug for PreparedWrite {
             .field("tenant", &self.tenant)
             .field("module", &self.module)
             .field("operation", &self.operation)
+            .field("server", &self.server)
             .field("body_bytes", &self.body.as_ref().map(String::len))
             .finish()
     }
@@ -173,6 +257,7 @@ impl From<PreparedWrite> for Wire {
             id,
             expected_seq,
             body: write.body,
+            server: write.server,
         }
     }
 }
@@ -209,6 +294,8 @@ impl TryFrom<Wire> for PreparedWrite {
             module: wire.module,
             operation,
             body: wire.body,
+            server: wire.server,
+            maybe_sent: MaybeSent::yes(), // by the process that stored it
         })
     }
 }
@@ -235,7 +322,8 @@ mod tests {
         serde_json::from_str(json).map_err(|error| error.to_string())
     }
 
-    /// The stored form of version 1 is read for ever: these lines are from its first day.
+    /// The stored form of version 1 is read for ever: these lines are from its first day, when it did not
+    /// name the server yet.
     #[test]
     fn the_stored_form_stays() {
         let id = "0190d3a0-5b7e-7c3a-9f51-2f6f1f3b7c10";
@@ -254,7 +342,11 @@ mod tests {
             ),
         ] {
             let write = read(&text).unwrap();
-            assert_eq!(serde_json::to_string(&write).unwrap(), text);
+            let stored = serde_json::to_string(&write).unwrap();
+            assert_eq!(stored, text[..text.len() - 1].to_owned() + r#","server":null}"#);
+            assert!(write.maybe_sent(), "by the process that stored it");
+            let named = stored.replace(r#""server":null"#, r#""server":"http://h""#);
+            assert_eq!(read(&named).unwrap().server(), Some("http://h"));
             let (segments, query) = write.target();
             let query = query.map_or_else(String::new, |query| format!("?{query}"));
             assert_eq!(segments.join("/") + &query, path);

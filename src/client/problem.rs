@@ -5,7 +5,10 @@ use std::fmt;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::prepared::PreparedWrite;
+use crate::error::Error;
 use crate::id::Visible;
+use crate::keyed;
 
 /// How many characters of a server's sentence to keep.
 const DETAIL_CHARS_MAX: usize = 1000;
@@ -29,8 +32,10 @@ pub struct Problem {
     pub expected: Option<u64>,
     /// Of a conflict: the seq that was found, if it is a number.
     pub actual: Option<u64>,
-    /// Whether an earlier attempt of the same call got no answer.
+    /// Whether an earlier attempt of the same call, or of the same prepared write, got no answer.
     pub in_doubt: bool,
+    /// The write that was sent.
+    pub(super) prepared: Option<PreparedWrite>,
     pub(super) code: String,
 }
 
@@ -70,6 +75,7 @@ impl Problem {
             expected: number(&body.expected),
             actual: number(&body.actual),
             in_doubt: false,
+            prepared: None,
             code: body.code,
         })
     }
@@ -90,24 +96,35 @@ impl Problem {
             | "not-ready" => Verdict::Again { in_doubt: false },
             // It may be a moment's failure or a mistake that no repeat mends.
             "handler-failed" | "internal" => Verdict::AFewTimes { in_doubt: true },
-            code if KNOWN.contains(&code) => Verdict::Stop,
+            code if is_known(code) => Verdict::Stop,
             _ if has_retry_after => Verdict::Again { in_doubt: true },
             _ => Verdict::Stop,
         }
     }
 }
 
-/// Codes that no repeat mends, whatever headers a proxy adds.
-const KNOWN: [&str; 8] = [
-    "key-missing",
-    "key-invalid",
-    "key-mismatch",
-    "key-expired",
-    "outcome-unknown",
-    "conflict",
-    "invalid",
-    "not-found",
+/// The codes that only a server has, as in `problem::CODES`, which is not built without a server.
+const OF_SERVERS: [&str; 14] = [
+    "route-unknown",
+    "method-not-allowed",
+    "json-invalid",
+    "media-type",
+    "request-timeout",
+    "host-forbidden",
+    "origin-forbidden",
+    "forbidden",
+    "unauthenticated",
+    "rate-limited",
+    "overloaded",
+    "not-ready",
+    "internal",
+    "precondition-required",
 ];
+
+/// Whether this build knows what a code means, whatever headers a proxy adds.
+fn is_known(code: &str) -> bool {
+    Error::CODES.contains(&code) || keyed::PROBLEMS.contains(&code) || OF_SERVERS.contains(&code)
+}
 
 /// What to do about an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -156,6 +173,32 @@ mod tests {
         assert!(!again("outcome-unknown", true) && !again("conflict", true) && !again("key-mismatch", true));
         assert!(!again("something-new", false) && again("something-new", true));
         assert_eq!(of("handler-failed").verdict(true), Verdict::AFewTimes { in_doubt: true });
+    }
+
+    /// A known code is final, unless it is one of those that pass.
+    #[test]
+    fn every_code_of_the_server_is_known() {
+        #[cfg(feature = "axum")]
+        assert_eq!(OF_SERVERS, crate::problem::CODES);
+        let mut repeated: Vec<_> =
+            Error::CODES.into_iter().chain(keyed::PROBLEMS).chain(OF_SERVERS).collect();
+        repeated.retain(|code| of(code).verdict(true) != Verdict::Stop);
+        repeated.sort_unstable();
+        let pass = [
+            "body-unreadable",
+            "contended",
+            "handler-failed",
+            "handler-timeout",
+            "internal",
+            "key-running",
+            "not-ready",
+            "overloaded",
+            "rate-limited",
+            "request-timeout",
+            "unavailable",
+            "week-missing",
+        ];
+        assert_eq!(repeated, pass);
     }
 
     #[test]

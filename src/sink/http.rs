@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use reqwest::header::{HeaderMap, HeaderValue, RETRY_AFTER};
+use reqwest::header::{DATE, HeaderMap, HeaderValue, RETRY_AFTER};
 use reqwest::{Client, Response, Url};
 use serde_json::Value;
 
@@ -157,7 +157,8 @@ impl HttpSink {
 
     /// The pause that an answer asks for, given in seconds or as a date.
     fn retry_after(&self, response: &Response) -> Option<Duration> {
-        let after = retry_after(response.headers().get(RETRY_AFTER)?.to_str().ok()?)?;
+        let header = |name| response.headers().get(name)?.to_str().ok();
+        let after = retry_after(header(RETRY_AFTER)?, header(DATE))?;
         Some(after.min(self.settings.retry_after_max))
     }
 }

@@ -278,7 +278,7 @@ pub fn times_and_traces(data: &[u8]) {
         Err(error) => is_a_sentence(&error, data.len()),
     }
     #[cfg(any(feature = "http", feature = "client"))]
-    if let Some(after) = crate::clock::retry_after(text) {
+    if let Some(after) = crate::clock::retry_after(text, None) {
         assert!(after <= Duration::from_secs(u64::MAX));
     }
 }

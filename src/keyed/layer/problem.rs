@@ -37,15 +37,21 @@ impl Problem {
         Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", "The body is too large", detail)
     }
 
-    pub(super) fn mismatch(fields: Vec<String>) -> Self {
-        let detail = "the key was used before for another request; make a new key for this one";
+    /// Which fields differ is told only to those who may know.
+    pub(super) fn mismatch(fields: Vec<String>, tells: bool) -> Self {
+        let detail = if fields.is_empty() {
+            "the key was used before, for the same fields in other bytes: this looks like the same request; send exactly \
+             the bytes of the first attempt"
+        } else {
+            "the key was used before for another request; make a new key for this one"
+        };
         let problem = Problem::new(
             StatusCode::UNPROCESSABLE_ENTITY,
             "key-mismatch",
             "The key belongs to another request",
             detail,
         );
-        if fields.is_empty() { problem } else { problem.member("fields", fields) }
+        if fields.is_empty() || !tells { problem } else { problem.member("fields", fields) }
     }
 
     /// The key is another caller's; or the same caller's, known by another name since.
@@ -58,8 +64,8 @@ impl Problem {
     }
 
     pub(super) fn running() -> Self {
-        let detail = "a request with this key runs; send it again later to get its answer";
-        Problem::new(StatusCode::CONFLICT, "key-running", "The request runs", detail).retry()
+        let detail = "a request with this key is still running; send it again later to get its answer";
+        Problem::new(StatusCode::CONFLICT, "key-running", "The request is still running", detail).retry()
     }
 
     pub(super) fn outcome_unknown() -> Self {
@@ -69,7 +75,7 @@ impl Problem {
 
     pub(super) fn expired() -> Self {
         let detail = "the key is older than answers are kept, so whether its request was done is not known any more; find \
-                      out, and make a new key if it was not";
+                      out, and make a new key if it was not. If the key is new, the client's clock is wrong: the key carries its time";
         Problem::new(StatusCode::GONE, "key-expired", "The key has expired", detail)
     }
 

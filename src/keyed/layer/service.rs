@@ -215,7 +215,7 @@ fn mismatch(layer: &Shared, begin: &Begin, differing: Vec<String>) -> Response {
     if differing.iter().any(|part| part == "principal") {
         return Problem::another_caller().into_response();
     }
-    Problem::mismatch(if layer.settings.tell_fields { differing } else { Vec::new() }).into_response()
+    Problem::mismatch(differing, layer.settings.tell_fields).into_response()
 }
 
 async fn lead<S>(

@@ -192,7 +192,7 @@ async fn list(
 pub fn app(file: &Path, before: Front) -> Router {
     let keys = SqliteKeys::open(file).unwrap();
     let conn = Connection::open(file).unwrap();
-    conn.busy_timeout(Duration::from_secs(10)).unwrap();
+    conn.busy_timeout(Duration::from_secs(120)).unwrap();
     let table = "CREATE TABLE IF NOT EXISTS records (id TEXT PRIMARY KEY, seq INTEGER NOT NULL, payload TEXT NOT NULL)";
     conn.execute_batch(table).unwrap();
     let layer = KeyedLayer::new(keys).transactional().required().replay_status(StatusCode::OK).tell_fields();

@@ -111,6 +111,7 @@ fn keyed<K: Keys + Clone + Sync + 'static>(
         .required()
         .replay_status(StatusCode::OK)
         .tell_fields()
+        .canonical_json()
         .fingerprint_headers([header::IF_MATCH])
         .wait(WAIT.min(serve.request_timeout))
         .timeout(serve.request_timeout)
