@@ -56,11 +56,11 @@ impl RequestPrint {
     pub fn of(secret: &[u8; 32], request: &RequestParts<'_>) -> Self {
         let RequestParts { principal, method, target, body, headers, canonical_json } = *request;
         let whole_body = if canonical_json { canonical(body) } else { None };
-        let body = whole_body.as_deref().unwrap_or(body);
+        let hashed = whole_body.as_deref().unwrap_or(body);
         let mut hash = Sha256::new();
         hash.update(secret);
         hash.update([u8::from(principal.is_some())]);
-        for part in [principal.unwrap_or_default().as_bytes(), method.as_bytes(), target.as_bytes(), body] {
+        for part in [principal.unwrap_or_default().as_bytes(), method.as_bytes(), target.as_bytes(), hashed] {
             hash.update((part.len() as u64).to_be_bytes());
             hash.update(part);
         }
@@ -79,7 +79,7 @@ impl RequestPrint {
         parts.extend(headers.iter().map(|(name, value)| of(&format!("header {name}"), value)));
         match fields(body) {
             Some(fields) => parts.extend(fields.iter().map(|(name, value)| of(name, value))),
-            None => parts.push(of("body", body)),
+            None => parts.push(of("body", hashed)),
         }
         RequestPrint { fingerprint: Fingerprint(half), parts }
     }
@@ -179,6 +179,15 @@ mod tests {
         }
         let text = RequestPrint::of(&SECRET, &RequestParts { body: b"text", ..base() });
         assert_eq!(text.differing(&first.parts_text()), ["/a", "/b", "body"]);
+    }
+
+    /// The canonical form is made to be hashed, and is no JSON.
+    #[test]
+    fn t282_fields_are_named_in_canonical_form_too() {
+        let print =
+            |body: &[u8]| RequestPrint::of(&SECRET, &RequestParts { body, canonical_json: true, ..base() });
+        let (first, other) = (print(br#"{"a":1,"b":{"c":2}}"#), print(br#"{"b":{"c":3},"a":1}"#));
+        assert_eq!(first.differing(&other.parts_text()), ["/b"]);
     }
 
     #[test]
