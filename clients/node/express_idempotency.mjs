@@ -1,7 +1,7 @@
 // `Idempotency-Key` for Express 5 (pg), exactly once: the key, the handler's writes and the answer commit together,
 // before the answer is sent.
 //
-//     npm install express@5 pg
+//     npm install express@5 pg@8
 //     hapax keys init --keys "$DATABASE_URL"
 //     node express_idempotency.mjs
 //
@@ -15,7 +15,9 @@ const BYTES_MAX = 1 << 20; // of a body, and of an answer
 // The server ends a transaction whose service has stopped, so that its key is free again.
 const LIMIT_MS = Number(process.env.REQUEST_LIMIT_MS ?? 30_000);
 const KEPT_HEADERS = ['content-type', 'content-encoding', 'content-language', 'location', 'etag', 'last-modified', 'link'];
-const NOT_KEPT = [401, 403, 408, 409, 412, 425, 428, 429]; // they say "not now": the retry runs again, as after a 5xx
+// Not you, not now, or sent in a wrong way: the retry runs again, as after a 5xx.
+const NOT_KEPT = [401, 403, 406, 407, 408, 409, 411, 412, 413, 414, 415, 417, 421, 425, 426, 428, 429, 431];
+const CREDENTIALS = ['authorization', 'cookie', 'x-api-key'];
 
 // What to answer when the request does not run: status, code, and a sentence.
 const REFUSALS = {
@@ -33,7 +35,7 @@ function problem(status, code, detail) {
 
 // The key of a request: the quoted form of the Internet draft, or the bare text. Undefined if it is no key.
 function keyOf(req) {
-  const values = req.rawHeaders.filter((_, n) => n % 2 && req.rawHeaders[n - 1].toLowerCase() === 'idempotency-key');
+  const values = valuesOf(req, 'idempotency-key');
   let text = values[0].trim();
   const quoted = /^"((?:[^"\\]|\\["\\])*)"$/.exec(text); // a string of structured fields (RFC 8941)
   if (quoted) text = quoted[1].replace(/\\(.)/g, '$1');
@@ -41,10 +43,18 @@ function keyOf(req) {
   return values.length === 1 && /^[\x21-\x7e]{1,255}$/.test(text) ? text : undefined;
 }
 
+// All values of a header, as sent.
+const valuesOf = (req, name) => req.rawHeaders.filter((_, n) => n % 2 && req.rawHeaders[n - 1].toLowerCase() === name);
+
+// Whoever sends the same credentials: all values of all of these headers, byte for byte.
+const byCredentials = (req) => hashed(CREDENTIALS.flatMap((name) => valuesOf(req, name).flatMap((value) => [name, value])));
+
 // What makes two requests the same: who asks, method, path and query as sent, body.
-function fingerprint(req) {
+const fingerprint = (req, principal) => hashed([principal, req.method, req.originalUrl, req.body]);
+
+function hashed(parts) {
   const hash = createHash('sha256');
-  for (const part of [req.headers.authorization ?? '', req.method, req.originalUrl, req.body]) {
+  for (const part of parts) {
     const bytes = Buffer.from(part);
     const length = Buffer.alloc(8);
     length.writeBigUInt64BE(BigInt(bytes.length));
@@ -54,20 +64,32 @@ function fingerprint(req) {
 }
 
 // Whether the request may succeed when it is sent again: the connection broke, the server is going down or full, or
-// another transaction was in the way. An error of the server has a SQLSTATE, one of the network has none.
+// another transaction was in the way. An error of the server has a SQLSTATE, one of the network a code of Node's, and pg
+// says itself that a connection ended or was not there in time. Any other error is a mistake, which a retry would repeat.
 function isPassing(error) {
-  const state = error instanceof pg.DatabaseError ? error.code : undefined;
-  return state === undefined || ['08', '40', '53', '57'].includes(state.slice(0, 2)) || ['25P03', '25P04', '55P03'].includes(state);
+  if (error instanceof pg.DatabaseError) {
+    return ['08', '40', '53', '57'].includes(error.code.slice(0, 2)) || ['25P03', '25P04', '55P03'].includes(error.code);
+  }
+  const network = ['ECONNREFUSED', 'ECONNRESET', 'ECONNABORTED', 'EPIPE', 'ETIMEDOUT', 'ENOTFOUND', 'EAI_AGAIN', 'EHOSTUNREACH', 'ENETUNREACH'];
+  const ended = /^(Connection terminated|timeout exceeded when trying to connect|Client has encountered a connection error|Query read timeout)/;
+  return network.includes(error.code) || ended.test(error.message);
 }
 
 // What a handler gets of the connection. pg does not begin a transaction by itself: after a handler's own COMMIT or
-// ROLLBACK each statement would be committed alone, and a retry would repeat it.
+// ROLLBACK each statement would be committed alone, and a retry would repeat it. So statements run one after another, one
+// at a time (the extended protocol takes no second one behind a semicolon), and only while the transaction is open.
 function lent(db) {
-  const query = (statement, ...rest) => {
-    if (/^\s*(begin|start|commit|end|abort|prepare\s+transaction|rollback(?!\s+to))\b/i.test(statement.text ?? statement)) {
-      throw new Error('the transaction of a request with a key is begun and ended by the middleware');
-    }
-    return db.query(statement, ...rest);
+  const ends = /^\s*(begin|start|commit|end|abort|prepare\s+transaction|rollback(?!\s+to))\b/i;
+  let last = Promise.resolve();
+  const query = (statement, values) => {
+    const config = typeof statement === 'string' ? { text: statement, values } : { ...statement, values: values ?? statement.values };
+    last = last.catch(ignored).then(() => {
+      if (ends.test(config.text) || db.getTransactionStatus() === 'I') {
+        throw new Error('the transaction of a request with a key is begun and ended by the middleware');
+      }
+      return db.query({ ...config, queryMode: 'extended' });
+    });
+    return last;
   };
   return { query };
 }
@@ -83,9 +105,9 @@ function formed({ status, headers = {}, body }) {
 }
 
 // Runs a handler in a transaction with its key.
-async function inTransaction(db, key, req, handler) {
+async function inTransaction(db, key, req, handler, principal) {
   await db.query(`begin; set local idle_in_transaction_session_timeout = ${LIMIT_MS}; set local statement_timeout = ${LIMIT_MS}`);
-  const begun = await db.query('select outcome, token, status, headers, body from hapax.key_begin($1, $2)', [key, fingerprint(req)]);
+  const begun = await db.query('select outcome, token, status, headers, body from hapax.key_begin($1, $2)', [key, fingerprint(req, principal(req))]);
   const { outcome, token, status, headers, body } = begun.rows[0];
   if (outcome === 'done') {
     await db.query('rollback');
@@ -101,7 +123,7 @@ async function inTransaction(db, key, req, handler) {
     answer = formed(await handler(lent(db), req));
   } catch (error) {
     await db.query('rollback'); // fails if the connection is lost
-    if (error instanceof pg.DatabaseError && isPassing(error)) throw error;
+    if (isPassing(error)) throw error;
     return problem(500, 'handler-failed', 'the handler of the request failed; nothing was done');
   }
   if (answer.status >= 500 || NOT_KEPT.includes(answer.status)) {
@@ -120,8 +142,13 @@ async function inTransaction(db, key, req, handler) {
 // next statement says so too.
 const ignored = () => {};
 
-// Express middleware for one route. Put it behind whatever authenticates.
-export function idempotent(pool, handler, committed = () => {}) {
+// Express middleware for one route. Put it behind whatever authenticates, and before whatever reads the body
+// (`express.json()`): the bytes of the body are part of the request, and a handler gets them as `req.body`, a Buffer.
+//
+// `principal` says who asks, in words that do not change between retries: nobody gets the answer of another. By default
+// that is whoever sends the same Authorization, Cookie and X-Api-Key headers. A service that knows its users by anything
+// else (a client certificate, a header of a gateway), or whose cookies change between retries, must say it.
+export function idempotent(pool, handler, { committed = () => {}, principal = byCredentials } = {}) {
   const run = async (req, res) => {
     if (req.headers['idempotency-key'] === undefined) {
       return problem(400, 'key-missing', 'this request needs an Idempotency-Key header');
@@ -136,7 +163,7 @@ export function idempotent(pool, handler, committed = () => {}) {
     try {
       db = await pool.connect();
       db.on('error', ignored);
-      const answer = await inTransaction(db, key, req, handler);
+      const answer = await inTransaction(db, key, req, handler, principal);
       release();
       if (answer.committed) committed();
       return answer;
@@ -159,6 +186,10 @@ export function idempotent(pool, handler, committed = () => {}) {
   };
   const send = async (req, res) => {
     req.body ??= Buffer.alloc(0);
+    if (!Buffer.isBuffer(req.body)) {
+      const detail = 'the body was read before the middleware of keys, which needs its bytes: put express.json() behind it; nothing was done';
+      return reply(res, problem(500, 'handler-failed', detail));
+    }
     reply(res, await run(req, res));
   };
   const unread = (error, req, res, next) => {
@@ -189,12 +220,19 @@ const createOrder = async (db, req) => {
   if (item === 'empty') return { status: 204, headers: { link: ['</a>; rel=prev', '</b>; rel=next'] } };
   if (item === 'stalled') await new Promise((resolve) => setTimeout(resolve, 2000));
   if (item === 'undone') await db.query('rollback');
-  if (item === 'undone within') await db.query('select 1; rollback'); // past what the middleware looks at
+  const hidden = { 'undone within': 'select 1; rollback', 'undone in a comment': '/* */ rollback' }[item];
+  if (hidden) { // a handler that ends the transaction, and goes on
+    await db.query(hidden).catch(() => {});
+    await db.query('insert into express_orders (item) values ($1)', [item]);
+  }
+  if (item === 'a wrong type') return { status: 415, body: { detail: 'not in this form' } };
   if (item === 'refused at the end') await db.query('insert into express_late values (1)');
   return { status: 201, headers: { location: `/orders/${rows[0].id}` }, body: { id: rows[0].id, item } };
 };
 
-app.post('/orders', idempotent(pool, createOrder, dieOnceCommitted));
+app.post('/orders', idempotent(pool, createOrder, { committed: dieOnceCommitted }));
+// A mistake: the body is read before its bytes are seen.
+app.post('/parsed/orders', express.json(), idempotent(pool, createOrder));
 
 if (process.argv[1] === import.meta.filename) {
   const server = app.listen(Number(process.env.PORT ?? 0), '127.0.0.1', () => console.log(`listening on ${server.address().port}`));

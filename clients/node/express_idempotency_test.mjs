@@ -21,9 +21,9 @@ async function serve(environment = {}) {
   return server;
 }
 
-async function post(server, key, item) {
-  const headers = { 'content-type': 'application/json', 'idempotency-key': key };
-  const got = await fetch(server.url, { method: 'POST', headers, body: JSON.stringify({ item }), signal: AbortSignal.timeout(PATIENCE) });
+async function post(server, key, item, credentials = {}, url = server.url) {
+  const headers = { 'content-type': 'application/json', 'idempotency-key': key, ...credentials };
+  const got = await fetch(url, { method: 'POST', headers, body: JSON.stringify({ item }), signal: AbortSignal.timeout(PATIENCE) });
   const body = await got.text();
   const header = (name) => got.headers.get(name);
   return { status: got.status, replayed: header('idempotency-replayed'), location: header('location'), link: header('link'), body: body && JSON.parse(body) };
@@ -80,8 +80,32 @@ try {
     assert.equal(answer.link, '</a>; rel=prev, </b>; rel=next', 'both links');
   }
 
+  // Two users with one key: the other one does not get the answer, however it is known.
+  for (const header of ['authorization', 'cookie', 'x-api-key']) {
+    const shared = key();
+    assert.equal((await post(server, shared, 'ring', { [header]: 'ann' })).status, 201);
+    for (const credentials of [{ [header]: 'bob' }, {}]) {
+      const answer = await post(server, shared, 'ring', credentials);
+      assert.deepEqual([answer.status, answer.body.code, answer.replayed], [422, 'key-mismatch', null], header);
+    }
+    assert.equal((await post(server, shared, 'ring', { [header]: 'ann' })).replayed, 'true', header);
+  }
+  // What says that it was sent in a wrong way is not kept: the next one may be better.
+  const wrong = key();
+  for (let n = 0; n < 2; n++) {
+    const answer = await post(server, wrong, 'a wrong type');
+    assert.deepEqual([answer.status, answer.replayed, await rows('a wrong type')], [415, null, 0]);
+  }
+  // A body that was read before: refused with a sentence, not "later"; nothing is done.
+  const parsed = key();
+  for (const item of ['vase', 'jug']) {
+    const answer = await post(server, parsed, item, {}, server.url.replace('/orders', '/parsed/orders'));
+    assert.deepEqual([answer.status, answer.body.code, await rows(item)], [500, 'handler-failed', 0]);
+    assert.match(answer.body.detail, /express\.json/);
+  }
+
   // A handler that ends the transaction, and a COMMIT that the server refuses: a retry hears the same.
-  for (const item of ['undone', 'undone within', 'refused at the end']) {
+  for (const item of ['undone', 'undone within', 'undone in a comment', 'refused at the end']) {
     const ended = key();
     for (let n = 0; n < 2; n++) {
       const answer = await post(server, ended, item);

@@ -26,7 +26,9 @@ BYTES_MAX = 1 << 20  # of a body, and of an answer
 LIMIT_MS = int(os.environ.get("REQUEST_LIMIT_MS", "30000"))
 QUOTED = re.compile(r'"((?:[^"\\]|\\["\\])*)"')  # a string of structured fields (RFC 8941)
 KEPT_HEADERS = {b"content-type", b"content-encoding", b"content-language", b"location", b"etag", b"last-modified", b"link"}
-NOT_KEPT = {401, 403, 408, 409, 412, 425, 428, 429}  # they say "not now": the retry runs again, as after a 5xx
+# Not you, not now, or sent in a wrong way: the retry runs again, as after a 5xx.
+NOT_KEPT = {401, 403, 406, 407, 408, 409, 411, 412, 413, 414, 415, 417, 421, 425, 426, 428, 429, 431}
+CREDENTIALS = (b"authorization", b"cookie", b"x-api-key")
 
 # What to answer when the request does not run: status, code, and a sentence.
 REFUSALS = {
@@ -52,12 +54,20 @@ def key_of(headers):
     return text
 
 
-def fingerprint(scope, body):
-    """What makes two requests the same: who asks, method, path and query as sent, body."""
-    principal = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-    path = scope.get("raw_path") or scope["path"].encode()
-    parts = [principal, scope["method"].encode(), path, scope["query_string"], body]
+def hashed(parts):
     return hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).digest()
+
+
+def by_credentials(scope):
+    """Whoever sends the same credentials: all values of all of these headers, byte for byte."""
+    sent = [(name.lower(), value) for name, value in scope["headers"]]
+    return hashed([part for of in CREDENTIALS for name, value in sent if name == of for part in (name, value)])
+
+
+def fingerprint(scope, body, principal):
+    """What makes two requests the same: who asks, method, path and query as sent, body."""
+    path = scope.get("raw_path") or scope["path"].encode()
+    return hashed([principal, scope["method"].encode(), path, scope["query_string"], body])
 
 
 class Answer:
@@ -106,10 +116,14 @@ def problem(status, code, detail):
 
 
 class Idempotency:
-    """ASGI middleware. Put it inside whatever authenticates."""
+    """ASGI middleware. Put it inside whatever authenticates.
 
-    def __init__(self, app, pool, committed=lambda: None):
-        self.app, self.pool, self.committed, self.running = app, pool, committed, set()
+    `principal` says who asks, as bytes that do not change between retries: nobody gets the answer of another. By default
+    that is whoever sends the same Authorization, Cookie and X-Api-Key headers. A service that knows its users by anything
+    else (a client certificate, a header of a gateway), or whose cookies change between retries, must say it."""
+
+    def __init__(self, app, pool, committed=lambda: None, principal=by_credentials):
+        self.app, self.pool, self.committed, self.principal, self.running = app, pool, committed, principal, set()
 
     async def __call__(self, scope, receive, send):
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS", "TRACE"):
@@ -156,7 +170,8 @@ class Idempotency:
                 f"set local idle_in_transaction_session_timeout = {LIMIT_MS}; set local statement_timeout = {LIMIT_MS}"
             )
             begun = await db.execute(
-                "select outcome, token, status, headers, body from hapax.key_begin(%s, %s)", (key, fingerprint(scope, body))
+                "select outcome, token, status, headers, body from hapax.key_begin(%s, %s)",
+                (key, fingerprint(scope, body, self.principal(scope))),
             )
             outcome, token, status, headers, kept = await begun.fetchone()
             if outcome == "done":
@@ -241,6 +256,8 @@ async def create_order(request: Request):
         return JSONResponse({"detail": "no such item"}, status_code=404)
     if order["item"] == "broken":
         raise RuntimeError("the handler failed after its write")
+    if order["item"] == "a wrong type":
+        return JSONResponse({"detail": "not in this form"}, status_code=415)
     if order["item"] == "stalled":
         await asyncio.sleep(2)
     if order["item"] in ("undone", "undone in SQL"):  # a handler that ends the transaction, and goes on

@@ -31,10 +31,11 @@ def serve(**environment):
     )
 
 
-def post(key, item, path="", method="POST"):
+def post(key, item, path="", method="POST", **credentials):
     """Status, headers and body of one try."""
     body = json.dumps({"item": item}).encode()
     headers = {"Content-Type": "application/json", "Idempotency-Key": key}
+    headers.update({name.replace("_", "-"): value for name, value in credentials.items()})
     request = urllib.request.Request(URL + path, body, headers, method=method)
     try:
         with urllib.request.urlopen(request, timeout=PATIENCE) as got:
@@ -92,6 +93,20 @@ def main():
             db.execute("select set_config('hapax.maintenance', 'on', false)")  # row security may bind this role
             (found,) = db.execute("select count(*) from hapax.keys where key = %s", (f'{escaped}"\\',)).fetchone()
             assert found == 1
+
+            # Two users with one key: the other one does not get the answer, however it is known.
+            for header in ("Authorization", "Cookie", "X_Api_Key"):
+                shared = key()
+                assert post(shared, "ring", **{header: "ann"})[0] == 201, header
+                status, headers, body = post(shared, "ring", **{header: "bob"})
+                assert (status, body["code"], headers["Idempotency-Replayed"]) == (422, "key-mismatch", None), header
+                assert post(shared, "ring")[2]["code"] == "key-mismatch", f"nobody, after {header}"
+                assert post(shared, "ring", **{header: "ann"})[1]["Idempotency-Replayed"] == "true", header
+            # What says that it was sent in a wrong way is not kept: the next one may be better.
+            wrong = key()
+            for _ in range(2):
+                got = post(wrong, "a wrong type")
+                assert (got[0], got[1]["Idempotency-Replayed"], rows("a wrong type")) == (415, None, 0), got
 
             # Whoever never ran did nothing: its refusal is not kept.
             for path, method, status in (("/none", "POST", 404), ("", "PUT", 405), ("/x/notes", "POST", 422)):

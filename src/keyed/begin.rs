@@ -11,8 +11,11 @@ use crate::ledger::{Nonce, Token};
 /// The default length of a lease.
 const LEASE: Duration = Duration::from_secs(30);
 /// The bounds of a lease.
-const LEASE_MIN: Duration = Duration::from_millis(1);
-const LEASE_MAX: Duration = Duration::from_hours(24);
+pub(crate) const LEASE_MIN: Duration = Duration::from_millis(1);
+pub(crate) const LEASE_MAX: Duration = Duration::from_hours(24);
+
+/// How no tenant is called in PostgreSQL's `hapax.tenant`.
+const NIL: &str = "00000000-0000-0000-0000-000000000000";
 
 /// What happens to a leased request that began and never ended: its process died, or its outcome
 /// could not be stored.
@@ -62,6 +65,11 @@ impl Begin {
     }
 
     pub(crate) fn check(&self) -> Result<()> {
+        // Row security calls no tenant so: a tenant of that name would see what is nobody's.
+        if self.tenant.as_ref().is_some_and(|tenant| tenant.as_str() == NIL) {
+            let problem = "it is the nil UUID, which stands for no tenant; name none";
+            return Err(Error::invalid("tenant", problem));
+        }
         check_lease(self.lease)
     }
 

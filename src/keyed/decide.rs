@@ -30,6 +30,11 @@ pub(crate) struct Row {
     pub until: Time,
     /// Until when nobody else may run it.
     pub held_until: Time,
+    /// Its last run was released, or decided about: the nonce of that run begins nothing any more.
+    pub ended: bool,
+    /// A run of it failed, or never ended, and so may have done something: the key belongs to that
+    /// request for good.
+    pub bound: bool,
     pub settled: Option<Settled>,
     /// The last decision of a person about it.
     pub resolved: Option<Resolved>,
@@ -66,23 +71,24 @@ pub(crate) fn decide(row: Option<&Row>, begin: &Begin, horizon: Option<Time>, no
             Decision::Insert
         };
     };
-    if row.fingerprint != begin.print.fingerprint {
+    if row.fingerprint != begin.print.fingerprint && !row.did_nothing() {
         return Decision::Answer(Begun::Mismatch { differing: begin.print.differing(&row.parts) });
     }
+    let own = row.nonce == begin.nonce;
     if let Some(settled) = &row.settled {
-        return Decision::Answer(Begun::Done(row.kept(settled, row.nonce == begin.nonce)));
+        return Decision::Answer(Begun::Done(row.kept(settled, own && !row.ended)));
     }
     // A transaction that committed without an answer has no lease to renew.
-    if row.nonce == begin.nonce && row.until > row.begun_at {
+    if own && !row.ended && row.until > row.begun_at {
         return Decision::Renew;
     }
-    if now < row.until {
-        return Decision::Answer(Begun::Running { until: Some(row.until) });
+    match row.word(now) {
+        "outcome-unknown" => Decision::Answer(Begun::OutcomeUnknown { since: row.begun_at }),
+        // A late copy of the begin whose run has ended: nobody waits for it, so it gets nothing.
+        "free" if own && row.ended => Decision::Answer(Begun::Running { until: Some(row.until) }),
+        "free" => Decision::TakeOver,
+        _ => Decision::Answer(Begun::Running { until: Some(row.until) }),
     }
-    if now < row.held_until {
-        return Decision::Answer(Begun::OutcomeUnknown { since: row.begun_at });
-    }
-    Decision::TakeOver
 }
 
 /// Whether a key that is not found was, or could have been, forgotten.
@@ -102,6 +108,8 @@ impl Row {
             begun_at: now,
             until: now,
             held_until: FOREVER,
+            ended: false,
+            bound: false,
             settled: None,
             resolved: None,
         };
@@ -119,6 +127,11 @@ impl Row {
             AfterFailure::Hold => FOREVER,
             AfterFailure::HoldFor(time) => self.until.plus(time),
         };
+    }
+
+    /// Whether all of its runs ended without having done anything: then the next request may be another.
+    fn did_nothing(&self) -> bool {
+        self.ended && !self.bound && self.settled.is_none()
     }
 
     fn must_run(&self, of: &KeyLease) -> Result<()> {
@@ -152,10 +165,12 @@ impl Row {
     }
 
     /// Ends the run. A `token` that was never used before fences whoever had the lease: a heartbeat that
-    /// comes late revives nothing.
+    /// comes late revives nothing, and neither does a late copy of its begin.
     pub(crate) fn release(&mut self, of: &KeyLease, ended: Ended, token: Token, now: Time) -> Result<()> {
         self.must_run(of)?;
         self.token = token;
+        self.ended = true;
+        self.bound |= ended == Ended::Failed;
         self.held_until = match ended {
             Ended::Undone => now,
             Ended::Failed if self.held_until == FOREVER => FOREVER,
@@ -165,7 +180,7 @@ impl Row {
         Ok(())
     }
 
-    /// The row of a request that takes over one that never ended.
+    /// The row of a request that takes over one that ended without an answer, or never ended.
     pub(crate) fn taken_over(
         before: Option<&Row>,
         begin: &Begin,
@@ -174,7 +189,9 @@ impl Row {
         leased: bool,
     ) -> Self {
         let resolved = before.and_then(|before| before.resolved.clone());
-        Row { resolved, ..Row::begun(begin, token, now, leased) }
+        // A run that never ended may have done something.
+        let bound = before.is_some_and(|before| before.bound || !before.ended);
+        Row { resolved, bound, ..Row::begun(begin, token, now, leased) }
     }
 
     /// The row as it is listed.
@@ -211,6 +228,7 @@ impl Row {
             Resolution::Answer(answer) => self.settle(&of.key, answer, now),
         }
         self.token = token;
+        (self.ended, self.bound) = (true, true);
         self.resolved = Some(Resolved { at: now, by: who.by.clone(), reason: who.reason.clone() });
         Ok(())
     }
@@ -219,6 +237,7 @@ impl Row {
     pub(crate) fn word(&self, now: Time) -> &'static str {
         match &self.settled {
             Some(_) => "done",
+            None if self.did_nothing() => "free", // by any clock
             None if now < self.until => "running",
             None if now < self.held_until => "outcome-unknown",
             None => "free",

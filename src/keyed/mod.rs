@@ -56,6 +56,8 @@ use async_trait::async_trait;
 pub use answer::{ANSWER_BYTES_MAX, Answer, KEPT_HEADERS};
 pub(crate) use begin::check_lease;
 pub use begin::{AfterFailure, Begin, Begun, Decided, Ended, Kept, KeyLease, Resolution};
+#[cfg(feature = "axum")]
+pub(crate) use begin::{LEASE_MAX, LEASE_MIN};
 pub use key::{IdempotencyKey, KEY_CHARS_MAX};
 #[cfg(all(feature = "axum", feature = "sqlite"))]
 pub use layer::KeyedSqlite;
@@ -225,27 +227,29 @@ pub struct KeysInfo {
 ///    of concurrent `begin`s one is `First`.
 /// 2. Keys are unique for each tenant. Equal keys of two tenants never meet, and one tenant learns
 ///    nothing of the other's.
-/// 3. A key that belongs to another request (other fingerprint) is a `Mismatch`, whatever its state.
-///    It says which parts differ, and nothing of the stored request or answer.
+/// 3. A key that belongs to another request (other fingerprint) is a `Mismatch`, whatever its state but
+///    that of clause 8. It says which parts differ, and nothing of the stored request or answer.
 /// 4. A key with an answer is `Done` with the original answer, byte for byte, for the whole
 ///    retention.
 /// 5. `finish`, `extend` and `release` carry the token. A stale token changes nothing and gets
 ///    `Fenced`. Finishing again with the token that finished is Ok and changes nothing. A release and
-///    a person's decision end the token too.
+///    a person's decision end the token too, and the nonce of its `begin`: a copy of that call which
+///    comes late changes nothing, and is told what has become of the key, or `Running`; never `First`.
 /// 6. The same `begin` again, under its nonce, gets the same token while it runs, and its own answer
 ///    (`mine`) once it is done. So a lost acknowledgement is resolved by repeating the call.
 /// 7. Leases end by the store's clock. After that, `rerun` makes the next `begin` `First` with a
 ///    higher token; under `hold` it is `OutcomeUnknown` until `resolve` or the time limit decides.
 ///    Who decided, and why, is stored in the same step.
 /// 8. A run that ended without an answer is released: one that did nothing can run again at once,
-///    one whose outcome is unknown follows `after_failure`.
+///    one whose outcome is unknown follows `after_failure`. A key whose every run did nothing belongs to
+///    nobody: the next request may be another. A run that failed, or whose lease has ended, binds it.
 /// 9. A sweep forgets keys that were settled longer ago than the retention, and no running or held
 ///    key. It remembers up to when it has forgotten (the horizon): a UUIDv7 key from before it that
-///    is not found is `Expired`, never `First`. For other keys protection ends with the retention.
-///    The horizon never goes back. A sweep that returns has forgotten all of it, or did nothing
-///    (`skipped`), or is an error; no request keeps it from that.
+///    is not found is `Expired`, never `First`, whatever the store's clock says by then. For other keys
+///    protection ends with the retention. The horizon never goes back. A sweep that returns has
+///    forgotten all of it, or did nothing (`skipped`), or is an error; no request keeps it from that.
 /// 10. `get`, `entry` and `list` change nothing.
-/// 11. Bad input is refused with a sentence and changes nothing.
+/// 11. Bad input is refused with a sentence and changes nothing. The nil UUID is no tenant.
 /// 12. In a caller's transaction, a key and its answer appear with the commit and never existed after
 ///     a rollback. Meanwhile a second request gets `Running` after a short wait, and `get` never says
 ///     `Unknown`. A transaction that

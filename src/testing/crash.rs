@@ -1,8 +1,9 @@
 //! Crash points: a named step at which a test build kills its own process, as a power cut would.
 //!
 //! `HAPAX_CRASH_AT=claim.after:3` kills it at the third time it comes by `crash_point!("claim.after")`. A test kills at
-//! n = 1, 2, … until a run is clean, and looks at what is left each time. Without the feature `testing` the macro is
-//! nothing at all.
+//! n = 1, 2, … until a run is clean, and looks at what is left each time. `claim.after:3:stop` stops it there instead
+//! (SIGSTOP), as a frozen machine does: its connections stay open. Without the feature `testing` the macro is nothing
+//! at all.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,22 +12,35 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const VARIABLE: &str = "HAPAX_CRASH_AT";
 
 /// Where to die, read once.
-static PLAN: OnceLock<Option<(String, u64)>> = OnceLock::new();
+static PLAN: OnceLock<Option<Plan>> = OnceLock::new();
 static HITS: AtomicU64 = AtomicU64::new(0);
 
-/// Kills the process if this is the point and the hit that [`VARIABLE`] names. Use `crash_point!`.
+/// What happens at a point.
+#[derive(Debug, PartialEq, Eq)]
+struct Plan {
+    at: String,
+    hit: u64,
+    /// SIGSTOP instead of SIGKILL.
+    stop: bool,
+}
+
+/// Kills or stops the process if this is the point and the hit that [`VARIABLE`] names. Use `crash_point!`.
 pub fn crash_point(name: &str) {
     let plan = PLAN.get_or_init(|| std::env::var(VARIABLE).ok().and_then(|text| plan(&text)));
-    let Some((at, hit)) = plan else { return };
-    if at == name && HITS.fetch_add(1, Ordering::SeqCst) + 1 == *hit {
-        die();
+    let Some(plan) = plan else { return };
+    if plan.at == name && HITS.fetch_add(1, Ordering::SeqCst) + 1 == plan.hit {
+        if plan.stop {
+            signal("-STOP");
+        } else {
+            die();
+        }
     }
 }
 
 /// Whether [`VARIABLE`] names this point, whatever the hit.
 pub(crate) fn is_planned(name: &str) -> bool {
     let plan = PLAN.get_or_init(|| std::env::var(VARIABLE).ok().and_then(|text| plan(&text)));
-    plan.as_ref().is_some_and(|(at, _)| at == name)
+    plan.as_ref().is_some_and(|plan| plan.at == name)
 }
 
 /// Whether `HAPAX_MUTANT` names this step: it is then to be done wrong.
@@ -35,14 +49,19 @@ pub(crate) fn is_mutant(name: &str) -> bool {
     MUTANT.get_or_init(|| std::env::var("HAPAX_MUTANT").ok()).as_deref() == Some(name)
 }
 
-fn plan(text: &str) -> Option<(String, u64)> {
-    let (name, hit) = text.rsplit_once(':')?;
-    Some((name.to_owned(), hit.parse().ok()?))
+fn plan(text: &str) -> Option<Plan> {
+    let (text, stop) = text.strip_suffix(":stop").map_or((text, false), |text| (text, true));
+    let (at, hit) = text.rsplit_once(':')?;
+    Some(Plan { at: at.to_owned(), hit: hit.parse().ok()?, stop })
+}
+
+fn signal(name: &str) {
+    let _ = std::process::Command::new("kill").args([name, &std::process::id().to_string()]).status();
 }
 
 /// SIGKILL on ourselves: no destructor, no flush, no goodbye. An abort would still be caught by handlers and hooks.
 fn die() -> ! {
-    let _ = std::process::Command::new("kill").args(["-9", &std::process::id().to_string()]).status();
+    signal("-9");
     loop {
         std::thread::park(); // the signal is on its way
     }
@@ -50,11 +69,13 @@ fn die() -> ! {
 
 #[cfg(test)]
 mod tests {
-    use super::plan;
+    use super::{Plan, plan};
 
     #[test]
     fn a_plan_is_a_name_and_a_hit() {
-        assert_eq!(plan("claim.after:3"), Some(("claim.after".into(), 3)));
+        let at = |stop| Plan { at: "claim.after".into(), hit: 3, stop };
+        assert_eq!(plan("claim.after:3"), Some(at(false)));
+        assert_eq!(plan("claim.after:3:stop"), Some(at(true)));
         assert_eq!(plan("claim.after"), None);
         assert_eq!(plan("claim.after:x"), None);
     }

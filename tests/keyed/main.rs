@@ -239,6 +239,12 @@ async fn t103_two_sql_functions_are_enough_for_any_language() {
         (format!("{schema}.key_begin('k', '\\x01')"), "8 to 64 bytes"),
         (format!("{schema}.key_begin('k', null)"), "8 to 64 bytes"),
         (format!("{schema}.key_begin('k', '\\x0123456789abcdef', p_tenant => ' ')"), "tenant"),
+        (
+            format!(
+                "{schema}.key_begin('k', '\\x0123456789abcdef', p_tenant => '00000000-0000-0000-0000-000000000000')"
+            ),
+            "nil UUID",
+        ),
         (format!("{schema}.key_begin('k', '\\x0123456789abcdef', p_lease_seconds => 0)"), "1 to 86400"),
         (format!("{schema}.key_finish('order-17', {token}, 99)"), "status is 99"),
         (format!("{schema}.key_finish('order-17', {token}, 200, '', '{{}}')"), "array of"),

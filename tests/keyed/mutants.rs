@@ -57,6 +57,16 @@ caught!(
     [state::k8_what_did_nothing_runs_again_at_once, state::k8_what_failed_follows_its_rule]
 );
 caught!(
+    t262_late_copies_that_run_are_caught,
+    KeysMutant::LateCopiesRun,
+    [state::k5_a_lease_that_was_released_or_decided_is_over]
+);
+caught!(
+    t263_keys_bound_by_what_did_nothing_are_caught,
+    KeysMutant::UndoneBinds,
+    [state::k8_what_did_nothing_leaves_the_key_to_any_request]
+);
+caught!(
     new_keys_from_before_the_horizon_are_caught,
     KeysMutant::HorizonIgnored,
     [

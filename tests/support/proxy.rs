@@ -27,6 +27,9 @@ struct Plan {
     lost: AtomicUsize,
     cuts: watch::Sender<u64>,
     silence: Mutex<Option<Silence>>,
+    /// How many bytes clients have sent, and were sent.
+    sent: AtomicUsize,
+    answered: AtomicUsize,
 }
 
 /// Where a connection goes silent.
@@ -150,6 +153,11 @@ impl Proxy {
         self.plan.lose.store(PASS, Ordering::SeqCst);
     }
 
+    /// How many bytes were carried to the server, and back.
+    pub fn carried(&self) -> (usize, usize) {
+        (self.plan.sent.load(Ordering::SeqCst), self.plan.answered.load(Ordering::SeqCst))
+    }
+
     /// How much was lost.
     pub fn lost(&self) -> usize {
         self.plan.lost.load(Ordering::SeqCst)
@@ -178,6 +186,7 @@ async fn requests(
 ) {
     let mut buffer = vec![0; 65536];
     while let Ok(count @ 1..) = client.read(&mut buffer).await {
+        plan.sent.fetch_add(count, Ordering::SeqCst);
         while plan.lose.load(Ordering::SeqCst) == STALL {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -226,6 +235,7 @@ async fn answers(
         if server.read_exact(&mut body).await.is_err() {
             return;
         }
+        plan.answered.fetch_add(head.len() + body.len(), Ordering::SeqCst);
         if silent.load(Ordering::SeqCst) {
             continue;
         }

@@ -31,11 +31,16 @@ struct Task<T, F> {
     run: F,
     value: Option<T>,
     answer: oneshot::Sender<Result<T>>,
+    /// It is not run if nobody waits for its answer any more.
+    only_if_awaited: bool,
 }
 
 impl<K: Kind, T: Send, F: FnMut(&mut K::Context<'_>) -> Result<T> + Send> Work<K> for Task<T, F> {
     fn run(&mut self, context: &mut K::Context<'_>) -> Result<()> {
-        self.value = Some((self.run)(context)?);
+        self.value = None;
+        if !(self.only_if_awaited && self.answer.is_closed()) {
+            self.value = Some((self.run)(context)?);
+        }
         Ok(())
     }
 
@@ -62,10 +67,27 @@ impl<K: Kind> Requests<K> {
         &self,
         run: impl FnMut(&mut K::Context<'_>) -> Result<T> + Send + 'static,
     ) -> oneshot::Receiver<Result<T>> {
+        self.push(run, false)
+    }
+
+    /// The same for a request that grants something to its caller: it is dropped if the caller is gone
+    /// before it runs, because nobody would give back what it was granted.
+    pub(crate) fn send_if_awaited<T: Send + 'static>(
+        &self,
+        run: impl FnMut(&mut K::Context<'_>) -> Result<T> + Send + 'static,
+    ) -> oneshot::Receiver<Result<T>> {
+        self.push(run, true)
+    }
+
+    fn push<T: Send + 'static>(
+        &self,
+        run: impl FnMut(&mut K::Context<'_>) -> Result<T> + Send + 'static,
+        only_if_awaited: bool,
+    ) -> oneshot::Receiver<Result<T>> {
         let (answer, receiver) = oneshot::channel();
         // If the thread has ended, the request is dropped with the answer's sender, and the
         // receiver notices.
-        let _ = self.0.send(Box::new(Task { run, value: None, answer }));
+        let _ = self.0.send(Box::new(Task { run, value: None, answer, only_if_awaited }));
         receiver
     }
 }

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -18,11 +19,11 @@ use super::fate::{Fate, Handled, Routed, collect, kept};
 use super::flight::Leader;
 use super::problem::Problem;
 use super::service::Shared;
-use super::tx::{OpenRequest, Slot};
+use super::tx::{Closed, OpenRequest, Slot};
 use crate::error::{Error, Result};
 use crate::keyed::{Answer, Ended, KeyLease};
 
-/// How often storing an answer is tried.
+/// How often the store is told how a run has ended.
 const TRIES_MAX: u32 = 5;
 /// How long a client waits for the end of a handler that was stopped. The handler is waited for
 /// without it as long as that takes.
@@ -75,6 +76,7 @@ impl Leased {
         S: Service<Request<Body>, Response = Response, Error = Infallible> + Send + 'static,
         S::Future: Send,
     {
+        crate::crash_point!("keyed.granted");
         let mut asked = asked;
         if beat::is_late(&self.layer, asked) {
             let before = asked + self.layer.settings.lease;
@@ -143,38 +145,46 @@ impl Leased {
         response
     }
 
-    /// Stores an answer. The error is what to answer instead.
-    async fn finish(&self, answer: Answer) -> Result<(), Problem> {
+    /// Tells the store how the run has ended. A call without an answer is repeated: under its token it
+    /// ends the run once.
+    async fn tell<F: Future<Output = Result<()>>>(&self, what: &str, call: impl Fn() -> F) -> Result<()> {
         let mut tries = 1;
         loop {
-            // A call without an answer is repeated: under its token it stores one answer.
-            match self.layer.bounded("storing an answer", self.layer.keys.finish(&self.lease, &answer)).await
-            {
-                Ok(()) => {
-                    crate::crash_point!("keyed.finished");
-                    self.leader.done(Arc::new(answer));
-                    return Ok(());
-                }
-                // Another run has the key: what that one answers is the answer.
-                Err(Error::Fenced { .. }) => return Err(Problem::running()),
+            match self.layer.bounded(what, call()).await {
                 Err(error) if error.is_retryable() && tries < TRIES_MAX => {
                     tokio::time::sleep(Duration::from_millis(50) * tries).await;
                     tries += 1;
                 }
-                // The request was done, so the client is told; a failure here is not the handler's.
-                Err(error) => {
-                    tracing::error!(target: "hapax", key = %self.lease.key, error = %error.chain(), "the answer of a request could not be kept; a retry follows `after_failure`");
-                    return Ok(());
-                }
+                told => return told,
+            }
+        }
+    }
+
+    /// Stores an answer. The error is what to answer instead.
+    async fn finish(&self, answer: Answer) -> Result<(), Problem> {
+        match self.tell("storing an answer", || self.layer.keys.finish(&self.lease, &answer)).await {
+            Ok(()) => {
+                crate::crash_point!("keyed.finished");
+                self.leader.done(Arc::new(answer));
+                Ok(())
+            }
+            // Another run has the key: what that one answers is the answer.
+            Err(Error::Fenced { .. }) => Err(Problem::running()),
+            // The request was done, so the client is told; a failure here is not the handler's.
+            Err(error) => {
+                tracing::error!(target: "hapax", key = %self.lease.key, error = %error.chain(), "the answer of a request could not be kept; a retry follows `after_failure`");
+                Ok(())
             }
         }
     }
 
     async fn release(&self, ended: Ended) {
-        let release = self.layer.keys.release(&self.lease, ended);
-        let released = self.layer.bounded("releasing a key", release).await;
-        if let Err(error) = released {
-            tracing::warn!(target: "hapax", key = %self.lease.key, error = %error.chain(), "a key could not be released; its lease will lapse");
+        match self.tell("releasing a key", || self.layer.keys.release(&self.lease, ended)).await {
+            // The lease is over already, maybe by a try whose answer was lost.
+            Ok(()) | Err(Error::Fenced { .. }) => {}
+            Err(error) => {
+                tracing::warn!(target: "hapax", key = %self.lease.key, error = %error.chain(), "a key could not be released; its lease will lapse");
+            }
         }
     }
 }
@@ -217,9 +227,16 @@ impl InTransaction {
     /// Commits the answer with the handler's work, or rolls back. `ended` is what to say of a handler
     /// without an answer.
     async fn settle(&self, handled: Handled, slot: &Slot, ended: Problem) -> Response {
-        let Some((open, undo)) = slot.close() else {
+        let Some(Closed { open, undo, taken }) = slot.close() else {
             return Problem::in_use().into_response();
         };
+        if let Handled::Answered(parts, _) = &handled
+            && parts.status.is_success()
+            && !taken
+            && !self.layer.settings.warned.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!(target: "hapax", "a handler behind a transactional layer does not take its transaction: what it does elsewhere is done again by a retry after a failure");
+        }
         let response = match handled {
             Handled::Answered(parts, body) => {
                 if self.routed.fate(&parts, &body) == Fate::Kept {

@@ -3,6 +3,7 @@
 mod beat;
 mod fate;
 mod flight;
+mod given_up;
 mod handle;
 mod problem;
 mod service;
@@ -10,6 +11,7 @@ mod tx;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use axum::http::header::{AUTHORIZATION, COOKIE};
@@ -28,9 +30,13 @@ pub use tx::KeyedTx;
 pub use tx::TransactionalKeys;
 
 use flight::Flights;
+use given_up::GivenUp;
 
-use super::{AfterFailure, Keys, RETENTION};
+use super::{AfterFailure, Keys, LEASE_MAX, LEASE_MIN, RETENTION};
 use crate::id::Tenant;
+
+/// Nobody waits for a running request for longer.
+const WAIT_MAX: Duration = Duration::from_hours(24);
 
 /// Who asks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -83,6 +89,22 @@ struct Settings {
     retention: Duration,
     caller: Arc<CallerOf>,
     transactions: Option<Arc<dyn tx::Transactions>>,
+    /// Whether it was said that a handler does not take its transaction.
+    warned: Arc<AtomicBool>,
+}
+
+impl Settings {
+    /// A transaction that is rolled back leaves no trace of its key, so nothing can hold it.
+    #[track_caller]
+    fn check(&self) {
+        assert!(
+            self.transactions.is_none() || self.after_failure == AfterFailure::Rerun,
+            "KeyedLayer: after_failure({:?}) and transactional() contradict each other. A request that fails in a \
+             transaction leaves nothing behind, neither its work nor its key, and its retry runs; so nothing can be held. \
+             Leave out one of them",
+            self.after_failure
+        );
+    }
 }
 
 /// A tower layer that makes retries harmless: the first request with an `Idempotency-Key` runs, every
@@ -148,6 +170,7 @@ pub struct KeyedLayer<K> {
     settings: Settings,
     /// Shared by all services of the layer: axum makes one for each connection.
     flights: Flights,
+    given_up: GivenUp,
 }
 
 impl<K: fmt::Debug> fmt::Debug for KeyedLayer<K> {
@@ -181,8 +204,9 @@ impl<K: Keys + Clone> KeyedLayer<K> {
             retention: RETENTION,
             caller: Arc::new(caller),
             transactions: None,
+            warned: Arc::default(),
         };
-        KeyedLayer { keys, settings, flights: Flights::default() }
+        KeyedLayer { keys, settings, flights: Flights::default(), given_up: GivenUp::default() }
     }
 
     /// Refuses requests without a key: 400 `key-missing`.
@@ -220,35 +244,44 @@ impl<K: Keys + Clone> KeyedLayer<K> {
     }
 
     /// How long a request waits for one with the same key that runs, before it is answered with 409.
-    /// A request that waits holds no connection.
+    /// A request that waits holds no connection. More than a day counts as a day.
     #[must_use]
     pub fn wait(mut self, at_most: Duration) -> Self {
-        self.settings.wait = at_most;
+        self.settings.wait = at_most.min(WAIT_MAX);
         self
     }
 
     /// What happens to a leased request that failed or never ended.
+    ///
+    /// # Panics
+    ///
+    /// If the layer is [`transactional`](KeyedLayer::transactional) and the rule holds requests: a
+    /// transaction that fails leaves nothing that could be held.
     #[must_use]
+    #[track_caller]
     pub fn after_failure(mut self, rule: AfterFailure) -> Self {
         self.settings.after_failure = rule;
+        self.settings.check();
         self
     }
 
     /// How long a lease lasts without being extended: after a crash, retries are answered with 409 for
     /// so long. The layer extends the lease until the handler has ended and its answer is stored; if it
-    /// cannot, it stops the handler a third of this time before the lease ends.
+    /// cannot, it stops the handler a third of this time before the lease ends. 1 millisecond to 24 hours;
+    /// less or more counts as these.
     #[must_use]
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.settings.lease = lease;
+        self.settings.lease = lease.clamp(LEASE_MIN, LEASE_MAX);
         self
     }
 
     /// How long a handler may take. Then it is stopped where it next waits, and its client gets 504; its
     /// key is free once it has ended. A transaction is ended by the server after this time; on SQLite,
-    /// where it holds the file's only writer, after 5 seconds at most.
+    /// where it holds the file's only writer, after 5 seconds at most. 1 millisecond to 24 hours; less or
+    /// more counts as these.
     #[must_use]
     pub fn timeout(mut self, at_most: Duration) -> Self {
-        self.settings.timeout = at_most;
+        self.settings.timeout = at_most.clamp(LEASE_MIN, LEASE_MAX);
         self
     }
 
@@ -302,9 +335,19 @@ impl<K: Keys + Clone> KeyedLayer<K> {
 impl<K: TransactionalKeys + Clone> KeyedLayer<K> {
     /// Runs each request in a transaction of the keys' database. A handler that fails, or answers 4xx,
     /// has its writes undone. In PostgreSQL `hapax.tenant` is the caller's tenant there, if it has one.
+    ///
+    /// The handler must take the transaction (`KeyedTx`, `KeyedSqlite`). What one does elsewhere is done
+    /// again by a retry after a failure, and the log says once that a handler did not take it.
+    ///
+    /// # Panics
+    ///
+    /// If [`after_failure`](KeyedLayer::after_failure) is to hold requests: a transaction that fails leaves
+    /// nothing that could be held.
     #[must_use]
+    #[track_caller]
     pub fn transactional(mut self) -> Self {
         self.settings.transactions = Some(self.keys.transactions());
+        self.settings.check();
         self
     }
 }
@@ -313,6 +356,12 @@ impl<S, K: Keys + Clone> Layer<S> for KeyedLayer<K> {
     type Service = KeyedService<S>;
 
     fn layer(&self, inner: S) -> KeyedService<S> {
-        KeyedService::new(inner, Arc::new(self.keys.clone()), self.settings.clone(), self.flights.clone())
+        KeyedService::new(
+            inner,
+            Arc::new(self.keys.clone()),
+            self.settings.clone(),
+            self.flights.clone(),
+            self.given_up.clone(),
+        )
     }
 }

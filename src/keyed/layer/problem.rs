@@ -113,6 +113,19 @@ impl Problem {
         )
     }
 
+    /// A handler runs a second time in one request.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(super) fn taken_before() -> Self {
+        let detail = "the transaction of this request was taken and given back before, and can be taken once: a middleware \
+                      that tries again must be outside of the layer of keys; nothing was done";
+        Problem::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "transaction-in-use",
+            "The transaction was used before",
+            detail,
+        )
+    }
+
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(super) fn no_transaction() -> Self {
         let detail = "the handler takes a transaction, but its layer is not transactional, or its keys are in another database";

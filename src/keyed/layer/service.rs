@@ -20,6 +20,7 @@ use tracing::Instrument as _;
 use super::Settings;
 use super::fate::{Routed, is_too_large};
 use super::flight::{Entered, Flights, Leader};
+use super::given_up::{GivenUp, give_back};
 use super::handle::{InTransaction, Leased};
 use super::problem::{Problem, RETENTION, replayed};
 use crate::error::{Error, Result as StoreResult};
@@ -45,6 +46,7 @@ pub(super) struct Shared {
     pub(super) keys: Arc<dyn Keys>,
     pub(super) settings: Settings,
     flights: Flights,
+    pub(super) given_up: GivenUp,
 }
 
 impl Shared {
@@ -81,8 +83,14 @@ impl Shared {
 }
 
 impl<S> KeyedService<S> {
-    pub(super) fn new(inner: S, keys: Arc<dyn Keys>, settings: Settings, flights: Flights) -> Self {
-        KeyedService { inner, layer: Arc::new(Shared { keys, settings, flights }) }
+    pub(super) fn new(
+        inner: S,
+        keys: Arc<dyn Keys>,
+        settings: Settings,
+        flights: Flights,
+        given_up: GivenUp,
+    ) -> Self {
+        KeyedService { inner, layer: Arc::new(Shared { keys, settings, flights, given_up }) }
     }
 }
 
@@ -255,7 +263,13 @@ where
                 pause = (pause * 2).min(PAUSE_MAX);
             }
             Ok(outcome) => break (outcome, asked),
-            Err(error) => return Problem::of_store(&error).into_response(),
+            Err(error) => {
+                // A transaction ends with its connection; a lease may have been granted all the same.
+                if layer.settings.transactions.is_none() && error.is_retryable() {
+                    give_back(&layer, begin);
+                }
+                return Problem::of_store(&error).into_response();
+            }
         }
     };
     match outcome {

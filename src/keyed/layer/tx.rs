@@ -157,26 +157,37 @@ pub(super) struct Slot(Arc<Mutex<Place>>);
 struct Place {
     open: Option<Box<dyn OpenRequest>>,
     undo: bool,
+    /// A handler has taken the transaction. It is taken once: a second handler (a middleware that tries
+    /// again) would add its writes to those of the first.
+    taken: bool,
     /// The handler has answered: what comes back now is rolled back.
     closed: bool,
 }
 
+/// What a handler leaves behind.
+pub(super) struct Closed {
+    pub(super) open: Box<dyn OpenRequest>,
+    /// Whether to undo its work.
+    pub(super) undo: bool,
+    /// Whether it has taken the transaction.
+    pub(super) taken: bool,
+}
+
 impl Slot {
     pub(super) fn new(open: Box<dyn OpenRequest>) -> Self {
-        Slot(Arc::new(Mutex::new(Place { open: Some(open), undo: false, closed: false })))
+        Slot(Arc::new(Mutex::new(Place { open: Some(open), undo: false, taken: false, closed: false })))
     }
 
     fn place(&self) -> MutexGuard<'_, Place> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the transaction back from the handler, and whether to undo its work. `None`: the handler
-    /// has answered and still uses it.
-    pub(super) fn close(&self) -> Option<(Box<dyn OpenRequest>, bool)> {
+    /// Takes the transaction back from the handler. `None`: it has answered and still uses it.
+    pub(super) fn close(&self) -> Option<Closed> {
         let mut place = self.place();
         place.closed = true;
-        let undo = place.undo;
-        place.open.take().map(|open| (open, undo))
+        let Place { undo, taken, .. } = *place;
+        place.open.take().map(|open| Closed { open, undo, taken })
     }
 }
 
@@ -194,11 +205,15 @@ impl<T: OpenRequest + 'static> Taken<T> {
     fn of(parts: &Parts) -> Result<Self, Response> {
         let slot = parts.extensions.get::<Slot>().cloned();
         let slot = slot.ok_or_else(|| Problem::no_transaction().into_response())?;
-        let open = slot.place().open.take().ok_or_else(|| Problem::in_use().into_response())?;
-        if !open.as_any().is::<T>() {
-            slot.place().open = Some(open);
-            return Err(Problem::no_transaction().into_response());
+        let mut place = slot.place();
+        let open = place.open.take().ok_or_else(|| Problem::in_use().into_response())?;
+        if place.taken || !open.as_any().is::<T>() {
+            let problem = if place.taken { Problem::taken_before() } else { Problem::no_transaction() };
+            place.open = Some(open);
+            return Err(problem.into_response());
         }
+        place.taken = true;
+        drop(place);
         Ok(Taken { slot, open: open.into_any().downcast().ok() })
     }
 
@@ -230,7 +245,9 @@ impl<T: OpenRequest + 'static> Drop for Taken<T> {
 /// [`append_in`](crate::backend::postgres::PgJournal::append_in) and the like.
 ///
 /// The layer commits when the handler has answered. The handler gives it back by dropping it, so it
-/// must not move it into a task that outlives the answer.
+/// must not move it into a task that outlives the answer. It can be taken once: a middleware inside the
+/// layer that tries again gets 500 `transaction-in-use`, because the writes of both tries would be
+/// committed. Let clients try again, or put such a middleware outside of the layer.
 #[cfg(feature = "postgres")]
 pub struct KeyedTx(Taken<crate::backend::postgres::keys::PgOpenKey>);
 
@@ -280,7 +297,7 @@ impl<S: Sync> FromRequestParts<S> for KeyedTx {
 /// [transactional](super::KeyedLayer::transactional) layer.
 ///
 /// It holds the file's only writer: the transaction is rolled back after 5 seconds, or after the
-/// layer's timeout if that is shorter.
+/// layer's timeout if that is shorter. Like `KeyedTx` it can be taken once.
 #[cfg(feature = "sqlite")]
 pub struct KeyedSqlite(Taken<crate::backend::sqlite::keys::SqliteOpenKey>);
 
@@ -293,7 +310,12 @@ impl KeyedSqlite {
     /// for something without SQL (a lock, a call of another service) keeps the file's only writer until
     /// it returns, and all other writes wait. Do that before or after.
     ///
+    /// A function that panics is [`Error::Refused`], and its transaction is rolled back. One that has not
+    /// begun when this future is dropped does not begin; one that has begun goes on to its end, and what it
+    /// writes is committed if the handler answers so.
+    ///
     /// [`Error::Contended`]: crate::Error::Contended
+    /// [`Error::Refused`]: crate::Error::Refused
     pub async fn run<T: Send + 'static>(
         &mut self,
         work: impl FnOnce(&crate::backend::sqlite::SqliteTransaction) -> T + Send + 'static,

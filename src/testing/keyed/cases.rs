@@ -45,6 +45,7 @@ macro_rules! __keys_cases {
                 k7_a_person_gives_the_answer
                 k7_who_decided_and_why_is_stored
                 k8_what_did_nothing_runs_again_at_once
+                k8_what_did_nothing_leaves_the_key_to_any_request
                 k8_what_failed_follows_its_rule
                 k10_looking_changes_nothing
                 k10_keys_are_listed_in_pages

@@ -33,6 +33,10 @@ pub enum KeysMutant {
     HoldIgnored,
     /// What did nothing waits for its lease to end.
     ReleaseForgotten,
+    /// A late copy of a begin gets the key once more.
+    LateCopiesRun,
+    /// What did nothing keeps the key for its request.
+    UndoneBinds,
     /// A forgotten UUIDv7 key is new.
     HorizonIgnored,
     /// A sweep forgets nothing.
@@ -72,6 +76,12 @@ impl Keys for MutantKeys {
             _ => {}
         }
         let outcome = self.0.begin(&begin).await?;
+        if self.is(KeysMutant::LateCopiesRun)
+            && matches!(outcome, Begun::Running { .. })
+            && self.0.get(begin.tenant.as_ref(), &begin.key).await? == KeyStatus::Free
+        {
+            return self.0.begin(&Begin { nonce: Nonce::random(), ..begin }).await;
+        }
         if outcome == Begun::Expired && self.is(KeysMutant::HorizonIgnored) {
             let key = IdempotencyKey::new(format!("again-{}", begin.key))?;
             return self.0.begin(&Begin { key, ..begin }).await;
@@ -97,6 +107,7 @@ impl Keys for MutantKeys {
         if self.is(KeysMutant::ReleaseForgotten) {
             return Ok(());
         }
+        let ended = if self.is(KeysMutant::UndoneBinds) { Ended::Failed } else { ended };
         self.0.release(of, ended).await
     }
 

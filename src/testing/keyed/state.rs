@@ -61,13 +61,29 @@ pub async fn k5_a_lease_that_was_released_or_decided_is_over(harness: &impl Keys
         fenced(keys.release(lease, Ended::Failed).await);
         fenced(keys.finish(lease, &answer("late")).await);
         assert_eq!(word(&keys, begin).await, state);
+        // A copy of its begin that comes late, under the same nonce.
+        let late = keys.begin(begin).await.unwrap();
+        match state {
+            "done" => assert!(matches!(&late, Begun::Done(kept) if !kept.mine), "{late:?}"),
+            "outcome-unknown" => assert!(matches!(late, Begun::OutcomeUnknown { .. }), "{late:?}"),
+            _ => assert!(matches!(late, Begun::Running { until: Some(_) }), "{late:?}"),
+        }
+        assert_eq!(word(&keys, begin).await, state, "a begin that comes late revives nothing");
     };
-    for (n, ended) in [Ended::Undone, Ended::Failed].into_iter().enumerate() {
-        let begin = Begin { key: super::key(&format!("released-{n}")), ..held(AfterFailure::Rerun) };
+    let releases = [
+        (Ended::Undone, AfterFailure::Rerun, "free"),
+        (Ended::Undone, AfterFailure::Hold, "free"),
+        (Ended::Failed, AfterFailure::Rerun, "free"),
+        (Ended::Failed, AfterFailure::Hold, "outcome-unknown"),
+    ];
+    for (n, (ended, rule, state)) in releases.into_iter().enumerate() {
+        let begin = Begin { key: super::key(&format!("released-{n}")), ..held(rule) };
         let lease = first(&keys, &begin).await;
         keys.release(&lease, ended).await.unwrap();
-        over(&lease, &begin, "free").await;
-        assert!(matches!(again(&keys, &begin).await, Begun::First(_)));
+        over(&lease, &begin, state).await;
+        if state == "free" {
+            assert!(matches!(again(&keys, &begin).await, Begun::First(_)));
+        }
     }
     let resolutions = [(Resolution::Rerun, "free"), (Resolution::Answer(answer("17")), "done")];
     for (n, (how, state)) in resolutions.into_iter().enumerate() {
@@ -183,6 +199,41 @@ pub async fn k8_what_did_nothing_runs_again_at_once(harness: &impl KeysHarness) 
     }
 }
 
+pub async fn k8_what_did_nothing_leaves_the_key_to_any_request(harness: &impl KeysHarness) {
+    let keys = harness.open().await;
+    let of = |key: &str, body: &str, rule| Begin { after_failure: rule, ..request(key, body) };
+    for rule in [AfterFailure::Rerun, AfterFailure::Hold] {
+        let key = format!("{rule:?}");
+        let one = of(&key, "an old token", rule);
+        let lease = first(&keys, &one).await;
+        let early = keys.begin(&of(&key, "a new token", rule)).await.unwrap();
+        assert!(matches!(early, Begun::Mismatch { .. }), "it runs, and it is another: {early:?}");
+        keys.release(&lease, Ended::Undone).await.unwrap();
+        let two = of(&key, "a new token", rule);
+        let next = first(&keys, &two).await;
+        assert!(next.token > lease.token);
+        let late = keys.begin(&one).await.unwrap();
+        assert!(matches!(late, Begun::Mismatch { .. }), "now it is the other's: {late:?}");
+        keys.release(&next, Ended::Undone).await.unwrap();
+        done(&keys, &of(&key, "a third one", rule), "17").await;
+        assert!(matches!(again(&keys, &two).await, Begun::Mismatch { .. }), "what was done stays");
+    }
+    // A run that failed, or that never ended, may have done something: the key is its request's for good, also after a
+    // later run of the same request that did nothing.
+    let failed = of("failed", "a", AfterFailure::Rerun);
+    keys.release(&first(&keys, &failed).await, Ended::Failed).await.unwrap();
+    let lapsed = of("lapsed", "a", AfterFailure::Rerun);
+    first(&keys, &lapsed).await;
+    harness.advance(lapsed.lease * 2).await;
+    for key in ["failed", "lapsed"] {
+        for _ in 0..2 {
+            let other = keys.begin(&request(key, "b")).await.unwrap();
+            assert!(matches!(other, Begun::Mismatch { .. }), "{key}: {other:?}");
+            keys.release(&first(&keys, &request(key, "a")).await, Ended::Undone).await.unwrap();
+        }
+    }
+}
+
 pub async fn k8_what_failed_follows_its_rule(harness: &impl KeysHarness) {
     let keys = harness.open().await;
     let rules = [
@@ -276,6 +327,9 @@ pub async fn k11_bad_input_is_refused_with_a_sentence(harness: &impl KeysHarness
         let error = keys.begin(&begin).await.expect_err("no such lease");
         assert!(error.to_string().contains("1 millisecond to 24 hours"), "{error}");
     }
+    let nobody = request_of(Some("00000000-0000-0000-0000-000000000000"), "key", "{}");
+    let error = keys.begin(&nobody).await.expect_err("no tenant");
+    assert!(error.code() == "invalid" && error.to_string().contains("nil UUID"), "{error}");
     assert_eq!(word(&keys, &begin).await, "unknown", "nothing was changed");
     let lease = first(&keys, &begin).await;
     let mut cookie = answer("x");

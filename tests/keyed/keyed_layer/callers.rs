@@ -142,3 +142,86 @@ async fn t219_the_handlers_statements_run_as_the_callers_tenant() {
     }
     run(&pool, format!("drop owned by {role}; drop role {role}")).await;
 }
+
+/// What one tenant is told does not depend on another tenant's key of the same name, whatever its state: the answers are
+/// the same, and so is what the service and its database say to each other, byte for byte.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t274_another_tenants_key_changes_nothing_that_can_be_seen() {
+    let (direct, schema) = (pool(4).await, fresh_schema());
+    let owner = pg_keys(&direct, &schema).await;
+    let proxy = Proxy::new(&url()).await;
+    let mut settings = super::super::settings(&schema);
+    settings.pool_max = 1;
+    let keys = PgKeys::connect(&proxy.url(&url()), settings).await.unwrap();
+    // One process that answers at once, and one whose requests run until they are told to end.
+    let (begun, go) = (Arc::new(AtomicUsize::new(0)), Arc::new(tokio::sync::Notify::new()));
+    let app = |keys: &PgKeys, mode: &str, waits: bool| {
+        let (begun, go) = (Arc::clone(&begun), Arc::clone(&go));
+        let work = move || async move {
+            if waits {
+                begun.fetch_add(1, Ordering::SeqCst);
+                go.notified().await;
+            }
+            (StatusCode::CREATED, "done")
+        };
+        let layer = KeyedLayer::new(keys.clone()).caller(by_headers);
+        if mode == "leased" {
+            return Router::new().route("/orders", post(work)).layer(layer);
+        }
+        let handler = move |_tx: KeyedTx| work();
+        Router::new().route("/orders", post(handler)).layer(layer.transactional())
+    };
+    for mode in ["transactional", "leased"] {
+        let (app, holder) = (app(&keys, mode, false), app(&owner, mode, true));
+        // All that umbrella is told about its key: first, replayed, another body, running.
+        let seen = async |name: &str| {
+            let mut seen = Vec::new();
+            let sent = async |name: &str, body: &str| {
+                until("the connection is idle", async || keys.pool().num_idle() == 1).await;
+                let before = proxy.carried();
+                let got = send(&app, of(order(name, body), "umbrella", "ann")).await;
+                until("the connection is idle", async || keys.pool().num_idle() == 1).await;
+                let after = proxy.carried();
+                (got, (after.0 - before.0, after.1 - before.1))
+            };
+            for body in ["book", "book", "pen"] {
+                seen.push(sent(name, body).await);
+            }
+            let running = format!("{name}r");
+            let (holder, its) = (holder.clone(), of(order(&running, "book"), "umbrella", "ann"));
+            let before = begun.load(Ordering::SeqCst);
+            let held = tokio::spawn(async move { send(&holder, its).await });
+            until("it runs", async || begun.load(Ordering::SeqCst) > before).await;
+            seen.push(sent(&running, "book").await);
+            go.notify_one();
+            assert_eq!(held.await.unwrap().status, 201);
+            seen
+        };
+        seen(&format!("{mode}-warm")).await; // statements are prepared once
+        let expected = seen(&format!("{mode}-none")).await;
+        assert_eq!(expected.iter().map(|(got, _)| got.status).collect::<Vec<_>>(), [201, 201, 422, 409]);
+        for state in ["runs", "open", "done", "held", "free"] {
+            let mut open = Vec::new();
+            for suffix in ["", "r"] {
+                let name = format!("{mode}-{state}{suffix}");
+                let mut begin = hapax::testing::keyed::request_of(Some("acme"), &name, "acme's secret");
+                begin.after_failure = AfterFailure::Hold;
+                if state == "open" {
+                    let mut tx = owner.transaction().await.unwrap();
+                    let begun = owner.begin_in(&mut tx, &begin).await.unwrap();
+                    open.push((tx, begun));
+                    continue;
+                }
+                let lease = hapax::testing::keyed::first(&owner, &begin).await;
+                let ended = match state {
+                    "done" => owner.finish(&lease, &hapax::testing::keyed::answer("17")).await,
+                    "held" => owner.release(&lease, hapax::keyed::Ended::Failed).await,
+                    "free" => owner.release(&lease, hapax::keyed::Ended::Undone).await,
+                    _ => Ok(()),
+                };
+                ended.unwrap();
+            }
+            assert_eq!(seen(&format!("{mode}-{state}")).await, expected, "{mode}, acme's key: {state}");
+        }
+    }
+}

@@ -24,6 +24,10 @@ enum Trouble {
     BeginIsLate { by: Duration, extend_hangs: bool },
     /// Storing an answer takes long.
     FinishTakes(Duration),
+    /// Keys are granted, and the answer never comes.
+    BeginHangs,
+    /// The first so many releases get no answer.
+    ReleaseFails(usize),
     /// None.
     Nothing,
 }
@@ -60,8 +64,10 @@ impl Troubled {
 impl Keys for Troubled {
     async fn begin(&self, begin: &Begin) -> Result<Begun> {
         let outcome = self.keys.begin(begin).await;
-        if let Trouble::BeginIsLate { by, .. } = self.trouble() {
-            tokio::time::sleep(by).await;
+        match self.trouble() {
+            Trouble::BeginIsLate { by, .. } => tokio::time::sleep(by).await,
+            Trouble::BeginHangs => std::future::pending().await,
+            _ => {}
         }
         outcome
     }
@@ -97,6 +103,10 @@ impl Keys for Troubled {
     }
 
     async fn release(&self, of: &KeyLease, ended: Ended) -> Result<()> {
+        if let Trouble::ReleaseFails(times @ 1..) = &mut *self.trouble.lock().unwrap() {
+            *times -= 1;
+            return Err(Error::unavailable("releasing a key", "as the test asks"));
+        }
         self.keys.release(of, ended).await
     }
 
@@ -392,6 +402,71 @@ async fn t130_a_lease_that_is_granted_late_is_extended_first() {
     let other = runs.app(KeyedLayer::new(keys));
     assert_eq!(post_until(&other, "not-extended", "book").await.status, 201);
     assert_eq!(runs.runs(), 2);
+}
+
+/// A key is granted while its request is given up, because the store gives no answer: nothing ran, so nothing may be
+/// held, and nobody has to decide. The key is given back once the store answers.
+#[tokio::test(start_paused = true)]
+async fn t261_a_key_that_nobody_waits_for_is_given_back() {
+    let (keys, runs) = (following_keys(), Elsewhere::default());
+    let troubled = Troubled::new(&keys, Trouble::BeginHangs);
+    let layer = KeyedLayer::new(troubled.clone()).after_failure(AfterFailure::Hold).lease(PATIENCE);
+    let app = runs.app(layer.store_timeout(Duration::from_secs(1)));
+    for name in ["one", "two"] {
+        assert_eq!(send(&app, order(name, "book")).await.code(), "unavailable");
+        assert_eq!(keys.get(None, &key(name)).await.unwrap().word(), "running", "it was granted");
+    }
+    *troubled.trouble.lock().unwrap() = Trouble::Nothing;
+    for name in ["one", "two"] {
+        until("it is given back", async || keys.get(None, &key(name)).await.unwrap().word() == "free").await;
+        assert_eq!(send(&app, order(name, "book")).await.status, 201);
+    }
+    assert_eq!(runs.runs(), 2);
+}
+
+/// A release is tried as often as an answer is stored: otherwise a request that did nothing waits for the end of a lease,
+/// and under `Hold` for a person.
+#[tokio::test(start_paused = true)]
+async fn t265_a_release_is_tried_again() {
+    let (keys, runs) = (following_keys(), Elsewhere::default());
+    let troubled = Troubled::new(&keys, Trouble::ReleaseFails(4));
+    let layer = KeyedLayer::new(troubled.clone()).after_failure(AfterFailure::Hold).lease(PATIENCE);
+    let app = runs.app(layer);
+    assert_eq!(send(&app, order("key", "busy")).await.status, 409);
+    assert_eq!(keys.get(None, &key("key")).await.unwrap().word(), "free");
+    assert_eq!((send(&app, order("key", "busy")).await.body.as_str(), runs.runs()), ("not now", 2));
+}
+
+/// A token has expired (401), and the client sends the same request with a new one: nothing was done, so the key is still
+/// its own. As in a transaction.
+#[tokio::test]
+async fn t263_a_refusal_that_did_nothing_does_not_bind_the_key() {
+    let handler = |headers: HeaderMap| async move {
+        let fresh = headers["authorization"] == "Bearer fresh";
+        (if fresh { StatusCode::CREATED } else { StatusCode::UNAUTHORIZED }, "x").into_response()
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let (file, schema) = (SqliteKeys::open(dir.path().join("keys.db")).unwrap(), fresh_schema());
+    let pg = pg_keys(&pool(4).await, &schema).await;
+    let routed = || Router::new().route("/orders", post(handler));
+    for (mode, app) in [
+        ("memory", routed().layer(KeyedLayer::new(MemoryKeys::default()))),
+        ("sqlite, leased", routed().layer(KeyedLayer::new(file.clone()))),
+        ("sqlite", routed().layer(KeyedLayer::new(file).transactional())),
+        ("postgres, leased", routed().layer(KeyedLayer::new(pg.clone()).after_failure(AfterFailure::Hold))),
+        ("postgres", routed().layer(KeyedLayer::new(pg).transactional())),
+    ] {
+        let sent = |token: &str| {
+            let mut request = order(&mode.replace(", ", "-"), "book");
+            request.headers_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
+            request
+        };
+        assert_eq!(send(&app, sent("expired")).await.status, 401, "{mode}");
+        let got = send(&app, sent("fresh")).await;
+        assert_eq!((got.status, got.replayed()), (201, false), "{mode}: {got:?}");
+        assert!(send(&app, sent("fresh")).await.replayed(), "{mode}");
+        assert_eq!(send(&app, sent("expired")).await.code(), "key-mismatch", "{mode}: now it was done");
+    }
 }
 
 /// A failure follows `after_failure` however its answer looks; only what is kept is kept.

@@ -29,6 +29,7 @@ mod callers;
 mod leases;
 mod processes;
 mod routes;
+mod settings;
 mod silence;
 mod transactions;
 

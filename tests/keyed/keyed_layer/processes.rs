@@ -1,7 +1,11 @@
 //! Processes that are killed or stopped in a request, and several that share one database.
 #![allow(clippy::wildcard_imports, reason = "the same kit")]
 
+use hapax::keyed::{Ended, Resolution};
+use hapax::testing::keyed::KeysHarness as _;
+
 use super::*;
+use crate::PgKeysHarness;
 
 /// Runs one request in a child that dies at a crash point.
 async fn die_at(point: &str, test: &str, store: &str, place: &str) {
@@ -52,13 +56,40 @@ async fn t104_killed_between_commit_and_answer() {
     }
 }
 
-/// kill -9 of a leased request: between its effect and its answer being kept, and after that. The key is not stuck: it
-/// runs again, or is held, as its rule says, once its lease has ended.
+/// Where a leased request dies: before its handler begins, between its effect and its answer being kept, after that.
+const DEATHS: [(&str, &str); 5] = [
+    ("rerun", "keyed.granted"),
+    ("rerun", "keyed.handled"),
+    ("rerun", "keyed.finished"),
+    ("hold", "keyed.granted"),
+    ("hold", "keyed.handled"),
+];
+
+fn rule_of(role: &str) -> AfterFailure {
+    if role == "hold" { AfterFailure::Hold } else { AfterFailure::Rerun }
+}
+
+/// After a death: the key is not stuck. It runs again, or is held, as its rule says, once its lease has ended.
+async fn is_not_stuck(app: &Router, rule: &str, point: &str, past_the_lease: impl AsyncFnOnce()) {
+    let got = send(app, order("key", "book")).await;
+    if point == "keyed.finished" {
+        assert!(got.replayed() && got.status == 201, "{rule} {point}: {got:?}");
+        return;
+    }
+    assert_eq!(got.code(), "key-running", "{rule} {point}: its lease has not ended");
+    past_the_lease().await;
+    let got = send(app, order("key", "book")).await;
+    match rule {
+        "hold" => assert_eq!(got.code(), "outcome-unknown", "{point}"),
+        _ => assert!(!got.replayed() && got.status == 201, "{point}: {got:?}"),
+    }
+}
+
+/// kill -9 of a leased request in a file.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t105_a_killed_request_leaves_no_stuck_key() {
     const TEST: &str = "keyed_layer::processes::t105_a_killed_request_leaves_no_stuck_key";
     let app = |keys: SqliteKeys, rule| Elsewhere::default().app(KeyedLayer::new(keys).after_failure(rule));
-    let rule_of = |store: &str| if store == "hold" { AfterFailure::Hold } else { AfterFailure::Rerun };
     if let Some((store, place)) = role() {
         let keys = SqliteKeys::open(place).unwrap();
         let got = send(&app(keys, rule_of(&store)), order("key", "book")).await;
@@ -66,8 +97,7 @@ async fn t105_a_killed_request_leaves_no_stuck_key() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    for (store, point) in [("rerun", "keyed.handled"), ("rerun", "keyed.finished"), ("hold", "keyed.handled")]
-    {
+    for (store, point) in DEATHS {
         let file = dir.path().join(format!("{store}-{point}.db"));
         die_at(point, TEST, store, file.to_str().unwrap()).await;
         // The store's clock decides when a lease is over.
@@ -75,18 +105,87 @@ async fn t105_a_killed_request_leaves_no_stuck_key() {
             SqliteKeys::open(&file).unwrap().entry(None, &key("key")).await.unwrap().unwrap().begun_at;
         let clock = hapax::clock::ManualClock::new(begun);
         let app = app(SqliteKeys::open_with_clock(&file, Arc::new(clock.clone())).unwrap(), rule_of(store));
-        let got = send(&app, order("key", "book")).await;
-        if point == "keyed.finished" {
-            assert!(got.replayed() && got.status == 201, "{got:?}");
-            continue;
+        is_not_stuck(&app, store, point, async || clock.advance(Duration::from_secs(31))).await;
+    }
+}
+
+/// The same on a server, which has to notice that a client is gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t105_a_killed_request_leaves_no_stuck_key_on_a_server() {
+    const TEST: &str = "keyed_layer::processes::t105_a_killed_request_leaves_no_stuck_key_on_a_server";
+    let app = |keys: PgKeys, rule| Elsewhere::default().app(KeyedLayer::new(keys).after_failure(rule));
+    if let Some((rule, schema)) = role() {
+        let keys = PgKeys::with_pool(pool(2).await, super::super::settings(&schema)).await.unwrap();
+        println!("survived: {:?}", send(&app(keys, rule_of(&rule)), order("key", "book")).await);
+        return;
+    }
+    for (rule, point) in DEATHS {
+        let harness = PgKeysHarness::new().await; // its clock decides when a lease is over
+        die_at(point, TEST, rule, &harness.schema).await;
+        let app = app(harness.open().await, rule_of(rule));
+        is_not_stuck(&app, rule, point, async || harness.advance(Duration::from_secs(31)).await).await;
+    }
+}
+
+/// A process is stopped between a statement that locked a key and its COMMIT, and its connection stays open: the server
+/// ends the transaction, and the key goes on. Every way to lock one: also those of `begin` and `finish` behind a pooler,
+/// and of the question what became of a COMMIT.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t260_a_process_that_stops_before_a_commit_sticks_no_key() {
+    const TEST: &str = "keyed_layer::processes::t260_a_process_that_stops_before_a_commit_sticks_no_key";
+    let person = hapax::testing::keyed::person;
+    if let Some((step, schema)) = role() {
+        let mut settings = super::super::settings(&schema);
+        settings.pooling = hapax::backend::postgres::Pooling::Transaction;
+        let keys = PgKeys::with_pool(pool(2).await, settings).await.unwrap();
+        let found = keys.entry(None, &key("key")).await.unwrap();
+        let token = found.map_or(hapax::ledger::Token(0), |entry| entry.token);
+        let lease = KeyLease { tenant: None, key: key("key"), token };
+        let begin = hapax::testing::keyed::request("key", "{}");
+        let ended = match step.as_str() {
+            "extend" => keys.extend(&lease, PATIENCE).await,
+            "release" => keys.release(&lease, Ended::Undone).await,
+            "finish" => keys.finish(&lease, &hapax::testing::keyed::answer("17")).await,
+            "resolve" => keys.resolve(&lease, &Resolution::Rerun, &person()).await,
+            "begin" => keys.begin(&begin).await.map(drop),
+            _ => keys.was_committed(&begin).await.map(drop),
+        };
+        println!("went on: {ended:?}");
+        return;
+    }
+    for step in ["extend", "release", "finish", "resolve", "begin", "doubt"] {
+        let (pool, schema) = (pool(4).await, fresh_schema());
+        let keys = pg_keys(&pool, &schema).await;
+        let mut begin = hapax::testing::keyed::request("key", "{}");
+        begin.lease = Duration::from_millis(1);
+        if step == "resolve" {
+            begin.after_failure = AfterFailure::Hold;
         }
-        assert_eq!(got.code(), "key-running", "its lease has not ended");
-        clock.advance(Duration::from_secs(31)); // longer than a lease
-        let got = send(&app, order("key", "book")).await;
-        match store {
-            "hold" => assert_eq!(got.code(), "outcome-unknown"),
-            _ => assert!(!got.replayed() && got.status == 201, "{got:?}"),
+        if !matches!(step, "begin" | "doubt") {
+            hapax::testing::keyed::first(&keys, &begin).await;
         }
+        // The first statement is the look at the key.
+        let point = if step == "doubt" { "keyed.doubt.end:1:stop" } else { "keyed.statement.commit:2:stop" };
+        let mut child = child(TEST, step, &schema);
+        let mut child = child.env(hapax::testing::crash::VARIABLE, point).spawn().unwrap();
+        let locked = format!(
+            "select count(*) from pg_stat_activity a join pg_locks l on l.pid = a.pid and l.mode = 'RowExclusiveLock' \
+             where a.state = 'idle in transaction' and l.relation = '{schema}.keys'::regclass"
+        );
+        until(&format!("{step}: it is stopped"), async || ask::<i64>(&pool, locked.clone()).await > 0).await;
+        let lease = keys.entry(None, &begin.key).await.unwrap();
+        until(&format!("{step}: the key goes on"), async || {
+            if let (Some(entry), "resolve") = (&lease, step) {
+                let lease = KeyLease { tenant: None, key: key("key"), token: entry.token };
+                let who = person();
+                let resolve = keys.resolve(&lease, &Resolution::Rerun, &who);
+                let _ = tokio::time::timeout(Duration::from_secs(2), resolve).await; // it waits for the lock
+            }
+            let next = hapax::testing::keyed::request("key", "{}");
+            matches!(keys.begin(&next).await, Ok(hapax::keyed::Begun::First(_)))
+        })
+        .await;
+        child.kill().await.unwrap();
     }
 }
 

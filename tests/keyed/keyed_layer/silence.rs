@@ -4,7 +4,7 @@
 use super::*;
 
 /// How long an answer of the store is waited for here.
-const STORE: Duration = Duration::from_secs(2);
+const STORE: Duration = Duration::from_secs(8);
 
 /// Keys behind a proxy, on a pool of so many connections.
 async fn behind(proxy: &Proxy, schema: &str, connections: u32) -> PgKeys {
@@ -34,7 +34,8 @@ async fn t210_a_silent_network_at_the_commit_is_a_doubt_and_no_stuck_key() {
         (201, false, 1),
         "the server had committed: {got:?}"
     );
-    let again = sent("committed").await;
+    // Getting a connection counts as well: a busy machine may say "later" first.
+    let again = post_until(&app, "committed", "book").await;
     assert_eq!((&again.body, again.replayed()), (&got.body, true));
     proxy.silence_before("COMMIT\0");
     let got = sent("lost").await;

@@ -27,7 +27,7 @@ pub use schema::{KEYS_ACCEPTS, KEYS_VERSION, keys_grants_sql, keys_schema_sql};
 use sql::Sql;
 
 use self::seen::Seen;
-use super::database::begin;
+use super::database::{BEGIN_BRIEFLY, begin};
 use super::error::{Meaning, meaning, translate};
 use super::schema::check_name;
 use super::{BEGIN, Migrate, Pooling, connect, verify};
@@ -241,9 +241,11 @@ impl Inner {
         loop {
             let answer = if self.pooled() || *seen != Seen::Nothing {
                 async {
-                    let mut tx = begin(&self.pool, BEGIN).await?;
+                    // If this process stops in it, the server ends it: it has locked a key.
+                    let mut tx = begin(&self.pool, BEGIN_BRIEFLY).await?;
                     seen.tell(&mut tx).await?;
                     let rows = statement().persistent(false).fetch_all(&mut *tx).await?;
+                    crate::crash_point!("keyed.statement.commit");
                     tx.commit().await.map(|()| rows)
                 }
                 .await

@@ -25,7 +25,8 @@ pub(super) fn us(at: &str) -> String {
 }
 
 /// The state of a key as a word; `v_now` is the time.
-const STATE: &str = "case when k.settled_at is not null then 'done' when now.at < k.until then 'running' \
+const STATE: &str = "case when k.settled_at is not null then 'done' when k.ended and not k.bound then 'free' \
+                     when now.at < k.until then 'running' \
                      when now.at < k.held_until then 'outcome-unknown' else 'free' end";
 
 impl Sql {
@@ -42,6 +43,7 @@ impl Sql {
         let unknown = "now.at >= k.until and now.at < k.held_until";
         // Whoever has the lease is fenced.
         let token = "token = nextval('{s}.keys_token')";
+        let over = "ended = true, bound = true";
         let held = "k.tenant = $1 and k.key = $2 and k.token = $3 and k.settled_at is null";
         Sql {
             begin: sql(&format!(
@@ -57,15 +59,15 @@ impl Sql {
             )),
             // $4: whether it did nothing.
             release: sql(&format!(
-                "update {{s}}.keys k set {token}, until = now.at, held_until = case when $4 then now.at \
+                "update {{s}}.keys k set {token}, ended = true, bound = k.bound or not $4, until = now.at, held_until = case when $4 then now.at \
                  when k.held_until = 'infinity'::timestamptz then k.held_until else now.at + (k.held_until - k.until) end \
                  from {now} where {held}"
             )),
             rerun: sql(&format!(
-                "update {{s}}.keys k set {token}, held_until = now.at, {decided} from {now} where {held} and {unknown}"
+                "update {{s}}.keys k set {token}, {over}, held_until = now.at, {decided} from {now} where {held} and {unknown}"
             )),
             answer: sql(&format!(
-                "update {{s}}.keys k set {token}, settled_at = now.at, status = $6, headers = $7, body = $8, {decided}, aged_from = \
+                "update {{s}}.keys k set {token}, {over}, settled_at = now.at, status = $6, headers = $7, body = $8, {decided}, aged_from = \
                  greatest(now.at, least(coalesce({{s}}.key_time($2), now.at), now.at + interval '1 day')) \
                  from {now} where {held} and {unknown}"
             )),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::{PgTransaction, Row as _};
 
 use super::{Inner, PgKeys, SILENT, WAIT, begun, fail};
-use crate::backend::postgres::database::begin_answered;
+use crate::backend::postgres::database::{BEGIN_BRIEFLY, begin_answered};
 use crate::error::{Error, Result};
 use crate::keyed::{Answer, Begin, Begun, KeyLease};
 
@@ -38,10 +38,12 @@ impl PgKeys {
         let mut tries = 0;
         loop {
             let asked = async {
-                // This waits for a transaction that is still open, instead of reading past it.
-                let opened = begin_answered(&self.0.pool, "BEGIN", SILENT).await;
+                // This waits for a transaction that is still open, instead of reading past it. It may have
+                // inserted the key itself, so the server ends it if this process stops.
+                let opened = begin_answered(&self.0.pool, BEGIN_BRIEFLY, SILENT).await;
                 let mut tx = opened.map_err(|e| fail("resolving a doubt", e))?;
                 let outcome = begin_in(&self.0, &mut tx, begin, WAIT).await?;
+                crate::crash_point!("keyed.doubt.end");
                 tx.rollback().await.map_err(|e| fail("resolving a doubt", e))?;
                 Ok::<_, Error>(outcome)
             };

@@ -250,7 +250,7 @@ impl Keys for SqliteKeys {
             return Ok(known);
         }
         let request = request.clone();
-        self.write(move |tx| rows::begin(tx.conn, &request, tx.now, true)).await
+        answer(self.0.write.send_if_awaited(move |tx| rows::begin(tx.conn, &request, tx.now, true))).await
     }
 
     async fn extend(&self, of: &KeyLease, lease: Duration) -> Result<()> {

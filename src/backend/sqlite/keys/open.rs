@@ -2,8 +2,10 @@
 //! statements block. The file has one writer, so a transaction has a time limit.
 
 use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
@@ -11,6 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use super::{Access, SqliteKeys, open_file, rows};
 use crate::backend::sqlite::SqliteTransaction;
 use crate::backend::sqlite::connect::{begin, commit, make_durable, patiently, roll_back, simple};
+use crate::backend::sqlite::fault::Doing as _;
 use crate::error::{Error, Result};
 use crate::keyed::{Answer, Begin, Begun, IdempotencyKey, KeyLease};
 
@@ -24,9 +27,30 @@ enum Message {
 /// A request that runs in a transaction of its own. Dropping it rolls back.
 pub(crate) struct SqliteOpenKey {
     jobs: Sender<Message>,
-    interrupt: rusqlite::InterruptHandle,
+    limit: Arc<Limit>,
     pub(crate) lease: KeyLease,
+}
+
+/// When the statements of a transaction must end. SQLite asks it while a statement runs, so it also ends
+/// one that begins too late: an interrupt would find no statement to end, and the next one would have the
+/// file's only writer for as long as it likes.
+#[derive(Debug)]
+struct Limit {
     deadline: Instant,
+    /// Nobody waits for the transaction any more.
+    cancelled: AtomicBool,
+    /// It is being committed, which is not interrupted.
+    committing: AtomicBool,
+}
+
+/// After how many steps of its machine SQLite asks whether a statement may go on.
+const STEPS: i32 = 1000;
+
+impl Limit {
+    fn is_over(&self) -> bool {
+        let over = self.cancelled.load(Ordering::Acquire) || Instant::now() >= self.deadline;
+        over && !self.committing.load(Ordering::Acquire)
+    }
 }
 
 /// The keys that open transactions of this process have begun, of all its stores (a store is known by
@@ -62,6 +86,14 @@ impl Drop for Opened {
     }
 }
 
+fn panicked() -> Error {
+    Error::Refused {
+        what: "the function that ran in the request's transaction panicked, and nothing of the transaction can be kept"
+            .into(),
+        source: None,
+    }
+}
+
 fn too_late() -> Error {
     Error::Contended {
         what: "the request's transaction took longer than its limit and was rolled back: it holds the file's only \
@@ -81,40 +113,47 @@ impl SqliteKeys {
         }
         let deadline = Instant::now() + of.lease;
         // In turn within this process, without a thread that waits.
-        let turn = std::sync::Arc::clone(&self.0.turn).acquire_owned();
+        let turn = Arc::clone(&self.0.turn).acquire_owned();
         let turn = tokio::time::timeout_at(deadline.into(), turn).await.map_err(|_| too_late())?;
         let turn = turn.map_err(|gone| Error::unavailable("waiting for the file's writer", gone))?;
-        let (keys, request) = (self.clone(), of.clone());
+        let limit = Arc::new(Limit {
+            deadline,
+            cancelled: AtomicBool::new(false),
+            committing: AtomicBool::new(false),
+        });
+        let (keys, request, its_limit) = (self.clone(), of.clone(), Arc::clone(&limit));
         let (answer, begun) = oneshot::channel();
         let (jobs, receive) = channel();
         std::thread::Builder::new()
             .name("hapax-keys-request".into())
-            .spawn(move || serve(&keys, &request, turn, deadline, &receive, answer))
+            .spawn(move || serve(&keys, &request, turn, &its_limit, &receive, answer))
             .map_err(|error| Error::unavailable("starting a thread for a request", error))?;
         match begun.await.map_err(|_| super::super::thread_gone())?? {
-            Ok((lease, interrupt)) => Ok(Ok(SqliteOpenKey { jobs, interrupt, lease, deadline })),
+            Ok(lease) => Ok(Ok(SqliteOpenKey { jobs, limit, lease })),
             Err(other) => Ok(Err(other)),
         }
     }
 }
 
-type First = Result<Result<(KeyLease, rusqlite::InterruptHandle), Begun>>;
+type First = Result<Result<KeyLease, Begun>>;
 
 /// The thread of one transaction.
 fn serve(
     keys: &SqliteKeys,
     request: &Begin,
     turn: OwnedSemaphorePermit,
-    deadline: Instant,
+    limit: &Arc<Limit>,
     jobs: &Receiver<Message>,
     answer: oneshot::Sender<First>,
 ) {
     let begun = || -> Result<(SqliteTransaction, Begun)> {
-        let conn = open_file(&keys.0.path, Access::Write)?;
+        let mut conn = open_file(&keys.0.path, Access::Write)?;
         make_durable(&conn)?;
         patiently(|| begin(&conn, "beginning a request"))?;
         let begun = rows::begin(&conn, request, keys.0.clock.now(), false)?;
         simple(&conn, "SAVEPOINT hapax_keyed", "beginning a request")?;
+        let asked = Arc::clone(limit);
+        conn.progress_handler(STEPS, Some(move || asked.is_over())).doing("limiting a request")?;
         Ok((SqliteTransaction::guarded(conn)?, begun))
     };
     // Dropped after the transaction: whoever does not find the key open finds what it has committed.
@@ -126,18 +165,19 @@ fn serve(
         Err(error) => return drop(answer.send(Err(error))),
     };
     opened = Opened::new(keys, &lease);
-    if answer.send(Ok(Ok((lease.clone(), tx.get_interrupt_handle())))).is_err() {
+    if answer.send(Ok(Ok(lease.clone()))).is_err() {
         return;
     }
     loop {
-        let message = jobs.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+        let message = jobs.recv_timeout(limit.deadline.saturating_duration_since(Instant::now()));
         // A handler may have been told that its time was over: then nothing is committed.
-        if Instant::now() >= deadline {
+        if Instant::now() >= limit.deadline {
             return roll_back(&tx);
         }
         match message {
             Ok(Message::Run(job)) => job(&tx),
             Ok(Message::Commit { answer, undo, done }) => {
+                limit.committing.store(true, Ordering::Release);
                 let ended = end(keys, &tx, &lease, &answer, undo);
                 if ended.is_err() {
                     roll_back(&tx);
@@ -160,8 +200,8 @@ fn end(
 ) -> Result<()> {
     if tx.is_autocommit() {
         return Err(Error::Refused {
-            what: "SQLite ended the request's transaction before (a full disk, OR ROLLBACK, a COMMIT that was refused), \
-                   and nothing of it can be kept"
+            what: "SQLite ended the request's transaction before (a full disk, OR ROLLBACK, a COMMIT that was refused, a \
+                   function that panicked), and nothing of it can be kept"
                 .into(),
             source: None,
         });
@@ -181,24 +221,35 @@ impl Drop for SqliteOpenKey {
     /// Whoever drops it waits for nothing: a statement that still runs is of a handler that was
     /// cancelled, and would keep the file's writer.
     fn drop(&mut self) {
-        self.interrupt.interrupt();
+        self.limit.cancelled.store(true, Ordering::Release);
     }
 }
 
 impl SqliteOpenKey {
-    /// Runs a function in the transaction, on its thread.
+    /// Runs a function in the transaction, on its thread. One that has not begun when its caller stops
+    /// waiting does not begin.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(&SqliteTransaction) -> T + Send + 'static,
     ) -> Result<T> {
         let (answer, done) = oneshot::channel();
-        let job: Job = Box::new(move |tx| drop(answer.send(work(tx)))); // the caller may be gone
+        let job: Job = Box::new(move |tx| {
+            if answer.is_closed() {
+                return;
+            }
+            // A panic is an error of its own: as the end of this thread it would look like a lack of time,
+            // and be tried again for ever.
+            let worked = catch_unwind(AssertUnwindSafe(|| work(tx))).map_err(|_| {
+                roll_back(tx); // what it has done is half of something
+                panicked()
+            });
+            let _ = answer.send(worked); // the caller may be gone
+        });
         self.jobs.send(Message::Run(job)).map_err(|_| too_late())?;
-        if let Ok(answer) = tokio::time::timeout_at(self.deadline.into(), done).await {
-            return answer.map_err(|_| too_late());
+        match tokio::time::timeout_at(self.limit.deadline.into(), done).await {
+            Ok(Ok(worked)) => worked,
+            Ok(Err(_)) | Err(_) => Err(too_late()),
         }
-        self.interrupt.interrupt();
-        Err(too_late())
     }
 
     /// Stores the answer and commits. With `undo` the request's work is undone first, and only the

@@ -16,7 +16,7 @@ use crate::keyed::{
 use crate::ledger::{Nonce, Pace, Token};
 
 const COLUMNS: &str = "token, nonce, fingerprint, parts, begun_at, until, held_until, settled_at, aged_from, status, \
-                       headers, body, resolved_at, resolved_by, resolved_why";
+                       headers, body, resolved_at, resolved_by, resolved_why, ended, bound";
 
 /// Finds the row of a key.
 fn find(conn: &Connection, tenant: &str, key: &IdempotencyKey) -> Result<Option<Row>> {
@@ -54,6 +54,8 @@ fn decode(row: &SqlRow<'_>) -> Result<Row> {
         begun_at: time(4)?,
         until: time(5)?,
         held_until: time(6)?,
+        ended: row.get(15).doing(what)?,
+        bound: row.get(16).doing(what)?,
         settled,
         resolved: resolved(row)?,
     })
@@ -70,7 +72,7 @@ fn save(conn: &Connection, tenant: &str, key: &IdempotencyKey, row: &Row) -> Res
     let settled = row.settled.as_ref();
     let sql = format!(
         "INSERT OR REPLACE INTO main.hapax_keys (tenant, key, {COLUMNS}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, \
-         ?12, ?13, ?14, ?15, ?16, ?17)"
+         ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)"
     );
     conn.prepare_cached(&sql)
         .and_then(|mut statement| {
@@ -92,6 +94,8 @@ fn save(conn: &Connection, tenant: &str, key: &IdempotencyKey, row: &Row) -> Res
                 row.resolved.as_ref().map(|resolved| resolved.at.as_micros()),
                 row.resolved.as_ref().map(|resolved| &resolved.by),
                 row.resolved.as_ref().map(|resolved| &resolved.reason),
+                row.ended,
+                row.bound,
             ])
         })
         .doing("storing a key")?;
@@ -188,8 +192,8 @@ pub(super) fn list(conn: &Connection, which: &ListKeys, now: Time) -> Result<Vec
         .doing(what)?;
     let mut found = Vec::new();
     while let Some(row) = rows.next().doing(what)? {
-        let tenant: String = row.get(15).doing(what)?;
-        let key: String = row.get(16).doing(what)?;
+        let tenant: String = row.get(17).doing(what)?;
+        let key: String = row.get(18).doing(what)?;
         let tenant = if tenant.is_empty() { None } else { Some(Tenant::new(tenant)?) };
         found.push(decode(row)?.entry(tenant, IdempotencyKey::new(key)?, now));
     }

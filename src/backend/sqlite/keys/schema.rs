@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 const MIGRATIONS: &[&str] = &["
 CREATE TABLE main.hapax_keys (tenant TEXT NOT NULL, key TEXT NOT NULL, token INTEGER NOT NULL, nonce INTEGER NOT NULL,
     fingerprint BLOB NOT NULL, parts TEXT NOT NULL, begun_at INTEGER NOT NULL, until INTEGER NOT NULL,
-    held_until INTEGER NOT NULL, settled_at INTEGER, aged_from INTEGER, status INTEGER, headers TEXT, body BLOB,
+    held_until INTEGER NOT NULL, ended INTEGER NOT NULL, bound INTEGER NOT NULL, settled_at INTEGER, aged_from INTEGER, status INTEGER, headers TEXT, body BLOB,
     resolved_at INTEGER, resolved_by TEXT, resolved_why TEXT,
     PRIMARY KEY (tenant, key)) STRICT;
 CREATE INDEX main.hapax_keys_aged ON hapax_keys (aged_from) WHERE aged_from IS NOT NULL;

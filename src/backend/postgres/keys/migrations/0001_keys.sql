@@ -18,13 +18,17 @@ create sequence {schema}.keys_token as bigint;
 -- Keys. The empty string means no tenant, because no tenant can have that name. A key runs until
 -- `until`, nobody else may run it until `held_until` (infinity: until a person decides), and it is
 -- settled once `settled_at` is there. A row that a caller's transaction inserted has no lease:
--- `until` is its beginning, and it is held.
+-- `until` is its beginning, and it is held. `ended`: its last run was released or decided about, and
+-- the nonce of that run begins nothing any more. `bound`: a run of it failed or never ended, and may have
+-- done something. A row that has ended and is not bound did nothing: it is free for any request.
 create table {schema}.keys (
   token       bigint not null,
   nonce       bigint not null,
   begun_at    timestamptz not null,
   until       timestamptz not null,
   held_until  timestamptz not null,
+  ended       boolean not null default false,
+  bound       boolean not null default false,
   settled_at  timestamptz,
   aged_from   timestamptz,    -- what the retention counts from
   status      int,
@@ -72,6 +76,7 @@ create function {schema}.keys_begin(
 set search_path = pg_catalog, pg_temp as $$
 declare
   r record; v_now timestamptz; v_until timestamptz; v_held timestamptz; v_time timestamptz := {schema}.key_time(p_key); v_horizon timestamptz;
+  v_own boolean; v_free boolean;
 begin
   -- Lasts until the function ends: its SET clause restores the old value.
   perform set_config('lock_timeout', p_wait, true);
@@ -87,15 +92,16 @@ begin
         insert into {schema}.keys (token, nonce, begun_at, until, held_until, tenant, key, fingerprint, parts)
         values (nextval('{schema}.keys_token'), p_nonce, v_now, v_until, v_held, p_tenant, p_key, p_fingerprint, p_parts)
         on conflict (tenant, key) do nothing returning token into o_token;
-        -- Keys are kept for at least a day. The horizon is looked at after the insert: a sweep commits it
-        -- before it deletes, so an insert that got past the deletion of this very key finds the horizon.
+        -- The horizon is looked at after the insert: a sweep commits it before it deletes, so an insert that
+        -- got past the deletion of this very key finds the horizon. It is compared with the key's own time,
+        -- whatever the clock says: that may have been set back since the sweep.
         -- Nothing of keys_meta stays locked, so a sweep never waits for a request.
-        if o_token is not null and v_time < v_now - interval '1 day' then
-          if current_setting('transaction_isolation') = 'read committed' then
-            select m.horizon into v_horizon from {schema}.keys_meta m;
-          else
-            -- A snapshot may be older than the horizon: a lock on a row that was changed since is refused
-            -- (40001). It is let go at once.
+        if o_token is not null and v_time is not null then
+          select m.horizon into v_horizon from {schema}.keys_meta m;
+          -- A snapshot may be older than the horizon: a lock on a row that was changed since is refused
+          -- (40001). It is let go at once. A sweep during this transaction keeps a day, so it concerns no
+          -- younger key.
+          if v_time < v_now - interval '1 day' and current_setting('transaction_isolation') <> 'read committed' then
             begin
               select m.horizon into v_horizon from {schema}.keys_meta m for share;
               raise exception using errcode = 'KX002';
@@ -123,11 +129,13 @@ begin
       end if;
       continue; -- it has just been committed
     end if;
-    if r.fingerprint <> p_fingerprint then
+    v_free := r.ended and not r.bound and r.settled_at is null; -- it did nothing
+    if r.fingerprint <> p_fingerprint and not v_free then
       o_kind := 4; o_parts := r.parts;
       return;
     end if;
-    o_token := r.token; o_mine := r.nonce = p_nonce;
+    v_own := r.nonce = p_nonce;
+    o_token := r.token; o_mine := v_own and not r.ended;
     if r.settled_at is not null then
       o_kind := 3; o_at := r.settled_at; o_parts := r.parts; o_status := r.status; o_headers := r.headers; o_body := r.body;
       return;
@@ -136,16 +144,19 @@ begin
     if o_mine and r.until > r.begun_at then
       update {schema}.keys k set until = v_until, held_until = v_held
        where k.tenant = p_tenant and k.key = p_key and k.token = r.token and k.settled_at is null;
-    elsif v_now < r.until then
+    elsif v_now < r.until and not v_free then
       o_kind := 2; o_at := r.until;
       return;
-    elsif v_now < r.held_until then
+    elsif v_now < r.held_until and not v_free then
       o_kind := 6; o_at := r.begun_at;
+      return;
+    elsif v_own and r.ended then
+      o_kind := 2; o_at := r.until; -- a late copy of the begin whose run has ended: nobody waits for it
       return;
     else
       begin
         update {schema}.keys k set token = nextval('{schema}.keys_token'), nonce = p_nonce, begun_at = v_now, until = v_until,
-               held_until = v_held, parts = p_parts
+               held_until = v_held, fingerprint = p_fingerprint, parts = p_parts, bound = k.bound or not k.ended, ended = false
          where k.tenant = p_tenant and k.key = p_key and k.token = r.token and k.settled_at is null
         returning k.token into o_token;
       exception when lock_not_available then
@@ -189,6 +200,8 @@ set search_path = pg_catalog, pg_temp as $$
 begin
   if p_key is null or p_key !~ '^[\x21-\x7e]{1,255}$' then
     raise exception 'Idempotency-Key is invalid: it needs 1 to 255 visible ASCII characters' using errcode = '22023';
+  elsif p_tenant = '00000000-0000-0000-0000-000000000000' then
+    raise exception 'tenant is invalid: it is the nil UUID, which stands for no tenant; name none' using errcode = '22023';
   elsif length(p_tenant) > 255 or btrim(p_tenant, E' \t\n\x0b\f\r') = '' then
     raise exception 'tenant is invalid: it needs 1 to 255 characters and is not blank' using errcode = '22023';
   end if;
