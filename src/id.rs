@@ -13,7 +13,10 @@ use crate::error::{Error, Result};
 
 mod find;
 pub use find::{IdChain, IdSource};
-pub(crate) use find::{Json, is_structured, says_structured, unmarked};
+pub(crate) use find::{
+    Json, KIND_HEADERS, KIND_POINTERS, RECORD_KINDS, implied_kind, is_structured, look, says_structured,
+    unmarked,
+};
 
 /// The maximum length of an id or name, in characters.
 pub const NAME_CHARS_MAX: usize = 255;

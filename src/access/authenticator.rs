@@ -1,6 +1,7 @@
 //! Remembers what a store said about a token, for a moment.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,22 +13,24 @@ use crate::error::{Error, Result};
 
 /// The most answers that are remembered.
 const ANSWERS_MAX: usize = 10_000;
-/// How many tokens that nobody knows are looked up in a second; and how many of those that may be one
-/// at once, so that the others' lookups find a connection.
+/// How many tokens that nobody knows are looked up in a second, in all and for one address; and how many
+/// of those that may be one at once, so that the others' lookups find a connection.
 const UNKNOWN_PER_S: u32 = 50;
+const UNKNOWN_PER_ADDRESS_PER_S: u32 = 10;
 const UNKNOWN_AT_ONCE: usize = 2;
 /// How long one of them waits for its turn. The store is slow or away then.
 const TURN: Duration = Duration::from_secs(5);
-/// The one bucket of all of them.
+/// The bucket of all of them.
 const GUESSES: &str = "";
 
 /// A store behind a short memory, so that most requests cost no query. A revocation, a rotation and an
 /// end take effect everywhere within [`Authenticator::memory`]. While the store is away, what is
 /// remembered is not stretched: requests fail.
 ///
-/// Tokens that nobody knows cost a lookup each. They go two at a time, and 50 a second: then a token that
-/// was not granted here before is [`Throttled`](Authentication::Throttled). Tokens that were are looked up
-/// apart, so guesses do not keep them waiting.
+/// Tokens that nobody knows cost a lookup each. They go two at a time, and 10 a second from one address, 50 in
+/// all: then a token that was not granted here before is [`Throttled`](Authentication::Throttled). Tokens that
+/// were are looked up apart, so guesses do not keep them waiting; and who guesses from one address leaves the
+/// others their share.
 #[derive(Debug)]
 pub struct Authenticator {
     store: Arc<dyn Access>,
@@ -35,8 +38,9 @@ pub struct Authenticator {
     answers: Mutex<HashMap<[u8; 32], Answer>>,
     /// When the store was last asked whether it has tokens, and what it said.
     tokens: Mutex<Option<(Instant, bool)>>,
-    /// The budget for lookups that find nobody.
+    /// The budget for lookups that find nobody: of all, and of each address.
     unknown: RateLimit,
+    unknown_from: RateLimit,
     /// What a lookup needs of a token that was not granted here before.
     strangers: Semaphore,
 }
@@ -48,6 +52,15 @@ struct Answer {
     /// From then on the next one who asks also asks the store, while the others go on.
     renew_at: Instant,
     until: Instant,
+}
+
+/// Who shares a budget with whom.
+fn place(peer: Option<IpAddr>) -> String {
+    match peer.map(|peer| peer.to_canonical()) {
+        Some(IpAddr::V6(six)) => format!("{:x?}", &six.segments()[..4]),
+        Some(four) => four.to_string(),
+        None => "nowhere".to_owned(),
+    }
 }
 
 impl Authenticator {
@@ -65,6 +78,7 @@ impl Authenticator {
             answers: Mutex::default(),
             tokens: Mutex::default(),
             unknown: RateLimit::per_second(UNKNOWN_PER_S),
+            unknown_from: RateLimit::per_second(UNKNOWN_PER_ADDRESS_PER_S),
             strangers: Semaphore::new(UNKNOWN_AT_ONCE),
         }
     }
@@ -81,6 +95,13 @@ impl Authenticator {
 
     /// What a text, as a client sent it, permits.
     pub async fn authenticate(&self, text: &str) -> Result<Authentication> {
+        self.authenticate_from(text, None).await
+    }
+
+    /// The same, for a client at this address: it is told to wait when too many tokens that nobody knows
+    /// come from there. Addresses of one IPv6 network (/64) count as one.
+    pub async fn authenticate_from(&self, text: &str, peer: Option<IpAddr>) -> Result<Authentication> {
+        let from = place(peer);
         if ApiToken::parse(text).is_err() {
             return Ok(Authentication::Malformed);
         }
@@ -94,7 +115,8 @@ impl Authenticator {
             return self.look_up(key, text, asked_at).await;
         }
         let throttled = |wait| Ok(Authentication::Throttled { wait });
-        if let Err(wait) = self.unknown.look(GUESSES) {
+        let budget = || self.unknown_from.look(&from).and_then(|()| self.unknown.look(GUESSES));
+        if let Err(wait) = budget() {
             return throttled(wait);
         }
         let waited = tokio::time::timeout(TURN, self.strangers.acquire()).await;
@@ -108,12 +130,13 @@ impl Authenticator {
         if let Some(said) = self.remembered(&key, Instant::now()) {
             return Ok(said);
         }
-        if let Err(wait) = self.unknown.look(GUESSES) {
+        if let Err(wait) = budget() {
             return throttled(wait);
         }
         let said = self.look_up(key, text, Instant::now()).await?;
         if said == Authentication::Unknown {
-            let _ = self.unknown.take(GUESSES); // the next one is told
+            // The next one is told. No more buckets are made than lookups are allowed.
+            let (_, _) = (self.unknown.take(GUESSES), self.unknown_from.take(&from));
         }
         Ok(said)
     }

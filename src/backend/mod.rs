@@ -6,12 +6,15 @@
 
 pub mod memory;
 pub mod object;
+mod pools;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "redis")]
 pub mod redis;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+
+pub use pools::Pools;
 
 /// What to do about a schema that is missing or out of date.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -12,7 +12,9 @@ use crate::bus::Received;
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::event::{Event, Headers};
-use crate::id::{Aggregate, EventId, IdChain, Json, Kind, Tenant, is_structured};
+use crate::id::{
+    Aggregate, EventId, IdChain, Json, KIND_HEADERS, KIND_POINTERS, Kind, Tenant, is_structured, look,
+};
 
 /// Where to look for the parts of an event: headers first, then the payload. The defaults are the
 /// names that common producers use.
@@ -62,7 +64,7 @@ impl Default for Decoder {
                 &["sequence_number", "seq", "ce_sequence"],
                 &["/sequence_number", "/sequenceNumber", "/seq"],
             ),
-            kind: Places::new(&["ce_type", "eventType", "event_type"], &["/event_type", "/eventType"]),
+            kind: Places::new(&KIND_HEADERS, &KIND_POINTERS),
             time: Places::new(&["ce_time"], &["/occurred_at", "/occurredAt"]),
             tenant: Places::new(&["tenant_id", "ce_tenant"], &[]),
         }
@@ -110,7 +112,7 @@ impl Decoder {
             record.headers.get("traceparent").and_then(|value| crate::event::TraceContext::parse(value).ok());
         let mut find = |places: &Places, attribute: &str| {
             let attribute = structured.then_some(attribute);
-            look(places, attribute, &record.headers, &mut json)
+            look(&places.headers, attribute, &places.pointers, &record.headers, &mut json)
         };
         event.kind = find(&self.kind, "/type")?.map(Kind::new).transpose()?;
         let aggregate =
@@ -132,29 +134,6 @@ impl Decoder {
             _ => self.id.find_in(headers, json, Some(&received.origin)),
         }
     }
-}
-
-fn look(
-    places: &Places,
-    attribute: Option<&str>,
-    headers: &Headers,
-    json: &mut Json<'_>,
-) -> Result<Option<String>> {
-    for name in &places.headers {
-        if let Some(value) = headers.get(name) {
-            let text = std::str::from_utf8(value)
-                .map_err(|e| Error::invalid("record", format!("its header {name} is not UTF-8 ({e})")))?;
-            return Ok(Some(text.to_owned()));
-        }
-    }
-    for pointer in attribute.into_iter().chain(places.pointers.iter().map(String::as_str)) {
-        match json.get(pointer) {
-            Some(Value::String(text)) => return Ok(Some(text.clone())),
-            Some(Value::Number(number)) => return Ok(Some(number.to_string())),
-            _ => {}
-        }
-    }
-    Ok(None)
 }
 
 fn seq(text: &str) -> Result<u64> {

@@ -80,6 +80,15 @@ impl<'p> Json<'p> {
         }
         at(self.value()?, pointer).filter(|value| !value.is_null())
     }
+
+    /// The text or the number at a pointer, as text.
+    pub(crate) fn text(&mut self, pointer: &str) -> Option<String> {
+        match self.get(pointer)? {
+            serde_json::Value::String(text) => Some(text.clone()),
+            serde_json::Value::Number(number) => Some(number.to_string()),
+            _ => None,
+        }
+    }
 }
 
 /// The value at a pointer. Most pointers name a key of the outermost object and need no unescaping.
@@ -185,6 +194,42 @@ fn header_id(name: &str, value: &[u8]) -> Result<EventId> {
 fn header_text<'v>(name: &str, value: &'v [u8]) -> Result<&'v str> {
     std::str::from_utf8(value)
         .map_err(|e| Error::invalid("event id", format!("header {name} is not UTF-8 ({e})")))
+}
+
+/// Where a consumer looks for an event's kind by default: these headers, in structured mode `/type`, then
+/// these members of the payload.
+pub(crate) const KIND_HEADERS: [&str; 3] = ["ce_type", "eventType", "event_type"];
+/// See [`KIND_HEADERS`].
+pub(crate) const KIND_POINTERS: [&str; 2] = ["/event_type", "/eventType"];
+
+/// How the kinds of the events of records begin. Only a write of a record appends such events.
+pub(crate) const RECORD_KINDS: &str = "record.";
+
+/// What a consumer with the default places reads as the kind of an event that has none of its own.
+/// `None` if that cannot be read as text.
+pub(crate) fn implied_kind(headers: &Headers, json: &mut Json<'_>) -> Option<String> {
+    let attribute = is_structured(headers).then_some("/type");
+    look(&KIND_HEADERS, attribute, &KIND_POINTERS, headers, json).ok().flatten()
+}
+
+/// The first text under any of these names: headers, then the attribute of a structured CloudEvent, then
+/// members of the payload.
+pub(crate) fn look(
+    names: &[impl AsRef<str>],
+    attribute: Option<&str>,
+    pointers: &[impl AsRef<str>],
+    headers: &Headers,
+    json: &mut Json<'_>,
+) -> Result<Option<String>> {
+    for name in names.iter().map(AsRef::as_ref) {
+        if let Some(value) = headers.get(name) {
+            let text = std::str::from_utf8(value)
+                .map_err(|e| Error::invalid("record", format!("its header {name} is not UTF-8 ({e})")))?;
+            return Ok(Some(text.to_owned()));
+        }
+    }
+    let pointers = attribute.into_iter().chain(pointers.iter().map(AsRef::as_ref));
+    Ok(pointers.into_iter().find_map(|pointer| json.text(pointer)))
 }
 
 /// The content type of structured CloudEvents.

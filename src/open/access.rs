@@ -31,14 +31,15 @@ pub(super) async fn open(url: &str, settings: &OpenSettings) -> Result<Arc<dyn A
 #[cfg(feature = "postgres")]
 async fn open_postgres(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Access>> {
     use crate::backend::postgres::{PgAccess, PgAccessSettings};
+    let (pool_max, timeout) = (settings.pool_max, settings.acquire_timeout);
+    let pool = settings.pools.postgres("keys.url", url, pool_max, timeout).await?;
     let settings = PgAccessSettings {
         schema: settings.schema.clone(),
         migrate: settings.migrate,
-        acquire_timeout: settings.acquire_timeout,
         refuse: settings.refuse,
         ..PgAccessSettings::default()
     };
-    Ok(Arc::new(PgAccess::connect(url, settings).await?))
+    Ok(Arc::new(PgAccess::with_pool(pool, settings).await?))
 }
 
 #[cfg(not(feature = "postgres"))]

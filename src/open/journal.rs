@@ -73,15 +73,15 @@ async fn open_s3(_url: &str, _timeout: Duration) -> Result<Arc<dyn Objects>> {
 #[cfg(feature = "postgres")]
 async fn open_postgres(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Journal>> {
     use crate::backend::postgres::{PgJournal, PgJournalSettings};
+    let (pool_max, timeout) = (settings.pool_max, settings.acquire_timeout);
+    let pool = settings.pools.postgres("journal.url", url, pool_max, timeout).await?;
     let settings = PgJournalSettings {
         journal: settings.journal.clone(),
         schema: settings.schema.clone(),
         migrate: settings.migrate,
-        pool_max: settings.pool_max,
-        acquire_timeout: settings.acquire_timeout,
         ..PgJournalSettings::default()
     };
-    Ok(Arc::new(PgJournal::connect(url, settings).await?))
+    Ok(Arc::new(PgJournal::with_pool(pool, settings).await?))
 }
 
 #[cfg(not(feature = "postgres"))]

@@ -31,15 +31,15 @@ pub(super) async fn open(url: &str, settings: &OpenSettings) -> Result<Arc<dyn K
 #[cfg(feature = "postgres")]
 async fn open_postgres(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Keys>> {
     use crate::backend::postgres::{PgKeys, PgKeysSettings};
+    let (pool_max, timeout) = (settings.pool_max, settings.acquire_timeout);
+    let pool = settings.pools.postgres("keys.url", url, pool_max, timeout).await?;
     let settings = PgKeysSettings {
         schema: settings.schema.clone(),
         migrate: settings.migrate,
-        pool_max: settings.pool_max,
-        acquire_timeout: settings.acquire_timeout,
         refuse: settings.refuse,
         ..PgKeysSettings::default()
     };
-    Ok(Arc::new(PgKeys::connect(url, settings).await?))
+    Ok(Arc::new(PgKeys::with_pool(pool, settings).await?))
 }
 
 #[cfg(not(feature = "postgres"))]

@@ -82,16 +82,16 @@ async fn open_sqlite(_path: &str, _settings: &OpenSettings) -> Result<Arc<dyn Le
 #[cfg(feature = "postgres")]
 async fn open_postgres(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Ledger>> {
     use crate::backend::postgres::{PgLedger, PgSettings};
+    let (pool_max, timeout) = (settings.pool_max, settings.acquire_timeout);
+    let pool = settings.pools.postgres("ledger.url", url, pool_max, timeout).await?;
     let settings = PgSettings {
         ledger: settings.ledger.clone(),
         schema: settings.schema.clone(),
         migrate: settings.migrate,
-        pool_max: settings.pool_max,
-        acquire_timeout: settings.acquire_timeout,
         refuse: settings.refuse,
         ..PgSettings::default()
     };
-    Ok(Arc::new(PgLedger::connect(url, settings).await?))
+    Ok(Arc::new(PgLedger::with_pool(pool, settings).await?))
 }
 
 #[cfg(not(feature = "postgres"))]

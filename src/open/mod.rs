@@ -45,14 +45,14 @@ pub use journal::store;
 pub use ledger::{init_ledger, ledger_schema};
 
 use crate::access::Access;
-pub use crate::backend::Migrate;
 use crate::backend::object::AllocatorSettings;
+pub use crate::backend::{Migrate, Pools};
 use crate::bus::Bus;
 use crate::error::Result;
 use crate::journal::{Journal, JournalSettings};
 use crate::keyed::Keys;
 use crate::ledger::{Ledger, Settings};
-use crate::records::{Modules, Roles};
+use crate::records::{ModuleSlug, Modules, Roles};
 use crate::window::{Window, WindowSettings};
 
 /// The settings to open any backend with; each backend uses its part.
@@ -69,6 +69,8 @@ pub struct OpenSettings {
     pub migrate: Migrate,
     /// The maximum number of connections in a pool.
     pub pool_max: u32,
+    /// The connections to PostgreSQL that are shared; none by default.
+    pub pools: Pools,
     /// How long to wait for a connection, or for an answer from an object store.
     pub acquire_timeout: Duration,
     /// Whether to refuse a server that cannot keep the guarantees. Set it to false for read-only
@@ -90,6 +92,7 @@ impl Default for OpenSettings {
             schema: "hapax".to_owned(),
             migrate: Migrate::default(),
             pool_max: 20,
+            pools: Pools::default(),
             acquire_timeout: Duration::from_secs(10),
             refuse: true,
             allocator: AllocatorSettings::default(),
@@ -150,6 +153,12 @@ pub async fn keys_with(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Key
 /// `sqlite:FILE` or `postgres://…`.
 pub async fn modules_with(url: &str, settings: &OpenSettings, roles: &Roles) -> Result<Arc<dyn Modules>> {
     records::modules(url, settings, roles).await
+}
+
+/// Whether there is a module of records in the database of a journal. Makes nothing; a journal that can have
+/// no records has no module.
+pub async fn has_module(url: &str, settings: &OpenSettings, module: &ModuleSlug) -> Result<bool> {
+    records::has_module(url, settings, module).await
 }
 
 /// Opens a store of [API tokens and audit rows](crate::access): `memory:`, `sqlite:FILE` or

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::OpenSettings;
 use crate::error::{Error, Result};
-use crate::records::{Modules, Roles};
+use crate::records::{ModuleSlug, Modules, Roles};
 use crate::secret::hide_password;
 
 pub(super) async fn modules(url: &str, settings: &OpenSettings, roles: &Roles) -> Result<Arc<dyn Modules>> {
@@ -22,6 +22,27 @@ pub(super) async fn modules(url: &str, settings: &OpenSettings, roles: &Roles) -
              postgres://USER@HOST/DATABASE",
             hide_password(url)
         ))),
+    }
+}
+
+pub(super) async fn has_module(url: &str, settings: &OpenSettings, module: &ModuleSlug) -> Result<bool> {
+    match url.split_once(':') {
+        #[cfg(feature = "postgres")]
+        Some(("postgres" | "postgresql", _)) => {
+            use crate::backend::postgres::{PgJournal, PgJournalSettings, PgRecords};
+            let mut of = PgJournalSettings::from(settings.journal.clone());
+            of.schema.clone_from(&settings.schema);
+            (of.migrate, of.pool_max) = (crate::backend::Migrate::Check, 1);
+            PgRecords::has_module(&PgJournal::connect(url, of).await?, module).await
+        }
+        #[cfg(feature = "sqlite")]
+        Some(("sqlite", path)) => {
+            let (path, module) = (path.strip_prefix("//").unwrap_or(path).to_owned(), module.clone());
+            let look = move || crate::backend::sqlite::SqliteRecords::has_module(path, &module);
+            let found = tokio::task::spawn_blocking(look).await;
+            found.unwrap_or_else(|error| Err(Error::unavailable("looking for a module", error)))
+        }
+        _ => Ok(false),
     }
 }
 

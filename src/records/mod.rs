@@ -28,7 +28,10 @@ pub use uuid::Uuid;
 
 pub use payload::{PAYLOAD_BYTES_MAX, Payload};
 pub use slug::ModuleSlug;
-pub use write::{Create, Delete, KIND_PREFIX, Record, Update, check_kind, conflict_seqs, tenant_id};
+pub use write::{
+    Create, Delete, KIND_PREFIX, Record, Update, check_event, check_kind, conflict_seqs, module_of,
+    not_yours, tenant_id,
+};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) use write::{Found, Write, no_module};
 

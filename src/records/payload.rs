@@ -12,12 +12,15 @@ use crate::error::{Error, Result};
 pub const PAYLOAD_BYTES_MAX: usize = 896 << 10;
 /// The longest number, in characters.
 const NUMBER_MAX: usize = 64;
+/// The largest exponent of a number, whatever its sign.
+const EXPONENT_MAX: u32 = 400;
 
 /// The content of a record: a JSON object, as text without white space between its parts.
 ///
 /// It is refused if a backend could not return it as the same value: with a key that occurs twice in
 /// one object, U+0000 or half a surrogate pair in a string, or numbers beyond what a double holds.
-/// Numbers are never rounded.
+/// Numbers are never rounded. A backend may write a number in another way (PostgreSQL writes exponents
+/// out, and `-0` as `0`).
 ///
 /// ```
 /// use hapax::records::Payload;
@@ -43,7 +46,8 @@ impl Payload {
         if let Err(error) = checked {
             return bad(error.to_string());
         }
-        let (text, grown) = compact(json)?;
+        let text = compact(json);
+        let grown = text.len() + written_out(&text)?;
         if grown > PAYLOAD_BYTES_MAX {
             return bad(format!("it has {grown} bytes; the limit is {PAYLOAD_BYTES_MAX}"));
         }
@@ -56,11 +60,14 @@ impl Payload {
         Payload::new(json.map_err(|error| Error::invalid("payload", error.to_string()))?)
     }
 
-    /// A payload as a backend stored it.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    /// A payload as a backend returns it. The limits are for input: a number that was within them may be
+    /// longer here, because PostgreSQL writes exponents out.
+    #[cfg(any(feature = "postgres", feature = "sqlite", feature = "testing"))]
     pub(crate) fn stored(json: &str) -> Result<Self> {
-        let (text, _) = compact(json).map_err(|error| Error::Corrupt(format!("a stored {error}")))?;
-        Ok(Payload(text.into()))
+        if !json.trim_start().starts_with('{') {
+            return Err(Error::Corrupt("a stored payload is not a JSON object".into()));
+        }
+        Ok(Payload(compact(json).into()))
     }
 
     /// The JSON text.
@@ -83,48 +90,65 @@ impl serde::Serialize for Payload {
     }
 }
 
-/// Removes white space between the parts of a sound JSON text. Also returns how long the text is with
-/// its exponents written out, as a database may return it.
-fn compact(json: &str) -> Result<(String, usize)> {
+/// The parts of a sound JSON text: strings, each with its quotes, and what is between them.
+fn parts(json: &str) -> impl Iterator<Item = &str> {
+    let mut rest = json;
+    std::iter::from_fn(move || {
+        let (part, after) = rest.split_at(part_end(rest));
+        rest = after;
+        (!part.is_empty()).then_some(part)
+    })
+}
+
+fn part_end(json: &str) -> usize {
+    let Some(string) = json.strip_prefix('"') else { return json.find('"').unwrap_or(json.len()) };
+    let mut escaped = false;
+    let quote = string.find(|c| {
+        let ends = c == '"' && !escaped;
+        escaped = c == '\\' && !escaped;
+        ends
+    });
+    quote.map_or(json.len(), |quote| quote + 2)
+}
+
+/// Removes white space between the parts of a sound JSON text.
+fn compact(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
-    let (mut in_string, mut escaped, mut number, mut grown) = (false, false, 0usize, 0usize);
-    for c in json.chars() {
-        if in_string {
-            text.push(c);
-            match c {
-                _ if escaped => escaped = false,
-                '\\' => escaped = true,
-                '"' => in_string = false,
-                _ => {}
-            }
-            continue;
-        }
-        let part_of_number = matches!(c, '0'..='9' | '-' | '+' | '.' | 'e' | 'E');
-        if part_of_number && (number > 0 || c == '-' || c.is_ascii_digit()) {
-            number += 1;
-            if number > NUMBER_MAX {
-                let problem = format!("a number has more than {NUMBER_MAX} characters");
-                return Err(Error::invalid("payload", problem));
-            }
-        } else if number > 0 {
-            grown += exponent(&text[text.len() - number..])?;
-            number = 0;
-        }
-        in_string = c == '"';
-        if !c.is_ascii_whitespace() {
-            text.push(c);
+    for part in parts(json) {
+        if part.starts_with('"') {
+            text.push_str(part);
+        } else {
+            text.extend(part.split_ascii_whitespace());
         }
     }
-    let length = text.len() + grown;
-    Ok((text, length))
+    text
+}
+
+/// How much longer a text may become when a database writes its exponents out. Refuses numbers beyond
+/// the limits.
+fn written_out(compact: &str) -> Result<usize> {
+    let numbers = parts(compact)
+        .filter(|part| !part.starts_with('"'))
+        .flat_map(|part| part.split(|c: char| !matches!(c, '0'..='9' | '-' | '+' | '.' | 'e' | 'E')));
+    numbers.map(exponent).sum()
 }
 
 /// How many digits the exponent of a number stands for.
 fn exponent(number: &str) -> Result<usize> {
-    let Some((_, exponent)) = number.split_once(['e', 'E']) else { return Ok(0) };
+    if number.len() > NUMBER_MAX {
+        let problem = format!("a number has more than {NUMBER_MAX} characters");
+        return Err(Error::invalid("payload", problem));
+    }
+    // `true` and `false` leave an `e`.
+    let Some((_, exponent)) = number.split_once(['e', 'E']).filter(|(digits, _)| !digits.is_empty()) else {
+        return Ok(0);
+    };
     match exponent.parse::<i32>() {
-        Ok(digits) if digits.unsigned_abs() <= 400 => Ok(digits.unsigned_abs() as usize),
-        _ => Err(Error::invalid("payload", format!("the number {number} has an exponent beyond 400"))),
+        Ok(digits) if digits.unsigned_abs() <= EXPONENT_MAX => Ok(digits.unsigned_abs() as usize),
+        _ => {
+            let problem = format!("the number {number} has an exponent beyond {EXPONENT_MAX}");
+            Err(Error::invalid("payload", problem))
+        }
     }
 }
 
@@ -213,6 +237,23 @@ mod tests {
             assert_eq!(Payload::new(json).unwrap().as_str(), wanted);
         }
         assert_eq!(Payload::of(&serde_json::json!({"a": 1})).unwrap().as_str(), r#"{"a":1}"#);
+    }
+
+    /// PostgreSQL writes numbers out: what was within the limits is longer when it comes back.
+    #[test]
+    fn t300_what_a_database_returns_is_not_measured_again() {
+        for (json, returned) in [
+            (r#"{"a":1e100}"#, format!(r#"{{"a": 1{}}}"#, "0".repeat(100))),
+            (r#"{"a":1e-400}"#, format!(r#"{{"a": 0.{}1}}"#, "0".repeat(399))),
+        ] {
+            let payload = Payload::new(json).unwrap();
+            let read = Payload::stored(&returned).unwrap();
+            assert_eq!(read.as_str(), returned.replace(' ', ""));
+            let number =
+                |payload: &Payload| payload.as_str()[5..payload.as_str().len() - 1].parse::<f64>().unwrap();
+            assert_eq!(number(&read), number(&payload));
+        }
+        assert_eq!(Payload::stored("null").unwrap_err().code(), "corrupt");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::{ModuleSlug, Payload};
 use crate::clock::Time;
 use crate::error::{Error, Result};
 use crate::event::Event;
-use crate::id::{Aggregate, EventId, Kind, Tenant, Visible};
+use crate::id::{Aggregate, EventId, Json, Kind, RECORD_KINDS, Tenant, Visible, implied_kind};
 use crate::journal::{Append, Appended, Expected, Placing};
 
 /// A record.
@@ -146,7 +146,7 @@ pub fn tenant_id(tenant: Option<&Tenant>) -> Result<Uuid> {
 }
 
 /// How the kinds of the events of records begin. Only a write of a record appends such events.
-pub const KIND_PREFIX: &str = "record.";
+pub const KIND_PREFIX: &str = RECORD_KINDS;
 
 /// Refuses a kind that is reserved for the events of records: for services that append what their clients
 /// send. An event of that kind that no write appended would change the read models, and not the record.
@@ -166,6 +166,63 @@ pub fn check_kind(kind: &Kind) -> Result<()> {
         Visible(kind.as_str())
     );
     Err(Error::invalid("kind", told))
+}
+
+/// Refuses an event that consumers would take for the event of a record: by its kind, or, if it has none, by
+/// what a consumer reads as its kind (headers such as `ce_type`, members such as `event_type`). For services
+/// that append what their clients send.
+///
+/// ```
+/// use hapax::{Event, EventId, Kind, records::check_event};
+/// let event = Event::new(EventId::new("e-1")?).payload(r#"{"event_type": "record.deleted"}"#);
+/// assert!(check_event(&event).is_err());
+/// assert!(check_event(&event.kind(Kind::new("order.paid")?)).is_ok()); // then nobody looks further
+/// # Ok::<(), hapax::Error>(())
+/// ```
+pub fn check_event(event: &Event) -> Result<()> {
+    if let Some(kind) = &event.kind {
+        return check_kind(kind);
+    }
+    let implied = implied_kind(&event.headers, &mut Json::of(&event.payload));
+    match implied.filter(|kind| kind.starts_with(KIND_PREFIX)) {
+        None => Ok(()),
+        Some(kind) => Err(Error::invalid(
+            "kind",
+            format!(
+                "the event has none, and a header or a member of its payload says {}; kinds that begin with {KIND_PREFIX} are \
+                 reserved for the events that writes of records append",
+                Visible(&kind)
+            ),
+        )),
+    }
+}
+
+/// The module that an aggregate belongs to, if it has the form of a record's: `MODULE/UUID`. Clients do not
+/// append to such an aggregate if there is that module.
+///
+/// ```
+/// use hapax::{Aggregate, records::module_of};
+/// let aggregate = Aggregate::new("orders/0190d3a0-5b7e-7c3a-9f51-2f6f1f3b7c10")?;
+/// assert_eq!(module_of(&aggregate).unwrap().as_str(), "orders");
+/// assert!(module_of(&Aggregate::new("orders/17")?).is_none());
+/// # Ok::<(), hapax::Error>(())
+/// ```
+pub fn module_of(aggregate: &Aggregate) -> Option<ModuleSlug> {
+    let (slug, id) = aggregate.as_str().split_once('/')?;
+    let is_id = Uuid::try_parse(id).is_ok_and(|uuid| uuid.hyphenated().to_string() == id);
+    is_id.then(|| ModuleSlug::new(slug).ok()).flatten()
+}
+
+/// The refusal of an append to the aggregate of a record.
+///
+/// ```
+/// # let aggregate = hapax::Aggregate::new("orders/0190d3a0-5b7e-7c3a-9f51-2f6f1f3b7c10")?;
+/// assert_eq!(hapax::records::not_yours(&aggregate).code(), "invalid");
+/// # Ok::<(), hapax::Error>(())
+/// ```
+pub fn not_yours(aggregate: &Aggregate) -> Error {
+    let told = format!("{aggregate} is the aggregate of a record: only writes of the record append to it");
+    Error::invalid("aggregate", told)
 }
 
 /// Both numbers of a conflict about a record's seq: what the writer expected, and what is there.

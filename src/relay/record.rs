@@ -11,7 +11,7 @@ use bytes::Bytes;
 use super::RelaySettings;
 use crate::bus::Record;
 use crate::event::Headers;
-use crate::id::says_structured;
+use crate::id::{Json, KIND_HEADERS, RECORD_KINDS, implied_kind, says_structured};
 use crate::journal::Stored;
 
 /// The prefix for an event's own header if the relay sets another value under its name.
@@ -45,8 +45,15 @@ impl RecordEncoder {
             }
         });
         let own: Vec<_> = own.map(|(name, value)| (name, Bytes::copy_from_slice(value))).collect();
-        let headers: Headers =
-            said.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).chain(own).collect();
+        let said = said.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
+        let mut headers: Headers = said.chain(own).collect();
+        if event.kind.is_none()
+            && let Some(forged) = forged_kind(&headers, &event.payload)
+        {
+            let neutral = ("ce_type".to_owned(), Bytes::from(format!("{ORIGINAL}{forged}")));
+            let others = headers.iter().map(|(name, value)| (name.to_owned(), Bytes::copy_from_slice(value)));
+            headers = std::iter::once(neutral).chain(others).collect();
+        }
         Record { key: Some(key(stored)), payload: Some(event.payload.clone()), headers, timestamp: None }
     }
 
@@ -84,7 +91,8 @@ impl RecordEncoder {
         said
     }
 
-    /// Whether an event's own header would make readers mistake it for another event.
+    /// Whether an event's own header would make readers mistake it for another event, for one of another
+    /// tenant, or for the event of a record.
     #[allow(clippy::unused_self)] // kept next to `said`, which it complements
     fn is_misleading(&self, name: &str, value: &[u8], stored: &Stored) -> bool {
         let id = stored.event.id.as_str();
@@ -92,12 +100,34 @@ impl RecordEncoder {
             return value != id.as_bytes();
         }
         if says_structured(name, value) {
-            // A structured CloudEvent has its id in the payload.
-            let json: Option<serde_json::Value> = serde_json::from_slice(&stored.event.payload).ok();
-            return json.is_none_or(|json| json.get("id").and_then(|id| id.as_str()) != Some(&*id));
+            return !is_its_own_envelope(stored);
+        }
+        if KIND_HEADERS.contains(&name) {
+            return value.starts_with(RECORD_KINDS.as_bytes());
         }
         DECISIVE.contains(&name)
     }
+}
+
+/// The kind that readers would find in a record whose event has none, if it is reserved for the events of
+/// records. Whoever may append could forge those otherwise.
+fn forged_kind(headers: &Headers, payload: &Bytes) -> Option<String> {
+    implied_kind(headers, &mut Json::of(payload)).filter(|kind| kind.starts_with(RECORD_KINDS))
+}
+
+/// Whether the payload, read as a structured CloudEvent, is this event. Id, kind and tenant are what a
+/// reader may take from it: the relay's own headers say aggregate, seq and time, and come first.
+fn is_its_own_envelope(stored: &Stored) -> bool {
+    let event = &stored.event;
+    let mut json = Json::of(&event.payload);
+    let id = json.get("/id").and_then(|id| id.as_str()) == Some(&*event.id.as_str());
+    let tenant = json.text("/tenant");
+    let tenant = tenant.is_none() || tenant.as_deref() == event.tenant.as_ref().map(|tenant| tenant.as_str());
+    let kind = json.text("/type").is_none_or(|said| match &event.kind {
+        Some(kind) => said == kind.as_str(),
+        None => !said.starts_with(RECORD_KINDS),
+    });
+    id && tenant && kind
 }
 
 fn key(stored: &Stored) -> Bytes {

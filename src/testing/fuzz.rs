@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use serde_json::{Value, json};
 
+use crate::access::{ApiToken, TokenId};
 use crate::bus::Received;
 use crate::clock::Time;
 use crate::config::{Config, Place, Sources};
@@ -16,8 +17,11 @@ use crate::consumer::{Decoder, Failed};
 use crate::error::Error;
 use crate::event::{Event, Headers, Origin, Record, TraceContext};
 use crate::id::{EventId, IdChain, IdSource, Topic};
+use crate::journal::Position;
 use crate::journal::record::StoredRecord;
 use crate::keyed::{IdempotencyKey, KEY_CHARS_MAX};
+use crate::ledger::{Cursor, CursorParts};
+use crate::records::{PAYLOAD_BYTES_MAX, Payload};
 use crate::sink::protocol::{Line, Reply};
 
 /// A check of one parser.
@@ -32,6 +36,9 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("protocol_line", protocol_line),
     ("journal_record", journal_record),
     ("times_and_traces", times_and_traces),
+    ("payload", payload),
+    ("api_token", api_token),
+    ("cursors", cursors),
     #[cfg(feature = "client")]
     ("prepared_write", prepared_write),
 ];
@@ -280,6 +287,107 @@ pub fn times_and_traces(data: &[u8]) {
     #[cfg(any(feature = "http", feature = "client"))]
     if let Some(after) = crate::clock::retry_after(text, None) {
         assert!(after <= Duration::from_secs(u64::MAX));
+    }
+}
+
+/// A number in plain digits, as PostgreSQL writes a `numeric`: its sign unless it is zero, no exponent.
+fn plain_digits(number: &str) -> String {
+    let (number, exponent) = number.split_once(['e', 'E']).unwrap_or((number, "0"));
+    let (sign, number) = number.strip_prefix('-').map_or(("", number), |number| ("-", number));
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let exponent: i64 = exponent.parse().unwrap();
+    let mut digits = format!("{whole}{fraction}");
+    let mut point = whole.len() as i64 + exponent;
+    if point <= 0 {
+        digits = format!("{}{digits}", "0".repeat((1 - point) as usize));
+        point = 1;
+    }
+    let point = point as usize;
+    digits.push_str(&"0".repeat(point.saturating_sub(digits.len())));
+    let (whole, fraction) = digits.split_at(point);
+    let whole = Some(whole.trim_start_matches('0')).filter(|whole| !whole.is_empty()).unwrap_or("0");
+    let sign = if digits.bytes().all(|digit| digit == b'0') { "" } else { sign };
+    if fraction.is_empty() { format!("{sign}{whole}") } else { format!("{sign}{whole}.{fraction}") }
+}
+
+/// A JSON text as PostgreSQL prints what it stored of it: a space after each comma and colon, and numbers in plain digits.
+fn printed(json: &str) -> String {
+    let (mut text, mut number, mut in_string, mut escaped) = (String::new(), String::new(), false, false);
+    for c in json.chars() {
+        if in_string {
+            in_string = c != '"' || escaped;
+            escaped = c == '\\' && !escaped;
+            text.push(c);
+            continue;
+        }
+        if matches!(c, '0'..='9' | '-' | '+' | '.') || (matches!(c, 'e' | 'E') && !number.is_empty()) {
+            number.push(c);
+            continue;
+        }
+        if !number.is_empty() {
+            text.push_str(&plain_digits(&std::mem::take(&mut number)));
+        }
+        text.push(c);
+        in_string = c == '"';
+        if matches!(c, ',' | ':') {
+            text.push(' ');
+        }
+    }
+    text
+}
+
+/// The content of a record: what is accepted can be stored, read and written again as the same value, and stays within
+/// its limit however a database writes its numbers.
+pub fn payload(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let payload = match Payload::new(text) {
+        Ok(payload) => payload,
+        Err(error) => return is_a_sentence(&error, data.len()),
+    };
+    let value = |json: &str| serde_json::from_str::<Value>(json).unwrap();
+    assert_eq!(value(payload.as_str()), value(text));
+    assert_eq!(Payload::new(payload.as_str()).unwrap(), payload);
+    assert_eq!(Payload::stored(payload.as_str()).unwrap(), payload);
+    let returned = printed(payload.as_str());
+    let read = Payload::stored(&returned).unwrap_or_else(|error| panic!("{error}: {returned}"));
+    // Digit for digit: a double would hide a difference.
+    assert_eq!(printed(read.as_str()), returned);
+    assert!(read.as_str().len() <= PAYLOAD_BYTES_MAX);
+}
+
+/// An API token, and the id in it: one text for each, and no error repeats what was sent.
+pub fn api_token(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    match ApiToken::parse(text) {
+        Ok(token) => {
+            assert_eq!(token.expose(), text);
+            assert_eq!(TokenId::new(token.id().as_str()).unwrap(), *token.id());
+            assert!(!format!("{token:?}").contains(&text[text.len() - 38..]), "{token:?}");
+        }
+        Err(error) => {
+            is_a_sentence(&error, 0);
+            assert!(text.len() < 16 || !error.to_string().contains(text), "{error}");
+        }
+    }
+    if let Ok(id) = TokenId::new(text) {
+        assert_eq!(id.to_string(), text);
+    }
+}
+
+/// Where a list goes on, in the journal and in the ledger: what was read is written and read again as the same.
+pub fn cursors(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    match text.parse::<Position>() {
+        Ok(position) => assert_eq!(position.to_string().parse::<Position>().unwrap(), position),
+        Err(error) => is_a_sentence(&error, data.len()),
+    }
+    match text.parse::<Cursor>() {
+        Ok(cursor) => {
+            assert_eq!(cursor.to_string(), text);
+            let parts = CursorParts::decode(text).unwrap();
+            assert_eq!(CursorParts::decode(&parts.encode().to_string()).unwrap(), parts);
+        }
+        Err(error) => is_a_sentence(&error, data.len()),
     }
 }
 

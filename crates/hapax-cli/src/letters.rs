@@ -171,7 +171,7 @@ type Line = (Option<Tenant>, Scope, Option<Aggregate>, Option<Identity>);
 /// The first of the chosen parked events of each aggregate, and all those without an aggregate.
 async fn lowest(ledger: &dyn Ledger, args: &ChangeArgs) -> hapax::Result<Vec<Entry>> {
     let chosen = if args.all {
-        entries(ledger, &[State::Parked], &args.which).await?
+        entries(ledger, &[State::Parked], &args.which, args.read_max).await?
     } else {
         let mut chosen = Vec::new();
         for identity in targets(ledger, &[State::Parked], args).await? {

@@ -65,6 +65,7 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         traces.as_ref(),
     );
     let metrics = global.metrics.as_deref().map(exporters::Metrics::collect).transpose()?;
+    let serves = matches!(cli.command, Command::Serve(_));
     let code = match cli.command {
         #[cfg(unix)]
         Command::Demo(args) => runtime.block_on(demo::run(global, &args, &gate)),
@@ -91,6 +92,11 @@ fn run(cli: Cli) -> Result<u8, Failure> {
     if let Some(traces) = traces {
         traces.end();
     }
-    metrics.map_or(Ok(()), |metrics| metrics.write())?;
+    let written = metrics.map_or(Ok(()), |metrics| metrics.write());
+    if serves {
+        // It has drained; whatever is left must not keep the process from ending.
+        runtime.shutdown_background();
+    }
+    written?;
     code
 }

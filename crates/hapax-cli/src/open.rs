@@ -7,6 +7,7 @@ use hapax::access::Access;
 use hapax::bus::{Bus, TopicSettings};
 use hapax::config::{Config, sqlite_path};
 use hapax::keyed::Keys;
+use hapax::open::Pools;
 use hapax::{Journal, Ledger, Topic, open};
 
 use crate::cli::Global;
@@ -17,15 +18,17 @@ use crate::print;
 const OF_BUS: [&str; 2] = ["--data", "--bus"];
 
 /// Opens the ledger for work; creates an embedded one if it is missing.
-pub async fn ledger(config: &Config) -> Result<Arc<dyn Ledger>, Failure> {
+pub async fn ledger(config: &Config, pools: &Pools) -> Result<Arc<dyn Ledger>, Failure> {
     make_room(config, sqlite_path(&config.ledger.url), "ledger")?;
-    Ok(open::ledger_with(&config.ledger.url, &config.open_settings()).await?)
+    let mut settings = config.open_settings();
+    settings.pools = pools.clone();
+    Ok(open::ledger_with(&config.ledger.url, &settings).await?)
 }
 
 /// Opens the journal to append to it or to relay it; creates an embedded one if it is missing.
-pub async fn journal(config: &Config) -> Result<Arc<dyn Journal>, Failure> {
+pub async fn journal(config: &Config, pools: &Pools) -> Result<Arc<dyn Journal>, Failure> {
     make_room(config, journal_path(&config.journal.url), "journal")?;
-    open_journal(config).await
+    open_journal(config, pools).await
 }
 
 /// Opens the journal to inspect or maintain it. A missing one is a mistake in the name, so it is
@@ -45,26 +48,39 @@ pub async fn existing_journal(global: &Global, config: &Config) -> Result<Arc<dy
             return Err(Failure::dependency("unavailable", told));
         }
     }
-    open_journal(config).await
+    open_journal(config, &Pools::default()).await
+}
+
+/// How many connections the role has that looks after all tenants.
+const MAINTENANCE_CONNECTIONS: u32 = 2;
+
+/// With the role that looks after all tenants. It makes nothing.
+fn maintenance_settings(config: &Config, pools: &Pools) -> open::OpenSettings {
+    let mut settings = config.keys_settings();
+    settings.migrate = open::Migrate::Check;
+    (settings.pool_max, settings.pools) = (MAINTENANCE_CONNECTIONS, pools.clone());
+    settings
 }
 
 /// The keys, with the role that looks after those of all tenants (keys.maintenance_url).
-pub async fn kept_keys(config: &Config, keys: &Arc<dyn Keys>) -> Result<Arc<dyn Keys>, Failure> {
+pub async fn kept_keys(
+    config: &Config,
+    keys: &Arc<dyn Keys>,
+    pools: &Pools,
+) -> Result<Arc<dyn Keys>, Failure> {
     let Some(url) = &config.keys.maintenance_url else { return Ok(Arc::clone(keys)) };
-    let mut settings = config.keys_settings();
-    settings.migrate = open::Migrate::Check;
-    settings.pool_max = 2;
-    Ok(open::keys_with(url, &settings).await?)
+    Ok(open::keys_with(url, &maintenance_settings(config, pools)).await?)
 }
 
 /// Who may call and what operators did, with the role that looks after all tenants, if one is named:
 /// audit rows are swept by it.
-pub async fn kept_access(config: &Config, access: &Arc<dyn Access>) -> Result<Arc<dyn Access>, Failure> {
+pub async fn kept_access(
+    config: &Config,
+    access: &Arc<dyn Access>,
+    pools: &Pools,
+) -> Result<Arc<dyn Access>, Failure> {
     let Some(url) = &config.keys.maintenance_url else { return Ok(Arc::clone(access)) };
-    let mut settings = config.keys_settings();
-    settings.migrate = open::Migrate::Check;
-    settings.pool_max = 1;
-    Ok(open::access_with(url, &settings).await?)
+    Ok(open::access_with(url, &maintenance_settings(config, pools)).await?)
 }
 
 /// The file or directory of a journal, if it has one.
@@ -74,13 +90,16 @@ pub fn journal_path(url: &str) -> Option<&Path> {
     sqlite_path(url).or_else(directory)
 }
 
-async fn open_journal(config: &Config) -> Result<Arc<dyn Journal>, Failure> {
+async fn open_journal(config: &Config, pools: &Pools) -> Result<Arc<dyn Journal>, Failure> {
     if config.journal.url == "memory:" {
         return Err(Failure::config(
             "a journal in memory would end with this command; use --journal sqlite:FILE",
         ));
     }
-    Ok(open::journal_with(&config.journal.url, &config.journal_settings()).await?)
+    let mut settings = config.journal_settings();
+    // The pool may be that of ledger and keys, which have the same limit.
+    (settings.pool_max, settings.pools) = (config.ledger.pool_max, pools.clone());
+    Ok(open::journal_with(&config.journal.url, &settings).await?)
 }
 
 /// Opens the bus. Creates the file of an embedded one if it is missing.

@@ -42,7 +42,7 @@ async fn answers(connection: &mut PgConnection) -> sqlx::Result<()> {
 /// Opens a pool. `name` is the setting the URL comes from.
 ///
 /// Connections to other hosts use verified TLS, unless the URL sets `sslmode`.
-pub(super) async fn open_pool(
+pub(crate) async fn open_pool(
     name: &str,
     url: &str,
     pool_max: u32,

@@ -45,6 +45,7 @@ pub use sqlx;
 pub type PgTx = sqlx::PgTransaction<'static>;
 
 pub use access::{PgAccess, PgAccessSettings};
+pub(crate) use connect::open_pool;
 pub use connect::pool_options;
 pub use journal::{PgJournal, PgJournalSettings};
 pub use keys::{PgKeys, PgKeysSettings};

@@ -6,7 +6,8 @@ use super::{RecordsHarness, create, events, payload, tenant, value};
 use crate::error::Error;
 use crate::id::Tenant;
 use crate::records::{
-    Create, Delete, LIST_BYTES_MAX, LIST_MAX, List, ModuleSlug, PAYLOAD_BYTES_MAX, Records, Update, Uuid,
+    Create, Delete, LIST_BYTES_MAX, LIST_MAX, List, ModuleSlug, PAYLOAD_BYTES_MAX, Payload, Records, Update,
+    Uuid,
 };
 
 /// HOLES 4: with row security alone, a unique index still tells one tenant what another has.
@@ -145,6 +146,29 @@ pub async fn r8_payloads_come_back_as_they_were(harness: &impl RecordsHarness) {
         let read = records.get(None, &first.module, first.id).await.unwrap().unwrap();
         assert_eq!(value(&read.payload), value(&payload(json)));
         assert_eq!(value(&created.payload), value(&payload(json)));
+    }
+    // Numbers at the ends of a double, as long as a number may be, and with the largest exponents: a
+    // store may write them out, and must be able to read what it wrote.
+    let longest = format!("0.{}", "123456789".repeat(6));
+    for number in ["1e100", "-1e308", "1.7976931348623157e308", "5e-324", "1e-400", "0e400", "-0", &longest] {
+        let first = create(harness, &format!(r#"{{"a":{number}}}"#));
+        let number_in = |payload: &Payload| {
+            let text = payload.as_str();
+            text[5..text.len() - 1].parse::<f64>().unwrap()
+        };
+        let wanted = number_in(&first.payload);
+        let created = records.create(&first).await.unwrap();
+        let read = records.get(None, &first.module, first.id).await.unwrap().unwrap();
+        assert_eq!(number_in(&read.payload), wanted, "{number}");
+        // What was read can be written again.
+        let update = Update::new(first.module.clone(), first.id, created.seq, first.payload.clone());
+        let updated = records.update(&update).await.unwrap();
+        assert_eq!(number_in(&updated.payload), wanted, "{number}");
+        let list = List::new(first.module.clone()).limit(LIST_MAX);
+        assert!(records.list(&list).await.unwrap().records.iter().any(|record| record.id == first.id));
+        let delete = Delete::new(first.module.clone(), first.id, updated.seq);
+        let deleted = records.delete(&delete).await.unwrap();
+        assert_eq!(number_in(&deleted.payload), wanted, "{number}");
     }
     // Digit for digit: a double would round these.
     let exact = create(harness, r#"{"n":12345678901234567890.123456789}"#);

@@ -18,6 +18,7 @@ use hapax::bus::{Start, Subscription};
 use hapax::config::Config;
 use hapax::consumer::{Consumer, ConsumerHandle, ConsumerSettings, Wants, at_most_once, leased};
 use hapax::ledger::{Baseline, OnDead, OrderPolicy};
+use hapax::open::Pools;
 use hapax::sink::{Effect, Sink};
 use hapax::{Kind, Ledger, Scope, Topic};
 use serde_json::json;
@@ -151,7 +152,7 @@ pub async fn run(
     let http = args.http.as_deref().map(http_sink).transpose()?;
     settings.check()?;
     let bus = open::bus_of(global, &config, &args.topic).await?;
-    let ledger = open::ledger(&config).await?;
+    let ledger = open::ledger(&config, &Pools::default()).await?;
     let mut builder = Consumer::builder(bus, ledger).settings(settings);
     if let Some(window) = config.window(config.window.epoch.as_str())? {
         builder = builder.window(window);

@@ -1,12 +1,15 @@
 //! `hapax journal append`.
 
+use std::collections::HashMap;
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
 
 use bytes::Bytes;
 use clap::{ArgGroup, Args};
+use hapax::config::Config;
 use hapax::id::{IdChain, IdSource};
 use hapax::journal::{Append, Appended, Expected, Placing};
+use hapax::records::{ModuleSlug, module_of, not_yours};
 use hapax::words::counted;
 use hapax::{Aggregate, Event, EventId, Headers, Journal, Kind, Tenant, Time};
 use serde_json::{Value, json};
@@ -79,15 +82,25 @@ struct Counts {
     kept: u64,
 }
 
-pub async fn run(global: &Global, journal: &dyn Journal, args: &AppendArgs) -> Result<u8, Failure> {
+pub async fn run(
+    global: &Global,
+    config: &Config,
+    journal: &dyn Journal,
+    args: &AppendArgs,
+) -> Result<u8, Failure> {
     let maker = Maker::new(args)?;
+    let mut modules = Modules { config, known: HashMap::new() };
     let mut lines = lines::read(args.file.as_deref(), args.line_bytes_max)?;
     let together = args.expected.is_some_and(|expected| expected != Expected::Any);
     let shown = std::io::stderr().is_terminal() && !global.json;
     let (mut counts, mut ended) = (Counts::default(), None);
     let mut batch: Vec<(u64, Append)> = Vec::new();
     while let Some(line) = lines.recv().await {
-        match line.and_then(|(number, line)| Ok((number, maker.append(number, line)?))) {
+        let made = match line.and_then(|(number, line)| Ok((number, maker.append(number, line)?))) {
+            Ok((number, append)) => modules.check(number, &append).await.map(|()| (number, append)),
+            Err(failure) => Err(failure),
+        };
+        match made {
             Ok(next) => batch.push(next),
             Err(failure) => {
                 ended = Some(failure);
@@ -183,6 +196,32 @@ fn report(global: &Global, append: &Append, appended: &Appended, counts: &mut Co
     Ok(())
 }
 
+/// The modules of the journal's database: what looks like the aggregate of a record is theirs.
+struct Modules<'a> {
+    config: &'a Config,
+    known: HashMap<ModuleSlug, bool>,
+}
+
+impl Modules<'_> {
+    /// Refuses an append to the aggregate of a record.
+    async fn check(&mut self, number: u64, append: &Append) -> Result<(), Failure> {
+        let Some(module) = module_of(&append.aggregate) else { return Ok(()) };
+        let is_there = match self.known.get(&module) {
+            Some(known) => *known,
+            None => {
+                let (url, settings) = (&self.config.journal.url, self.config.journal_settings());
+                let found = hapax::open::has_module(url, &settings, &module).await?;
+                self.known.insert(module, found);
+                found
+            }
+        };
+        if is_there {
+            return Err(Failure::from(not_yours(&append.aggregate)).about(&format!("line {number}")));
+        }
+        Ok(())
+    }
+}
+
 /// Turns lines into appends.
 struct Maker<'a> {
     args: &'a AppendArgs,
@@ -238,7 +277,7 @@ impl<'a> Maker<'a> {
             Some(pointer) => Some(Kind::new(text_at(&value, pointer)?).map_err(|e| e.to_string())?),
             None => args.kind.clone(),
         };
-        event.kind.as_ref().map_or(Ok(()), hapax::records::check_kind).map_err(|e| e.to_string())?;
+        hapax::records::check_event(&event).map_err(|e| e.to_string())?;
         if let Some(pointer) = &args.time_at {
             event = event.time(Time::parse(&text_at(&value, pointer)?).map_err(|e| e.to_string())?);
         }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use hapax::config::Config;
 use hapax::journal::{self, ArchiveSettings, JournalSweep};
+use hapax::open::Pools;
 use hapax::words::counted;
 use hapax::{Journal, Owner};
 use serde_json::json;
@@ -79,11 +80,11 @@ struct SweepArgs {
 pub async fn run(global: &Global, args: &JournalArgs) -> Result<u8, Failure> {
     let config = global.load()?;
     let journal = match &args.command {
-        JournalCommand::Append(_) => open::journal(&config).await?,
+        JournalCommand::Append(_) => open::journal(&config, &Pools::default()).await?,
         _ => open::existing_journal(global, &config).await?,
     };
     match &args.command {
-        JournalCommand::Append(args) => append::run(global, &*journal, args).await,
+        JournalCommand::Append(args) => append::run(global, &config, &*journal, args).await,
         JournalCommand::Read(args) => read::run(global, &*journal, args).await,
         JournalCommand::Stat => stat(global, &*journal).await,
         JournalCommand::Sweep(args) => sweep(global, &*journal, args).await,

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use clap::Args;
+use hapax::access::{Actor, AuditNote};
 use hapax::config::Config;
 use hapax::keyed::{Answer, Decided, KeyEntry, KeyLease, KeySweep, Keys, Resolution};
 use hapax::words::counted;
@@ -33,6 +34,11 @@ pub async fn sweep(
     keys: Arc<dyn Keys>,
     args: &SweepArgs,
 ) -> Result<u8, Failure> {
+    if !args.dry_run {
+        let actor = Actor::new(crate::who::runs(None)?, "hapax keys sweep");
+        let kept = args.retention.unwrap_or(config.keys.retention);
+        note(config, &AuditNote::new(&actor, "keys.sweep", format!("kept for {} s", kept.as_secs()))).await?;
+    }
     let progress = Arc::new(AtomicU64::new(0));
     let mut terms = KeySweep::new(args.retention.unwrap_or(config.keys.retention));
     terms.dry_run = args.dry_run;
@@ -110,7 +116,23 @@ pub struct ResolveArgs {
     name: NameArgs,
 }
 
-pub async fn resolve(global: &Global, keys: &dyn Keys, args: &ResolveArgs) -> Result<u8, Failure> {
+/// Records an action before it is done. A database that has keys and no API tokens has no audit either.
+async fn note(config: &Config, note: &AuditNote) -> Result<(), Failure> {
+    let mut settings = config.keys_settings();
+    settings.migrate = hapax::open::Migrate::Check;
+    match hapax::open::access_with(&config.keys.url, &settings).await {
+        Ok(access) => Ok(access.note(note).await?),
+        Err(hapax::Error::Schema(_)) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+pub async fn resolve(
+    global: &Global,
+    config: &Config,
+    keys: &dyn Keys,
+    args: &ResolveArgs,
+) -> Result<u8, Failure> {
     let name = args.name.shown();
     if args.reason.trim().is_empty() {
         return Err(Failure::config("--reason is blank; what is decided needs a reason"));
@@ -141,6 +163,8 @@ pub async fn resolve(global: &Global, keys: &dyn Keys, args: &ResolveArgs) -> Re
             return Err(Failure::new(failure::USAGE, "refused", "nothing was changed"));
         }
     }
+    let actor = Actor::new(crate::who::runs(args.by.as_deref())?, &args.reason);
+    note(config, &AuditNote::new(&actor, "keys.resolve", &name).details(&plan)).await?;
     // Under the token that was looked at: if the key changed meanwhile, nothing is decided.
     let lease = KeyLease { tenant: entry.tenant.clone(), key: entry.key.clone(), token: entry.token };
     keys.resolve(&lease, &how, &who).await?;

@@ -85,7 +85,9 @@ pub async fn run(global: &Global, args: KeysArgs) -> Result<u8, Failure> {
         KeysCommand::Ls(of) => look::list(global, &*existing(&config, &makes).await?, of).await,
         KeysCommand::Show(of) => look::show(global, &*existing(&config, &makes).await?, of).await,
         KeysCommand::Sweep(of) => act::sweep(global, &config, existing(&config, &makes).await?, of).await,
-        KeysCommand::Resolve(of) => act::resolve(global, &*existing(&config, &makes).await?, of).await,
+        KeysCommand::Resolve(of) => {
+            act::resolve(global, &config, &*existing(&config, &makes).await?, of).await
+        }
     }
 }
 

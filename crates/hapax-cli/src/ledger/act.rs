@@ -94,6 +94,9 @@ pub struct ChangeArgs {
     /// At most this many, with --all
     #[arg(long, value_name = "N", requires = "all")]
     pub limit: Option<usize>,
+    /// How many entries are read at most, to choose from
+    #[arg(skip)]
+    pub read_max: Option<usize>,
     /// The reason, for the audit row
     #[arg(long, alias = "why", value_name = "R")]
     pub reason: String,
@@ -239,13 +242,19 @@ pub async fn targets(
         };
         return Ok(args.ids.iter().map(identity).collect());
     }
-    let mut found = entries(ledger, states, &args.which).await?;
+    let mut found = entries(ledger, states, &args.which, args.read_max).await?;
     found.truncate(args.limit.unwrap_or(usize::MAX));
     Ok(found.into_iter().map(|entry| entry.identity).collect())
 }
 
-/// All entries that match the filters, by aggregate and seq.
-pub async fn entries(ledger: &dyn Ledger, states: &[State], which: &WhichArgs) -> hapax::Result<Vec<Entry>> {
+/// All entries that match the filters, by aggregate and seq. With `read_max`, reading ends with the page that
+/// reaches so many.
+pub async fn entries(
+    ledger: &dyn Ledger,
+    states: &[State],
+    which: &WhichArgs,
+    read_max: Option<usize>,
+) -> hapax::Result<Vec<Entry>> {
     let filter = which.filter(ledger, states).await?;
     let mut found = Vec::new();
     let mut after = None;
@@ -256,7 +265,7 @@ pub async fn entries(ledger: &dyn Ledger, states: &[State], which: &WhichArgs) -
             entry
         }));
         after = page.next;
-        if after.is_none() {
+        if after.is_none() || read_max.is_some_and(|most| found.len() >= most) {
             break;
         }
     }

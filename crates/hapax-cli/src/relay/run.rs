@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use hapax::config::Config;
 use hapax::journal::{Checkpoint, Position};
+use hapax::open::Pools;
 use hapax::relay::{Progress, Relay, RelaySettings};
 use hapax::words::counted;
 use hapax::{Error, EventId, Journal, Owner, RelayName};
@@ -46,7 +47,7 @@ pub async fn run(
 ) -> Result<u8, Failure> {
     // Check the topic first: if it is missing, do not create a journal.
     let bus = open::bus_with(config, &config.relay.topic, args.create).await?;
-    let journal = open::journal(config).await?;
+    let journal = open::journal(config, &Pools::default()).await?;
     let mut settings = config.relay_settings();
     if args.once {
         // A unique owner, to recognise its own leadership.

@@ -8,6 +8,7 @@ use hapax::bus::Bus;
 use hapax::config::{Config, sqlite_path};
 use hapax::journal::Appender;
 use hapax::keyed::Keys;
+use hapax::open::Pools;
 use hapax::{Error, Guard, Journal, Ledger};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::{Semaphore, watch};
@@ -18,6 +19,9 @@ use super::store::Store;
 use crate::exporters::{self, Metrics};
 use crate::failure::Failure;
 use crate::open;
+
+/// How many connections look up who calls, and write audit rows.
+const ACCESS_CONNECTIONS: u32 = 4;
 
 /// Everything a route may use.
 pub struct App {
@@ -73,18 +77,24 @@ impl App {
             Some(metrics) => metrics.handle(),
             None => exporters::recorder(&config.telemetry_prefix)?,
         };
-        let ledger = open::ledger(&config).await?;
+        super::store::check_roles(&config).await?;
+        let pools = Pools::shared();
+        let ledger = open::ledger(&config, &pools).await?;
         let mut settings = config.guard_settings();
         settings.sweep &= with.sweepers;
         let guard = Guard::with_settings(Arc::clone(&ledger), settings)?;
-        super::store::check_role(&config).await?;
-        let journal = open::journal(&config).await?;
+        let journal = open::journal(&config, &pools).await?;
         open::make_room(&config, sqlite_path(&config.keys.url), "keys")?;
-        let keys = hapax::open::keys_with(&config.keys.url, &config.keys_settings()).await?;
-        let kept_keys = open::kept_keys(&config, &keys).await?;
-        let records = Store::open(&config).await?;
-        let access = hapax::open::access_with(&config.keys.url, &config.keys_settings()).await?;
-        let kept_access = open::kept_access(&config, &access).await?;
+        let mut of_keys = config.keys_settings();
+        of_keys.pools = pools.clone();
+        let keys = hapax::open::keys_with(&config.keys.url, &of_keys).await?;
+        let kept_keys = open::kept_keys(&config, &keys, &pools).await?;
+        let records = Store::open(&config, &pools).await?;
+        // Who calls is looked up apart: it does not wait for requests that hold the connections.
+        let mut of_access = config.keys_settings();
+        of_access.pool_max = of_access.pool_max.min(ACCESS_CONNECTIONS);
+        let access = hapax::open::access_with(&config.keys.url, &of_access).await?;
+        let kept_access = open::kept_access(&config, &access, &pools).await?;
         let access = Authenticator::new(access);
         let rate = RateLimit::per_second(config.serve.rate_per_s);
         let bus = if with.relay { Some(open::bus_for_relay(&config).await?) } else { None };

@@ -8,6 +8,8 @@
 //! requests pass as an operator's, for the tenant in `Hapax-Tenant` or none. As soon as there is a
 //! token, or on any other address, a request needs one, and the tenant is the token's.
 
+use std::net::IpAddr;
+
 use axum::extract::{FromRequestParts, MatchedPath, Request, State};
 use axum::http::header::{AUTHORIZATION, HeaderValue, WWW_AUTHENTICATE};
 use axum::http::request::Parts;
@@ -22,6 +24,7 @@ use hapax::{Error, Scope, Tenant};
 pub use hapax::access::Role;
 
 use super::app::Shared;
+use super::hosts::PeerAddress;
 use crate::cli::Global;
 use crate::failure::Failure;
 
@@ -157,7 +160,8 @@ pub async fn authorise(State(entrance): State<Entrance>, mut request: Request, n
         Method::GET | Method::HEAD => Role::Read,
         _ => Role::Write,
     };
-    let caller = match authenticated(&entrance, request.headers()).await {
+    let peer = request.extensions().get::<PeerAddress>().map(|peer| peer.0);
+    let caller = match authenticated(&entrance, peer, request.headers()).await {
         Ok(caller) => caller,
         Err(response) => return response,
     };
@@ -169,7 +173,11 @@ pub async fn authorise(State(entrance): State<Entrance>, mut request: Request, n
 }
 
 #[allow(clippy::result_large_err, reason = "the error is the answer")]
-async fn authenticated(entrance: &Entrance, headers: &HeaderMap) -> Result<Caller, Response> {
+async fn authenticated(
+    entrance: &Entrance,
+    peer: Option<IpAddr>,
+    headers: &HeaderMap,
+) -> Result<Caller, Response> {
     let access = &entrance.app.access;
     let refuse = |error: Error| Problem::of(&error).into_response();
     if entrance.loopback && !access.has_tokens().await.map_err(refuse)? {
@@ -177,7 +185,7 @@ async fn authenticated(entrance: &Entrance, headers: &HeaderMap) -> Result<Calle
         return Ok(Caller::of(Grant::without_token(tenant)));
     }
     let token = bearer(headers).map_err(|told| unauthenticated(&told, token_given(headers)))?;
-    let grant = match access.authenticate(token).await.map_err(refuse)? {
+    let grant = match access.authenticate_from(token, peer).await.map_err(refuse)? {
         Authentication::Granted { grant, .. } => grant,
         Authentication::Expired => return Err(unauthenticated("the token has expired", true)),
         Authentication::Throttled { wait } => {

@@ -19,6 +19,10 @@ use hapax::problem::Problem;
 #[derive(Debug, Clone, Copy)]
 pub struct LocalAddress(pub IpAddr);
 
+/// The address that a connection came from.
+#[derive(Debug, Clone, Copy)]
+pub struct PeerAddress(pub IpAddr);
+
 /// The names that the server answers to.
 #[derive(Debug, Clone)]
 pub struct Hosts(Vec<String>);

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use hapax::event::Headers;
 use hapax::journal::{Append, Expected, Placing, Position, Stored};
 use hapax::problem::Problem;
+use hapax::records::{module_of, not_yours};
 use hapax::{Aggregate, Error, Event, EventId, Kind, Time, TraceContext};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -210,7 +211,6 @@ fn decoded(what: &'static str, text: &str) -> Result<Bytes, Problem> {
 fn event(body: EventBody, trace: Option<TraceContext>) -> Result<Event, Problem> {
     let mut event = Event::new(EventId::new(&body.id)?);
     event.kind = body.kind.as_deref().map(Kind::new).transpose()?;
-    event.kind.as_ref().map_or(Ok(()), hapax::records::check_kind)?;
     event.time = body.time.as_deref().map(Time::parse).transpose()?;
     event.trace = trace;
     event.payload = match (body.payload, body.payload_base64) {
@@ -235,6 +235,7 @@ fn event(body: EventBody, trace: Option<TraceContext>) -> Result<Event, Problem>
         headers.push((header.name, value));
     }
     event.headers = headers.into_iter().collect::<Headers>();
+    hapax::records::check_event(&event)?;
     Ok(event)
 }
 
@@ -270,6 +271,11 @@ async fn append(
     let ids: Vec<EventId> = events.iter().map(|event| event.id.clone()).collect();
     let mut append = Append::to(&body.aggregate, expected, events)?;
     append.tenant.clone_from(&caller.tenant);
+    if let Some(module) = module_of(&append.aggregate)
+        && app.records.has_module(&app, &module).await?
+    {
+        return Err(not_yours(&append.aggregate).into());
+    }
     let appended = app.appender.append(append).await?;
 
     let mut answer = AppendAnswer {

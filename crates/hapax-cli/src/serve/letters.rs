@@ -320,6 +320,10 @@ fn only_for(given: bool, what: &'static str, route: &str) -> Result<(), Problem>
     if given { Err(Error::invalid(what, format!("it is only for {route}")).into()) } else { Ok(()) }
 }
 
+/// How many entries a request with `all` reads at most: they are chosen by aggregate and seq, so more are read
+/// than are changed.
+const READ_MAX: usize = 10_000;
+
 /// The same request as that of the command.
 fn args(app: &App, caller: &Caller, body: &ChangeBody) -> Result<ChangeArgs, Problem> {
     let invalid =
@@ -354,7 +358,9 @@ fn args(app: &App, caller: &Caller, body: &ChangeBody) -> Result<ChangeArgs, Pro
         which,
         all: body.all,
         time: body.time.as_deref().map(Time::parse).transpose()?,
-        limit: None,
+        // One more than is done, to know whether there are more.
+        limit: Some(limit(body.limit, PAGE_MAX, PAGE_MAX)? + 1),
+        read_max: Some(READ_MAX),
         reason: body.reason.clone(),
         by: Some(caller.principal.clone()),
         dry_run: body.dry_run,

@@ -26,7 +26,7 @@ use tower_service::Service as _;
 
 use super::app::stopped;
 use super::health::PROBES;
-use super::hosts::LocalAddress;
+use super::hosts::{LocalAddress, PeerAddress};
 use super::stream::{Activity, Stream};
 use crate::failure::Failure;
 
@@ -148,6 +148,8 @@ async fn connection(
 ) {
     let Ok(local) = stream.local_addr() else { return }; // it has gone
     let local = LocalAddress(local.ip().to_canonical());
+    let Ok(peer) = stream.peer_addr() else { return };
+    let peer = PeerAddress(peer.ip().to_canonical());
     let _ = stream.set_nodelay(true); // only slower without
     let activity = Activity::default();
     let stream = Stream::new(stream, limits.patience, activity.clone());
@@ -157,6 +159,7 @@ async fn connection(
         async move {
             let response = if place == Place::Regular || PROBES.contains(&request.uri().path()) {
                 request.extensions_mut().insert(local);
+                request.extensions_mut().insert(peer);
                 router.call(request).await?
             } else {
                 overloaded("the server has as many connections as it takes (serve.connections_max)")

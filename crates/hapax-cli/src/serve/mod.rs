@@ -46,7 +46,7 @@ use crate::exporters::Metrics;
 use crate::failure::Failure;
 use crate::print;
 use crate::signal::Gate;
-use app::{App, With};
+use app::{App, Shared, With};
 use background::Background;
 
 /// Serve claims, journal, records and keys over HTTP, and publish the journal to the bus
@@ -77,6 +77,9 @@ enum Part {
 
 /// How long the relay may take to stop, besides the time for requests.
 const RELAY_STOPS: Duration = Duration::from_secs(5);
+
+/// How long files may take to close.
+const CLOSES: Duration = Duration::from_secs(1);
 
 pub async fn run(
     global: &Global,
@@ -147,7 +150,17 @@ pub async fn run(
     if tokio::time::timeout(RELAY_STOPS, background.stop()).await.is_err() {
         tracing::warn!(target: "hapax", "the relay did not stop in time; its leadership lapses");
     }
+    close(app).await;
     Ok(u8::try_from(code).unwrap_or(1))
+}
+
+/// Closes files and connections. A thread that still waits for a locked file is not waited for: what it was
+/// asked is cut off, as if the process had been killed.
+async fn close(app: Shared) {
+    let closed = tokio::task::spawn_blocking(move || drop(app));
+    if tokio::time::timeout(CLOSES, closed).await.is_err() {
+        tracing::warn!(target: "hapax", "a file is locked by another process, and is not waited for");
+    }
 }
 
 /// Waits for the requests that run, for as long as they have.

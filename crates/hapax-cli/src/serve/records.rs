@@ -133,7 +133,9 @@ async fn identify(State((app, modules)): State<(Shared, Modules)>, request: Requ
         Ok(caller) => parts.extensions.insert(caller),
         Err(problem) => return problem.into_response(),
     };
+    let turn = if writes { Some(app.records.turn().await) } else { None };
     let response = next.run(Request::from_parts(parts, body)).await;
+    drop(turn);
     if writes && response.status().is_success() {
         app.records.wake(); // the relay need not wait for its next look
     }
@@ -319,6 +321,8 @@ fn answer(status: StatusCode, record: &Record) -> Response {
 fn written(status: StatusCode, record: hapax::Result<Record>) -> Response {
     match record {
         Ok(record) => answer(status, &record),
+        // It was refused before the store was asked.
+        Err(error @ Error::Invalid { .. }) => Refused::from(error).into_response(),
         Err(error) => Problem::from(error).into_response(),
     }
 }

@@ -8,13 +8,12 @@ use axum::response::{IntoResponse, Response};
 use hapax::backend::sqlite::{SqliteJournal, SqliteKeys, SqliteRecords};
 use hapax::config::{Config, Migrate, sqlite_path};
 use hapax::keyed::KeyedSqlite;
+use hapax::open::Pools;
 use hapax::problem::Problem;
-#[cfg(feature = "postgres")]
-use hapax::records::ModuleSlug;
-use hapax::records::{Create, Delete, Record, Records, Update};
+use hapax::records::{Create, Delete, ModuleSlug, Record, Records, Update};
 use hapax::{Error, Result};
 
-use super::app::Shared;
+use super::app::{App, Shared};
 use crate::failure::Failure;
 
 /// Records and their keys.
@@ -29,6 +28,9 @@ pub enum Store {
     Nowhere(String),
 }
 
+/// The right to run a write, until it is dropped.
+pub struct Turn<'s>(#[allow(dead_code)] Option<tokio::sync::SemaphorePermit<'s>>);
+
 /// A write of a record.
 pub enum Write {
     Create(Create),
@@ -36,34 +38,47 @@ pub enum Write {
     Delete(Delete),
 }
 
-/// Refuses a role that bypasses row security where keys or records are in PostgreSQL, before anything is
-/// made with it.
+/// Refuses roles that bypass row security where keys or records are in PostgreSQL, before anything is made
+/// with them: the server's own, and the one that looks after all tenants, which has policies of its own.
 #[cfg(feature = "postgres")]
-pub async fn check_role(config: &Config) -> Result<()> {
+pub async fn check_roles(config: &Config) -> Result<()> {
     let (url, accepted) = (&config.keys.url, config.records.accept_bypass);
-    if !url.starts_with("postgres:") && !url.starts_with("postgresql:") {
-        return Ok(());
-    }
     let name = if *url == config.journal.url { "journal.url" } else { "keys.url" };
     let timeout = config.keys_settings().acquire_timeout;
-    hapax::backend::postgres::refuse_bypass(name, url, timeout, accepted).await
+    let maintenance = config.keys.maintenance_url.iter().map(|url| ("keys.maintenance_url", url));
+    for (name, url) in std::iter::once((name, url)).chain(maintenance) {
+        if url.starts_with("postgres:") || url.starts_with("postgresql:") {
+            hapax::backend::postgres::refuse_bypass(name, url, timeout, accepted).await?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(not(feature = "postgres"))]
 #[allow(clippy::unused_async)] // has the signature of the built-in one
-pub async fn check_role(_: &Config) -> Result<()> {
+pub async fn check_roles(_: &Config) -> Result<()> {
     Ok(())
 }
 
 impl Store {
     /// Opens it. Records that were never made are opened once they are there.
-    pub async fn open(config: &Config) -> std::result::Result<Self, Failure> {
+    pub async fn open(config: &Config, pools: &Pools) -> std::result::Result<Self, Failure> {
         if let Err(error) = config.records_in_one_database() {
             return Ok(Store::Nowhere(error.to_string()));
         }
         match sqlite_path(&config.journal.url) {
             Some(path) => Ok(open_sqlite(config, path)?),
-            None => Ok(open_postgres(config).await?),
+            None => Ok(open_postgres(config, pools).await?),
+        }
+    }
+
+    /// Waits until a write may begin: writes hold a connection to their end, also while they wait for a lock.
+    #[allow(clippy::unused_async)] // files have no pool
+    pub async fn turn(&self) -> Turn<'_> {
+        match self {
+            #[cfg(feature = "postgres")]
+            Store::Postgres(of) => Turn(of.turn().await),
+            _ => Turn(None),
         }
     }
 
@@ -90,6 +105,23 @@ impl Store {
             };
         }
         Ok(())
+    }
+
+    /// Whether there is this module, also where this server has no records.
+    pub async fn has_module(&self, app: &App, module: &ModuleSlug) -> Result<bool> {
+        match self {
+            Store::Sqlite { records, .. } => {
+                let (path, module) = (records.path().to_owned(), module.clone());
+                let look = tokio::task::spawn_blocking(move || SqliteRecords::has_module(path, &module));
+                look.await.unwrap_or_else(|error| Err(Error::unavailable("looking for a module", error)))
+            }
+            #[cfg(feature = "postgres")]
+            Store::Postgres(of) => hapax::backend::postgres::PgRecords::has_module(&of.journal, module).await,
+            Store::Nowhere(_) => {
+                let (url, settings) = (&app.config.journal.url, app.config.journal_settings());
+                hapax::open::has_module(url, &settings, module).await
+            }
+        }
     }
 
     /// For reading.
@@ -174,13 +206,13 @@ fn open_sqlite(config: &Config, path: &std::path::Path) -> Result<Store> {
 
 #[cfg(not(feature = "postgres"))]
 #[allow(clippy::unused_async)] // has the signature of the built-in one
-async fn open_postgres(_: &Config) -> Result<Store> {
+async fn open_postgres(_: &Config, _: &Pools) -> Result<Store> {
     Err(Error::NotBuiltIn { what: "PostgreSQL", feature: "postgres" })
 }
 
 #[cfg(feature = "postgres")]
-async fn open_postgres(config: &Config) -> Result<Store> {
-    Ok(Store::Postgres(Box::new(postgres::Postgres::open(config).await?)))
+async fn open_postgres(config: &Config, pools: &Pools) -> Result<Store> {
+    Ok(Store::Postgres(Box::new(postgres::Postgres::open(config, pools).await?)))
 }
 
 #[cfg(feature = "postgres")]
@@ -189,8 +221,9 @@ mod postgres {
         PgJournal, PgJournalSettings, PgKeys, PgKeysSettings, PgRecords, PgRecordsSettings,
     };
     use hapax::config::Config;
+    use hapax::open::Pools;
     use hapax::{Error, Result};
-    use tokio::sync::OnceCell;
+    use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
 
     /// Keys, journal and records on one pool.
     pub struct Postgres {
@@ -198,23 +231,28 @@ mod postgres {
         pub journal: PgJournal,
         records: OnceCell<PgRecords>,
         accept_bypass: bool,
+        /// How many writes of records may hold a connection at once.
+        writes: Semaphore,
     }
 
     impl Postgres {
-        pub async fn open(config: &Config) -> Result<Self> {
+        pub async fn open(config: &Config, pools: &Pools) -> Result<Self> {
             let settings = config.keys_settings();
             let mut of_keys = PgKeysSettings::default();
             of_keys.schema.clone_from(&settings.schema);
             of_keys.migrate = settings.migrate;
-            of_keys.pool_max = settings.pool_max;
-            of_keys.acquire_timeout = settings.acquire_timeout;
-            let keys = PgKeys::connect(&config.keys.url, of_keys).await?;
+            let (pool_max, timeout) = (settings.pool_max, settings.acquire_timeout);
+            let pool = pools.postgres("keys.url", &config.keys.url, pool_max, timeout).await?;
+            let keys = PgKeys::with_pool(pool, of_keys).await?;
             let mut of_journal = PgJournalSettings::from(settings.journal);
             of_journal.schema = settings.schema;
             of_journal.migrate = settings.migrate;
             let journal = PgJournal::with_pool(keys.pool().clone(), of_journal).await?;
             let accept_bypass = config.records.accept_bypass;
-            let of = Postgres { keys, journal, records: OnceCell::new(), accept_bypass };
+            // Some connections are left for what is short and must not wait: settlings, the relay, probes.
+            let connections = keys.pool().options().get_max_connections();
+            let writes = Semaphore::new((connections - connections / 4) as usize);
+            let of = Postgres { keys, journal, records: OnceCell::new(), accept_bypass, writes };
             match of.ready().await {
                 Ok(()) | Err(Error::NotFound(_)) => Ok(of),
                 Err(error) => Err(error),
@@ -224,11 +262,14 @@ mod postgres {
         pub async fn ready(&self) -> Result<()> {
             let mut settings = PgRecordsSettings::default();
             settings.accept_bypass = self.accept_bypass;
-            match self.records.get_or_try_init(|| PgRecords::open(&self.journal, settings)).await {
-                Ok(_) => Ok(()),
-                Err(Error::Schema(_)) => Err(none()),
-                Err(error) => Err(error),
+            if self.records.get().is_none() && !PgRecords::are_there(&self.journal).await? {
+                return Err(none());
             }
+            self.records.get_or_try_init(|| PgRecords::open(&self.journal, settings)).await.map(|_| ())
+        }
+
+        pub async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+            self.writes.acquire().await.ok() // nobody closes it
         }
 
         pub fn records(&self) -> Result<&PgRecords> {

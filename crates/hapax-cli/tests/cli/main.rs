@@ -21,6 +21,7 @@ mod serve_access;
 mod serve_api;
 mod serve_claims;
 mod serve_client;
+mod serve_faults;
 mod serve_front;
 mod serve_keys;
 mod serve_records;

@@ -395,8 +395,13 @@ fn t203_a_superuser_is_refused_on_an_empty_database_too() {
     let url = std::env::var("HAPAX_TEST_POSTGRES_URL").expect("scripts/services env is set");
     let schema = format!("t_{}", run(dir, &["id", "make"]).code(0).out.trim().replace('-', "_"));
     let (journal, keys) = (format!("journal.schema={schema}"), format!("keys.url={url}"));
-    // Records and keys; and keys alone, beside an embedded journal.
-    for place in [&["--journal", &url, "--set", &journal][..], &["--set", &keys, "--set", &journal]] {
+    let ledger = format!("ledger.schema={schema}");
+    // Records and keys, with a ledger too; and keys alone, beside an embedded journal.
+    for place in [
+        &["--journal", &url, "--set", &journal][..],
+        &["--ledger", &url, "--set", &ledger, "--journal", &url, "--set", &journal],
+        &["--set", &keys, "--set", &journal],
+    ] {
         let args = [&["--listen", "127.0.0.1:0"][..], place].concat();
         let refused = crate::common::serve::refused(dir, &args).code(3);
         assert!(refused.err.contains("bypasses row security"), "{}", refused.err);
@@ -443,22 +448,54 @@ fn t201_kinds_of_records_are_appended_by_records_only() {
     let server = Server::start(dir, &[]);
     let client = Client { server: &server, slug: "orders".to_owned(), tenant: None };
     let id = client.post("k", &json!({"payload": {}})).is(201)["id"].as_str().unwrap().to_owned();
-    let append = |kind: &str| {
-        let events = json!([{"id": "ok", "kind": "order.paid"}, {"id": "forged", "kind": kind}]);
-        server.post("/v1/journal/append", &json!({"aggregate": format!("orders/{id}"), "events": events}))
+    let append_to = |aggregate: &str, event: &Value| {
+        let events = json!([{"id": "ok", "kind": "order.paid"}, event]);
+        server.post("/v1/journal/append", &json!({"aggregate": aggregate, "events": events}))
     };
+    let append = |kind: &str| append_to("order-17", &json!({"id": "forged", "kind": kind}));
+    // Without a kind, a consumer reads it in a header or in the payload.
+    for (name, value) in [("ce_type", "record.deleted"), ("eventType", "record.x"), ("event_type", "record.")]
+    {
+        let event = json!({"id": "forged", "headers": [{"name": name, "value": value}]});
+        append_to("order-17", &event).problem(400, "invalid");
+    }
+    let structured = json!([{"name": "Content-Type", "value": "application/cloudevents+json"}]);
+    append_to(
+        "order-17",
+        &json!({"id": "forged", "payload": {"type": "record.deleted"}, "headers": structured}),
+    )
+    .problem(400, "invalid");
+    for member in ["event_type", "eventType"] {
+        append_to("order-17", &json!({"id": "forged", "payload": {member: "record.deleted"}}))
+            .problem(400, "invalid");
+        let line = format!(r#"{{"eventId":"forged","{member}":"record.deleted"}}"#);
+        let args = ["journal", "append", "--aggregate", "order-17"];
+        let refused = crate::common::run_with(dir, &args, line.as_bytes()).code(4);
+        assert!(refused.err.contains("reserved"), "{}", refused.err);
+    }
+    // The aggregates of records are theirs, whatever the kind.
+    let told = append_to(&format!("orders/{id}"), &json!({"id": "forged", "kind": "order.paid"}))
+        .problem(400, "invalid");
+    assert!(told.contains("aggregate of a record"), "{told}");
+    let args = ["journal", "append", "--aggregate-at", "/a"];
+    let line = format!(r#"{{"eventId":"forged","a":"orders/{id}"}}"#);
+    let refused = crate::common::run_with(dir, &args, line.as_bytes()).code(4);
+    assert!(refused.err.contains("aggregate of a record"), "{}", refused.err);
+    let free = json!([{"id": "no-module", "kind": "order.paid"}]);
+    server
+        .post("/v1/journal/append", &json!({"aggregate": format!("customers/{id}"), "events": free}))
+        .is(200);
     for kind in ["record.created", "record.updated", "record.deleted", "record."] {
         let told = append(kind).problem(400, "invalid");
         assert!(told.contains(kind) && told.contains("reserved"), "{told}");
-        let (aggregate, line) =
-            (format!("orders/{id}"), format!(r#"{{"eventId":"forged","kind":"{kind}"}}"#));
+        let (aggregate, line) = ("order-17", format!(r#"{{"eventId":"forged","kind":"{kind}"}}"#));
         for of in [["--kind", kind], ["--kind-at", "/kind"]] {
-            let args = [&["journal", "append", "--aggregate", &aggregate][..], &of].concat();
+            let args = [&["journal", "append", "--aggregate", aggregate][..], &of].concat();
             let refused = crate::common::run_with(dir, &args, line.as_bytes()).code(4);
             assert!(refused.err.contains("reserved"), "{}", refused.err);
         }
     }
     let events = server.get("/v1/journal/events?limit=100").is(200);
-    assert_eq!(events["events"].as_array().unwrap().len(), 1, "{events}");
+    assert_eq!(events["events"].as_array().unwrap().len(), 2, "{events}");
     append("recorded").is(200);
 }

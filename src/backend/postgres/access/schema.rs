@@ -51,14 +51,14 @@ pub fn access_grants_sql(schema: &str, role: &str) -> Result<String> {
     ))
 }
 
-/// The grants for the role that sweeps audit rows: it reads no tokens, and makes none.
+/// The grants for the role that sweeps audit rows, and leaves rows of its own: it reads no tokens, and makes none.
 pub fn access_maintenance_grants_sql(schema: &str, role: &str) -> Result<String> {
     check_name(schema)?;
     check_name(role)?;
     Ok(format!(
         "grant usage on schema {schema} to {role};\n\
          grant select, update (swept_at, paused_until) on {schema}.access_meta to {role};\n\
-         grant select, delete on {schema}.access_audit to {role};\n\
+         grant select, insert, delete on {schema}.access_audit to {role};\n\
          grant execute on function {schema}.access_now() to {role};\n"
     ))
 }

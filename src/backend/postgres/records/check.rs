@@ -20,11 +20,11 @@ pub async fn refuse_bypass(name: &str, url: &str, acquire_timeout: Duration, acc
     let pool = connect::open_pool(name, url, 1, acquire_timeout).await?;
     let checked = check_role(&pool, accepted).await;
     pool.close().await;
-    checked
+    checked.map(|_| ())
 }
 
-/// Refuses a role that row security does not bind.
-pub(super) async fn check_role(pool: &PgPool, accepted: bool) -> Result<()> {
+/// Refuses a role that row security does not bind, unless that is `accepted`. Says whether it is so.
+pub(super) async fn check_role(pool: &PgPool, accepted: bool) -> Result<bool> {
     let what = "looking at this role's rights";
     let mut tx = begin(pool, BEGIN).await.map_err(|e| fail(what, e))?;
     let (role, bypasses): (String, bool) = sqlx::query_as(
@@ -35,11 +35,11 @@ pub(super) async fn check_role(pool: &PgPool, accepted: bool) -> Result<()> {
     .await
     .map_err(|e| fail(what, e))?;
     if !bypasses {
-        return Ok(());
+        return Ok(false);
     }
     if accepted {
         tracing::warn!(target: "hapax", role, "this role bypasses row security, and that is accepted: only the statements of hapax keep tenants apart");
-        return Ok(());
+        return Ok(true);
     }
     Err(Error::Refused {
         what: format!(
@@ -60,9 +60,9 @@ pub(super) struct Protection {
 }
 
 impl Protection {
-    /// `accepted`: the role bypasses row security anyhow.
-    pub(super) fn new(schema: &str, accepted: bool) -> Self {
-        Protection { schema: schema.to_owned(), sound: (!accepted).then(Mutex::default) }
+    /// `bypassed`: the role is one that the protection does not bind, so there is nothing to look at.
+    pub(super) fn new(schema: &str, bypassed: bool) -> Self {
+        Protection { schema: schema.to_owned(), sound: (!bypassed).then(Mutex::default) }
     }
 
     fn is_known(&self, module: &ModuleSlug) -> bool {

@@ -162,13 +162,24 @@ impl PgRecords {
     /// is logged, and refused when it is used.
     pub async fn open(journal: &PgJournal, settings: PgRecordsSettings) -> Result<Self> {
         let pool = journal.pool();
-        check::check_role(pool, settings.accept_bypass).await?;
+        let bypassed = check::check_role(pool, settings.accept_bypass).await?;
         schema::prepare(pool, journal.schema(), settings.migrate).await?;
-        let protection = Protection::new(journal.schema(), settings.accept_bypass);
+        let protection = Protection::new(journal.schema(), bypassed);
         protection.check_all(pool).await?;
         let database = Database::new(pool.clone(), settings.pooling).await?;
         let sql = Sql::new(journal.schema());
         Ok(PgRecords(Arc::new(Inner { database, journal: journal.clone(), protection, sql })))
+    }
+
+    /// Whether records were ever made in the database and the schema of a journal, of whatever version.
+    pub async fn are_there(journal: &PgJournal) -> Result<bool> {
+        schema::is_there(journal.pool(), journal.schema()).await
+    }
+
+    /// Whether there is this module in the database and the schema of a journal, which may have no records
+    /// at all.
+    pub async fn has_module(journal: &PgJournal, module: &ModuleSlug) -> Result<bool> {
+        schema::has_module(journal.pool(), journal.schema(), module).await
     }
 
     /// Whether a module is protected as it was made; [`Refused`](Error::Refused) says what is not. Every

@@ -210,6 +210,24 @@ async fn found_in(tx: &mut PgTx, schema: &str) -> Result<Option<FoundVersion>> {
     found.map_err(|e| fail("reading the schema version of the records", e))
 }
 
+/// Whether there are records, of whatever version.
+pub(super) async fn is_there(pool: &PgPool, schema: &str) -> Result<bool> {
+    let mut tx = begin(pool, BEGIN).await.map_err(|e| fail("looking for records", e))?;
+    Ok(found_in(&mut tx, schema).await?.is_some())
+}
+
+/// Whether there is a module.
+pub(super) async fn has_module(pool: &PgPool, schema: &str, slug: &ModuleSlug) -> Result<bool> {
+    let what = "looking for a module";
+    let mut tx = begin(pool, BEGIN).await.map_err(|e| fail(what, e))?;
+    if found_in(&mut tx, schema).await?.is_none() {
+        return Ok(false);
+    }
+    let sql = format!("select {schema}.record_module_exists($1)");
+    let found = sqlx::query_scalar(AssertSqlSafe(sql)).persistent(false).bind(slug.as_str());
+    found.fetch_one(&mut *tx).await.map_err(|e| fail(what, e))
+}
+
 /// Makes a module; false if it is there.
 pub(super) async fn create_module(
     pool: &PgPool,

@@ -97,6 +97,12 @@ impl SqliteRecords {
         SqliteRecords::open(journal)
     }
 
+    /// Whether there is this module in a file, which may have no records at all. Creates nothing.
+    pub fn has_module(path: impl AsRef<Path>, module: &ModuleSlug) -> Result<bool> {
+        let found = connect::open_file(path.as_ref(), Access::Read, "file of records")?;
+        patiently(|| Ok(schema::is_there(&found)? && rows::has_module(&found, module)?))
+    }
+
     /// The journal that the writes are appended to.
     pub fn journal(&self) -> &SqliteJournal {
         &self.0.journal
