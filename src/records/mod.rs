@@ -45,7 +45,6 @@ pub const LIST_MAX: usize = 1000;
 /// 9 MiB, as JSON too.
 pub const LIST_BYTES_MAX: usize = 8 << 20;
 /// What a record counts on a page besides its content.
-#[cfg(feature = "sqlite")]
 const RECORD_BYTES: usize = 256;
 
 /// Which records to list.
@@ -111,7 +110,6 @@ pub struct Listed {
 
 impl Listed {
     /// A page, and whether there are more records after it.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn new(records: Vec<Record>, more: bool) -> Self {
         let next = records.last().filter(|_| more).map(|last| last.id);
         Listed { records, next }
@@ -120,7 +118,6 @@ impl Listed {
 
 /// A page being filled, by the rule of the journal's pages: the record that reaches the limit of records
 /// or bytes completes it.
-#[cfg(feature = "sqlite")]
 #[derive(Debug)]
 pub(crate) struct Filling {
     records: Vec<Record>,
@@ -128,7 +125,6 @@ pub(crate) struct Filling {
     limit: usize,
 }
 
-#[cfg(feature = "sqlite")]
 impl Filling {
     pub(crate) fn new(limit: usize) -> Self {
         Filling { records: Vec::new(), bytes: 0, limit }
@@ -258,7 +254,7 @@ impl<R: Records + ?Sized> Records for Arc<R> {
 /// A record after a write.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) fn written(write: Write<'_>, found: Option<Found>, seq: u64, at: Time) -> Result<Record> {
-    let created_at = found.as_ref().map_or(at, |found| found.created_at);
+    let created_at = Write::created_at(found.as_ref(), at);
     let payload = match write {
         Write::Create(create) => create.payload.clone(),
         Write::Update(update) => update.payload.clone(),

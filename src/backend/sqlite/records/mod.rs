@@ -145,10 +145,10 @@ impl SqliteRecords {
         let head = journal.head_in(conn, write.tenant(), &write.aggregate()?)?;
         let found = rows::find(conn, tenant, write)?;
         write.decide(found.as_ref(), head)?;
-        let appended = journal.append_in(tx, &write.append(head)?)?;
+        let now = journal.clock().now();
+        let appended = journal.append_in(tx, &write.append(head, found.as_ref(), now)?)?;
         let seq = write.appended(&appended, head)?;
         crate::crash_point!("records.appended");
-        let now = journal.clock().now();
         rows::store(conn, tenant, write, found.as_ref().map(|found| found.seq), seq, now)?;
         crate::crash_point!("records.stored");
         written(write, found, seq, now)
