@@ -434,6 +434,12 @@ const OF_EVENTS: &[Setting] = &[
         "the pause after a first failure; doubles with each",
     ),
     row("relay.backoff_max_ms", int(1, 86_400_000), "60000", "the longest pause"),
+    row(
+        "relay.pulse_ms",
+        int(0, 3_600_000),
+        "0",
+        "how often it tells read models, on every partition, up to when everything is there; 0: never",
+    ),
     unset(
         "the journal's id",
         row(

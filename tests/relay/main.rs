@@ -5,4 +5,6 @@ mod support;
 
 mod kafka;
 mod publishing;
+mod pulses;
+mod pulses_race;
 mod put_back;
