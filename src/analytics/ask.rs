@@ -71,7 +71,8 @@ impl RecordsQuery {
         self
     }
 
-    /// Waits until a write is visible, at most [`wait`](RecordsQuery::wait).
+    /// Waits until a write is visible, at most [`wait`](RecordsQuery::wait). If it is not by then, the
+    /// answer is a [`Conflict`](Error::Conflict) that says how far the read model is.
     pub fn after(mut self, token: ReadToken) -> Self {
         self.after = Some(token);
         self
@@ -143,7 +144,10 @@ impl RecordsQuery {
 
     async fn visible(&self, token: &ReadToken) -> Result<()> {
         if token.module != self.module {
-            let told = format!("it names a write of module {}, and the question is about {}", token.module, self.module);
+            let told = format!(
+                "it names a write of module {}, and the question is about {}",
+                token.module, self.module
+            );
             return Err(Error::invalid("token", told));
         }
         let (model, tenant) = (&*self.of.model, self.of.tenant);
@@ -154,13 +158,14 @@ impl RecordsQuery {
                 return Ok(());
             }
             if tokio::time::Instant::now() >= end {
-                let at = version.map_or_else(|| "not there".to_owned(), |version| format!("at seq {}", version.seq()));
+                let at = version
+                    .map_or_else(|| "not there".to_owned(), |version| format!("at seq {}", version.seq()));
                 let synced = model.last_sync_at(tenant).await?;
                 let synced = synced.map_or_else(|| "at no known time".to_owned(), |at| format!("at {at}"));
-                let what = format!(
-                    "{token} is not visible yet: the record is {at} in the read model, which was last in step {synced}"
-                );
-                return Err(Error::Unavailable { what, source: None });
+                return Err(Error::Conflict {
+                    expected: format!("{token} to be visible"),
+                    actual: format!("a read model in which the record is {at}, last in step {synced}"),
+                });
             }
             tokio::time::sleep(LOOK_AGAIN).await;
         }

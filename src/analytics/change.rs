@@ -63,7 +63,7 @@ pub struct Rejected {
 /// The body of an event of a record; see [`records`](crate::records).
 #[derive(Deserialize)]
 struct Body<'b> {
-    id: Uuid,
+    id: String,
     module: String,
     seq: u64,
     created_at: String,
@@ -128,13 +128,13 @@ fn change(received: &Received, kind: Option<&str>, tenant: Uuid, generation: u16
             )));
         }
     };
+    let id = Uuid::try_parse(&body.id).map_err(|_| bad("its id is no UUID".into()))?;
     let module = ModuleSlug::new(&body.module)?;
     let (aggregate, numbered) =
         (header(received, "aggregate_id")?.unwrap_or_default(), header(received, "sequence_number")?);
-    if aggregate != format!("{module}/{}", body.id) || numbered != Some(&body.seq.to_string()) {
+    if aggregate != format!("{module}/{id}") || numbered != Some(&body.seq.to_string()) {
         return Err(bad(format!(
-            "it is about {module}/{} with seq {}, and its headers say {aggregate} with seq {}",
-            body.id,
+            "it is about {module}/{id} with seq {}, and its headers say {aggregate} with seq {}",
             body.seq,
             numbered.unwrap_or("none")
         )));
@@ -142,7 +142,7 @@ fn change(received: &Received, kind: Option<&str>, tenant: Uuid, generation: u16
     Ok(Change {
         tenant,
         module,
-        id: body.id,
+        id,
         version: Version::new(generation, body.seq)?,
         payload,
         created_at: Time::parse(&body.created_at)?,

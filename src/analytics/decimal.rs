@@ -92,15 +92,29 @@ mod tests {
             ("9999999999999999999999999999.999999999", "9999999999999999999999999999.999999999"),
             ("0e999", "0"),
         ] {
-            assert_eq!(Decimal::parse(text).map(|number| number.to_string()).as_deref(), Some(shown), "{text}");
+            assert_eq!(
+                Decimal::parse(text).map(|number| number.to_string()).as_deref(),
+                Some(shown),
+                "{text}"
+            );
         }
     }
 
     #[test]
     fn what_does_not_fit_is_not_rounded() {
-        for text in
-            ["1e-10", "0.1234567891", "1e28", "-1e28", "1e999999999999", "1e-999999", "", "-", ".5", "x", "1x"]
-        {
+        for text in [
+            "1e-10",
+            "0.1234567891",
+            "1e28",
+            "-1e28",
+            "1e999999999999",
+            "1e-999999",
+            "",
+            "-",
+            ".5",
+            "x",
+            "1x",
+        ] {
             assert_eq!(Decimal::parse(text), None, "{text}");
         }
     }

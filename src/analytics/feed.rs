@@ -6,8 +6,10 @@
 //!
 //! No ledger is asked: a change that arrives twice changes nothing the second time. Where to go on is
 //! what the model itself says, because the model may have been put back or made anew; the group's
-//! commits are for those who look at the lag. What is missing in between (retention removed it, or the
-//! topic was made anew) is noted as rejected, which holds `lastSyncAt` back for everybody.
+//! commits are for those who look at the lag. A new model begins with the records as they are
+//! ([`Feed::with_snapshot`]), because retention may have removed their events. What is missing later
+//! (retention removed it before it was read, or the topic was made anew) is noted as rejected, which
+//! holds `lastSyncAt` back for everybody.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,12 +19,13 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::{Block, Input, ReadModel, Rejected};
+use super::{Block, Input, ReadModel, Rejected, snapshot};
 use crate::bus::{Assignment, Bus, BusEvent, Partition, Received, Subscriber, Subscription};
 use crate::clock::jitter_permille;
 use crate::error::{Error, Result};
 use crate::event::Origin;
 use crate::id::Topic;
+use crate::records::Snapshot;
 
 /// The longest pause between two attempts while the model does not answer.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
@@ -115,6 +118,7 @@ pub struct Feed {
     model: Arc<dyn ReadModel>,
     settings: FeedSettings,
     handle: FeedHandle,
+    source: Option<Arc<dyn Snapshot>>,
 }
 
 impl Feed {
@@ -122,7 +126,15 @@ impl Feed {
     pub fn new(bus: Arc<dyn Bus>, model: Arc<dyn ReadModel>, settings: FeedSettings) -> Result<Self> {
         settings.check()?;
         let handle = FeedHandle { stop: Arc::new(watch::channel(false).0), progress: Arc::default() };
-        Ok(Feed { bus, model, settings, handle })
+        Ok(Feed { bus, model, settings, handle, source: None })
+    }
+
+    /// Fills a model that has read nothing yet with the records as they are, before it follows the topic.
+    /// They must be those whose events the topic carries.
+    #[must_use]
+    pub fn with_snapshot(mut self, source: Arc<dyn Snapshot>) -> Self {
+        self.source = Some(source);
+        self
     }
 
     /// A handle to stop it and to see its progress.
@@ -137,6 +149,9 @@ impl Feed {
         let missing = || Error::NotFound(format!("topic {topic}: make it before a read model follows it"));
         let partitions = found.ok_or_else(missing)?.partitions;
         self.model.expect(topic, partitions).await?;
+        if let Some(source) = &self.source {
+            snapshot::take(&*self.bus, &*self.model, &**source, &self.settings).await?;
+        }
         let subscription = Subscription::new(Arc::clone(&self.settings.group), [topic.clone()])?;
         let subscriber = self.bus.subscribe(subscription).await?;
         let mut run = Run {
@@ -215,7 +230,8 @@ impl Run<'_> {
                 }
                 if self.is_full() && !self.paused {
                     self.paused = true;
-                    let all: Vec<_> = self.assigned.values().map(|reading| reading.assignment.clone()).collect();
+                    let all: Vec<_> =
+                        self.assigned.values().map(|reading| reading.assignment.clone()).collect();
                     self.subscriber.pause(&all).await?;
                 }
                 Ok(())
@@ -266,17 +282,16 @@ impl Run<'_> {
     fn missing(&mut self, partition: &Partition, from: i64, next: i64) {
         let reason = format!(
             "offsets {from} to {next} of {partition} were gone before they were read: retention removed them, or the topic was \
-             made anew. Build the read model again"
+             made anew. Build the read model again: stop the server, remove the model's file and start it"
         );
         tracing::error!(target: "hapax::analytics", %partition, from, next, "changes are missing in the read model");
         let origin = Origin::new(partition.topic.clone(), partition.number, from - 1);
         let rejected = Rejected { tenant: None, origin, reason, payload: Vec::new() };
         let partitions = self.partitions;
         let Some(reading) = self.assigned.get_mut(partition) else { return };
-        let fresh = || Block::new(partition.clone(), partitions, next..next);
-        let block = reading.block.get_or_insert_with(fresh);
+        let block = reading.block.get_or_insert_with(|| Block::aside(partition.clone(), partitions));
         block.rejected.push((rejected, block.pulse));
-        block.offsets.end = next;
+        block.reach(next);
         self.due.get_or_insert_with(Instant::now);
         self.feed.handle.note(|progress| progress.rejected += 1);
     }
@@ -287,7 +302,8 @@ impl Run<'_> {
         let partition = Partition { topic: topic.clone(), number: *partition };
         let partitions = self.partitions;
         let Some(reading) = self.assigned.get_mut(&partition) else { return };
-        let block = reading.block.get_or_insert_with(|| Block::new(partition, partitions, *offset..*offset));
+        let fresh = || Block::new(partition, partitions, *offset..*offset);
+        let block = reading.block.get_or_insert_with(fresh);
         match Input::of(received, self.feed.settings.generation) {
             Ok(Input::Change(change)) => block.changes.push(*change),
             Ok(Input::Pulse(pulse)) => {
@@ -304,7 +320,7 @@ impl Run<'_> {
                 self.feed.handle.note(|progress| progress.rejected += 1);
             }
         }
-        block.offsets.end = offset + 1;
+        block.reach(offset + 1);
         reading.bytes += received.record.memory_bytes();
         let full = block.changes.len() >= self.feed.settings.block_max;
         let due = Instant::now() + if full { Duration::ZERO } else { self.feed.settings.linger };
@@ -323,7 +339,7 @@ impl Run<'_> {
         for reading in self.assigned.values_mut() {
             let Some(block) = reading.block.take() else { continue };
             reading.bytes = 0;
-            offsets.push((reading.assignment.clone(), block.offsets.end));
+            offsets.extend(block.end().map(|end| (reading.assignment.clone(), end)));
             blocks.push(block);
         }
         if !blocks.is_empty() {

@@ -36,6 +36,7 @@ mod change;
 mod decimal;
 mod feed;
 mod query;
+mod snapshot;
 mod synced;
 mod tally;
 mod version;
@@ -74,8 +75,9 @@ pub struct Block {
     pub partition: Partition,
     /// How many partitions its topic has, as far as the reader knows.
     pub partitions: i32,
-    /// The offsets that it covers: fixed before it is applied, so that a repeated block is the same.
-    pub offsets: Range<i64>,
+    /// The offsets that it covers: fixed before it is applied, so that a repeated block is the same. `None`:
+    /// its changes come from elsewhere, and the partition goes on where it was.
+    pub offsets: Option<Range<i64>>,
     /// The changes.
     pub changes: Vec<Change>,
     /// What should be a change and cannot be read, each with the last pulse before it in this block.
@@ -85,9 +87,24 @@ pub struct Block {
 }
 
 impl Block {
-    /// An empty one.
+    /// An empty one that covers some offsets.
     pub fn new(partition: Partition, partitions: i32, offsets: Range<i64>) -> Self {
-        Block { partition, partitions, offsets, changes: Vec::new(), rejected: Vec::new(), pulse: None }
+        Block { offsets: Some(offsets), ..Block::aside(partition, partitions) }
+    }
+
+    /// An empty one for changes that do not come from the topic.
+    pub fn aside(partition: Partition, partitions: i32) -> Self {
+        Block { partition, partitions, offsets: None, changes: Vec::new(), rejected: Vec::new(), pulse: None }
+    }
+
+    /// Covers everything up to an offset.
+    fn reach(&mut self, end: i64) {
+        self.offsets = Some(self.offsets.as_ref().map_or(end, |offsets| offsets.start.min(end))..end);
+    }
+
+    /// The offset after what it covers.
+    pub(crate) fn end(&self) -> Option<i64> {
+        self.offsets.as_ref().map(|offsets| offsets.end)
     }
 }
 
@@ -97,7 +114,7 @@ impl Block {
 pub struct PartitionSync {
     /// The partition.
     pub partition: Partition,
-    /// The offset after the last record that was applied; `None` if there was none.
+    /// Where to go on: the offset after the last block; `None` if there was none.
     pub offset: Option<i64>,
     /// The last pulse that was applied.
     pub pulse: Option<Time>,

@@ -326,7 +326,10 @@ impl FromStr for ReadToken {
 
     fn from_str(text: &str) -> Result<Self> {
         let bad = || {
-            let told = format!("it is \"{}\"; a write's token is MODULE/ID@SEQ, as its answer has it", Visible(text));
+            let told = format!(
+                "it is \"{}\"; a write's token is MODULE/ID@SEQ, as its answer has it",
+                Visible(text)
+            );
             Error::invalid("token", told)
         };
         let (name, seq) = text.split_once('@').ok_or_else(bad)?;

@@ -110,17 +110,25 @@ mod tests {
         ] {
             tally.add(payload).unwrap();
         }
-        let told: Vec<_> = tally.done().groups.into_iter().map(|group| {
-            let measures: Vec<_> =
-                group.measures.iter().map(|m| (m.value.map(|v| v.to_string()), m.left_out)).collect();
-            (group.key, group.count, measures)
-        }).collect();
+        let told: Vec<_> = tally
+            .done()
+            .groups
+            .into_iter()
+            .map(|group| {
+                let measures: Vec<_> =
+                    group.measures.iter().map(|m| (m.value.map(|v| v.to_string()), m.left_out)).collect();
+                (group.key, group.count, measures)
+            })
+            .collect();
         let text = |text: &str| Some(text.to_owned());
-        assert_eq!(told, [
-            (None, 3, vec![(text("0"), 0), (text("-5"), 0), (text("5"), 0)]),
-            (text("\"a\""), 2, vec![(text("0.3"), 0), (text("0.1"), 0), (text("0.2"), 0)]),
-            (text("\"b\""), 2, vec![(None, 2), (None, 2), (None, 2)]),
-        ]);
+        assert_eq!(
+            told,
+            [
+                (None, 3, vec![(text("0"), 0), (text("-5"), 0), (text("5"), 0)]),
+                (text("\"a\""), 2, vec![(text("0.3"), 0), (text("0.1"), 0), (text("0.2"), 0)]),
+                (text("\"b\""), 2, vec![(None, 2), (None, 2), (None, 2)]),
+            ]
+        );
     }
 
     #[test]

@@ -232,6 +232,25 @@ pub trait Modules: Send + Sync {
     async fn grants_sql(&self) -> Result<String>;
 }
 
+/// A record and whose it is: the nil UUID means no tenant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OfTenant {
+    /// Whose record.
+    pub tenant: Uuid,
+    /// The record.
+    pub record: Record,
+}
+
+/// Reads the records of all tenants, for a read model that begins.
+///
+/// Records are ordered by module, tenant and id. A page shows what is committed when it is read;
+/// following the pages shows every record that was there all the time.
+#[async_trait]
+pub trait Snapshot: Send + Sync {
+    /// The next records after one; at most `limit`. Empty: there are no more.
+    async fn snapshot(&self, after: Option<&OfTenant>, limit: usize) -> Result<Vec<OfTenant>>;
+}
+
 #[async_trait]
 impl<R: Records + ?Sized> Records for Arc<R> {
     async fn create(&self, create: &Create) -> Result<Record> {

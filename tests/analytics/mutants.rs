@@ -24,12 +24,18 @@ macro_rules! caught {
 caught!(
     what_arrives_last_is_caught,
     ReadModelMutant::LastWins,
-    [versions::m1_a_later_generation_is_newer_than_every_seq, versions::m2_a_record_that_is_created_again_is_back]
+    [
+        versions::m1_a_later_generation_is_newer_than_every_seq,
+        versions::m2_a_record_that_is_created_again_is_back
+    ]
 );
 caught!(
     t48_forgotten_tombstones_are_caught,
     ReadModelMutant::TombstonesForgotten,
-    [versions::m2_a_deleted_record_stays_deleted_whatever_arrives_later, versions::m1_an_equal_version_changes_nothing]
+    [
+        versions::m2_a_deleted_record_stays_deleted_whatever_arrives_later,
+        versions::m1_an_equal_version_changes_nothing
+    ]
 );
 caught!(
     ignored_tenants_are_caught,
@@ -44,7 +50,10 @@ caught!(
 caught!(
     forgotten_rejections_are_caught,
     ReadModelMutant::RejectedForgotten,
-    [sync::m5_a_rejected_change_holds_its_tenant_back, sync::m5_a_rejected_change_of_nobody_holds_everybody_back]
+    [
+        sync::m5_a_rejected_change_holds_its_tenant_back,
+        sync::m5_a_rejected_change_of_nobody_holds_everybody_back
+    ]
 );
 caught!(
     an_ignored_since_is_caught,

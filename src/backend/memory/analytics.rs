@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 
 use crate::analytics::{
-    Block, Change, Groups, ListPage, PartitionSync, ReadModel, RejectedEntry, Selection, Synced, Tally, Tallying,
-    Uuid, Version, earliest, held_back,
+    Block, Change, Groups, ListPage, PartitionSync, ReadModel, RejectedEntry, Selection, Synced, Tally,
+    Tallying, Uuid, Version, earliest, held_back,
 };
 use crate::bus::Partition;
 use crate::clock::{Clock, SystemClock, Time};
@@ -72,8 +72,9 @@ impl Store {
             let entry = || RejectedEntry::new(rejected.clone(), (*pulse).or(before));
             self.rejected.entry(place).or_insert_with(entry);
         }
-        let offset = self.offsets.entry(block.partition.clone()).or_default();
-        *offset = block.offsets.end.max(*offset);
+        if let Some(end) = block.end() {
+            self.offsets.insert(block.partition.clone(), end);
+        }
     }
 
     /// The current versions of a selection, from an id on. Deleted records are not among them.
@@ -85,17 +86,19 @@ impl Store {
         let name = |id| (of.tenant, of.module.clone(), id);
         let begin = after.map_or_else(|| Bound::Included(name(Uuid::nil())), |id| Bound::Excluded(name(id)));
         let rows = self.rows.range((begin, Bound::Included(name(Uuid::max()))));
-        rows.filter(move |(_, row)| of.since.is_none_or(|since| row.updated_at >= since)).filter_map(|(_, row)| {
-            let payload = row.payload.clone()?;
-            Some(Record {
-                id: row.id,
-                module: row.module.clone(),
-                seq: row.version.seq(),
-                payload,
-                created_at: row.created_at,
-                updated_at: row.updated_at,
-            })
-        })
+        rows.filter(move |(_, row)| of.since.is_none_or(|since| row.updated_at >= since)).filter_map(
+            |(_, row)| {
+                let payload = row.payload.clone()?;
+                Some(Record {
+                    id: row.id,
+                    module: row.module.clone(),
+                    seq: row.version.seq(),
+                    payload,
+                    created_at: row.created_at,
+                    updated_at: row.updated_at,
+                })
+            },
+        )
     }
 }
 

@@ -7,8 +7,8 @@ use async_trait::async_trait;
 
 use super::ReadModelHarness;
 use crate::analytics::{
-    Block, Groups, ListPage, MemoryReadModel, PartitionSync, ReadModel, RejectedEntry, Selection, Tally, Uuid,
-    Version,
+    Block, Groups, ListPage, MemoryReadModel, PartitionSync, ReadModel, RejectedEntry, Selection, Tally,
+    Uuid, Version,
 };
 use crate::bus::Partition;
 use crate::clock::Time;

@@ -1,7 +1,9 @@
 //! What questions see.
 
 use super::{ReadModelHarness, all, apply, at, block, change, module, orders, shown, tally, value};
-use crate::analytics::{Change, Field, GROUPS_MAX, ListPage, Measure, ReadModel as _, Selection, Tally, Uuid};
+use crate::analytics::{
+    Change, Field, GROUPS_MAX, ListPage, Measure, ReadModel as _, Selection, Tally, Uuid,
+};
 use crate::records::LIST_BYTES_MAX;
 
 fn field(pointer: &str) -> Field {
@@ -76,8 +78,10 @@ pub async fn m6_a_page_of_large_rows_is_bounded(harness: &impl ReadModelHarness)
 /// Sums of decimals are exact. What is no number that fits is counted apart.
 pub async fn m7_sums_are_exact_and_what_is_no_number_is_left_out(harness: &impl ReadModelHarness) {
     let model = harness.open().await;
-    let amounts = ["0.1", "0.2", "-7.50", "12345678901234567890.123456789", "1e3", "\"9\"", "null", "true", "1e-30"];
-    let changes = (1..).zip(amounts).map(|(id, amount)| change(id, 1, Some(&format!(r#"{{"a":{{"b":{amount}}}}}"#))));
+    let amounts =
+        ["0.1", "0.2", "-7.50", "12345678901234567890.123456789", "1e3", "\"9\"", "null", "true", "1e-30"];
+    let changes =
+        (1..).zip(amounts).map(|(id, amount)| change(id, 1, Some(&format!(r#"{{"a":{{"b":{amount}}}}}"#))));
     apply(&model, block(changes.chain([change(99, 1, Some("{}"))]))).await;
     let measures = vec![
         Measure::Sum(field("/a/b")),
@@ -90,19 +94,23 @@ pub async fn m7_sums_are_exact_and_what_is_no_number_is_left_out(harness: &impl 
     let told: Vec<_> =
         groups.groups[0].measures.iter().map(|m| (m.value.map(|v| v.to_string()), m.left_out)).collect();
     let some = |text: &str| Some(text.to_owned());
-    assert_eq!(told, [
-        (some("12345678901234568882.923456789"), 3),
-        (some("-7.5"), 3),
-        (some("12345678901234567890.123456789"), 3),
-        (None, 0),
-    ]);
+    assert_eq!(
+        told,
+        [
+            (some("12345678901234568882.923456789"), 3),
+            (some("-7.5"), 3),
+            (some("12345678901234567890.123456789"), 3),
+            (None, 0),
+        ]
+    );
 }
 
 /// The first groups are complete, and the answer says that there are more.
 pub async fn m7_groups_are_ordered_and_complete(harness: &impl ReadModelHarness) {
     let model = harness.open().await;
     let json = |n: usize| format!(r#"{{"g":"{:05}","n":1}}"#, n % (GROUPS_MAX + 5));
-    let changes: Vec<_> = (0..2 * (GROUPS_MAX + 5)).map(|n| change(n as u128 + 1, 1, Some(&json(n)))).collect();
+    let changes: Vec<_> =
+        (0..2 * (GROUPS_MAX + 5)).map(|n| change(n as u128 + 1, 1, Some(&json(n)))).collect();
     apply(&model, block(changes)).await;
     let by = Tally { measures: vec![Measure::Sum(field("/n"))], group_by: Some(field("/g")) };
     let groups = tally(&model, &by).await;
@@ -114,7 +122,8 @@ pub async fn m7_groups_are_ordered_and_complete(harness: &impl ReadModelHarness)
     }
     let other = Selection { module: module("other"), ..orders() };
     let changes = ["{}", r#"{"g":null}"#, r#"{"g":[1]}"#, r#"{"g":1}"#, r#"{"g":true}"#, r#"{"g":"1"}"#];
-    let changes = (1..).zip(changes).map(|(id, json)| Change { module: module("other"), ..change(id, 1, Some(json)) });
+    let changes =
+        (1..).zip(changes).map(|(id, json)| Change { module: module("other"), ..change(id, 1, Some(json)) });
     apply(&model, block(changes)).await;
     let by = Tally { measures: Vec::new(), group_by: Some(field("/g")) };
     let groups = model.tally(&other, &by).await.expect("a tally").groups;
@@ -125,7 +134,8 @@ pub async fn m7_groups_are_ordered_and_complete(harness: &impl ReadModelHarness)
 /// A record counts by the time of its current version.
 pub async fn m8_since_looks_at_the_current_version(harness: &impl ReadModelHarness) {
     let model = harness.open().await;
-    let changes = [change(1, 5, Some("{}")), change(2, 5, Some("{}")), change(2, 9, Some("{}")), change(3, 9, None)];
+    let changes =
+        [change(1, 5, Some("{}")), change(2, 5, Some("{}")), change(2, 9, Some("{}")), change(3, 9, None)];
     apply(&model, block(changes)).await;
     for (seconds, expected) in [(1, vec![1, 2]), (5, vec![1, 2]), (6, vec![2]), (9, vec![2]), (10, vec![])] {
         let of = Selection { since: Some(at(seconds)), ..orders() };

@@ -98,7 +98,8 @@ pub async fn m2_a_deleted_record_stays_deleted_whatever_arrives_later(harness: &
 /// A record whose id is created again goes on at its seq.
 pub async fn m2_a_record_that_is_created_again_is_back(harness: &impl ReadModelHarness) {
     let model = harness.open().await;
-    apply(&model, block([change(1, 4, Some(r#"{"n":2}"#)), change(1, 2, None), change(1, 1, Some("{}"))])).await;
+    apply(&model, block([change(1, 4, Some(r#"{"n":2}"#)), change(1, 2, None), change(1, 1, Some("{}"))]))
+        .await;
     assert_eq!(shown(&model).await, [(1, 4, r#"{"n":2}"#.to_owned())]);
 }
 
@@ -113,7 +114,8 @@ pub async fn m3_a_repeated_block_changes_nothing(harness: &impl ReadModelHarness
     second.changes = vec![change(3, 1, Some("{}"))];
     second.pulse = Some(at(5));
     let look = async || {
-        let sync = (model.partitions().await, model.last_sync_at(Uuid::nil()).await, model.rejected(10).await);
+        let sync =
+            (model.partitions().await, model.last_sync_at(Uuid::nil()).await, model.rejected(10).await);
         let sync = (sync.0.expect("partitions"), sync.1.expect("a time"), sync.2.expect("rejected changes"));
         (shown(&model).await, sync)
     };

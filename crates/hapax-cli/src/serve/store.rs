@@ -1,5 +1,7 @@
 //! Where records are: the database of the journal, which holds their keys too.
 
+use std::sync::Arc;
+
 use axum::extract::FromRequestParts;
 #[cfg(feature = "postgres")]
 use axum::http::StatusCode;
@@ -11,7 +13,7 @@ use hapax::keyed::KeyedSqlite;
 use hapax::problem::Problem;
 #[cfg(feature = "postgres")]
 use hapax::records::ModuleSlug;
-use hapax::records::{Create, Delete, Record, Records, Update};
+use hapax::records::{Create, Delete, Record, Records, Snapshot, Update};
 use hapax::{Error, Result};
 
 use super::app::Shared;
@@ -127,6 +129,16 @@ impl Store {
             _ => Err(Error::Unsupported("the transaction is of another database".into())),
             #[cfg(not(feature = "postgres"))]
             (Store::Nowhere(why), Tx::Sqlite(_)) => Err(Error::Unsupported(why.clone())),
+        }
+    }
+
+    /// The records of all tenants, for a read model that begins; none where this role may not see them.
+    pub fn snapshot(&self) -> Option<Arc<dyn Snapshot>> {
+        match self {
+            Store::Sqlite { records, .. } => Some(Arc::new(records.clone())),
+            #[cfg(feature = "postgres")]
+            Store::Postgres(_) => None,
+            Store::Nowhere(_) => None,
         }
     }
 

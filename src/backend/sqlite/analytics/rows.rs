@@ -4,8 +4,8 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use uuid::Uuid;
 
 use crate::analytics::{
-    Block, Change, Groups, ListPage, PartitionSync, Rejected, RejectedEntry, Selection, Synced, Tally, Tallying,
-    Version, earliest, held_back,
+    Block, Change, Groups, ListPage, PartitionSync, Rejected, RejectedEntry, Selection, Synced, Tally,
+    Tallying, Version, earliest, held_back,
 };
 use crate::backend::sqlite::fault::Doing;
 use crate::bus::Partition;
@@ -31,15 +31,18 @@ pub(super) fn apply(conn: &Connection, block: &Block) -> Result<()> {
         reject(conn, &block.partition, rejected, (*pulse).or(before))?;
     }
     let what = "noting how far a read model is";
-    let sql = "UPDATE main.hapax_read_partition SET offset = max(coalesce(offset, 0), ?3), pulse = max(coalesce(pulse, ?4), ?4)
+    let sql = "UPDATE main.hapax_read_partition SET offset = coalesce(?3, offset), pulse = max(coalesce(pulse, ?4), ?4)
                WHERE topic = ?1 AND number = ?2";
     let pulse = block.pulse.or(before).map(Time::as_micros);
     let noted = conn
         .prepare_cached(sql)
-        .and_then(|mut statement| statement.execute(params![topic.as_str(), number, block.offsets.end, pulse]))
+        .and_then(|mut statement| statement.execute(params![topic.as_str(), number, block.end(), pulse]))
         .doing(what)?;
     if noted != 1 {
-        return Err(Error::Corrupt(format!("the read model has {noted} rows for partition {}", block.partition)));
+        return Err(Error::Corrupt(format!(
+            "the read model has {noted} rows for partition {}",
+            block.partition
+        )));
     }
     conn.prepare_cached("UPDATE main.hapax_read_topic SET complete = ?2 WHERE topic = ?1")
         .and_then(|mut statement| {
@@ -78,7 +81,8 @@ fn keep(conn: &Connection, change: &Change) -> Result<()> {
 }
 
 fn reject(conn: &Connection, partition: &Partition, of: &Rejected, holds_back: Option<Time>) -> Result<()> {
-    let sql = "INSERT INTO main.hapax_read_rejected (topic, number, offset, tenant, reason, payload, holds_back)
+    let sql =
+        "INSERT INTO main.hapax_read_rejected (topic, number, offset, tenant, reason, payload, holds_back)
                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT DO NOTHING";
     conn.prepare_cached(sql)
         .and_then(|mut statement| {
@@ -224,8 +228,7 @@ pub(super) fn version(
     module: &ModuleSlug,
     id: Uuid,
 ) -> Result<Option<Version>> {
-    let sql =
-        "SELECT generation, seq FROM main.hapax_read_row WHERE tenant = ?1 AND module = ?2 AND id = ?3";
+    let sql = "SELECT generation, seq FROM main.hapax_read_row WHERE tenant = ?1 AND module = ?2 AND id = ?3";
     let found: Option<(u16, i64)> = conn
         .prepare_cached(sql)
         .and_then(|mut statement| {
@@ -263,7 +266,8 @@ fn partition(row: &Row<'_>) -> Result<Partition> {
 /// Rejected changes.
 pub(super) fn rejected(conn: &Connection, limit: usize) -> Result<Vec<RejectedEntry>> {
     let what = "listing rejected changes";
-    let sql = "SELECT topic, number, offset, tenant, reason, payload, holds_back FROM main.hapax_read_rejected
+    let sql =
+        "SELECT topic, number, offset, tenant, reason, payload, holds_back FROM main.hapax_read_rejected
                ORDER BY topic, number, offset LIMIT ?1";
     let mut statement = conn.prepare_cached(sql).doing(what)?;
     let mut rows = statement.query([i64::try_from(limit).unwrap_or(i64::MAX)]).doing(what)?;

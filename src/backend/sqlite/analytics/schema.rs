@@ -44,7 +44,9 @@ pub(super) fn version(conn: &Connection) -> Result<i64> {
         return Ok(0);
     }
     let found: Option<(i64, i64)> = conn
-        .query_row("SELECT version, accepts FROM main.hapax_read_meta", [], |row| Ok((row.get(0)?, row.get(1)?)))
+        .query_row("SELECT version, accepts FROM main.hapax_read_meta", [], |row| {
+            Ok((row.get(0)?, row.get(1)?))
+        })
         .optional()
         .doing("reading the version of a read model")?;
     let (version, accepts) = found.unwrap_or((0, 0));

@@ -21,8 +21,8 @@ use super::{Threads, answer, reader};
 use crate::error::{Error, Result};
 use crate::id::Tenant;
 use crate::records::{
-    Create, Delete, List, Listed, Module, ModuleSlug, Modules, Record, Records, Update, Uuid, Write,
-    no_module, tenant_id, written,
+    Create, Delete, List, Listed, Module, ModuleSlug, Modules, OfTenant, Record, Records, Snapshot, Update,
+    Uuid, Write, no_module, tenant_id, written,
 };
 
 /// Records in the file of a journal. Clones share its connections.
@@ -212,6 +212,14 @@ impl Records for SqliteRecords {
             rows::list(conn, tenant, &which)
         }))
         .await
+    }
+}
+
+#[async_trait]
+impl Snapshot for SqliteRecords {
+    async fn snapshot(&self, after: Option<&OfTenant>, limit: usize) -> Result<Vec<OfTenant>> {
+        let after = after.map(|last| (last.record.module.clone(), last.tenant, last.record.id));
+        answer(self.0.read.send(move |conn| rows::snapshot(conn, after.as_ref(), limit))).await
     }
 }
 
