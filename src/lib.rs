@@ -13,8 +13,8 @@
 //! ```
 //!
 //! Start with [`Consumer`] to consume topics, with [`Guard`] if you have a loop of your own, and with [`Journal`] and [`Relay`] to
-//! publish what you write. [`keyed`] makes a client's retries harmless, and [`records`] are written with
-//! their events. [`open`] turns URLs into backends.
+//! publish what you write. [`keyed`] makes a client's retries harmless, [`records`] are written with
+//! their events, and [`analytics`] reads them. [`open`] turns URLs into backends.
 //!
 //! | feature | what it adds |
 //! |---|---|
@@ -69,7 +69,10 @@ pub mod ledger;
 // 5: effects elsewhere.
 pub mod sink;
 
-// 6: forgotten, after the retention.
+// 6: read models, where every record counts once.
+pub mod analytics;
+
+// 7: forgotten, after the retention.
 pub mod sweep;
 
 // What surrounds it.

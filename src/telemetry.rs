@@ -91,7 +91,7 @@ const AWAY: &str = "consumer_ledger_outages_total";
 const SCOPE: &str = "consumer_scope_id";
 
 /// All metrics.
-pub const METRICS: [Metric; 33] = [
+pub const METRICS: [Metric; 34] = [
     metric(CLAIMS, Kind::Counter, &[SCOPE, "outcome"], "Claims by what they came to"),
     metric(CHECKS, Kind::Counter, &["result"], "Checks before processing, by what they came to"),
     metric(DURATION, Kind::Histogram, &[SCOPE, "result"], "How long handlers ran, in seconds"),
@@ -143,6 +143,7 @@ pub const METRICS: [Metric; 33] = [
     metric(relay::PARKED, Kind::Gauge, &[RELAY], "Aggregates behind an event that the bus will never take"),
     metric(relay::HOLES, Kind::Counter, &[RELAY], "Looks that ended before a position not committed yet"),
     metric(relay::OUTAGES, Kind::Counter, &[RELAY], "Times that the bus took nothing at all"),
+    metric(relay::PULSES, Kind::Counter, &[RELAY, "outcome"], "Pulses, sent to every partition or dropped"),
     metric(relay::LEADS, Kind::Counter, &[RELAY, "change"], "Changes of the lead"),
     metric(UNGUARDED, Kind::Gauge, &[], "1 while the guard is switched off and lets everything pass"),
 ];

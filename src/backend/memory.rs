@@ -4,6 +4,7 @@
 //! It keeps the whole contract except durability: its content ends with the process.
 
 pub(crate) mod access;
+pub(crate) mod analytics;
 pub(crate) mod journal;
 pub(crate) mod keys;
 

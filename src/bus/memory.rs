@@ -116,7 +116,13 @@ impl MemoryBus {
 impl Bus for MemoryBus {
     async fn publish(&self, topic: &Topic, records: &[Record]) -> Result<Vec<Result<Origin>>> {
         let now = self.shared.clock.now();
-        self.shared.change(|state| state.publish(topic, records, now))
+        self.shared.change(|state| state.publish(topic, None, records, now))
+    }
+
+    async fn publish_to(&self, partition: &Partition, records: &[Record]) -> Result<Vec<Result<Origin>>> {
+        let now = self.shared.clock.now();
+        let Partition { topic, number } = partition;
+        self.shared.change(|state| state.publish(topic, Some(*number), records, now))
     }
 
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {

@@ -25,11 +25,13 @@ use crate::id::Topic;
 pub(crate) mod assignments;
 pub(crate) mod group;
 pub mod memory;
+mod pulse;
 pub(crate) mod route;
 
 #[cfg(feature = "sqlite")]
 pub use crate::backend::sqlite::bus::{self as embedded, EmbeddedBus};
 pub use memory::MemoryBus;
+pub use pulse::{PULSE, Pulse};
 
 pub use crate::event::Record;
 
@@ -238,6 +240,10 @@ pub type OnAnswer<'t> = &'t mut (dyn FnMut(usize, Result<Origin>) + Send);
 ///     receives `Lost`, then `Assigned` under a new epoch.
 /// 11. Once a subscription has ended, `next` returns an error that is not retryable, whatever ended
 ///     it.
+/// 12. `publish_to` publishes to the given partition, whatever the records' keys are; its answers
+///     mean the same as those of `publish`. A record that was published after the acknowledgement of
+///     another arrives after it, if both are in one partition, whoever published them. `NotFound`
+///     if there is no such partition; then nothing is stored.
 #[async_trait]
 pub trait Bus: Send + Sync + 'static {
     /// Publishes records to a topic, in order, and returns an answer for each.
@@ -252,6 +258,10 @@ pub trait Bus: Send + Sync + 'static {
         }
         Ok(())
     }
+
+    /// Publishes records to one partition, in order, and returns an answer for each. A record's key
+    /// is stored, and does not decide where it goes.
+    async fn publish_to(&self, partition: &Partition, records: &[Record]) -> Result<Vec<Result<Origin>>>;
 
     /// Joins a group.
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>>;
@@ -315,6 +325,9 @@ impl<B: Bus + ?Sized> Bus for Arc<B> {
     }
     async fn publish_each(&self, topic: &Topic, records: &[Record], on_answer: OnAnswer<'_>) -> Result<()> {
         (**self).publish_each(topic, records, on_answer).await
+    }
+    async fn publish_to(&self, partition: &Partition, records: &[Record]) -> Result<Vec<Result<Origin>>> {
+        (**self).publish_to(partition, records).await
     }
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
         (**self).subscribe(subscription).await

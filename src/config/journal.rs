@@ -77,6 +77,7 @@ pub(super) fn relay_settings(of: &Typed<'_>) -> Result<RelaySettings> {
     settings.poll = of.millis("relay.poll_ms")?;
     settings.backoff_base = of.millis("relay.backoff_base_ms")?;
     settings.backoff_max = of.millis("relay.backoff_max_ms")?;
+    settings.pulse = Some(of.millis("relay.pulse_ms")?).filter(|pulse| !pulse.is_zero());
     settings.source = set("relay.source")?;
     settings.schema = set("relay.schema")?;
     settings.telemetry_prefix = set("telemetry.prefix")?;

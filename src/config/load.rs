@@ -335,23 +335,27 @@ fn derive(values: &mut [Value]) {
     let allocator = if postgres { "postgres" } else { "s3" };
     let journal =
         Some(text("journal.url")).filter(|url| !url.is_empty()).unwrap_or_else(|| in_data("journal.db"));
+    let journal_is_file = journal.starts_with("sqlite:");
     let (keys, keys_because) = if journal.starts_with("sqlite:") || journal.starts_with("postgres") {
         (journal, "the journal's database")
     } else {
         (in_data("server.db"), "in data.dir")
     };
+    let embedded = journal_is_file && text("bus.url").starts_with("embedded");
+    let reads = if embedded { in_data("reads.db") } else { String::new() };
     let derived = [
         ("journal.allocator", allocator.to_owned(), "no PostgreSQL is named"),
         ("ledger.url", in_data("ledger.db"), "in data.dir"),
         ("journal.url", in_data("journal.db"), "in data.dir"),
         ("keys.url", keys, keys_because),
+        ("analytics.url", reads, "in data.dir"),
         ("relay.flush_max", text("relay.batch_max"), "as relay.batch_max"),
     ];
     for (key, text, why) in derived {
         let unset = |value: &&mut Value| match key {
             "journal.allocator" => value.place == Place::Default,
             "relay.flush_max" => value.text == "0",
-            _ => value.text.is_empty(),
+            _ => value.text.is_empty() && !text.is_empty(),
         };
         if let Some(value) = values.iter_mut().find(|value| value.setting.key == key).filter(unset) {
             value.comes_to(text, why);

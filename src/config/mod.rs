@@ -18,6 +18,7 @@
 //!
 //! Configuration uses the settings of every other module. None of them uses configuration.
 
+mod analytics;
 mod consumer;
 mod example;
 mod file;
@@ -36,6 +37,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use analytics::AnalyticsConfig;
 pub use consumer::ConsumerConfig;
 pub use example::example;
 pub use journal::JournalConfig;
@@ -78,6 +80,8 @@ pub struct Config {
     pub keys: KeysConfig,
     /// `records.*`
     pub records: RecordsConfig,
+    /// `analytics.*`
+    pub analytics: AnalyticsConfig,
     /// `relay.*`
     pub relay: RelaySettings,
     /// The URL of the bus; may contain a password.
@@ -223,6 +227,7 @@ impl Config {
             journal: JournalConfig::of(&of)?,
             keys: KeysConfig::of(&of)?,
             records: RecordsConfig::of(&of)?,
+            analytics: AnalyticsConfig::of(&of)?,
             relay: journal::relay_settings(&of)?,
             bus_url: of.text("bus.url")?.to_owned(),
             consumer: ConsumerConfig::of(&of)?,

@@ -1,5 +1,6 @@
 //! The one table of settings: `load` resolves its rows and `hapax config show` prints them.
 
+use super::analytics::OF_ANALYTICS;
 use super::kind::Kind;
 use super::serve::OF_SERVER;
 use crate::error::{Error, Result};
@@ -113,20 +114,30 @@ pub(super) const fn int(min: u64, max: u64) -> Kind {
 const DAYS_MAX: u64 = 36_500;
 
 /// All settings, in the order in which they are shown.
-pub const SETTINGS: &[Setting] = &joined::<{ OF_EVENTS.len() + OF_SERVER.len() }>(OF_EVENTS, OF_SERVER);
+pub const SETTINGS: &[Setting] = &joined::<{ OF_EVENTS.len() + OF_ANALYTICS.len() + OF_SERVER.len() }>(&[
+    OF_EVENTS,
+    OF_ANALYTICS,
+    OF_SERVER,
+]);
 
-/// Joins two lists; `N` is the length of both.
-const fn joined<const N: usize>(first: &[Setting], second: &[Setting]) -> [Setting; N] {
-    let mut all = [first[0]; N];
-    let mut at = 0;
+/// Joins lists; `N` is the length of all.
+const fn joined<const N: usize>(lists: &[&[Setting]]) -> [Setting; N] {
+    let mut all = [lists[0][0]; N];
+    let (mut at, mut list, mut place) = (0, 0, 0);
     while at < N {
-        all[at] = if at < first.len() { first[at] } else { second[at - first.len()] };
+        if place == lists[list].len() {
+            list += 1;
+            place = 0;
+            continue;
+        }
+        all[at] = lists[list][place];
         at += 1;
+        place += 1;
     }
     all
 }
 
-/// The settings of everything but the server.
+/// The settings of everything but the read model and the server.
 const OF_EVENTS: &[Setting] = &[
     Setting {
         flag: Some("--data"),
@@ -434,6 +445,12 @@ const OF_EVENTS: &[Setting] = &[
         "the pause after a first failure; doubles with each",
     ),
     row("relay.backoff_max_ms", int(1, 86_400_000), "60000", "the longest pause"),
+    row(
+        "relay.pulse_ms",
+        int(0, 3_600_000),
+        "0",
+        "how often it tells read models, on every partition, up to when everything is there; 0: never",
+    ),
     unset(
         "the journal's id",
         row(

@@ -390,14 +390,9 @@ impl Pipeline {
         self.meter.passed(how);
         let offset = queued.received.origin.offset;
         if let Some(own) = self.partition_of(queued) {
-            own.commit_point.finish(offset);
             own.bytes = own.bytes.saturating_sub(queued.bytes());
-            let position = own.commit_point.position().unwrap_or(i64::MIN);
-            if own.suspects.as_ref().is_some_and(|suspects| suspects.last < position) {
-                own.suspects = None;
-                let partition = own.assigned.partition.clone();
-                self.worker.cleared(&partition);
-            }
+            let partition = own.assigned.partition.clone();
+            self.finish_offset(&partition, offset);
         }
         if let Source::Held(identity, week) = &queued.source {
             self.held.finished(identity);
@@ -407,6 +402,17 @@ impl Pipeline {
         }
         if matches!(how, Passed::Done | Passed::Finished) {
             self.window.on_done(queued);
+        }
+    }
+
+    /// Finishes an offset of a partition that is this process's.
+    fn finish_offset(&mut self, partition: &Partition, offset: i64) {
+        let Some(own) = self.partitions.get_mut(partition) else { return };
+        own.commit_point.finish(offset);
+        let position = own.commit_point.position().unwrap_or(i64::MIN);
+        if own.suspects.as_ref().is_some_and(|suspects| suspects.last < position) {
+            own.suspects = None;
+            self.worker.cleared(partition);
         }
     }
 

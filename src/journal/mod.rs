@@ -236,6 +236,9 @@ impl JournalSweep {
 ///     `limit` events or to [`page_bytes_max`](JournalSettings::page_bytes_max) bytes, so it may be
 ///     shorter than requested and is empty only if there is nothing. Only `more` says whether there
 ///     may be more, never the number of events.
+/// 14. Every event whose append was acknowledged before the time of a [`horizon`](Journal::horizon),
+///     by the journal's clock, has a position at or below that of the horizon. A journal whose
+///     positions are [times](JournalCapabilities::timed) cannot tell, and answers `Unsupported`.
 #[async_trait]
 pub trait Journal: RelayStore {
     /// Appends events to an aggregate.
@@ -284,6 +287,12 @@ pub trait Journal: RelayStore {
 
     /// The current time by the journal's clock.
     async fn now(&self) -> Result<Time>;
+
+    /// How far the journal is: every event whose append was acknowledged before this time, by the
+    /// journal's clock, has a position at or below this one. Positions that were drawn and not
+    /// committed count too. Implementations read the clock first, and then the position: an append
+    /// that is acknowledged in between lies below the position, and the time does not speak of it.
+    async fn horizon(&self) -> Result<(Time, Position)>;
 
     /// Answers once the journal could append: it asks whatever serves appends, and changes nothing.
     /// For probes.
@@ -371,6 +380,9 @@ impl<J: Journal + ?Sized> Journal for Arc<J> {
     }
     async fn now(&self) -> Result<Time> {
         (**self).now().await
+    }
+    async fn horizon(&self) -> Result<(Time, Position)> {
+        (**self).horizon().await
     }
     async fn probe(&self) -> Result<()> {
         (**self).probe().await

@@ -29,6 +29,7 @@
 #![cfg_attr(not(feature = "postgres"), allow(rustdoc::broken_intra_doc_links))]
 
 mod access;
+mod analytics;
 mod bus;
 mod journal;
 mod keys;
@@ -45,6 +46,7 @@ pub use journal::store;
 pub use ledger::{init_ledger, ledger_schema};
 
 use crate::access::Access;
+use crate::analytics::ReadModel;
 use crate::backend::object::AllocatorSettings;
 pub use crate::backend::{Migrate, Pools};
 use crate::bus::Bus;
@@ -130,6 +132,16 @@ pub async fn bus(url: &str) -> Result<Arc<dyn Bus>> {
 /// Opens a bus with your own settings. With a data directory, `embedded` needs no file.
 pub async fn bus_with(url: &str, settings: &OpenSettings) -> Result<Arc<dyn Bus>> {
     bus::open(url, settings).await
+}
+
+/// Opens a read model of records, and makes a missing file: `sqlite:FILE` or `memory:`.
+pub fn read_model(url: &str) -> Result<Arc<dyn ReadModel>> {
+    analytics::read_model(url, true)
+}
+
+/// Opens a read model that is there.
+pub fn existing_read_model(url: &str) -> Result<Arc<dyn ReadModel>> {
+    analytics::read_model(url, false)
 }
 
 /// Opens a window: `memory:` or `redis://HOST`. Does not connect yet;

@@ -48,7 +48,6 @@ pub const LIST_MAX: usize = 1000;
 /// 9 MiB, as JSON too.
 pub const LIST_BYTES_MAX: usize = 8 << 20;
 /// What a record counts on a page besides its content.
-#[cfg(feature = "sqlite")]
 const RECORD_BYTES: usize = 256;
 
 /// Which records to list.
@@ -114,7 +113,6 @@ pub struct Listed {
 
 impl Listed {
     /// A page, and whether there are more records after it.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn new(records: Vec<Record>, more: bool) -> Self {
         let next = records.last().filter(|_| more).map(|last| last.id);
         Listed { records, next }
@@ -123,7 +121,6 @@ impl Listed {
 
 /// A page being filled, by the rule of the journal's pages: the record that reaches the limit of records
 /// or bytes completes it.
-#[cfg(feature = "sqlite")]
 #[derive(Debug)]
 pub(crate) struct Filling {
     records: Vec<Record>,
@@ -131,7 +128,6 @@ pub(crate) struct Filling {
     limit: usize,
 }
 
-#[cfg(feature = "sqlite")]
 impl Filling {
     pub(crate) fn new(limit: usize) -> Self {
         Filling { records: Vec::new(), bytes: 0, limit }
@@ -239,6 +235,25 @@ pub trait Modules: Send + Sync {
     async fn grants_sql(&self) -> Result<String>;
 }
 
+/// A record and whose it is: the nil UUID means no tenant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OfTenant {
+    /// Whose record.
+    pub tenant: Uuid,
+    /// The record.
+    pub record: Record,
+}
+
+/// Reads the records of all tenants, for a read model that begins.
+///
+/// Records are ordered by module, tenant and id. A page shows what is committed when it is read;
+/// following the pages shows every record that was there all the time.
+#[async_trait]
+pub trait Snapshot: Send + Sync {
+    /// The next records after one; at most `limit`. Empty: there are no more.
+    async fn snapshot(&self, after: Option<&OfTenant>, limit: usize) -> Result<Vec<OfTenant>>;
+}
+
 #[async_trait]
 impl<R: Records + ?Sized> Records for Arc<R> {
     async fn create(&self, create: &Create) -> Result<Record> {
@@ -261,7 +276,7 @@ impl<R: Records + ?Sized> Records for Arc<R> {
 /// A record after a write.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) fn written(write: Write<'_>, found: Option<Found>, seq: u64, at: Time) -> Result<Record> {
-    let created_at = found.as_ref().map_or(at, |found| found.created_at);
+    let created_at = Write::created_at(found.as_ref(), at);
     let payload = match write {
         Write::Create(create) => create.payload.clone(),
         Write::Update(update) => update.payload.clone(),

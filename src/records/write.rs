@@ -319,10 +319,18 @@ impl<'w> Write<'w> {
         if found.seq == expected { Ok(()) } else { Err(conflict(expected, found.seq)) }
     }
 
-    /// The event of the write, for an aggregate whose last seq is `head`. Its id is a new UUIDv7: an id
-    /// that follows from the record could be appended by a stranger first, and two creators of one
-    /// record would share it, so that the journal would call the second a repeat instead of a conflict.
-    pub(crate) fn append(self, head: u64) -> Result<Append> {
+    /// When the record was created: now, unless it is there.
+    pub(crate) fn created_at(found: Option<&Found>, now: Time) -> Time {
+        found.map_or(now, |found| found.created_at)
+    }
+
+    /// The event of the write at `now`, for an aggregate whose last seq is `head`. It has the record's
+    /// times, so that a read model can show the record from this event alone.
+    ///
+    /// Its id is a new UUIDv7: an id that follows from the record could be appended by a stranger first,
+    /// and two creators of one record would share it, so that the journal would call the second a repeat
+    /// instead of a conflict.
+    pub(crate) fn append(self, head: u64, found: Option<&Found>, now: Time) -> Result<Append> {
         let (aggregate, seq) = (self.aggregate()?, head + 1);
         let (kind, payload) = match self {
             Write::Create(write) => ("record.created", Some(&write.payload)),
@@ -330,11 +338,13 @@ impl<'w> Write<'w> {
             Write::Delete(_) => ("record.deleted", None),
         };
         let (id, module) = (self.id(), self.module());
+        let created_at = Self::created_at(found, now);
+        let about = format!(
+            r#""id":"{id}","module":"{module}","seq":{seq},"created_at":"{created_at}","updated_at":"{now}""#
+        );
         let body = match payload {
-            Some(payload) => {
-                format!(r#"{{"id":"{id}","module":"{module}","seq":{seq},"payload":{}}}"#, payload.as_str())
-            }
-            None => format!(r#"{{"id":"{id}","module":"{module}","seq":{seq}}}"#),
+            Some(payload) => format!(r#"{{{about},"payload":{}}}"#, payload.as_str()),
+            None => format!("{{{about}}}"),
         };
         let event =
             Event::new(EventId::new(Uuid::now_v7().to_string())?).kind(Kind::new(kind)?).payload(body);

@@ -80,6 +80,14 @@ impl Waiters {
         self.all.len()
     }
 
+    /// Whether everything of the waiting aggregates up to a position is on the bus: each waits for
+    /// an event behind it.
+    pub(super) fn are_beyond(&self, position: &Position) -> bool {
+        // A waiting aggregate has the position of the event it waits for, or of the last one that
+        // was acknowledged before it.
+        self.all.values().all(|waiting| waiting.behind.position > *position)
+    }
+
     /// How many are retried automatically.
     pub(super) fn tried(&self) -> usize {
         self.len() - self.parked()

@@ -37,6 +37,8 @@ pub struct Progress {
     pub outages: u64,
     /// How often this process acquired leadership.
     pub takeovers: u64,
+    /// Pulses that every partition has acknowledged.
+    pub pulses: u64,
     /// How often the relay read the journal.
     pub looks: u64,
     /// The age of the oldest unpublished event, including aggregates that are behind or parked.
@@ -59,8 +61,19 @@ struct State {
     /// Whether an outage was reported, so that each one logs two lines.
     away: bool,
     full: bool,
+    /// What was reported of pulses, so that each change logs one line.
+    pulses: Pulses,
     /// The value of `published` at the last log line.
     logged: u64,
+}
+
+/// How pulses fare.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Pulses {
+    #[default]
+    Fine,
+    Failing,
+    Impossible,
 }
 
 /// Collects the counters of a relay.
@@ -195,6 +208,33 @@ impl Meter {
         }
     }
 
+    /// Every partition has acknowledged a pulse.
+    pub(super) fn pulsed(&self) {
+        let mut state = self.state();
+        state.progress.pulses += 1;
+        let back = std::mem::take(&mut state.pulses) == Pulses::Failing;
+        drop(state);
+        self.metrics.pulse("published");
+        if back {
+            tracing::info!(target: "hapax::relay", relay = %self.name, "pulses are published again");
+        }
+    }
+
+    /// A pulse was dropped. Logs one line until one is published.
+    pub(super) fn pulse_failed(&self, error: &Error) {
+        self.metrics.pulse("failed");
+        if std::mem::replace(&mut self.state().pulses, Pulses::Failing) == Pulses::Fine {
+            tracing::warn!(target: "hapax::relay", relay = %self.name, error = %error.chain(), "a pulse could not be published; the relay tries another at the next interval");
+        }
+    }
+
+    /// There can be no pulses. Logs one line, however often this process leads.
+    pub(super) fn no_pulses(&self, error: &Error) {
+        if std::mem::replace(&mut self.state().pulses, Pulses::Impossible) != Pulses::Impossible {
+            tracing::warn!(target: "hapax::relay", relay = %self.name, error = %error.chain(), "the relay publishes no pulses");
+        }
+    }
+
     /// The relay makes progress again.
     pub(super) fn flows(&self) {
         self.state().full = false;
@@ -256,6 +296,7 @@ impl Meter {
             parked = progress.parked,
             holes = progress.holes,
             outages = progress.outages,
+            pulses = progress.pulses,
             lag_seconds = progress.lag.as_secs_f64(),
             position = %progress.position,
             "relay"

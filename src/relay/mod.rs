@@ -10,7 +10,9 @@
 //! aggregate: the aggregate is *behind*, and the relay retries it, in order, until it has caught
 //! up. An event that the bus will never accept (too large) parks its aggregate until an operator
 //! decides ([`resume`], [`skip`]). While the bus accepts nothing at all, the relay waits. Of
-//! several relays of a name one leads; the others wait to take over.
+//! several relays of a name one leads; the others wait to take over. If
+//! [`pulse`](RelaySettings::pulse) is set, the leader also tells each partition up to when
+//! everything is there.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -43,6 +45,7 @@ mod meter;
 mod operate;
 mod pace;
 mod publish;
+mod pulse;
 mod record;
 mod settings;
 mod turn;
@@ -279,6 +282,13 @@ impl Relay {
             taken: Instant::now(),
             awaited: answers::Awaited::default(),
             heard: None,
+            pulses: pulse::Pulses::new(
+                &settings,
+                Arc::clone(&journal),
+                Arc::clone(&self.bus),
+                Arc::clone(&self.handle.meter),
+            ),
+            reads: 0,
             meter: Arc::clone(&self.handle.meter),
             journal,
             settings,

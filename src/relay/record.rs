@@ -9,7 +9,7 @@
 use bytes::Bytes;
 
 use super::RelaySettings;
-use crate::bus::Record;
+use crate::bus::{PULSE, Record};
 use crate::event::Headers;
 use crate::id::{Json, KIND_HEADERS, RECORD_KINDS, implied_kind, says_structured};
 use crate::journal::Stored;
@@ -17,9 +17,9 @@ use crate::journal::Stored;
 /// The prefix for an event's own header if the relay sets another value under its name.
 pub const ORIGINAL: &str = "original_";
 
-/// Headers that determine an event's identity for readers. If the relay does not set them, the
-/// event's own are renamed.
-const DECISIVE: [&str; 3] = ["idempotency_key", "tenant_id", "ce_tenant"];
+/// Headers that tell readers which event a record is, or that it is none. If the relay does not set
+/// them, the event's own are renamed.
+const DECISIVE: [&str; 4] = ["idempotency_key", "tenant_id", "ce_tenant", PULSE];
 
 /// Encodes the events of one journal as records.
 pub(super) struct RecordEncoder {
@@ -228,6 +228,7 @@ mod tests {
             ("tenant_id", "other"),
             ("ce_tenant", "other"),
             ("aggregate_id", "other"),
+            ("hapax_pulse", "other"),
             ("eventId", "e-1"),
             ("content-type", "application/cloudevents+json"),
         ]
@@ -237,7 +238,8 @@ mod tests {
         let back = decoded(record.clone());
         assert_eq!((back.id.to_string().as_str(), back.tenant), ("e-1", None));
         assert_eq!(back.aggregate.unwrap().as_str(), "order-17");
-        for name in ["ce_id", "idempotency_key", "tenant_id", "ce_tenant", "aggregate_id"] {
+        assert!(crate::bus::Pulse::of(&record).is_none(), "consumers would pass it by");
+        for name in ["ce_id", "idempotency_key", "tenant_id", "ce_tenant", "aggregate_id", PULSE] {
             assert_eq!(record.headers.get(&format!("{ORIGINAL}{name}")), Some(&b"other"[..]), "{name}");
         }
         let names: Vec<_> = record.headers.iter().map(|(name, _)| name).collect();

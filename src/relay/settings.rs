@@ -66,6 +66,11 @@ pub struct RelaySettings {
     /// A record larger than this is the last of its aggregate in a flush, so that no later event of
     /// the aggregate is on the bus if the bus refuses it for its size.
     pub large_bytes: usize,
+    /// How often the relay publishes a [pulse](crate::bus::Pulse) to every partition of its topic,
+    /// at most: a record that says up to when everything is on the topic. None: never. Not with a
+    /// `route`, nor if the journal's positions are
+    /// [times](crate::journal::JournalCapabilities::timed).
+    pub pulse: Option<Duration>,
     /// Prefix for the names of metrics and spans.
     pub telemetry_prefix: Option<String>,
 }
@@ -106,6 +111,7 @@ impl RelaySettings {
             backoff_base: Duration::from_millis(200),
             backoff_max: Duration::from_secs(60),
             large_bytes: 256 << 10,
+            pulse: None,
             telemetry_prefix: None,
         }
     }
@@ -159,12 +165,20 @@ impl RelaySettings {
             ("poll", self.poll, Duration::from_millis(1), hour),
             ("backoff_base", self.backoff_base, Duration::from_millis(1), hour),
             ("backoff_max", self.backoff_max, Duration::from_millis(1), 24 * hour),
+            ("pulse", self.pulse.unwrap_or(hour), Duration::from_millis(1), hour),
         ] {
             if value < min || value > max {
                 return Err(Error::Config(format!(
                     "relay.{key} is {value:?}; it must be {min:?} to {max:?}"
                 )));
             }
+        }
+        if self.pulse.is_some() && self.route.is_some() {
+            return Err(Error::Config(
+                "relay.pulse is set, and so is a route: a pulse says how far one topic is, and with a route \
+                 the relay does not know all of its topics; leave one of them out"
+                    .into(),
+            ));
         }
         Ok(())
     }

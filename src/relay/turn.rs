@@ -16,6 +16,7 @@ use super::lookback::Lookback;
 use super::meter::Meter;
 use super::pace::Pace;
 use super::publish::{Flushed, Publisher, is_poison};
+use super::pulse::Pulses;
 use super::{End, RelaySettings};
 use crate::clock::Time;
 use crate::crash_point::mutant;
@@ -56,11 +57,16 @@ pub(super) struct Leading {
     pub(super) awaited: Awaited,
     /// The last answer from `awaited` that arrived during a wait.
     pub(super) heard: Option<Answered>,
+    pub(super) pulses: Pulses,
+    /// How many reads of the journal have begun.
+    pub(super) reads: u64,
 }
 
 /// A batch that is read while the previous one is published.
 pub(super) struct Ahead {
     after: Position,
+    /// Which read it is.
+    number: u64,
     task: JoinHandle<Result<ReadBatch>>,
 }
 
@@ -71,15 +77,17 @@ impl Drop for Ahead {
 }
 
 /// A sifted batch.
-struct Batch {
+pub(super) struct Batch {
     /// The events to publish, in order.
     events: Vec<Stored>,
-    next: Position,
+    pub(super) next: Position,
     /// Whether the journal returned no events.
     empty: bool,
     /// Whether more follows.
-    more: bool,
-    at_hole: bool,
+    pub(super) more: bool,
+    pub(super) at_hole: bool,
+    /// Which read of the journal it is from.
+    pub(super) number: u64,
 }
 
 impl Leading {
@@ -101,10 +109,12 @@ impl Leading {
             self.meter.full(self.settings.behind_max);
             return self.wait_for_room().await;
         }
-        let batch = self.read().await?;
-        let batch = self.sift(batch);
+        self.pulses.look(self.reads).await;
+        let (batch, number) = self.read().await?;
+        let batch = self.sift(batch, number);
         if batch.empty {
-            self.position = batch.next;
+            self.position = batch.next.clone();
+            self.pulse(&batch);
             return self.wait(batch.at_hole).await;
         }
         self.pace.found();
@@ -112,6 +122,9 @@ impl Leading {
         self.read_ahead(&batch);
         if mutant!("checkpoint before ack") {
             self.save(&batch.next).await?;
+        }
+        if mutant!("pulse before ack") {
+            self.pulse_too_early(&batch);
         }
         if batch.events.is_empty() && self.takes_nothing() {
             // Every event that was read waits behind another, and the bus accepts none of those
@@ -127,6 +140,7 @@ impl Leading {
         self.acknowledged.clear();
         self.meter.flows();
         self.save(&batch.next).await?;
+        self.pulse(&batch);
         let newest: Option<Time> = batch.events.last().map(|stored| stored.at);
         self.meter.oldest(newest.filter(|_| batch.more));
         self.meter.refresh();
@@ -147,16 +161,17 @@ impl Leading {
 
     // --- in: read → sift ---------------------------------------------------------------------------------------
 
-    async fn read(&mut self) -> Result<ReadBatch, End> {
+    /// The next batch, and which read of the journal it is from.
+    async fn read(&mut self) -> Result<(ReadBatch, u64), End> {
         self.meter.looked();
-        let mut batch = match self.ahead.take() {
+        let (mut batch, number) = match self.ahead.take() {
             Some(mut ahead) if ahead.after == self.position => {
                 let read = tokio::select! {
                     read = &mut ahead.task => read,
                     end = self.leadership.lost() => return Err(end),
                 };
                 match read {
-                    Ok(Ok(batch)) => batch,
+                    Ok(Ok(batch)) => (batch, ahead.number),
                     Ok(Err(_)) | Err(_) => self.read_now().await?,
                 }
             }
@@ -169,7 +184,7 @@ impl Leading {
         loop {
             let Leading { lookback: Some(lookback), journal, waiters, position, leadership, .. } = &mut *self
             else {
-                return Ok(batch);
+                return Ok((batch, number));
             };
             let completed = tokio::select! {
                 completed = lookback.complete(&**journal, waiters, position, batch.clone()) => completed,
@@ -179,21 +194,24 @@ impl Leading {
                 Err(error) if error.is_retryable() => {
                     self.try_again("looking for late events", &error, &mut attempts).await?;
                 }
-                other => return other.map_err(End::from),
+                other => return other.map(|batch| (batch, number)).map_err(End::from),
             }
         }
     }
 
-    async fn read_now(&self) -> Result<ReadBatch, End> {
+    async fn read_now(&mut self) -> Result<(ReadBatch, u64), End> {
+        self.reads += 1;
         let (journal, max) = (&self.journal, self.settings.batch_max);
-        self.insist("reading the journal", || journal.read(&self.position, max)).await
+        let batch = self.insist("reading the journal", || journal.read(&self.position, max)).await?;
+        Ok((batch, self.reads))
     }
 
     /// Leaves out events that are behind or already on the bus.
-    fn sift(&mut self, batch: ReadBatch) -> Batch {
+    fn sift(&mut self, batch: ReadBatch, number: u64) -> Batch {
         let ReadBatch { events, next, at_hole, more } = batch;
         let empty = events.is_empty();
-        let mut batch = Batch { events: Vec::with_capacity(events.len()), next, empty, more, at_hole };
+        let mut batch =
+            Batch { events: Vec::with_capacity(events.len()), next, empty, more, at_hole, number };
         let mut suppressed = 0;
         for stored in events {
             if self.waiters.hold_back(&stored) {
@@ -222,7 +240,10 @@ impl Leading {
         }
         let (journal, after, max) = (Arc::clone(&self.journal), batch.next.clone(), self.settings.batch_max);
         let from = after.clone();
-        self.ahead = Some(Ahead { after, task: tokio::spawn(async move { journal.read(&from, max).await }) });
+        self.reads += 1;
+        let number = self.reads;
+        self.ahead =
+            Some(Ahead { after, number, task: tokio::spawn(async move { journal.read(&from, max).await }) });
     }
 
     // --- out: publish → acknowledge → save -----------------------------------------------------------------------

@@ -18,6 +18,7 @@ pub(super) const BEHIND: &str = "relay_behind";
 pub(super) const PARKED: &str = "relay_parked";
 pub(super) const HOLES: &str = "relay_holes_total";
 pub(super) const OUTAGES: &str = "relay_outages_total";
+pub(super) const PULSES: &str = "relay_pulses_total";
 pub(super) const LEADS: &str = "relay_leads_total";
 pub(super) const RELAY: &str = "relay";
 
@@ -89,6 +90,10 @@ impl RelayMeter {
 
     pub(crate) fn outage(&self) {
         count(&self.outages, 1);
+    }
+
+    pub(crate) fn pulse(&self, outcome: &'static str) {
+        count(&key(self.prefix.as_deref(), &self.relay, PULSES, [label("outcome", outcome)]), 1);
     }
 
     pub(crate) fn lead(&self, change: &'static str) {

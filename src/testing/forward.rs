@@ -86,7 +86,7 @@ macro_rules! ledger_over {
 }
 
 /// Implements [`Journal`](crate::Journal) and [`RelayStore`](crate::journal::RelayStore) for a type with a field `inner`: the methods
-/// given, and for the rest `inner`'s. Given must be, of the journal: append, read_aggregate, read, find, wait, sweep, capabilities, and
+/// given, and for the rest `inner`'s. Given must be, of the journal: append, read_aggregate, read, find, wait, sweep, horizon, capabilities, and
 /// whatever else has a default; of the store: acquire_leadership, save, relays.
 macro_rules! journal_over {
     ($type:ty { $($own:tt)* } { $($relays:tt)* }) => {

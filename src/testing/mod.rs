@@ -25,6 +25,7 @@ use crate::ledger::{
 };
 
 pub mod access;
+pub mod analytics;
 pub mod bus;
 mod cases;
 pub mod crash;

@@ -1,7 +1,7 @@
 //! Tools to break a relay's bus and journal, and a witness that reads what came out.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -9,9 +9,10 @@ use async_trait::async_trait;
 use tokio::sync::watch;
 
 use crate::bus::{
-    Bus, BusEvent, Capabilities, OnAnswer, Partition, Received, Record, Subscriber, Subscription, TopicInfo,
-    TopicSettings,
+    Bus, BusEvent, Capabilities, OnAnswer, Partition, Pulse, Received, Record, Subscriber, Subscription,
+    TopicInfo, TopicSettings,
 };
+use crate::clock::Time;
 use crate::consumer::Decoder;
 use crate::error::{Error, Result};
 use crate::event::{Event, Origin};
@@ -37,6 +38,8 @@ pub struct FaultyBus {
     slow: Mutex<Slow>,
     /// How often the slow ones were let go.
     let_go: watch::Sender<u32>,
+    /// How long it takes to publish what goes by key, in milliseconds. What goes to a partition overtakes it.
+    pub late_ms: AtomicU64,
 }
 
 impl FaultyBus {
@@ -48,6 +51,7 @@ impl FaultyBus {
             silent: watch::channel(false).0,
             slow: Mutex::new(Box::new(|_| false)),
             let_go: watch::channel(0).0,
+            late_ms: AtomicU64::new(0),
         }
     }
 
@@ -106,6 +110,10 @@ impl Bus for FaultyBus {
     async fn publish_each(&self, topic: &Topic, records: &[Record], on_answer: OnAnswer<'_>) -> Result<()> {
         let mut let_go = self.let_go.subscribe();
         let _ = let_go.borrow_and_update();
+        let late_ms = self.late_ms.load(Ordering::SeqCst);
+        if late_ms > 0 {
+            tokio::time::sleep(Duration::from_millis(late_ms)).await;
+        }
         let is_slow: Vec<bool> = {
             let slow = self.slow.lock().unwrap();
             records.iter().map(&*slow).collect()
@@ -119,6 +127,19 @@ impl Bus for FaultyBus {
             }
         }
         Ok(())
+    }
+    async fn publish_to(&self, partition: &Partition, records: &[Record]) -> Result<Vec<Result<Origin>>> {
+        let mut silent = self.silent.subscribe();
+        let _ = silent.wait_for(|silent| !silent).await;
+        let mut answers = Vec::with_capacity(records.len());
+        for record in records {
+            let fault = (self.fault.lock().unwrap())(record);
+            answers.push(match fault {
+                Some(error) => Err(error),
+                None => self.inner.publish_to(partition, std::slice::from_ref(record)).await?.remove(0),
+            });
+        }
+        Ok(answers)
     }
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
         self.inner.subscribe(subscription).await
@@ -152,6 +173,8 @@ pub struct OddJournal {
     pub lead_ms: AtomicU64,
     /// So many saves do not answer.
     pub saves_failing: AtomicU32,
+    /// Whether it cannot say how far it is.
+    pub untold: AtomicBool,
     /// What someone else rewinds right after the next look at the relays.
     pub meddling: Mutex<Option<(RelayName, Checkpoint)>>,
 }
@@ -208,6 +231,12 @@ journal_over!(OddJournal {
     }
     async fn sweep(&self, terms: &JournalSweep) -> Result<u64> {
         self.inner.sweep(terms).await
+    }
+    async fn horizon(&self) -> Result<(Time, Position)> {
+        if self.untold.load(Ordering::SeqCst) {
+            return Err(Error::Unsupported("a fault the test ordered".into()));
+        }
+        self.inner.horizon().await
     }
     fn capabilities(&self) -> JournalCapabilities {
         self.inner.capabilities()
@@ -285,7 +314,7 @@ pub async fn read_topic(bus: &dyn Bus, topic: &Topic) -> Vec<Received> {
 pub fn witness(records: &[Received]) -> std::result::Result<Witnessed, String> {
     let mut seen: BTreeMap<(AggregateOf, u64), (Event, Option<bytes::Bytes>)> = BTreeMap::new();
     let mut found = Witnessed::default();
-    for received in records {
+    for received in records.iter().filter(|received| !Pulse::is(&received.record)) {
         let event = Decoder::default().decode(received).map_err(|error| error.to_string())?;
         let (Some(aggregate), Some(seq)) = (event.aggregate.clone(), event.seq) else {
             return Err(format!("{} has no aggregate or no seq", event.id));

@@ -59,4 +59,14 @@ caught!(
 );
 caught!(seeking_too_far_is_caught, BusMutant::SeeksOneBefore, [consume::b9_seek_goes_back_and_forth]);
 caught!(losing_when_cancelled_is_caught, BusMutant::LosesWhenCancelled, [consume::next_can_be_cancelled]);
+caught!(
+    ignored_partitions_are_caught,
+    BusMutant::PartitionIgnored,
+    [publish::b12_a_record_goes_to_the_partition_it_is_published_to]
+);
+caught!(
+    taking_any_partition_is_caught,
+    BusMutant::AnyPartition,
+    [publish::b12_a_partition_that_is_not_there_is_an_error]
+);
 caught!(untold_losses_are_caught, BusMutant::LostUntold, [members::b7_a_silent_member_loses_its_partitions]);

@@ -59,6 +59,9 @@ impl Bus for Flaky {
     async fn publish(&self, topic: &Topic, records: &[Record]) -> Result<Vec<Result<Origin>>> {
         self.0.publish(topic, records).await
     }
+    async fn publish_to(&self, partition: &Partition, records: &[Record]) -> Result<Vec<Result<Origin>>> {
+        self.0.publish_to(partition, records).await
+    }
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
         Ok(Box::new(Member(self.0.subscribe(subscription).await?, self.1.clone())))
     }

@@ -11,6 +11,7 @@ mod handlers;
 mod handover;
 mod mutants;
 mod pipeline;
+mod pulses;
 mod records;
 mod recovery;
 mod transactional;

@@ -363,6 +363,9 @@ impl Bus for Choosy {
         }
         Ok(answers)
     }
+    async fn publish_to(&self, partition: &Partition, records: &[Record]) -> Result<Vec<Result<Origin>>> {
+        self.inner.publish_to(partition, records).await
+    }
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
         self.inner.subscribe(subscription).await
     }

@@ -3,7 +3,7 @@
 #![cfg(feature = "testing")]
 
 use hapax::testing::journal::mutants::{JournalMutant, MutantJournalHarness};
-use hapax::testing::journal::{append, identity, lead, model, page, read, sweep};
+use hapax::testing::journal::{append, horizon, identity, lead, model, page, read, sweep};
 
 /// Asserts that every one of the cases catches the mutant.
 macro_rules! caught {
@@ -94,6 +94,16 @@ caught!(
         page::j13_a_page_of_an_aggregate_ends_at_so_many_bytes,
         page::j13_a_page_that_is_followed_ends_at_so_many_bytes,
     ]
+);
+caught!(
+    a_horizon_that_is_too_low_is_caught,
+    JournalMutant::HorizonTooLow,
+    [horizon::j14_what_is_acknowledged_is_within_the_horizon, horizon::j14_a_horizon_holds_while_writers_run]
+);
+caught!(
+    a_horizon_that_reads_the_clock_last_is_caught,
+    JournalMutant::HorizonReadsTheClockLast,
+    [horizon::j14_a_horizon_holds_while_writers_run]
 );
 
 // Writers that commit late are no mistake if readers wait for them: the suite must not catch what is sound.

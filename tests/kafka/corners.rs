@@ -226,6 +226,30 @@ async fn limit(topic: &Topic, bytes: usize) {
     admin.alter_configs([&change], &AdminOptions::new()).await.unwrap()[0].as_ref().unwrap();
 }
 
+/// A partition that is not there, and the same once it is: the producer asked for partitions before it was added.
+#[tokio::test]
+async fn a_partition_that_was_added_can_be_published_to() {
+    use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions};
+    let (bus, topic, _) = stage(settings(), 1).await;
+    let [first, second] = [0, 1].map(|number| Partition { topic: topic.clone(), number });
+    let sent = [record("k", "x")];
+    bus.publish_to(&first, &sent).await.unwrap().remove(0).unwrap();
+    let missing = bus.publish_to(&second, &sent).await.unwrap_err();
+    assert!(matches!(missing, Error::NotFound(_)), "{missing:?}");
+    let admin: AdminClient<rdkafka::client::DefaultClientContext> =
+        rdkafka::ClientConfig::new().set("bootstrap.servers", settings().brokers).create().unwrap();
+    let more = NewPartitions::new(topic.as_str(), 2);
+    admin.create_partitions([&more], &AdminOptions::new()).await.unwrap()[0].as_ref().unwrap();
+    let end = Instant::now() + DEADLINE;
+    loop {
+        match bus.publish_to(&second, &sent).await {
+            Ok(answers) if answers[0].is_ok() => break,
+            answer => assert!(Instant::now() < end, "never taken: {answer:?}"),
+        }
+    }
+    assert_eq!(bus.range(&second).await.unwrap(), (0, 1), "it lies there once");
+}
+
 #[tokio::test]
 async fn more_than_the_buffers_hold_arrives_in_order() {
     let mut small = settings().property("queue.buffering.max.messages", "100");

@@ -50,6 +50,8 @@ async fn t81_a_reader_on_a_hot_standby_passes_no_open_transaction() {
     let there = pool_to(&standby.url(), 2).await;
     let reader = PgJournal::with_pool(there.clone(), settings(&schema, false)).await.unwrap();
     assert_eq!(ids(&reader, 0).await, (vec!["one".to_owned()], false));
+    let error = reader.horizon().await.expect_err("nothing here tells what the primary has acknowledged");
+    assert!(matches!(error, Error::Unsupported(_)) && error.to_string().contains("standby"), "{error:?}");
 
     let mut slow = journal.pool().begin().await.unwrap();
     let two = journal.append_in(&mut slow, &append("two")).await.unwrap();
@@ -82,6 +84,7 @@ async fn t81_a_reader_on_a_hot_standby_passes_no_open_transaction() {
     assert!(ask::<bool>(&there, "select pg_promote()").await);
     assert_eq!(ids(&reader, 3).await, (vec!["five".into(), "seven".into()], false));
     let eight = reader.append(&append("eight")).await.unwrap();
+    assert!(reader.horizon().await.unwrap().1 >= eight.placed[0].position, "promoted, it can tell");
     assert!(eight.placed[0].position.number() > 7);
     assert_eq!(ids(&reader, 7).await, (vec!["eight".into()], false));
 }

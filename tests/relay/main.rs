@@ -5,5 +5,7 @@ mod support;
 
 mod kafka;
 mod publishing;
+mod pulses;
+mod pulses_race;
 mod put_back;
 mod tenants;

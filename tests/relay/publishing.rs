@@ -872,6 +872,7 @@ fn the_defaults_are_those_of_the_table() {
         ("backoff_base", format!("{} ms", settings.backoff_base.as_millis())),
         ("backoff_max", seconds(settings.backoff_max)),
         ("large_bytes", format!("{} KiB", settings.large_bytes >> 10)),
+        ("pulse", settings.pulse.map_or_else(|| "off".to_owned(), seconds)),
     ] {
         assert_eq!(documented(knob), effective, "{knob}");
     }

@@ -55,6 +55,9 @@ impl Bus for Gated {
         }
         answers
     }
+    async fn publish_to(&self, partition: &Partition, records: &[Record]) -> Result<Vec<Result<Origin>>> {
+        self.inner.publish_to(partition, records).await
+    }
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
         self.inner.subscribe(subscription).await
     }

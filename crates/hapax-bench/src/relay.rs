@@ -162,6 +162,13 @@ impl Bus for Timed {
         drop(at);
         Ok(answers)
     }
+    async fn publish_to(
+        &self,
+        partition: &Partition,
+        records: &[Record],
+    ) -> hapax::Result<Vec<hapax::Result<Origin>>> {
+        self.inner.publish_to(partition, records).await
+    }
     async fn subscribe(&self, subscription: Subscription) -> hapax::Result<Box<dyn Subscriber>> {
         self.inner.subscribe(subscription).await
     }

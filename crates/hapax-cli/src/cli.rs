@@ -177,6 +177,8 @@ pub enum Command {
     /// Publish a journal to a bus: every event at least once, each aggregate's in order
     Relay(Box<crate::relay::RelayArgs>),
     Serve(Box<crate::serve::ServeArgs>),
+    /// Ask the read model about records: each counted once, with the time up to which that holds
+    Query(Box<crate::query::QueryArgs>),
     /// Look at dead letters, run them again or drop them
     Dead(crate::letters::DeadArgs),
     /// Look at events that wait behind something unresolved, and release them

@@ -24,6 +24,7 @@ mod modules;
 mod open;
 mod print;
 mod produce;
+mod query;
 mod relay;
 mod serve;
 mod signal;
@@ -77,6 +78,7 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Modules(args) => runtime.block_on(modules::run(global, &args)),
         Command::Relay(args) => runtime.block_on(relay::run(global, &args, &gate, metrics.as_ref())),
         Command::Serve(args) => runtime.block_on(serve::run(global, &args, &gate, metrics.as_ref())),
+        Command::Query(args) => runtime.block_on(query::run(global, &args)),
         Command::Dead(args) => runtime.block_on(letters::dead(global, &args)),
         Command::Parked(args) => runtime.block_on(letters::parked(global, &args)),
         Command::Doctor(args) => runtime.block_on(doctor::run(global, &args)),

@@ -1,9 +1,10 @@
-//! Opens what a command works on: ledger, journal, bus.
+//! Opens what a command works on: ledger, journal, bus, read model.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hapax::access::Access;
+use hapax::analytics::ReadModel;
 use hapax::bus::{Bus, TopicSettings};
 use hapax::config::{Config, sqlite_path};
 use hapax::keyed::Keys;
@@ -23,6 +24,28 @@ pub async fn ledger(config: &Config, pools: &Pools) -> Result<Arc<dyn Ledger>, F
     let mut settings = config.open_settings();
     settings.pools = pools.clone();
     Ok(open::ledger_with(&config.ledger.url, &settings).await?)
+}
+
+/// Opens the read model of records, if there is one; creates an embedded one if it is missing.
+pub fn read_model(config: &Config) -> Result<Option<Arc<dyn ReadModel>>, Failure> {
+    let Some(url) = &config.analytics.url else { return Ok(None) };
+    make_room(config, sqlite_path(url), "read model")?;
+    Ok(Some(open::read_model(url)?))
+}
+
+/// Opens the read model to look into it. A missing one is not created.
+pub fn existing_read_model(global: &Global, config: &Config) -> Result<Arc<dyn ReadModel>, Failure> {
+    let Some(url) = &config.analytics.url else {
+        let told =
+            "there is no read model: analytics.url is unset, and the journal or the bus is not embedded";
+        return Err(Failure::config(told));
+    };
+    if let Some(file) = sqlite_path(url).filter(|file| !file.exists()) {
+        let flags = global.given(&["--data"]);
+        let told = format!("there is no read model at {}; `hapax{flags} serve` makes one", file.display());
+        return Err(Failure::dependency("unavailable", told));
+    }
+    Ok(open::existing_read_model(url)?)
 }
 
 /// Opens the journal to append to it or to relay it; creates an embedded one if it is missing.

@@ -340,6 +340,9 @@ mod tests {
             }
             Ok(answers)
         }
+        async fn publish_to(&self, partition: &Partition, records: &[Record]) -> Result<Vec<Result<Origin>>> {
+            self.bus.publish_to(partition, records).await
+        }
         async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
             self.bus.subscribe(subscription).await
         }

@@ -232,6 +232,11 @@ impl Journal for MemoryJournal {
         Ok(self.0.clock.now())
     }
 
+    async fn horizon(&self) -> Result<(Time, Position)> {
+        let now = self.0.clock.now(); // before the position: see the contract
+        Ok((now, Position::of(self.store().last)))
+    }
+
     fn id(&self) -> &str {
         &self.0.id
     }

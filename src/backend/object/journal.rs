@@ -283,6 +283,14 @@ impl Journal for ObjectJournal {
         Ok(self.0.objects.now().await?.about)
     }
 
+    async fn horizon(&self) -> Result<(Time, Position)> {
+        Err(Error::Unsupported(
+            "a journal in an object store cannot say up to which position everything is acknowledged: its \
+             positions are times, by clocks that may differ"
+                .into(),
+        ))
+    }
+
     async fn probe(&self) -> Result<()> {
         self.0.objects.list("", "", 1).await.map(drop) // the clock is a guess between two answers
     }

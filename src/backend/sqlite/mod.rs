@@ -10,6 +10,7 @@
 //! locks do not work there.
 
 pub mod access;
+pub mod analytics;
 pub mod bus;
 pub(crate) mod codec;
 pub(crate) mod connect;
@@ -29,6 +30,7 @@ mod transaction;
 mod writer;
 
 pub use access::SqliteAccess;
+pub use analytics::SqliteReadModel;
 pub use journal::SqliteJournal;
 pub use keys::SqliteKeys;
 pub use records::SqliteRecords;

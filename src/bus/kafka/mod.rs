@@ -330,11 +330,41 @@ impl Bus for KafkaBus {
             gone |= matches!(answer, Err(Error::NotFound(_)));
             on_answer(place, answer);
         };
-        let is_as_known = self.shared.publisher.publish(topic, limit, records, &mut note).await?;
+        let is_as_known = self.shared.publisher.publish(topic, None, limit, records, &mut note).await?;
         if gone || !is_as_known {
             self.shared.known.lock().unwrap_or_else(PoisonError::into_inner).remove(topic);
         }
         Ok(())
+    }
+
+    async fn publish_to(&self, partition: &Partition, records: &[Record]) -> Result<Vec<Result<Origin>>> {
+        let Partition { topic, number } = partition;
+        if *number < 0 {
+            return Err(no_partition(partition)); // librdkafka would choose one
+        }
+        let limit = self.must_exist(topic).await?;
+        let unknown = || Error::Unavailable { what: format!("publishing to {partition}"), source: None };
+        let mut answers: Vec<Result<Origin>> = records.iter().map(|_| Err(unknown())).collect();
+        let mut note = |place: usize, answer: Result<Origin>| answers[place] = answer;
+        let publishing = self.shared.publisher.publish(topic, Some(*number), limit, records, &mut note);
+        let is_as_known = publishing.await?;
+        let gone = |answer: &Result<Origin>| matches!(answer, Err(Error::NotFound(_)));
+        if answers.iter().any(gone) || !is_as_known {
+            self.shared.known.lock().unwrap_or_else(PoisonError::into_inner).remove(topic);
+        }
+        if answers.iter().any(gone) {
+            let (count, _) = self.partitions(topic).await?.ok_or_else(|| no_topic(topic))?;
+            if *number >= count {
+                return Err(no_partition(partition));
+            }
+            // It was added since the producer asked last.
+            let (shared, topic) = (self.shared.clone(), topic.clone());
+            blocking(move || shared.publisher.refresh(&topic)).await?;
+            for answer in answers.iter_mut().filter(|answer| gone(answer)) {
+                *answer = Err(unknown());
+            }
+        }
+        Ok(answers)
     }
 
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {

@@ -82,11 +82,12 @@ impl Publisher {
         limit.map_or(most, |limit| most.min(limit.saturating_sub(FRAME_BYTES).max(1)))
     }
 
-    /// Publishes records to a topic whose batches may have `limit` bytes. Returns false if the
-    /// topic accepts less.
+    /// Publishes records to a topic whose batches may have `limit` bytes: to partition `to`, or
+    /// where their keys say. Returns false if the topic accepts less.
     pub(super) async fn publish(
         &self,
         topic: &Topic,
+        to: Option<i32>,
         limit: Option<usize>,
         records: &[Record],
         on_answer: OnAnswer<'_>,
@@ -98,7 +99,7 @@ impl Publisher {
             async |place: usize, delivery: DeliveryFuture| (place, self.answer(what, place, delivery).await);
         let mut under_way = FuturesUnordered::new();
         for (place, record) in records.iter().enumerate() {
-            let mut next = to_kafka(topic, record);
+            let mut next = to_kafka(topic, to, record);
             loop {
                 match producer.send_result(next) {
                     Ok(delivery) => {
@@ -125,6 +126,18 @@ impl Publisher {
             on_answer(place, answer);
         }
         Ok(!what.takes_less.load(Ordering::Relaxed))
+    }
+
+    /// Makes a topic's producers ask anew which partitions it has. Blocks.
+    pub(super) fn refresh(&self, topic: &Topic) {
+        use rdkafka::producer::Producer as _;
+        // Not under the lock: brokers may take their time.
+        let all: Vec<Producer> =
+            self.producers.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        for producer in all {
+            // If it fails, they ask by themselves some minutes later.
+            let _ = producer.client().fetch_metadata(Some(topic.as_str()), self.settings.answer_timeout);
+        }
     }
 
     async fn answer(&self, what: &Publishing<'_>, place: usize, delivery: DeliveryFuture) -> Result<Origin> {
@@ -184,8 +197,15 @@ fn producer(settings: &KafkaSettings, batch_bytes: usize, link: &Arc<Link>) -> R
         .map_err(|e| meaning("making a Kafka producer", e))
 }
 
-fn to_kafka<'a>(topic: &'a Topic, record: &'a Record) -> FutureRecord<'a, [u8], [u8]> {
+fn to_kafka<'a>(
+    topic: &'a Topic,
+    partition: Option<i32>,
+    record: &'a Record,
+) -> FutureRecord<'a, [u8], [u8]> {
     let mut to = FutureRecord::to(topic.as_str());
+    if let Some(number) = partition {
+        to = to.partition(number);
+    }
     if let Some(key) = &record.key {
         to = to.key(&key[..]);
     }

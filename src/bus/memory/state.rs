@@ -116,16 +116,23 @@ impl State {
         self.log(partition).map(|log| (log.oldest, log.end()))
     }
 
+    /// Publishes to partition `to`, or where each record's key says.
     pub(super) fn publish(
         &mut self,
         topic: &Topic,
+        to: Option<i32>,
         records: &[Record],
         now: Time,
     ) -> Result<Vec<Result<Origin>>> {
+        if let Some(number) = to {
+            self.range(&Partition { topic: topic.clone(), number })?;
+        }
         let all = self.topics.get_mut(topic).ok_or_else(|| no_topic(topic))?;
         let mut origins = Vec::with_capacity(records.len());
         for record in records {
-            let number = if let Some(key) = &record.key {
+            let number = if let Some(number) = to {
+                number
+            } else if let Some(key) = &record.key {
                 partition_of(key, all.terms.partitions)
             } else {
                 all.turn = (all.turn + 1) % all.partitions.len();

@@ -8,7 +8,7 @@ use tokio::task::JoinError;
 use super::Pipeline;
 use super::partitions::suspect;
 use super::window::{self, Answered};
-use crate::bus::{BusEvent, Partition, Received};
+use crate::bus::{BusEvent, Partition, Pulse, Received};
 use crate::consumer::Passed;
 use crate::consumer::arrival::{Arrival, Queued, Source};
 use crate::consumer::held::Looked;
@@ -68,6 +68,12 @@ impl Pipeline {
                     "the bus delivered offset {} of {partition} again under one assignment",
                     received.origin.offset
                 )));
+            }
+            if received.unreadable.is_none() && Pulse::is(&received.record) {
+                // It is no event, whatever the order and whoever wants what: finished for the commit
+                // point, and counted nowhere.
+                self.finish_offset(&partition, received.origin.offset);
+                continue;
             }
             let source = Source::Bus(own.assigned.clone());
             let queued = self.context.decode(received, source, own.cancel.subscribe(), self.ledger.epoch());

@@ -31,6 +31,9 @@ macro_rules! __bus_cases {
                 b2_a_partition_keeps_its_publishers_order
                 b10_offsets_are_never_reused
                 b10_what_was_removed_leaves_a_gap
+                b12_a_record_goes_to_the_partition_it_is_published_to
+                b12_what_is_published_after_an_acknowledgement_comes_after_it
+                b12_a_partition_that_is_not_there_is_an_error
             }
             consume {
                 b4_a_group_goes_on_at_its_commit

@@ -37,6 +37,10 @@ pub enum BusMutant {
     LosesWhenCancelled,
     /// Nobody is told of what was lost.
     LostUntold,
+    /// What is published to a partition goes where its key says.
+    PartitionIgnored,
+    /// A partition that is not there is taken for the first.
+    AnyPartition,
 }
 
 /// A broken bus in memory.
@@ -95,6 +99,19 @@ impl Bus for MutantBus {
             }
         }
         self.bus.publish(topic, &records).await
+    }
+
+    async fn publish_to(&self, partition: &Partition, records: &[Record]) -> Result<Vec<Result<Origin>>> {
+        match self.mutant {
+            BusMutant::PartitionIgnored => {
+                self.bus.range(partition).await?;
+                self.bus.publish(&partition.topic, records).await
+            }
+            BusMutant::AnyPartition if self.bus.range(partition).await.is_err() => {
+                self.bus.publish_to(&Partition { number: 0, ..partition.clone() }, records).await
+            }
+            _ => self.bus.publish_to(partition, records).await,
+        }
     }
 
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {

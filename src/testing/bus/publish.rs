@@ -1,10 +1,10 @@
-//! Clauses 1, 2 and 10: what is published, where it lies, what stays.
+//! Clauses 1, 2, 10 and 12: what is published, where it lies, what stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::BusHarness;
 use super::kit::{Stage, publish, record, until};
-use crate::bus::{Bus, Record, TopicSettings};
+use crate::bus::{Bus, Partition, Record, TopicSettings};
 use crate::clock::Time;
 use crate::error::Error;
 use crate::event::Headers;
@@ -154,4 +154,62 @@ pub async fn b10_what_was_removed_leaves_a_gap<H: BusHarness>(harness: &H) {
     until(&mut ear, "what is left", |ear| ear.records.len() >= 2).await;
     assert_eq!(ear.offsets(&partition), [4, 5]);
     ear.leave().await;
+}
+
+/// Whatever its key: with one, without one, with one that belongs elsewhere. Each record arrives as it was sent.
+pub async fn b12_a_record_goes_to_the_partition_it_is_published_to<H: BusHarness>(harness: &H) {
+    let stage = Stage::new(harness, 3).await;
+    let sent = [
+        record("one-key", "a"),
+        Record { key: None, ..record("", "b") },
+        record("another", "c"),
+        Record { key: None, payload: None, ..Record::default() },
+    ];
+    let mut origins = Vec::new();
+    for number in [2, 0, 1, 2] {
+        let answers = stage.bus.publish_to(&stage.partition(number), &sent).await.expect("the bus is there");
+        let lie: Vec<_> = answers.into_iter().map(|answer| answer.expect("it is published")).collect();
+        assert!(lie.iter().all(|origin| origin.partition == number), "{number}: {lie:?}");
+        assert!(lie.windows(2).all(|two| two[0].offset < two[1].offset), "in order: {lie:?}");
+        origins.extend(lie);
+    }
+    let mut ear = stage.member("a").await;
+    until(&mut ear, "all records", |ear| ear.records.len() >= origins.len()).await;
+    for (record, origin) in sent.iter().cycle().zip(&origins) {
+        let received = ear.records.iter().find(|received| received.origin == *origin).expect("it lies there");
+        let timestamp = received.record.timestamp;
+        assert_eq!(received.record, Record { timestamp, ..record.clone() });
+    }
+    ear.leave().await;
+}
+
+/// By key and to a partition, by one publisher and by another: what was acknowledged comes first.
+pub async fn b12_what_is_published_after_an_acknowledgement_comes_after_it<H: BusHarness>(harness: &H) {
+    let stage = Stage::new(harness, 2).await;
+    let other = harness.open().await;
+    let mut last: BTreeMap<i32, i64> = BTreeMap::new();
+    for n in 0..10 {
+        let keyed = publish(&other, &stage.topic, &[record(&format!("key-{n}"), "keyed")]).await.remove(0);
+        let partition = stage.partition(keyed.partition);
+        let mut answers = stage.bus.publish_to(&partition, &[record("x", "placed")]).await.unwrap();
+        let placed = answers.remove(0).expect("it is published");
+        let before = last.insert(partition.number, placed.offset);
+        assert!(before.is_none_or(|before| before < keyed.offset), "{before:?} {keyed:?}");
+        assert!(keyed.offset < placed.offset, "{keyed:?} {placed:?}");
+    }
+}
+
+/// Too high, negative, of an unknown topic: nothing is stored anywhere.
+pub async fn b12_a_partition_that_is_not_there_is_an_error<H: BusHarness>(harness: &H) {
+    let stage = Stage::new(harness, 2).await;
+    let unknown = Topic::new(harness.unique("unknown")).unwrap();
+    let none = [stage.partition(2), stage.partition(-1), Partition { topic: unknown.clone(), number: 0 }];
+    for partition in none {
+        let error = stage.bus.publish_to(&partition, &[record("a", "x")]).await.expect_err("it is not there");
+        assert!(matches!(error, Error::NotFound(_)), "{partition}: {error:?}");
+    }
+    assert_eq!(stage.total().await, 0, "nothing was stored");
+    assert_eq!(stage.bus.topic(&unknown).await.unwrap(), None, "nothing was made");
+    let answers = stage.bus.publish_to(&stage.partition(1), &[record("a", "x")]).await.unwrap();
+    assert!(answers[0].is_ok(), "what is there goes on: {answers:?}");
 }

@@ -66,6 +66,11 @@ macro_rules! __journal_cases {
                 j13_a_page_has_at_least_one_event
                 j13_a_page_that_is_not_full_is_the_last
             }
+            horizon {
+                j14_the_horizon_of_an_empty_journal_is_its_start
+                j14_what_is_acknowledged_is_within_the_horizon
+                j14_a_horizon_holds_while_writers_run
+            }
             lead {
                 j9_one_of_two_leads
                 j9_tokens_grow_and_stale_ones_are_fenced

@@ -1,4 +1,4 @@
-//! What every journal must pass. Cases are named after the clauses of the [`Journal`] contract (`j1_` … `j13_`).
+//! What every journal must pass. Cases are named after the clauses of the [`Journal`] contract (`j1_` … `j14_`).
 //!
 //! A journal implements [`JournalHarness`] and is enrolled by one line; every case becomes a test of its own:
 //!
@@ -17,6 +17,7 @@ mod cases;
 mod kit;
 
 pub mod append;
+pub mod horizon;
 pub mod identity;
 pub mod input;
 pub mod lead;

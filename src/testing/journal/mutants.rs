@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{JournalHarness, MemoryJournalHarness};
+use crate::clock::Time;
 use crate::error::Result;
 use crate::event::Event;
 use crate::id::{Aggregate, EventId, Owner, RelayName, Tenant};
@@ -44,6 +45,10 @@ pub enum JournalMutant {
     UnboundedPages,
     /// A page that is shorter than asked for is taken for the last.
     ShortIsTheEnd,
+    /// The position of a horizon is that of the event before the last.
+    HorizonTooLow,
+    /// A horizon reads the position, and then the clock.
+    HorizonReadsTheClockLast,
 }
 
 /// A broken journal in memory.
@@ -284,6 +289,19 @@ journal_over!(MutantJournal {
             self.inner.rewind(relay, checkpoint, None).await?;
         }
         swept
+    }
+    async fn horizon(&self) -> Result<(Time, Position)> {
+        let (time, position) = self.inner.horizon().await?;
+        match self.mutant {
+            JournalMutant::HorizonTooLow => Ok((time, Position::of(position.number().saturating_sub(1)))),
+            JournalMutant::HorizonReadsTheClockLast => {
+                // As if the server took its time in between: someone appends, and is told so.
+                self.inner.wait(&position, Duration::from_millis(20)).await?;
+                tokio::time::sleep(Duration::from_millis(2)).await;
+                Ok((self.inner.now().await?, position))
+            }
+            _ => Ok((time, position)),
+        }
     }
     fn capabilities(&self) -> JournalCapabilities {
         self.inner.capabilities()

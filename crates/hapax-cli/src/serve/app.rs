@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use hapax::access::{Access, Actor, ApiToken, Authenticator, NewToken, RateLimit, Role};
+use hapax::analytics::ReadModel;
 use hapax::bus::Bus;
 use hapax::config::{Config, sqlite_path};
 use hapax::journal::Appender;
@@ -41,6 +42,8 @@ pub struct App {
     pub kept_access: Arc<dyn Access>,
     /// What one token may ask for.
     pub rate: RateLimit,
+    /// The read model of records, if there is one.
+    pub reads: Option<Arc<dyn ReadModel>>,
     /// The bus, if the relay runs here.
     pub bus: Option<Arc<dyn Bus>>,
     pub relay: RelayStatus,
@@ -60,6 +63,7 @@ pub struct App {
 pub struct With {
     pub relay: bool,
     pub sweepers: bool,
+    pub analytics: bool,
 }
 
 /// What handlers get as their state.
@@ -98,6 +102,7 @@ impl App {
         let access = Authenticator::new(access);
         let rate = RateLimit::per_second(config.serve.rate_per_s);
         let bus = if with.relay { Some(open::bus_for_relay(&config).await?) } else { None };
+        let reads = open::read_model(&config)?;
         let appender = Appender::new(Arc::clone(&journal));
         let relay = RelayStatus::default();
         let work = [(); 2].map(|()| Arc::new(Semaphore::new(config.serve.connections_max)));
@@ -113,6 +118,7 @@ impl App {
             access,
             kept_access,
             rate,
+            reads,
             bus: bus.clone(),
             relay,
             readiness: Readiness::default(),

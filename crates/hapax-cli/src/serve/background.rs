@@ -1,9 +1,10 @@
-//! What runs beside the requests: the relay and the sweepers.
+//! What runs beside the requests: the relay, the feed of the read model and the sweepers.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hapax::access::AuditSweep;
+use hapax::analytics::{Feed, FeedHandle};
 use hapax::bus::Bus;
 use hapax::keyed::KeySweeper;
 use hapax::relay::{Progress, Relay, RelayHandle};
@@ -94,9 +95,13 @@ impl RelayStatus {
     }
 }
 
+/// How often the relay says up to when everything is published, where a read model asks for it.
+const PULSE: Duration = Duration::from_secs(1);
+
 /// What runs until the server stops.
 pub struct Background {
     relay: Option<JoinHandle<()>>,
+    feed: Option<(JoinHandle<()>, Arc<Mutex<Option<FeedHandle>>>)>,
     status: RelayStatus,
     upkeep: JoinHandle<()>,
     audit: Option<JoinHandle<()>>,
@@ -109,6 +114,14 @@ impl Background {
         let keys = || KeySweeper::spawn(Arc::clone(&app.kept_keys), app.config.keys.retention);
         let sweepers = (entries, with.sweepers.then(keys).transpose()?);
         let audit = with.sweepers.then(|| tokio::spawn(sweep_audit(Arc::clone(app))));
+        let feed = match (&bus, with.analytics && app.reads.is_some()) {
+            (Some(bus), true) => {
+                let handle = Arc::default();
+                let task = tokio::spawn(feed(Arc::clone(app), Arc::clone(bus), Arc::clone(&handle)));
+                Some((task, handle))
+            }
+            _ => None,
+        };
         let relay = bus.map(|bus| tokio::spawn(publish(Arc::clone(app), bus)));
         let metrics = app.metrics.clone();
         let upkeep = tokio::spawn(async move {
@@ -118,7 +131,7 @@ impl Background {
                 metrics.run_upkeep();
             }
         });
-        Ok(Background { relay, status: app.relay.clone(), upkeep, audit, _sweepers: sweepers })
+        Ok(Background { relay, feed, status: app.relay.clone(), upkeep, audit, _sweepers: sweepers })
     }
 
     /// Stops it all; returns when the relay has given up its leadership.
@@ -129,6 +142,12 @@ impl Background {
         }
         if let Some(handle) = &self.status.lock().handle {
             handle.stop();
+        }
+        if let Some((task, handle)) = self.feed {
+            if let Some(handle) = &*handle.lock().unwrap_or_else(PoisonError::into_inner) {
+                handle.stop();
+            }
+            let _ = task.await; // it logged how it ended
         }
         if let Some(relay) = self.relay {
             let _ = relay.await; // it logged how it ended
@@ -152,9 +171,48 @@ async fn sweep_audit(app: Shared) {
 /// Publishes until the server stops. A relay waits for outages to end by itself; one that ends with an
 /// error, or in a panic, is started again, and is not ready until then.
 async fn publish(app: Shared, bus: Arc<dyn Bus>) {
-    let (journal, settings) = (Arc::clone(&app.journal), app.config.relay_settings());
+    let (journal, mut settings) = (Arc::clone(&app.journal), app.config.relay_settings());
+    if app.reads.is_some() {
+        settings.pulse.get_or_insert(PULSE);
+    }
     let make = || Relay::new(Arc::clone(&journal), Arc::clone(&bus), settings.clone());
     keep_publishing(make, &app.relay, app.stopping.clone()).await;
+}
+
+/// Feeds the read model until the server stops. A feed waits for outages of the model by itself; one that
+/// ends with an error is started again.
+async fn feed(app: Shared, bus: Arc<dyn Bus>, current: Arc<Mutex<Option<FeedHandle>>>) {
+    let Some(model) = &app.reads else { return };
+    let (mut stopping, mut pause) = (app.stopping.clone(), PAUSE_MIN);
+    loop {
+        let feed = match Feed::new(Arc::clone(&bus), Arc::clone(model), app.config.feed_settings()) {
+            Ok(feed) => match app.records.snapshot() {
+                Some(source) => feed.with_snapshot(source),
+                None => feed,
+            },
+            Err(error) => {
+                return tracing::error!(target: "hapax", error = %error.chain(), "the read model is not fed");
+            }
+        };
+        *current.lock().unwrap_or_else(PoisonError::into_inner) = Some(feed.handle());
+        if *stopping.borrow() {
+            return; // it was told before there was a handle to stop
+        }
+        match tokio::spawn(feed.run()).await {
+            Ok(Ok(_)) => return,
+            Ok(Err(error)) => {
+                tracing::error!(target: "hapax", error = %error.chain(), "the feed of the read model has failed; it is started again");
+            }
+            Err(error) => {
+                tracing::error!(target: "hapax", %error, "the feed of the read model has failed; it is started again");
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = stopped(&mut stopping) => return,
+        }
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
 }
 
 async fn keep_publishing(
@@ -219,6 +277,9 @@ mod tests {
     impl Bus for Broken {
         async fn publish(&self, topic: &Topic, records: &[Record]) -> Result<Vec<Result<Origin>>> {
             self.1.publish(topic, records).await
+        }
+        async fn publish_to(&self, partition: &Partition, records: &[Record]) -> Result<Vec<Result<Origin>>> {
+            self.1.publish_to(partition, records).await
         }
         async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {
             self.1.subscribe(subscription).await

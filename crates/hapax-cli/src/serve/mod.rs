@@ -10,6 +10,7 @@
 //!
 //! A route is a function with `#[utoipa::path]` in the file of its area; `routes.rs` collects them.
 
+pub mod analytics;
 mod app;
 mod audit;
 mod auth;
@@ -49,7 +50,7 @@ use crate::signal::Gate;
 use app::{App, Shared, With};
 use background::Background;
 
-/// Serve claims, journal, records and keys over HTTP, and publish the journal to the bus
+/// Serve claims, journal, records and keys over HTTP; publish the journal, and keep the read model
 ///
 /// Without credentials it listens on this machine only. `GET /openapi.json` describes the API.
 #[derive(Debug, Args)]
@@ -73,6 +74,8 @@ enum Part {
     Relay,
     /// The sweepers, which forget what is older than the retention
     Sweepers,
+    /// The feed of the read model
+    Analytics,
 }
 
 /// How long the relay may take to stop, besides the time for requests.
@@ -108,6 +111,7 @@ pub async fn run(
     let with = With {
         relay: !args.without.contains(&Part::Relay),
         sweepers: !args.without.contains(&Part::Sweepers),
+        analytics: !args.without.contains(&Part::Analytics),
     };
     let (app, bus) = App::open(config, metrics, stopping.clone(), with).await?;
     app.import_bootstrap_token().await?;

@@ -17,6 +17,7 @@ use utoipa::{OpenApi, ToSchema};
         (name = "claims", description = "Claim an event before its effect, settle it afterwards"),
         (name = "journal", description = "Append events and read them"),
         (name = "records", description = "Records of modules, written with their events under a key"),
+        (name = "analytics", description = "Records as the read model has them, each counted once"),
         (name = "keys", description = "Keys of writes"),
         (name = "letters", description = "Dead, held, parked and lost events, for operators"),
         (name = "tokens", description = "API tokens and the audit, for operators"),

@@ -19,7 +19,7 @@ use super::auth::{self, Entrance};
 use super::front::{self, Front};
 use super::hosts::Hosts;
 use super::openapi::{self, Api};
-use super::{claims, health, journal, keys, letters, records, settle, stats, tokens};
+use super::{analytics, claims, health, journal, keys, letters, records, settle, stats, tokens};
 
 /// The routes for everybody.
 fn of_callers(app: &Shared) -> OpenApiRouter<Shared> {
@@ -30,6 +30,7 @@ fn of_callers(app: &Shared) -> OpenApiRouter<Shared> {
         .merge(keys::routes())
         .merge(stats::routes())
         .merge(records::routes(app))
+        .merge(analytics::routes())
 }
 
 /// The routes for operators and collectors.
@@ -38,6 +39,7 @@ fn of_operators() -> OpenApiRouter<Shared> {
         .merge(keys::operators())
         .merge(letters::routes())
         .merge(stats::operators())
+        .merge(analytics::operators())
         .merge(tokens::routes())
         .merge(health::metrics_routes())
 }

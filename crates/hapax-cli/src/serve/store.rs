@@ -1,5 +1,7 @@
 //! Where records are: the database of the journal, which holds their keys too.
 
+use std::sync::Arc;
+
 use axum::extract::FromRequestParts;
 #[cfg(feature = "postgres")]
 use axum::http::StatusCode;
@@ -10,7 +12,7 @@ use hapax::config::{Config, Migrate, sqlite_path};
 use hapax::keyed::KeyedSqlite;
 use hapax::open::Pools;
 use hapax::problem::Problem;
-use hapax::records::{Create, Delete, ModuleSlug, Record, Records, Update};
+use hapax::records::{Create, Delete, ModuleSlug, Record, Records, Snapshot, Update};
 use hapax::{Error, Result};
 
 use super::app::{App, Shared};
@@ -159,6 +161,16 @@ impl Store {
             _ => Err(Error::Unsupported("the transaction is of another database".into())),
             #[cfg(not(feature = "postgres"))]
             (Store::Nowhere(why), Tx::Sqlite(_)) => Err(Error::Unsupported(why.clone())),
+        }
+    }
+
+    /// The records of all tenants, for a read model that begins; none where this role may not see them.
+    pub fn snapshot(&self) -> Option<Arc<dyn Snapshot>> {
+        match self {
+            Store::Sqlite { records, .. } => Some(Arc::new(records.clone())),
+            #[cfg(feature = "postgres")]
+            Store::Postgres(_) => None,
+            Store::Nowhere(_) => None,
         }
     }
 

@@ -15,6 +15,7 @@ mod letters;
 mod messages;
 mod modules;
 mod newcomer;
+mod query;
 mod relay;
 mod serve;
 mod serve_access;

@@ -328,6 +328,10 @@ impl Journal for PgJournal {
         read::now(&self.0).await
     }
 
+    async fn horizon(&self) -> Result<(Time, Position)> {
+        read::horizon(&self.0).await
+    }
+
     async fn probe(&self) -> Result<()> {
         read::probe(&self.0).await
     }

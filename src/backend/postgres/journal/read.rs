@@ -383,6 +383,25 @@ pub(super) async fn now(inner: &Inner) -> Result<Time> {
     now.map(|(now,)| Time::from_micros(now)).ok_or_else(|| Error::Corrupt("the journal has no clock".into()))
 }
 
+/// The clock, and then the last position that was drawn: two statements, so that their order is
+/// certain. A sequence is read as it is now, whoever has drawn from it: whatever was acknowledged
+/// before the first statement had drawn its position by then, and drawn positions that are not
+/// committed count too, which is harmless in an upper bound.
+pub(super) async fn horizon(inner: &Inner) -> Result<(Time, Position)> {
+    let time = now(inner).await?;
+    let sql = format!("select {}, pg_catalog.pg_is_in_recovery()", anchor::DRAWN);
+    let sql = sql.replace("{s}", &inner.settings.schema);
+    let query = sqlx::query_as::<_, (i64, bool)>(AssertSqlSafe(sql)).persistent(false);
+    match inner.fetch_first("reading the last position", query).await? {
+        Some((drawn, false)) => Ok((time, Position::of(drawn as u64))),
+        Some((_, true)) => Err(Error::Unsupported(
+            "this server is a standby: it does not know what its primary has acknowledged; ask the primary"
+                .into(),
+        )),
+        None => Err(Error::Corrupt("the journal's sequence is missing".into())),
+    }
+}
+
 /// Asks for the clock, and whether the server takes writes: a standby answers reads.
 pub(super) async fn probe(inner: &Inner) -> Result<()> {
     let sql = format!(

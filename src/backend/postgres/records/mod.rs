@@ -96,7 +96,7 @@ impl Sql {
         let sql = |text: &str| -> Arc<str> { text.replace("{s}", schema).into() };
         Sql {
             begin: sql("select * from {s}.record_begin($1, $2::text::uuid, $3::text::uuid)"),
-            store: sql("select {s}.record_store($1, $2, $3::text::uuid, $4::text::uuid, $5, $6, $7)"),
+            store: sql("select {s}.record_store($1, $2, $3::text::uuid, $4::text::uuid, $5, $6, $7, $8)"),
             get: sql(&format!("select {COLUMNS} from {{s}}.record_get($1, $2::text::uuid, $3::text::uuid)")),
             list: sql(&format!(
                 "select {COLUMNS} from {{s}}.record_list($1, $2::text::uuid, $3::text::uuid, $4, $5)"
@@ -113,6 +113,7 @@ from_row! { "o_",
         seq: Option<i64>,
         payload: Option<String>,
         created_us: Option<i64>,
+        now_us: Option<i64>,
     }
 }
 
@@ -231,9 +232,10 @@ impl PgRecords {
             return Err(no_module(write.module()));
         }
         let head = begun.last.unwrap_or_default() as u64;
+        let now = Time::from_micros(begun.now_us.unwrap_or_default());
         let found = begun.found()?;
         write.decide(found.as_ref(), head)?;
-        let append = write.append(head)?;
+        let append = write.append(head, found.as_ref(), now)?;
         // Of two creators of a new record one is refused here, with the other's seq.
         let appended = inner.journal.append_in(tx, &append).await?;
         let seq = write.appended(&appended, head)?;
@@ -243,7 +245,7 @@ impl PgRecords {
             Write::Update(update) => (2, Some(update.payload.as_str())),
             Write::Delete(_) => (3, None),
         };
-        let at: i64 = sqlx::query_scalar(AssertSqlSafe(Arc::clone(&inner.sql.store)))
+        sqlx::query(AssertSqlSafe(Arc::clone(&inner.sql.store)))
             .persistent(persistent)
             .bind(write.module().as_str())
             .bind(kind)
@@ -252,11 +254,12 @@ impl PgRecords {
             .bind(payload)
             .bind(found.as_ref().map(|found| count(found.seq)))
             .bind(count(seq))
-            .fetch_one(&mut **tx)
+            .bind(now.as_micros())
+            .execute(&mut **tx)
             .await
             .map_err(|e| fail(what, e))?;
         crate::crash_point!("records.stored");
-        written(write, found, seq, Time::from_micros(at))
+        written(write, found, seq, now)
     }
 
     async fn alone(&self, write: Write<'_>) -> Result<Record> {

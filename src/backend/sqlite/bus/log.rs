@@ -109,10 +109,12 @@ struct Tail {
     touched: bool,
 }
 
-/// Appends records. The inner errors concern the request.
+/// Appends records to partition `to`, or where each record's key says. The inner errors concern the
+/// request.
 pub(super) fn publish(
     conn: &Connection,
     topic: &Topic,
+    to: Option<i32>,
     records: &[Record],
     bytes_max: usize,
     now: Time,
@@ -129,13 +131,18 @@ pub(super) fn publish(
     };
     let mut tails = tails(conn, number)?;
     let (partitions, turn_before) = (tails.len() as i32, turn);
+    if let Some(number) = to.filter(|number| !(0..partitions).contains(number)) {
+        return Ok(Err(no_partition(&Partition { topic: topic.clone(), number })));
+    }
     let mut answers = Vec::with_capacity(records.len());
     for record in records {
         if let Err(error) = check_size(topic, record, bytes_max) {
             answers.push(Err(error));
             continue;
         }
-        let place = if let Some(key) = &record.key {
+        let place = if let Some(number) = to {
+            number
+        } else if let Some(key) = &record.key {
             partition_of(key, partitions)
         } else {
             turn = (turn + 1) % i64::from(partitions);

@@ -119,6 +119,17 @@ impl EmbeddedBus {
         &self.0.path
     }
 
+    /// Publishes to partition `to`, or where each record's key says.
+    async fn publish_at(
+        &self,
+        topic: &Topic,
+        to: Option<i32>,
+        records: &[Record],
+    ) -> Result<Vec<Result<Origin>>> {
+        let (topic, records, max) = (topic.clone(), records.to_vec(), self.0.settings.record_bytes_max);
+        answer(self.0.write.send(move |conn, now| log::publish(conn, &topic, to, &records, max, now))).await?
+    }
+
     /// Stops the heartbeats of members that joined through this instance.
     #[cfg(feature = "testing")]
     pub fn silence(&self, silent: bool) {
@@ -136,8 +147,11 @@ impl EmbeddedBus {
 #[async_trait]
 impl Bus for EmbeddedBus {
     async fn publish(&self, topic: &Topic, records: &[Record]) -> Result<Vec<Result<Origin>>> {
-        let (topic, records, max) = (topic.clone(), records.to_vec(), self.0.settings.record_bytes_max);
-        answer(self.0.write.send(move |conn, now| log::publish(conn, &topic, &records, max, now))).await?
+        self.publish_at(topic, None, records).await
+    }
+
+    async fn publish_to(&self, partition: &Partition, records: &[Record]) -> Result<Vec<Result<Origin>>> {
+        self.publish_at(&partition.topic, Some(partition.number), records).await
     }
 
     async fn subscribe(&self, subscription: Subscription) -> Result<Box<dyn Subscriber>> {

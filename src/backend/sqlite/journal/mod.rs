@@ -250,6 +250,13 @@ impl Journal for SqliteJournal {
         Ok(self.0.clock.now())
     }
 
+    async fn horizon(&self) -> Result<(Time, Position)> {
+        let now = self.0.clock.now(); // before the position: see the contract
+        // A read transaction that begins now sees every commit that was acknowledged before.
+        let last = answer(self.0.read.send(codec::last)).await?;
+        Ok((now, Position::of(last)))
+    }
+
     async fn probe(&self) -> Result<()> {
         answer(self.0.write.send(|_| Ok(()))).await // an empty transaction, which costs no flush
     }

@@ -21,8 +21,8 @@ use super::{Threads, answer, reader};
 use crate::error::{Error, Result};
 use crate::id::Tenant;
 use crate::records::{
-    Create, Delete, List, Listed, Module, ModuleSlug, Modules, Record, Records, Update, Uuid, Write,
-    no_module, tenant_id, written,
+    Create, Delete, List, Listed, Module, ModuleSlug, Modules, OfTenant, Record, Records, Snapshot, Update,
+    Uuid, Write, no_module, tenant_id, written,
 };
 
 /// Records in the file of a journal. Clones share its connections.
@@ -151,10 +151,10 @@ impl SqliteRecords {
         let head = journal.head_in(conn, write.tenant(), &write.aggregate()?)?;
         let found = rows::find(conn, tenant, write)?;
         write.decide(found.as_ref(), head)?;
-        let appended = journal.append_in(tx, &write.append(head)?)?;
+        let now = journal.clock().now();
+        let appended = journal.append_in(tx, &write.append(head, found.as_ref(), now)?)?;
         let seq = write.appended(&appended, head)?;
         crate::crash_point!("records.appended");
-        let now = journal.clock().now();
         rows::store(conn, tenant, write, found.as_ref().map(|found| found.seq), seq, now)?;
         crate::crash_point!("records.stored");
         written(write, found, seq, now)
@@ -218,6 +218,14 @@ impl Records for SqliteRecords {
             rows::list(conn, tenant, &which)
         }))
         .await
+    }
+}
+
+#[async_trait]
+impl Snapshot for SqliteRecords {
+    async fn snapshot(&self, after: Option<&OfTenant>, limit: usize) -> Result<Vec<OfTenant>> {
+        let after = after.map(|last| (last.record.module.clone(), last.tenant, last.record.id));
+        answer(self.0.read.send(move |conn| rows::snapshot(conn, after.as_ref(), limit))).await
     }
 }
 

@@ -7,7 +7,9 @@ use super::schema::TRIGGERS;
 use crate::backend::sqlite::fault::Doing;
 use crate::clock::Time;
 use crate::error::{Error, Result};
-use crate::records::{Filling, Found, List, Listed, Module, ModuleSlug, Payload, Record, Write};
+use crate::records::{
+    Filling, Found, LIST_BYTES_MAX, List, Listed, Module, ModuleSlug, OfTenant, Payload, Record, Write,
+};
 
 /// Whether there is such a module.
 pub(super) fn has_module(conn: &Connection, slug: &ModuleSlug) -> Result<bool> {
@@ -146,6 +148,40 @@ pub(super) fn list(conn: &Connection, tenant: Uuid, which: &List) -> Result<List
         page.add(decode(row, &which.module)?);
     }
     Ok(page.done(false))
+}
+
+/// The records of all tenants after one. Ends with the record that makes it a page, by count or bytes.
+pub(super) fn snapshot(
+    conn: &Connection,
+    after: Option<&(ModuleSlug, Uuid, Uuid)>,
+    limit: usize,
+) -> Result<Vec<OfTenant>> {
+    let what = "reading the records of all tenants";
+    let sql = format!(
+        "SELECT {COLUMNS}, module, tenant FROM main.hapax_record WHERE (module, tenant, id) > (?1, ?2, ?3)
+         ORDER BY module, tenant, id LIMIT ?4"
+    );
+    let mut statement = conn.prepare_cached(&sql).doing(what)?;
+    // The empty text and blob come before every name.
+    let (module, tenant, id) = match after {
+        Some((module, tenant, id)) => {
+            (module.as_str(), tenant.into_bytes().to_vec(), id.into_bytes().to_vec())
+        }
+        None => ("", Vec::new(), Vec::new()),
+    };
+    let mut rows = statement.query(params![module, tenant, id, limit as i64]).doing(what)?;
+    let (mut found, mut bytes) = (Vec::new(), 0);
+    while let Some(row) = rows.next().doing(what)? {
+        let module = ModuleSlug::new(row.get::<_, String>(5).doing(what)?)?;
+        let tenant: [u8; 16] = row.get(6).doing(what)?;
+        let record = decode(row, &module)?;
+        bytes += record.payload.as_str().len();
+        found.push(OfTenant { tenant: Uuid::from_bytes(tenant), record });
+        if bytes >= LIST_BYTES_MAX {
+            break;
+        }
+    }
+    Ok(found)
 }
 
 fn decode(row: &Row<'_>, module: &ModuleSlug) -> Result<Record> {

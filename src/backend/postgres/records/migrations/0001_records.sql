@@ -91,10 +91,11 @@ begin
 end $$;
 
 -- Begins a write: sets the transaction's tenant, locks the head of the record's aggregate and reads the
--- record. o_known: whether there is such a module.
+-- record. o_known: whether there is such a module. o_now_us: the time of the write, after that lock.
 create function {schema}.record_begin(
   p_module text, p_tenant uuid, p_id uuid,
-  out o_known boolean, out o_last bigint, out o_seq bigint, out o_payload text, out o_created_us bigint
+  out o_known boolean, out o_last bigint, out o_seq bigint, out o_payload text, out o_created_us bigint,
+  out o_now_us bigint
 ) language plpgsql volatile set lock_timeout = '2s' set search_path = pg_catalog, pg_temp as $$
 begin
   o_known := {schema}.record_module_exists(p_module);
@@ -110,14 +111,16 @@ begin
   o_last := coalesce(o_last, 0);
   execute format('select r.seq, r.payload::text, {schema}.record_us(r.created_at) from %I.records r where r.tenant_id = $1 and r.id = $2',
     'module_' || p_module) into o_seq, o_payload, o_created_us using p_tenant, p_id;
+  o_now_us := {schema}.record_us(clock_timestamp());
 end $$;
 
 -- Ends a write, after its event was appended as p_seq: 1 create, 2 update, 3 delete. p_before is the
--- seq that record_begin found. Returns the time.
+-- seq and p_now_us the time that record_begin answered: the event has them too.
 create function {schema}.record_store(
-  p_module text, p_kind int, p_tenant uuid, p_id uuid, p_payload text, p_before bigint, p_seq bigint
-) returns bigint language plpgsql volatile set lock_timeout = '2s' set search_path = pg_catalog, pg_temp as $$
-declare v_now timestamptz := clock_timestamp(); v_rows bigint;
+  p_module text, p_kind int, p_tenant uuid, p_id uuid, p_payload text, p_before bigint, p_seq bigint,
+  p_now_us bigint
+) returns void language plpgsql volatile set lock_timeout = '2s' set search_path = pg_catalog, pg_temp as $$
+declare v_now timestamptz := timestamptz 'epoch' + p_now_us * interval '1 microsecond'; v_rows bigint;
 begin
   if p_kind = 1 then
     execute format('insert into %I.records (tenant_id, id, payload, seq, created_at, updated_at) values ($1, $2, $3::jsonb, $4, $5, $5)',
@@ -134,7 +137,6 @@ begin
   if v_rows <> 1 then
     raise exception 'the write of one record reached % rows', v_rows using errcode = '40001';
   end if;
-  return {schema}.record_us(v_now);
 end $$;
 
 create function {schema}.record_must_exist(p_module text) returns void language plpgsql stable

@@ -1,0 +1,173 @@
+//! The front door of a read model: questions of one tenant.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::{
+    Answer, Field, Groups, ListPage, Measure, Meta, ReadModel, ReadToken, STALE_AFTER, Selection, Tally,
+};
+use crate::error::{Error, Result};
+use crate::id::Tenant;
+use crate::records::{Listed, ModuleSlug, tenant_id};
+
+/// How long a question waits for a write by default.
+const WAIT_DEFAULT: Duration = Duration::from_secs(5);
+/// How long between two looks for it.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// Asks a read model on behalf of one tenant. The tenant is part of it, so no question can forget it.
+#[derive(Clone)]
+pub struct Analytics {
+    model: Arc<dyn ReadModel>,
+    tenant: Uuid,
+}
+
+impl Analytics {
+    /// Questions of a tenant, which is a UUID or none; see [`tenant_id`].
+    pub fn new(model: Arc<dyn ReadModel>, tenant: Option<&Tenant>) -> Result<Self> {
+        Ok(Analytics { tenant: tenant_id(tenant)?, model })
+    }
+
+    /// A question about the records of a module.
+    pub fn records(&self, module: impl AsRef<str>) -> Result<RecordsQuery> {
+        Ok(RecordsQuery {
+            of: self.clone(),
+            module: ModuleSlug::new(module)?,
+            since: None,
+            approximate: false,
+            after: None,
+            wait: WAIT_DEFAULT,
+            tally: Tally::default(),
+        })
+    }
+}
+
+/// A question about the records of a module.
+#[derive(Clone)]
+#[must_use = "a question is asked by `list` or `tally`"]
+pub struct RecordsQuery {
+    of: Analytics,
+    module: ModuleSlug,
+    since: Option<Duration>,
+    approximate: bool,
+    after: Option<ReadToken>,
+    wait: Duration,
+    tally: Tally,
+}
+
+impl RecordsQuery {
+    /// Only records that were written within this time.
+    pub fn since(mut self, time: Duration) -> Self {
+        self.since = Some(time);
+        self
+    }
+
+    /// Accepts an answer that may count replaced and deleted versions, which is faster on some read
+    /// models. The answer says what it may count wrongly.
+    pub fn approximate(mut self) -> Self {
+        self.approximate = true;
+        self
+    }
+
+    /// Waits until a write is visible, at most [`wait`](RecordsQuery::wait). If it is not by then, the
+    /// answer is a [`Conflict`](Error::Conflict) that says how far the read model is.
+    pub fn after(mut self, token: ReadToken) -> Self {
+        self.after = Some(token);
+        self
+    }
+
+    /// How long to wait for a write; 5 s by default.
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.wait = wait;
+        self
+    }
+
+    /// Also computes the sum of a field.
+    pub fn sum(self, field: impl AsRef<str>) -> Result<Self> {
+        self.measure(Measure::Sum(Field::new(field)?))
+    }
+
+    /// Also computes the least number of a field.
+    pub fn min(self, field: impl AsRef<str>) -> Result<Self> {
+        self.measure(Measure::Min(Field::new(field)?))
+    }
+
+    /// Also computes the greatest number of a field.
+    pub fn max(self, field: impl AsRef<str>) -> Result<Self> {
+        self.measure(Measure::Max(Field::new(field)?))
+    }
+
+    /// Also computes a measure.
+    pub fn measure(mut self, measure: Measure) -> Result<Self> {
+        self.tally.measures.push(measure);
+        self.tally.check()?;
+        Ok(self)
+    }
+
+    /// Counts and computes for each value of a field apart.
+    pub fn group_by(mut self, field: impl AsRef<str>) -> Result<Self> {
+        self.tally.group_by = Some(Field::new(field)?);
+        Ok(self)
+    }
+
+    /// The records, in the order of their ids.
+    pub async fn list(self, page: ListPage) -> Result<Answer<Listed>> {
+        let (of, meta) = self.begin().await?;
+        Ok(Answer::new(self.of.model.list(&of, page).await?, meta))
+    }
+
+    /// How many records there are, and the measures.
+    pub async fn tally(self) -> Result<Answer<Groups>> {
+        let (of, meta) = self.begin().await?;
+        Ok(Answer::new(self.of.model.tally(&of, &self.tally).await?, meta))
+    }
+
+    /// What comes before the rows: a write is waited for, and `last_sync_at` is read.
+    async fn begin(&self) -> Result<(Selection, Meta)> {
+        let (model, tenant) = (&*self.of.model, self.of.tenant);
+        if let Some(token) = &self.after {
+            self.visible(token).await?;
+        }
+        let last_sync_at = model.last_sync_at(tenant).await?;
+        let now = model.now().await?;
+        let meta = Meta {
+            last_sync_at,
+            stale: last_sync_at.is_none_or(|at| now.since(at) > STALE_AFTER),
+            approximate: model.approximate().filter(|_| self.approximate),
+        };
+        let since = self.since.map(|time| now.minus(time));
+        let module = self.module.clone();
+        Ok((Selection { tenant, module, since, approximate: self.approximate }, meta))
+    }
+
+    async fn visible(&self, token: &ReadToken) -> Result<()> {
+        if token.module != self.module {
+            let told = format!(
+                "it names a write of module {}, and the question is about {}",
+                token.module, self.module
+            );
+            return Err(Error::invalid("token", told));
+        }
+        let (model, tenant) = (&*self.of.model, self.of.tenant);
+        let end = tokio::time::Instant::now() + self.wait;
+        loop {
+            let version = model.version(tenant, &token.module, token.id).await?;
+            if token.is_shown_by(version) {
+                return Ok(());
+            }
+            if tokio::time::Instant::now() >= end {
+                let at = version
+                    .map_or_else(|| "not there".to_owned(), |version| format!("at seq {}", version.seq()));
+                let synced = model.last_sync_at(tenant).await?;
+                let synced = synced.map_or_else(|| "at no known time".to_owned(), |at| format!("at {at}"));
+                return Err(Error::Conflict {
+                    expected: format!("{token} to be visible"),
+                    actual: format!("a read model in which the record is {at}, last in step {synced}"),
+                });
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+}

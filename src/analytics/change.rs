@@ -1,0 +1,152 @@
+//! One change of a record, as a topic carries it.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use uuid::Uuid;
+
+use super::Version;
+use crate::bus::{Pulse, Received};
+use crate::clock::Time;
+use crate::error::{Error, Result};
+use crate::event::Origin;
+use crate::id::Tenant;
+use crate::records::{KIND_PREFIX, ModuleSlug, Payload, tenant_id};
+
+/// A row for a read model: what a record is under one version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Change {
+    /// Whose record; the nil UUID means no tenant.
+    pub tenant: Uuid,
+    /// Its module.
+    pub module: ModuleSlug,
+    /// Its id.
+    pub id: Uuid,
+    /// Its version.
+    pub version: Version,
+    /// Its content; `None` if this version deletes it.
+    pub payload: Option<Payload>,
+    /// When the record was created.
+    pub created_at: Time,
+    /// When this version was written.
+    pub updated_at: Time,
+    /// Where this change was read. For people who look: it decides nothing.
+    pub origin: Origin,
+}
+
+/// What a record of a topic says to a read model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Input {
+    /// A change of a record.
+    Change(Box<Change>),
+    /// How far the topic is.
+    Pulse(Pulse),
+    /// Another event, which is none of a read model's business.
+    Other,
+}
+
+/// A record of a topic that claims to be a change, and cannot be read as one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Rejected {
+    /// Whose it is, if that much can be read.
+    pub tenant: Option<Uuid>,
+    /// Where it is.
+    pub origin: Origin,
+    /// Why it cannot be read.
+    pub reason: String,
+    /// Its payload, as far as it was there.
+    pub payload: Vec<u8>,
+}
+
+/// The body of an event of a record; see [`records`](crate::records).
+#[derive(Deserialize)]
+struct Body<'b> {
+    id: String,
+    module: String,
+    seq: u64,
+    created_at: String,
+    updated_at: String,
+    #[serde(borrow)]
+    payload: Option<&'b RawValue>,
+}
+
+impl Input {
+    /// Reads a record of a topic, of a source that has this generation. The error says why it should be a
+    /// change and is none.
+    pub fn of(received: &Received, generation: u16) -> std::result::Result<Self, Box<Rejected>> {
+        let rejected = |tenant: Option<Uuid>, reason: String| {
+            let payload = received.record.payload.as_deref().unwrap_or_default().to_vec();
+            Box::new(Rejected { tenant, origin: received.origin.clone(), reason, payload })
+        };
+        match Pulse::of(&received.record) {
+            Some(Ok(pulse)) => return Ok(Input::Pulse(pulse)),
+            Some(Err(error)) => return Err(rejected(None, error.chain())),
+            None => {}
+        }
+        let kind = header(received, "ce_type").ok().flatten();
+        // What the bus could not read in full may have been a change.
+        if received.unreadable.is_none() && !kind.is_some_and(|kind| kind.starts_with(KIND_PREFIX)) {
+            return Ok(Input::Other);
+        }
+        let tenant = tenant(received);
+        let known = tenant.as_ref().ok().copied();
+        tenant
+            .and_then(|tenant| change(received, kind, tenant, generation))
+            .map(|change| Input::Change(Box::new(change)))
+            .map_err(|error| rejected(known, error.chain()))
+    }
+}
+
+fn header<'r>(received: &'r Received, name: &str) -> Result<Option<&'r str>> {
+    let value = received.record.headers.get(name).map(std::str::from_utf8).transpose();
+    value.map_err(|_| Error::invalid("record", format!("its header {name} is not UTF-8")))
+}
+
+fn tenant(received: &Received) -> Result<Uuid> {
+    let tenant = header(received, "tenant_id")?.map(Tenant::new).transpose()?;
+    tenant_id(tenant.as_ref())
+}
+
+fn change(received: &Received, kind: Option<&str>, tenant: Uuid, generation: u16) -> Result<Change> {
+    if let Some(problem) = &received.unreadable {
+        return Err(Error::invalid("record", problem.clone()));
+    }
+    let bad = |problem: String| Error::invalid("change", problem);
+    let bytes = received.record.payload.as_deref().unwrap_or_default();
+    let body: Body<'_> = serde_json::from_slice(bytes)
+        .map_err(|error| bad(format!("it is not the event of a record ({error})")))?;
+    let payload = match (kind, body.payload) {
+        (Some("record.created" | "record.updated"), Some(payload)) => Some(Payload::new(payload.get())?),
+        (Some("record.deleted"), None) => None,
+        (kind, payload) => {
+            let (kind, has) =
+                (kind.unwrap_or_default(), if payload.is_some() { "a payload" } else { "no payload" });
+            return Err(bad(format!(
+                "its kind is {kind} and it has {has}; record.created and record.updated have one, record.deleted has none"
+            )));
+        }
+    };
+    let id = Uuid::try_parse(&body.id).map_err(|_| bad("its id is no UUID".into()))?;
+    let module = ModuleSlug::new(&body.module)?;
+    let (aggregate, numbered) =
+        (header(received, "aggregate_id")?.unwrap_or_default(), header(received, "sequence_number")?);
+    if aggregate != format!("{module}/{id}") || numbered != Some(&body.seq.to_string()) {
+        return Err(bad(format!(
+            "it is about {module}/{id} with seq {}, and its headers say {aggregate} with seq {}",
+            body.seq,
+            numbered.unwrap_or("none")
+        )));
+    }
+    Ok(Change {
+        tenant,
+        module,
+        id,
+        version: Version::new(generation, body.seq)?,
+        payload,
+        created_at: Time::parse(&body.created_at)?,
+        updated_at: Time::parse(&body.updated_at)?,
+        origin: received.origin.clone(),
+    })
+}

@@ -1,0 +1,252 @@
+//! Read models: what records are now, apart from where they are written, each record counted once.
+//!
+//! ```text
+//! record ─▶ event ─▶ journal ─▶ relay ─▶ topic ─▶ Feed ─▶ ReadModel ─▶ Analytics ─▶ answer, lastSyncAt
+//!           seq                  pulses            by version           tenant in every question
+//! ```
+//!
+//! A topic delivers at least once and a relay may publish again, so the same change arrives twice, late,
+//! or after a newer one. Nothing has to be remembered to get that right: every change has a
+//! [`Version`], and a read model keeps the highest of each record. A deletion is a version too.
+//!
+//! A relay with [pulses](crate::bus::Pulse) says in every partition up to when the topic is complete. The
+//! earliest of the last pulses of all partitions is `lastSyncAt`: every write that was acknowledged
+//! before it is in the answer. Not by the times of events: two of them may be written in the other order
+//! than they are stored.
+//!
+//! ```
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//! use hapax::analytics::{Analytics, MemoryReadModel};
+//!
+//! let analytics = Analytics::new(Arc::new(MemoryReadModel::default()), None)?;
+//! let orders = analytics.records("orders")?.since(Duration::from_secs(7 * 86_400));
+//! let answer = orders.sum("/amount")?.tally().await?;
+//! assert_eq!(answer.value.groups[0].count, 0);
+//! assert_eq!(answer.meta.last_sync_at, None); // nothing is known yet
+//! # Ok::<(), hapax::Error>(()) }).unwrap();
+//! ```
+//!
+//! This room uses records, buses and names. It knows no database; read models are in
+//! [`backend`](crate::backend).
+
+mod ask;
+mod change;
+mod decimal;
+mod feed;
+mod query;
+mod snapshot;
+mod synced;
+mod tally;
+mod version;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+pub use uuid::Uuid;
+
+pub use ask::{Analytics, RecordsQuery};
+pub use change::{Change, Input, Rejected};
+pub use decimal::Decimal;
+pub use feed::{Feed, FeedHandle, FeedProgress, FeedSettings};
+pub use query::{
+    Answer, Field, GROUPS_MAX, Group, Groups, ListPage, MEASURES_MAX, Measure, Measured, Meta, ReadToken,
+    STALE_AFTER, Selection, Tally,
+};
+pub(crate) use synced::{Synced, earliest, held_back};
+pub(crate) use tally::Tallying;
+pub use version::{SEQ_MAX, Version};
+
+pub use crate::backend::memory::analytics::MemoryReadModel;
+
+use crate::bus::Partition;
+use crate::clock::Time;
+use crate::error::Result;
+use crate::id::Topic;
+use crate::records::{Listed, ModuleSlug};
+
+/// What a [`Feed`] read from one partition, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Block {
+    /// The partition.
+    pub partition: Partition,
+    /// How many partitions its topic has, as far as the reader knows.
+    pub partitions: i32,
+    /// The offsets that it covers: fixed before it is applied, so that a repeated block is the same. `None`:
+    /// its changes come from elsewhere, and the partition goes on where it was.
+    pub offsets: Option<Range<i64>>,
+    /// The changes.
+    pub changes: Vec<Change>,
+    /// What should be a change and cannot be read, each with the last pulse before it in this block.
+    pub rejected: Vec<(Rejected, Option<Time>)>,
+    /// The last pulse.
+    pub pulse: Option<Time>,
+}
+
+impl Block {
+    /// An empty one that covers some offsets.
+    pub fn new(partition: Partition, partitions: i32, offsets: Range<i64>) -> Self {
+        Block { offsets: Some(offsets), ..Block::aside(partition, partitions) }
+    }
+
+    /// An empty one for changes that do not come from the topic.
+    pub fn aside(partition: Partition, partitions: i32) -> Self {
+        Block { partition, partitions, offsets: None, changes: Vec::new(), rejected: Vec::new(), pulse: None }
+    }
+
+    /// Covers everything up to an offset.
+    fn reach(&mut self, end: i64) {
+        self.offsets = Some(self.offsets.as_ref().map_or(end, |offsets| offsets.start.min(end))..end);
+    }
+
+    /// The offset after what it covers.
+    pub(crate) fn end(&self) -> Option<i64> {
+        self.offsets.as_ref().map(|offsets| offsets.end)
+    }
+}
+
+/// How far one partition was applied.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PartitionSync {
+    /// The partition.
+    pub partition: Partition,
+    /// Where to go on: the offset after the last block; `None` if there was none.
+    pub offset: Option<i64>,
+    /// The last pulse that was applied.
+    pub pulse: Option<Time>,
+}
+
+impl PartitionSync {
+    pub(crate) fn new(partition: Partition, offset: Option<i64>, pulse: Option<Time>) -> Self {
+        PartitionSync { partition, offset, pulse }
+    }
+}
+
+/// A rejected change, as a read model keeps it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RejectedEntry {
+    /// What was rejected.
+    pub rejected: Rejected,
+    /// Up to when `lastSyncAt` of its tenant (of every tenant, if it is unknown) is held back; `None`:
+    /// it is unknown.
+    pub holds_back: Option<Time>,
+}
+
+impl RejectedEntry {
+    pub(crate) fn new(rejected: Rejected, holds_back: Option<Time>) -> Self {
+        RejectedEntry { rejected, holds_back }
+    }
+}
+
+/// Keeps the current version of every record, and answers questions about them.
+///
+/// # Contract
+///
+/// Conformance cases (module `testing`, feature `testing`) are named after these clauses.
+///
+/// 1. Of all changes of a record (tenant, module, id) the one with the highest version counts, whatever
+///    order they are applied in and however often. An equal version changes nothing.
+/// 2. A record whose highest version deletes it is in no answer. Its version stays, so that an older
+///    change that arrives later does not bring it back.
+/// 3. Each block is one step: all its changes, its rejections and its pulse, or none. Repeating a block
+///    changes nothing, so an error that is [retryable](crate::Error::is_retryable) may be answered by
+///    repeating all blocks.
+/// 4. A question sees the records of its tenant and its module, and nothing of others, whatever their
+///    ids, names and payloads say.
+/// 5. `last_sync_at` is the earliest of the last pulses of all partitions of all topics that were
+///    expected or seen, and unknown until each has one. It never goes back, but is held back for a
+///    tenant by a rejected change of its own, and for everybody by one of an unknown tenant, until that
+///    is dropped.
+/// 6. Rows are ordered by the bytes of their ids. A page ends with the row that reaches the limit or
+///    [`LIST_BYTES_MAX`](crate::records::LIST_BYTES_MAX). Following `next` shows every record that was
+///    there all the time once, in its current version.
+/// 7. Sums are exact decimals. What is no number that fits is left out and counted. Groups are ordered by
+///    the text of their keys, and complete for the first [`GROUPS_MAX`].
+/// 8. `since` compares the time of the record's current version.
+/// 9. A payload comes back as the same JSON value, its numbers digit for digit.
+/// 10. What was applied survives a restart, where the model is [durable](ReadModel::durable).
+#[async_trait]
+pub trait ReadModel: Send + Sync + 'static {
+    /// Applies blocks, each of another partition.
+    async fn apply(&self, blocks: &[Block]) -> Result<()>;
+
+    /// Expects pulses from every partition of a topic: without them `last_sync_at` is unknown.
+    async fn expect(&self, topic: &Topic, partitions: i32) -> Result<()>;
+
+    /// A page of records.
+    async fn list(&self, of: &Selection, page: ListPage) -> Result<Listed>;
+
+    /// Numbers about records.
+    async fn tally(&self, of: &Selection, what: &Tally) -> Result<Groups>;
+
+    /// Up to when everything is applied, for a tenant. Read it before the rows that it is to speak of.
+    async fn last_sync_at(&self, tenant: Uuid) -> Result<Option<Time>>;
+
+    /// The version of a record, also of a deleted one.
+    async fn version(&self, tenant: Uuid, module: &ModuleSlug, id: Uuid) -> Result<Option<Version>>;
+
+    /// How far each partition was applied, in order.
+    async fn partitions(&self) -> Result<Vec<PartitionSync>>;
+
+    /// Rejected changes, by topic, partition and offset.
+    async fn rejected(&self, limit: usize) -> Result<Vec<RejectedEntry>>;
+
+    /// Gives a rejected change up, so that it holds nothing back. False if there is none.
+    async fn drop_rejected(&self, partition: &Partition, offset: i64) -> Result<bool>;
+
+    /// The time by the model's clock.
+    async fn now(&self) -> Result<Time>;
+
+    /// What an approximate answer may count wrongly; `None` if it is never wrong.
+    fn approximate(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Whether what was applied survives a restart.
+    fn durable(&self) -> bool;
+}
+
+#[async_trait]
+impl<M: ReadModel + ?Sized> ReadModel for Arc<M> {
+    async fn apply(&self, blocks: &[Block]) -> Result<()> {
+        (**self).apply(blocks).await
+    }
+    async fn expect(&self, topic: &Topic, partitions: i32) -> Result<()> {
+        (**self).expect(topic, partitions).await
+    }
+    async fn list(&self, of: &Selection, page: ListPage) -> Result<Listed> {
+        (**self).list(of, page).await
+    }
+    async fn tally(&self, of: &Selection, what: &Tally) -> Result<Groups> {
+        (**self).tally(of, what).await
+    }
+    async fn last_sync_at(&self, tenant: Uuid) -> Result<Option<Time>> {
+        (**self).last_sync_at(tenant).await
+    }
+    async fn version(&self, tenant: Uuid, module: &ModuleSlug, id: Uuid) -> Result<Option<Version>> {
+        (**self).version(tenant, module, id).await
+    }
+    async fn partitions(&self) -> Result<Vec<PartitionSync>> {
+        (**self).partitions().await
+    }
+    async fn rejected(&self, limit: usize) -> Result<Vec<RejectedEntry>> {
+        (**self).rejected(limit).await
+    }
+    async fn drop_rejected(&self, partition: &Partition, offset: i64) -> Result<bool> {
+        (**self).drop_rejected(partition, offset).await
+    }
+    async fn now(&self) -> Result<Time> {
+        (**self).now().await
+    }
+    fn approximate(&self) -> Option<&'static str> {
+        (**self).approximate()
+    }
+    fn durable(&self) -> bool {
+        (**self).durable()
+    }
+}

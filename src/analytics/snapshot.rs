@@ -1,0 +1,67 @@
+//! Fills a read model that begins with the records as they are.
+//!
+//! The oldest offset of each partition is read first. Whatever was removed below it was written before
+//! the records are read, so they have it; whatever comes later is read from the topic. A change that is
+//! in both is the same version twice.
+
+use super::{Block, Change, FeedSettings, ReadModel, Version};
+use crate::bus::{Bus, Partition};
+use crate::error::Result;
+use crate::event::Origin;
+use crate::records::{OfTenant, Snapshot};
+
+/// How many records are read at once.
+const PAGE: usize = 1000;
+
+/// Does nothing if the model has read anything before.
+pub(super) async fn take(
+    bus: &dyn Bus,
+    model: &dyn ReadModel,
+    source: &dyn Snapshot,
+    settings: &FeedSettings,
+) -> Result<()> {
+    let known = model.partitions().await?;
+    let of_topic = || known.iter().filter(|known| known.partition.topic == settings.topic);
+    if of_topic().any(|known| known.offset.is_some()) {
+        return Ok(());
+    }
+    let mut oldest = Vec::new();
+    for known in of_topic() {
+        oldest.push((known.partition.clone(), bus.range(&known.partition).await?.0));
+    }
+    let partitions = i32::try_from(oldest.len()).unwrap_or(i32::MAX);
+    let mut last: Option<OfTenant> = None;
+    let mut count = 0_u64;
+    loop {
+        let page = source.snapshot(last.as_ref(), PAGE).await?;
+        let Some(next) = page.last() else { break };
+        last = Some(next.clone());
+        count += page.len() as u64;
+        // The offsets are noted at the end: until then the model has read nothing, and begins again.
+        let Some((partition, _)) = oldest.first() else { break };
+        let changes = page.into_iter().map(|of| change(of, partition, settings.generation));
+        let mut block = Block::aside(partition.clone(), partitions);
+        block.changes = changes.collect::<Result<_>>()?;
+        model.apply(&[block]).await?;
+    }
+    let blocks = oldest.into_iter().map(|(partition, oldest)| Block::new(partition, partitions, 0..oldest));
+    model.apply(&blocks.collect::<Vec<_>>()).await?;
+    if count > 0 {
+        tracing::info!(target: "hapax::analytics", records = count, "the read model begins with the records as they are");
+    }
+    Ok(())
+}
+
+fn change(of: OfTenant, partition: &Partition, generation: u16) -> Result<Change> {
+    let OfTenant { tenant, record } = of;
+    Ok(Change {
+        tenant,
+        module: record.module,
+        id: record.id,
+        version: Version::new(generation, record.seq)?,
+        payload: Some(record.payload),
+        created_at: record.created_at,
+        updated_at: record.updated_at,
+        origin: Origin::new(partition.topic.clone(), partition.number, -1),
+    })
+}

@@ -1,0 +1,265 @@
+//! Pulses: a leading relay says on its topic how far it is, for read models.
+//!
+//! ```text
+//! rest ─▶ ask the journal's horizon ─▶ wait until everything up to it is on the bus ─▶ send to every partition
+//!  ▲                                        └ and nothing of that is behind, parked or unanswered │
+//!  └─────────────────────────────── until the interval has passed ◀───────────────────────────────┘
+//! ```
+//!
+//! The horizon (time, position) says that whatever was acknowledged to its writer before the time
+//! lies at or below the position. Once the bus has acknowledged all of that, a record published
+//! from then on lies behind it, in whichever partition. That record is the pulse.
+//!
+//! A pulse of a relay that no longer leads is harmless. It speaks of the past only: whatever it
+//! speaks of was acknowledged by the bus before the pulse was sent, and stays where it is. The new
+//! leader may publish some of it again, behind the pulse, as exact repeats. For the same reason a
+//! pulse that is late, or comes twice, is still true.
+//!
+//! Asking and sending run in a task beside the loop: they delay no event, move no checkpoint, and a
+//! failure is no outage. The horizon that is waited for stays until it is reached, however many
+//! events arrive meanwhile: under constant load the relay reaches a position, but never the end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::RelaySettings;
+use super::meter::Meter;
+use super::turn::{Batch, Leading};
+use crate::bus::{Bus, Partition, Pulse};
+use crate::clock::Time;
+use crate::crash_point::mutant;
+use crate::error::{Error, Result};
+use crate::id::Topic;
+use crate::journal::{Journal, Position};
+
+/// How long the number of partitions is believed. Partitions that are added get no pulses until
+/// then.
+const PARTITIONS_KNOWN: Duration = Duration::from_secs(10);
+
+/// The pulses of one leadership.
+pub(super) struct Pulses {
+    journal: Arc<dyn Journal>,
+    bus: Arc<dyn Bus>,
+    topic: Topic,
+    meter: Arc<Meter>,
+    interval: Duration,
+    /// How long the journal and the bus may take to answer.
+    patience: Duration,
+    state: State,
+    /// When to ask the journal next, at the earliest.
+    due: Instant,
+    /// How many partitions the topic has, and when that was asked.
+    partitions: Option<(i32, Instant)>,
+    /// At most one: what asks or sends.
+    task: JoinSet<Answer>,
+}
+
+#[derive(Debug)]
+enum State {
+    Resting,
+    Asking,
+    Awaiting(Horizon),
+    Sending,
+    /// There are no pulses: nobody wants them, or the journal cannot tell.
+    Off,
+}
+
+/// A horizon that the relay is to reach.
+#[derive(Debug)]
+struct Horizon {
+    time: Time,
+    position: Position,
+    /// How many reads of the journal had begun when it was answered.
+    reads: u64,
+    /// Whether everything up to it is on the bus or behind.
+    reached: bool,
+}
+
+enum Answer {
+    Horizon(Result<(Time, Position)>),
+    Sent(Result<i32>),
+}
+
+impl Pulses {
+    pub(super) fn new(
+        settings: &RelaySettings,
+        journal: Arc<dyn Journal>,
+        bus: Arc<dyn Bus>,
+        meter: Arc<Meter>,
+    ) -> Self {
+        Pulses {
+            journal,
+            bus,
+            topic: settings.topic.clone(),
+            meter,
+            interval: settings.pulse.unwrap_or_default(),
+            patience: settings.flush_timeout,
+            state: if settings.pulse.is_some() { State::Resting } else { State::Off },
+            due: Instant::now(),
+            partitions: None,
+            task: JoinSet::new(),
+        }
+    }
+
+    /// Returns when there is a horizon that was not there before. `reads`: how many reads of the
+    /// journal have begun. Cancel safe.
+    pub(super) async fn next(&mut self, reads: u64) {
+        loop {
+            match self.state {
+                State::Off | State::Awaiting(_) => return std::future::pending().await,
+                State::Resting => {
+                    tokio::time::sleep_until(self.due).await;
+                    self.ask();
+                }
+                State::Asking | State::Sending => {
+                    let answer = self.task.join_next().await.and_then(std::result::Result::ok);
+                    self.take(answer, reads);
+                }
+            }
+            if matches!(self.state, State::Awaiting(_)) {
+                return;
+            }
+        }
+    }
+
+    /// Goes on as far as possible without waiting.
+    pub(super) async fn look(&mut self, reads: u64) {
+        tokio::select! {
+            biased;
+            () = self.next(reads) => {}
+            () = std::future::ready(()) => {}
+        }
+    }
+
+    fn ask(&mut self) {
+        self.due = Instant::now() + self.interval;
+        self.state = State::Asking;
+        let (journal, patience) = (Arc::clone(&self.journal), self.patience);
+        self.task.spawn(async move {
+            let asking = tokio::time::timeout(patience, journal.horizon()).await;
+            Answer::Horizon(asking.unwrap_or_else(|_| Err(late("the journal's horizon"))))
+        });
+    }
+
+    /// Takes an answer. `None`: the task ended without one.
+    fn take(&mut self, answer: Option<Answer>, reads: u64) {
+        self.state = State::Resting;
+        match answer {
+            Some(Answer::Horizon(Ok((time, position)))) => {
+                self.state = State::Awaiting(Horizon { time, position, reads, reached: false });
+            }
+            Some(Answer::Horizon(Err(error @ Error::Unsupported(_)))) => {
+                self.meter.no_pulses(&error);
+                self.state = State::Off;
+            }
+            Some(Answer::Horizon(Err(error))) => self.meter.pulse_failed(&error),
+            Some(Answer::Sent(Ok(partitions))) => {
+                let asked = self.partitions.map_or_else(Instant::now, |(_, asked)| asked);
+                self.partitions = Some((partitions, asked));
+                self.meter.pulsed();
+            }
+            Some(Answer::Sent(Err(error))) => {
+                self.partitions = None; // perhaps there are others by now
+                if matches!(error, Error::Unsupported(_)) {
+                    self.meter.no_pulses(&error);
+                    self.state = State::Off;
+                } else {
+                    self.meter.pulse_failed(&error);
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// Everything up to `position` is on the bus or behind. `to_the_end`: and everything that the
+    /// journal had when that read began, which was the n-th.
+    fn reach(&mut self, position: &Position, to_the_end: Option<u64>) {
+        if let State::Awaiting(horizon) = &mut self.state {
+            // A read that began after the horizon was answered sees whatever was acknowledged
+            // before it. The last positions may be those of transactions that were rolled back,
+            // where no event ever lies.
+            let saw_all = to_the_end.is_some_and(|read| read > horizon.reads);
+            horizon.reached |= saw_all || *position >= horizon.position;
+        }
+    }
+
+    /// The position of the horizon that was reached, if any.
+    fn reached(&self) -> Option<&Position> {
+        match &self.state {
+            State::Awaiting(horizon) if horizon.reached => Some(&horizon.position),
+            _ => None,
+        }
+    }
+
+    /// Sends the pulse whose horizon was reached, if any.
+    fn send(&mut self) {
+        let State::Awaiting(Horizon { time, reached: true, .. }) = &self.state else { return };
+        let pulse = Pulse { at: *time };
+        self.state = State::Sending;
+        let known = self.partitions.filter(|(_, asked)| asked.elapsed() < PARTITIONS_KNOWN);
+        self.partitions = known.or_else(|| Some((0, Instant::now()))); // as of now, once it is answered
+        let (bus, topic, patience) = (Arc::clone(&self.bus), self.topic.clone(), self.patience);
+        self.task.spawn(async move {
+            let sending = publish(bus, &topic, pulse, known.map(|(partitions, _)| partitions));
+            let sent = tokio::time::timeout(patience, sending).await;
+            Answer::Sent(sent.unwrap_or_else(|_| Err(late("a partition's answer to a pulse"))))
+        });
+    }
+}
+
+/// Publishes a pulse to every partition of a topic, and returns how many there are.
+async fn publish(bus: Arc<dyn Bus>, topic: &Topic, pulse: Pulse, known: Option<i32>) -> Result<i32> {
+    let partitions = match known {
+        Some(partitions) => partitions,
+        None => partitions(&*bus, topic).await?,
+    };
+    let mut all = JoinSet::new();
+    for number in 0..partitions {
+        let (bus, partition) = (Arc::clone(&bus), Partition { topic: topic.clone(), number });
+        all.spawn(async move {
+            let answers = bus.publish_to(&partition, &[pulse.record()]).await?;
+            answers.into_iter().collect::<Result<Vec<_>>>()
+        });
+    }
+    while let Some(published) = all.join_next().await {
+        published.map_err(|error| Error::unavailable("publishing a pulse", error))??;
+    }
+    Ok(partitions)
+}
+
+async fn partitions(bus: &dyn Bus, topic: &Topic) -> Result<i32> {
+    let info = bus.topic(topic).await?.ok_or_else(|| Error::NotFound(format!("topic {topic}")))?;
+    if info.compacted {
+        let why = "it is compacted: a pulse has no key, and compaction would remove all but the last";
+        return Err(Error::Unsupported(format!("the topic {topic} takes no pulses, because {why}")));
+    }
+    Ok(info.partitions)
+}
+
+fn late(what: &str) -> Error {
+    Error::Unavailable { what: format!("{what} did not come in time"), source: None }
+}
+
+impl Leading {
+    /// After a batch, which is on the bus or behind: sends the pulse that waits for it, unless
+    /// something up to its horizon is behind. An aggregate that is parked, or awaits an answer, is
+    /// among the waiters until that is over. What is behind beyond the horizon does not matter: under
+    /// constant load a busy aggregate that fell behind goes on there for long, one batch late.
+    pub(super) fn pulse(&mut self, batch: &Batch) {
+        let is_end = !batch.more && (!batch.at_hole || mutant!("pulse past a hole"));
+        self.pulses.reach(&self.position, is_end.then_some(batch.number));
+        let is_all_there = |position| self.waiters.are_beyond(position);
+        if self.pulses.reached().is_some_and(is_all_there) || mutant!("pulse despite what is behind") {
+            self.pulses.send();
+        }
+    }
+
+    /// What a mutant does before a batch is on the bus.
+    pub(super) fn pulse_too_early(&mut self, batch: &Batch) {
+        self.pulses.reach(&batch.next, None);
+        self.pulses.send();
+    }
+}
