@@ -308,6 +308,8 @@ impl Run<'_> {
             Ok(Input::Change(change)) => block.changes.push(*change),
             Ok(Input::Pulse(pulse)) => {
                 block.pulse = block.pulse.max(Some(pulse.at));
+                self.partitions = self.partitions.max(pulse.partitions);
+                block.partitions = self.partitions;
                 self.feed.handle.note(|progress| progress.pulses += 1);
             }
             Ok(Input::Other) => {}

@@ -8,7 +8,7 @@ pub(crate) struct Synced {
     /// The last pulse of each partition.
     pub(crate) pulses: Vec<Option<Time>>,
     /// Up to when the topic is complete. A partition that is added later has no pulse yet, but nothing
-    /// from before this time: a relay counts partitions before it sends a pulse.
+    /// from before this time: a pulse says how many partitions there are.
     pub(crate) complete: Option<Time>,
 }
 

@@ -35,10 +35,6 @@ use crate::error::{Error, Result};
 use crate::id::Topic;
 use crate::journal::{Journal, Position};
 
-/// How long the number of partitions is believed. Partitions that are added get no pulses until
-/// then.
-const PARTITIONS_KNOWN: Duration = Duration::from_secs(10);
-
 /// The pulses of one leadership.
 pub(super) struct Pulses {
     journal: Arc<dyn Journal>,
@@ -51,8 +47,6 @@ pub(super) struct Pulses {
     state: State,
     /// When to ask the journal next, at the earliest.
     due: Instant,
-    /// How many partitions the topic has, and when that was asked.
-    partitions: Option<(i32, Instant)>,
     /// At most one: what asks or sends.
     task: JoinSet<Answer>,
 }
@@ -80,7 +74,7 @@ struct Horizon {
 
 enum Answer {
     Horizon(Result<(Time, Position)>),
-    Sent(Result<i32>),
+    Sent(Result<()>),
 }
 
 impl Pulses {
@@ -99,7 +93,6 @@ impl Pulses {
             patience: settings.flush_timeout,
             state: if settings.pulse.is_some() { State::Resting } else { State::Off },
             due: Instant::now(),
-            partitions: None,
             task: JoinSet::new(),
         }
     }
@@ -156,20 +149,12 @@ impl Pulses {
                 self.state = State::Off;
             }
             Some(Answer::Horizon(Err(error))) => self.meter.pulse_failed(&error),
-            Some(Answer::Sent(Ok(partitions))) => {
-                let asked = self.partitions.map_or_else(Instant::now, |(_, asked)| asked);
-                self.partitions = Some((partitions, asked));
-                self.meter.pulsed();
+            Some(Answer::Sent(Ok(()))) => self.meter.pulsed(),
+            Some(Answer::Sent(Err(error @ Error::Unsupported(_)))) => {
+                self.meter.no_pulses(&error);
+                self.state = State::Off;
             }
-            Some(Answer::Sent(Err(error))) => {
-                self.partitions = None; // perhaps there are others by now
-                if matches!(error, Error::Unsupported(_)) {
-                    self.meter.no_pulses(&error);
-                    self.state = State::Off;
-                } else {
-                    self.meter.pulse_failed(&error);
-                }
-            }
+            Some(Answer::Sent(Err(error))) => self.meter.pulse_failed(&error),
             None => {}
         }
     }
@@ -197,27 +182,23 @@ impl Pulses {
     /// Sends the pulse whose horizon was reached, if any.
     fn send(&mut self) {
         let State::Awaiting(Horizon { time, reached: true, .. }) = &self.state else { return };
-        let pulse = Pulse { at: *time };
+        let at = *time;
         self.state = State::Sending;
-        let known = self.partitions.filter(|(_, asked)| asked.elapsed() < PARTITIONS_KNOWN);
-        self.partitions = known.or_else(|| Some((0, Instant::now()))); // as of now, once it is answered
         let (bus, topic, patience) = (Arc::clone(&self.bus), self.topic.clone(), self.patience);
         self.task.spawn(async move {
-            let sending = publish(bus, &topic, pulse, known.map(|(partitions, _)| partitions));
+            let sending = publish(bus, &topic, at);
             let sent = tokio::time::timeout(patience, sending).await;
             Answer::Sent(sent.unwrap_or_else(|_| Err(late("a partition's answer to a pulse"))))
         });
     }
 }
 
-/// Publishes a pulse to every partition of a topic, and returns how many there are.
-async fn publish(bus: Arc<dyn Bus>, topic: &Topic, pulse: Pulse, known: Option<i32>) -> Result<i32> {
-    let partitions = match known {
-        Some(partitions) => partitions,
-        None => partitions(&*bus, topic).await?,
-    };
+/// Publishes a pulse to every partition of a topic. They are counted anew for each: whatever the pulse
+/// speaks of is on the bus by now, so its partitions are among them, also one that was added just now.
+async fn publish(bus: Arc<dyn Bus>, topic: &Topic, at: Time) -> Result<()> {
+    let pulse = Pulse { at, partitions: partitions(&*bus, topic).await? };
     let mut all = JoinSet::new();
-    for number in 0..partitions {
+    for number in 0..pulse.partitions {
         let (bus, partition) = (Arc::clone(&bus), Partition { topic: topic.clone(), number });
         all.spawn(async move {
             let answers = bus.publish_to(&partition, &[pulse.record()]).await?;
@@ -227,7 +208,7 @@ async fn publish(bus: Arc<dyn Bus>, topic: &Topic, pulse: Pulse, known: Option<i
     while let Some(published) = all.join_next().await {
         published.map_err(|error| Error::unavailable("publishing a pulse", error))??;
     }
-    Ok(partitions)
+    Ok(())
 }
 
 async fn partitions(bus: &dyn Bus, topic: &Topic) -> Result<i32> {

@@ -21,7 +21,7 @@ fn topic() -> Topic {
 }
 
 fn pulse(n: i64) -> Record {
-    Pulse { at: Time::from_millis(n) }.record()
+    Pulse { at: Time::from_millis(n), partitions: 1 }.record()
 }
 
 /// A topic of two partitions with events of two aggregates, and pulses before, between and after them; one cannot be read.

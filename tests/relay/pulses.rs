@@ -317,6 +317,12 @@ async fn partitions_that_are_added_get_pulses() {
     sleep(15 * SECOND).await;
     assert!(end(1).await > 0 && end(2).await > 0);
     running.stop().await;
+    // Each says how many there were.
+    let records = read_topic(&growing.inner, &topic()).await;
+    let first = records.iter().filter(|received| received.origin.partition == 0);
+    let seen: Vec<i32> =
+        first.map(|received| Pulse::of(&received.record).unwrap().unwrap().partitions).collect();
+    assert!(seen.is_sorted() && seen.first() == Some(&1) && seen.last() == Some(&PARTITIONS), "{seen:?}");
 }
 
 #[test]
