@@ -85,12 +85,20 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Keys(args) => runtime.block_on(keys::run(global, *args)),
         Command::Token(args) => runtime.block_on(token::run(global, &args)),
         Command::Audit(args) => runtime.block_on(token::audit(global, &args)),
-        Command::Completions(args) => completions::run(&args),
+        Command::Completions(args) => completions::run(global, &args),
         Command::Ledger(args) => runtime.block_on(ledger::run(global, args)),
     };
     if let Some(traces) = traces {
         traces.end();
     }
-    metrics.map_or(Ok(()), |metrics| metrics.write())?;
-    code
+    let written = metrics.map_or(Ok(()), |metrics| metrics.write());
+    match (code, written) {
+        (Ok(0), written) => written.map(|()| 0),
+        (code, Ok(())) => code,
+        // The command's own failure comes first.
+        (code, Err(unwritten)) => {
+            let _ = unwritten.report(global.json);
+            code
+        }
+    }
 }
