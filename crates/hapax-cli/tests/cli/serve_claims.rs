@@ -189,7 +189,7 @@ fn an_at_most_once_claim_is_released_and_never_extended() {
     server.post("/v1/claims/done", &body(&claimed["token"])).problem(409, "fenced");
     assert_eq!(server.post("/v1/claims/done", &body(&again["token"])).is(200)["state"], "finished");
     let told = server.post("/v1/claims/release", &body(&again["token"])).problem(409, "fenced");
-    assert!(told.contains("is finished") && !told.contains("another token"), "{told}");
+    assert!(told.contains("is in state finished") && !told.contains("another token"), "{told}");
 }
 
 /// A client counts by its own clock, so it is told how long and not only until when.
