@@ -3,8 +3,8 @@
 
 use super::*;
 
-/// How long an answer of the store is waited for here.
-const STORE: Duration = Duration::from_secs(2);
+/// How long an answer of the store is waited for here: longer than a busy machine stands still.
+const STORE: Duration = Duration::from_secs(6);
 
 /// Keys behind a proxy, on a pool of so many connections.
 async fn behind(proxy: &Proxy, schema: &str, connections: u32) -> PgKeys {

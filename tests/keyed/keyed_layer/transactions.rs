@@ -125,7 +125,7 @@ async fn t106_a_slow_handler_does_not_hold_the_file() {
         }
         "done"
     };
-    let layer = KeyedLayer::new(keys.clone()).transactional().timeout(Duration::from_secs(1));
+    let layer = KeyedLayer::new(keys.clone()).transactional().timeout(Duration::from_secs(3));
     let app = Router::new().route("/orders", post(slow)).layer(layer);
     let got = send(&app, order("slow", "slow")).await;
     assert_eq!(got.status, 504, "{got:?}");
