@@ -18,7 +18,7 @@ use hapax::journal::{Append, Checkpoint, Expected, JournalSettings};
 use hapax::ledger::Settings;
 use hapax::ledger::TransactionalLedger;
 use hapax::relay::Relay;
-use hapax::{Aggregate, Event, EventId, Journal, Kind, RelayName, Topic};
+use hapax::{Event, EventId, Journal, Kind, RelayName, Topic};
 use rusqlite::{Connection, TransactionBehavior};
 
 type Fallible<T> = Result<T, Box<dyn Error + Send + Sync>>;
@@ -36,7 +36,7 @@ fn placed(number: i64) -> hapax::Result<Append> {
     let event = Event::new(EventId::new(format!("order-{number}-placed"))?)
         .kind(Kind::new("order.placed")?)
         .payload(format!(r#"{{"order":{number}}}"#));
-    Ok(Append::new(Aggregate::new(format!("order-{number}"))?, Expected::New, [event]))
+    Append::to(format!("order-{number}"), Expected::New, [event])
 }
 
 const USAGE: &str = "\
@@ -50,17 +50,17 @@ Without options it needs no server: an SQLite file and the embedded bus, in a di
   --help             this text";
 
 /// The command line.
-enum Told {
+enum Mode {
     Help,
     Embedded,
     Servers { postgres: String, kafka: String },
 }
 
-fn told(mut arguments: impl Iterator<Item = String>) -> Result<Told, String> {
+fn mode(mut arguments: impl Iterator<Item = String>) -> Result<Mode, String> {
     let (mut postgres, mut kafka) = (None, None);
     while let Some(argument) = arguments.next() {
         let value = match argument.as_str() {
-            "--help" | "-h" => return Ok(Told::Help),
+            "--help" | "-h" => return Ok(Mode::Help),
             "--postgres" => &mut postgres,
             "--kafka" => &mut kafka,
             _ => {
@@ -72,18 +72,18 @@ fn told(mut arguments: impl Iterator<Item = String>) -> Result<Told, String> {
         *value = Some(arguments.next().ok_or_else(|| format!("{argument} needs a value"))?);
     }
     match (postgres, kafka) {
-        (None, None) => Ok(Told::Embedded),
-        (Some(postgres), Some(kafka)) => Ok(Told::Servers { postgres, kafka }),
+        (None, None) => Ok(Mode::Embedded),
+        (Some(postgres), Some(kafka)) => Ok(Mode::Servers { postgres, kafka }),
         _ => Err("give both --postgres and --kafka, or neither".to_owned()),
     }
 }
 
 #[tokio::main]
 async fn main() -> Fallible<ExitCode> {
-    match told(std::env::args().skip(1)) {
-        Ok(Told::Help) => println!("{USAGE}"),
-        Ok(Told::Embedded) => embedded(tempfile::tempdir()?.path()).await?,
-        Ok(Told::Servers { postgres, kafka }) => servers::run(&postgres, &kafka).await?,
+    match mode(std::env::args().skip(1)) {
+        Ok(Mode::Help) => println!("{USAGE}"),
+        Ok(Mode::Embedded) => embedded(tempfile::tempdir()?.path()).await?,
+        Ok(Mode::Servers { postgres, kafka }) => servers::run(&postgres, &kafka).await?,
         Err(problem) => {
             eprintln!("outbox: {problem}");
             return Ok(ExitCode::from(2));

@@ -67,7 +67,7 @@ pub(crate) async fn sweep_on(guard: WeakCore) {
             Ok(swept) if swept.paused_until.is_some() => tracing::warn!(
                 target: "hapax",
                 paused_until = %swept.paused_until.unwrap_or_default(),
-                "the ledger's clock moved on by more than half the retention since the sweep before; in case it leapt, nothing is forgotten for a whole retention"
+                "the ledger's clock moved on by more than half the retention since the sweep before; in case the clock jumped, nothing is deleted for a whole retention"
             ),
             Ok(swept) => tracing::info!(
                 target: "hapax",

@@ -21,7 +21,7 @@ const CREDENTIALS = ['authorization', 'cookie', 'x-api-key'];
 
 // What to answer when the request does not run: status, code, and a sentence.
 const REFUSALS = {
-  running: [409, 'key-running', 'a request with this key runs; send it again later to get its answer'],
+  running: [409, 'key-running', 'a request with this key is still running; send it again later to get its answer'],
   mismatch: [422, 'key-mismatch', 'the key was used before for another request; make a new key for this one'],
   expired: [410, 'key-expired', 'the key is older than answers are kept; find out whether its request was done'],
   'outcome-unknown': [409, 'outcome-unknown', 'a request with this key never ended; an operator decides'],

@@ -183,7 +183,7 @@ pub struct SweptAudit {
     pub rows: u64,
     /// Whether it did nothing, because another sweep runs or has just run.
     pub skipped: bool,
-    /// Set if the store's clock has leapt: nothing is forgotten before this time.
+    /// Set if the store's clock has jumped: nothing is deleted before this time.
     pub paused_until: Option<Time>,
 }
 

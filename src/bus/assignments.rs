@@ -44,7 +44,7 @@ pub(crate) struct Assignments {
 
 impl Assignments {
     /// The next event if the group and the member disagree. Losses come first, then revocations.
-    pub(crate) fn hear(&mut self, mine: &[GroupAssignment]) -> Option<BusEvent> {
+    pub(crate) fn next_event(&mut self, mine: &[GroupAssignment]) -> Option<BusEvent> {
         let held = |p: &Partition, epoch| {
             mine.iter().any(|m| m.assigned.partition == *p && m.assigned.epoch == epoch)
         };

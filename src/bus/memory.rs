@@ -173,7 +173,7 @@ impl Member {
     }
 
     /// The next event, or when to look again at the latest.
-    fn hear(&mut self) -> std::result::Result<BusEvent, Option<Instant>> {
+    fn next_event(&mut self) -> std::result::Result<BusEvent, Option<Instant>> {
         if self.bus.silent.load(Ordering::SeqCst) {
             return Err(None);
         }
@@ -183,13 +183,13 @@ impl Member {
             self.bus.shared.changed.notify_waiters();
         }
         let mine = state.mine(group, self.number);
-        if let Some(heard) = self.assignments.hear(mine.as_deref().unwrap_or_default()) {
-            return Ok(heard);
+        if let Some(event) = self.assignments.next_event(mine.as_deref().unwrap_or_default()) {
+            return Ok(event);
         }
         if mine.is_none() {
             drop(state);
             self.join();
-            return self.hear();
+            return self.next_event();
         }
         let mut records = Vec::new();
         for (assigned, position) in self.assignments.readable() {
@@ -211,8 +211,8 @@ impl Subscriber for Member {
             let shared = self.bus.shared.clone();
             let mut changed = std::pin::pin!(shared.changed.notified());
             changed.as_mut().enable(); // changes from here on are not missed
-            match self.hear() {
-                Ok(heard) => return Ok(heard),
+            match self.next_event() {
+                Ok(event) => return Ok(event),
                 Err(None) => changed.await,
                 Err(Some(at)) => {
                     let _ = tokio::time::timeout_at(at, changed).await; // either way, look again

@@ -119,7 +119,7 @@ impl Error {
     pub fn prepared(&self) -> Option<&PreparedWrite> {
         match self {
             Error::Unavailable { prepared, .. } => prepared.as_deref(),
-            _ => self.problem().and_then(|problem| problem.prepared.as_ref()),
+            _ => self.problem().and_then(|problem| problem.prepared.as_deref()),
         }
     }
 
@@ -136,7 +136,7 @@ impl Error {
             | Error::Mismatch(problem)
             | Error::Fenced(problem)
             | Error::Denied(problem)
-            | Error::Refused(problem) => problem.prepared = Some(write.clone()),
+            | Error::Refused(problem) => problem.prepared = Some(Box::new(write.clone())),
         }
         self
     }

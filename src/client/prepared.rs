@@ -236,6 +236,7 @@ impl fmt::Debug for PreparedWrite {
             .field("module", &self.module)
             .field("operation", &self.operation)
             .field("server", &self.server)
+            .field("maybe_sent", &self.maybe_sent)
             .field("body_bytes", &self.body.as_ref().map(String::len))
             .finish()
     }

@@ -35,7 +35,7 @@ pub struct Problem {
     /// Whether an earlier attempt of the same call, or of the same prepared write, got no answer.
     pub in_doubt: bool,
     /// The write that was sent.
-    pub(super) prepared: Option<PreparedWrite>,
+    pub(super) prepared: Option<Box<PreparedWrite>>,
     pub(super) code: String,
 }
 

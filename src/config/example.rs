@@ -12,8 +12,8 @@ const COLUMNS: usize = 100;
 const HEAD: &str = "\
 # hapax.toml: every setting, commented out at its default. To change one, remove the # before it.
 #
-# hapax reads ./hapax.toml, or the file that --config or HAPAX_CONFIG names. A flag is stronger than
-# a HAPAX_* variable, that is stronger than an older variable, and that is stronger than this file.
+# hapax reads ./hapax.toml, or the file that --config or HAPAX_CONFIG names.
+# Precedence: flags, HAPAX_* variables, older variables, this file.
 # `hapax config show` prints what is in effect, and where it comes from.
 ";
 

@@ -57,7 +57,7 @@ impl Drop for Heartbeat {
 impl Heartbeat {
     pub(super) fn spawn(core: Core, extend: Extend, deadline: Instant) -> Self {
         let (send, state) = watch::channel(LeaseState { deadline, lost: None });
-        let task = tokio::spawn(keep(core, extend, send)).abort_handle();
+        let task = tokio::spawn(extend_until_lost(core, extend, send)).abort_handle();
         Heartbeat { state, settled: Arc::default(), task }
     }
 
@@ -84,7 +84,7 @@ impl Heartbeat {
     }
 }
 
-async fn keep(core: Core, extend: Extend, state: watch::Sender<LeaseState>) {
+async fn extend_until_lost(core: Core, extend: Extend, state: watch::Sender<LeaseState>) {
     let mut deadline = state.borrow().deadline;
     let cause = loop {
         // If less than a heartbeat is left (the run did not start immediately), extend while there

@@ -99,7 +99,7 @@ pub struct SweptKeys {
     pub keys: u64,
     /// Whether it did nothing, because another sweep runs or has just run.
     pub skipped: bool,
-    /// Set if the store's clock has leapt: nothing is forgotten before this time.
+    /// Set if the store's clock has jumped: nothing is deleted before this time.
     pub paused_until: Option<Time>,
 }
 
@@ -147,7 +147,7 @@ async fn sweep(keys: &dyn Keys, retention: Duration, since: Time) {
         Ok(swept) if swept.paused_until.is_some() => tracing::warn!(
             target: "hapax",
             paused_until = %swept.paused_until.unwrap_or_default(),
-            "the clock of the keys moved on by more than half the retention since the sweep before; in case it leapt, no key is forgotten for a whole retention"
+            "the clock of the keys moved on by more than half the retention since the sweep before; in case the clock jumped, nothing is deleted for a whole retention"
         ),
         Ok(swept) => {
             tracing::info!(target: "hapax", keys = swept.keys, skipped = swept.skipped, "swept keys");

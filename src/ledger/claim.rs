@@ -529,7 +529,7 @@ impl Settled {
             Settled::Ok { at } => Ok(at),
             Settled::Fenced { state } => Err(Error::Fenced {
                 what: match state {
-                    Some(state) => format!("{identity} is {state}, and token {token} cannot change that"),
+                    Some(state) => format!("{identity} is in state {state}; token {token} cannot settle it"),
                     None => format!("{identity} has no entry any more (token {token})"),
                 },
             }),

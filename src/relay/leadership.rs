@@ -45,7 +45,7 @@ impl LeadershipHeartbeat {
     ) -> Self {
         let deadline = asked + settings.lease - settings.margin();
         let (send, state) = watch::channel(LeaseState { deadline, lost: None });
-        let task = tokio::spawn(keep(journal, settings, token, send)).abort_handle();
+        let task = tokio::spawn(renew_until_lost(journal, settings, token, send)).abort_handle();
         LeadershipHeartbeat { token, state, task }
     }
 
@@ -73,7 +73,7 @@ impl LeadershipHeartbeat {
     }
 }
 
-async fn keep(
+async fn renew_until_lost(
     journal: Arc<dyn Journal>,
     settings: Arc<RelaySettings>,
     token: Token,

@@ -133,7 +133,7 @@ impl Meter {
         (state.oldest, state.oldest_behind, state.hole) = (None, None, None);
         drop(state);
         self.metrics.lead(cause);
-        tracing::info!(target: "hapax::relay", relay = %self.name, cause, "leads no more");
+        tracing::info!(target: "hapax::relay", relay = %self.name, cause, "leadership lost");
     }
 
     /// Another process leads.

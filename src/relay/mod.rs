@@ -297,13 +297,13 @@ impl Relay {
     }
 
     async fn give_up(&self, token: Token) {
-        self.handle.meter.leads_no_more("given_up");
+        self.handle.meter.leads_no_more("released");
         self.release(token).await;
     }
 
     async fn release(&self, token: Token) {
         if let Err(error) = self.journal.release_leadership(&self.settings.name, token).await {
-            tracing::debug!(target: "hapax::relay", relay = %self.settings.name, error = %error.chain(), "the lead lapses by itself");
+            tracing::debug!(target: "hapax::relay", relay = %self.settings.name, error = %error.chain(), "leadership could not be released; it will lapse");
         }
     }
 }

@@ -223,7 +223,7 @@ async fn outage(test: &'static str, policy: &'static str) -> String {
     world.publish(&records[50..]).await;
     match policy {
         "fail_fast" => {
-            let status = tokio::time::timeout(Duration::from_secs(60), worker.wait()).await;
+            let status = tokio::time::timeout(Duration::from_secs(120), worker.wait()).await;
             assert_eq!(status.expect("it ends").unwrap().code(), Some(3));
             server.start().await;
             worker = world.spawn(&[]); // whoever supervises it starts it again

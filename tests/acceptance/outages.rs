@@ -207,10 +207,11 @@ async fn the_membership_survives_an_outage_longer_than_the_session() {
     let world = World::on("the_membership_survives_an_outage_longer_than_the_session", 2, server.url()).await;
     // It gives up soon, so that the pipeline hears of the outage and not only its tasks.
     let mut settings = support::settings(&world.schema);
-    settings.acquire_timeout = Duration::from_millis(500);
+    settings.acquire_timeout = Duration::from_secs(5);
     let ledger = PgLedger::connect(&server.url(), settings).await.unwrap();
     let consumer = world::builder(world.bus.clone(), ledger, world.topic.as_str())
         .with(|settings| {
+            settings.session_timeout = Duration::from_secs(45); // which a busy machine does not lose
             assert!(settings.session_timeout < AWAY);
             settings.in_flight_max = 50;
             settings.telemetry_prefix = Some("member".into());

@@ -27,12 +27,16 @@ fn consumer(
     for topic in topics {
         builder = builder.topic(*topic);
     }
-    builder.with(|settings| settings.held_interval = Duration::from_millis(5))
+    builder.with(|settings| {
+        settings.held_interval = Duration::from_millis(5);
+        // Nobody copies what another one copies, however slow the machine is.
+        settings.dead_reserve = Duration::from_mins(10);
+    })
 }
 
 /// Waits for a state, never for a time.
 async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
-    let end = tokio::time::Instant::now() + Duration::from_secs(30);
+    let end = tokio::time::Instant::now() + Duration::from_secs(120);
     while !is().await {
         assert!(tokio::time::Instant::now() < end, "never came: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;

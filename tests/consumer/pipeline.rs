@@ -546,7 +546,7 @@ async fn a_stop_before_the_start_is_heard() {
     let consumer = world.consumer().build().unwrap();
     consumer.handle().stop();
     let running = consumer.run(leased(|_: Event, _: Run| async { Handled::Ok(()) }));
-    let ended = tokio::time::timeout(Duration::from_secs(30), running).await;
+    let ended = tokio::time::timeout(Duration::from_secs(120), running).await;
     assert!(ended.expect("it ends by itself").unwrap().is_empty());
 }
 

@@ -59,8 +59,13 @@ async fn world() -> (PgLedger, PgLedger, Arc<proxy::Proxy>, String) {
     support::run(direct.pool(), format!("create table {table} (id text)")).await;
     let proxy = Arc::new(proxy::Proxy::new(&support::url()).await);
     let through = sqlx::postgres::PgPoolOptions::new().max_connections(4);
-    let through = through.acquire_timeout(Duration::from_millis(500)); // so that an outage is noticed soon
-    let through = through.connect(&proxy.url(&support::url())).await.unwrap();
+    let through = through.acquire_timeout(Duration::from_secs(5)); // so that an outage is noticed soon
+    let through = loop {
+        match through.clone().connect(&proxy.url(&support::url())).await {
+            Err(sqlx::Error::PoolTimedOut) => {} // nobody is away: the machine is busy
+            connected => break connected.unwrap(),
+        }
+    };
     let through = PgLedger::with_pool(through, support::settings(direct.schema())).await.unwrap();
     (direct, through, proxy, table)
 }
@@ -77,7 +82,7 @@ async fn t78_a_held_event_of_a_transactional_consumer_keeps_its_lease() {
         let (runs, insert) = (Arc::clone(&runs), format!("insert into {table} (id) values ($1)"));
         let consumer = consumer(&bus, ledger.clone())
             .with(|settings| {
-                settings.lease = Duration::from_secs(3);
+                settings.lease = Duration::from_secs(8); // longer than a busy machine stands still
                 settings.heartbeat = Duration::from_millis(500);
             })
             .build()
@@ -89,7 +94,7 @@ async fn t78_a_held_event_of_a_transactional_consumer_keeps_its_lease() {
                 if run == 0 {
                     return Err(Failed::retry_after("not yet", Duration::from_millis(300)));
                 }
-                tokio::time::sleep(Duration::from_secs(7)).await; // longer than two leases
+                tokio::time::sleep(Duration::from_secs(17)).await; // longer than two leases
                 let insert = sqlx::query(sqlx::AssertSqlSafe(insert));
                 insert.bind(event.id.as_str()).execute(&mut **tx).await?;
                 Ok(())
@@ -126,8 +131,8 @@ async fn t78_a_lost_commit_of_a_held_event_costs_no_attempt() {
         let insert = format!("insert into {table} (id) values ($1)");
         let (runs, seen) = (Arc::new(AtomicU32::new(0)), Arc::clone(&proxy));
         let consumer = consumer(&bus, through)
-            .with(|settings| settings.lease = Duration::from_secs(4))
-            .with(|settings| settings.heartbeat = Duration::from_secs(3))
+            .with(|settings| settings.lease = Duration::from_secs(20))
+            .with(|settings| settings.heartbeat = Duration::from_secs(15))
             .build()
             .unwrap();
         let handle = consumer.handle();
@@ -368,7 +373,7 @@ async fn t82_a_delayed_retry_is_suspect_when_its_process_dies() {
             let (ledger, scope, into) = (of.clone(), scope.clone(), Arc::clone(&into));
             Box::pin(async move {
                 match (first, life, run) {
-                    (true, 0, 0) => return Err(Failed::retry_after("not yet", Duration::from_secs(10))),
+                    (true, 0, 0) => return Err(Failed::retry_after("not yet", Duration::from_secs(20))),
                     (true, 0, _) => std::future::pending().await, // it dies here
                     (true, ..) => {
                         let markers = ledger.markers(&scope, &topic(), &[0]).await.unwrap();
@@ -411,7 +416,7 @@ async fn t78_a_held_event_takes_effect_where_transactions_are_snapshots() {
     let insert = format!("insert into {table} (id) values ($1)");
     let consumer = consumer(&bus, ledger)
         .with(|settings| {
-            settings.lease = Duration::from_secs(6);
+            settings.lease = Duration::from_secs(30);
             settings.heartbeat = Duration::from_millis(200);
         })
         .build()
@@ -424,7 +429,7 @@ async fn t78_a_held_event_takes_effect_where_transactions_are_snapshots() {
                 return Err(Failed::retry_after("not yet", Duration::from_millis(300)));
             }
             sqlx::query(sqlx::AssertSqlSafe(select)).execute(&mut **tx).await?; // from here on it is a snapshot
-            tokio::time::sleep(Duration::from_secs(2)).await; // longer than a lease
+            tokio::time::sleep(Duration::from_secs(2)).await; // longer than a heartbeat
             let insert = sqlx::query(sqlx::AssertSqlSafe(insert));
             insert.bind(event.id.as_str()).execute(&mut **tx).await?;
             Ok(())

@@ -168,11 +168,12 @@ async fn t21_losing_the_lease_cancels_the_handler() {
         }
     }
     let (builder, clock) = timed();
-    let guard = builder.lease(Duration::from_secs(2), Duration::from_millis(30)).build().unwrap();
+    // So long that the first heartbeat comes after the other has taken over: one that came before would keep the lease.
+    let guard = builder.lease(Duration::from_secs(60), Duration::from_secs(1)).build().unwrap();
     let dropped = Arc::new(AtomicU32::new(0));
     let mut lease = first(guard.lease("e").await.unwrap());
     let signal = lease.lost();
-    clock.advance(Duration::from_secs(3)); // the ledger's clock jumps, and another takes over
+    clock.advance(Duration::from_secs(61)); // the ledger's clock jumps, and another takes over
     let other = first(guard.lease("e").await.unwrap());
     let witness = Cancelled(Arc::clone(&dropped));
     let lost = lease

@@ -360,7 +360,7 @@ mod s3 {
         nobody.timeout = Duration::from_secs(2);
         let error = S3::connect(nobody).await.unwrap_err();
         assert_eq!(error.code(), "unavailable", "{}", error.chain());
-        assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+        assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
     }
 }
 

@@ -50,7 +50,7 @@ fn begin(conn: &mut Connection) -> rusqlite::Transaction<'_> {
 /// A connection of the user's own, with a table of the user's own.
 fn shop(path: &Path) -> Connection {
     let conn = Connection::open(path).unwrap();
-    conn.busy_timeout(Duration::from_secs(10)).unwrap();
+    conn.busy_timeout(Duration::from_secs(120)).unwrap();
     conn.execute_batch("CREATE TABLE IF NOT EXISTS orders (id TEXT)").unwrap();
     conn
 }

@@ -11,7 +11,7 @@ use hapax::bus::{
 use hapax::testing::kafka::{connect, delete_topic, settings, topic_with, transaction};
 use hapax::{Error, Topic};
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(120);
 
 fn unique(what: &str) -> String {
     format!("{what}-{}", uuid::Uuid::new_v4().simple())

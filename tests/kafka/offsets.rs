@@ -15,7 +15,7 @@ use hapax::consumer::{Consumer, leased};
 use hapax::testing::kafka::{add_partitions, connect, delete_topic, produce_to, remove_below, settings};
 use hapax::{Error, Topic};
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(120);
 const PROTOCOLS: [GroupProtocol; 2] = [GroupProtocol::Classic, GroupProtocol::Consumer];
 
 fn unique(what: &str) -> String {
@@ -64,7 +64,7 @@ fn partition(topic: &Topic, number: i32) -> Partition {
 
 /// What a member hears until something is so.
 #[derive(Default, Debug)]
-struct Ear {
+struct Recorder {
     given: Vec<Assignment>,
     lost: Vec<Assignment>,
     records: Vec<Received>,
@@ -72,8 +72,8 @@ struct Ear {
     failed: Option<Error>,
 }
 
-impl Ear {
-    async fn until(&mut self, member: &mut Box<dyn Subscriber>, what: &str, so: impl Fn(&Ear) -> bool) {
+impl Recorder {
+    async fn until(&mut self, member: &mut Box<dyn Subscriber>, what: &str, so: impl Fn(&Recorder) -> bool) {
         let end = tokio::time::Instant::now() + DEADLINE;
         while !so(self) {
             assert!(tokio::time::Instant::now() < end, "waited for {what}: {self:?}");
@@ -106,7 +106,7 @@ async fn t74_latest_goes_on_with_what_is_left_when_retention_passed_its_commit()
         let (bus, topic, group) = stage(protocol).await;
         publish(&bus, &topic, (0..10).map(|n| n.to_string())).await;
         let mut member = bus.subscribe(latest(&group, &topic)).await.unwrap();
-        let mut ear = Ear::default();
+        let mut ear = Recorder::default();
         ear.until(&mut member, "the partition", |ear| !ear.given.is_empty()).await;
         publish(&bus, &topic, (10..20).map(|n| n.to_string())).await;
         ear.until(&mut member, "what comes", |ear| ear.records.len() >= 10).await;
@@ -114,7 +114,7 @@ async fn t74_latest_goes_on_with_what_is_left_when_retention_passed_its_commit()
         member.leave().await.unwrap();
         remove_below(&partition(&topic, 0), 15).await;
         let mut member = bus.subscribe(latest(&group, &topic)).await.unwrap();
-        let mut ear = Ear::default();
+        let mut ear = Recorder::default();
         ear.until(&mut member, "what is left", |ear| ear.records.len() >= 5).await;
         assert_eq!(ear.offsets(0), [15, 16, 17, 18, 19], "{protocol:?}");
         ear.until(&mut member, "what is gone to be told", |ear| !ear.removed.is_empty()).await;
@@ -137,7 +137,7 @@ async fn t75_latest_reads_what_was_published_to_an_added_partition_before_it_was
         let (bus, topic, group) = stage(protocol).await;
         publish(&bus, &topic, (0..3).map(|n| n.to_string())).await;
         let mut member = bus.subscribe(latest(&group, &topic)).await.unwrap();
-        let mut ear = Ear::default();
+        let mut ear = Recorder::default();
         ear.until(&mut member, "the partition", |ear| !ear.given.is_empty()).await;
         publish(&bus, &topic, ["3".to_owned()]).await;
         ear.until(&mut member, "what comes", |ear| !ear.records.is_empty()).await;
@@ -148,7 +148,7 @@ async fn t75_latest_reads_what_was_published_to_an_added_partition_before_it_was
         let name = topic.clone();
         tokio::task::spawn_blocking(move || produce_to(&name, 1, &["new 0", "new 1"])).await.unwrap();
         let mut member = bus.subscribe(latest(&group, &topic)).await.unwrap();
-        let mut ear = Ear::default();
+        let mut ear = Recorder::default();
         ear.until(&mut member, "both partitions", |ear| ear.given.len() == 2).await;
         ear.until(&mut member, "what was published to it", |ear| ear.records.len() >= 2).await;
         assert_eq!(ear.offsets(1), [0, 1], "{protocol:?}");
@@ -166,14 +166,14 @@ async fn t76_offsets_that_begin_anew_are_a_new_assignment() {
         subscription.start = Start::Earliest;
         publish(&bus, &topic, (0..20).map(|n| format!("old {n}"))).await;
         let mut member = bus.subscribe(subscription).await.unwrap();
-        let mut ear = Ear::default();
+        let mut ear = Recorder::default();
         ear.until(&mut member, "all records", |ear| ear.records.len() >= 20).await;
         let before = ear.given[0].clone();
         member.pause(std::slice::from_ref(&before)).await.unwrap();
         make_again(&bus, &topic).await;
         publish(&bus, &topic, (0..5).map(|n| format!("new {n}"))).await;
         member.resume(std::slice::from_ref(&before)).await.unwrap();
-        let mut ear = Ear::default();
+        let mut ear = Recorder::default();
         ear.until(&mut member, "the new records, or an error", |ear| {
             ear.failed.is_some() || ear.records.len() >= 5
         })
@@ -242,7 +242,7 @@ async fn t75_an_end_that_could_not_be_committed_is_no_beginning() {
     let refused = RDKafkaRespErr::RD_KAFKA_RESP_ERR_INVALID_COMMIT_OFFSET_SIZE;
     cluster.request_errors(RDKafkaApiKey::OffsetCommit, &[refused]);
     let mut member = bus.subscribe(latest(&group, &topic)).await.unwrap();
-    let mut ear = Ear::default();
+    let mut ear = Recorder::default();
     ear.until(&mut member, "the partition", |ear| !ear.given.is_empty()).await;
     assert_eq!(bus.committed(&group, &partition(&topic, 0)).await.unwrap(), Some(5), "its beginning stands");
     publish(&bus, &topic, ["5".to_owned()]).await;

@@ -8,7 +8,7 @@ use hapax::bus::kafka::{GroupProtocol, KafkaBus, KafkaSettings};
 use hapax::bus::{Bus, BusEvent, Record, Subscription, TopicSettings};
 use hapax::{Error, Topic};
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(120);
 
 fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("{name}: run scripts/test"))

@@ -201,11 +201,11 @@ async fn survives(protocol: GroupProtocol, outage: &Outage) {
     let error = consumer.commit().await.expect_err("nobody is there");
     println!("{protocol:?}: a commit fails after {:?}: {}", began.elapsed(), error.chain());
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
-    assert!(began.elapsed() < Duration::from_secs(30));
+    assert!(began.elapsed() < Duration::from_secs(60));
     let began = Instant::now();
     let error = bus.range(&Partition { topic: topic.clone(), number: 0 }).await.expect_err("nobody is there");
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
-    assert!(began.elapsed() < Duration::from_secs(30));
+    assert!(began.elapsed() < Duration::from_secs(60));
     outage.end().await;
     let back = Instant::now();
     let end = back + DEADLINE; // a broker may take a minute to start
@@ -232,7 +232,11 @@ async fn survives(protocol: GroupProtocol, outage: &Outage) {
         consumer.listen().await;
     }
     assert_eq!(consumer.heard.last(), Some(&(total - 1)));
-    consumer.commit().await.expect("commits work again");
+    // The group may not have settled yet: then it is heard, and tried again.
+    while let Err(error) = consumer.commit().await {
+        assert!(Instant::now() < end, "commits do not work again: {error:?}");
+        consumer.listen().await;
+    }
     for (partition, after) in &consumer.after {
         assert_eq!(bus.committed(&group, partition).await.unwrap(), Some(*after));
     }

@@ -102,7 +102,7 @@ fn guard(ledger: &Slow) -> Guard<Slow> {
 }
 
 async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(20), future).await.unwrap_or_else(|_| panic!("{what}"))
+    tokio::time::timeout(Duration::from_secs(120), future).await.unwrap_or_else(|_| panic!("{what}"))
 }
 
 /// An id that is known to be held is asked for alone: its neighbours neither share its statement nor wait for it.

@@ -50,7 +50,7 @@ impl Harness for SqliteHarness {
         commit: bool,
     ) -> Result<Vec<Result<Outcome>>> {
         let mut connection = rusqlite::Connection::open(self.file()).expect("a connection");
-        connection.busy_timeout(Duration::from_secs(10)).expect("a setting");
+        connection.busy_timeout(Duration::from_secs(120)).expect("a setting");
         let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).expect("a transaction");
         let outcomes = ledger.claim_in(&tx, claims)?;
         if commit {
@@ -67,7 +67,7 @@ impl Harness for SqliteHarness {
         commit: bool,
     ) -> Result<Vec<Result<Settled>>> {
         let mut connection = rusqlite::Connection::open(self.file()).expect("a connection");
-        connection.busy_timeout(Duration::from_secs(10)).expect("a setting");
+        connection.busy_timeout(Duration::from_secs(120)).expect("a setting");
         let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate).expect("a transaction");
         let answers = ledger.settle_in(&tx, settles)?;
         ledger.set_markers_in(&tx, marks.0, marks.1)?;

@@ -209,13 +209,16 @@ async fn t86_a_held_id_is_waited_for_by_itself() {
     // or take those whose question ended just then.
     let mut ahead = 0;
     for n in 0..10 {
-        until_waiting(ledger.pool(), "claim_").await;
+        until_waiting(ledger.pool(), &format!("{}.claim_", ledger.schema())).await;
         let id = EventId::new(format!("neighbour-{n}")).unwrap();
         assert!(guard.lease(id).await.unwrap().is_claimed());
         let waiting: i64 = ask(
             ledger.pool(),
-            "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%claim_%' \
-             and pid <> pg_backend_pid()",
+            format!(
+                "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%{}.claim_%' \
+                 and pid <> pg_backend_pid()",
+                ledger.schema()
+            ),
         )
         .await;
         ahead += waiting;

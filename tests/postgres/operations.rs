@@ -151,7 +151,7 @@ async fn verified_tls_works_and_a_wrong_ca_or_host_is_refused() {
     let by_name = plain.replace("127.0.0.1", "localhost");
     let schema = fresh_schema();
     let mut quick = settings(&schema);
-    quick.acquire_timeout = Duration::from_secs(5);
+    quick.acquire_timeout = Duration::from_secs(60);
     let good =
         PgLedger::connect(&format!("{by_name}?sslmode=verify-full&sslrootcert={ca}"), quick.clone()).await;
     let ledger = good.expect("verified TLS");
@@ -196,7 +196,7 @@ async fn verified_tls_works_and_a_wrong_ca_or_host_is_refused() {
     let error = told(PgLedger::connect(&wrong_host, quick).await, "another host");
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     assert!(error.chain().contains("certificate"), "{}", error.chain());
-    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(50), "told, not timed out: {:?}", began.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -429,7 +429,7 @@ async fn outage(lines: &Lines) {
     let schema = fresh_schema();
     let pool = sqlx::postgres::PgPoolOptions::new()
         .max_connections(3)
-        .acquire_timeout(Duration::from_millis(300))
+        .acquire_timeout(Duration::from_secs(10)) // whoever is refused is told at once
         .connect(&proxy.url(&url()))
         .await
         .unwrap();

@@ -209,7 +209,7 @@ impl Stage {
 
     /// Gives an at-most-once claim back. While its week is being closed, that has to be tried again.
     async fn open_again(&self, claim: &Claim, grant: &hapax::ledger::Grant) {
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + ROUND_MAX;
         loop {
             let back = kit::settling(claim, grant, Verdict::release());
             match self.ledger.settle(&[back]).await.and_then(|mut answers| answers.remove(0)) {
@@ -240,7 +240,7 @@ impl Stage {
         }
         let mut young = Claim { mode: leased(), order: None, ..claim.clone() };
         young.identity.scope = hapax::Scope::new(format!("young-{}", random.number())).expect("a scope");
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + ROUND_MAX;
         while !self.stop.load(Ordering::Relaxed) {
             let young = kit::another(&young);
             match self.ledger.claim(std::slice::from_ref(&young)).await.and_then(|mut all| all.remove(0)) {

@@ -29,8 +29,7 @@ impl Cluster {
         let dir = tempfile::Builder::new().prefix("hapax-cluster").tempdir_in("/tmp").unwrap();
         let user = (owner.uid(), owner.gid());
         std::os::unix::fs::chown(dir.path(), Some(user.0), Some(user.1)).unwrap();
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let mut cluster = Cluster { dir, bin: bin.into(), user, port, server: None };
+        let mut cluster = Cluster { dir, bin: bin.into(), user, port: 0, server: None };
         let made = cluster
             .command("initdb")
             .args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"])
@@ -38,6 +37,7 @@ impl Cluster {
             .status()
             .expect("initdb runs");
         assert!(made.success(), "initdb: {made}");
+        cluster.port = free_port();
         cluster.start().await;
         cluster
     }
@@ -46,8 +46,7 @@ impl Cluster {
     pub async fn standby(&self) -> Self {
         let dir = tempfile::Builder::new().prefix("hapax-standby").tempdir_in("/tmp").unwrap();
         std::os::unix::fs::chown(dir.path(), Some(self.user.0), Some(self.user.1)).unwrap();
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let mut standby = Cluster { dir, bin: self.bin.clone(), user: self.user, port, server: None };
+        let mut standby = Cluster { dir, bin: self.bin.clone(), user: self.user, port: 0, server: None };
         let copied = standby
             .command("pg_basebackup")
             .args(["-h", "127.0.0.1", "-p", &self.port.to_string(), "-U", "postgres"])
@@ -61,6 +60,7 @@ impl Cluster {
         let mut settings =
             std::fs::File::options().append(true).open(standby.data().join("postgresql.auto.conf")).unwrap();
         std::io::Write::write_all(&mut settings, primary.as_bytes()).unwrap();
+        standby.port = free_port();
         standby.start().await;
         standby
     }
@@ -94,7 +94,7 @@ impl Cluster {
 
     /// Starts it, and waits until it answers. What a killed one left (a lock file, memory) may take a moment to go.
     pub async fn start(&mut self) {
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + Duration::from_secs(120);
         loop {
             if self.server.as_mut().is_none_or(|server| server.try_wait().unwrap().is_some()) {
                 let log = std::fs::File::options()
@@ -143,6 +143,11 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// A port that nobody has now. It is asked for as late as possible: others take ports all the time.
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// State and parent of a process.

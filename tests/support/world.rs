@@ -27,7 +27,7 @@ pub fn brokers() -> String {
 }
 
 pub async fn bus() -> Arc<KafkaBus> {
-    Arc::new(KafkaBus::connect(KafkaSettings::new(brokers())).await.expect("the broker of the tests"))
+    Arc::new(answered(|| KafkaBus::connect(KafkaSettings::new(brokers()))).await)
 }
 
 pub fn event(id: &str) -> Record {
@@ -92,7 +92,7 @@ impl World {
             PgLedger::with_pool(pool.clone(), support::settings(&schema)).await.expect("a fresh ledger");
         let topic = Topic::new(format!("t-{}", uuid::Uuid::new_v4().simple())).unwrap();
         let bus = bus().await;
-        bus.create_topic(&topic, TopicSettings::new(partitions)).await.expect("a fresh topic");
+        answered(|| bus.create_topic(&topic, TopicSettings::new(partitions))).await;
         let world = World { test, topic, schema, url, pool, bus, ledger };
         // Unconstrained on purpose: whatever happens twice is there twice.
         let sql = format!(
@@ -268,7 +268,12 @@ pub async fn worker(schema: &str) {
     // It gives up soon, so that an outage is noticed.
     let pool =
         sqlx::postgres::PgPoolOptions::new().max_connections(4).acquire_timeout(Duration::from_secs(5));
-    let pool = pool.connect(&url).await.expect("the server answers");
+    let pool = loop {
+        match pool.clone().connect(&url).await {
+            Err(sqlx::Error::PoolTimedOut) => {} // nobody is away: the machine is busy
+            connected => break connected.expect("the server answers"),
+        }
+    };
     let ledger = PgLedger::with_pool(pool.clone(), support::settings(schema)).await.expect("the ledger");
     let built = builder(bus().await, ledger, &topic).build().expect("a consumer");
     let handle = built.handle();

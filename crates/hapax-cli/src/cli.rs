@@ -13,7 +13,7 @@ use crate::failure::Failure;
 #[command(
     name = "hapax",
     version,
-    about = "Every event takes effect once: consume a topic, catch duplicates, look into a ledger, make and read ids",
+    about = "Every event takes effect once: consume a topic, serve records and claims over HTTP, catch duplicates, look into a ledger, make and read ids",
     subcommand_help_heading = "Commands",
     after_help = "Exit codes: 0 done; 1 a promise or verification failed; 2 usage or configuration; \
                   3 a dependency is unavailable; 4 input rejected; 130 and 143 signals.\n\n\
@@ -137,13 +137,13 @@ pub fn quoted(text: &str) -> String {
 /// Global flags that a command does not use; it hides them.
 #[derive(Debug, Args)]
 pub struct NoPlaces {
-    #[arg(long, hide = true)]
+    #[arg(long, hide = true, global = true)]
     data: Option<String>,
-    #[arg(long, hide = true)]
+    #[arg(long, hide = true, global = true)]
     ledger: Option<String>,
-    #[arg(long, hide = true)]
+    #[arg(long, hide = true, global = true)]
     journal: Option<String>,
-    #[arg(long, hide = true)]
+    #[arg(long, hide = true, global = true)]
     bus: Option<String>,
 }
 
@@ -183,7 +183,7 @@ pub enum Command {
     Dead(crate::letters::DeadArgs),
     /// Look at events that wait behind something unresolved, and release them
     Parked(crate::letters::ParkedArgs),
-    /// Run every check; exit 1 if a promise cannot be kept, 3 if something cannot be reached
+    /// Check ledger, bus, topics and window; exit 1 if a promise cannot be kept, 3 if one cannot be reached
     Doctor(crate::doctor::DoctorArgs),
     Filter(crate::filter::FilterArgs),
     /// Make, derive and read event ids

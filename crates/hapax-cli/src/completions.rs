@@ -3,7 +3,7 @@
 use clap::{Args, Command, CommandFactory as _};
 use clap_complete::Shell;
 
-use crate::cli::Cli;
+use crate::cli::{Cli, Global};
 use crate::failure::Failure;
 use crate::print;
 
@@ -32,9 +32,9 @@ fn offered(whole: &Command) -> Command {
         .subcommands(shown)
 }
 
-pub fn run(args: &CompletionsArgs) -> Result<u8, Failure> {
+pub fn run(global: &Global, args: &CompletionsArgs) -> Result<u8, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut offered(&Cli::command()), "hapax", &mut script);
-    print::line(String::from_utf8_lossy(&script).trim_end())?;
+    print::text(global, "script", String::from_utf8_lossy(&script).trim_end())?;
     Ok(0)
 }

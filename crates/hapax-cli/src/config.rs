@@ -31,7 +31,7 @@ enum ConfigCommand {
 
 pub fn run(global: &Global, args: &ConfigArgs) -> Result<u8, Failure> {
     if let ConfigCommand::Example = args.command {
-        return print::line(hapax::config::example().trim_end()).map(|()| 0);
+        return print::text(global, "toml", hapax::config::example().trim_end()).map(|()| 0);
     }
     let sources = global.sources(&[]);
     match Config::load(&sources) {

@@ -1,4 +1,4 @@
-//! `hapax doctor`: runs all checks at once.
+//! `hapax doctor`: checks ledger, bus, topics and window at once.
 
 use std::sync::Arc;
 

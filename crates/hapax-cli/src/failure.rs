@@ -48,6 +48,11 @@ impl Failure {
         )
     }
 
+    /// The user was asked, and did not say yes. `nothing` says what was not done.
+    pub fn declined(nothing: &str) -> Self {
+        Failure::new(USAGE, "declined", nothing)
+    }
+
     /// The input is wrong.
     pub fn input(message: impl Into<String>) -> Self {
         Failure::new(INPUT, "invalid", message)

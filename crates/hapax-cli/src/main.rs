@@ -88,7 +88,7 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Keys(args) => runtime.block_on(keys::run(global, *args)),
         Command::Token(args) => runtime.block_on(token::run(global, &args)),
         Command::Audit(args) => runtime.block_on(token::audit(global, &args)),
-        Command::Completions(args) => completions::run(&args),
+        Command::Completions(args) => completions::run(global, &args),
         Command::Ledger(args) => runtime.block_on(ledger::run(global, args)),
     };
     if let Some(traces) = traces {
@@ -99,6 +99,13 @@ fn run(cli: Cli) -> Result<u8, Failure> {
         // It has drained; whatever is left must not keep the process from ending.
         runtime.shutdown_background();
     }
-    written?;
-    code
+    match (code, written) {
+        (Ok(0), written) => written.map(|()| 0),
+        (code, Ok(())) => code,
+        // The command's own failure comes first.
+        (code, Err(unwritten)) => {
+            let _ = unwritten.report(global.json);
+            code
+        }
+    }
 }

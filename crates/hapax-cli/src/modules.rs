@@ -166,6 +166,6 @@ async fn grants(global: &Global, config: &Config) -> Result<u8, Failure> {
         ));
     }
     let sql = modules(global, config, false).await?.grants_sql().await?;
-    print::line(sql.trim_end())?;
+    print::text(global, "sql", sql.trim_end())?;
     Ok(0)
 }

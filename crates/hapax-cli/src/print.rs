@@ -4,6 +4,7 @@ use std::io::{IsTerminal as _, Write as _};
 
 use serde_json::Value;
 
+use crate::cli::Global;
 use crate::failure::Failure;
 
 /// Prints text and a newline to standard output.
@@ -18,6 +19,11 @@ pub fn line(text: &str) -> Result<(), Failure> {
 /// Prints one JSON value on one line.
 pub fn json(value: &Value) -> Result<(), Failure> {
     line(&value.to_string())
+}
+
+/// Prints a text of many lines, made for a file or another program; with `--json` as a field of an object.
+pub fn text(global: &Global, name: &str, text: &str) -> Result<(), Failure> {
+    if global.json { json(&serde_json::json!({ name: text })) } else { line(text) }
 }
 
 /// A longer cell does not widen its column; it only shifts its own row.

@@ -155,7 +155,7 @@ impl Member {
             let _ = consumer.pause(&still);
         }
         if !partitions.is_empty() {
-            tracing::info!(target: "hapax::kafka", group = %self.group, partitions = %names(&partitions), "given");
+            tracing::info!(target: "hapax::kafka", group = %self.group, partitions = %names(&partitions), "partitions assigned");
         }
         let next = |partition: &Partition| begin.next(partition);
         self.inbox.assigned(partitions.into_iter().map(|p| (p.clone(), next(&p))).collect());
@@ -165,8 +165,8 @@ impl Member {
     fn serious(&self, code: Code) -> Option<Error> {
         match code {
             Code::AutoOffsetReset => Some(Error::NotFound(format!(
-                "the group {:?} has committed nothing of a partition, or what it committed is gone, and is told not \
-                 to start by itself ({})",
+                "group {:?} has no committed offset for a partition, or the broker no longer has that offset, and its \
+                 start is `Refuse` ({})",
                 self.group,
                 self.link.reason()
             ))),

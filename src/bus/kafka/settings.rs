@@ -103,7 +103,7 @@ const OURS: [(&str, &str); 14] = [
     ("isolation.level", "it is `isolation`"),
     ("enable.auto.commit", "an offset is committed when its effects are, never by a timer"),
     ("enable.auto.offset.store", "an offset is stored when its effects are, never on delivery"),
-    ("enable.partition.eof", "nobody asked to hear of it"),
+    ("enable.partition.eof", "hapax does not use it"),
     ("transactional.id", "records are published one by one, each with its own answer"),
     ("message.timeout.ms", "it is `publish_timeout`"),
 ];

@@ -232,7 +232,7 @@ impl<L: TransactionalLedger, H: BatchHandler<L>> TransactionalWorker<L, H> {
                 other => return other,
             }
         }
-        let what = format!("a batch was in someone's way {TRIES_MAX} times");
+        let what = format!("a batch gave up after {TRIES_MAX} lock conflicts");
         Try::Again(Error::Contended { what, source: None })
     }
 

@@ -50,7 +50,7 @@ macro_rules! __bus_cases {
                 next_can_be_cancelled
             }
             members {
-                b3_each_partition_is_in_one_hand
+                b3_each_partition_has_one_member
                 b3_groups_do_not_share
                 b5_a_commit_of_an_epoch_that_is_over_is_fenced
                 b8_a_pause_of_an_epoch_that_is_over_changes_nothing

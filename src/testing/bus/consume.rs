@@ -4,7 +4,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::BusHarness;
-use super::kit::{Ear, Stage, until};
+use super::kit::{Recorder, Stage, until};
 use crate::bus::{Bus, Start};
 
 /// A new member goes on where the group was.
@@ -12,15 +12,15 @@ pub async fn b4_a_group_goes_on_at_its_commit<H: BusHarness>(harness: &H) {
     let stage = Stage::new(harness, 1).await;
     let partition = stage.partition(0);
     stage.publish_some(10).await;
-    let mut ear = stage.member("a").await;
-    until(&mut ear, "all records", |ear| ear.records.len() >= 10).await;
-    let assigned = ear.assigned(&partition);
-    ear.commit(&assigned, 4).await.unwrap();
-    ear.leave().await;
-    let mut ear = stage.member("b").await;
-    until(&mut ear, "the rest", |ear| ear.records.len() >= 6).await;
-    assert_eq!(ear.offsets(&partition), [4, 5, 6, 7, 8, 9]);
-    ear.leave().await;
+    let mut recorder = stage.member("a").await;
+    until(&mut recorder, "all records", |recorder| recorder.records.len() >= 10).await;
+    let assigned = recorder.assigned(&partition);
+    recorder.commit(&assigned, 4).await.unwrap();
+    recorder.leave().await;
+    let mut recorder = stage.member("b").await;
+    until(&mut recorder, "the rest", |recorder| recorder.records.len() >= 6).await;
+    assert_eq!(recorder.offsets(&partition), [4, 5, 6, 7, 8, 9]);
+    recorder.leave().await;
 }
 
 /// Without a commit, `Earliest` is the oldest record there is.
@@ -28,11 +28,11 @@ pub async fn b4_earliest_begins_with_the_oldest<H: BusHarness>(harness: &H) {
     let stage = Stage::new(harness, 1).await;
     stage.publish_some(4).await;
     harness.remove_below(&stage.partition(0), 2).await;
-    let mut ear = stage.member("a").await;
-    until(&mut ear, "the oldest", |ear| ear.records.len() >= 2).await;
-    assert_eq!(ear.offsets(&stage.partition(0)), [2, 3]);
+    let mut recorder = stage.member("a").await;
+    until(&mut recorder, "the oldest", |recorder| recorder.records.len() >= 2).await;
+    assert_eq!(recorder.offsets(&stage.partition(0)), [2, 3]);
     assert_eq!(stage.committed(0).await, None, "reading is not committing");
-    ear.leave().await;
+    recorder.leave().await;
 }
 
 /// `Latest` is what comes once the partition is given.
@@ -41,12 +41,12 @@ pub async fn b4_latest_begins_with_what_comes<H: BusHarness>(harness: &H) {
     stage.publish_some(4).await;
     let mut subscription = stage.subscription();
     subscription.start = Start::Latest;
-    let mut ear = Ear::new("a", stage.bus.subscribe(subscription).await.unwrap());
-    until(&mut ear, "the partition", |ear| ear.held.len() == 1).await;
+    let mut recorder = Recorder::new("a", stage.bus.subscribe(subscription).await.unwrap());
+    until(&mut recorder, "the partition", |recorder| recorder.held.len() == 1).await;
     stage.publish_some(2).await;
-    until(&mut ear, "what comes", |ear| ear.records.len() >= 2).await;
-    assert_eq!(ear.offsets(&stage.partition(0)), [4, 5]);
-    ear.leave().await;
+    until(&mut recorder, "what comes", |recorder| recorder.records.len() >= 2).await;
+    assert_eq!(recorder.offsets(&stage.partition(0)), [4, 5]);
+    recorder.leave().await;
 }
 
 /// Retention has passed what the group committed: it goes on with the oldest that is left, wherever it began once.
@@ -55,20 +55,20 @@ pub async fn b4_latest_goes_on_with_what_is_left<H: BusHarness>(harness: &H) {
     let partition = stage.partition(0);
     let mut subscription = stage.subscription();
     subscription.start = Start::Latest;
-    let mut ear = Ear::new("a", stage.bus.subscribe(subscription.clone()).await.unwrap());
-    until(&mut ear, "the partition", |ear| ear.held.len() == 1).await;
+    let mut recorder = Recorder::new("a", stage.bus.subscribe(subscription.clone()).await.unwrap());
+    until(&mut recorder, "the partition", |recorder| recorder.held.len() == 1).await;
     stage.publish_some(8).await;
-    until(&mut ear, "what comes", |ear| ear.records.len() >= 8).await;
-    let assigned = ear.assigned(&partition);
-    ear.commit(&assigned, 2).await.unwrap();
-    ear.leave().await;
+    until(&mut recorder, "what comes", |recorder| recorder.records.len() >= 8).await;
+    let assigned = recorder.assigned(&partition);
+    recorder.commit(&assigned, 2).await.unwrap();
+    recorder.leave().await;
     harness.remove_below(&partition, 5).await;
-    let mut ear = Ear::new("b", stage.bus.subscribe(subscription).await.unwrap());
-    until(&mut ear, "what is left", |ear| ear.records.len() >= 3).await;
-    assert_eq!(ear.offsets(&partition), [5, 6, 7]);
-    until(&mut ear, "what is gone to be told", |ear| !ear.removed.is_empty()).await;
-    assert_eq!(ear.removed, [(partition, 2..5)]);
-    ear.leave().await;
+    let mut recorder = Recorder::new("b", stage.bus.subscribe(subscription).await.unwrap());
+    until(&mut recorder, "what is left", |recorder| recorder.records.len() >= 3).await;
+    assert_eq!(recorder.offsets(&partition), [5, 6, 7]);
+    until(&mut recorder, "what is gone to be told", |recorder| !recorder.removed.is_empty()).await;
+    assert_eq!(recorder.removed, [(partition, 2..5)]);
+    recorder.leave().await;
 }
 
 /// Once a group has committed something of a topic, a partition of which it has committed nothing begins at its beginning:
@@ -76,20 +76,20 @@ pub async fn b4_latest_goes_on_with_what_is_left<H: BusHarness>(harness: &H) {
 pub async fn b4_latest_of_a_group_that_has_begun_begins_at_the_beginning<H: BusHarness>(harness: &H) {
     let stage = Stage::new(harness, 2).await;
     stage.fill(3).await;
-    let mut ear = stage.member("a").await;
-    until(&mut ear, "both partitions", |ear| ear.held.len() == 2).await;
+    let mut recorder = stage.member("a").await;
+    until(&mut recorder, "both partitions", |recorder| recorder.held.len() == 2).await;
     let (_, end) = stage.bus.range(&stage.partition(0)).await.unwrap();
-    let assigned = ear.assigned(&stage.partition(0));
-    ear.commit(&assigned, end).await.unwrap();
-    ear.leave().await;
+    let assigned = recorder.assigned(&stage.partition(0));
+    recorder.commit(&assigned, end).await.unwrap();
+    recorder.leave().await;
     let mut subscription = stage.subscription();
     subscription.start = Start::Latest;
-    let mut ear = Ear::new("b", stage.bus.subscribe(subscription).await.unwrap());
+    let mut recorder = Recorder::new("b", stage.bus.subscribe(subscription).await.unwrap());
     let (_, end) = stage.bus.range(&stage.partition(1)).await.unwrap();
-    until(&mut ear, "all of the other one", |ear| ear.records.len() >= end as usize).await;
-    assert_eq!(ear.offsets(&stage.partition(1)), (0..end).collect::<Vec<_>>());
-    assert!(ear.offsets(&stage.partition(0)).is_empty(), "what was committed stays committed");
-    ear.leave().await;
+    until(&mut recorder, "all of the other one", |recorder| recorder.records.len() >= end as usize).await;
+    assert_eq!(recorder.offsets(&stage.partition(1)), (0..end).collect::<Vec<_>>());
+    assert!(recorder.offsets(&stage.partition(0)).is_empty(), "what was committed stays committed");
+    recorder.leave().await;
 }
 
 /// `Refuse` is an error until something was committed.
@@ -108,53 +108,61 @@ pub async fn b4_refuse_does_not_begin<H: BusHarness>(harness: &H) {
     };
     let refused = tokio::time::timeout(super::DEADLINE, refused).await.expect("an answer");
     refused.expect_err("nothing was committed");
-    let mut ear = stage.member("a").await;
-    until(&mut ear, "all records", |ear| ear.records.len() >= 4).await;
-    let assigned = ear.assigned(&stage.partition(0));
-    ear.commit(&assigned, 3).await.unwrap();
-    ear.leave().await;
-    let mut ear = Ear::new("b", stage.bus.subscribe(subscription).await.unwrap());
-    until(&mut ear, "the last one", |ear| !ear.records.is_empty()).await;
-    assert_eq!(ear.offsets(&stage.partition(0)), [3]);
-    ear.leave().await;
+    let mut recorder = stage.member("a").await;
+    until(&mut recorder, "all records", |recorder| recorder.records.len() >= 4).await;
+    let assigned = recorder.assigned(&stage.partition(0));
+    recorder.commit(&assigned, 3).await.unwrap();
+    recorder.leave().await;
+    let mut recorder = Recorder::new("b", stage.bus.subscribe(subscription).await.unwrap());
+    until(&mut recorder, "the last one", |recorder| !recorder.records.is_empty()).await;
+    assert_eq!(recorder.offsets(&stage.partition(0)), [3]);
+    recorder.leave().await;
 }
 
 /// What is committed is what others see as committed.
 pub async fn b5_a_commit_is_the_offset_after<H: BusHarness>(harness: &H) {
     let stage = Stage::new(harness, 2).await;
     stage.fill(3).await;
-    let mut ear = stage.member("a").await;
-    until(&mut ear, "both partitions", |ear| ear.held.len() == 2).await;
+    let mut recorder = stage.member("a").await;
+    until(&mut recorder, "both partitions", |recorder| recorder.held.len() == 2).await;
     assert_eq!(stage.committed(0).await, None);
-    let (zero, one) = (ear.assigned(&stage.partition(0)), ear.assigned(&stage.partition(1)));
-    let answers = ear.subscriber().commit(&[(one.clone(), 2), (zero, 3)]).await.unwrap();
+    let (zero, one) = (recorder.assigned(&stage.partition(0)), recorder.assigned(&stage.partition(1)));
+    let answers = recorder.subscriber().commit(&[(one.clone(), 2), (zero, 3)]).await.unwrap();
     assert!(answers.len() == 2 && answers.iter().all(Result::is_ok), "{answers:?}");
     let other = harness.open().await;
     assert_eq!(other.committed(&stage.group, &stage.partition(0)).await.unwrap(), Some(3));
     assert_eq!(other.committed(&stage.group, &stage.partition(1)).await.unwrap(), Some(2));
     assert_eq!(other.committed(&harness.unique("group"), &stage.partition(1)).await.unwrap(), None);
-    ear.commit(&one, 3).await.unwrap();
+    recorder.commit(&one, 3).await.unwrap();
     assert_eq!(stage.committed(1).await, Some(3));
-    ear.leave().await;
+    recorder.leave().await;
 }
 
 /// The paused one waits, the other one does not.
 pub async fn b8_a_paused_partition_is_silent_and_others_go_on<H: BusHarness>(harness: &H) {
     let stage = Stage::new(harness, 2).await;
     let (paused, other) = (stage.partition(0), stage.partition(1));
-    let mut ear = stage.member("a").await;
-    until(&mut ear, "both partitions", |ear| ear.held.len() == 2).await;
-    let assigned = ear.assigned(&paused);
-    ear.subscriber().pause(std::slice::from_ref(&assigned)).await.unwrap();
+    let mut recorder = stage.member("a").await;
+    until(&mut recorder, "both partitions", |recorder| recorder.held.len() == 2).await;
+    let assigned = recorder.assigned(&paused);
+    recorder.subscriber().pause(std::slice::from_ref(&assigned)).await.unwrap();
     stage.fill(5).await;
     let (_, end) = stage.bus.range(&other).await.unwrap();
-    until(&mut ear, "the other partition", |ear| ear.offsets(&other).last() == Some(&(end - 1))).await;
-    assert!(ear.offsets(&paused).is_empty(), "a paused partition delivers {:?}", ear.offsets(&paused));
-    ear.subscriber().resume(std::slice::from_ref(&assigned)).await.unwrap();
+    until(&mut recorder, "the other partition", |recorder| {
+        recorder.offsets(&other).last() == Some(&(end - 1))
+    })
+    .await;
+    assert!(
+        recorder.offsets(&paused).is_empty(),
+        "a paused partition delivers {:?}",
+        recorder.offsets(&paused)
+    );
+    recorder.subscriber().resume(std::slice::from_ref(&assigned)).await.unwrap();
     let (_, end) = stage.bus.range(&paused).await.unwrap();
-    until(&mut ear, "the resumed one", |ear| ear.offsets(&paused).last() == Some(&(end - 1))).await;
-    assert_eq!(ear.offsets(&paused), (0..end).collect::<Vec<_>>());
-    ear.leave().await;
+    until(&mut recorder, "the resumed one", |recorder| recorder.offsets(&paused).last() == Some(&(end - 1)))
+        .await;
+    assert_eq!(recorder.offsets(&paused), (0..end).collect::<Vec<_>>());
+    recorder.leave().await;
 }
 
 /// Everything paused for longer than a session: it is still a member, in the same epoch.
@@ -162,21 +170,21 @@ pub async fn b8_membership_survives_a_pause<H: BusHarness>(harness: &H) {
     let stage = Stage::new(harness, 1).await;
     let partition = stage.partition(0);
     stage.publish_some(3).await;
-    let mut ear = stage.member("a").await;
-    until(&mut ear, "all records", |ear| ear.records.len() >= 3).await;
-    let assigned = ear.assigned(&partition);
-    ear.subscriber().pause(std::slice::from_ref(&assigned)).await.unwrap();
+    let mut recorder = stage.member("a").await;
+    until(&mut recorder, "all records", |recorder| recorder.records.len() >= 3).await;
+    let assigned = recorder.assigned(&partition);
+    recorder.subscriber().pause(std::slice::from_ref(&assigned)).await.unwrap();
     stage.publish_some(3).await;
     let paused = tokio::time::Instant::now();
     let long = harness.session() * 2 + Duration::from_millis(100);
-    until(&mut ear, "time to pass", |_| paused.elapsed() > long).await;
-    assert_eq!(ear.records.len(), 3);
-    ear.commit(&assigned, 3).await.expect("it is still a member");
-    ear.subscriber().resume(std::slice::from_ref(&assigned)).await.unwrap();
-    until(&mut ear, "the rest", |ear| ear.records.len() >= 6).await;
-    assert_eq!(ear.assigned(&partition), assigned, "the epoch is the same");
-    assert_eq!(ear.lost, []);
-    ear.leave().await;
+    until(&mut recorder, "time to pass", |_| paused.elapsed() > long).await;
+    assert_eq!(recorder.records.len(), 3);
+    recorder.commit(&assigned, 3).await.expect("it is still a member");
+    recorder.subscriber().resume(std::slice::from_ref(&assigned)).await.unwrap();
+    until(&mut recorder, "the rest", |recorder| recorder.records.len() >= 6).await;
+    assert_eq!(recorder.assigned(&partition), assigned, "the epoch is the same");
+    assert_eq!(recorder.lost, []);
+    recorder.leave().await;
 }
 
 /// Back, forth, and while it is paused.
@@ -184,17 +192,17 @@ pub async fn b9_seek_goes_back_and_forth<H: BusHarness>(harness: &H) {
     let stage = Stage::new(harness, 1).await;
     let partition = stage.partition(0);
     stage.publish_some(6).await;
-    let mut ear = stage.member("a").await;
-    until(&mut ear, "all records", |ear| ear.records.len() >= 6).await;
-    ear.seek(&partition, 2).await;
-    until(&mut ear, "them again", |ear| ear.records.len() >= 10).await;
-    let assigned = ear.assigned(&partition);
-    ear.subscriber().pause(std::slice::from_ref(&assigned)).await.unwrap();
-    ear.seek(&partition, 5).await;
-    ear.subscriber().resume(std::slice::from_ref(&assigned)).await.unwrap();
-    until(&mut ear, "the last one again", |ear| ear.records.len() >= 11).await;
-    assert_eq!(ear.offsets(&partition), [0, 1, 2, 3, 4, 5, 2, 3, 4, 5, 5]);
-    ear.leave().await;
+    let mut recorder = stage.member("a").await;
+    until(&mut recorder, "all records", |recorder| recorder.records.len() >= 6).await;
+    recorder.seek(&partition, 2).await;
+    until(&mut recorder, "them again", |recorder| recorder.records.len() >= 10).await;
+    let assigned = recorder.assigned(&partition);
+    recorder.subscriber().pause(std::slice::from_ref(&assigned)).await.unwrap();
+    recorder.seek(&partition, 5).await;
+    recorder.subscriber().resume(std::slice::from_ref(&assigned)).await.unwrap();
+    until(&mut recorder, "the last one again", |recorder| recorder.records.len() >= 11).await;
+    assert_eq!(recorder.offsets(&partition), [0, 1, 2, 3, 4, 5, 2, 3, 4, 5, 5]);
+    recorder.leave().await;
 }
 
 /// Where there is nothing any more, the next above is next.
@@ -202,34 +210,35 @@ pub async fn b9_seek_to_what_was_removed_goes_on_above<H: BusHarness>(harness: &
     let stage = Stage::new(harness, 1).await;
     let partition = stage.partition(0);
     stage.publish_some(6).await;
-    let mut ear = stage.member("a").await;
-    until(&mut ear, "all records", |ear| ear.records.len() >= 6).await;
+    let mut recorder = stage.member("a").await;
+    until(&mut recorder, "all records", |recorder| recorder.records.len() >= 6).await;
     harness.remove_below(&partition, 3).await;
-    ear.seek(&partition, 1).await;
-    until(&mut ear, "what is left", |ear| ear.records.len() >= 9).await;
-    assert_eq!(ear.offsets(&partition), [0, 1, 2, 3, 4, 5, 3, 4, 5]);
-    ear.leave().await;
+    recorder.seek(&partition, 1).await;
+    until(&mut recorder, "what is left", |recorder| recorder.records.len() >= 9).await;
+    assert_eq!(recorder.offsets(&partition), [0, 1, 2, 3, 4, 5, 3, 4, 5]);
+    recorder.leave().await;
 }
 
 /// A call of `next` that is dropped loses nothing.
 pub async fn next_can_be_cancelled<H: BusHarness>(harness: &H) {
     let stage = Stage::new(harness, 1).await;
     let partition = stage.partition(0);
-    let mut ear = stage.member("a").await;
+    let mut recorder = stage.member("a").await;
     for _ in 0..20 {
         stage.publish_some(1).await;
         for polls in 1..=3 {
-            let next = polled(polls, ear.subscriber().next());
+            let next = polled(polls, recorder.subscriber().next());
             // Dropped at whatever point it has come to; what it returns in time is kept.
             if let Ok(Some(heard)) = tokio::time::timeout(Duration::from_millis(5), next).await {
-                ear.take(heard.unwrap()).await;
+                recorder.take(heard.unwrap()).await;
             }
         }
     }
     stage.publish_some(1).await;
-    until(&mut ear, "the last record", |ear| ear.offsets(&partition).last() == Some(&20)).await;
-    assert_eq!(ear.offsets(&partition), (0..=20).collect::<Vec<_>>());
-    ear.leave().await;
+    until(&mut recorder, "the last record", |recorder| recorder.offsets(&partition).last() == Some(&20))
+        .await;
+    assert_eq!(recorder.offsets(&partition), (0..=20).collect::<Vec<_>>());
+    recorder.leave().await;
 }
 
 /// Gives a future so many polls.

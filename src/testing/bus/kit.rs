@@ -79,8 +79,8 @@ impl<'h, H: BusHarness> Stage<'h, H> {
     }
 
     /// A member of the group.
-    pub async fn member(&self, name: &'static str) -> Ear {
-        Ear::new(name, self.bus.subscribe(self.subscription()).await.expect("a member"))
+    pub async fn member(&self, name: &'static str) -> Recorder {
+        Recorder::new(name, self.bus.subscribe(self.subscription()).await.expect("a member"))
     }
 
     /// What the group has committed of a partition.
@@ -113,7 +113,7 @@ pub async fn publish(bus: &impl Bus, topic: &Topic, records: &[Record]) -> Vec<O
 }
 
 /// A member that remembers what it heard, and checks what must hold of all of it.
-pub struct Ear {
+pub struct Recorder {
     name: &'static str,
     subscriber: Option<Box<dyn Subscriber>>,
     /// What is in its hands, by epoch.
@@ -132,7 +132,7 @@ pub struct Ear {
     after: BTreeMap<Partition, i64>,
 }
 
-impl std::fmt::Debug for Ear {
+impl std::fmt::Debug for Recorder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
@@ -146,10 +146,10 @@ impl std::fmt::Debug for Ear {
     }
 }
 
-impl Ear {
+impl Recorder {
     /// Listens to a subscriber.
     pub fn new(name: &'static str, subscriber: Box<dyn Subscriber>) -> Self {
-        Ear {
+        Recorder {
             name,
             subscriber: Some(subscriber),
             held: BTreeMap::new(),
@@ -271,19 +271,23 @@ pub fn partition_of(received: &Received) -> Partition {
 }
 
 /// Listens to members in turn until something is so.
-pub async fn drive<'e>(ears: &mut [&'e mut Ear], what: &str, so: impl Fn(&[&'e mut Ear]) -> bool) {
+pub async fn drive<'e>(
+    members: &mut [&'e mut Recorder],
+    what: &str,
+    so: impl Fn(&[&'e mut Recorder]) -> bool,
+) {
     let started = tokio::time::Instant::now();
-    while !so(ears) {
-        assert!(started.elapsed() < DEADLINE, "waited {DEADLINE:?} for: {what}; {ears:?}");
-        for ear in &mut *ears {
-            ear.listen().await;
+    while !so(members) {
+        assert!(started.elapsed() < DEADLINE, "waited {DEADLINE:?} for: {what}; {members:?}");
+        for recorder in &mut *members {
+            recorder.listen().await;
         }
     }
 }
 
 /// Listens to one member until something is so.
-pub async fn until(ear: &mut Ear, what: &str, so: impl Fn(&Ear) -> bool) {
-    drive(&mut [ear], what, |ears| so(ears[0])).await;
+pub async fn until(recorder: &mut Recorder, what: &str, so: impl Fn(&Recorder) -> bool) {
+    drive(&mut [recorder], what, |members| so(members[0])).await;
 }
 
 /// Asserts that a commit came too late.

@@ -4,26 +4,29 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::BusHarness;
-use super::kit::{DEADLINE, Ear, Stage, assert_fenced, drive, until};
+use super::kit::{DEADLINE, Recorder, Stage, assert_fenced, drive, until};
 use crate::bus::Bus;
 
 /// Two members share four partitions; what stays is not disturbed; every record is heard by one of them.
-pub async fn b3_each_partition_is_in_one_hand<H: BusHarness>(harness: &H) {
+pub async fn b3_each_partition_has_one_member<H: BusHarness>(harness: &H) {
     let stage = Stage::new(harness, 4).await;
     let mut a = stage.member("a").await;
     until(&mut a, "all partitions", |a| a.held.len() == 4).await;
     let alone = a.held.clone();
     let other = harness.open().await;
-    let mut b = Ear::new("b", other.subscribe(stage.subscription()).await.unwrap());
-    drive(&mut [&mut a, &mut b], "two each", |ears| ears.iter().all(|ear| ear.held.len() == 2)).await;
+    let mut b = Recorder::new("b", other.subscribe(stage.subscription()).await.unwrap());
+    drive(&mut [&mut a, &mut b], "two each", |members| {
+        members.iter().all(|recorder| recorder.held.len() == 2)
+    })
+    .await;
     let both: BTreeSet<_> = a.held.keys().chain(b.held.keys()).collect();
     assert_eq!(both.len(), 4, "{a:?}, {b:?}");
     assert!(a.held.iter().all(|(partition, epoch)| alone[partition] == *epoch), "what stays stays: {a:?}");
     assert_eq!((&a.lost, &b.lost), (&vec![], &vec![]));
     stage.fill(5).await;
     let total = stage.total().await;
-    drive(&mut [&mut a, &mut b], "all records", |ears| {
-        ears.iter().map(|ear| ear.records.len()).sum::<usize>() >= total
+    drive(&mut [&mut a, &mut b], "all records", |members| {
+        members.iter().map(|recorder| recorder.records.len()).sum::<usize>() >= total
     })
     .await;
     assert_eq!(a.records.len() + b.records.len(), total, "each record is heard once");
@@ -40,9 +43,9 @@ pub async fn b3_groups_do_not_share<H: BusHarness>(harness: &H) {
     let mut a = stage.member("a").await;
     let mut subscription = stage.subscription();
     subscription.group = harness.unique("other").into();
-    let mut b = Ear::new("b", stage.bus.subscribe(subscription).await.unwrap());
-    drive(&mut [&mut a, &mut b], "everything twice", |ears| {
-        ears.iter().all(|ear| ear.records.len() >= total)
+    let mut b = Recorder::new("b", stage.bus.subscribe(subscription).await.unwrap());
+    drive(&mut [&mut a, &mut b], "everything twice", |members| {
+        members.iter().all(|recorder| recorder.records.len() >= total)
     })
     .await;
     assert_eq!((a.records.len(), b.records.len()), (total, total));
@@ -58,7 +61,10 @@ pub async fn b5_a_commit_of_an_epoch_that_is_over_is_fenced<H: BusHarness>(harne
     until(&mut a, "both partitions", |a| a.held.len() == 2).await;
     let before: Vec<_> = a.held.keys().map(|partition| a.assigned(partition)).collect();
     let mut b = stage.member("b").await;
-    drive(&mut [&mut a, &mut b], "one each", |ears| ears.iter().all(|ear| ear.held.len() == 1)).await;
+    drive(&mut [&mut a, &mut b], "one each", |members| {
+        members.iter().all(|recorder| recorder.held.len() == 1)
+    })
+    .await;
     let gone = before.iter().find(|assigned| b.held.contains_key(&assigned.partition)).unwrap();
     let kept = before.iter().find(|assigned| a.held.contains_key(&assigned.partition)).unwrap();
     let answers = a.subscriber().commit(&[(gone.clone(), 4), (kept.clone(), 2)]).await.unwrap();
@@ -85,7 +91,10 @@ pub async fn b8_a_pause_of_an_epoch_that_is_over_changes_nothing<H: BusHarness>(
     until(&mut a, "both partitions", |a| a.held.len() == 2).await;
     let before: Vec<_> = a.held.keys().map(|partition| a.assigned(partition)).collect();
     let mut b = stage.member("b").await;
-    drive(&mut [&mut a, &mut b], "one each", |ears| ears.iter().all(|ear| ear.held.len() == 1)).await;
+    drive(&mut [&mut a, &mut b], "one each", |members| {
+        members.iter().all(|recorder| recorder.held.len() == 1)
+    })
+    .await;
     let gone = before.iter().find(|assigned| b.held.contains_key(&assigned.partition)).unwrap();
     let kept = before.iter().find(|assigned| a.held.contains_key(&assigned.partition)).unwrap();
     b.leave().await;
@@ -118,26 +127,26 @@ pub async fn b6_a_revoked_partition_moves_once_it_is_given_back<H: BusHarness>(h
     let total = stage.total().await;
     until(&mut a, "all records", |a| a.records.len() >= total).await;
     let mut b = stage.member("b").await;
-    drive(&mut [&mut a, &mut b], "a revocation", |ears| !ears[0].revoked.is_empty()).await;
+    drive(&mut [&mut a, &mut b], "a revocation", |members| !members[0].revoked.is_empty()).await;
     let wanted = a.revoked[0].clone();
     stage.fill(10).await;
     // The one that stays goes on meanwhile, the wanted one is with nobody else.
     let kept = a.held.keys().find(|partition| **partition != wanted.partition).unwrap().clone();
     let (_, end) = stage.bus.range(&kept).await.unwrap();
     if harness.others_go_on() {
-        drive(&mut [&mut a, &mut b], "the kept one to go on", |ears| {
-            ears[0].offsets(&kept).last() == Some(&(end - 1))
+        drive(&mut [&mut a, &mut b], "the kept one to go on", |members| {
+            members[0].offsets(&kept).last() == Some(&(end - 1))
         })
         .await;
     }
     assert!(b.held.is_empty(), "{b:?} has what was not given back");
     a.commit(&wanted, 4).await.expect("it may finish what it has");
     a.release().await;
-    drive(&mut [&mut a, &mut b], "the hand-over", |ears| !ears[1].records.is_empty()).await;
+    drive(&mut [&mut a, &mut b], "the hand-over", |members| !members[1].records.is_empty()).await;
     assert_eq!(b.records[0].origin.partition, wanted.partition.number);
     assert_eq!(b.records[0].origin.offset, 4, "it begins where the first one finished");
-    drive(&mut [&mut a, &mut b], "the kept one to go on", |ears| {
-        ears[0].offsets(&kept).last() == Some(&(end - 1))
+    drive(&mut [&mut a, &mut b], "the kept one to go on", |members| {
+        members[0].offsets(&kept).last() == Some(&(end - 1))
     })
     .await;
     assert_eq!(a.lost, []);
@@ -151,15 +160,17 @@ pub async fn b6_who_never_gives_back_is_thrown_out<H: BusHarness>(harness: &H) {
     stage.fill(2).await;
     let mut subscription = stage.subscription();
     subscription.revoke_timeout = harness.session() + Duration::from_millis(500);
-    let mut a = Ear::new("a", stage.bus.subscribe(subscription.clone()).await.unwrap());
+    let mut a = Recorder::new("a", stage.bus.subscribe(subscription.clone()).await.unwrap());
     a.keeps = true;
     until(&mut a, "both partitions", |a| a.held.len() == 2).await;
-    let mut b = Ear::new("b", stage.bus.subscribe(subscription).await.unwrap());
-    drive(&mut [&mut a, &mut b], "a revocation", |ears| !ears[0].revoked.is_empty()).await;
+    let mut b = Recorder::new("b", stage.bus.subscribe(subscription).await.unwrap());
+    drive(&mut [&mut a, &mut b], "a revocation", |members| !members[0].revoked.is_empty()).await;
     let wanted = a.revoked[0].clone();
-    drive(&mut [&mut a, &mut b], "the other to have it", |ears| ears[1].held.contains_key(&wanted.partition))
-        .await;
-    drive(&mut [&mut a, &mut b], "it to be told", |ears| ears[0].lost.contains(&wanted)).await;
+    drive(&mut [&mut a, &mut b], "the other to have it", |members| {
+        members[1].held.contains_key(&wanted.partition)
+    })
+    .await;
+    drive(&mut [&mut a, &mut b], "it to be told", |members| members[0].lost.contains(&wanted)).await;
     let late = a.commit(&wanted, 1).await;
     assert_fenced(&late);
     assert_eq!(stage.committed(wanted.partition.number).await, None);
@@ -172,7 +183,7 @@ pub async fn b7_a_silent_member_loses_its_partitions<H: BusHarness>(harness: &H)
     let stage = Stage::new(harness, 2).await;
     stage.fill(5).await;
     let still = harness.open().await;
-    let mut a = Ear::new("a", still.subscribe(stage.subscription()).await.unwrap());
+    let mut a = Recorder::new("a", still.subscribe(stage.subscription()).await.unwrap());
     until(&mut a, "both partitions", |a| a.held.len() == 2).await;
     let before: Vec<_> = a.held.keys().map(|partition| a.assigned(partition)).collect();
     harness.silence(&still).await;
@@ -187,10 +198,13 @@ pub async fn b7_a_silent_member_loses_its_partitions<H: BusHarness>(harness: &H)
         let late = a.commit(assigned, 1).await;
         assert_fenced(&late);
     }
-    drive(&mut [&mut a, &mut b], "it to be told", |ears| ears[0].lost.len() >= 2).await;
+    drive(&mut [&mut a, &mut b], "it to be told", |members| members[0].lost.len() >= 2).await;
     let told: BTreeSet<_> = a.lost.iter().map(|assigned| assigned.partition.clone()).collect();
     assert_eq!(told.len(), 2, "{a:?}");
-    drive(&mut [&mut a, &mut b], "one each", |ears| ears.iter().all(|ear| ear.held.len() == 1)).await;
+    drive(&mut [&mut a, &mut b], "one each", |members| {
+        members.iter().all(|recorder| recorder.held.len() == 1)
+    })
+    .await;
     for number in 0..2 {
         assert_eq!(stage.committed(number).await, Some(5), "no commit went backwards");
     }
@@ -204,9 +218,9 @@ pub async fn b7_who_leaves_is_not_waited_for<H: BusHarness>(harness: &H) {
     let mut subscription = stage.subscription();
     subscription.session_timeout = DEADLINE * 2; // longer than this case waits for anything
     subscription.revoke_timeout = DEADLINE * 2;
-    let mut a = Ear::new("a", stage.bus.subscribe(subscription.clone()).await.unwrap());
+    let mut a = Recorder::new("a", stage.bus.subscribe(subscription.clone()).await.unwrap());
     until(&mut a, "the partition", |a| a.held.len() == 1).await;
-    let mut b = Ear::new("b", stage.bus.subscribe(subscription).await.unwrap());
+    let mut b = Recorder::new("b", stage.bus.subscribe(subscription).await.unwrap());
     a.leave().await;
     until(&mut b, "the partition", |b| b.held.len() == 1).await;
     b.leave().await;

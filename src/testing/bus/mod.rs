@@ -25,7 +25,7 @@ pub mod members;
 pub mod publish;
 
 pub use cases::NAMES;
-pub use kit::{DEADLINE, Ear, Stage, drive, until};
+pub use kit::{DEADLINE, Recorder, Stage, drive, until};
 pub use memory::MemoryBusHarness;
 
 /// A bus under test, and what a test must be able to do to it.

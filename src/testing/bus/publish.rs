@@ -28,15 +28,16 @@ pub async fn b1_each_record_is_answered_with_where_it_lies<H: BusHarness>(harnes
     ];
     let origins = stage.publish(&sent).await;
     assert_eq!(origins.iter().cloned().collect::<std::collections::HashSet<_>>().len(), sent.len());
-    let mut ear = stage.member("a").await;
-    until(&mut ear, "all records", |ear| ear.records.len() >= sent.len()).await;
+    let mut recorder = stage.member("a").await;
+    until(&mut recorder, "all records", |recorder| recorder.records.len() >= sent.len()).await;
     for (record, origin) in sent.iter().zip(&origins) {
-        let received = ear.records.iter().find(|received| received.origin == *origin).expect("it lies there");
+        let received =
+            recorder.records.iter().find(|received| received.origin == *origin).expect("it lies there");
         let stamped = received.record.timestamp;
         assert!(stamped.is_some(), "the bus fills in a time");
         assert_eq!(received.record, Record { timestamp: record.timestamp.or(stamped), ..record.clone() });
     }
-    ear.leave().await;
+    recorder.leave().await;
 }
 
 /// Acknowledged is visible, to another opening too.
@@ -112,17 +113,17 @@ pub async fn b2_a_partition_keeps_its_publishers_order<H: BusHarness>(harness: &
         }
     };
     tokio::join!(run(one, "one"), run(two, "two"));
-    let mut ear = stage.member("a").await;
-    until(&mut ear, "all records", |ear| ear.records.len() >= BATCHES * 10).await;
+    let mut recorder = stage.member("a").await;
+    until(&mut recorder, "all records", |recorder| recorder.records.len() >= BATCHES * 10).await;
     let mut last: BTreeMap<(bytes::Bytes, String), usize> = BTreeMap::new();
-    for received in &ear.records {
+    for received in &recorder.records {
         let payload = received.record.payload.clone().unwrap();
         let (name, batch) = std::str::from_utf8(&payload).unwrap().split_once(':').unwrap();
         let batch: usize = batch.parse().unwrap();
         let before = last.insert((received.record.key.clone().unwrap(), name.to_owned()), batch);
         assert_eq!(before.map_or(0, |before| before + 1), batch, "{received:?}");
     }
-    ear.leave().await;
+    recorder.leave().await;
 }
 
 /// An offset belongs to its record for ever, also when nothing is left.
@@ -143,17 +144,17 @@ pub async fn b10_what_was_removed_leaves_a_gap<H: BusHarness>(harness: &H) {
     let stage = Stage::new(harness, 1).await;
     let partition = stage.partition(0);
     stage.publish_some(6).await;
-    let mut ear = stage.member("a").await;
-    until(&mut ear, "the first records", |ear| ear.records.len() >= 6).await;
-    let assigned = ear.assigned(&partition);
-    ear.commit(&assigned, 1).await.unwrap();
-    ear.leave().await;
+    let mut recorder = stage.member("a").await;
+    until(&mut recorder, "the first records", |recorder| recorder.records.len() >= 6).await;
+    let assigned = recorder.assigned(&partition);
+    recorder.commit(&assigned, 1).await.unwrap();
+    recorder.leave().await;
     harness.remove_below(&partition, 4).await;
     assert_eq!(stage.bus.range(&partition).await.unwrap(), (4, 6));
-    let mut ear = stage.member("b").await;
-    until(&mut ear, "what is left", |ear| ear.records.len() >= 2).await;
-    assert_eq!(ear.offsets(&partition), [4, 5]);
-    ear.leave().await;
+    let mut recorder = stage.member("b").await;
+    until(&mut recorder, "what is left", |recorder| recorder.records.len() >= 2).await;
+    assert_eq!(recorder.offsets(&partition), [4, 5]);
+    recorder.leave().await;
 }
 
 /// Whatever its key: with one, without one, with one that belongs elsewhere. Each record arrives as it was sent.

@@ -206,7 +206,7 @@ pub async fn sqlite_order(mut tx: KeyedSqlite, body: String) -> Response {
 pub fn sqlite_keys(file: &std::path::Path) -> SqliteKeys {
     let keys = SqliteKeys::open(file).unwrap();
     let conn = rusqlite::Connection::open(file).unwrap();
-    conn.busy_timeout(Duration::from_secs(10)).unwrap();
+    conn.busy_timeout(Duration::from_secs(120)).unwrap();
     conn.execute_batch("CREATE TABLE IF NOT EXISTS orders (id INTEGER PRIMARY KEY, body TEXT NOT NULL)")
         .unwrap();
     keys

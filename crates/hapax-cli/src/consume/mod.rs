@@ -292,7 +292,7 @@ fn report(global: &Global, counts: &hapax::consumer::Counts, pool: Option<&Pool>
     }
     let mut words: Vec<_> = counts.iter().map(|(word, count)| format!("{word} {count}")).collect();
     if words.is_empty() {
-        words.push("nothing came".to_owned());
+        words.push("no delivery was finished".to_owned());
     }
     if restarts > 0 {
         words.push(format!("handler restarts {restarts}"));

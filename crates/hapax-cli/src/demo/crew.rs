@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
 use super::broken::Break;
-use super::desk::{Held, Said, Step, Told};
+use super::control::{Held, Instruction, Message, Step};
 use super::view::Shared;
 use super::worker::Role;
 use super::world::World;
@@ -30,7 +30,7 @@ struct Member {
 }
 
 /// What was heard of a worker; `None` when its output has ended.
-type Heard = (u32, Option<Said>);
+type Heard = (u32, Option<Message>);
 
 pub struct Crew {
     world: World,
@@ -89,7 +89,7 @@ impl Crew {
             let mut lines = BufReader::new(out).lines();
             while let Ok(Some(line)) = lines.next_line().await {
                 match serde_json::from_str(&line) {
-                    Ok(Said::Counts(counts)) => shown.change(|shown| {
+                    Ok(Message::Counts(counts)) => shown.change(|shown| {
                         shown.workers.insert(number, counts);
                     }),
                     Ok(said) => drop(tell.send((number, Some(said)))),
@@ -103,7 +103,7 @@ impl Crew {
         Ok(number)
     }
 
-    async fn tell(&mut self, number: u32, told: Told) -> Result<(), Failure> {
+    async fn tell(&mut self, number: u32, told: Instruction) -> Result<(), Failure> {
         let line = serde_json::to_string(&told).map_err(|e| failed("a worker cannot be told", e))?;
         let stdin = self.members.get_mut(&number).and_then(|member| member.told.as_mut());
         if let Some(stdin) = stdin {
@@ -118,7 +118,7 @@ impl Crew {
     }
 
     /// The next thing that a worker says.
-    async fn hear(&mut self, until: Instant, what: &str) -> Result<(u32, Said), Failure> {
+    async fn next_message(&mut self, until: Instant, what: &str) -> Result<(u32, Message), Failure> {
         loop {
             match timeout_at(until, self.heard.recv()).await {
                 Ok(Some((number, Some(said)))) => return Ok((number, said)),
@@ -156,14 +156,14 @@ impl Crew {
         let until = Instant::now() + PATIENCE;
         let mut asked = self.of(role);
         for number in asked.clone() {
-            self.tell(number, Told::Hold(step)).await?;
+            self.tell(number, Instruction::Hold(step)).await?;
         }
         self.holders.clear();
         while !asked.is_empty() {
-            match self.hear(until, "for a worker to listen").await? {
-                (number, Said::WillHold) => asked.retain(|other| *other != number),
+            match self.next_message(until, "for a worker to listen").await? {
+                (number, Message::WillHold) => asked.retain(|other| *other != number),
                 // One that has not answered yet speaks of an earlier event, and was told to go on.
-                (number, Said::Holding(held)) if !asked.contains(&number) => {
+                (number, Message::Holding(held)) if !asked.contains(&number) => {
                     self.holders.push_back((number, held));
                 }
                 _ => {}
@@ -179,13 +179,15 @@ impl Crew {
             if let Some(first) = self.holders.pop_front() {
                 break first;
             }
-            if let (number, Said::Holding(held)) = self.hear(until, "for a worker to begin an order").await? {
+            if let (number, Message::Holding(held)) =
+                self.next_message(until, "for a worker to begin an order").await?
+            {
                 break (number, held);
             }
         };
         for number in self.of(role).into_iter().filter(|number| *number != holder) {
-            self.tell(number, Told::HoldNothing).await?;
-            self.tell(number, Told::GoOn).await?; // it may hold one already
+            self.tell(number, Instruction::HoldNothing).await?;
+            self.tell(number, Instruction::GoOn).await?; // it may hold one already
         }
         Ok((holder, held))
     }
@@ -238,10 +240,10 @@ impl Crew {
         if let Some(member) = self.members.get(&number) {
             kill_process(member.pid, Signal::CONT).map_err(|e| failed("a worker cannot be woken", e))?;
         }
-        self.tell(number, Told::GoOn).await?;
+        self.tell(number, Instruction::GoOn).await?;
         loop {
-            match self.hear(until, "for the frozen worker to go on").await? {
-                (other, Said::WentOn { token, newest }) if other == number => return Ok((token, newest)),
+            match self.next_message(until, "for the frozen worker to go on").await? {
+                (other, Message::WentOn { token, newest }) if other == number => return Ok((token, newest)),
                 _ => {}
             }
         }

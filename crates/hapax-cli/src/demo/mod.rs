@@ -13,8 +13,8 @@
 
 mod broken;
 mod carrier;
+mod control;
 mod crew;
-mod desk;
 mod shop;
 mod story;
 mod view;

@@ -11,8 +11,8 @@ use hapax::{Claims as _, Journal, Scope, Topic};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::control::Step;
 use super::crew::{Crew, PATIENCE, stuck};
-use super::desk::Step;
 use super::shop::{self, Order, Random};
 use super::view::{Shared, Shown};
 use super::witness::Witness;

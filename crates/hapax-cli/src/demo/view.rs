@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinHandle;
 
-use super::desk::{Counts, Held};
+use super::control::{Counts, Held};
 use super::witness::Witness;
 use super::worker::{LEASE, Role};
 

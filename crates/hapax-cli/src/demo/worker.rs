@@ -18,7 +18,7 @@ use serde::Deserialize;
 
 use super::broken::{Break, Broken};
 use super::carrier::{Carrier, Put};
-use super::desk::{Counts, Desk, Said, Step, say};
+use super::control::{Control, Counts, Message, Step, say};
 use super::world::{BILLING, PARCELS, PAYMENTS, RELAY, SHIPPING, World};
 use crate::failure::Failure;
 
@@ -76,21 +76,21 @@ fn order_of(event: &Event) -> Result<Payload, Failed> {
 pub async fn run(args: &WorkerArgs) -> Result<u8, Failure> {
     let world = World::at(&args.dir);
     let bus: Arc<dyn Bus> = Arc::new(EmbeddedBus::open(world.bus())?);
-    let desk = Arc::new(Desk::default());
+    let control = Arc::new(Control::default());
     if args.role == Role::Relay {
-        return publish(&world, bus, &desk).await;
+        return publish(&world, bus, &control).await;
     }
     let ledger = SqliteLedger::open(world.ledger(), Settings::default())?;
     match (args.role, args.broken) {
-        (Role::Billing, None) => charge(bus, ledger, desk).await,
-        (Role::Billing, Some(what)) => charge(bus, Broken { inner: ledger, what }, desk).await,
-        (_, None) => ship(&world, bus, ledger, desk).await,
-        (_, Some(what)) => ship(&world, bus, Broken { inner: ledger, what }, desk).await,
+        (Role::Billing, None) => charge(bus, ledger, control).await,
+        (Role::Billing, Some(what)) => charge(bus, Broken { inner: ledger, what }, control).await,
+        (_, None) => ship(&world, bus, ledger, control).await,
+        (_, Some(what)) => ship(&world, bus, Broken { inner: ledger, what }, control).await,
     }
 }
 
 /// Publishes what the shop appends, each kind of event to its topic.
-async fn publish(world: &World, bus: Arc<dyn Bus>, desk: &Arc<Desk>) -> Result<u8, Failure> {
+async fn publish(world: &World, bus: Arc<dyn Bus>, control: &Arc<Control>) -> Result<u8, Failure> {
     let journal = Arc::new(SqliteJournal::open(world.journal(), JournalSettings::default())?);
     let (payments, parcels) = (Topic::new(PAYMENTS)?, Topic::new(PARCELS)?);
     let relay = Relay::builder(journal, bus)
@@ -107,13 +107,13 @@ async fn publish(world: &World, bus: Arc<dyn Bus>, desk: &Arc<Desk>) -> Result<u
         })
         .build()?;
     let handle = relay.handle();
-    listen(desk, move || handle.stop())?;
+    listen(control, move || handle.stop())?;
     relay.run().await?;
     Ok(0)
 }
 
-fn listen(desk: &Arc<Desk>, stop: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
-    desk.listen(stop).map_err(|e| Failure::dependency("runtime", format!("no thread to listen: {e}")))
+fn listen(control: &Arc<Control>, stop: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
+    control.listen(stop).map_err(|e| Failure::dependency("runtime", format!("no thread to listen: {e}")))
 }
 
 fn consumer<L: Ledger>(
@@ -144,22 +144,22 @@ fn consumer<L: Ledger>(
 
 /// Charges customers: the charge is a row in the ledger's own database, in the transaction of its
 /// claim.
-async fn charge<L>(bus: Arc<dyn Bus>, ledger: L, desk: Arc<Desk>) -> Result<u8, Failure>
+async fn charge<L>(bus: Arc<dyn Bus>, ledger: L, control: Arc<Control>) -> Result<u8, Failure>
 where
     L: TransactionalLedger<Transaction = SqliteTransaction>,
 {
     let consumer = consumer(bus, ledger, (BILLING, PAYMENTS), None)?;
     let handle = consumer.handle();
     let stopping = handle.clone();
-    listen(&desk, move || stopping.stop())?;
-    let reports = report(Arc::clone(&desk), move || handle.progress());
-    consumer.transactional(Charge { desk }).await?;
+    listen(&control, move || stopping.stop())?;
+    let reports = report(Arc::clone(&control), move || handle.progress());
+    consumer.transactional(Charge { control }).await?;
     reports.end().await;
     Ok(0)
 }
 
 struct Charge {
-    desk: Arc<Desk>,
+    control: Arc<Control>,
 }
 
 impl TransactionalHandler<SqliteTransaction> for Charge {
@@ -168,7 +168,7 @@ impl TransactionalHandler<SqliteTransaction> for Charge {
         tx.prepare_cached("INSERT INTO charges (order_number, customer, cents) VALUES (?1, ?2, ?3)")?
             .execute((order as i64, &customer, cents))?;
         // Killed here, in the middle of the transaction.
-        self.desk.hold(Step::BeforeEffect, &customer, order);
+        self.control.hold(Step::BeforeEffect, &customer, order);
         Ok(())
     }
 }
@@ -178,7 +178,7 @@ async fn ship<L: Ledger>(
     world: &World,
     bus: Arc<dyn Bus>,
     ledger: L,
-    desk: Arc<Desk>,
+    control: Arc<Control>,
 ) -> Result<u8, Failure> {
     let carrier = Carrier::open(&world.carrier()).map_err(|e| {
         Failure::dependency("unavailable", format!("the carrier's file cannot be opened: {e}"))
@@ -187,54 +187,54 @@ async fn ship<L: Ledger>(
     let consumer = consumer(bus, ledger, (SHIPPING, PARCELS), Some(Arc::new(window)))?;
     let handle = consumer.handle();
     let stopping = handle.clone();
-    listen(&desk, move || stopping.stop())?;
-    let reports = report(Arc::clone(&desk), move || handle.progress());
-    consumer.leased(Ship { desk, carrier: Arc::new(carrier) }).await?;
+    listen(&control, move || stopping.stop())?;
+    let reports = report(Arc::clone(&control), move || handle.progress());
+    consumer.leased(Ship { control, carrier: Arc::new(carrier) }).await?;
     reports.end().await;
     Ok(0)
 }
 
 struct Ship {
-    desk: Arc<Desk>,
+    control: Arc<Control>,
     carrier: Arc<Carrier>,
 }
 
 impl LeasedHandler for Ship {
     async fn handle(&self, event: &Event, run: &Run) -> Handled {
         let (order, token) = (order_of(event)?, run.token().0);
-        let (desk, carrier) = (Arc::clone(&self.desk), Arc::clone(&self.carrier));
+        let (control, carrier) = (Arc::clone(&self.control), Arc::clone(&self.carrier));
         // On a thread of its own: losing the lease cancels the handler, but not what is on its way.
-        tokio::task::spawn_blocking(move || book(&desk, &carrier, &order, token)).await?
+        tokio::task::spawn_blocking(move || book(&control, &carrier, &order, token)).await?
     }
 }
 
 /// Reads the customer's document, adds the parcel, and writes it back.
-fn book(desk: &Desk, carrier: &Carrier, order: &Payload, token: i64) -> Handled {
+fn book(control: &Control, carrier: &Carrier, order: &Payload, token: i64) -> Handled {
     let Payload { order, customer, .. } = order;
     let mut booked = carrier.get(customer)?;
     if booked.contains(order) {
-        desk.found_in_carrier(); // the run before got this far, and no further
+        control.found_in_carrier(); // the run before got this far, and no further
         return Ok(());
     }
     booked.push(*order);
-    let held = desk.hold(Step::BeforeEffect, customer, *order);
+    let held = control.hold(Step::BeforeEffect, customer, *order);
     let put = carrier.put(customer, &booked, token)?;
     let newest = match put {
         Put::Written => None,
         Put::Refused { newest } => Some(newest),
     };
     if held {
-        say(&Said::WentOn { token, newest });
+        say(&Message::WentOn { token, newest });
     }
     if let Some(newest) = newest {
         return Err(Failed::retryable(format!("the carrier has seen token {newest}; {token} is too old")));
     }
-    desk.hold(Step::AfterEffect, customer, *order);
+    control.hold(Step::AfterEffect, customer, *order);
     Ok(())
 }
 
 /// Reports counts until it is ended, and once more then.
-fn report(desk: Arc<Desk>, progress: impl Fn() -> Progress + Send + 'static) -> Reports {
+fn report(control: Arc<Control>, progress: impl Fn() -> Progress + Send + 'static) -> Reports {
     let (end, mut ended) = tokio::sync::watch::channel(false);
     let task = tokio::spawn(async move {
         let mut last = Counts::default();
@@ -251,10 +251,10 @@ fn report(desk: Arc<Desk>, progress: impl Fn() -> Progress + Send + 'static) -> 
                 delivered: known + let_go,
                 window: of("window"),
                 ledger: of("duplicate"),
-                in_carrier: desk.in_carrier.load(Relaxed),
+                in_carrier: control.in_carrier.load(Relaxed),
             };
             if counts != last {
-                say(&Said::Counts(counts));
+                say(&Message::Counts(counts));
                 last = counts;
             }
             if over {

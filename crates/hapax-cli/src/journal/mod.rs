@@ -14,7 +14,7 @@ use hapax::{Journal, Owner};
 use serde_json::json;
 
 use crate::cli::Global;
-use crate::failure::{self, Failure};
+use crate::failure::Failure;
 use crate::{open, print};
 
 #[derive(Debug, Args)]
@@ -131,7 +131,7 @@ async fn sweep(global: &Global, journal: &dyn Journal, args: &SweepArgs) -> Resu
     if !args.dry_run && !args.yes {
         print::can_ask("this removes events for good")?;
         if !print::asked("remove published events for good?")? {
-            return Err(Failure::new(failure::USAGE, "refused", "nothing was removed"));
+            return Err(Failure::declined("nothing was removed"));
         }
     }
     terms.dry_run = args.dry_run;
@@ -166,7 +166,7 @@ async fn archive(
     if !args.keep && !args.yes {
         print::can_ask("this removes archived events from the journal (unless --keep)")?;
         if !print::asked("remove events from the journal once they are archived?")? {
-            return Err(Failure::new(failure::USAGE, "refused", "nothing was archived or removed"));
+            return Err(Failure::declined("nothing was archived or removed"));
         }
     }
     open::make_room(config, open::journal_path(&args.to), "archive")?;

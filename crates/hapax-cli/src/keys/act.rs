@@ -15,17 +15,26 @@ use serde_json::json;
 use super::NameArgs;
 use super::look::entry_json;
 use crate::cli::Global;
-use crate::failure::{self, Failure};
+use crate::failure::Failure;
 use crate::print;
 
 #[derive(Debug, Args)]
 pub struct SweepArgs {
     /// How long to keep answers after they were stored, at least 1d [default: keys.retention_days]
-    #[arg(long, value_name = "TIME", value_parser = crate::cli::duration)]
+    #[arg(long, value_name = "TIME", value_parser = retention)]
     retention: Option<Duration>,
     /// Say what would be removed, change nothing
     #[arg(long)]
     dry_run: bool,
+}
+
+/// A retention that a sweep takes.
+fn retention(text: &str) -> Result<Duration, String> {
+    let retention = crate::cli::duration(text)?;
+    if retention < Duration::from_hours(24) {
+        return Err("keys are kept for at least 1d".to_owned());
+    }
+    Ok(retention)
 }
 
 pub async fn sweep(
@@ -69,8 +78,8 @@ pub async fn sweep(
     print::line(&format!("{verb} {}", counted(swept.keys, "key", "keys")))?;
     if let Some(until) = swept.paused_until {
         print::line(&format!(
-            "the store's clock moved on by more than half the retention since the sweep before; in case it leapt, nothing is \
-             forgotten before {until}"
+            "the store's clock moved on by more than half the retention since the sweep before; in case the clock jumped, nothing is \
+             deleted before {until}"
         ))?;
     }
     Ok(0)
@@ -160,7 +169,7 @@ pub async fn resolve(
         print::can_ask("this decides about a request")?;
         let question = format!("{} began at {}. It {plan}?", print::escaped(&name), entry.begun_at);
         if !print::asked(&question)? {
-            return Err(Failure::new(failure::USAGE, "refused", "nothing was changed"));
+            return Err(Failure::declined("nothing was changed"));
         }
     }
     let actor = Actor::new(crate::who::runs(args.by.as_deref())?, &args.reason);

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::look::{WhichArgs, entry_json, or_dash};
 use crate::cli::Global;
-use crate::failure::{self, Failure};
+use crate::failure::Failure;
 use crate::print;
 
 /// How many entries to read at a time.
@@ -64,8 +64,8 @@ pub async fn sweep(
     ))?;
     if let Some(until) = swept.paused_until {
         print::line(&format!(
-            "the ledger's clock moved on by more than half the retention since the sweep before; in case it leapt, nothing is \
-             forgotten before {until}"
+            "the ledger's clock moved on by more than half the retention since the sweep before; in case the clock jumped, nothing is \
+             deleted before {until}"
         ))?;
     }
     Ok(0)
@@ -176,7 +176,7 @@ pub async fn carry_out(
         return Ok(0);
     }
     if !args.yes && !confirmed(&plan)? {
-        return Err(Failure::new(failure::USAGE, "refused", "nothing was changed"));
+        return Err(Failure::declined("nothing was changed"));
     }
     let line = std::io::stderr().is_terminal() && !global.json && steps.len() > 100;
     let mut done = Vec::new();

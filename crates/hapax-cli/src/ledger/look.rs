@@ -249,7 +249,7 @@ pub async fn list_page(
             ]
         })
         .collect();
-    print::table(["tenant", "scope", "id", "state", "runs", "first seen", "at", "reason"], &rows)?;
+    print::table(["tenant", "scope", "id", "state", "attempts", "first seen", "at", "reason"], &rows)?;
     if let Some(next) = &page.next {
         print::line(&format!("more: --after {next}"))?;
     }

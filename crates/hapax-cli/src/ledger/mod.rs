@@ -75,7 +75,8 @@ pub async fn run(global: &Global, args: LedgerArgs) -> Result<u8, Failure> {
     match args.command {
         LedgerCommand::Init => init(global, &config).await,
         LedgerCommand::Schema => {
-            print::line(open::ledger_schema(&config.ledger.url, &config.ledger.schema)?.trim_end())?;
+            let sql = open::ledger_schema(&config.ledger.url, &config.ledger.schema)?;
+            print::text(global, "sql", sql.trim_end())?;
             Ok(0)
         }
         LedgerCommand::Check => look::check(global, &*open(global, &config).await?).await,

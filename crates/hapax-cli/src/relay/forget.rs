@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::{COUNT_MAX, behind_json, named};
 use crate::cli::Global;
-use crate::failure::{self, Failure};
+use crate::failure::Failure;
 use crate::print;
 
 /// Forgets a relay without a leader, and reports what it held back.
@@ -40,7 +40,7 @@ pub(super) async fn forget(
         print::can_ask(&format!("this forgets relay {name} at position {its} ({holds})"))?;
         let question = format!("forget relay {name} at position {its} for good? ({holds})");
         if !print::asked(&question)? {
-            return Err(Failure::new(failure::USAGE, "refused", "nothing was changed"));
+            return Err(Failure::declined("nothing was changed"));
         }
     }
     let was = journal.forget_relay(name).await?;

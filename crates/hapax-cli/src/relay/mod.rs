@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::cli::Global;
 use crate::exporters::Metrics;
-use crate::failure::{self, Failure};
+use crate::failure::Failure;
 use crate::signal::Gate;
 use crate::{open, print};
 
@@ -135,7 +135,7 @@ pub async fn run(
                 let question =
                     format!("leave seq {} of {} unpublished for good?", args.seq, args.of.aggregate);
                 if !print::asked(&question)? {
-                    return Err(Failure::new(failure::USAGE, "refused", "nothing was changed"));
+                    return Err(Failure::declined("nothing was changed"));
                 }
             }
             let behind = relay::skip(&*journal, name, &args.of.of(), args.seq).await?;
@@ -200,7 +200,7 @@ async fn rewind(
             print::can_ask(&format!("this publishes {at_least}{events} again"))?;
             let question = format!("publish {at_least}{events} again, from {} to {was}?", args.to);
             if !print::asked(&question)? {
-                return Err(Failure::new(failure::USAGE, "refused", "nothing was changed"));
+                return Err(Failure::declined("nothing was changed"));
             }
         }
         checkpoint.position = args.to.clone();

@@ -254,12 +254,12 @@ fn tenant(headers: &HeaderMap) -> Result<Option<Tenant>, Problem> {
 }
 
 fn missing() -> Problem {
-    Problem::new(StatusCode::UNAUTHORIZED, "unauthenticated", "Who calls is not known", "this needs a token")
+    Problem::new(StatusCode::UNAUTHORIZED, "unauthenticated", "Authentication required", "this needs a token")
 }
 
 fn unauthenticated(told: &str, given: bool) -> Response {
     let problem =
-        Problem::new(StatusCode::UNAUTHORIZED, "unauthenticated", "Who calls is not known", told.to_owned());
+        Problem::new(StatusCode::UNAUTHORIZED, "unauthenticated", "Authentication required", told.to_owned());
     let mut response = problem.into_response();
     let challenge =
         if given { "Bearer realm=\"hapax\", error=\"invalid_token\"" } else { "Bearer realm=\"hapax\"" };

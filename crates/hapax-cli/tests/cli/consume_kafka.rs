@@ -74,15 +74,17 @@ fn the_same_commands_on_kafka() {
     assert!(ran.out.contains("maxmemory"), "{}", ran.out);
 }
 
-/// How many records of a topic's three partitions lie below what a group of its name has committed.
+/// How many records of a topic's three partitions lie below what a group of its name has committed; -1 if nobody says.
 fn committed(bus: &str, topic: &str) -> i64 {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let bus = hapax::open::bus(bus).await.unwrap();
+        // A busy broker may not answer at once: then it is asked again.
+        let Ok(bus) = hapax::open::bus(bus).await else { return -1 };
         let mut sum = 0;
         for number in 0..3 {
             let partition = Partition { topic: Topic::new(topic).unwrap(), number };
-            sum += bus.committed(topic, &partition).await.unwrap().unwrap_or(0);
+            let Ok(offset) = bus.committed(topic, &partition).await else { return -1 };
+            sum += offset.unwrap_or(0);
         }
         sum
     })

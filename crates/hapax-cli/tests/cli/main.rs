@@ -29,5 +29,6 @@ mod serve_records;
 mod serve_servers;
 mod serve_tenants;
 mod state;
+mod texts;
 mod token;
 mod traces;

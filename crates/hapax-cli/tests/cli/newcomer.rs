@@ -21,7 +21,7 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-const COMMANDS: [&str; 58] = [
+const COMMANDS: [&str; 69] = [
     "",
     "demo",
     "consume",
@@ -72,6 +72,17 @@ const COMMANDS: [&str; 58] = [
     "ledger release",
     "ledger kill",
     "ledger forget",
+    "serve",
+    "keys",
+    "keys init",
+    "keys ls",
+    "keys show",
+    "keys sweep",
+    "keys resolve",
+    "modules",
+    "modules create",
+    "modules ls",
+    "modules grants",
     "token",
     "token create",
     "token ls",

@@ -33,7 +33,7 @@ fn an_event_is_claimed_once_and_settled_by_its_token() {
     let settle = |token: i64| json!({"scope": "mailer", "id": "e-1", "token": token});
     for path in ["done", "extend", "release"] {
         let told = server.post(&format!("/v1/claims/{path}"), &settle(token + 1)).problem(409, "fenced");
-        assert!(told.contains("mailer/e-1 is leased"), "{told}");
+        assert!(told.contains("mailer/e-1 is in state leased"), "{told}");
     }
     let extended = server
         .post(

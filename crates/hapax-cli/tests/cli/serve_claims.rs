@@ -182,14 +182,14 @@ fn an_at_most_once_claim_is_released_and_never_extended() {
         server.post(&format!("/v1/claims/{path}"), &body(&json!(99_999))).problem(409, "fenced");
     }
     let told = server.post("/v1/claims/extend", &body(&claimed["token"])).problem(409, "fenced");
-    assert!(told.contains("is claimed") && !told.contains("another token"), "{told}");
+    assert!(told.contains("is in state claimed") && !told.contains("another token"), "{told}");
     assert_eq!(server.post("/v1/claims/release", &body(&claimed["token"])).is(200)["state"], "retry");
     let again = once(&server, "e-1", Some(600_000));
     assert!(again["token"].as_i64() > claimed["token"].as_i64(), "{again}");
     server.post("/v1/claims/done", &body(&claimed["token"])).problem(409, "fenced");
     assert_eq!(server.post("/v1/claims/done", &body(&again["token"])).is(200)["state"], "finished");
     let told = server.post("/v1/claims/release", &body(&again["token"])).problem(409, "fenced");
-    assert!(told.contains("is finished") && !told.contains("another token"), "{told}");
+    assert!(told.contains("is in state finished") && !told.contains("another token"), "{told}");
 }
 
 /// A client counts by its own clock, so it is told how long and not only until when.

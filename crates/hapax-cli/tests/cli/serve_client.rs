@@ -5,10 +5,12 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hapax::Event;
-use hapax::client::{ClaimOutcome, ClaimRequest, Client, ClientSettings, Error, Placing, PreparedWrite};
+use hapax::client::{
+    Claim, ClaimOutcome, ClaimRequest, Client, ClientSettings, Error, Placing, PreparedWrite,
+};
 use hapax::journal::Expected;
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -136,6 +138,10 @@ async fn t195_the_client_and_the_real_server_write_once() {
     assert_eq!(kinds, ["record.created", "record.updated", "record.created", "record.deleted"], "{events}");
     claims_and_appends(&client, &way).await;
     a_dead_letter_has_its_content(&client, &server).await;
+    t283_an_at_most_once_run_can_fail_whatever_it_was_claimed_with(&client, &server).await;
+    t285_a_claim_without_an_answer_is_asked_for_again(&way).await;
+    t286_a_claim_knows_its_end_by_the_callers_clock(&client).await;
+    t287_no_reason_keeps_a_run_from_being_settled(&client, &server).await;
 }
 
 /// What the client says with a failure is there to be looked at, and to be run again.
@@ -146,11 +152,80 @@ async fn a_dead_letter_has_its_content(client: &Client, server: &Server) {
         if id == "of-the-request" {
             request = request.payload(&payload).unwrap();
         }
-        let ClaimOutcome::Claimed(claim) = client.claim(&request).await.unwrap() else { panic!() };
-        let claim = if id == "of-the-claim" { claim.with_payload(&payload).unwrap() } else { *claim };
+        let claim = claimed(client.claim(request).await.unwrap());
+        let claim = if id == "of-the-claim" { claim.with_payload(&payload).unwrap() } else { claim };
         claim.dead("no such order").await.unwrap();
         let dead = server.get(&format!("/v1/dead?payload=true&id={id}")).is(200);
         assert_eq!(dead["entries"][0]["payload"], payload.get(), "{dead}");
+    }
+}
+
+fn claimed(outcome: ClaimOutcome) -> Claim {
+    let ClaimOutcome::Claimed(claim) = outcome else { panic!("{outcome:?}") };
+    *claim
+}
+
+/// The server keeps no content of what never runs again, and refuses a failure that has some.
+async fn t283_an_at_most_once_run_can_fail_whatever_it_was_claimed_with(client: &Client, server: &Server) {
+    for id in ["lost-by-fail", "lost-by-dead"] {
+        let request =
+            ClaimRequest::new("mailer", id).unwrap().at_most_once().payload(json!({"n": 1})).unwrap();
+        let claim = claimed(client.claim(request).await.unwrap());
+        match id {
+            "lost-by-fail" => claim.fail("no such order").await.unwrap(),
+            _ => claim.with_payload(json!({"n": 2})).unwrap().dead("no such order").await.unwrap(),
+        }
+        let lost = server.get(&format!("/v1/lost?id={id}")).is(200);
+        assert_eq!(lost["entries"][0]["reason"], "no such order", "{lost}");
+    }
+}
+
+/// The answer is lost, and the caller gives up; later it asks with the same request.
+async fn t285_a_claim_without_an_answer_is_asked_for_again(way: &Way) {
+    let mut settings = ClientSettings::default();
+    settings.deadline = PATIENCE;
+    (settings.backoff_base, settings.backoff_max) = (Duration::from_hours(9999), Duration::from_hours(9999));
+    let hasty = Client::with_settings(&format!("http://{}", way.here), settings).unwrap();
+    way.lose();
+    let failed = hasty.claim(ClaimRequest::new("mailer", "asked-twice").unwrap()).await.unwrap_err();
+    assert!(failed.error().in_doubt(), "{failed}");
+    let other = hasty.claim(ClaimRequest::new("mailer", "asked-twice").unwrap()).await.unwrap();
+    assert!(matches!(other, ClaimOutcome::Busy { .. }), "the lost answer was a claim");
+    let claim = claimed(hasty.claim(failed.into_request()).await.unwrap());
+    assert_eq!(claim.attempt, 1, "its own run");
+    claim.done().await.unwrap();
+}
+
+/// `until` is by the ledger's clock, which may be years away from this machine's.
+async fn t286_a_claim_knows_its_end_by_the_callers_clock(client: &Client) {
+    let lease = Duration::from_secs(600);
+    let before = Instant::now();
+    let request = ClaimRequest::new("mailer", "with-a-deadline").unwrap().lease(lease);
+    let claim = claimed(client.claim(request).await.unwrap());
+    let deadline = claim.deadline.unwrap();
+    assert!(deadline >= before + lease && deadline <= Instant::now() + lease);
+    let before = Instant::now();
+    let extended = claim.extend(lease * 2).await.unwrap();
+    assert!(extended.deadline >= before + lease * 2 && extended.deadline <= Instant::now() + lease * 2);
+    claim.done().await.unwrap();
+    let untracked = ClaimRequest::new("mailer", "without-a-lease").unwrap().at_most_once();
+    assert_eq!(claimed(client.claim(untracked).await.unwrap()).deadline, None);
+}
+
+/// A reason is for people: what is wrong with it must not leave the event leased.
+async fn t287_no_reason_keeps_a_run_from_being_settled(client: &Client, server: &Server) {
+    let long = "é".repeat(1 << 20);
+    for (id, reason, kept) in [
+        ("long", long.as_str(), &*"é".repeat(2048)),
+        ("blank", " \n", "no reason given"),
+        ("none", "", "no reason given"),
+    ] {
+        let request = ClaimRequest::new("mailer", id).unwrap().payload(json!({"n": 1})).unwrap();
+        let claim = claimed(client.claim(request).await.unwrap());
+        claim.dead(reason).await.unwrap();
+        let dead = server.get(&format!("/v1/dead?payload=true&id={id}")).is(200);
+        assert_eq!(dead["entries"][0]["reason"], kept, "{id}");
+        assert_eq!(dead["entries"][0]["payload"], r#"{"n":1}"#, "{id}");
     }
 }
 
@@ -180,27 +255,25 @@ async fn t207_the_client_reads_all_records_however_large_they_are() {
 }
 
 async fn claims_and_appends(client: &Client, way: &Way) {
-    let request = ClaimRequest::new("mailer", "order-17-paid").unwrap().lease(Duration::from_secs(600));
+    let of = |id: &str| ClaimRequest::new("mailer", id).unwrap();
     way.lose();
-    let ClaimOutcome::Claimed(claim) = client.claim(&request).await.unwrap() else { panic!("it is new") };
-    let ClaimOutcome::Claimed(again) = client.claim(&request).await.unwrap() else { panic!("its own") };
-    assert_eq!(again.token, claim.token, "the same request, the same token");
-    let other = ClaimRequest::new("mailer", "order-17-paid").unwrap();
-    assert!(matches!(client.claim(&other).await.unwrap(), ClaimOutcome::Busy { until: Some(_) }));
-    assert!(claim.extend(Duration::from_secs(700)).await.unwrap() > claim.until);
+    let request = of("order-17-paid").lease(Duration::from_secs(600));
+    let claim = claimed(client.claim(request).await.unwrap()); // the second attempt gets the run of the first
+    assert_eq!(claim.attempt, 1);
+    let other = client.claim(of("order-17-paid")).await.unwrap();
+    assert!(matches!(other, ClaimOutcome::Busy { until: Some(_) }));
+    assert!(claim.extend(Duration::from_secs(700)).await.unwrap().until > claim.until);
     way.lose();
     claim.done().await.unwrap();
-    assert!(matches!(client.claim(&other).await.unwrap(), ClaimOutcome::Duplicate));
+    assert!(matches!(client.claim(of("order-17-paid")).await.unwrap(), ClaimOutcome::Duplicate));
 
-    let lease = ClaimRequest::new("mailer", "order-18-paid").unwrap();
-    let ClaimOutcome::Claimed(late) = client.claim(&lease).await.unwrap() else { panic!("it is new") };
+    let late = claimed(client.claim(of("order-18-paid")).await.unwrap());
     late.release().await.unwrap();
-    let next = ClaimRequest::new("mailer", "order-18-paid").unwrap();
-    let ClaimOutcome::Claimed(next) = client.claim(&next).await.unwrap() else { panic!("it was given back") };
+    let next = claimed(client.claim(of("order-18-paid")).await.unwrap()); // it was given back
     let fenced = late.done().await.unwrap_err();
     assert!(matches!(fenced, Error::Fenced(_)) && !fenced.in_doubt(), "{fenced}");
     next.dead("no such order").await.unwrap();
-    assert!(matches!(client.claim(&lease).await.unwrap(), ClaimOutcome::Dead));
+    assert!(matches!(client.claim(of("order-18-paid")).await.unwrap(), ClaimOutcome::Dead));
 
     let paid = Event::of("order-19-paid").unwrap().payload(r#"{"amount": 7}"#);
     let raw = Event::of("order-19-raw").unwrap().payload(&b"\xff\x00"[..]);

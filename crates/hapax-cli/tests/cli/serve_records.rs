@@ -45,6 +45,17 @@ impl Client<'_> {
     }
 }
 
+/// Another serialiser: white space, escapes, the order of fields.
+fn t282_a_record_in_other_bytes_is_the_same_record(client: &Client<'_>, first: &Answer) {
+    for body in [r#"{ "payload" : { "n" : 1 } }"#, r#"{"payload":{"\u006e":1}}"#] {
+        let again = client.send("POST", "", &[("idempotency-key", "k1")], body);
+        assert_eq!((again.status, &again.body), (200, &first.body), "{body}");
+    }
+    let other = client.send("POST", "", &[("idempotency-key", "k1")], r#"{"payload":{"n":1.0}}"#);
+    other.problem(422, "key-mismatch");
+    assert_eq!(other.json()["fields"], json!(["/payload"]));
+}
+
 /// The life of a record, and every retry of it.
 fn life(client: &Client<'_>) {
     let first = client.post("k1", &json!({"payload": {"n": 1}}));
@@ -61,6 +72,7 @@ fn life(client: &Client<'_>) {
     assert_eq!((again.status, &again.body), (200, &first.body), "the original");
     assert_eq!((again.header("idempotency-replayed"), again.header("etag")), (Some("true"), Some("\"1\"")));
     client.post("k1", &json!({"payload": {"n": 2}})).problem(422, "key-mismatch");
+    t282_a_record_in_other_bytes_is_the_same_record(client, &first);
     assert_eq!(client.get(&format!("/{id}")).is(200), record);
 
     let updated = client.put("k2", &id, &json!({"payload": {"n": 2}, "expected_seq": 1}));

@@ -103,7 +103,7 @@ impl Member {
     }
 
     /// The next event, if there is one.
-    async fn hear(&mut self) -> Result<Option<BusEvent>> {
+    async fn next_event(&mut self) -> Result<Option<BusEvent>> {
         let question = (self.number, self.assignments.readable(), self.seen);
         if self.asked.as_ref().is_none_or(|asked| asked.question != question) {
             let (member, readable, seen) = question.clone();
@@ -115,8 +115,8 @@ impl Member {
         self.asked = None;
         let Some(look) = looked.map_err(|_| thread_gone())?? else { return Ok(None) };
         // No `await` between here and the return, so an event that was noted is always returned.
-        if let Some(heard) = self.assignments.hear(look.mine.as_deref().unwrap_or_default()) {
-            return Ok(Some(heard));
+        if let Some(event) = self.assignments.next_event(look.mine.as_deref().unwrap_or_default()) {
+            return Ok(Some(event));
         }
         if look.mine.is_none() {
             self.enter().await?;
@@ -144,9 +144,9 @@ impl Subscriber for Member {
         loop {
             let mut changed = std::pin::pin!(inner.common.changed.notified());
             changed.as_mut().enable(); // changes from here on are not missed
-            if let Some(heard) = self.hear().await? {
+            if let Some(event) = self.next_event().await? {
                 self.seen = None;
-                return Ok(heard);
+                return Ok(event);
             }
             let changed_here = tokio::time::timeout(pause, changed).await.is_ok();
             pause = if changed_here { PAUSE_MIN } else { (pause * 2).min(PAUSE_MAX) };

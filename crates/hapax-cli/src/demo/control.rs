@@ -23,7 +23,7 @@ pub enum Step {
 /// What a worker is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Told {
+pub enum Instruction {
     /// Hold the next event at this step.
     Hold(Step),
     /// Hold nothing.
@@ -35,7 +35,7 @@ pub enum Told {
 /// What a worker says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Said {
+pub enum Message {
     /// It will hold its next event.
     WillHold,
     /// It holds an event, and stands still.
@@ -76,7 +76,7 @@ struct Hold {
 
 /// The worker's side.
 #[derive(Debug, Default)]
-pub struct Desk {
+pub struct Control {
     hold: Mutex<Hold>,
     went_on: Condvar,
     pub in_carrier: AtomicU64,
@@ -87,31 +87,31 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Writes a line. If nobody reads it, the demo is gone, and the end of standard input says so too.
-pub fn say(said: &Said) {
+pub fn say(said: &Message) {
     if let Ok(line) = serde_json::to_string(said) {
         let mut out = std::io::stdout().lock();
         let _ = writeln!(out, "{line}").and_then(|()| out.flush());
     }
 }
 
-impl Desk {
+impl Control {
     /// Listens until standard input ends, which is how the demo (or its death) ends a worker.
     pub fn listen(self: &Arc<Self>, at_end: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-        let desk = Arc::clone(self);
-        std::thread::Builder::new().name("desk".into()).spawn(move || {
+        let control = Arc::clone(self);
+        std::thread::Builder::new().name("control".into()).spawn(move || {
             for line in std::io::stdin().lock().lines().map_while(Result::ok) {
                 match serde_json::from_str(&line) {
-                    Ok(Told::Hold(step)) => {
-                        lock(&desk.hold).next_at = Some(step);
-                        say(&Said::WillHold);
+                    Ok(Instruction::Hold(step)) => {
+                        lock(&control.hold).next_at = Some(step);
+                        say(&Message::WillHold);
                     }
-                    Ok(Told::HoldNothing) => lock(&desk.hold).next_at = None,
-                    Ok(Told::GoOn) => desk.release(),
+                    Ok(Instruction::HoldNothing) => lock(&control.hold).next_at = None,
+                    Ok(Instruction::GoOn) => control.release(),
                     Err(_) => {}
                 }
             }
-            lock(&desk.hold).next_at = None;
-            desk.release();
+            lock(&control.hold).next_at = None;
+            control.release();
             at_end();
         })?;
         Ok(())
@@ -129,7 +129,7 @@ impl Desk {
             return false;
         }
         (hold.next_at, hold.holding) = (None, true);
-        say(&Said::Holding(Held { customer: customer.to_owned(), order }));
+        say(&Message::Holding(Held { customer: customer.to_owned(), order }));
         drop(self.went_on.wait_while(hold, |hold| hold.holding).unwrap_or_else(PoisonError::into_inner));
         true
     }
