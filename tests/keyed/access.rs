@@ -392,10 +392,15 @@ async fn t180_a_revocation_takes_effect_within_the_memory() {
 async fn what_is_remembered_ends_with_the_token_and_with_the_store() {
     let store = Arc::new(Counted::default());
     let server = Authenticator::with_memory(store.clone(), Duration::from_secs(10));
-    let brief = ApiToken::generate();
     let life = Duration::from_secs(3);
-    store.create(&brief, &NewToken::new("brief", Role::Read).lives(Some(life)), &by()).await.unwrap();
-    assert!(matches!(server.authenticate(brief.expose()).await.unwrap(), Authentication::Granted { .. }));
+    let brief = loop {
+        let brief = ApiToken::generate();
+        store.create(&brief, &NewToken::new("brief", Role::Read).lives(Some(life)), &by()).await.unwrap();
+        match server.authenticate(brief.expose()).await.unwrap() {
+            Authentication::Granted { .. } => break brief,
+            said => assert_eq!(said, Authentication::Expired), // the machine stood still: another one
+        }
+    };
     tokio::time::sleep(life).await;
     assert_eq!(server.authenticate(brief.expose()).await.unwrap(), Authentication::Expired, "not 10 s later");
     // Unknown is not remembered: it may be created in a moment.
@@ -422,7 +427,7 @@ async fn a_secret_that_was_refused_does_not_come_back() {
     store.rotate(&ApiToken::with_secret(token.id().clone()), &Rotation::new(0), &by()).await.unwrap();
     let rotated = std::time::Instant::now();
     while good().await {
-        assert!(rotated.elapsed() < Duration::from_secs(60), "it is still good");
+        assert!(rotated.elapsed() < Duration::from_secs(120), "it is still good");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     for _ in 0..100 {
@@ -440,7 +445,7 @@ async fn a_server_notices_the_first_token_and_then_stops_asking() {
     writer(&store.store).await;
     let started = std::time::Instant::now();
     while !server.has_tokens().await.unwrap() {
-        assert!(started.elapsed() < Duration::from_secs(30));
+        assert!(started.elapsed() < Duration::from_secs(120));
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let asked = store.asked.load(Ordering::SeqCst);

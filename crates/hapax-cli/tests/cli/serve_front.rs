@@ -11,7 +11,9 @@ use serde_json::{Value, json};
 
 use crate::common::consume::wait_until;
 use crate::common::run;
-use crate::common::serve::{Answer, Server, answer, connect, refused, request};
+use crate::common::serve::{
+    Answer, PATIENCE, Server, answered, connect, insist, refused, request, to_the_end,
+};
 
 fn dir() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
@@ -20,6 +22,7 @@ fn dir() -> tempfile::TempDir {
 /// Holds the write lock of an embedded file, so that whoever writes to it waits.
 fn lock(dir: &Path, file: &str) -> rusqlite::Connection {
     let held = rusqlite::Connection::open(dir.join("hapax-data").join(file)).unwrap();
+    held.busy_timeout(PATIENCE).unwrap();
     held.execute_batch("begin immediate").unwrap();
     held
 }
@@ -46,7 +49,7 @@ fn is_leased(server: &Server, id: &str) -> bool {
 }
 
 fn operator(server: &Server, path: &str) -> Answer {
-    request(server.ready["admin_address"].as_str().unwrap(), "GET", path, &[], b"")
+    insist(server.ready["admin_address"].as_str().unwrap(), "GET", path, &[], b"")
 }
 
 /// One connection after the other is taken by a client that asks and never reads.
@@ -64,7 +67,8 @@ fn t230_a_client_that_does_not_read_loses_its_connection() {
         })
         .collect();
     wait_until("operators are served", || operator(&server, "/metrics").status == 200);
-    wait_until("the connections are free again", || server.get("/v1/info").status == 200);
+    let look = || insist(&server.address, "GET", "/v1/info", &[], b"").status;
+    wait_until("the connections are free again", || look() == 200);
     // The clients are there still: the first was cut off in the middle. The others may find that they can
     // go on, now that somebody reads.
     let answers = |mut stream: TcpStream| {
@@ -106,8 +110,9 @@ fn in_flight(text: &str) -> Option<u64> {
 #[test]
 fn t231_a_read_ends_with_its_connection_and_is_counted() {
     let dir = dir();
-    let server = Server::start(dir.path(), &["--log", "info"]);
-    let asks = format!("GET /v1/journal/events?wait_ms=15000 HTTP/1.1\r\nhost: {}\r\n\r\n", server.address);
+    // They wait for as long as a request may, so that all of them are there at once.
+    let server = Server::start(dir.path(), &["--log", "info", "--set", "serve.request_timeout_ms=120000"]);
+    let asks = format!("GET /v1/journal/events?wait_ms=30000 HTTP/1.1\r\nhost: {}\r\n\r\n", server.address);
     let waiting: Vec<_> = (0..50)
         .map(|_| {
             let mut stream = connect(&server.address);
@@ -154,12 +159,17 @@ fn t231_writes_without_clients_are_bounded_and_counted() {
 #[test]
 fn t231_a_stop_waits_for_writes_without_clients() {
     let dir = dir();
-    let limits = ["--set", "serve.drain_ms=600000", "--admin-listen", "127.0.0.1:0", "--log", "info"];
-    let mut server = Server::start(dir.path(), &limits);
+    let limits = ["--set", "serve.drain_ms=600000", "--set", "serve.connections_max=1"];
+    let more = ["--admin-listen", "127.0.0.1:0", "--log", "info"];
+    let mut server = Server::start(dir.path(), &[&limits[..], &more].concat());
     let held = lock(dir.path(), "ledger.db");
     let client = send_claim(&server.address, "e-1");
     wait_until("it runs", || in_flight(&operator(&server, "/metrics").body) == Some(2));
     drop(client);
+    // Its connection is free, and its work is not.
+    wait_until("the server knows that it hung up", || {
+        server.get("/v1/info").problem(503, "overloaded").contains("hung up")
+    });
     server.signal("-TERM");
     wait_until("it takes no more", || TcpStream::connect(&server.address).is_err());
     drop(held);
@@ -179,13 +189,16 @@ fn t232_what_is_answered_with_408_is_never_done() {
     let mut server = Server::start(dir.path(), &sets);
     // Whoever revokes a token now takes longer than the limit.
     let locked = lock(dir.path(), "journal.db");
-    let mut stream = connect(&server.address);
     let head = format!(
         "DELETE /v1/tokens/{id} HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {secret}\r\ncontent-length: 1\r\n\r\n",
         server.address
     );
-    stream.write_all(head.as_bytes()).unwrap();
-    let told = answer(&mut stream).problem(408, "request-timeout");
+    let told = answered(|| {
+        let mut stream = connect(&server.address);
+        let _ = stream.write_all(head.as_bytes()); // it may be closed already, if this comes too late
+        to_the_end(&mut stream)
+    });
+    let told = told.problem(408, "request-timeout");
     assert!(told.contains("nothing was done"), "{told}");
     drop(locked);
     assert_eq!(server.stop(), Some(143)); // after what runs has ended
@@ -198,8 +211,7 @@ fn t232_what_is_answered_with_408_is_never_done() {
 fn t233_readiness_asks_the_writers() {
     let dir = dir();
     let server = Server::start(dir.path(), &["--set", "serve.request_timeout_ms=600000"]);
-    wait_until("it is ready", || server.get("/readyz").status == 200);
-    let ready = server.get("/readyz").is(200)["checks"].clone();
+    let ready = server.until_ready()["checks"].clone();
     assert_eq!((&ready["ledger"], &ready["relay"]), (&json!("ok"), &json!("leads")), "{ready}");
     let files = [("ledger.db", &["ledger"][..]), ("journal.db", &["journal", "keys"]), ("bus.db", &["bus"])];
     for (file, names) in files {
@@ -228,7 +240,7 @@ fn t233_readiness_tells_who_publishes() {
     });
     // The topic goes away under the relay.
     let bus = rusqlite::Connection::open(dir.path().join("hapax-data/bus.db")).unwrap();
-    bus.busy_timeout(std::time::Duration::from_secs(60)).unwrap();
+    bus.busy_timeout(PATIENCE).unwrap();
     bus.execute("delete from bus_topic", []).unwrap();
     wait_until("the bus is named", || {
         let answer = first.get("/readyz");

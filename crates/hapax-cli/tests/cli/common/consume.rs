@@ -96,12 +96,12 @@ pub fn entry(dir: &Path, id: &str) -> serde_json::Value {
     run(dir, &["ledger", "show", "--json", "--scope", "mailer", id]).code(0).json()
 }
 
-/// Waits until something is so; a minute is for ever.
+/// Waits until something is so; two minutes are for ever.
 #[track_caller]
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let began = std::time::Instant::now();
     while !is_so() {
-        assert!(began.elapsed().as_secs() < 60, "still not so: {what}");
+        assert!(began.elapsed().as_secs() < 120, "still not so: {what}");
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
 }

@@ -87,6 +87,21 @@ impl Server {
         request(&self.address, "GET", path, &[], b"")
     }
 
+    /// Waits until it is ready; what it said then. A probe has two seconds, so a machine that stalls may take that
+    /// back in the next moment.
+    #[track_caller]
+    pub fn until_ready(&self) -> Value {
+        let began = Instant::now();
+        loop {
+            let said = self.get("/readyz");
+            if said.status == 200 {
+                return said.json();
+            }
+            assert!(began.elapsed() < PATIENCE, "it is never ready: {said:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     #[track_caller]
     pub fn post(&self, path: &str, body: &Value) -> Answer {
         self.post_with(path, &[], body)
@@ -145,6 +160,31 @@ impl Answer {
 /// Sends a request on a connection of its own.
 #[track_caller]
 pub fn request(address: &str, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+    parse(&exchange(address, method, path, headers, body))
+}
+
+/// The same, to a server whose limit is short: it closes a connection on which a request comes too late, as it does on
+/// a machine that stalls. Then it is sent again.
+#[track_caller]
+pub fn insist(address: &str, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+    answered(|| exchange(address, method, path, headers, body))
+}
+
+/// Tries until there is an answer, and not a connection that was closed before the request was there.
+#[track_caller]
+pub fn answered(mut ask: impl FnMut() -> Vec<u8>) -> Answer {
+    let began = Instant::now();
+    loop {
+        let bytes = ask();
+        if !bytes.is_empty() {
+            return parse(&bytes);
+        }
+        assert!(began.elapsed() < PATIENCE, "no answer");
+    }
+}
+
+/// The bytes of the answer to a request; none if the connection was closed without one.
+fn exchange(address: &str, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Vec<u8> {
     let mut stream = connect(address);
     let host = if headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
         String::new()
@@ -158,7 +198,7 @@ pub fn request(address: &str, method: &str, path: &str, headers: &[(&str, &str)]
     head.push_str(&format!("content-length: {}\r\n\r\n", body.len()));
     // A server that refuses a large request may close before it has read it all.
     let _ = stream.write_all(&[head.as_bytes(), body].concat());
-    answer(&mut stream)
+    to_the_end(&mut stream)
 }
 
 pub fn connect(address: &str) -> TcpStream {
@@ -170,9 +210,14 @@ pub fn connect(address: &str) -> TcpStream {
 /// Reads one answer to the end of the connection.
 #[track_caller]
 pub fn answer(stream: &mut TcpStream) -> Answer {
+    parse(&to_the_end(stream))
+}
+
+/// What comes on a connection until its end.
+pub fn to_the_end(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     let _ = stream.read_to_end(&mut bytes); // a reset after the answer is no fault
-    parse(&bytes)
+    bytes
 }
 
 #[track_caller]
