@@ -45,7 +45,7 @@ fn t301_a_tenant_is_the_same_from_the_request_to_the_handler() {
     assert_eq!(server.stop(), Some(143));
     run(dir, &["relay", "run", "--once", "--topic", "orders"]).code(0);
     let body = "p = request['event']['payload']\nm = p.get('marker') or p['payload']['marker']\n\
-                effect(f\"{request['event'].get('tenant')} {request['event'].get('kind')} {m}\")";
+                effect(f\"{request.get('tenant')} {request['event'].get('kind')} {m}\")";
     let ran = consume(dir, &Sample::Python.handler(dir, body), &[]).code(0);
     let mut seen = effects(dir);
     seen.sort();
@@ -73,8 +73,9 @@ fn t303_a_stop_does_not_wait_for_a_locked_file() {
     let held = rusqlite::Connection::open(&file).unwrap();
     held.busy_timeout(crate::common::serve::PATIENCE).unwrap();
     held.execute_batch("begin immediate").unwrap();
-    let waiting =
-        runtime.spawn(async move { guard.in_scope("s").unwrap().try_claim("other").await.map(|_| ()) });
+    let waiting = runtime.spawn(async move {
+        guard.in_scope(hapax::Scope::new("s").unwrap()).try_claim("other").await.map(|_| ())
+    });
     let mut stream = connect(&server.address);
     let body = json!({"scope": "s", "id": "i"}).to_string();
     let head = format!(
