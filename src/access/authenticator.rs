@@ -212,3 +212,33 @@ impl Authenticator {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::access::{Actor, MemoryAccess, NewToken, Role};
+
+    /// Someone guesses as fast as it can; a token that this server has not seen yet comes from elsewhere.
+    #[tokio::test]
+    async fn t310_guesses_from_one_address_leave_the_others_their_share() {
+        let store = Arc::new(MemoryAccess::default());
+        let access = Authenticator::new(store.clone());
+        let from = |text: &str| Some(text.parse().unwrap());
+        let mut told = Authentication::Unknown;
+        for n in 0..200 {
+            // Addresses of one network are one address.
+            let peer = from(["10.0.0.1", "::ffff:10.0.0.1"][n % 2]);
+            told = access.authenticate_from(ApiToken::generate().expose(), peer).await.unwrap();
+        }
+        assert!(matches!(told, Authentication::Throttled { .. }), "{told:?}");
+        for (n, peer) in ["2001:db8::1", "2001:db8::2", "10.0.0.2"].into_iter().enumerate() {
+            let token = ApiToken::generate();
+            let about = NewToken::new(format!("shop-{n}"), Role::Read);
+            store.create(&token, &about, &Actor::new("me", "why")).await.unwrap();
+            let told = access.authenticate_from(token.expose(), from(peer)).await.unwrap();
+            assert!(matches!(told, Authentication::Granted { .. }), "{peer}: {told:?}");
+        }
+        assert_eq!(place(from("2001:db8::1")), place(from("2001:db8::2")));
+        assert_ne!(place(from("2001:db8::1")), place(from("2001:db8:0:1::1")));
+    }
+}

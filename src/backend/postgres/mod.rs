@@ -49,7 +49,7 @@ pub(crate) use connect::open_pool;
 pub use connect::pool_options;
 pub use journal::{PgJournal, PgJournalSettings};
 pub use keys::{PgKeys, PgKeysSettings};
-pub use records::{PgModules, PgRecords, PgRecordsSettings, refuse_bypass};
+pub use records::{PgModules, PgRecords, PgRecordsSettings, check_keys, refuse_bypass};
 pub use schema::{ACCEPTS, VERSION, grants_sql, schema_sql};
 
 use self::codes::{from_row, tenant_text};

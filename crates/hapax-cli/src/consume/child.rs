@@ -122,6 +122,9 @@ fn described(status: Option<ExitStatus>) -> String {
     status.map_or_else(|| "was killed".to_owned(), |status| format!("ended with {status}"))
 }
 
+/// When an event is tried again whose id another tenant's event has that runs now.
+const SAME_ID_PAUSE: Duration = Duration::from_millis(100);
+
 /// A caller that waits for a reply, and the identity it has leased.
 struct Waits {
     reply: oneshot::Sender<Handled>,
@@ -238,8 +241,16 @@ impl Life {
         match order {
             Order::Run(request) => {
                 self.given = true;
+                let key = (request.id, request.token);
+                // Claims of one batch share their token, so events of two tenants with one id look alike in a
+                // reply. They are run one after the other.
+                if self.in_flight.contains_key(&key) || self.cancelled.contains_key(&key) {
+                    let again = Failed::uncounted("another tenant's event of this id runs", SAME_ID_PAUSE);
+                    let _ = request.reply.send(Err(again)); // the caller may have stopped waiting
+                    return;
+                }
                 let waits = Waits { reply: request.reply, leased: request.leased };
-                self.in_flight.insert((request.id, request.token), waits);
+                self.in_flight.insert(key, waits);
                 self.write(request.line);
             }
             Order::Cancel(id, token, lingering) => {

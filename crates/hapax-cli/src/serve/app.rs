@@ -92,6 +92,7 @@ impl App {
         let mut of_keys = config.keys_settings();
         of_keys.pools = pools.clone();
         let keys = hapax::open::keys_with(&config.keys.url, &of_keys).await?;
+        super::store::check_keys(&config, &pools).await?;
         let kept_keys = open::kept_keys(&config, &keys, &pools).await?;
         let records = Store::open(&config, &pools).await?;
         // Who calls is looked up apart: it does not wait for requests that hold the connections.

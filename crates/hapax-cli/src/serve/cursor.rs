@@ -99,4 +99,36 @@ mod tests {
             assert!(open(&secret, bad).is_err(), "{bad}");
         }
     }
+
+    /// Whatever a client sends is a position or a sentence, and a seal is opened only by whoever made it.
+    #[test]
+    fn what_clients_send_is_a_position_or_refused() {
+        let (secret, mut state) = ([7; 32], 17_u64);
+        let mut next = move || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize
+        };
+        let seeds = [
+            seal(&secret, &Position::named(17, "acme_.order-17.000003")),
+            "17/a".into(),
+            "~".into(),
+            "é~+f/".into(),
+        ];
+        for _ in 0..20_000 {
+            let mut text: Vec<char> = seeds[next() % seeds.len()].chars().collect();
+            for _ in 0..next() % 4 {
+                let at = next() % (text.len() + 1);
+                match next() % 3 {
+                    0 => text.truncate(at),
+                    1 => text.insert(at, ['~', '+', 'f', '0', '/', '\u{1F600}', '\0'][next() % 7]),
+                    _ if at < text.len() => text[at] = ['0', '-', 'F', '.'][next() % 4],
+                    _ => {}
+                }
+            }
+            let text: String = text.into_iter().collect();
+            if let Ok(position) = open(&secret, &text) {
+                assert_eq!(open(&secret, &seal(&secret, &position)).unwrap(), position, "{text:?}");
+            }
+        }
+    }
 }

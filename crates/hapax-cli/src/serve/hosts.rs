@@ -214,4 +214,46 @@ mod tests {
         let get = check(&Method::GET, "/", &[("host", "localhost"), ("origin", "http://evil.example")]);
         assert_eq!(get, Ok(()), "it cannot read the answer");
     }
+
+    /// Whatever a `Host` or an `Origin` is made of, only the known names pass, and no page of another site.
+    #[test]
+    fn no_mixture_of_parts_is_a_name_of_this_server() {
+        let mut state = 17_u64;
+        let mut next = move || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize
+        };
+        let parts = [
+            "localhost",
+            "127.0.0.1",
+            "[::1]",
+            "api.example",
+            "evil.example",
+            ":",
+            "80",
+            "@",
+            ".",
+            "/",
+            "?",
+            "#",
+            "%",
+            " ",
+        ];
+        for _ in 0..20_000 {
+            let mixture: String = (0..1 + next() % 4).map(|_| parts[next() % parts.len()]).collect();
+            let name = mixture
+                .split_once(':')
+                .filter(|_| !mixture.starts_with('['))
+                .map_or(&*mixture, |(name, _)| name);
+            let name = mixture.strip_prefix("[::1]").map_or(name, |_| "[::1]");
+            let known = ["localhost", "127.0.0.1", "[::1]", "api.example"].contains(&name);
+            if check(&Method::GET, "/", &[("host", &mixture)]).is_ok() {
+                assert!(known && !mixture.contains(['@', '/', '?', '#', '%', ' ']), "{mixture:?}");
+            }
+            let origin = format!("http://{mixture}");
+            if check(&Method::POST, "/", &[("host", "localhost:80"), ("origin", &origin)]).is_ok() {
+                assert_eq!(mixture, "localhost:80");
+            }
+        }
+    }
 }

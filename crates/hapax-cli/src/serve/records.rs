@@ -171,7 +171,7 @@ async fn identified(
 #[serde(deny_unknown_fields)]
 pub struct CreateBody {
     /// Its content: a JSON object.
-    #[schema(value_type = Object)]
+    #[schema(value_type = Object, example = json!({"large": 1e100, "largest": 1.7976931348623157e308, "least": 5e-324}))]
     payload: Box<RawValue>,
     /// Its id; unset: a new UUIDv7.
     #[schema(format = "uuid")]

@@ -56,6 +56,23 @@ pub async fn check_roles(config: &Config) -> Result<()> {
     Ok(())
 }
 
+/// Refuses keys in PostgreSQL whose row security was changed.
+#[cfg(feature = "postgres")]
+pub async fn check_keys(config: &Config, pools: &Pools) -> Result<()> {
+    let (url, settings) = (&config.keys.url, config.keys_settings());
+    if !url.starts_with("postgres:") && !url.starts_with("postgresql:") {
+        return Ok(());
+    }
+    let pool = pools.postgres("keys.url", url, settings.pool_max, settings.acquire_timeout).await?;
+    hapax::backend::postgres::check_keys(&pool, &settings.schema, config.records.accept_bypass).await
+}
+
+#[cfg(not(feature = "postgres"))]
+#[allow(clippy::unused_async)] // has the signature of the built-in one
+pub async fn check_keys(_: &Config, _: &Pools) -> Result<()> {
+    Ok(())
+}
+
 #[cfg(not(feature = "postgres"))]
 #[allow(clippy::unused_async)] // has the signature of the built-in one
 pub async fn check_roles(_: &Config) -> Result<()> {

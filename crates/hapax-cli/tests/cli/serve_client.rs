@@ -117,9 +117,13 @@ async fn t195_the_client_and_the_real_server_write_once() {
         let (client, write) = (client.clone(), write.clone());
         async move { client.send(&write).await }
     });
-    while way.lost() < 2 {
-        tokio::time::sleep(Duration::from_millis(5)).await; // until the server has done it
-    }
+    // Until the server has done it.
+    let done = async {
+        while way.lost() < 2 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, done).await.unwrap();
     server.signal("-KILL");
     server.ended();
     let server = Server::start(dir.path(), &[]);

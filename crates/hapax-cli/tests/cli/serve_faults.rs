@@ -45,7 +45,7 @@ fn t301_a_tenant_is_the_same_from_the_request_to_the_handler() {
     assert_eq!(server.stop(), Some(143));
     run(dir, &["relay", "run", "--once", "--topic", "orders"]).code(0);
     let body = "p = request['event']['payload']\nm = p.get('marker') or p['payload']['marker']\n\
-                effect(f\"{request['event'].get('tenant')} {request['event'].get('kind')} {m}\")";
+                effect(f\"{request.get('tenant')} {request['event'].get('kind')} {m}\")";
     let ran = consume(dir, &Sample::Python.handler(dir, body), &[]).code(0);
     let mut seen = effects(dir);
     seen.sort();
@@ -73,8 +73,9 @@ fn t303_a_stop_does_not_wait_for_a_locked_file() {
     let held = rusqlite::Connection::open(&file).unwrap();
     held.busy_timeout(crate::common::serve::PATIENCE).unwrap();
     held.execute_batch("begin immediate").unwrap();
-    let waiting =
-        runtime.spawn(async move { guard.scope("s").unwrap().try_claim("other").await.map(|_| ()) });
+    let waiting = runtime.spawn(async move {
+        guard.in_scope(hapax::Scope::new("s").unwrap()).try_claim("other").await.map(|_| ())
+    });
     let mut stream = connect(&server.address);
     let body = json!({"scope": "s", "id": "i"}).to_string();
     let head = format!(
@@ -323,4 +324,70 @@ fn t300_numbers_that_a_database_writes_out_can_be_read() {
         assert_eq!(request(&server.address, "GET", &place_of, &headers, b"").status, 200, "{number}");
         assert_eq!(request(&server.address, "GET", &path, &headers, b"").status, 200, "{number}");
     }
+}
+
+/// Somebody switched row security of the keys off. One tenant's answers would be every tenant's.
+#[test]
+#[cfg(feature = "postgres")]
+fn t312_keys_whose_protection_was_changed_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = Postgres::new(dir.path());
+    let args = [
+        "--listen",
+        "127.0.0.1:0",
+        "--journal",
+        &place.app_url,
+        "--set",
+        place.schema_flag(),
+        "--set",
+        "journal.migrate=check",
+    ];
+    for (change, back, told) in [
+        (
+            "alter table {s}.keys no force row level security",
+            "alter table {s}.keys force row level security",
+            "not forced",
+        ),
+        ("create policy more on {s}.keys using (true)", "drop policy more on {s}.keys", "policies"),
+    ] {
+        place.owner_runs(&change.replace("{s}", &place.schema));
+        let refused = crate::common::serve::refused(dir.path(), &args).code(3);
+        assert!(refused.err.contains(told), "{}", refused.err);
+        place.owner_runs(&back.replace("{s}", &place.schema));
+    }
+    drop(place.start());
+}
+
+/// The write is committed, and the server dies before the client has read its answer.
+#[test]
+#[cfg(feature = "postgres")]
+fn t150_a_server_killed_between_commit_and_answer_writes_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = Postgres::new(dir.path());
+    let database = place.app_url.rsplit_once('/').unwrap().1;
+    let mut admin = Connection::to(&format!("{}/{database}", place.admin_url.rsplit_once('/').unwrap().0));
+    let server = place.start();
+    let body = json!({"payload": {"amount": 7}}).to_string();
+    let head = format!(
+        "POST /v1/modules/{}/records HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\nidempotency-key: k\r\n\
+         hapax-tenant: {A}\r\ncontent-length: {}\r\n\r\n{body}",
+        place.slug,
+        server.address,
+        body.len()
+    );
+    let mut stream = connect(&server.address);
+    std::io::Write::write_all(&mut stream, head.as_bytes()).unwrap();
+    let written = format!("select from module_{}.records", place.slug);
+    wait_until("it is committed", || admin.rows(&written) == 1);
+    server.signal("-KILL");
+    drop(server);
+    let server = place.start();
+    let again = create(&server, &place.slug, Some(A), "k", &json!({"payload": {"amount": 7}}));
+    assert_eq!(
+        (again.is(200)["seq"].as_u64(), again.header("idempotency-replayed")),
+        (Some(1), Some("true"))
+    );
+    assert_eq!(admin.rows(&written), 1);
+    let events = format!("select from {}.journal where kind = 'record.created'", place.schema);
+    assert_eq!(admin.rows(&events), 1, "one event");
 }

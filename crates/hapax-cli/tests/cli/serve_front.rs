@@ -110,8 +110,9 @@ fn in_flight(text: &str) -> Option<u64> {
 #[test]
 fn t231_a_read_ends_with_its_connection_and_is_counted() {
     let dir = dir();
-    let server = Server::start(dir.path(), &["--log", "info"]);
-    let asks = format!("GET /v1/journal/events?wait_ms=15000 HTTP/1.1\r\nhost: {}\r\n\r\n", server.address);
+    // They wait for as long as a request may, so that all of them are there at once.
+    let server = Server::start(dir.path(), &["--log", "info", "--set", "serve.request_timeout_ms=120000"]);
+    let asks = format!("GET /v1/journal/events?wait_ms=30000 HTTP/1.1\r\nhost: {}\r\n\r\n", server.address);
     let waiting: Vec<_> = (0..50)
         .map(|_| {
             let mut stream = connect(&server.address);

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use sqlx::{PgConnection, PgPool};
+use sqlx::{AssertSqlSafe, PgConnection, PgPool};
 
 use super::fail;
 use super::modules::{Count, modules_in};
@@ -48,6 +48,34 @@ pub(super) async fn check_role(pool: &PgPool, accepted: bool) -> Result<bool> {
         ),
         source: None,
     })
+}
+
+/// Refuses keys whose row security is not forced, or that have other policies than those they were made with.
+/// `accepted`: a role that bypasses row security is, and has nothing to look at.
+pub async fn check_keys(pool: &PgPool, schema: &str, accepted: bool) -> Result<()> {
+    if check_role(pool, accepted).await? {
+        return Ok(());
+    }
+    let what = "looking at the protection of keys";
+    crate::backend::postgres::schema::check_name(schema)?;
+    let mut tx = begin(pool, BEGIN).await.map_err(|e| fail(what, e))?;
+    let sql = format!(
+        "select c.relrowsecurity and c.relforcerowsecurity, coalesce((select array_agg(p.polname::text order by p.polname)
+             from pg_policy p where p.polrelid = c.oid), '{{}}'::text[]) = array['keys_maintenance', 'keys_tenant']
+         from pg_class c where c.oid = '{schema}.keys'::regclass"
+    );
+    let (forced, policies): (bool, bool) = sqlx::query_as(AssertSqlSafe(sql))
+        .persistent(false)
+        .fetch_one(&mut *tx)
+        .await
+        .map_err(|e| fail(what, e))?;
+    let problem = match (forced, policies) {
+        (true, true) => return Ok(()),
+        (false, _) => "row security is not forced",
+        (true, false) => "its policies are not keys_tenant and keys_maintenance",
+    };
+    let what = format!("the protection of the table {schema}.keys was changed: {problem}");
+    Err(Error::Refused { what, source: None })
 }
 
 /// The modules that are protected as they were made. Each is looked at before its first use. One that is

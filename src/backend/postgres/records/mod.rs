@@ -19,7 +19,7 @@ use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, PgTransaction};
 
 use check::Protection;
-pub use check::refuse_bypass;
+pub use check::{check_keys, refuse_bypass};
 pub use modules::PgModules;
 pub use schema::{RECORDS_ACCEPTS, RECORDS_VERSION, module_sql, records_grants_sql, records_schema_sql};
 
