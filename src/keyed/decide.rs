@@ -191,7 +191,7 @@ impl Row {
         let resolved = before.and_then(|before| before.resolved.clone());
         // A run that never ended may have done something.
         let bound = before.is_some_and(|before| before.bound || !before.ended);
-        Row { resolved, bound, ..Row::begun(begin, token, now, leased) }
+        Row { bound, resolved, ..Row::begun(begin, token, now, leased) }
     }
 
     /// The row as it is listed.

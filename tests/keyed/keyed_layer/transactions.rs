@@ -155,33 +155,34 @@ async fn t269_a_handler_that_runs_twice_in_a_request_writes_nothing_twice() {
     assert_eq!(rows, 0);
 }
 
-/// A statement that begins after the limit: there was none to interrupt when the limit came, and it would hold the file's
-/// only writer for ever.
+/// A statement that begins after the limit, when its handler has answered: there was none to interrupt at either time, and
+/// it would hold the file's only writer for ever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn t266_a_statement_that_begins_after_the_limit_is_ended() {
-    const LIMIT: Duration = Duration::from_secs(1);
     let dir = tempfile::tempdir().unwrap();
     let keys = sqlite_keys(&dir.path().join("shop.db"));
+    let (go, wait) = std::sync::mpsc::channel::<()>();
     let (ended, told) = tokio::sync::oneshot::channel();
-    let ended = Arc::new(std::sync::Mutex::new(Some(ended)));
+    let once = Arc::new(std::sync::Mutex::new(Some((wait, ended))));
     let late = move |mut tx: KeyedSqlite| {
-        let ended = Arc::clone(&ended);
+        let (wait, ended) = once.lock().unwrap().take().unwrap();
         async move {
-            let _ = tx
-                .run(move |tx| {
-                    std::thread::sleep(LIMIT + Duration::from_millis(500)); // past the limit, without SQL
-                    let sql = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n";
-                    let endless = tx.query_row(sql, [], |row| row.get::<_, i64>(0)).map_err(|e| e.to_string());
-                    ended.lock().unwrap().take().unwrap().send(endless).unwrap();
-                })
-                .await;
-            StatusCode::CREATED
+            let run = tx.run(move |tx| {
+                wait.recv_timeout(PATIENCE).unwrap(); // past the limit, without SQL
+                let sql =
+                    "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n";
+                let endless = tx.query_row(sql, [], |row| row.get::<_, i64>(0)).map_err(|e| e.to_string());
+                ended.send(endless).unwrap();
+            });
+            assert!(run.await.is_err_and(|error| error.code() == "contended"), "its time is over");
+            StatusCode::SERVICE_UNAVAILABLE
         }
     };
-    let layer = KeyedLayer::new(keys.clone()).transactional().timeout(LIMIT);
+    let layer = KeyedLayer::new(keys.clone()).transactional().timeout(Duration::from_secs(1));
     let app = Router::new().route("/orders", post(late)).layer(layer);
     let got = send(&app, order("key", "x")).await;
     assert!(got.status >= 500, "{got:?}");
+    go.send(()).unwrap();
     let endless = tokio::time::timeout(PATIENCE, told).await.expect("it is ended").unwrap();
     assert!(endless.is_err_and(|error| error.contains("interrupted")));
     // The writer is there for others.
