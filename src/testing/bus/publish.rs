@@ -203,13 +203,18 @@ pub async fn b12_what_is_published_after_an_acknowledgement_comes_after_it<H: Bu
 /// Too high, negative, of an unknown topic: nothing is stored anywhere.
 pub async fn b12_a_partition_that_is_not_there_is_an_error<H: BusHarness>(harness: &H) {
     let stage = Stage::new(harness, 2).await;
+    for number in 0..2 {
+        // Both have a leader from here on, so that what they have can be asked for.
+        let answers = stage.bus.publish_to(&stage.partition(number), &[record("a", "x")]).await.unwrap();
+        assert!(answers[0].is_ok(), "{number}: {answers:?}");
+    }
     let unknown = Topic::new(harness.unique("unknown")).unwrap();
     let none = [stage.partition(2), stage.partition(-1), Partition { topic: unknown.clone(), number: 0 }];
     for partition in none {
         let error = stage.bus.publish_to(&partition, &[record("a", "x")]).await.expect_err("it is not there");
         assert!(matches!(error, Error::NotFound(_)), "{partition}: {error:?}");
     }
-    assert_eq!(stage.total().await, 0, "nothing was stored");
+    assert_eq!(stage.total().await, 2, "nothing was stored");
     assert_eq!(stage.bus.topic(&unknown).await.unwrap(), None, "nothing was made");
     let answers = stage.bus.publish_to(&stage.partition(1), &[record("a", "x")]).await.unwrap();
     assert!(answers[0].is_ok(), "what is there goes on: {answers:?}");
