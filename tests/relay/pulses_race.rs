@@ -25,6 +25,10 @@ const AHEAD_MAX: u64 = 300;
 /// What writers were told: when they knew that an event was appended, by the journal's clock.
 type Told = Arc<Mutex<HashMap<String, Time>>>;
 
+/// Starts a writer of this number.
+type StartWriter = Box<dyn FnOnce(&mut Race, usize) + Send>;
+type Writers = Vec<StartWriter>;
+
 /// How events get into the journal.
 #[async_trait::async_trait]
 trait Write: Send + Sync {
@@ -197,7 +201,7 @@ fn compare(records: &[Received], told: &HashMap<String, Time>, all: Time) {
 }
 
 /// Writers, a relay and pulses; the relay is replaced in the middle.
-async fn race(mut race: Race, writers: Vec<Box<dyn FnOnce(&mut Race, usize) + Send>>) {
+async fn race(mut race: Race, writers: Writers) {
     race.start_relay();
     for (number, start) in writers.into_iter().enumerate() {
         start(&mut race, number);
@@ -210,7 +214,7 @@ async fn race(mut race: Race, writers: Vec<Box<dyn FnOnce(&mut Race, usize) + Se
 }
 
 /// The same, while the bus refuses an aggregate for a while, and then does not answer for another.
-async fn refusing_race(mut race: Race, writers: Vec<Box<dyn FnOnce(&mut Race, usize) + Send>>) {
+async fn refusing_race(mut race: Race, writers: Writers) {
     race.start_relay();
     for (number, start) in writers.into_iter().enumerate() {
         start(&mut race, number);
@@ -235,10 +239,8 @@ async fn refusing_race(mut race: Race, writers: Vec<Box<dyn FnOnce(&mut Race, us
     race.end().await;
 }
 
-type Writers = Vec<Box<dyn FnOnce(&mut Race, usize) + Send>>;
-
 fn plain_writers() -> Writers {
-    let one = |_| -> Box<dyn FnOnce(&mut Race, usize) + Send> {
+    let one = |_| -> StartWriter {
         Box::new(|race, number| {
             let journal = Arc::clone(&race.journal);
             race.start_writer(number, Plainly(journal));
