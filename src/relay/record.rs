@@ -11,7 +11,7 @@ use bytes::Bytes;
 use super::RelaySettings;
 use crate::bus::{PULSE, Record};
 use crate::event::Headers;
-use crate::id::{Json, KIND_HEADERS, RECORD_KINDS, implied_kind, says_structured};
+use crate::id::{Json, KIND_HEADERS, RECORD_KINDS, Tenant, implied_kind, says_structured};
 use crate::journal::Stored;
 
 /// The prefix for an event's own header if the relay sets another value under its name.
@@ -122,7 +122,7 @@ fn is_its_own_envelope(stored: &Stored) -> bool {
     let mut json = Json::of(&event.payload);
     let id = json.get("/id").and_then(|id| id.as_str()) == Some(&*event.id.as_str());
     let tenant = json.text("/tenant");
-    let tenant = tenant.is_none() || tenant.as_deref() == event.tenant.as_ref().map(|tenant| tenant.as_str());
+    let tenant = tenant.is_none() || tenant.as_deref() == event.tenant.as_ref().map(Tenant::as_str);
     let kind = json.text("/type").is_none_or(|said| match &event.kind {
         Some(kind) => said == kind.as_str(),
         None => !said.starts_with(RECORD_KINDS),
@@ -150,7 +150,7 @@ mod tests {
     use crate::consumer::Decoder;
     use crate::event::{Origin, TraceContext};
     use crate::journal::Position;
-    use crate::{Aggregate, Event, EventId, Kind, RelayName, Tenant, Time, Topic};
+    use crate::{Aggregate, Event, EventId, Kind, RelayName, Time, Topic};
 
     fn encoder() -> RecordEncoder {
         let settings = RelaySettings::new(RelayName::new("r").unwrap(), Topic::new("orders").unwrap());

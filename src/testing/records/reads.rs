@@ -133,6 +133,7 @@ pub async fn r7_a_page_of_large_records_is_bounded(harness: &impl RecordsHarness
     assert_eq!((one.records.len(), one.next), (1, Some(ids[0])), "one always fits");
 }
 
+#[allow(clippy::float_cmp, reason = "the same number is the same double")]
 pub async fn r8_payloads_come_back_as_they_were(harness: &impl RecordsHarness) {
     let records = harness.open().await;
     for json in [
