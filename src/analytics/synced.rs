@@ -43,6 +43,7 @@ pub(crate) fn held_back(at: Option<Time>, by: impl IntoIterator<Item = Option<Ti
 mod tests {
     use super::*;
 
+    #[allow(clippy::unnecessary_wraps)] // as the times that it is compared with
     fn at(millis: i64) -> Option<Time> {
         Some(Time::from_millis(millis))
     }

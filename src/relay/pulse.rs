@@ -144,17 +144,15 @@ impl Pulses {
             Some(Answer::Horizon(Ok((time, position)))) => {
                 self.state = State::Awaiting(Horizon { time, position, reads, reached: false });
             }
-            Some(Answer::Horizon(Err(error @ Error::Unsupported(_)))) => {
-                self.meter.no_pulses(&error);
-                self.state = State::Off;
-            }
-            Some(Answer::Horizon(Err(error))) => self.meter.pulse_failed(&error),
             Some(Answer::Sent(Ok(()))) => self.meter.pulsed(),
-            Some(Answer::Sent(Err(error @ Error::Unsupported(_)))) => {
-                self.meter.no_pulses(&error);
-                self.state = State::Off;
+            Some(Answer::Horizon(Err(error)) | Answer::Sent(Err(error))) => {
+                if matches!(error, Error::Unsupported(_)) {
+                    self.meter.no_pulses(&error);
+                    self.state = State::Off;
+                } else {
+                    self.meter.pulse_failed(&error);
+                }
             }
-            Some(Answer::Sent(Err(error))) => self.meter.pulse_failed(&error),
             None => {}
         }
     }

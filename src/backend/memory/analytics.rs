@@ -106,7 +106,9 @@ impl Store {
 impl ReadModel for MemoryReadModel {
     async fn apply(&self, blocks: &[Block]) -> Result<()> {
         let mut store = self.store();
-        blocks.iter().for_each(|block| store.apply(block));
+        for block in blocks {
+            store.apply(block);
+        }
         Ok(())
     }
 
