@@ -29,11 +29,7 @@ pub fn crash_point(name: &str) {
     let plan = PLAN.get_or_init(|| std::env::var(VARIABLE).ok().and_then(|text| plan(&text)));
     let Some(plan) = plan else { return };
     if plan.at == name && HITS.fetch_add(1, Ordering::SeqCst) + 1 == plan.hit {
-        if plan.stop {
-            signal("-STOP");
-        } else {
-            die();
-        }
+        end_here(if plan.stop { "-STOP" } else { "-9" });
     }
 }
 
@@ -55,13 +51,10 @@ fn plan(text: &str) -> Option<Plan> {
     Some(Plan { at: at.to_owned(), hit: hit.parse().ok()?, stop })
 }
 
-fn signal(name: &str) {
-    let _ = std::process::Command::new("kill").args([name, &std::process::id().to_string()]).status();
-}
-
-/// SIGKILL on ourselves: no destructor, no flush, no goodbye. An abort would still be caught by handlers and hooks.
-fn die() -> ! {
-    signal("-9");
+/// A signal to ourselves. SIGKILL: no destructor, no flush, no goodbye; an abort would still be caught by handlers and
+/// hooks. This thread does not go on: until a signal reaches all threads of a process, some of them still run.
+fn end_here(signal: &str) -> ! {
+    let _ = std::process::Command::new("kill").args([signal, &std::process::id().to_string()]).status();
     loop {
         std::thread::park(); // the signal is on its way
     }

@@ -188,9 +188,9 @@ async fn t274_another_tenants_key_changes_nothing_that_can_be_seen() {
                 seen.push(sent(name, body).await);
             }
             let running = format!("{name}r");
-            let (holder, its) = (holder.clone(), of(order(&running, "book"), "umbrella", "ann"));
+            let (holder, posted) = (holder.clone(), of(order(&running, "book"), "umbrella", "ann"));
             let before = begun.load(Ordering::SeqCst);
-            let held = tokio::spawn(async move { send(&holder, its).await });
+            let held = tokio::spawn(async move { send(&holder, posted).await });
             until("it runs", async || begun.load(Ordering::SeqCst) > before).await;
             seen.push(sent(&running, "book").await);
             go.notify_one();
@@ -204,15 +204,15 @@ async fn t274_another_tenants_key_changes_nothing_that_can_be_seen() {
             let mut open = Vec::new();
             for suffix in ["", "r"] {
                 let name = format!("{mode}-{state}{suffix}");
-                let mut begin = hapax::testing::keyed::request_of(Some("acme"), &name, "acme's secret");
-                begin.after_failure = AfterFailure::Hold;
+                let mut its = hapax::testing::keyed::request_of(Some("acme"), &name, "acme's secret");
+                its.after_failure = AfterFailure::Hold;
                 if state == "open" {
                     let mut tx = owner.transaction().await.unwrap();
-                    let begun = owner.begin_in(&mut tx, &begin).await.unwrap();
+                    let begun = owner.begin_in(&mut tx, &its).await.unwrap();
                     open.push((tx, begun));
                     continue;
                 }
-                let lease = hapax::testing::keyed::first(&owner, &begin).await;
+                let lease = hapax::testing::keyed::first(&owner, &its).await;
                 let ended = match state {
                     "done" => owner.finish(&lease, &hapax::testing::keyed::answer("17")).await,
                     "held" => owner.release(&lease, hapax::keyed::Ended::Failed).await,
