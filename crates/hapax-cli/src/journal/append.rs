@@ -206,14 +206,13 @@ impl Modules<'_> {
     /// Refuses an append to the aggregate of a record.
     async fn check(&mut self, number: u64, append: &Append) -> Result<(), Failure> {
         let Some(module) = module_of(&append.aggregate) else { return Ok(()) };
-        let is_there = match self.known.get(&module) {
-            Some(known) => *known,
-            None => {
-                let (url, settings) = (&self.config.journal.url, self.config.journal_settings());
-                let found = hapax::open::has_module(url, &settings, &module).await?;
-                self.known.insert(module, found);
-                found
-            }
+        let is_there = if let Some(known) = self.known.get(&module) {
+            *known
+        } else {
+            let (url, settings) = (&self.config.journal.url, self.config.journal_settings());
+            let found = hapax::open::has_module(url, &settings, &module).await?;
+            self.known.insert(module, found);
+            found
         };
         if is_there {
             return Err(Failure::from(not_yours(&append.aggregate)).about(&format!("line {number}")));

@@ -240,7 +240,7 @@ mod tests {
             " ",
         ];
         for _ in 0..20_000 {
-            let mixture: String = (0..1 + next() % 4).map(|_| parts[next() % parts.len()]).collect();
+            let mixture: String = (0..=next() % 4).map(|_| parts[next() % parts.len()]).collect();
             let name = mixture
                 .split_once(':')
                 .filter(|_| !mixture.starts_with('['))

@@ -78,12 +78,12 @@ fn t303_a_stop_does_not_wait_for_a_locked_file() {
     });
     let mut stream = connect(&server.address);
     let body = json!({"scope": "s", "id": "i"}).to_string();
-    let head = format!(
+    let sent = format!(
         "POST /v1/claims HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         server.address,
         body.len()
     );
-    std::io::Write::write_all(&mut stream, head.as_bytes()).unwrap();
+    std::io::Write::write_all(&mut stream, sent.as_bytes()).unwrap();
     crate::common::consume::wait_until("the claim has arrived", || {
         server.get("/metrics").body.contains("http_requests_in_flight 2")
     });
