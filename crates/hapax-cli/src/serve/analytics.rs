@@ -252,11 +252,11 @@ pub struct TallyAnswer {
 
 /// Each group with its measures, for the API and for `hapax query`.
 pub fn groups_of(groups: Groups, measures: &[Measure]) -> Vec<GroupBody> {
-    let measured = |(measure, measured): (&Measure, &hapax::analytics::Measured)| MeasureBody {
+    let body = |(measure, found): (&Measure, &hapax::analytics::Measured)| MeasureBody {
         measure: measure.name(),
         field: measure.field().to_string(),
-        value: measured.value,
-        left_out: measured.left_out,
+        value: found.value,
+        left_out: found.left_out,
     };
     groups
         .groups
@@ -264,16 +264,16 @@ pub fn groups_of(groups: Groups, measures: &[Measure]) -> Vec<GroupBody> {
         .map(|group| GroupBody {
             key: group.key.and_then(|key| serde_json::from_str(&key).ok()).unwrap_or(Value::Null),
             count: group.count,
-            measures: measures.iter().zip(&group.measures).map(measured).collect(),
+            measures: measures.iter().zip(&group.measures).map(body).collect(),
         })
         .collect()
 }
 
 /// The measures of some fields.
 pub fn measures_of(sum: &[Field], min: &[Field], max: &[Field]) -> Vec<Measure> {
-    let lists: [(&[Field], fn(Field) -> Measure); 3] =
-        [(sum, Measure::Sum), (min, Measure::Min), (max, Measure::Max)];
-    lists.into_iter().flat_map(|(fields, measure)| fields.iter().cloned().map(measure)).collect()
+    let sums = sum.iter().cloned().map(Measure::Sum);
+    let least = min.iter().cloned().map(Measure::Min);
+    sums.chain(least).chain(max.iter().cloned().map(Measure::Max)).collect()
 }
 
 /// Count records, and compute sums, least and greatest numbers of their fields

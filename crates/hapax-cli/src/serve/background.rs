@@ -98,10 +98,13 @@ impl RelayStatus {
 /// How often the relay says up to when everything is published, where a read model asks for it.
 const PULSE: Duration = Duration::from_secs(1);
 
+/// The feed that runs, to stop it.
+type CurrentFeed = Arc<Mutex<Option<FeedHandle>>>;
+
 /// What runs until the server stops.
 pub struct Background {
     relay: Option<JoinHandle<()>>,
-    feed: Option<(JoinHandle<()>, Arc<Mutex<Option<FeedHandle>>>)>,
+    feed: Option<(JoinHandle<()>, CurrentFeed)>,
     status: RelayStatus,
     upkeep: JoinHandle<()>,
     audit: Option<JoinHandle<()>>,
@@ -181,7 +184,7 @@ async fn publish(app: Shared, bus: Arc<dyn Bus>) {
 
 /// Feeds the read model until the server stops. A feed waits for outages of the model by itself; one that
 /// ends with an error is started again.
-async fn feed(app: Shared, bus: Arc<dyn Bus>, current: Arc<Mutex<Option<FeedHandle>>>) {
+async fn feed(app: Shared, bus: Arc<dyn Bus>, current: CurrentFeed) {
     let Some(model) = &app.reads else { return };
     let (mut stopping, mut pause) = (app.stopping.clone(), PAUSE_MIN);
     loop {

@@ -46,20 +46,20 @@ fn what_is_written_is_counted_once() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let server = started(dir);
-    let mut last = Value::Null;
+    let mut newest = Value::Null;
     for (n, amount) in ["0.10", "0.20", "7"].iter().enumerate() {
         let payload: Value =
             serde_json::from_str(&format!(r#"{{"amount": {amount}, "status": "s{}"}}"#, n % 2)).unwrap();
         for _ in 0..2 {
-            last = create(&server, None, &format!("k{n}"), &payload); // the second is a retry
+            newest = create(&server, None, &format!("k{n}"), &payload); // the second is a retry
         }
     }
-    let wait = format!("after_write={}&wait_ms=30000", token(&last));
-    let list = ask(&server, None, &format!("records?limit=2&{wait}")).is(200);
-    assert_eq!(list["records"].as_array().unwrap().len(), 2, "{list}");
-    let next = list["next"].as_str().unwrap();
+    let wait = format!("after_write={}&wait_ms=30000", token(&newest));
+    let page = ask(&server, None, &format!("records?limit=2&{wait}")).is(200);
+    assert_eq!(page["records"].as_array().unwrap().len(), 2, "{page}");
+    let next = page["next"].as_str().unwrap();
     let rest = ask(&server, None, &format!("records?after={next}")).is(200);
-    assert_eq!(rest["records"], json!([last]));
+    assert_eq!(rest["records"], json!([newest]));
     let tally = ask(&server, None, "tally?sum=/amount&max=/amount&group_by=/status").is(200);
     let groups = tally["groups"].as_array().unwrap();
     assert_eq!((&groups[0]["key"], &groups[0]["count"]), (&json!("s0"), &json!(2)), "{tally}");
@@ -76,7 +76,7 @@ fn what_is_written_is_counted_once() {
     let told = query(&["--sum", "/amount"]).code(0).out;
     assert!(told.contains("7.3") && told.contains("complete up to "), "{told}");
     assert_eq!(query(&["--json"]).code(0).json()["records"].as_array().unwrap().len(), 3);
-    let told = query(&["--after", &token(&last), "--limit", "1"]).code(0).out;
+    let told = query(&["--after", &token(&newest), "--limit", "1"]).code(0).out;
     assert!(told.contains("1 record; ") && told.contains("more: --cursor "), "{told}");
     let csv = query(&["--format", "csv"]).code(0).out;
     assert_eq!(csv.lines().count(), 4, "{csv}");
@@ -85,7 +85,7 @@ fn what_is_written_is_counted_once() {
     assert_eq!(status["partitions"].as_array().unwrap().len(), 4, "{status}");
     assert_eq!(status["rejected"], json!([]));
     // What is changed and deleted is current too.
-    let id = last["id"].as_str().unwrap();
+    let id = newest["id"].as_str().unwrap();
     let path = format!("/v1/modules/orders/records/{id}?expected_seq=1");
     let gone = send(&server, None, "DELETE", &path, "k9", &Value::Null).is(200);
     let wait = format!("after_write={}&wait_ms=30000", token(&gone));
