@@ -11,7 +11,7 @@ use crate::error::Result;
 /// A pool is as large as its first user asks. Each of its users waits for the connections of the others, so
 /// what must not wait for them keeps a pool of its own.
 #[derive(Debug, Clone, Default)]
-pub struct Pools(Option<Arc<Shared>>);
+pub struct Pools(#[cfg_attr(not(feature = "postgres"), allow(dead_code))] Option<Arc<Shared>>);
 
 #[derive(Debug, Default)]
 struct Shared {

@@ -25,6 +25,7 @@ pub(super) async fn modules(url: &str, settings: &OpenSettings, roles: &Roles) -
     }
 }
 
+#[cfg_attr(not(all(feature = "postgres", feature = "sqlite")), allow(unused_variables, clippy::unused_async))]
 pub(super) async fn has_module(url: &str, settings: &OpenSettings, module: &ModuleSlug) -> Result<bool> {
     match url.split_once(':') {
         #[cfg(feature = "postgres")]

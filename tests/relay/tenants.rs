@@ -25,7 +25,7 @@ type Handled = (Option<String>, String, Option<String>, String, u64);
 async fn through(events: &[(Option<&str>, Event)]) -> (Vec<Handled>, Arc<MemoryLedger>) {
     let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::new(JournalSettings::default()));
     for (n, (tenant, event)) in events.iter().enumerate() {
-        let mut append = Append::to(&format!("order-{n}"), Expected::New, [event.clone()]).unwrap();
+        let mut append = Append::to(format!("order-{n}"), Expected::New, [event.clone()]).unwrap();
         append.tenant = tenant.map(|tenant| Tenant::new(tenant).unwrap());
         let _ = journal.append(&append).await.unwrap();
     }
@@ -111,8 +111,7 @@ async fn t301_no_event_becomes_another_tenants_on_the_bus() {
             (Some("other"), "e-4", "order-4", 1),
         ]
     );
-    let mut dead = Filter::default();
-    dead.states = vec![State::Dead];
+    let dead = Filter { states: vec![State::Dead], ..Filter::default() };
     assert!(ledger.list(&dead, None, 10).await.unwrap().entries.is_empty(), "nobody's event is refused");
 }
 
