@@ -224,6 +224,7 @@ async fn relay(prefix: Option<String>) {
     settings.telemetry_prefix = prefix;
     settings.flush_max = Some(1); // the first is acknowledged, then nothing is
     settings.backoff_base = Duration::from_millis(1);
+    settings.pulse = Some(Duration::from_millis(1));
     let relay = Relay::new(journal.clone(), bus, settings).unwrap();
     let handle = relay.handle();
     let done = async {
@@ -231,7 +232,7 @@ async fn relay(prefix: Option<String>) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         journal.show();
-        while handle.progress().published < 4 {
+        while handle.progress().published < 4 || handle.progress().pulses == 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };

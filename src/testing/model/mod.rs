@@ -24,9 +24,10 @@ use spec::Spec;
 use world::{World, secs};
 
 const COMMANDS: u64 = 60;
-/// How many sequences a run usually has. Of every so many commands at least one then meets a week that is half dropped.
+/// How many sequences a run usually has. Of every so many commands at least one then meets a week that is half dropped:
+/// usually one in ten to twenty do, and the bound is far from that, since which ones do is chance.
 const CASES: u64 = 40;
-const MET_ONE_IN: u64 = 20;
+const MET_ONE_IN: u64 = 80;
 
 /// Random commands have the same outcomes on every ledger, and the outcomes keep the invariants.
 pub async fn model_random_commands_agree(harness: &impl Harness) {

@@ -36,16 +36,22 @@ pub async fn r1_a_write_and_its_event_are_one(harness: &impl RecordsHarness) {
             (stored.seq, stored.event.kind.clone().unwrap().to_string(), payload)
         })
         .collect();
-    let name = |seq: u64| serde_json::json!({"id": first.id.to_string(), "module": first.module.as_str(), "seq": seq});
-    let with = |seq: u64, payload: serde_json::Value| {
-        let mut all = name(seq);
+    // The times of the record too: a read model needs no other event.
+    let name = |after: &Record| {
+        serde_json::json!({
+            "id": first.id.to_string(), "module": first.module.as_str(), "seq": after.seq,
+            "created_at": created.created_at.to_string(), "updated_at": after.updated_at.to_string(),
+        })
+    };
+    let with = |after: &Record, payload: serde_json::Value| {
+        let mut all = name(after);
         all["payload"] = payload;
         all
     };
     let wanted = [
-        (1, "record.created".to_owned(), with(1, serde_json::json!({"n": 1}))),
-        (2, "record.updated".to_owned(), with(2, serde_json::json!({"n": 2}))),
-        (3, "record.deleted".to_owned(), name(3)),
+        (1, "record.created".to_owned(), with(&created, serde_json::json!({"n": 1}))),
+        (2, "record.updated".to_owned(), with(&updated, serde_json::json!({"n": 2}))),
+        (3, "record.deleted".to_owned(), name(&gone)),
     ];
     assert_eq!(told, wanted);
 }

@@ -42,7 +42,10 @@ fn rule(method: &str, path: &str) -> Option<&'static str> {
         ("post", "/v1/dead/redrive" | "/v1/dead/drop" | "/v1/parked/release") => "admin",
         ("get", "/v1/tokens" | "/v1/audit") | ("delete", "/v1/tokens/{id}") => "admin",
         ("post", "/v1/tokens" | "/v1/tokens/{id}/rotate") => "admin",
-        ("get", path) if path.starts_with("/v1/modules/") => "read",
+        ("get", "/v1/analytics/status") => "admin",
+        ("get", path) if path.starts_with("/v1/modules/") || path.starts_with("/v1/analytics/modules/") => {
+            "read"
+        }
         ("post" | "put" | "patch" | "delete", path) if path.starts_with("/v1/modules/{slug}/records") => {
             "write"
         }

@@ -148,6 +148,16 @@ fn requests(method: &str, path: &str, known: &Known) -> Option<Vec<Asked>> {
         ("delete", "/v1/tokens/{id}") => {
             vec![(format!("/v1/tokens/{}?children=true", known.token_id), Value::Null)]
         }
+        ("get", "/v1/analytics/status") => vec![("/v1/analytics/status".to_owned(), Value::Null)],
+        ("get", "/v1/analytics/modules/{slug}/records") => {
+            let of_them = format!("orders/{}@1", known.record);
+            let records = "/v1/analytics/modules/orders/records";
+            let waiting = format!("{records}?after_write={of_them}&wait_ms=0");
+            vec![(records.to_owned(), Value::Null), (waiting, Value::Null)]
+        }
+        ("get", "/v1/analytics/modules/{slug}/tally") => {
+            vec![("/v1/analytics/modules/orders/tally?group_by=/z&max=/z".to_owned(), Value::Null)]
+        }
         ("post", "/v1/modules/{slug}/records") => {
             vec![("/v1/modules/orders/records".to_owned(), json!({"payload": {"n": 1}, "id": known.record}))]
         }
