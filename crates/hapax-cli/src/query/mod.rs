@@ -36,7 +36,10 @@ enum QueryCommand {
     #[command(after_help = "Example: hapax query status --json")]
     Status,
     /// Give up a change that could not be read, so that it holds lastSyncAt back no longer
-    #[command(after_help = "Example: hapax query drop --topic events --partition 3 --offset 1842")]
+    #[command(
+        override_usage = "hapax query drop --topic T --partition N --offset N",
+        after_help = "Example: hapax query drop --topic events --partition 3 --offset 1842"
+    )]
     Drop(DropArgs),
 }
 
