@@ -24,8 +24,8 @@ use spec::Spec;
 use world::{World, secs};
 
 const COMMANDS: u64 = 60;
-/// How many sequences a run usually has. Of every so many commands at least one then meets a week that is half dropped:
-/// usually one in ten to twenty do, and the bound is far from that, since which ones do is chance.
+/// How many sequences a run usually has. Of every so many commands at least one then meets a week that is half dropped.
+/// Which ones do is chance: a bound of one in 20 failed on a run that met 105 of 2,400.
 const CASES: u64 = 40;
 const MET_ONE_IN: u64 = 80;
 
